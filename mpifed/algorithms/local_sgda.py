@@ -1,0 +1,46 @@
+"""Local-SGDA (Deng & Mahdavi 2021; the baseline of 000 and 004)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from mpifed.algorithm import Algorithm
+from mpifed.options import hyperparameters
+from mpifed.records import Record
+from mpifed.schedules import Rate
+
+__all__ = ["LocalSGDA"]
+
+
+@hyperparameters
+class LocalSGDA(Algorithm):
+    """Local stochastic gradient descent ascent: q simultaneous steps, then the average of the cohort.
+
+    Readings: both gradients are taken at the old point with one sample; y is projected after every local step; the
+    average of a sampled cohort replaces (x, y).
+    """
+
+    q: int = Field(ge=1, description="local steps per round")
+    eta_x: Rate = Field(description="step size of x (descent)")
+    eta_y: Rate = Field(description="step size of y (ascent)")
+
+    source: ClassVar = "Deng & Mahdavi 2021, Local-SGDA; compared with in 000 and 004"
+    shared: ClassVar = Record(x="x", y="y")
+    message: ClassVar = Record(x="x", y="y")
+
+    @property
+    def local_steps(self) -> int:
+        return self.q
+
+    def client_round(self, r, shared, client, message, oracle):
+        x, y = shared.x, shared.y
+        for k in range(self.q):
+            t = (r - 1) * self.q + k + 1
+            gx, gy = oracle.grad(x, y, oracle.sample(k))
+            x, y = x - self.eta_x(t) * gx, oracle.sets.y(y + self.eta_y(t) * gy)
+        message.x, message.y = x, y
+
+    def server_round(self, r, shared, mean, sets):
+        shared.x, shared.y = mean.x, mean.y

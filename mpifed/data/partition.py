@@ -1,0 +1,120 @@
+"""Partitions of labelled samples over clients.
+
+Each is a function ``partition(labels, positive, clients, seed)`` of the class labels ``[n]``, the binary label of the
+meta-problem ``[n]`` (bool), the number of clients and the run's seed. It returns one sorted index array a client:
+disjoint, none empty, and together all n samples. A ValueError says where that is impossible.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from mpifed.options import choice, hyperparameters
+from mpifed.streams import generator
+
+__all__ = ["IID", "Dirichlet", "ByClass", "PARTITIONS", "Partition", "thin"]
+
+Parts = list[np.ndarray]
+
+#: How often a Dirichlet partition is drawn anew before it is given up.
+REDRAWS = 1000
+
+
+def _split(members: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
+    """``members`` in random order in ``clients`` parts whose sizes differ by one at most."""
+    if len(members) < clients:
+        raise ValueError(f"{clients} clients are to share {len(members)} samples: expected a sample for each at least")
+    return [np.sort(part) for part in np.array_split(rng.permutation(members), clients)]
+
+
+@hyperparameters
+class IID:
+    """Every client has samples of the same distribution, and as many as any other."""
+
+    def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
+        return _split(np.arange(len(labels)), clients, generator(seed, "partition"))
+
+
+@hyperparameters
+class Dirichlet:
+    """Skewed labels: for each class, the clients' shares are a draw of the symmetric Dirichlet distribution.
+
+    Drawn anew while a client is left without samples.
+    """
+
+    alpha: float = Field(gt=0, allow_inf_nan=False, description="concentration: the smaller, the more skewed")
+
+    def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
+        classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+        sizes = np.array([[len(members)] for members in classes])
+        for attempt in range(REDRAWS):
+            rng = generator(seed, "partition", round=attempt)
+            shares = rng.dirichlet(np.full(clients, self.alpha), size=len(classes))
+            cuts = np.floor(np.cumsum(shares, axis=1)[:, :-1] * sizes).astype(np.int64)
+            counts = np.diff(cuts, axis=1, prepend=0, append=sizes)
+            if counts.sum(axis=0).min() > 0:
+                pieces = [np.split(rng.permutation(members), cut) for members, cut in zip(classes, cuts)]
+                return [np.sort(np.concatenate(own)) for own in zip(*pieces)]
+        raise ValueError(
+            f"dirichlet(alpha={self.alpha}) of {len(labels)} samples over {clients} clients left some client without "
+            f"samples in {REDRAWS} draws: expected a larger alpha or fewer clients"
+        )
+
+
+@hyperparameters
+class ByClass:
+    """Classes without overlap (000, section 6.2): group g holds the g-th positive and the g-th negative class.
+
+    Client k belongs to group k mod ``groups``, and a group's samples are split evenly at random among its clients.
+    With fewer clients than groups, client k holds all groups g with g mod clients = k.
+    """
+
+    groups: int = Field(default=5, ge=1, description="number of groups, each of one positive and one negative class")
+
+    def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
+        above, below = np.unique(labels[positive]), np.unique(labels[~positive])
+        if not len(above) == len(below) == self.groups:
+            raise ValueError(
+                f"by_class with groups = {self.groups} needs as many positive and as many negative classes, "
+                f"got {len(above)} positive and {len(below)} negative"
+            )
+        rng = generator(seed, "partition")
+        parts: list[Parts] = [[] for _ in range(clients)]
+        for g in range(self.groups):
+            members = np.flatnonzero(np.where(positive, labels == above[g], labels == below[g]))
+            owners = range(g, clients, self.groups) if clients >= self.groups else [g % clients]
+            for owner, piece in zip(owners, _split(members, len(owners), rng)):
+                parts[owner].append(piece)
+        return [np.sort(np.concatenate(own)) for own in parts]
+
+
+PARTITIONS = {"iid": IID, "dirichlet": Dirichlet, "by_class": ByClass}
+
+#: A partition by name, table or instance.
+Partition = choice("partition", PARTITIONS)
+
+
+def thin(labels: np.ndarray, positive: np.ndarray, ratio: float | None, seed: int) -> np.ndarray:
+    """Sorted indices of the samples kept so that positives make up ``ratio`` of them, to the nearest sample.
+
+    Positive samples are dropped at random, the same fraction of each positive class; ``None`` keeps everything.
+
+    Raises:
+        ValueError: the data has fewer positives than ``ratio`` asks for, or none would be left.
+    """
+    if ratio is None:
+        return np.arange(len(labels))
+    classes = [np.flatnonzero(positive & (labels == label)) for label in np.unique(labels[positive])]
+    ends = np.cumsum([len(members) for members in classes])
+    total, negative = int(positive.sum()), np.flatnonzero(~positive)
+    wanted = round(ratio * len(negative) / (1 - ratio))
+    if not 1 <= wanted <= total:
+        raise ValueError(
+            f"an imbalance of {ratio} asks for {wanted} positives beside {len(negative)} negatives; expected 1 to "
+            f"{total}, the number that the data has (a ratio of {total / max(len(labels), 1):.4g})"
+        )
+    counts = np.diff(np.round(ends * (wanted / total)).astype(np.int64), prepend=0)  # they sum to `wanted`
+    rng = generator(seed, "thin")
+    kept = [rng.permutation(members)[:count] for members, count in zip(classes, counts)]
+    return np.sort(np.concatenate([negative, *kept]))

@@ -1,0 +1,88 @@
+"""The synthetic saddle problem of 000, section 6.1: quadratic clients, all solutions in closed form."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from mpifed.problem import Minimax, Named
+from mpifed.records import Blocks
+from mpifed.streams import Stream
+
+__all__ = ["Saddle"]
+
+
+@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+class Saddle(Minimax):
+    """f^k(x, y) = (τ/2)‖x‖² - (‖y‖²/2 - b_kᵀy + yᵀA_k x) with A_k = t_k I, t_k ~ U(0, t_max), b'_k ~ N(0, s² I).
+
+    b_k is b'_k, less the clients' mean where ``centred``, which puts the saddle point at 0. The gradients are exact;
+    noise is an option of the oracle. A client's t_k and b'_k depend on the seed and its number k alone.
+    """
+
+    d: int = Field(default=10, ge=1, description="dimension of x and of y")
+    clients: int = Field(default=20, ge=1, description="number of clients")
+    tau: float = Field(default=10.0, gt=0, description="strong convexity τ in x")
+    s: float = Field(default=1.0, ge=0, description="heterogeneity: standard deviation of b'")
+    t_max: float = Field(default=0.1, ge=0, description="upper end of the couplings t_k")
+    centred: bool = Field(default=True, description="subtract the clients' mean from b'")
+    start: Literal["normal", "zero"] = Field(default="normal", description="starting point: standard normal, or 0")
+
+    source = "000, eq. 12"
+
+    def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        stream = Stream(seed, "saddle", np.arange(self.clients))
+        self._t = self.t_max * stream.uniform()[:, 0]
+        self._b = self.s * stream.normal(self.d)[:, 0]
+        if self.centred:
+            self._b -= self._b.mean(axis=0)
+        self._solution = self.solution()
+
+    def variables(self) -> Blocks:
+        return Blocks(x={"x": (self.d,)}, y={"y": (self.d,)})
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        if self.start == "zero":
+            return {}
+        return {block: torch.from_numpy(rng.standard_normal(self.d)) for block in "xy"}
+
+    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+        """One row: t_k ``[1]`` and b_k ``[1, d]``."""
+        return torch.from_numpy(self._t[client : client + 1]), torch.from_numpy(self._b[client : client + 1])
+
+    def client_size(self, client: int) -> int:
+        return 1
+
+    def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
+        """∇_x f^k = τx - t_k y and ∇_y f^k = b_k - y - t_k x; all rows of a batch are the client's only one."""
+        t, b = batch[0][:, :1], batch[1][:, 0]
+        return self.tau * x - t * y, b - y - t * x
+
+    def solution(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The saddle point (x*, y*), each ``[d]`` float64: (τ + t̄²) x* = t̄ b̄, y* = b̄ - t̄ x*."""
+        t = self._t.mean()
+        b = np.zeros(self.d) if self.centred else self._b.mean(axis=0)
+        x = t / (self.tau + t**2) * b
+        return torch.from_numpy(x), torch.from_numpy(b - t * x)
+
+    def local_gda_limit(self, eta_x: float, eta_y: float, q: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where noise-free Local-GDA with q local steps a round ends, (x, y), each ``[d]`` float64.
+
+        Per coordinate the field of client k is H_k z - (0, b_k) with zero z_k*, so q steps with D = diag(η_x, η_y) take
+        z to P_k z + (I - P_k) z_k*, P_k = (I - D H_k)^q, and averaging has one fixed point.
+        """
+        eye, one = np.eye(2), np.ones_like(self._t)
+        H = np.stack([self.tau * one, -self._t, self._t, one], axis=1).reshape(-1, 2, 2)
+        P = np.linalg.matrix_power(eye - np.diag([eta_x, eta_y]) @ H, q)
+        zero = np.linalg.solve(H, np.stack([np.zeros_like(self._b), self._b], axis=1))
+        x, y = np.linalg.solve(eye - P.mean(axis=0), ((eye - P) @ zero).mean(axis=0))
+        return torch.from_numpy(x), torch.from_numpy(y)
+
+    def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        points, stars = (x["x"], y["y"]), self._solution
+        x_error, y_error = (float(torch.dist(point.to(star), star)) for point, star in zip(points, stars))
+        return {"x_error": x_error, "y_error": y_error, "error": float(np.hypot(x_error, y_error))}

@@ -1,0 +1,135 @@
+"""The results of a run: one HDF5 file, ``run.h5``.
+
+==============  ======================================================================================================
+attributes      ``config``, ``versions``, ``layout`` (JSON texts), ``stopped`` (why the run ended, "" while it runs)
+``costs/``      cumulative, one value a round, the first for the starting point: ``round``, ``oracle_calls``, ``phases``,
+                ``bytes_up`` and ``bytes_down`` (what federated clients would send and be sent), ``wire_bytes`` (what this
+                run moved between its ranks), ``compute_seconds`` and ``communication_seconds`` (mean over the ranks),
+                ``seconds``
+``metrics/``    ``round`` and one dataset a metric, one value an evaluation
+``final/``      the output point, one flat dataset a block; metrics of it as attributes
+``iterates/``   with ``record``: ``round`` and the averaged iterate of every round, one dataset a block
+==============  ======================================================================================================
+
+History stays in memory on rank 0 and the file is replaced as a whole at every checkpoint and at the end, so a reader
+never meets half a file. Ranks meet for their costs only when the history is wanted.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from mpifed.comm import SerialComm
+from mpifed.files import replacing
+from mpifed.simulation import Simulation
+
+__all__ = ["Recorder", "COSTS", "RUN_FILE"]
+
+RUN_FILE = "run.h5"
+#: Columns of the cost history.
+COSTS = ("round", "oracle_calls", "phases", "bytes_up", "bytes_down", "wire_bytes", "compute_seconds",
+         "communication_seconds", "seconds")
+#: Columns that add up over the ranks; the others are means.
+_SUMMED = np.array([name in ("oracle_calls", "wire_bytes") for name in COSTS])
+#: Bytes of recorded iterates that rank 0 holds at most.
+MEMORY = 4 * 2**30
+
+
+class Recorder:
+    """Collects the history of a run. On ranks other than 0 it only contributes costs.
+
+    Args:
+        blocks: the blocks whose averaged iterate is kept every round.
+
+    Raises:
+        ValueError: a block does not exist, or its iterates would not fit into memory.
+    """
+
+    def __init__(self, simulation: Simulation, comm: SerialComm):
+        self.simulation, self.comm, config = simulation, comm, simulation.config
+        sizes = simulation.blocks.sizes
+        self.blocks = config.record
+        for block in self.blocks:
+            if block not in sizes:
+                raise ValueError(f"record = {list(self.blocks)}: there is no block {block!r} (options: {', '.join(sizes)})")
+        needed = sum(sizes[block] for block in self.blocks) * config.rounds * simulation.shared.buffer.element_size()
+        if needed > MEMORY:
+            raise ValueError(f"record = {list(self.blocks)} needs {needed / 2**30:.1f} GiB for {config.rounds} rounds, more than "
+                             f"{MEMORY / 2**30:.0f} GiB: record fewer blocks")
+        self._base = np.zeros(len(COSTS))
+        self._pending: list[list[float]] = []
+        self.costs = np.zeros((0, len(COSTS)))
+        self.metrics: dict[str, list[float]] = {}
+        self.iterates: dict[str, list[np.ndarray]] = {block: [] for block in self.blocks}
+
+    def note_round(self) -> None:
+        """Keep the costs, and on rank 0 the iterates, of the round just done."""
+        costs = self.simulation.costs
+        self._pending.append([self.simulation.round, *(getattr(costs, name) for name in COSTS[1:])])
+        if self.comm.rank == 0 and self.simulation.round > 0:
+            for block in self.blocks:
+                self.iterates[block].append(getattr(self.simulation.shared, block).cpu().numpy().copy())
+
+    def note_metrics(self, values: dict[str, float]) -> None:
+        """Keep the metrics of the round just done (rank 0)."""
+        for name, value in {"round": self.simulation.round, **values}.items():
+            self.metrics.setdefault(name, []).append(value)
+
+    def gather(self) -> None:
+        """Bring the costs of the rounds since the last call to rank 0. Collective."""
+        rows = np.array(self._pending, dtype=np.float64).reshape(-1, len(COSTS))
+        self._pending = []
+        self.comm.allreduce_(rows)
+        rows = np.where(_SUMMED, rows, rows / self.comm.size)
+        rows[:, 1:] += self._base[1:]
+        self.costs = np.concatenate([self.costs, rows])
+
+    def history(self) -> tuple[dict, dict[str, np.ndarray]]:
+        """What a checkpoint needs to continue the history: JSON-able names and arrays."""
+        arrays = {"costs": self.costs, "metrics": np.array(list(self.metrics.values())).reshape(len(self.metrics), -1)}
+        for block, rows in self.iterates.items():
+            arrays[f"iterates_{block}"] = np.array(rows).reshape(len(rows), -1)
+        return {"metrics": list(self.metrics)}, arrays
+
+    def restore(self, header: dict, arrays: dict[str, np.ndarray]) -> None:
+        """Take up the history of a checkpoint (the arrays are rank 0's; the others pass none)."""
+        if self.comm.rank == 0:
+            self.costs, self._base = arrays["costs"], arrays["costs"][-1]
+            self.metrics = {name: list(row) for name, row in zip(header["metrics"], arrays["metrics"])}
+            self.iterates = {block: list(arrays.get(f"iterates_{block}", ())) for block in self.blocks}
+
+    def write(self, folder: Path, stopped: str, final: dict[str, float]) -> None:
+        """Replace the results file (rank 0).
+
+        Args:
+            stopped: why the run ended, "" while it goes on.
+            final: metrics of the output point, empty while the run goes on.
+        """
+        simulation = self.simulation
+        with replacing(Path(folder) / RUN_FILE) as temporary, h5py.File(temporary, "w") as file:
+            file.attrs["config"] = json.dumps(simulation.config.table())
+            file.attrs["versions"] = json.dumps(_versions(self.comm))
+            file.attrs["layout"] = json.dumps({"ranks": self.comm.size, "device": str(simulation.device)})
+            file.attrs["stopped"] = stopped
+            for name, column in zip(COSTS, self.costs.T):
+                file[f"costs/{name}"] = column
+            for name, values in self.metrics.items():
+                file[f"metrics/{name}"] = np.array(values)
+            for block in simulation.blocks:
+                file[f"final/{block}"] = getattr(simulation.output, block).cpu().numpy()
+            file["final"].attrs.update(final)
+            for block, rows in self.iterates.items():
+                file[f"iterates/{block}"] = np.array(rows)
+            if self.blocks:
+                file["iterates/round"] = self.costs[1:, 0]
+
+
+def _versions(comm: SerialComm) -> dict[str, str]:
+    packages = {name: version(name) for name in ("mpifed", "torch", "numpy", "h5py", "mpi4py")}
+    return {"python": platform.python_version(), **packages, "mpi": comm.library}

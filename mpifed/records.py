@@ -1,0 +1,177 @@
+"""Named fields laid end to end in one contiguous buffer.
+
+A :class:`Record` says which fields exist and what each looks like; :meth:`Record.layout` fixes the offsets for a
+problem; a :class:`State` is one buffer with that layout. Reading a field is a view, assigning copies in, so a
+whole record can be reduced, broadcast or written to disk without knowing a single field name.
+
+A field's *kind* is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), ``"scalar"``, or a
+tuple of kinds; a field whose kind is a tuple reads as a tuple of views.
+
+A state may carry a leading client axis: ``shared`` has fields of shape ``[d]``, ``client`` and ``message`` of shape
+``[C, d]``. Arithmetic broadcasts over it, which is why one algorithm text serves one client and a thousand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Blocks", "Record", "Layout", "State"]
+
+Shape = tuple[int, ...]
+Kind = str | tuple[str, ...]
+
+
+class Blocks(Mapping):
+    """The variables of a problem, by block: ``Blocks(x={"w": (3, 2), "b": (2,)}, y={"v": (3,)})``.
+
+    A block is one flat vector; its named parameters are views of it, in the order given.
+    """
+
+    def __init__(self, **blocks: Mapping[str, Shape]):
+        self._shapes = {name: {key: tuple(shape) for key, shape in shapes.items()} for name, shapes in blocks.items()}
+
+    def __getitem__(self, block: str) -> dict[str, Shape]:
+        return self._shapes[block]
+
+    def __iter__(self):
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of elements of each block."""
+        return {block: sum(math.prod(shape) for shape in shapes.values()) for block, shapes in self._shapes.items()}
+
+    def unflatten(self, block: str, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The block's named parameters as views of ``flat`` (``[..., d]`` → ``[..., *shape]``)."""
+        views, start = {}, 0
+        for name, shape in self._shapes[block].items():
+            stop = start + math.prod(shape)
+            views[name] = flat[..., start:stop].view(*flat.shape[:-1], *shape)
+            start = stop
+        return views
+
+
+class Record:
+    """Names and kinds of the fields of one of an algorithm's four records: ``Record(x="x", a=("x", "scalar"))``."""
+
+    def __init__(self, **fields: Kind):
+        for name in fields:
+            if name.startswith("_") or name in {"buffer", "fill"}:
+                raise ValueError(f"a record's field cannot be named {name!r}")
+        self.fields: dict[str, Kind] = fields
+
+    def __or__(self, other: Record) -> Record:
+        return Record(**self.fields, **other.fields)
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Record) and self.fields == other.fields
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.fields.items()))
+
+    def __repr__(self) -> str:
+        return "Record(" + ", ".join(f"{name}={kind!r}" for name, kind in self.fields.items()) + ")"
+
+    def layout(self, blocks: Blocks) -> Layout:
+        """Offsets of every field for a problem with these blocks.
+
+        Raises:
+            ValueError: a field is of a kind that the problem does not have.
+        """
+        sizes = blocks.sizes | {"scalar": 1}
+        slots, start = {}, 0
+        for name, kind in self.fields.items():
+            parts = []
+            for one in (kind,) if isinstance(kind, str) else kind:
+                if one not in sizes:
+                    raise ValueError(f"field {name!r} is of kind {one!r}; this problem has {', '.join(sorted(sizes))}")
+                parts.append((start, start + sizes[one]))
+                start += sizes[one]
+            slots[name] = tuple(parts)
+        return Layout(self, slots, start)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A record with the offsets of its fields. ``size`` is the number of elements of one row."""
+
+    record: Record
+    slots: dict[str, tuple[tuple[int, int], ...]]
+    size: int
+
+    def state(self, lead: Shape = (), dtype=torch.float64, device="cpu") -> State:
+        """A state of zeros with leading axes ``lead``."""
+        return State(self, torch.zeros(*lead, self.size, dtype=dtype, device=device))
+
+    def span(self, names) -> tuple[int, int]:
+        """First and one-past-last element of the fields ``names``, which must lie side by side."""
+        parts = sorted(part for name in names for part in self.slots[name])
+        if any(left[1] != right[0] for left, right in zip(parts, parts[1:])):
+            raise ValueError(f"the fields {', '.join(names)} do not lie side by side in {self.record}")
+        return (parts[0][0], parts[-1][1]) if parts else (0, 0)
+
+    def field_at(self, element: int) -> str:
+        """The name of the field that holds ``element`` of a row."""
+        for name, parts in self.slots.items():
+            if any(start <= element < stop for start, stop in parts):
+                return name
+        raise IndexError(f"element {element} lies outside a row of {self.size}")
+
+
+class State:
+    """A buffer ``[..., size]`` seen through a layout: ``state.x`` is a view, ``state.x = value`` copies in."""
+
+    __slots__ = ("buffer", "_layout", "_views")
+
+    def __init__(self, layout: Layout, buffer: torch.Tensor):
+        views = {}
+        for name, kind in layout.record.fields.items():
+            parts = tuple(buffer[..., start:stop] for start, stop in layout.slots[name])
+            views[name] = parts[0] if isinstance(kind, str) else parts
+        object.__setattr__(self, "buffer", buffer)
+        object.__setattr__(self, "_layout", layout)
+        object.__setattr__(self, "_views", views)
+
+    def __getattr__(self, name: str):
+        try:
+            return self._views[name]
+        except KeyError:
+            raise AttributeError(self._missing(name)) from None
+
+    def __setattr__(self, name: str, value) -> None:
+        view = self._views.get(name)
+        if view is None:
+            raise AttributeError(self._missing(name))
+        if isinstance(view, tuple):
+            for part, one in zip(view, value, strict=True):
+                _assign(part, one)
+        elif value is not view:  # `state.x += dx` has already written in place
+            _assign(view, value)
+
+    def _missing(self, name: str) -> str:
+        return f"this record has no field {name!r}; it has {', '.join(self._views) or 'no fields'}"
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._views
+
+    @property
+    def layout(self) -> Layout:
+        return self._layout
+
+    def rows(self, start: int, stop: int) -> State:
+        """The clients ``start:stop`` of a state with a client axis, as views."""
+        return State(self._layout, self.buffer[start:stop])
+
+
+def _assign(view: torch.Tensor, value) -> None:
+    if isinstance(value, torch.Tensor):
+        view.copy_(value)
+    else:
+        view.fill_(value)

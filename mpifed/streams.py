@@ -1,0 +1,107 @@
+"""Random streams by address.
+
+A stream is addressed by ``(seed, purpose, client, round)`` and a sample by that and its index within the client's
+round; never by rank, and never by the order in which clients run. The address *is* the counter of a counter-based
+generator, Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011)::
+
+    key     = hash(seed, purpose)                      64 bits
+    counter = (lane, index, round, client)             4 x 32 bits
+
+so every draw is random access: no generator state exists, a checkpoint stores none, and the draws of all clients of
+a rank for a whole round are one vectorised call. NumPy's generators are not used for samples because they are
+sequential and one object per client would be needed; :func:`generator` hands one out for everything that is drawn
+once (partitions, starting points).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from scipy.special import ndtri
+
+__all__ = ["Stream", "generator", "philox"]
+
+_MULTIPLY = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+
+def philox(counter: tuple, key: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    """Philox4x32-10: four arrays of 32-bit words (held in uint64) from a broadcastable counter and a 2-word key."""
+    c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = _MULTIPLY[0] * c0, _MULTIPLY[1] * c2
+        c0, c1, c2, c3 = (
+            (p1 >> _HALF) ^ c1 ^ np.uint64(k0),
+            p1 & _LOW,
+            (p0 >> _HALF) ^ c3 ^ np.uint64(k1),
+            p0 & _LOW,
+        )
+        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+def _digest(*address, size: int) -> bytes:
+    return hashlib.blake2b("/".join(map(str, address)).encode(), digest_size=size).digest()
+
+
+def generator(seed: int, purpose: str, client: int = 0, round: int = 0) -> np.random.Generator:
+    """A NumPy generator for things drawn once per address (partitions, starting points)."""
+    key = int.from_bytes(_digest(seed, purpose, client, round, size=16), "little")
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+class Stream:
+    """The draws of some clients in one round, for samples ``0 .. count-1`` of that round.
+
+    Every method returns an array of shape ``[C, count, *shape]``. Successive calls take fresh lanes, so a problem may
+    draw several quantities for one sample; the values of sample ``j`` do not depend on ``count`` nor on the other
+    clients.
+
+    Args:
+        seed, purpose: the first half of the address.
+        clients: global client numbers, ``[C]``.
+        round: the round's number.
+        count: how many samples to draw for each client.
+    """
+
+    def __init__(self, seed: int, purpose: str, clients=(0,), round: int = 0, count: int = 1):
+        digest = _digest(seed, purpose, size=8)
+        self._key = (int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little"))
+        self.clients = np.asarray(clients, dtype=np.int64)
+        self.round, self.count, self._lane = round, count, 0
+
+    def words(self, number: int) -> np.ndarray:
+        """``number`` uniform 32-bit words a sample: uint64 ``[C, count, number]``."""
+        lanes = -(-number // 4)
+        lane = np.arange(self._lane, self._lane + lanes)[None, None, :]
+        index = np.arange(self.count)[None, :, None]
+        client = self.clients[:, None, None]
+        lane, index, client = np.broadcast_arrays(lane, index, client)
+        self._lane += lanes
+        words = philox((lane, index, self.round, client), self._key)
+        return np.stack(words, axis=-1).reshape(len(self.clients), self.count, 4 * lanes)[..., :number]
+
+    def integers(self, high, number: int) -> np.ndarray:
+        """Integers in ``[0, high)``; ``high`` is a number or one per client ``[C]``. int64 ``[C, count, number]``."""
+        high = np.broadcast_to(np.asarray(high, dtype=np.uint64), self.clients.shape)
+        return ((self.words(number) * high[:, None, None]) >> _HALF).astype(np.int64)
+
+    def uniform(self, *shape: int) -> np.ndarray:
+        """Uniform in the open interval (0, 1), 52 bits, float64 ``[C, count, *shape]``."""
+        number = int(np.prod(shape, dtype=np.int64))
+        words = self.words(2 * number)
+        high, low = words[..., 0::2], words[..., 1::2]
+        values = ((high << _HALF | low) >> np.uint64(12)).astype(np.float64)  # 52 bits, so that + 0.5 is exact
+        return ((values + 0.5) * 2.0**-52).reshape(len(self.clients), self.count, *shape)
+
+    def normal(self, *shape: int) -> np.ndarray:
+        """Standard normal by inversion (one uniform each), float64 ``[C, count, *shape]``."""
+        return ndtri(self.uniform(*shape))
+
+    def permutation(self, n: int) -> np.ndarray:
+        """A random permutation of ``range(n)`` for every client and sample, int64 ``[C, count, n]``."""
+        return np.argsort(self.uniform(n), axis=-1, kind="stable")

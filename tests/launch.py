@@ -1,0 +1,56 @@
+"""Start real ``mpirun`` jobs from tests, with a time limit that makes a hang a failure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_")
+SETTINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_btl": "^ofi",  # the scan for fabrics takes a second a launch
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks outnumber cores
+    "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONWARNINGS": "error",
+}
+
+
+def mpirun_path() -> str:
+    """The mpirun beside this interpreter, or the one on the path."""
+    beside = Path(sys.executable).parent / "mpirun"
+    return str(beside) if beside.exists() else shutil.which("mpirun") or "mpirun"
+
+
+def environment() -> dict[str, str]:
+    """The environment of a job: nothing of a launcher around the tests, settings for more ranks than cores."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)}
+    return kept | SETTINGS
+
+
+def start(ranks: int, arguments: list[str], **options) -> subprocess.Popen:
+    """Start ``python arguments`` on ``ranks`` ranks (0: without mpirun) in a session of its own."""
+    launcher = [mpirun_path(), "-n", str(ranks)] if ranks else []
+    return subprocess.Popen(
+        [*launcher, sys.executable, *map(str, arguments)], env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True, **options,
+    )
+
+
+def finish(process: subprocess.Popen, limit: float) -> tuple[int, str]:
+    """Exit code and output; after ``limit`` seconds the job is killed and the test fails."""
+    try:
+        output, _ = process.communicate(timeout=limit)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"the job hung for {limit} s; its output:\n{output}") from None
+
+
+def launch(ranks: int, arguments: list[str], limit: float = 60, **options) -> tuple[int, str]:
+    """Run to the end: exit code and output of both streams."""
+    return finish(start(ranks, arguments, **options), limit)

@@ -1,0 +1,138 @@
+"""The package against the boxes as printed: every option, both executors, any number of ranks, with noise.
+
+Tolerance 1e-10 in float64: both sides do the same few hundred operations of size about 1 in another order, which differ
+by some 1e-15, and the game amplifies a difference by less than 1e3 over the rounds run here.
+"""
+
+import itertools
+
+import pytest
+import torch
+from games import Game, configuration, reference_gradient, sizes, start_of
+from mpifed import run
+from mpifed.adaptive import MATRICES
+from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
+from mpifed.noise import Gaussian
+from mpifed.placement import Cohort
+from mpifed.projections import Ball
+from reference import matrices as plain
+from reference.fgda import fgda
+from reference.local_sgda import local_sgda
+
+pytestmark = pytest.mark.mpi
+
+SEED, BATCH, NOISE = 1, 2, 0.3
+SYNC = ["stem", "local", "mean_after", "box"]
+FIRST = ["rule", "identity", "rho"]
+#: Settings of a generator → its plain counterpart.
+GENERATORS = {
+    "identity": ({}, plain.Identity),
+    "adam": ({"varrho": 0.8, "rho": 0.3}, lambda: plain.Adam(0.3, 0.8)),
+    "adam corrected": ({"varrho": 0.8, "rho": 0.3, "bias_correction": True}, lambda: plain.Adam(0.3, 0.8, True)),
+    "adabelief": ({"varrho": 0.8, "rho": 0.3}, lambda: plain.AdaBelief(0.3, 0.8)),
+    "adabelief initial": ({"varrho": 0.8, "rho": 0.3, "belief_reference": "initial"}, lambda: plain.AdaBelief(0.3, 0.8, "initial")),
+    "amsgrad": ({"varrho": 0.8, "rho": 0.3}, lambda: plain.AMSGrad(0.3, 0.8)),
+    "norm": ({"vartheta": 0.7, "rho": 0.3}, lambda: plain.Norm(0.3, 0.7)),
+    "norm root": ({"vartheta": 0.7, "rho": 0.3, "root": True}, lambda: plain.Norm(0.3, 0.7, True)),
+    "adagrad_norm": ({"rho": 0.3}, lambda: plain.AdaGradNorm(0.3)),
+    "barzilai_borwein": ({"rho": 0.3}, lambda: plain.BarzilaiBorwein(0.3)),
+}
+
+
+def path_of(result, comm):
+    """The averaged iterates that rank 0 has recorded, as a list of (x, y)."""
+    import h5py
+
+    if comm.rank:
+        return None
+    with h5py.File(result.path) as file:
+        return list(zip(torch.from_numpy(file["iterates/x"][...]), torch.from_numpy(file["iterates/y"][...])))
+
+
+def assert_same(result, expected, comm):
+    path = path_of(result, comm)
+    if path is not None:
+        assert len(path) == len(expected)
+        for ours, theirs in zip(path, expected):
+            for one, other in zip(ours, theirs):
+                torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    last = torch.cat([result.point["x"], result.point["y"]])
+    torch.testing.assert_close(last, torch.cat(expected[-1]), rtol=1e-10, atol=1e-10)
+
+
+def check_fgda(comm, out, q, generator, sync, first, *, executor="loop", reduction="fused", project="mixed", ball=None,
+               weights="uniform", clients=3):
+    settings, counterpart = GENERATORS[generator]
+    rates = {"eta": 0.9, "alpha": {"name": "power", "scale": 0.7}, "beta": 0.4}
+    common = dict(q=q, gamma=0.05, lam=0.04, sync_estimator=sync, project_y=project, **rates)
+    method = AdaFGDA(matrix=MATRICES[generator.split()[0]](**settings), first_matrix=first, **common)
+    game = Game(clients=clients, ball=ball)
+    result = run(configuration(method, game, out, seed=SEED, batch_size=BATCH, noise=NOISE, executor=executor,
+                               reduction=reduction, weights=weights), comm)
+    expected = fgda(
+        reference_gradient(game, SEED, q, BATCH, Gaussian(scale=NOISE)), clients, *start_of(game, SEED), q=q, rounds=3,
+        gamma=0.05, lam=0.04, eta=lambda t: 0.9, alpha=lambda t: 0.7 / t ** (1 / 3), beta=lambda t: 0.4,
+        matrix=counterpart, sync_estimator=sync, first_matrix=first,
+        project=Ball(ball) if ball and project != "none" else None, project_where=project if project != "none" else "mixed",
+        weights=sizes(game).tolist() if weights == "samples" else None,
+    )
+    assert_same(result, expected, comm)
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+@pytest.mark.parametrize("sync, first", list(itertools.product(SYNC, FIRST)))
+def test_every_matrix_and_reading(comm, out, generator, sync, first):
+    check_fgda(comm, out, 3, generator, sync, first)
+
+
+@pytest.mark.parametrize("executor, reduction", [("batched", "fused"), ("batched", "exact"), ("loop", "exact")])
+@pytest.mark.parametrize("sync", SYNC)
+def test_executors_and_reductions(comm, out, sync, executor, reduction):
+    check_fgda(comm, out, 3, "adabelief initial", sync, "rule", executor=executor, reduction=reduction, clients=5)
+
+
+@pytest.mark.filterwarnings("ignore:sync_estimator = 'box' with q = 1")
+@pytest.mark.parametrize("generator", GENERATORS)
+@pytest.mark.parametrize("sync, first", [("stem", "rule"), ("stem", "identity"), ("box", "rule"), ("mean_after", "rho")])
+def test_one_step_rounds(comm, out, generator, sync, first):
+    check_fgda(comm, out, 1, generator, sync, first)
+
+
+@pytest.mark.parametrize("project", ["mixed", "step", "none"])
+@pytest.mark.parametrize("sync", SYNC)
+def test_projections(comm, out, sync, project):
+    check_fgda(comm, out, 3, "adam", sync, "rule", project=project, ball=0.5)
+
+
+def test_weights_by_samples(comm, out):
+    check_fgda(comm, out, 3, "adam", "stem", "rule", weights="samples")
+
+
+@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("sync", SYNC)
+def test_fgda_has_identity_matrices(comm, out, sync, executor):
+    method = FGDA(q=3, gamma=0.05, lam=0.04, eta=0.9, alpha=0.2, beta=0.4, sync_estimator=sync)
+    game = Game(clients=4)
+    result = run(configuration(method, game, out, seed=SEED, executor=executor), comm)
+    gradient = reference_gradient(game, SEED, 3, BATCH, Gaussian(scale=NOISE))
+    expected = fgda(gradient, 4, *start_of(game, SEED), q=3, rounds=3, gamma=0.05, lam=0.04, eta=lambda t: 0.9,
+                    alpha=lambda t: 0.2, beta=lambda t: 0.4, sync_estimator=sync)
+    assert_same(result, expected, comm)
+
+
+@pytest.mark.parametrize("executor, reduction", list(itertools.product(["loop", "batched"], ["fused", "exact"])))
+@pytest.mark.parametrize("cohort, weights, ball, clients", [
+    (None, "uniform", None, 3), (2, "uniform", None, 5), (3, "samples", 0.4, 5), (None, "samples", 0.4, 2), (1, "samples", None, 5),
+])
+def test_local_sgda(comm, out, executor, reduction, cohort, weights, ball, clients):
+    method = LocalSGDA(q=3, eta_x={"name": "steps", "value": 0.05, "boundaries": [4], "factor": 0.5}, eta_y=0.04)
+    game = Game(clients=clients, ball=ball)
+    result = run(configuration(method, game, out, seed=SEED, executor=executor, reduction=reduction, cohort=cohort,
+                               weights=weights), comm)
+    expected = local_sgda(
+        reference_gradient(game, SEED, 3, BATCH, Gaussian(scale=NOISE)), clients, *start_of(game, SEED), q=3, rounds=3,
+        eta_x=lambda t: 0.05 if t <= 4 else 0.025, eta_y=lambda t: 0.04, project=Ball(ball) if ball else None,
+        weights=sizes(game).tolist() if weights == "samples" else None,
+        cohorts=[Cohort.draw(SEED, r, clients, cohort or clients).tolist() for r in (1, 2, 3)],
+    )
+    assert_same(result, expected, comm)

@@ -1,0 +1,132 @@
+"""Plain adaptive matrices of AdaFGDA (000, Algorithm 1 line 6 and section 4), each kept as its diagonal ``diag``.
+
+The protocol is the same for all: ``start`` receives the averaged initial estimator and the start, sets a_0 = 0 and
+notes what a later refresh compares with; ``refresh`` builds the matrix from an averaged estimator (1-D) and the
+averaged point where it was taken. ``at_sync`` is False only for the refresh that makes the first matrix before the
+first sync has come.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+class Identity:
+    """A = I: FGDA."""
+
+    rho = 1.0
+
+    def start(self, w, point):
+        self.diag = torch.ones_like(w)
+
+    def refresh(self, w, point, at_sync=True):
+        pass
+
+
+class Adam:
+    """a <- decay a + (1 - decay) w^2, A = diag(sqrt(a) + rho); bias correction divides a by 1 - decay^n in A."""
+
+    def __init__(self, rho, decay, bias_correction=False):
+        self.rho, self.decay, self.bias_correction = rho, decay, bias_correction
+
+    def start(self, w, point):
+        self.a = torch.zeros_like(w)
+        self.n = 0
+
+    def refresh(self, w, point, at_sync=True):
+        self.n = self.n + 1
+        self.a = self.decay * self.a + (1 - self.decay) * w**2
+        moment = self.a / (1 - self.decay**self.n) if self.bias_correction else self.a
+        self.diag = torch.sqrt(moment) + self.rho
+
+
+class AdaBelief:
+    """a <- decay a + (1 - decay) (w - w')^2, A = diag(sqrt(a) + rho), with w' the average at the previous sync.
+
+    Up to and including the first sync w' is 0 (``reference="zero"``) or the averaged initial estimator
+    (``"initial"``).
+    """
+
+    def __init__(self, rho, decay, reference="zero"):
+        assert reference in ("zero", "initial"), reference
+        self.rho, self.decay, self.option = rho, decay, reference
+
+    def start(self, w, point):
+        self.a = torch.zeros_like(w)
+        self.reference = torch.zeros_like(w) if self.option == "zero" else w
+
+    def refresh(self, w, point, at_sync=True):
+        self.a = self.decay * self.a + (1 - self.decay) * (w - self.reference) ** 2
+        self.diag = torch.sqrt(self.a) + self.rho
+        if at_sync:
+            self.reference = w
+
+
+class Norm:
+    """a <- decay a + (1 - decay) ||w||, A = (a + rho) I; with ``root`` a averages ||w||^2 and A = (sqrt(a) + rho) I."""
+
+    def __init__(self, rho, decay, root=False):
+        self.rho, self.decay, self.root = rho, decay, root
+
+    def start(self, w, point):
+        self.a = torch.zeros((), dtype=w.dtype)
+
+    def refresh(self, w, point, at_sync=True):
+        if self.root:
+            self.a = self.decay * self.a + (1 - self.decay) * torch.sum(w**2)
+            self.diag = (torch.sqrt(self.a) + self.rho) * torch.ones_like(w)
+        else:
+            self.a = self.decay * self.a + (1 - self.decay) * torch.sqrt(torch.sum(w**2))
+            self.diag = (self.a + self.rho) * torch.ones_like(w)
+
+
+class AdaGradNorm:
+    """a <- a + ||w||^2, A = (sqrt(a) + rho) I."""
+
+    def __init__(self, rho):
+        self.rho = rho
+
+    def start(self, w, point):
+        self.a = torch.zeros((), dtype=w.dtype)
+
+    def refresh(self, w, point, at_sync=True):
+        self.a = self.a + torch.sum(w**2)
+        self.diag = (torch.sqrt(self.a) + self.rho) * torch.ones_like(w)
+
+
+class AMSGrad:
+    """a as in Adam, largest <- max(largest, a), A = diag(sqrt(largest) + rho)."""
+
+    def __init__(self, rho, decay):
+        self.rho, self.decay = rho, decay
+
+    def start(self, w, point):
+        self.a = torch.zeros_like(w)
+        self.largest = torch.zeros_like(w)
+
+    def refresh(self, w, point, at_sync=True):
+        self.a = self.decay * self.a + (1 - self.decay) * w**2
+        self.largest = torch.maximum(self.largest, self.a)
+        self.diag = torch.sqrt(self.largest) + self.rho
+
+
+class BarzilaiBorwein:
+    """A = (a + rho) I, a = |<w - w', p - p'>| / ||p - p'||^2, with w', p' the estimator and point one refresh earlier.
+
+    Where p = p' the quotient says nothing and a keeps its value, 0 at first. The start is its own earlier point, so
+    a first matrix made by the rule is rho I.
+    """
+
+    def __init__(self, rho):
+        self.rho = rho
+
+    def start(self, w, point):
+        self.a = torch.zeros((), dtype=w.dtype)
+        self.earlier_w, self.earlier_point = w, point
+
+    def refresh(self, w, point, at_sync=True):
+        change, move = w - self.earlier_w, point - self.earlier_point
+        if torch.sum(move**2) > 0:
+            self.a = torch.abs(torch.sum(change * move)) / torch.sum(move**2)
+        self.diag = (self.a + self.rho) * torch.ones_like(w)
+        self.earlier_w, self.earlier_point = w, point

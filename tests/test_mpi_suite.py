@@ -1,0 +1,15 @@
+"""Runs the tests of ``tests/parallel`` under real MPI on several rank counts."""
+
+from pathlib import Path
+
+import pytest
+from launch import launch
+
+FOLDER = Path(__file__).parent / "parallel"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_parallel_suite(ranks, tmp_path):
+    code, output = launch(ranks, [FOLDER / "main.py", tmp_path, FOLDER], limit=240)
+    assert code == 0, output
+    assert " passed" in output, output

@@ -1,0 +1,147 @@
+"""Partitions: every sample goes to one client, at the same place every time, as the partition's name says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpifed.data.partition import IID, PARTITIONS, ByClass, Dirichlet, thin
+from mpifed.options import build
+
+seeds = st.integers(0, 2**32)
+quick = settings(deadline=None, max_examples=40)  # no deadline: a shared machine may stall any single example
+
+
+@st.composite
+def samples(draw, classes: int = 6, least: int = 8):
+    """Labels of ``classes`` classes with at least ``least`` samples each, in random order; the upper half positive."""
+    counts = draw(st.lists(st.integers(least, 3 * least), min_size=classes, max_size=classes))
+    labels = np.repeat(np.arange(classes), counts)
+    np.random.default_rng(draw(seeds)).shuffle(labels)
+    return labels, labels >= classes // 2
+
+
+def check(parts: list[np.ndarray], clients: int, n: int) -> None:
+    assert len(parts) == clients
+    assert all(len(part) and (np.diff(part) > 0).all() for part in parts)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(n))
+
+
+@quick
+@given(samples(), st.integers(1, 7), seeds, st.sampled_from([IID(), Dirichlet(0.3), Dirichlet(50.0), ByClass(3)]))
+def test_a_partition_is_a_disjoint_cover_without_empty_parts_and_repeatable(data, clients, seed, partition):
+    labels, positive = data
+    parts = partition(labels, positive, clients, seed)
+    check(parts, clients, len(labels))
+    for part, again in zip(parts, partition(labels, positive, clients, seed)):
+        np.testing.assert_array_equal(part, again)
+
+
+@pytest.mark.parametrize("partition", [IID(), Dirichlet(1.0), ByClass(3)])
+def test_another_seed_gives_another_partition(partition):
+    labels = np.arange(120) % 6
+    one, other = (partition(labels, labels >= 3, 4, seed) for seed in (0, 1))
+    assert any(len(a) != len(b) or (a != b).any() for a, b in zip(one, other))
+
+
+@quick
+@given(samples(), st.integers(1, 9), seeds)
+def test_iid_parts_differ_by_one_sample_at_most(data, clients, seed):
+    sizes = [len(part) for part in IID()(*data, clients, seed)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@quick
+@given(samples(), st.integers(1, 9), seeds)
+def test_by_class_gives_a_client_the_classes_of_its_groups_only(data, clients, seed):
+    labels, positive = data
+    parts = ByClass(groups=3)(labels, positive, clients, seed)
+    for k, part in enumerate(parts):
+        groups = [k % 3] if clients >= 3 else [g for g in range(3) if g % clients == k]
+        assert set(labels[part]) <= {g for g in groups} | {3 + g for g in groups}
+    for g in range(3):  # the clients of one group share its samples evenly
+        sizes = [len(part) for part in parts[g::3]]
+        assert clients < 3 or max(sizes) - min(sizes) <= 1
+
+
+def test_by_class_pairs_the_classes_in_order_whatever_their_numbers():
+    labels = np.repeat([2, 3, 5, 7], 4)
+    parts = ByClass(groups=2)(labels, np.isin(labels, [2, 7]), 2, seed=0)
+    assert [set(labels[part]) for part in parts] == [{2, 3}, {7, 5}]
+
+
+def test_by_class_refuses_classes_that_do_not_pair_up():
+    labels = np.arange(40) % 4
+    with pytest.raises(ValueError, match="groups = 2 needs .* got 1 positive and 3 negative"):
+        ByClass(groups=2)(labels, labels == 0, 2, seed=0)
+
+
+def test_dirichlet_is_the_more_skewed_the_smaller_alpha():
+    labels = np.arange(4000) % 10
+
+    def largest_share(alpha):
+        parts = Dirichlet(alpha)(labels, labels >= 5, 5, seed=0)
+        return np.mean([np.bincount(labels[part]).max() / len(part) for part in parts])
+
+    # Uniform labels have a share of 0.1; alpha = 1000 moves it by about 0.01, alpha = 0.05 leaves few classes a client.
+    assert largest_share(1000.0) < 0.13 and largest_share(0.05) > 0.3
+
+
+def test_dirichlet_takes_a_clients_samples_at_random():
+    labels = np.zeros(100, dtype=np.int64)
+    first = Dirichlet(1000.0)(labels, labels == 1, 2, seed=0)[0]
+    assert first[-1] > len(first)  # not a run from the class's beginning
+
+
+def test_dirichlet_draws_again_until_nobody_is_without_samples():
+    labels = np.repeat([0, 1], 10)
+    for seed in range(10):  # about every other draw succeeds, so some of the ten seeds need another
+        check(Dirichlet(0.3)(labels, labels == 1, 4, seed), 4, 20)
+
+
+@pytest.mark.parametrize("partition", [IID(), Dirichlet(1.0), ByClass(1)])
+def test_more_clients_than_samples_are_refused(partition):
+    with pytest.raises(ValueError, match="expected"):
+        partition(np.array([0, 1, 0]), np.array([False, True, False]), 4, seed=0)
+
+
+def test_settings_are_checked():
+    assert build(PARTITIONS["dirichlet"], {"alpha": 0.3}, "partition") == Dirichlet(alpha=0.3)
+    with pytest.raises(ValueError, match="alpha"):
+        build(PARTITIONS["dirichlet"], {"alpha": 0.0}, "partition")
+    with pytest.raises(ValueError, match="did you mean 'groups'"):
+        build(PARTITIONS["by_class"], {"group": 5}, "partition")
+
+
+@quick
+@given(samples(), st.floats(0.05, 0.3), seeds)
+def test_thin_reaches_the_ratio_and_drops_the_same_fraction_of_each_positive_class(data, ratio, seed):
+    labels, positive = data
+    kept = thin(labels, positive, ratio, seed)
+    np.testing.assert_array_equal(kept, thin(labels, positive, ratio, seed))
+    assert (np.diff(kept) > 0).all() and set(np.flatnonzero(~positive)) <= set(kept)
+    number = int(positive[kept].sum())
+    assert abs(number - ratio * len(kept)) <= 0.5 + 1e-9  # the nearest whole number of positives, and rounding
+    fraction = number / positive.sum()
+    for label in range(3, 6):
+        # Each class is cut between two rounded ends: each is off by a half at most.
+        assert abs((labels[kept] == label).sum() - fraction * (labels == label).sum()) <= 1 + 1e-9
+
+
+def test_thin_drops_at_random():
+    labels = np.repeat([0, 1], 50)
+    assert set(thin(labels, labels == 1, 0.2, seed=0)) != set(thin(labels, labels == 1, 0.2, seed=1))
+
+
+def test_thin_keeps_everything_without_a_ratio():
+    labels = np.array([1, 0, 1])
+    np.testing.assert_array_equal(thin(labels, labels == 1, None, seed=0), [0, 1, 2])
+
+
+@pytest.mark.parametrize("ratio", [0.001, 0.5])
+def test_thin_refuses_a_ratio_that_the_data_cannot_give(ratio):
+    labels = np.repeat([0, 1], [80, 20])
+    with pytest.raises(ValueError, match=r"expected 1 to 20.*ratio of 0.2\)"):
+        thin(labels, labels == 1, ratio, seed=0)

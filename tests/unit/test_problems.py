@@ -1,0 +1,299 @@
+"""The saddle problem and deep AUC maximisation: gradients, closed forms, data and metrics."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mpifed.data import DATASETS, Images
+from mpifed.options import build
+from mpifed.oracle import MinimaxOracle, Sampler
+from mpifed.problems import PROBLEMS, DeepAUC, Saddle
+
+
+def prepared(problem, seed=0):
+    problem.prepare(seed)
+    return problem
+
+
+def oracle_of(problem, batch_size=0, batched=False, clients=None) -> MinimaxOracle:
+    """An oracle over ``clients`` (default: all) at round 1."""
+    clients = list(range(problem.clients)) if clients is None else clients
+    sampler = Sampler(problem, clients, 0, batch_size, None, torch.float64, "cpu")
+    sampler.begin(np.arange(len(clients)), 1)
+    oracle = MinimaxOracle(problem, sampler, problem.variables(), batched)
+    oracle.at(slice(0, len(clients)))
+    return oracle
+
+
+def point(problem, seed=0, scale=0.3) -> tuple[torch.Tensor, torch.Tensor]:
+    """A random point near the problem's start."""
+    rng, sizes = np.random.default_rng(seed), problem.variables().sizes
+    first = problem.initial(rng)
+    x, y = (torch.from_numpy(scale * rng.standard_normal(sizes[block])) for block in "xy")
+    return x + first.get("x", 0), y + first.get("y", 0)
+
+
+def saddle_value(problem, k, x, y) -> float:
+    """f^k of 000, eq. 12, as printed."""
+    t, b = (column[0] for column in problem.client_data(k))
+    return float(problem.tau / 2 * (x @ x) - (0.5 * (y @ y) - b @ y + y @ (t * torch.eye(problem.d).double() @ x)))
+
+
+@pytest.mark.parametrize("batch_size", [0, 3])
+def test_saddle_gradients_by_central_differences(batch_size):
+    problem = prepared(Saddle(d=3, clients=4, s=2.0, t_max=1.0, tau=3.0))
+    x, y = point(problem)
+    oracle, h = oracle_of(problem, batch_size), 1e-3
+    gx, gy = oracle.grad(x, y, oracle.sample(0))
+    for k in range(problem.clients):
+        for j, e in enumerate(h * torch.eye(3).double()):
+            dx = (saddle_value(problem, k, x + e, y) - saddle_value(problem, k, x - e, y)) / (2 * h)
+            dy = (saddle_value(problem, k, x, y + e) - saddle_value(problem, k, x, y - e)) / (2 * h)
+            # Exact for a quadratic; rounding is 1e-16 of values of about 10, over h.
+            assert dx == pytest.approx(gx[k, j].item(), abs=1e-10)
+            assert dy == pytest.approx(gy[k, j].item(), abs=1e-10)
+
+
+def test_saddle_gradients_take_one_point_a_client():
+    problem = prepared(Saddle(d=3, clients=4))
+    x, y = (torch.from_numpy(np.random.default_rng(0).standard_normal((4, 3))) for _ in "xy")
+    oracle = oracle_of(problem)
+    gx, gy = oracle.grad(x, y, oracle.sample(0))
+    for k in range(4):
+        one = oracle_of(problem, clients=[k])
+        own = one.grad(x[k], y[k], one.sample(0))
+        assert torch.equal(own[0][0], gx[k]) and torch.equal(own[1][0], gy[k])
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_saddle_solution_is_a_zero_of_the_mean_field(centred):
+    problem = prepared(Saddle(d=5, clients=7, s=10.0, centred=centred, t_max=1.0))
+    x, y = problem.solution()
+    oracle = oracle_of(problem)
+    gx, gy = oracle.grad(x, y, oracle.sample(0))
+    # Cancellation of numbers of about 10: some ulps of it.
+    assert gx.mean(0).abs().max() < 1e-13 and gy.mean(0).abs().max() < 1e-13
+    assert bool((x == 0).all() and (y == 0).all()) == centred
+
+
+def test_saddle_draws_of_a_client_do_not_depend_on_the_number_of_clients():
+    few, many = (prepared(Saddle(clients=clients, centred=False)) for clients in (3, 50))
+    for a, b in zip(few.client_data(2), many.client_data(2)):
+        assert torch.equal(a, b)
+    assert not torch.equal(few.client_data(2)[1], prepared(Saddle(clients=3, centred=False), seed=1).client_data(2)[1])
+
+
+def test_saddle_constants_are_of_the_printed_distributions():
+    problem = prepared(Saddle(d=100, clients=400, s=10.0))
+    t, b = (torch.cat(column) for column in zip(*(problem.client_data(k) for k in range(400))))
+    # Five standard errors of 400 uniform and of 40,000 normal numbers.
+    assert t.min() > 0 and t.max() < 0.1 and abs(t.mean() - 0.05) < 5 * 0.1 / np.sqrt(12 * 400)
+    assert abs(b.std() - 10) < 5 * 10 / np.sqrt(2 * 40_000)
+    assert b.mean(0).abs().max() < 1e-13  # centred up to rounding
+
+
+@pytest.mark.parametrize("centred, q, t_max", [(True, 10, 0.1), (False, 4, 1.0), (True, 1, 0.1)])
+def test_local_gda_limit_equals_a_long_simulation(centred, q, t_max):
+    problem = prepared(Saddle(clients=6, d=4, centred=centred, t_max=t_max))
+    eta_x, eta_y = 0.005, 0.05
+    oracle = oracle_of(problem)
+    xi = oracle.sample(0)
+    x, y = point(problem)
+    for _ in range(1000 // q):
+        xs, ys = x, y
+        for _ in range(q):
+            gx, gy = oracle.grad(xs, ys, xi)
+            xs, ys = xs - eta_x * gx, ys + eta_y * gy
+        x, y = xs.mean(0), ys.mean(0)
+    expected = problem.local_gda_limit(eta_x, eta_y, q)
+    # 1000 steps contract by 0.95 each, to 1e-22; rounding accumulates over 1 / 0.05 steps.
+    torch.testing.assert_close((x, y), expected, rtol=0, atol=1e-13)
+    drift = max(torch.dist(mine, star) for mine, star in zip(expected, problem.solution()))
+    assert (drift > 1e-5) == (q > 1)  # one local step has no drift: the limit is the saddle
+
+
+def test_saddle_start_and_metrics():
+    problem = prepared(Saddle(d=2, centred=False))
+    x, y = (star + torch.tensor([3.0, 4.0]) * scale for star, scale in zip(problem.solution(), (1, 2)))
+    metrics = problem.metrics({"x": x}, {"y": y}, None)
+    # 3, 4, 5 triangles in float64.
+    assert metrics == pytest.approx({"x_error": 5.0, "y_error": 10.0, "error": 125**0.5}, abs=1e-14)
+    assert Saddle(start="zero").initial(np.random.default_rng(0)) == {}
+    normal = Saddle(d=1000).initial(np.random.default_rng(0))
+    assert all(abs(normal[block].std() - 1) < 0.12 for block in "xy")  # five standard errors
+
+
+@pytest.fixture
+def patches(monkeypatch):
+    """A data set of 60 + 25 random images of 28 x 28 in four classes, by the name "patches"."""
+    rng = np.random.default_rng(5)
+
+    def part(n):
+        return torch.from_numpy(rng.uniform(size=(n, 1, 28, 28)).astype(np.float32)), torch.arange(n) % 4
+
+    monkeypatch.setitem(DATASETS, "patches", lambda data_dir: Images(*part(60), *part(25)))
+
+
+def bracket(problem, x, y, images, positive, p) -> float:
+    """The mean of the bracket of 000, eq. 13, sample by sample with labels ±1."""
+    named = problem.variables().unflatten("x", x)
+    a, b, alpha, total = named["a"].item(), named["b"].item(), y.item(), 0.0
+    for image, label in zip(images, (2 * positive - 1).tolist()):
+        h = problem.model(named, image[None]).item()
+        h = 1 / (1 + np.exp(-h)) if problem.score == "sigmoid" else h
+        total += (1 - p) * (h - a) ** 2 * (label == 1) + p * (h - b) ** 2 * (label == -1)
+        total += 2 * (1 + alpha) * (p * h * (label == -1) - (1 - p) * h * (label == 1)) - p * (1 - p) * alpha**2
+    return float(total / len(images))
+
+
+AUC = [
+    dict(model="linear"),
+    dict(model="mlp", p="client", partition={"name": "dirichlet", "alpha": 1.0}),
+    dict(model="lenet5", score="sigmoid", imbalance=0.3),
+]
+
+
+@pytest.mark.parametrize("options", AUC, ids=lambda options: options["model"])
+def test_auc_loss_is_the_printed_one(patches, options):
+    problem = prepared(DeepAUC(dataset="patches", clients=2, **options))
+    x, y = point(problem)
+    oracle = oracle_of(problem, batch_size=5, clients=[1])
+    images, positive, *own = (column[0] for column in oracle.sample(0).batch)
+    if problem.p == "client":
+        ratio = problem.client_data(1)[1].mean().item()
+    else:  # half of the images, or what comes nearest to 0.3 beside 30 negatives
+        ratio = 13 / 43 if problem.imbalance else 0.5
+    assert bool(own) == (problem.p == "client")
+    expected = bracket(problem, x, y, images, positive, ratio)
+    unflatten = problem.variables().unflatten
+    loss = problem.loss(unflatten("x", x), unflatten("y", y), (images, positive, *own))
+    # The same few operations in float64, in another order.
+    assert loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("options", AUC, ids=lambda options: options["model"])
+def test_auc_gradients_by_central_differences(patches, options):
+    problem = prepared(DeepAUC(dataset="patches", clients=2, **options))
+    x, y = point(problem, scale=0.1)
+    blocks, oracle, h = problem.variables(), oracle_of(problem, batch_size=4, clients=[0]), 1e-6
+    xi = oracle.sample(0)
+    gx, gy = oracle.grad(x, y, xi)
+    batch = tuple(column[0] for column in xi.batch)
+
+    def loss(x, y):
+        return problem.loss(blocks.unflatten("x", x), blocks.unflatten("y", y), batch).item()
+
+    chosen = [*np.random.default_rng(0).integers(len(x) - 2, size=12), *gx[0].abs().topk(4).indices, -2, -1]
+    for j in chosen:
+        e = torch.zeros_like(x)
+        e[j] = h
+        # Truncation is of order h² = 1e-12, rounding 1e-16 / h = 1e-10; no kink of ReLU or max lies within h.
+        assert (loss(x + e, y) - loss(x - e, y)) / (2 * h) == pytest.approx(gx[0, j].item(), abs=1e-8)
+    assert (loss(x, y + h) - loss(x, y - h)) / (2 * h) == pytest.approx(gy[0, 0].item(), abs=1e-8)
+    assert gx[0].abs().max() > 1e-3 and gy.abs().max() > 1e-3  # far above the tolerance
+
+
+@pytest.mark.parametrize("options", AUC, ids=lambda options: options["model"])
+def test_auc_gradients_mapped_over_clients_equal_one_by_one(patches, options):
+    problem = prepared(DeepAUC(dataset="patches", clients=3, **options))
+    x, y = point(problem)
+    oracle = oracle_of(problem, batch_size=4, batched=True)
+    gx, gy = oracle.grad(x, y, oracle.sample(0))
+    for k in range(3):
+        one = oracle_of(problem, batch_size=4, clients=[k])
+        own = one.grad(x, y, one.sample(0))
+        # Batched kernels add in another order: some ulps of gradients of about one.
+        torch.testing.assert_close((own[0][0], own[1][0]), (gx[k], gy[k]), rtol=0, atol=1e-11)
+
+
+def test_auc_is_the_share_of_pairs_in_the_right_order():
+    problem = prepared(DeepAUC(dataset="digits", model="linear"))
+    assert problem.test_rows == 359
+    scores = torch.from_numpy(np.random.default_rng(0).integers(0, 20, 359).astype(np.float64))  # with ties
+    positive = DATASETS["digits"]().test_labels >= 5
+    pairs = scores[positive][:, None] - scores[~positive][None, :]
+    expected = ((pairs > 0).double() + 0.5 * (pairs == 0).double()).mean().item()
+    # A mean of 32,000 halves and ones, in two ways.
+    assert problem.metrics({}, {}, scores)["auc"] == pytest.approx(expected, abs=1e-12)
+    scores[3] = torch.nan
+    assert np.isnan(problem.metrics({}, {}, scores)["auc"])
+
+
+def test_auc_predictions_of_parts_make_up_the_whole():
+    problem = prepared(DeepAUC(dataset="digits", model="linear", score="sigmoid"))
+    x, y = point(problem)
+    named = problem.variables().unflatten("x", x)
+    whole = problem.predict(named, {}, slice(0, 359))
+    assert whole.dtype == torch.float64 and not whole.requires_grad
+    images = DATASETS["digits"]().test.double().flatten(1)
+    # One matrix product of 64 columns of numbers of at most one.
+    torch.testing.assert_close(whole, images @ named["fc1.weight"][0] + named["fc1.bias"], rtol=0, atol=1e-13)
+    parts = [problem.predict(named, {}, slice(start, min(start + 100, 359))) for start in range(0, 359, 100)]
+    torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-13)
+
+
+def test_auc_training_separates_digits():
+    problem = prepared(DeepAUC(dataset="digits", model="linear", clients=1, positive_classes=(0, 6)))
+    x, y = problem.initial(np.random.default_rng(0))["x"], torch.zeros(1, dtype=torch.float64)
+    oracle = oracle_of(problem)
+    xi = oracle.sample(0)
+    for _ in range(100):
+        gx, gy = oracle.grad(x, y, xi)
+        x, y = x - 0.1 * gx[0], y + 0.1 * gy[0]
+    named = problem.variables().unflatten("x", x)
+    # Chance is 0.5 and a wrong sign would end below it.
+    assert problem.metrics(named, {}, problem.predict(named, {}, slice(0, 359)))["auc"] > 0.95
+
+
+def test_auc_data_of_clients():
+    problem = prepared(DeepAUC(dataset="digits", model="linear", partition="by_class", imbalance=0.05))
+    labels = DATASETS["digits"]().train_labels
+    sizes, positives = list(map(problem.client_size, range(10))), 0
+    for (images, positive), size in zip(map(problem.client_data, range(10)), sizes):
+        assert images.shape == (size, 1, 8, 8) and positive.shape == (size,)
+        positives += int(positive.sum())
+    assert sum(sizes) - positives == int((labels < 5).sum())
+    # Rounded to the nearest number of positives among some 760 samples.
+    assert positives / sum(sizes) == pytest.approx(0.05, abs=0.5 / sum(sizes))
+
+
+def test_auc_starts_at_a_random_network_and_zeros():
+    problem = prepared(DeepAUC(dataset="digits", model="mlp"))
+    first = problem.initial(np.random.default_rng(0))
+    named = problem.variables().unflatten("x", first["x"])
+    assert list(first) == ["x"] and named["a"].item() == named["b"].item() == 0
+    network = problem.model.initial(problem.model.shapes((1, 8, 8), 1), np.random.default_rng(0))
+    assert all(torch.equal(named[name], value) for name, value in network.items())
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (dict(positive_classes=(1, 2), partition="by_class", model="linear"), "got 2 positive and 8 negative"),
+        (dict(positive_classes=(1, 10), model="linear"), "classes 0 to 9 of digits, got"),
+        (dict(positive_classes=range(10), model="linear"), "some but not all"),
+        (dict(positive_classes=(), model="linear"), "some but not all"),
+        (dict(imbalance=0.9, model="linear"), "asks for"),
+        (dict(model="lenet5"), "28 x 28 or 32 x 32, got 8 x 8"),
+    ],
+)
+def test_auc_settings_that_do_not_fit_the_data_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        prepared(DeepAUC(dataset="digits", **options))
+
+
+@pytest.mark.parametrize(
+    "name, settings, message",
+    [
+        ("DeepAUC", {"dataset": "mnits"}, "did you mean 'mnist'"),
+        ("DeepAUC", {}, "dataset is missing"),
+        ("DeepAUC", {"dataset": "mnist", "imbalance": 1.0}, "less than 1"),
+        ("Saddle", {"dim": 3}, "no setting 'dim'"),
+        ("Saddle", {"tau": 0}, "greater than 0"),
+    ],
+)
+def test_settings_are_checked(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        build(PROBLEMS[name], settings, "problem")
