@@ -115,8 +115,11 @@ def report(runs, out):
     """Draw the curves of RUNS (folders) against rounds, oracle calls, bytes and seconds, and print a table."""
     from mpifed.report import report as write_report
 
-    for path in write_report(runs, out):
-        click.echo(path)
+    try:
+        for path in write_report(runs, out):
+            click.echo(path)
+    except ValueError as fault:
+        raise click.ClickException(str(fault)) from None
 
 
 def _finish(comm, result) -> None:

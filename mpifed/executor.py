@@ -63,7 +63,7 @@ class Batched(Loop):
         pad = self.exact and count == 1
         members = np.repeat(cohort.local, 2) if pad else cohort.local
         self.sampler.begin(members, r)
-        self.oracle.at(slice(0, len(members)))
+        self.oracle.at(slice(0, len(members)), counted=count)
         whole = not pad and count == len(self.clients.buffer)
         clients = self.clients if whole else State(self.clients.layout, self.clients.buffer[members])
         rows = messages.rows(0, count)

@@ -121,9 +121,10 @@ class MinimaxOracle:
         self._mapped = torch.func.vmap(problem.loss) if batched else problem.loss
         self._split = (blocks.sizes["x"], blocks.sizes["y"])
 
-    def at(self, rows: slice) -> None:
-        """Turn to the clients ``members[rows]`` of the sampler's current round."""
+    def at(self, rows: slice, counted: int | None = None) -> None:
+        """Turn to the clients ``members[rows]`` of the sampler's current round; ``counted`` of them are no padding."""
         self._rows, self._count = rows, rows.stop - rows.start
+        self._counted = self._count if counted is None else counted
 
     def sample(self, k: int, round: int | None = None) -> Sample:
         """The k-th sample ξ (k = 0, 1, ...) of the round, or of another round: the same address gives the same ξ."""
@@ -131,7 +132,7 @@ class MinimaxOracle:
 
     def grad(self, x: torch.Tensor, y: torch.Tensor, xi: Sample) -> tuple[torch.Tensor, torch.Tensor]:
         """∇_x f_n(x, y; ξ) and ∇_y f_n(x, y; ξ), ``[C, dx]`` and ``[C, dy]``, at ``x``: ``[C, dx]`` or ``[dx]``, ``y`` alike."""
-        self.calls += self._count
+        self.calls += self._counted
         if self.problem.gradients is not None:
             gx, gy = self.problem.gradients(x, y, xi.batch)
         else:

@@ -17,6 +17,7 @@ never meets half a file. Ranks meet for their costs only when the history is wan
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 from importlib.metadata import version
@@ -114,11 +115,11 @@ class Recorder:
         simulation = self.simulation
         with replacing(Path(folder) / RUN_FILE) as temporary, h5py.File(temporary, "w") as file:
             file.attrs["config"] = json.dumps(simulation.config.table())
-            file.attrs["versions"] = json.dumps(_versions(self.comm))
+            file.attrs["versions"] = json.dumps(_versions() | {"mpi": self.comm.library})
             file.attrs["layout"] = json.dumps({"ranks": self.comm.size, "device": str(simulation.device)})
             file.attrs["stopped"] = stopped
             for name, column in zip(COSTS, self.costs.T):
-                file[f"costs/{name}"] = column
+                file[f"costs/{name}"] = column if name.endswith("seconds") else column.astype(np.int64)
             for name, values in self.metrics.items():
                 file[f"metrics/{name}"] = np.array(values)
             for block in simulation.blocks:
@@ -130,6 +131,7 @@ class Recorder:
                 file["iterates/round"] = self.costs[1:, 0]
 
 
-def _versions(comm: SerialComm) -> dict[str, str]:
+@functools.cache
+def _versions() -> dict[str, str]:
     packages = {name: version(name) for name in ("mpifed", "torch", "numpy", "h5py", "mpi4py")}
-    return {"python": platform.python_version(), **packages, "mpi": comm.library}
+    return {"python": platform.python_version(), **packages}

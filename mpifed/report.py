@@ -26,12 +26,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mpifed.recorder import COSTS, RUN_FILE
+
 __all__ = ["AXES", "Axis", "RunData", "load", "labels", "curves", "table", "to_csv", "print_table", "report"]
-
-RUN_FILE = "run.h5"
-COSTS = ("round", "oracle_calls", "phases", "bytes_up", "bytes_down", "wire_bytes",
-         "compute_seconds", "communication_seconds", "seconds")  # fmt: skip
-
 
 @dataclass(frozen=True, eq=False)
 class RunData:
@@ -207,9 +204,9 @@ def table(runs: Sequence[RunData]) -> list[dict]:
     of communication in the time spent computing and communicating.
     """
     rows = []
-    for run, name in zip(runs, labels(runs)):
-        last = {column: values[-1].item() for column, values in run.costs.items()}
-        row = {"name": name, "rounds": last["round"]}
+    for run, label in zip(runs, labels(runs)):
+        last = {name: values[-1].item() if "seconds" in name else int(values[-1]) for name, values in run.costs.items()}
+        row = {"name": label, "rounds": last["round"]}
         for metric in _all_metrics(runs):
             row[f"{metric} final"], row[f"{metric} best"] = _final_and_best(metric, run.metrics.get(metric))
         busy = last["compute_seconds"] + last["communication_seconds"]

@@ -13,3 +13,9 @@ def test_parallel_suite(ranks, tmp_path):
     code, output = launch(ranks, [FOLDER / "main.py", tmp_path, FOLDER], limit=240)
     assert code == 0, output
     assert " passed" in output, output
+
+
+def test_exact_on_seven_ranks(tmp_path):
+    code, output = launch(7, [FOLDER / "main.py", tmp_path, FOLDER / "test_exact.py"], limit=240)
+    assert code == 0, output
+    assert " passed" in output, output

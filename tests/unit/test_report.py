@@ -25,7 +25,7 @@ COSTS = dict(
 
 def write(folder, algorithm="FGDA", rounds=20, every=5, stopped="all rounds done", **metrics):
     """A run folder as the recorder writes it: costs grow by :data:`COSTS` a round, metrics are given or functions."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True)
     r = np.arange(rounds + 1)
     taken = r[::every]
     with h5py.File(folder / "run.h5", "w") as file:
@@ -34,7 +34,7 @@ def write(folder, algorithm="FGDA", rounds=20, every=5, stopped="all rounds done
         file.attrs["layout"] = json.dumps(dict(ranks=1, device="cpu"))
         file.attrs["stopped"] = stopped
         for name, step in dict(round=1, **COSTS).items():
-            file[f"costs/{name}"] = r * step
+            file[f"costs/{name}"] = r * float(step)
         file["metrics/round"] = taken
         for name, values in metrics.items():
             file[f"metrics/{name}"] = np.asarray(values(taken) if callable(values) else values, dtype=float)
@@ -71,8 +71,7 @@ def test_load_reads_what_was_written(tmp_path, by_file):
     assert run.config["rounds"] == 20 and run.versions == {"torch": "2.0"} and run.stopped == ""
     assert run.costs["bytes_down"].tolist() == [3000 * r for r in range(21)]
     assert run.metric_rounds.tolist() == [0, 5, 10, 15, 20]
-    assert list(run.metrics) == ["x_error"]
-    assert run.metrics["x_error"].tolist() == decay(0.1)(np.arange(0, 21, 5)).tolist()
+    assert list(run.metrics) == ["x_error"] and np.all(run.metrics["x_error"] == decay(0.1)(run.metric_rounds))
 
 
 def test_every_axis_is_read_at_the_rounds_of_the_metrics(tmp_path):
@@ -106,12 +105,11 @@ def test_table_and_csv(tmp_path):
     }  # fmt: skip
     assert rows[1]["auc best"] == 0.5 and math.isnan(rows[1]["auc final"]) and rows[1]["stopped"] == ""
     assert rows[1]["worst_loss best"] == 1.0 and rows[1]["x_error final"] is None
-
     report.to_csv(rows, tmp_path / "table.csv")
     with open(tmp_path / "table.csv", newline="") as file:
         read = list(csv.DictReader(file))
     assert list(read[0]) == list(rows[0])
-    assert [float(row["oracle calls"]) for row in read] == [1920, 960]
+    assert [row["oracle calls"] for row in read] == ["1920", "960"]
     assert read[0]["worst_loss final"] == "" and read[1]["auc final"] == "nan" and read[0]["auc best"] == "0.95"
     assert float(read[0]["seconds"]) == rows[0]["seconds"]  # repr of a float reads back to the same bits
 
@@ -228,7 +226,7 @@ def test_curves_of_a_run_that_diverged(tmp_path):
 
 def test_curves_of_runs_with_different_metrics(tmp_path):
     runs = [report.load(write(tmp_path / "a", "FGDA", auc=lambda r: r / 40)),
-            report.load(write(tmp_path / "b", "_Mine$", rounds=7, every=7, vi_gap=decay(1.0)))]  # fmt: skip
+            report.load(write(tmp_path / "b", "_My$^^$", rounds=7, every=7, vi_gap=decay(1.0)))]  # fmt: skip
     report.curves(runs, tmp_path / "curves.png")
     image = pixels(tmp_path / "curves.png")
     assert all(has_colour(image, colour) for colour in report.COLOURS[:2])
@@ -255,8 +253,7 @@ def test_a_single_row_is_drawn_and_reported(tmp_path, capsys):
 
 
 def printed(rows, width=100):
-    text = io.StringIO()
-    report.print_table(rows, Console(file=text, width=width))
+    report.print_table(rows, Console(file=(text := io.StringIO()), width=width))
     return text.getvalue()
 
 
@@ -284,9 +281,8 @@ def test_several_runs_fit_the_console(tmp_path, width):
 def test_report_writes_and_prints(tmp_path, capsys):
     write(tmp_path / "a", "FGDA", auc=lambda r: r / 40)
     write(tmp_path / "b", "LocalSGDA", auc=lambda r: r / 50)
-    out = tmp_path / "new" / "out"
-    files = report.report([tmp_path / "a", str(tmp_path / "b" / "run.h5")], out)
-    assert files == [out / "curves.png", out / "table.txt", out / "table.csv"]
+    files = report.report([tmp_path / "a", str(tmp_path / "b" / "run.h5")], tmp_path / "new" / "out")
+    assert files == [tmp_path / "new" / "out" / name for name in ("curves.png", "table.txt", "table.csv")]
     pixels(files[0])
     text = files[1].read_text(encoding="utf-8")
     assert "LocalSGDA" in text and "80.0 kB" in text and len(files[2].read_text().splitlines()) == 3

@@ -1,0 +1,66 @@
+"""Communicators: the same suite on one process and on all ranks."""
+
+import numpy as np
+import pytest
+from mpifed import comm as communication
+from mpifed.comm import CollectiveError, SerialComm, agree, share
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(params=["world", "serial"])
+def any_comm(request, comm):
+    return comm if request.param == "world" else SerialComm()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_allreduce(any_comm, dtype):
+    ranks = np.arange(any_comm.size, dtype=dtype)
+    for op, expected in (("sum", ranks.sum()), ("max", ranks.max()), ("min", 0)):
+        array = np.full(5, any_comm.rank, dtype=dtype)
+        any_comm.allreduce_(array, op)
+        np.testing.assert_array_equal(array, expected)
+
+
+def test_long_buffers_go_in_pieces(any_comm, monkeypatch):
+    monkeypatch.setattr(communication, "MAX_COUNT", 4)
+    array = np.arange(11.0) + any_comm.rank
+    any_comm.allreduce_(array)
+    np.testing.assert_array_equal(array, np.arange(11.0) * any_comm.size + sum(range(any_comm.size)))
+    any_comm.bcast_(array)
+
+
+def test_bcast_from_the_last_rank(any_comm):
+    array = np.full(3, float(any_comm.rank))
+    any_comm.bcast_(array, any_comm.size - 1)
+    np.testing.assert_array_equal(array, any_comm.size - 1.0)
+
+
+def test_unequal_pieces(any_comm):
+    size, rank = any_comm.size, any_comm.rank
+    counts = [to + 1 for to in range(size)]
+    send = np.concatenate([np.full(count, 10.0 * rank + to) for to, count in enumerate(counts)])
+    received = np.empty(size * (rank + 1))
+    any_comm.alltoallv(send, counts, received, [rank + 1] * size)
+    np.testing.assert_array_equal(received, np.repeat(10.0 * np.arange(size) + rank, rank + 1))
+    gathered = np.empty(sum(counts))
+    any_comm.allgatherv(np.full(rank + 1, float(rank)), gathered, counts)
+    np.testing.assert_array_equal(gathered, np.repeat(np.arange(float(size)), counts))
+
+
+@pytest.mark.parametrize("array, error", [
+    (np.zeros((4, 3)).T, ValueError), (np.zeros(6)[::2], ValueError), (np.zeros(3, np.float16), TypeError),
+    (np.zeros(3, ">f8"), TypeError), (np.zeros(3, complex), TypeError),
+])
+def test_refuses_what_mpi_would_garble(any_comm, array, error):
+    with pytest.raises(error, match="cannot communicate"):
+        any_comm.allreduce_(array)
+
+
+def test_share_and_agree(any_comm):
+    last = any_comm.size - 1
+    assert share(any_comm, f"grüße von {any_comm.rank}", last) == f"grüße von {last}"
+    assert share(any_comm, "") == ""
+    agree(any_comm, None)
+    with pytest.raises(CollectiveError, match="no such file"):
+        agree(any_comm, "no such file" if any_comm.rank == last else None)

@@ -1,0 +1,106 @@
+"""``exact``: the same bits on every number of ranks, for both placements of the matrices, interrupted anywhere.
+
+Rank 0 repeats each job in one process and compares bits; since every rank count is compared with that, they all agree.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from games import Game, configuration
+from mpifed import resume, run
+from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
+from mpifed.comm import SerialComm, share
+from mpifed.config import Config
+from mpifed.problems import DeepAUC, Saddle
+
+pytestmark = pytest.mark.mpi
+
+METHODS = {
+    "adam": AdaFGDA(q=3, gamma=0.02, lam=0.02, matrix="adam"),
+    "mean_after": AdaFGDA(q=2, gamma=0.02, lam=0.02, matrix="norm", sync_estimator="mean_after"),
+    "fgda": FGDA(q=3, gamma=0.02, lam=0.02, sync_estimator="local"),
+    "local": LocalSGDA(q=3, eta_x=0.02, eta_y=0.02),
+}
+
+
+def bits(result) -> np.ndarray:
+    return torch.cat(list(result.point.values())).numpy()
+
+
+def serial_copy(config: Config, out: str) -> Config:
+    return config.model_copy(update={"run": config.run.model_copy(update={"out": out})})
+
+
+def assert_layout_does_not_matter(config, comm, out):
+    result = run(config, comm)
+    if comm.rank == 0:
+        alone = run(serial_copy(config, f"{out}/serial"), SerialComm())
+        np.testing.assert_array_equal(bits(result), bits(alone))
+        for name, values in alone.history.items():
+            np.testing.assert_array_equal(result.history[name], values, err_msg=name)
+        for name in ("oracle_calls", "bytes_up", "bytes_down", "phases"):
+            np.testing.assert_array_equal(result.costs[name], alone.costs[name], err_msg=name)
+
+
+@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("matrices", ["coordinator", "replicated"])
+@pytest.mark.parametrize("method", METHODS)
+def test_same_bits_as_one_process(comm, out, method, matrices, executor):
+    config = configuration(METHODS[method], Game(clients=5), out, reduction="exact", matrices=matrices, executor=executor,
+                           dtype="float32", eval_every=1)
+    assert_layout_does_not_matter(config, comm, out)
+
+
+@pytest.mark.parametrize("executor", ["loop", "batched"])
+def test_network_and_held_out_metric(comm, out, executor):
+    problem = DeepAUC(dataset="digits", model={"name": "mlp"}, clients=8, partition={"name": "dirichlet", "alpha": 0.5})
+    config = configuration(METHODS["adam"], problem, out, batch_size=8, noise=None, reduction="exact", executor=executor,
+                           dtype="float32", eval_every=1)
+    assert_layout_does_not_matter(config, comm, out)
+
+
+@pytest.mark.parametrize("cohort, weights", [(1, "uniform"), (3, "samples"), (5, "samples")])
+@pytest.mark.parametrize("executor", ["loop", "batched"])
+def test_cohorts_and_weights(comm, out, cohort, weights, executor):
+    config = configuration(METHODS["local"], Game(clients=5), out, rounds=6, cohort=cohort, weights=weights, reduction="exact",
+                           executor=executor, dtype="float32")
+    assert_layout_does_not_matter(config, comm, out)
+
+
+def test_fewer_clients_than_ranks(comm, out):
+    config = configuration(METHODS["adam"], Game(clients=1), out, reduction="exact")
+    assert_layout_does_not_matter(config, comm, out)
+
+
+@pytest.mark.parametrize("matrices", ["coordinator", "replicated"])
+@pytest.mark.parametrize("method", ["adam", "mean_after"])
+def test_resumed_at_every_round_on_other_rank_counts(comm, out, method, matrices):
+    settings = dict(rounds=4, reduction="exact", matrices=matrices, checkpoint_every=1, keep=9)
+    whole = run(configuration(METHODS[method], Saddle(clients=5, d=4), out, batch_size=1, **settings), comm)
+    for r in (1, 2, 3):
+        parts = [share(comm, f"{out}/{name}{r}") for name in ("parallel", "serial")]
+        if comm.rank == 0:
+            for part in parts:
+                Path(part).mkdir()
+                shutil.copy(f"{out}/checkpoint-{r:08d}.h5", part)
+        comm.barrier()
+        again = resume(parts[0], comm=comm)
+        np.testing.assert_array_equal(bits(again), bits(whole))
+        if comm.rank == 0:
+            alone = resume(parts[1], comm=SerialComm())
+            np.testing.assert_array_equal(bits(alone), bits(whole))
+            for result in (again, alone):
+                np.testing.assert_array_equal(result.costs["round"], whole.costs["round"])
+                np.testing.assert_array_equal(result.costs["oracle_calls"], whole.costs["oracle_calls"])
+                assert result.history == whole.history
+
+
+def test_fused_agrees_to_rounding(comm, out):
+    """1e-5 in float32: sums in another order differ by some 1e-7, and the game amplifies that a little."""
+    job = dict(dtype="float32", executor="loop")
+    fused = run(configuration(METHODS["adam"], Game(clients=5), f"{out}/fused", **job), comm)
+    exact = run(configuration(METHODS["adam"], Game(clients=5), f"{out}/exact", reduction="exact", **job), comm)
+    np.testing.assert_allclose(bits(fused), bits(exact), rtol=1e-5, atol=1e-6)
