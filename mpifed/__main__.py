@@ -57,7 +57,7 @@ def run(file, overrides, data_dir):
     except ConfigError as fault:
         error = str(fault)
     agree(comm, error)
-    _finish(comm, run_job(config, comm))
+    _carry_out(comm, lambda: run_job(config, comm))
 
 
 @cli.command()
@@ -71,7 +71,7 @@ def resume(folder, overrides):
     from mpifed.run import resume as resume_job
 
     comm = world()
-    _finish(comm, resume_job(folder, overrides, comm))
+    _carry_out(comm, lambda: resume_job(folder, overrides, comm))
 
 
 @cli.command("list")
@@ -122,8 +122,12 @@ def report(runs, out):
         raise click.ClickException(str(fault)) from None
 
 
-def _finish(comm, result) -> None:
-    """The table and the curves of a run that has ended, on rank 0."""
+def _carry_out(comm, job) -> None:
+    """Run a job; on rank 0 draw its curves and print its table."""
+    try:
+        result = job()
+    except SystemExit as error:  # one rank must not leave while the others wait for it
+        raise RuntimeError(f"sys.exit({error.code}) was called in the middle of a run") from error
     if comm.rank == 0:
         from mpifed.report import report as write_report
 

@@ -70,6 +70,12 @@ class Algorithm:
     #: Phases run once, as round 0, before the first round.
     start: ClassVar[tuple[Phase, ...]] = ()
 
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        for name, kind in vars(cls).get("__annotations__", {}).items():
+            if hasattr(Algorithm, name) and "ClassVar" not in str(kind):
+                raise TypeError(f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which the contract of algorithms uses")
+
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The phases of a round, in order."""

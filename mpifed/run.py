@@ -17,6 +17,7 @@ from mpifed import checkpoint
 from mpifed.comm import SerialComm, agree, share, world
 from mpifed.config import Config, ConfigError, override
 from mpifed.files import sweep
+from mpifed.options import near_miss
 from mpifed.recorder import COSTS, RUN_FILE, Recorder
 from mpifed.simulation import Simulation
 
@@ -114,15 +115,15 @@ class _Runner:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 sweep(self.folder)
-                old = [*self.folder.glob(RUN_FILE), *self.folder.glob("checkpoint-*.h5")]
-                if old and not self.config.run.overwrite:
+                if self._results() and not self.config.run.overwrite:
                     error = (f"{self.folder} holds a run already: continue it with `mpifed resume {self.folder}`, choose "
                              "another run.out, or set run.overwrite=true")
-                for path in old if error is None else ():
-                    path.unlink()
             except OSError as fault:
                 error = f"cannot write to run.out = {self.folder}: {fault.strerror}"
         agree(self.comm, error)
+
+    def _results(self) -> list[Path]:
+        return [*self.folder.glob(RUN_FILE), *self.folder.glob("checkpoint-*.h5")]
 
     def restore(self, path: Path | None, header: dict, arrays: dict[str, np.ndarray]) -> None:
         """Take up the state of a checkpoint that rank 0 has read. Collective."""
@@ -161,6 +162,8 @@ class _Runner:
                 if fresh:
                     self.recorder.note_round()
                     stopped = self._evaluate(bar)
+                    for path in self._results() if rank0 else ():  # the job has been checked to the last: now overwrite
+                        path.unlink()
                 while not stopped:
                     stopped = self._round(bar)
         finally:
@@ -209,7 +212,7 @@ class _Runner:
             bar.set_postfix({name: f"{value:.4g}" for name, value in values.items()}, refresh=False)
             if stop.metric is not None:
                 if stop.metric not in values:
-                    error = f"stop.metric = {stop.metric!r} is no metric of this problem (options: {', '.join(values)})"
+                    error = f"stop.metric = {stop.metric!r} is no metric of this problem: {near_miss(stop.metric, values)}"
                 else:
                     value = values[stop.metric]
                     reached[0] = value >= stop.at_least if stop.at_least is not None else value <= stop.at_most

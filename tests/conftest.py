@@ -1,8 +1,13 @@
 """Fixtures for all tests. This folder is on the path: tests import ``games``, ``launch`` and ``reference``."""
 
+import hypothesis
 import pytest
 
-from mpifed.comm import world
+from mpifed.comm import share, world
+
+# The same examples every time, and no verdict on time: the machine may be busy.
+hypothesis.settings.register_profile("mpifed", deadline=None, derandomize=True, database=None, max_examples=50)
+hypothesis.settings.load_profile("mpifed")
 
 
 @pytest.fixture(scope="session")
@@ -12,8 +17,6 @@ def comm():
 
 
 @pytest.fixture
-def out(tmp_path_factory, comm, request):
+def out(tmp_path_factory, comm):
     """An output folder that all ranks agree on."""
-    from mpifed.comm import share
-
     return share(comm, str(tmp_path_factory.mktemp("run")))

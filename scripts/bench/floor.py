@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+"""Wall time of a round against its floor: python scripts/bench/floor.py [--ranks 1 2 4] [--workloads ...] [--json FILE]
+
+The floor is what no simulator can save: the gradient evaluations of the round in bare torch (the same loss and network,
+the same number of evaluations and minibatch gathers, parameters and gradients as views of flat vectors, rows drawn
+beforehand, no update arithmetic) and one raw ``MPI_Allreduce`` of the message's bytes.
+
+Package and floor run in the same processes, in short blocks by turns, and the ratio is the *median of the ratios of
+neighbouring blocks*. Other work on the machine slows neighbours alike, so it leaves their ratio alone, and the median
+drops the pairs of which one block only was hit. (A minimum of the ratios would choose the pairs whose floor was hit. The
+ratio of the two fastest blocks, which trusts the quietest moment of each side, stands beside it as ``fastest``.)
+
+``--executors`` compares the executors instead: one rank, 8 clients, blocks of ``loop`` and ``batched`` by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+METHODS = {
+    "AdaFGDA": dict(gamma=0.02, lam=0.02, alpha=0.5, beta=0.5, matrix={"name": "adam", "rho": 0.1}),
+    "LocalSGDA": dict(eta_x=0.01, eta_y=0.01),
+}
+#: Problem and rounds. The saddle's data is one row a client, so its sample is the full batch; off the centre its
+#: solution is not 0, which the iterates would approach through denormal numbers.
+WORKLOADS = {
+    "saddle": (dict(name="Saddle", d=1000, centred=False), 1200),
+    "digits-mlp": (dict(name="DeepAUC", dataset="digits", model="mlp"), 300),
+    "mnist-lenet": (dict(name="DeepAUC", dataset="mnist", model="lenet5"), 30),
+}
+#: Pairs of neighbouring blocks.
+PAIRS = 30
+#: Clients on the one rank of the comparison of executors.
+CLIENTS = 8
+ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1",
+}
+MARK = "floor-row "
+
+
+class Floor:
+    """One round of bare torch and MPI for the clients of a rank."""
+
+    def __init__(self, simulation, batch_size: int):
+        import torch
+        from mpi4py import MPI
+
+        self.problem, algorithm = simulation.problem, simulation.algorithm
+        self.samples, self.points = algorithm.local_steps, algorithm.calls_per_step
+        self.clients = [
+            tuple(tensor.to(simulation.dtype) for tensor in self.problem.client_data(client))
+            for client in simulation.placement.of(simulation.comm.rank)
+        ]
+        self.calls_per_round = self.samples * self.points * len(self.clients)
+        self.rows = [torch.randint(len(data[0]), (self.samples, batch_size or 1)) for data in self.clients]
+        flat = [getattr(simulation.shared, block).detach().clone() for block in "xy"]
+        self.evaluate = self._by_hand(*flat) if self.problem.gradients else self._by_autograd(*flat)
+        self.buffer = torch.zeros(simulation._stages[0].mean.buffer.numel() + 1, dtype=simulation.dtype).numpy()
+        self.reduce = lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, self.buffer)
+
+    def _by_hand(self, x, y):
+        tau = self.problem.tau
+
+        def evaluate(batch):
+            t, b = batch
+            return tau * x - t * y, b - y - t * x
+
+        return evaluate
+
+    def _by_autograd(self, x, y):
+        """Leaves that are views of one flat vector a block, with gradients that are views of another."""
+        import torch
+
+        grads = torch.zeros_like(torch.cat((x, y)))
+        named = []
+        for block, flat, grad in zip("xy", (x, y), grads.split((len(x), len(y)))):
+            blocks = self.problem.variables()
+            leaves = {name: view.detach().requires_grad_() for name, view in blocks.unflatten(block, flat).items()}
+            for leaf, view in zip(leaves.values(), blocks.unflatten(block, grad).values()):
+                leaf.grad = view
+            named.append(leaves)
+
+        def evaluate(batch):
+            grads.zero_()
+            self.problem.loss(*named, batch).backward()
+
+        return evaluate
+
+    def round(self) -> None:
+        for data, rows in zip(self.clients, self.rows):
+            for chosen in rows:
+                batch = tuple(column[chosen] for column in data) if len(data[0]) > 1 else (data[0][0], data[1][0])
+                for _ in range(self.points):
+                    self.evaluate(batch)
+        self.reduce()
+
+
+def simulate(workload: str, method: str, clients: int, executor: str, options):
+    """A simulation past its first round, which is not like the others, and the size of its minibatches."""
+    from mpifed.comm import world
+    from mpifed.config import Config
+    from mpifed.simulation import Simulation
+
+    batch_size = 0 if workload == "saddle" else options.batch
+    config = Config.from_table({
+        "algorithm": {"name": method, "q": options.q, **METHODS[method]},
+        "problem": {"clients": clients, **WORKLOADS[workload][0]},
+        "oracle": {"batch_size": batch_size},
+        "run": {"device": "cpu", "dtype": "float32", "executor": executor, "reduction": "fused"},
+    })
+    simulation = Simulation(config, world())
+    simulation.start()
+    for _ in range(2):
+        simulation.step()
+    return simulation, batch_size
+
+
+def paired(first, second, rounds: int, barrier) -> tuple[list[float], list[float]]:
+    """Seconds a round of each block of ``first`` and of ``second``, which take turns at going first in a pair."""
+    length, times = max(1, rounds // PAIRS), ([], [])
+    for pair in range(PAIRS + 1):
+        for which in (0, 1) if pair % 2 else (1, 0):
+            barrier()
+            began = time.perf_counter()
+            for _ in range(length):
+                (first, second)[which]()
+            barrier()
+            times[which].append((time.perf_counter() - began) / length)
+    return times[0][1:], times[1][1:]  # the first pair warms caches
+
+
+def summary(first: list[float], second: list[float], names: tuple[str, str]) -> dict:
+    """Milliseconds a round of both sides and their ratio (quartiles, and that of the fastest blocks)."""
+    low, middle, high = statistics.quantiles([a / b for a, b in zip(first, second)], n=4)
+    return {
+        f"{names[0]}_ms": 1e3 * statistics.median(first), f"{names[1]}_ms": 1e3 * statistics.median(second),
+        "ratio": middle, "ratio_quartiles": [low, high], "fastest": min(first) / min(second),
+    }
+
+
+def against_floor(workload: str, method: str, options) -> dict:
+    """One row: the package with the loop executor against the floor, on all ranks."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    simulation, batch_size = simulate(workload, method, options.clients * world.size, "loop", options)
+    floor, costs = Floor(simulation, batch_size), simulation.costs
+    calls, seconds, communication = costs.oracle_calls, costs.seconds, costs.communication_seconds
+    before = simulation.round
+    package, bare = paired(simulation.step, floor.round, options.rounds or WORKLOADS[workload][1], world.Barrier)
+    made, due = costs.oracle_calls - calls, floor.calls_per_round * (simulation.round - before)
+    if made != due:
+        raise RuntimeError(f"the package evaluated {made} gradients, the floor {due}: they must do the same work")
+    share = (costs.communication_seconds - communication) / (costs.seconds - seconds)
+    return summary(package, bare, ("package", "floor")) | {
+        "clients": simulation.problem.clients, "bytes": floor.buffer.nbytes, "communication_share": share,
+    }
+
+
+def executors(workload: str, method: str, options) -> dict:
+    """One row: ``loop`` against ``batched`` with all clients on one rank."""
+    from mpi4py import MPI
+
+    loop, batched = (simulate(workload, method, CLIENTS, name, options)[0] for name in ("loop", "batched"))
+    rounds = max(PAIRS, (options.rounds or WORKLOADS[workload][1]) // CLIENTS)
+    times = paired(loop.step, batched.step, rounds, MPI.COMM_WORLD.Barrier)
+    return summary(*times, ("loop", "batched")) | {"clients": CLIENTS}
+
+
+def work(options) -> None:
+    """All rows of one number of ranks; rank 0 prints each as a line of JSON."""
+    from mpi4py import MPI
+
+    from mpifed.data.idx import DataError
+
+    measure = executors if options.executors else against_floor
+    for workload in options.workloads:
+        for method in options.methods:
+            row = {"workload": workload, "method": method, "ranks": MPI.COMM_WORLD.size}
+            try:
+                row |= measure(workload, method, options)
+            except DataError as error:
+                row["skipped"] = str(error)
+            if MPI.COMM_WORLD.rank == 0:
+                print(MARK + json.dumps(row), flush=True)
+
+
+def launch(ranks: int, arguments: list[str]) -> list[dict]:
+    """The rows of a job of its own, shown as they come."""
+    beside = Path(sys.executable).parent / "mpirun"
+    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
+    if mpirun is None:
+        sys.exit("no mpirun beside the interpreter or on the path: install an MPI")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))}
+    root = str(Path(__file__).resolve().parents[2])
+    environment |= ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))}
+    command = [mpirun, "-n", str(ranks), sys.executable, __file__, *arguments, "--worker"]
+    rows = []
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as job:
+        for line in job.stdout:
+            if line.startswith(MARK):
+                rows.append(json.loads(line[len(MARK) :]))
+                print(show(rows[-1]), flush=True)
+            else:
+                print(line, end="")
+    if job.returncode:
+        sys.exit(f"the job on {ranks} ranks failed with exit code {job.returncode}")
+    return rows
+
+
+def show(row: dict) -> str:
+    """A line of the table."""
+    head = f"{row['workload']:<12} {row['method']:<10} {row['ranks']:>5}"
+    if "skipped" in row:
+        return f"{head}   skipped: {row['skipped'].splitlines()[0]}"
+    times = [value for key, value in row.items() if key.endswith("_ms")]
+    low, high = row["ratio_quartiles"]
+    share = f"{row['communication_share']:>7.1%}" if "communication_share" in row else ""
+    return f"{head} {times[0]:>11.3f} {times[1]:>11.3f} {row['ratio']:>7.3f}  {low:.3f}-{high:.3f} {row['fastest']:>8.3f} {share}"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--rounds", type=int, help="rounds of each side; by default the workload's own number")
+    parser.add_argument("--clients", type=int, default=1, help="clients a rank")
+    parser.add_argument("--batch", type=int, default=32, help="rows of a minibatch")
+    parser.add_argument("--q", type=int, default=12, help="local steps a round")
+    parser.add_argument("--executors", action="store_true", help=f"loop against batched: {CLIENTS} clients on one rank")
+    parser.add_argument("--json", type=Path, help="file for the rows and the settings")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    if options.worker:
+        return work(options)
+    sides = ("loop ms", "batched ms") if options.executors else ("package ms", "floor ms")
+    print(f"{'workload':<12} {'method':<10} ranks {sides[0]:>11} {sides[1]:>11} {'ratio':>7}  quartiles   {'fastest':>8} "
+          f"{'' if options.executors else 'in comm'}")
+    rows = []
+    for ranks in [1] if options.executors else options.ranks:
+        rows += launch(ranks, sys.argv[1:])
+    if options.json:
+        settings = {key: value for key, value in vars(options).items() if key not in ("json", "worker", "ranks")}
+        machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+        options.json.write_text(json.dumps({"settings": settings, "machine": machine, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""Identities between the methods: labels A... and E... are those of the lists of known identities in the documentation.
+
+All runs are the package against itself, in float64 and one process. "Exact" gradients are those of all rows of a client.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+from games import Game
+from identity_games import ROUNDING, VISIBLE, Affine, Rearranged, Started, Timed, distance, path
+from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
+from mpifed.noise import Gaussian
+
+GAMMA, LAM, ETA = 0.05, 0.04, 0.9
+POWER = {"name": "power", "scale": 1.5, "offset": 2.0}
+SYNC = ["stem", "local", "mean_after", "box"]
+READINGS = SYNC[:3]
+#: Settings of a matrix, with ρ left open.
+MATRICES = {
+    "adam": {"varrho": 0.8}, "adabelief": {"varrho": 0.8}, "amsgrad": {"varrho": 0.8}, "norm": {"vartheta": 0.7},
+    "adagrad_norm": {}, "barzilai_borwein": {},
+}
+
+
+def fgda(**settings):
+    return FGDA(**{"q": 3, "gamma": GAMMA, "lam": LAM, "eta": ETA, "alpha": 0.3, "beta": 0.5, **settings})
+
+
+def adafgda(matrix, rho=0.3, **settings):
+    settings = {"q": 3, "gamma": GAMMA, "lam": LAM, "eta": ETA, "alpha": 0.3, "beta": 0.5, **settings}
+    return AdaFGDA(matrix={"name": matrix, "rho": rho, **MATRICES[matrix]}, **settings)
+
+
+def local_sgda(q=3, eta=ETA):
+    """Local-SGDA with the rates γη_t, λη_t."""
+    if isinstance(eta, dict):
+        return LocalSGDA(q=q, eta_x=eta | {"scale": GAMMA * eta["scale"]}, eta_y=eta | {"scale": LAM * eta["scale"]})
+    return LocalSGDA(q=q, eta_x=GAMMA * eta, eta_y=LAM * eta)
+
+
+@pytest.mark.parametrize("first", ["rule", "identity", "rho"])
+@pytest.mark.parametrize("sync, executor", list(itertools.product(SYNC, ["loop", "batched"])))
+def test_identity_matrices_make_fgda(tmp_path, sync, executor, first):
+    settings = dict(batch_size=2, noise=Gaussian(scale=0.3), executor=executor)
+    left = path(AdaFGDA(q=3, gamma=GAMMA, lam=LAM, eta=POWER, matrix="identity", first_matrix=first, sync_estimator=sync),
+                Game(ball=0.8), tmp_path, **settings)
+    right = path(FGDA(q=3, gamma=GAMMA, lam=LAM, eta=POWER, sync_estimator=sync), Game(ball=0.8), tmp_path, **settings)
+    assert np.array_equal(left, right)  # the same operations: a division by 1 changes no bit
+
+
+@pytest.mark.parametrize("noise", [None, Timed(scale=0.3, q=3)])
+@pytest.mark.parametrize("eta", [ETA, POWER])
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("sync", ["stem", "local"])
+def test_a12_full_weights_make_local_sgda(tmp_path, sync, weights, eta, noise):
+    """With α = β = 1 the estimator is the fresh gradient. The noise vanishes where the two draw differently: FGDA's first
+    estimator averages the samples of round 0, Local-SGDA's first step takes sample 0 of round 1."""
+    settings = dict(noise=noise, weights=weights)
+    left = path(fgda(alpha=1.0, beta=1.0, eta=eta, sync_estimator=sync), Game(), tmp_path, **settings)
+    assert distance(left, path(local_sgda(eta=eta), Game(), tmp_path, **settings)) < ROUNDING
+
+
+@pytest.mark.parametrize("sync", ["mean_after", "box"])
+def test_a12_does_not_hold_for_the_other_readings(tmp_path, sync):
+    left = path(fgda(alpha=1.0, beta=1.0, sync_estimator=sync), Game(), tmp_path)
+    assert distance(left, path(local_sgda(), Game(), tmp_path)) > VISIBLE
+
+
+def test_a12_with_a_gaussian_noise_differs_in_the_first_step_alone(tmp_path):
+    """Independent noise in the q samples of line 2 and in sample 0 of round 1: the identity needs what the noise above has."""
+    noise = Gaussian(scale=0.3)
+    left = path(fgda(alpha=1.0, beta=1.0), Game(), tmp_path, noise=noise)
+    assert distance(left, path(local_sgda(), Game(), tmp_path, noise=noise)) > VISIBLE
+
+
+@pytest.mark.parametrize("project, eta", [("mixed", ETA), ("step", 1.0)])
+def test_a12_under_a_projection(tmp_path, project, eta):
+    """FGDA projects the step from the averages, Local-SGDA averages projected steps: equal for one client (with "step" where
+    ŷ itself is taken, η = 1) and as long as the set does not bind, else not."""
+
+    def gap(clients, ball):
+        game = Game(clients=clients, ball=ball)
+        left = path(fgda(alpha=1.0, beta=1.0, eta=eta, project_y=project), game, tmp_path)
+        free = path(local_sgda(eta=eta), Game(clients=clients), tmp_path)
+        right = path(local_sgda(eta=eta), game, tmp_path)
+        assert (distance(free, right) > VISIBLE) == (ball < 10)  # a ball of 0.5 binds
+        return distance(left, right)
+
+    assert gap(1, 0.5) < ROUNDING
+    assert gap(3, 100.0) < ROUNDING
+    assert gap(3, 0.5) > VISIBLE
+
+
+@pytest.mark.parametrize("noise", [None, Timed(scale=0.3, q=3)])
+@pytest.mark.parametrize("q", [2, 3, 4])
+def test_e2_full_weights_and_averaging_after_are_a_shifted_local_sgda(tmp_path, q, noise):
+    """"mean_after" with α = β = 1: after a synchronisation every client holds the averaged gradient at the common point, so
+    the next step keeps the points equal. That is Local-SGDA with averages after the steps q, q + 1, 2q, 2q + 1, ..."""
+    rounds = 4
+    left = path(fgda(q=q, alpha=1.0, beta=1.0, sync_estimator="mean_after"), Game(), tmp_path, rounds=rounds,
+                noise=noise and Timed(scale=noise.scale, q=q))
+    pieces, point, done = [q] + [1, q - 1] * (rounds - 1), None, 0
+    right = []
+    for steps in pieces:
+        game = Game() if point is None else Started(start=tuple(point))
+        point = path(local_sgda(q=steps), game, tmp_path, rounds=1, noise=noise and Timed(scale=noise.scale, q=steps, offset=done))[0]
+        done += steps
+        if done % q == 0:
+            right.append(point)
+    assert distance(left, np.array(right)) < ROUNDING
+    assert distance(left, path(local_sgda(q=q), Game(), tmp_path, rounds=rounds)) > VISIBLE
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("alpha, beta", [(0.0, 1.0), (0.3, 0.05), ({"name": "squared", "c": 0.4}, POWER | {"scale": 0.5})])
+def test_a13_local_reading_without_noise_is_local_gda(tmp_path, alpha, beta, weights):
+    """Without noise a client's own estimator is its exact gradient, whatever the weights of the correction."""
+    right = path(local_sgda(eta=POWER), Game(), tmp_path, weights=weights)
+    for sync in SYNC:
+        method = fgda(eta=POWER, alpha=alpha, beta=beta, sync_estimator=sync)
+        gap = distance(path(method, Game(), tmp_path, weights=weights), right)
+        assert gap < ROUNDING if sync == "local" else gap > VISIBLE
+
+
+def test_a13_needs_exact_gradients(tmp_path):
+    noise = Timed(scale=0.3, q=3)
+    left = path(fgda(sync_estimator="local"), Game(), tmp_path, noise=noise)
+    assert distance(left, path(local_sgda(), Game(), tmp_path, noise=noise)) > VISIBLE
+
+
+@pytest.mark.parametrize("project", ["mixed", "step", "none"])
+@pytest.mark.parametrize("matrix", [None, *MATRICES])
+@pytest.mark.parametrize("clients, q", [(1, 3), (3, 1)])
+def test_a15_readings_coincide_for_one_client_or_one_step(tmp_path, clients, q, matrix, project):
+    """Averaging one client's estimator changes nothing. With q = 1 all clients stand at the same point, only the mean of the
+    estimators moves it, and that mean obeys the same recursion whether the old estimator is the client's or the average:
+    for any number of clients, with noise, minibatches, weights, matrices and a projection."""
+    game, settings = Game(clients=clients, ball=0.5), dict(batch_size=2, noise=Gaussian(scale=0.3), weights="samples", rounds=6)
+    make = fgda if matrix is None else lambda **options: adafgda(matrix, **options)
+    paths = {sync: path(make(q=q, sync_estimator=sync, project_y=project), game, tmp_path, **settings) for sync in READINGS}
+    # Averages of equal numbers round. The Barzilai-Borwein quotient divides differences of points that lie 1e-2 apart.
+    limit = 100 * ROUNDING if matrix == "barzilai_borwein" else ROUNDING
+    assert distance(paths["stem"], paths["local"]) < limit and distance(paths["stem"], paths["mean_after"]) < limit
+    if q > 1:  # the printed line numbers skip a fresh gradient even for one client
+        assert distance(paths["stem"], path(make(q=q, sync_estimator="box", project_y=project), game, tmp_path, **settings)) > VISIBLE
+
+
+def test_a15_readings_differ_with_several_clients_and_steps(tmp_path):
+    paths = [path(fgda(sync_estimator=sync), Game(), tmp_path) for sync in SYNC]
+    assert min(distance(left, right) for left, right in itertools.combinations(paths, 2)) > VISIBLE
+
+
+@pytest.mark.parametrize("first", ["rule", "rho"])
+@pytest.mark.parametrize("sync", ["stem", "mean_after"])
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_a16_a_large_rho_makes_fgda(tmp_path, matrix, sync, first):
+    """A = √a + ρ with steps gρ: gρ w / A = g w (1 - √a / ρ + ...), so the distance to FGDA with steps g falls as 1 / ρ. (The
+    first matrix I would take a step of gρ.)"""
+    settings = dict(batch_size=2, noise=Gaussian(scale=0.3))
+    limit = path(fgda(sync_estimator=sync), Game(), tmp_path, **settings)
+    rhos, gaps = [1e3, 1e4, 1e5], []
+    for rho in rhos:
+        method = adafgda(matrix, rho, gamma=GAMMA * rho, lam=LAM * rho, sync_estimator=sync, first_matrix=first)
+        gaps.append(distance(path(method, Game(), tmp_path, **settings), limit))
+    slopes = np.diff(np.log(gaps)) / np.diff(np.log(rhos))
+    # The next term is √a / ρ of the first, and a < 100 here: 1 % at ρ = 1e3.
+    assert np.abs(slopes + 1).max() < 0.02, gaps
+
+
+@pytest.mark.parametrize("method", [fgda(alpha=0.2), adafgda("adam"), local_sgda()])
+def test_rearranging_nobody_changes_no_bit(tmp_path, method):
+    """The transformed games of these tests draw what the package draws for the original one."""
+    settings = dict(noise=Gaussian(scale=0.3))
+    left = path(method, Rearranged(order=(0, 1, 2)), tmp_path, **settings)
+    assert np.array_equal(left, path(method, Game(), tmp_path, batch_size=2, **settings))
+
+
+def gda_on_the_mean_field(problem: Affine, steps: int) -> np.ndarray:
+    """Gradient descent ascent with steps ηγ, ηλ on a pooled game, all iterates after the start."""
+    from mpifed.streams import generator
+
+    problem.prepare(1)
+    point = problem.initial(generator(1, "initial"))
+    x, y, row = point["x"].numpy(), point["y"].numpy(), problem.rows[0][0].numpy()
+    H, C, G = problem.H.numpy(), problem.C.numpy(), problem.G.numpy()
+    iterates = []
+    for _ in range(steps):
+        x, y = (x - ETA * GAMMA * (H @ x + C @ y + row[:3]), y + ETA * LAM * (C.T @ x - G @ y + row[3:]))
+        iterates.append(np.concatenate([x, y]))
+    return np.array(iterates)
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("method", [local_sgda(5), *(fgda(q=5, sync_estimator=sync) for sync in READINGS)])
+def test_d7_a_common_jacobian_makes_gda_on_the_mean_field(tmp_path, method, weights):
+    """Means commute with affine maps of one Jacobian: q steps of gradient descent ascent a round, at exact gradients for
+    every reading that takes fresh ones."""
+    settings = dict(rounds=6, weights=weights)
+    expected = gda_on_the_mean_field(Affine(pooled=weights), 30)[4::5]
+    assert distance(path(method, Affine(), tmp_path, **settings), expected) < ROUNDING
+    assert distance(path(method, Affine(common=False), tmp_path, **settings), expected) > VISIBLE
+
+
+@pytest.mark.parametrize("sync", SYNC)
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_d7_adaptive_matrices_too(tmp_path, matrix, sync):
+    """The matrices are the same for all clients, so the mean of the clients is one client on the mean field."""
+    method = adafgda(matrix, sync_estimator=sync)
+    left = path(method, Affine(), tmp_path, rounds=6)
+    limit = 100 * ROUNDING if matrix == "barzilai_borwein" else ROUNDING  # a quotient of small differences
+    assert distance(left, path(method, Affine(pooled="uniform"), tmp_path, rounds=6)) < limit
+    assert distance(left, path(method, Affine(pooled="samples"), tmp_path, rounds=6)) > VISIBLE

@@ -1,0 +1,122 @@
+"""Checkpoints: what is written comes back; what is damaged is noticed."""
+
+import os
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpifed import checkpoint
+from mpifed.comm import SerialComm
+from mpifed.files import replacing, sweep
+from mpifed.placement import Cohort, Placement
+
+ARRAYS = {"shared": np.arange(5.0), "empty": np.zeros((0, 3)), "table": np.arange(6.0).reshape(2, 3)}
+
+
+def save(folder, r, clients=4, keep=3, size=3):
+    rows = np.arange(float(clients * size)).reshape(clients, size) + r
+    checkpoint.write(folder, keep, {"round": r, "words": ["ä"]}, ARRAYS, rows, SerialComm(), Placement(clients, 1))
+    return rows
+
+
+def test_round_trip_and_the_last_ones_kept(tmp_path):
+    for r in range(1, 6):
+        rows = save(tmp_path, r)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [f"checkpoint-0000000{r}.h5" for r in (3, 4, 5)]
+    path, header, arrays, complaints = checkpoint.newest(tmp_path)
+    assert header == {"round": 5, "words": ["ä"]} and complaints == []
+    for name, array in ARRAYS.items():
+        np.testing.assert_array_equal(arrays[name], array)
+    again = np.empty_like(rows)
+    checkpoint.read_clients(path, again, SerialComm(), Placement(4, 1))
+    np.testing.assert_array_equal(again, rows)
+
+
+def test_clients_without_state_and_large_rows(tmp_path, monkeypatch):
+    save(tmp_path, 1, size=0)
+    assert checkpoint.newest(tmp_path)[1]["round"] == 1
+    monkeypatch.setattr(checkpoint, "BLOCK", 16)
+    monkeypatch.setattr(checkpoint, "CHUNK", 16)
+    rows = save(tmp_path, 2, clients=7, size=5)
+    path = checkpoint.newest(tmp_path)[0]
+    again = np.empty_like(rows)
+    checkpoint.read_clients(path, again, SerialComm(), Placement(7, 1))
+    np.testing.assert_array_equal(again, rows)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 100, 2000, -1, -1000])
+def test_truncation_is_noticed(tmp_path, kept):
+    save(tmp_path, 1), save(tmp_path, 2)
+    newest = tmp_path / "checkpoint-00000002.h5"
+    newest.write_bytes(newest.read_bytes()[:kept])
+    path, header, _, complaints = checkpoint.newest(tmp_path)
+    assert header["round"] == 1 and "checkpoint-00000002.h5 is damaged" in complaints[0]
+
+
+def test_every_flipped_data_byte_is_noticed(tmp_path):
+    """Flips one byte inside each dataset's stored data."""
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    newest = tmp_path / "checkpoint-00000002.h5"
+    sound = newest.read_bytes()
+    with h5py.File(newest) as file:
+        places = [file[name].id.get_chunk_info(0).byte_offset for name in ("shared", "table", "clients")]
+    for place in places:
+        newest.write_bytes(sound[: place + 3] + bytes([sound[place + 3] ^ 64]) + sound[place + 4 :])
+        assert checkpoint.newest(tmp_path)[1]["round"] == 1
+    newest.write_bytes(sound)
+    assert checkpoint.newest(tmp_path)[1]["round"] == 2
+
+
+@pytest.mark.parametrize("attribute, value", [("complete", False), ("format", 99), ("header", "{")])
+def test_incomplete_and_foreign_files(tmp_path, attribute, value):
+    save(tmp_path, 1)
+    with h5py.File(tmp_path / "checkpoint-00000001.h5", "a") as file:
+        file.attrs[attribute] = value
+    assert checkpoint.newest(tmp_path)[0] is None and len(checkpoint.newest(tmp_path)[3]) == 1
+
+
+def test_replacing_is_all_or_nothing(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), replacing(path) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["file"]
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    (tmp_path / "file.tmp.123").write_text("left by a killed run")
+    sweep(tmp_path)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@given(st.integers(1, 30), st.integers(1, 12))
+def test_every_client_has_one_rank(clients, ranks):
+    placement = Placement(clients, ranks)
+    assert np.concatenate([placement.of(rank) for rank in range(ranks)]).tolist() == list(range(clients))
+    assert all(placement.rank_of[client] == rank for rank in range(ranks) for client in placement.of(rank))
+    loads = [len(placement.of(rank)) for rank in range(ranks)]
+    assert max(loads) - min(loads) <= 1
+
+
+@given(st.integers(1, 20), st.integers(1, 6), st.data())
+def test_cohorts(clients, ranks, data):
+    size, r = data.draw(st.integers(1, clients)), data.draw(st.integers(1, 100))
+    members = Cohort.draw(3, r, clients, size)
+    assert len(set(members.tolist())) == size and members.min() >= 0 and members.max() < clients
+    placement, weights = Placement(clients, ranks), np.arange(1.0, clients + 1)
+    cohorts = [Cohort(members, placement, rank, weights) for rank in range(ranks)]
+    seen = np.concatenate([placement.of(rank)[cohort.local] for rank, cohort in enumerate(cohorts)])
+    for cohort in cohorts:
+        np.testing.assert_array_equal(seen[cohort.order], members)
+        assert cohort.total == (members + 1).sum() and cohort.counts.sum() == size
+
+
+def test_cohorts_are_uniform():
+    """2,000 rounds of 3 of 7: each client is in 857 of them, standard deviation 22."""
+    counts = np.bincount(np.concatenate([Cohort.draw(0, r, 7, 3) for r in range(2000)]), minlength=7)
+    assert (abs(counts - 6000 / 7) < 110).all()

@@ -1,0 +1,75 @@
+"""Schedules, sets and adaptive matrices as settings and as functions."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from mpifed.adaptive import MATRICES, BarzilaiBorwein
+from mpifed.algorithms import FGDA, AdaFGDA
+from mpifed.projections import Ball, Box, Simplex
+from mpifed.schedules import Constant, Power, Squared, Steps
+
+VECTORS = arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 6)), elements=st.floats(-5, 5)).map(torch.from_numpy)
+
+
+def test_schedules():
+    assert Constant(0.3)(7) == 0.3
+    assert Power(2.0, offset=7)(1) == 1.0  # 2 / 8^(1/3)
+    assert Squared(3.0)(5, eta=0.5) == 0.75 and Squared(30.0)(5, eta=0.5) == 1.0
+    assert [Steps(1.0, (2, 4), 0.5)(t) for t in (1, 2, 3, 4, 5)] == [1, 1, 0.5, 0.5, 0.25]
+
+
+def test_rates_from_numbers_and_tables():
+    method = FGDA(q=2, eta={"name": "power", "scale": 0.5, "offset": 8}, alpha={"name": "squared", "c": 2})
+    assert method.eta(19) == pytest.approx(0.5 / 3, rel=1e-14) and method.alpha(1, 0.5) == 0.5 and method.beta(9) == 0.1
+    for wrong in (-1, float("nan"), float("inf"), "fast", {"name": "powr", "scale": 1}, {"name": "power"}, True):
+        with pytest.raises(ValueError):
+            FGDA(q=2, eta=wrong)
+
+
+@pytest.mark.parametrize("set_", [Ball(1.5), Ball(0.5, center=1.0), Box(-1, 2), Simplex(), Simplex(2.5)])
+@given(VECTORS, VECTORS)
+def test_projections(set_, point, other):
+    """Feasible, idempotent, and no other feasible point is nearer (1e-9: a few roundings of numbers up to 5)."""
+    projected = set_(point)
+    torch.testing.assert_close(set_(projected), projected, rtol=0, atol=1e-9)
+    if isinstance(set_, Simplex):
+        assert (projected >= 0).all()
+        torch.testing.assert_close(projected.sum(-1), torch.full(point.shape[:1], set_.total, dtype=torch.float64))
+    if point.shape[-1] == other.shape[-1]:
+        feasible = set_(other)[:1]
+        assert (((point - projected) * (feasible - projected)).sum(-1) <= 1e-9).all()  # the obtuse-angle criterion
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@given(st.lists(st.integers(-3, 3), min_size=3, max_size=3), st.integers(1, 4))
+def test_matrices_dominate_rho(name, values, refreshes):
+    matrix = MATRICES[name]()
+    w = torch.tensor(values, dtype=torch.float64)
+    kinds = {"x": 3, "scalar": 1}
+    moments = tuple(torch.zeros(kinds[kind], dtype=torch.float64) for kind in matrix.fields("x"))
+    moments = matrix.refer(moments, w, w)
+    for step in range(refreshes):
+        moments, A = matrix(moments, w * step, w + step)
+        assert A.shape == (kinds[matrix.shape("x")],)
+        assert (A >= matrix.rho).all()
+
+
+def test_barzilai_borwein_measures_curvature():
+    """For w = H x with H = 3 I the quotient is 3; standing still keeps it."""
+    matrix = BarzilaiBorwein(rho=0.5)
+    x = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    moments = matrix.refer((torch.zeros(2), torch.zeros(2), torch.zeros(1, dtype=torch.float64)), 3 * x, x)
+    moments, A = matrix(moments, 3 * x, x)
+    assert A.item() == 0.5
+    moments, A = matrix(moments, 6 * x, 2 * x)
+    assert A.item() == 3.5
+    _, A = matrix(moments, 6 * x, 2 * x + 1e-17)
+    assert A.item() == 3.5
+
+
+def test_box_reading_warns_when_it_never_sees_a_gradient():
+    with pytest.warns(UserWarning, match="never evaluates a fresh gradient"):
+        AdaFGDA(q=1, sync_estimator="box")
