@@ -100,7 +100,7 @@ class Floor:
     def round(self) -> None:
         for data, rows in zip(self.clients, self.rows):
             for chosen in rows:
-                batch = tuple(column[chosen] for column in data) if len(data[0]) > 1 else (data[0][0], data[1][0])
+                batch = tuple(column.index_select(0, chosen) for column in data) if len(data[0]) > 1 else (data[0][0], data[1][0])
                 for _ in range(self.points):
                     self.evaluate(batch)
         self.reduce()

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 from games import Game
-from identity_games import ROUNDING, VISIBLE, Affine, Rearranged, Started, Timed, distance, path
+from identity_games import BINDING, ROUNDING, VISIBLE, Affine, Rearranged, Started, Timed, distance, path
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
 from mpifed.noise import Gaussian
 
@@ -44,8 +44,8 @@ def local_sgda(q=3, eta=ETA):
 def test_identity_matrices_make_fgda(tmp_path, sync, executor, first):
     settings = dict(batch_size=2, noise=Gaussian(scale=0.3), executor=executor)
     left = path(AdaFGDA(q=3, gamma=GAMMA, lam=LAM, eta=POWER, matrix="identity", first_matrix=first, sync_estimator=sync),
-                Game(ball=0.8), tmp_path, **settings)
-    right = path(FGDA(q=3, gamma=GAMMA, lam=LAM, eta=POWER, sync_estimator=sync), Game(ball=0.8), tmp_path, **settings)
+                Game(ball=BINDING), tmp_path, **settings)
+    right = path(FGDA(q=3, gamma=GAMMA, lam=LAM, eta=POWER, sync_estimator=sync), Game(ball=BINDING), tmp_path, **settings)
     assert np.array_equal(left, right)  # the same operations: a division by 1 changes no bit
 
 
@@ -84,12 +84,12 @@ def test_a12_under_a_projection(tmp_path, project, eta):
         left = path(fgda(alpha=1.0, beta=1.0, eta=eta, project_y=project), game, tmp_path)
         free = path(local_sgda(eta=eta), Game(clients=clients), tmp_path)
         right = path(local_sgda(eta=eta), game, tmp_path)
-        assert (distance(free, right) > VISIBLE) == (ball < 10)  # a ball of 0.5 binds
+        assert (distance(free, right) > VISIBLE) == (ball == BINDING)
         return distance(left, right)
 
-    assert gap(1, 0.5) < ROUNDING
+    assert gap(1, BINDING) < ROUNDING
     assert gap(3, 100.0) < ROUNDING
-    assert gap(3, 0.5) > VISIBLE
+    assert gap(3, BINDING) > VISIBLE
 
 
 @pytest.mark.parametrize("noise", [None, Timed(scale=0.3, q=3)])
@@ -112,8 +112,9 @@ def test_e2_full_weights_and_averaging_after_are_a_shifted_local_sgda(tmp_path, 
     assert distance(left, path(local_sgda(q=q), Game(), tmp_path, rounds=rounds)) > VISIBLE
 
 
-@pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize("alpha, beta", [(0.0, 1.0), (0.3, 0.05), ({"name": "squared", "c": 0.4}, POWER | {"scale": 0.5})])
+@pytest.mark.parametrize("alpha, beta, weights", [
+    (0.0, 1.0, "uniform"), (0.3, 0.05, "samples"), ({"name": "squared", "c": 0.4}, POWER | {"scale": 0.5}, "samples"),
+])
 def test_a13_local_reading_without_noise_is_local_gda(tmp_path, alpha, beta, weights):
     """Without noise a client's own estimator is its exact gradient, whatever the weights of the correction."""
     right = path(local_sgda(eta=POWER), Game(), tmp_path, weights=weights)
@@ -129,19 +130,16 @@ def test_a13_needs_exact_gradients(tmp_path):
     assert distance(left, path(local_sgda(), Game(), tmp_path, noise=noise)) > VISIBLE
 
 
-@pytest.mark.parametrize("project", ["mixed", "step", "none"])
-@pytest.mark.parametrize("matrix", [None, *MATRICES])
+@pytest.mark.parametrize("matrix, project", [(None, "step"), (None, "none"), *((one, "mixed") for one in [None, *MATRICES])])
 @pytest.mark.parametrize("clients, q", [(1, 3), (3, 1)])
 def test_a15_readings_coincide_for_one_client_or_one_step(tmp_path, clients, q, matrix, project):
     """Averaging one client's estimator changes nothing. With q = 1 all clients stand at the same point, only the mean of the
     estimators moves it, and that mean obeys the same recursion whether the old estimator is the client's or the average:
     for any number of clients, with noise, minibatches, weights, matrices and a projection."""
-    game, settings = Game(clients=clients, ball=0.5), dict(batch_size=2, noise=Gaussian(scale=0.3), weights="samples", rounds=6)
+    game, settings = Game(clients=clients, ball=BINDING), dict(batch_size=2, noise=Gaussian(scale=0.3), weights="samples")
     make = fgda if matrix is None else lambda **options: adafgda(matrix, **options)
     paths = {sync: path(make(q=q, sync_estimator=sync, project_y=project), game, tmp_path, **settings) for sync in READINGS}
-    # Averages of equal numbers round. The Barzilai-Borwein quotient divides differences of points that lie 1e-2 apart.
-    limit = 100 * ROUNDING if matrix == "barzilai_borwein" else ROUNDING
-    assert distance(paths["stem"], paths["local"]) < limit and distance(paths["stem"], paths["mean_after"]) < limit
+    assert distance(paths["stem"], paths["local"]) < ROUNDING and distance(paths["stem"], paths["mean_after"]) < ROUNDING
     if q > 1:  # the printed line numbers skip a fresh gradient even for one client
         assert distance(paths["stem"], path(make(q=q, sync_estimator="box", project_y=project), game, tmp_path, **settings)) > VISIBLE
 
@@ -151,8 +149,7 @@ def test_a15_readings_differ_with_several_clients_and_steps(tmp_path):
     assert min(distance(left, right) for left, right in itertools.combinations(paths, 2)) > VISIBLE
 
 
-@pytest.mark.parametrize("first", ["rule", "rho"])
-@pytest.mark.parametrize("sync", ["stem", "mean_after"])
+@pytest.mark.parametrize("sync, first", [("stem", "rule"), ("mean_after", "rho")])
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_a16_a_large_rho_makes_fgda(tmp_path, matrix, sync, first):
     """A = √a + ρ with steps gρ: gρ w / A = g w (1 - √a / ρ + ...), so the distance to FGDA with steps g falls as 1 / ρ. (The
@@ -164,8 +161,8 @@ def test_a16_a_large_rho_makes_fgda(tmp_path, matrix, sync, first):
         method = adafgda(matrix, rho, gamma=GAMMA * rho, lam=LAM * rho, sync_estimator=sync, first_matrix=first)
         gaps.append(distance(path(method, Game(), tmp_path, **settings), limit))
     slopes = np.diff(np.log(gaps)) / np.diff(np.log(rhos))
-    # The next term is √a / ρ of the first, and a < 100 here: 1 % at ρ = 1e3.
-    assert np.abs(slopes + 1).max() < 0.02, gaps
+    # The next term is √a / ρ of the first, with √a < 10 at most 1 %, which tilts a decade by 0.01 / log 10.
+    assert np.abs(slopes + 1).max() < 0.005, gaps
 
 
 @pytest.mark.parametrize("method", [fgda(alpha=0.2), adafgda("adam"), local_sgda()])
@@ -208,6 +205,5 @@ def test_d7_adaptive_matrices_too(tmp_path, matrix, sync):
     """The matrices are the same for all clients, so the mean of the clients is one client on the mean field."""
     method = adafgda(matrix, sync_estimator=sync)
     left = path(method, Affine(), tmp_path, rounds=6)
-    limit = 100 * ROUNDING if matrix == "barzilai_borwein" else ROUNDING  # a quotient of small differences
-    assert distance(left, path(method, Affine(pooled="uniform"), tmp_path, rounds=6)) < limit
+    assert distance(left, path(method, Affine(pooled="uniform"), tmp_path, rounds=6)) < ROUNDING
     assert distance(left, path(method, Affine(pooled="samples"), tmp_path, rounds=6)) > VISIBLE

@@ -1,0 +1,54 @@
+"""The point that a run returns: the last iterate, the mean of all rounds, or the iterate of a random round."""
+
+from collections import Counter
+
+import h5py
+import numpy as np
+import pytest
+from games import configuration
+from mpifed import run
+from mpifed.algorithms import FGDA, LocalSGDA
+from mpifed.comm import SerialComm
+from mpifed.problems import Saddle
+
+METHODS = [LocalSGDA(q=2, eta_x=0.005, eta_y=0.05), FGDA(q=2, gamma=0.005, lam=0.05)]
+
+
+def output(method, out, rule, rounds=5, seed=1):
+    """The returned point and the iterates of all rounds."""
+    settings = dict(batch_size=0, noise=0.1, seed=seed, rounds=rounds, eval_every=10**6, watchdog=0)
+    config = configuration(method, Saddle(d=2, clients=2), out, **settings).model_copy(update={"output": rule})
+    result = run(config, SerialComm())
+    with h5py.File(result.path) as file:
+        final = np.concatenate([file["final/x"][...], file["final/y"][...]])
+        iterates = np.concatenate([file["iterates/x"][...], file["iterates/y"][...]], axis=1)
+        assert result.metrics == dict(file["final"].attrs)
+    point = np.concatenate([result.point["x"].numpy(), result.point["y"].numpy()])
+    assert np.array_equal(point, final)
+    assert result.metrics["error"] == pytest.approx(np.linalg.norm(point), rel=1e-14)  # the saddle is 0
+    return point, iterates
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_last(tmp_path, method):
+    point, iterates = output(method, tmp_path, "last")
+    assert np.array_equal(point, iterates[-1])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_average_is_the_mean_of_all_rounds(tmp_path, method):
+    point, iterates = output(method, tmp_path, "average", rounds=30)
+    np.testing.assert_allclose(point, iterates.mean(axis=0), rtol=0, atol=1e-15)  # a running mean of numbers of about 1
+    assert np.abs(point - iterates[-1]).max() > 0.1  # nor is the start among them
+    assert len(iterates) == 30
+
+
+def test_uniform_is_one_of_the_rounds_and_each_is_as_likely(tmp_path):
+    rounds, seeds, chosen = 4, 160, Counter()
+    for seed in range(seeds):
+        point, iterates = output(METHODS[0], tmp_path, "uniform", rounds, seed)
+        (match,) = np.flatnonzero((iterates == point).all(axis=1))
+        chosen[int(match)] += 1
+    # 40 expected, standard deviation (160 / 4 * 3 / 4)^(1/2) = 5.5
+    assert sorted(chosen) == list(range(rounds))
+    assert max(abs(count - seeds / rounds) for count in chosen.values()) < 4 * 5.5, chosen
