@@ -29,7 +29,7 @@ CHUNK = 2**24
 
 
 class _Reduction:
-    """Buffers for one phase's message.
+    """Buffers for one phase's message; ``staged`` copies through the host buffer, as every device but the CPU needs.
 
     Attributes:
         rows: one row for each client that this rank may step, ``[capacity, size]``, filled before a call.
@@ -38,15 +38,15 @@ class _Reduction:
         seconds: time spent in communication so far.
     """
 
-    def __init__(self, comm: SerialComm, capacity: int, size: int, dtype, device):
+    def __init__(self, comm: SerialComm, capacity: int, size: int, dtype, device, staged: bool | None = None):
         self.comm, self.size = comm, size
         self.wire_bytes, self.seconds = 0, 0.0
         self.device = torch.device(device)
-        staged = self.device.type != "cpu"
-        self._host = torch.zeros(size + 1, dtype=dtype, pin_memory=staged and torch.cuda.is_available())
+        self.staged = self.device.type != "cpu" if staged is None else staged
+        self._host = torch.zeros(size + 1, dtype=dtype, pin_memory=self.device.type == "cuda")
         self._array = self._host.numpy()  # the persistent view that MPI works on
         self._total = self._host[:size]
-        self.mean = torch.zeros(size, dtype=dtype, device=self.device) if staged else self._total
+        self.mean = torch.zeros(size, dtype=dtype, device=self.device) if self.staged else self._total
         self.rows = self._allocate_rows(max(capacity, 1), dtype)
 
     def _allocate_rows(self, capacity: int, dtype) -> torch.Tensor:
@@ -61,7 +61,7 @@ class FusedReduction(_Reduction):
     """One in-place Allreduce of a persistent buffer."""
 
     def _allocate_rows(self, capacity: int, dtype) -> torch.Tensor:
-        if capacity == 1 and self.device.type == "cpu":
+        if capacity == 1 and not self.staged:
             return self._total.view(1, -1)
         return super()._allocate_rows(capacity, dtype)
 
@@ -83,7 +83,7 @@ class FusedReduction(_Reduction):
         self.seconds += time.perf_counter() - start
         if self.comm.size > 1:
             self.wire_bytes += 2 * self._array.nbytes
-        if self.mean is not total:
+        if self.staged:
             self.mean.copy_(total, non_blocking=True)
         self.mean /= cohort.total
         return bool(self._array[self.size] > 0)
@@ -104,7 +104,7 @@ class ExactReduction(_Reduction):
             stop = min(start + step, self.size)
             positive |= self._chunk(rows[:, start:stop], result[start:stop], cohort, control)
         result /= result.dtype.type(cohort.total)
-        if self.device.type != "cpu":
+        if self.staged:
             self.mean.copy_(self._total)
         return positive
 

@@ -155,7 +155,7 @@ class _Runner:
         rank0 = self.comm.rank == 0
         bar = tqdm(total=config.rounds, initial=simulation.round, unit="round", disable=not (rank0 and config.run.progress),
                    desc=type(config.algorithm).__name__, dynamic_ncols=True,
-                   mininterval=0.1 if sys.stderr.isatty() else 10)
+                   mininterval=0.1 if sys.stderr.isatty() else 2)
         stopped = ""
         try:
             with bar:

@@ -30,15 +30,13 @@ METHODS = {
     "AdaFGDA": dict(gamma=0.02, lam=0.02, alpha=0.5, beta=0.5, matrix={"name": "adam", "rho": 0.1}),
     "LocalSGDA": dict(eta_x=0.01, eta_y=0.01),
 }
-#: Problem and rounds. The saddle's data is one row a client, so its sample is the full batch; off the centre its
-#: solution is not 0, which the iterates would approach through denormal numbers.
+#: Problem, rounds, and rounds a block. The saddle's data is one row a client, so its sample is the full batch; off the
+#: centre its solution is not 0, which the iterates would approach through denormal numbers.
 WORKLOADS = {
-    "saddle": (dict(name="Saddle", d=1000, centred=False), 1200),
-    "digits-mlp": (dict(name="DeepAUC", dataset="digits", model="mlp"), 300),
-    "mnist-lenet": (dict(name="DeepAUC", dataset="mnist", model="lenet5"), 30),
+    "saddle": (dict(name="Saddle", d=1000, centred=False), 2000, 20),
+    "digits-mlp": (dict(name="DeepAUC", dataset="digits", model="mlp"), 300, 2),
+    "mnist-lenet": (dict(name="DeepAUC", dataset="mnist", model="lenet5"), 40, 1),
 }
-#: Pairs of neighbouring blocks.
-PAIRS = 30
 #: Clients on the one rank of the comparison of executors.
 CLIENTS = 8
 ENVIRONMENT = {
@@ -126,10 +124,10 @@ def simulate(workload: str, method: str, clients: int, executor: str, options):
     return simulation, batch_size
 
 
-def paired(first, second, rounds: int, barrier) -> tuple[list[float], list[float]]:
+def paired(first, second, rounds: int, length: int, barrier) -> tuple[list[float], list[float]]:
     """Seconds a round of each block of ``first`` and of ``second``, which take turns at going first in a pair."""
-    length, times = max(1, rounds // PAIRS), ([], [])
-    for pair in range(PAIRS + 1):
+    times = [], []
+    for pair in range(1 + max(2, rounds // length)):
         for which in (0, 1) if pair % 2 else (1, 0):
             barrier()
             began = time.perf_counter()
@@ -158,7 +156,8 @@ def against_floor(workload: str, method: str, options) -> dict:
     floor, costs = Floor(simulation, batch_size), simulation.costs
     calls, seconds, communication = costs.oracle_calls, costs.seconds, costs.communication_seconds
     before = simulation.round
-    package, bare = paired(simulation.step, floor.round, options.rounds or WORKLOADS[workload][1], world.Barrier)
+    _, rounds, block = WORKLOADS[workload]
+    package, bare = paired(simulation.step, floor.round, options.rounds or rounds, block, world.Barrier)
     made, due = costs.oracle_calls - calls, floor.calls_per_round * (simulation.round - before)
     if made != due:
         raise RuntimeError(f"the package evaluated {made} gradients, the floor {due}: they must do the same work")
@@ -173,8 +172,8 @@ def executors(workload: str, method: str, options) -> dict:
     from mpi4py import MPI
 
     loop, batched = (simulate(workload, method, CLIENTS, name, options)[0] for name in ("loop", "batched"))
-    rounds = max(PAIRS, (options.rounds or WORKLOADS[workload][1]) // CLIENTS)
-    times = paired(loop.step, batched.step, rounds, MPI.COMM_WORLD.Barrier)
+    rounds = (options.rounds or WORKLOADS[workload][1]) // 4
+    times = paired(loop.step, batched.step, rounds, 1, MPI.COMM_WORLD.Barrier)
     return summary(*times, ("loop", "batched")) | {"clients": CLIENTS}
 
 

@@ -70,7 +70,7 @@ def test_the_final_error_is_proportional_to_the_weights(tmp_path, sync):
     """error = C α (1 - c α + ...), so the slope of log error against log α leaves 1 by O(α); α = 1 is near the floor."""
     problem = Saddle(s=10.0)
     weights = [1.0, 1e-1, 1e-2, 1e-3, 1e-4]
-    errors = [np.linalg.norm(path(fgda(sync, weight), problem, tmp_path, 150)[-1]) for weight in weights]
+    errors = [np.linalg.norm(path(fgda(sync, weight), problem, tmp_path, 120)[-1]) for weight in weights]
     assert errors[0] > 0.5 * np.linalg.norm(floor(problem))
     assert errors[-1] < 1e-3 * np.linalg.norm(floor(problem))
     slopes = np.diff(np.log10(errors[1:])) / np.diff(np.log10(weights[1:]))
@@ -108,7 +108,6 @@ def test_adafgda_ends_at_the_saddle(tmp_path, matrix):
     method = AdaFGDA(q=Q, gamma=scale * ETA_X, lam=scale * ETA_Y, alpha=0.0, beta=0.0,
                      matrix={"name": matrix, **({} if matrix == "identity" else {"rho": 1.0})})
     errors = np.linalg.norm(path(method, Saddle(), tmp_path, 200), axis=1)
-    print(matrix, errors[[0,10,50,100,199]])
     assert errors[0] > 0.1
     assert errors[-1] < 1e-10
 
@@ -119,8 +118,8 @@ def test_adafgda_ends_where_fgda_does(tmp_path, matrix):
     FGDA with steps γ / ρ, λ / ρ."""
     rates = dict(q=Q, alpha=0.01, beta=0.01)
     method = AdaFGDA(gamma=2 * ETA_X, lam=2 * ETA_Y, matrix={"name": matrix, "rho": 2.0}, **rates)
-    left = path(method, Saddle(), tmp_path, 200)[-1]
-    right = path(FGDA(gamma=ETA_X, lam=ETA_Y, **rates), Saddle(), tmp_path, 200)[-1]
+    left = path(method, Saddle(), tmp_path, 150)[-1]
+    right = path(FGDA(gamma=ETA_X, lam=ETA_Y, **rates), Saddle(), tmp_path, 150)[-1]
     assert 1e-5 < np.linalg.norm(right) < 1e-4
     assert np.linalg.norm(left - right) < 1e-3 * np.linalg.norm(right)
 
@@ -131,6 +130,5 @@ def test_the_schedules_of_the_theorem_remove_the_bias(tmp_path):
     errors = np.linalg.norm(path(method, Saddle(), tmp_path, 450), axis=1)
     assert errors[0] > 1
     slope = np.log(errors[449] / errors[149]) / np.log(4508 / 1508)
-    print(slope)
     # α = 0.01 and the lag of a few 1 / α steps behind t correct by some per cent over this range.
     assert abs(slope + 1) < 0.1

@@ -14,7 +14,7 @@ from mpifed.algorithms import FGDA, LocalSGDA
 from mpifed.comm import SerialComm
 from mpifed.problems import Saddle
 
-D, SIGMA, TAU = 2000, 0.1, 10.0
+D, SIGMA, TAU = 1000, 0.1, 10.0
 ETA_X, ETA_Y, Q = 0.005, 0.05, 10
 #: Five standard errors of a mean of D squares of normal numbers.
 SPREAD = 5 * (2 / D) ** 0.5
@@ -57,7 +57,7 @@ def check(path, moments):
         np.testing.assert_allclose((iterates**2).mean(1), expected, rtol=SPREAD)
 
 
-@pytest.mark.parametrize("clients", [1, 4, 16])
+@pytest.mark.parametrize("clients", [1, 8])
 def test_local_sgda_is_as_far_from_the_saddle_as_the_noise_of_all_clients(tmp_path, clients):
     problem = Saddle(d=D, clients=clients, s=0.0, t_max=0.0, start="zero")
     rounds = 8  # an error lives for two rounds
@@ -66,7 +66,7 @@ def test_local_sgda_is_as_far_from_the_saddle_as_the_noise_of_all_clients(tmp_pa
 
 
 @pytest.mark.parametrize("sync", ["stem", "local", "mean_after"])
-@pytest.mark.parametrize("clients", [1, 4, 16])
+@pytest.mark.parametrize("clients", [1, 8])
 def test_fgda_is_as_far_from_the_saddle_as_the_noise_of_all_clients(tmp_path, clients, sync):
     problem = Saddle(d=D, clients=clients, s=0.0, t_max=0.0, start="zero")
     method, rounds = FGDA(q=Q, gamma=ETA_X, lam=ETA_Y, alpha=0.1, beta=0.1, sync_estimator=sync), 8
@@ -75,15 +75,15 @@ def test_fgda_is_as_far_from_the_saddle_as_the_noise_of_all_clients(tmp_path, cl
 
 
 def test_the_schedules_of_the_theorem_reduce_the_noise(tmp_path):
-    """The second moment follows η_t and α_{t+1} = c η_t² step by step; it ends at less than a third of its peak."""
-    problem = Saddle(d=D, clients=4, s=0.0, t_max=0.0, start="zero")
+    """The second moment follows η_t and α_{t+1} = c η_t² step by step; it ends at less than half of its peak."""
+    problem = Saddle(d=D, clients=2, s=0.0, t_max=0.0, start="zero")
     squared = {"name": "squared", "c": 0.5}
-    method, rounds = FGDA(q=Q, gamma=ETA_X, lam=ETA_Y, eta=POWER, alpha=squared, beta=squared), 80
+    method, rounds = FGDA(q=Q, gamma=ETA_X, lam=ETA_Y, eta=POWER, alpha=squared, beta=squared), 60
     got = path(method, problem, tmp_path, rounds, noise=SIGMA)
-    check(got, lambda h, step: fgda_moments(4, h, step, Q * rounds, lambda t: 2 / (8 + t) ** (1 / 3), lambda eta: 0.5 * eta**2))
+    check(got, lambda h, step: fgda_moments(2, h, step, Q * rounds, lambda t: 2 / (8 + t) ** (1 / 3), lambda eta: 0.5 * eta**2))
     for iterates in got:
         squares = (iterates**2).mean(1)
-        print(squares[[0, 2, 5, 10, 20, 40, 79]])
+        assert squares[-1] < squares.max() / 2
 
 
 def test_a_sampled_cohort_of_local_sgda_stays_around_the_solution(tmp_path):
@@ -100,5 +100,4 @@ def test_a_sampled_cohort_of_local_sgda_stays_around_the_solution(tmp_path):
     # The sum of y - P y' = (1 - P) b̄ makes the mean over the rounds that of b̄, up to O(1 / rounds).
     assert (np.abs(y.mean(axis=0)) < 4 * np.sqrt(spread / len(y))).all()
     ratio = (y.var(axis=0) / (spread * (1 - P) / (1 + P))).mean()
-    print(ratio)
     assert 0.75 < ratio < 1.25  # 15 cohorts drawn 300 times

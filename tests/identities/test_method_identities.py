@@ -11,6 +11,7 @@ from games import Game
 from identity_games import BINDING, ROUNDING, VISIBLE, Affine, Rearranged, Started, Timed, distance, path
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
 from mpifed.noise import Gaussian
+from mpifed.streams import generator
 
 GAMMA, LAM, ETA = 0.05, 0.04, 0.9
 POWER = {"name": "power", "scale": 1.5, "offset": 2.0}
@@ -175,8 +176,6 @@ def test_rearranging_nobody_changes_no_bit(tmp_path, method):
 
 def gda_on_the_mean_field(problem: Affine, steps: int) -> np.ndarray:
     """Gradient descent ascent with steps ηγ, ηλ on a pooled game, all iterates after the start."""
-    from mpifed.streams import generator
-
     problem.prepare(1)
     point = problem.initial(generator(1, "initial"))
     x, y, row = point["x"].numpy(), point["y"].numpy(), problem.rows[0][0].numpy()
