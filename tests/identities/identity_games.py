@@ -28,7 +28,7 @@ BINDING = 0.15
 
 
 def path(algorithm, problem, out, *, noise=None, **settings) -> np.ndarray:
-    """The averaged iterate of every round, ``[rounds, dx + dy]``; exact local gradients unless ``batch_size`` is set."""
+    """The averaged iterate of every round, ``[rounds, dx + dy]``, by default with exact local gradients."""
     settings = {"rounds": 3, "batch_size": 0, "eval_every": 10**6, "watchdog": 0} | settings
     config = configuration(algorithm, problem, out, noise=None, **settings)
     config = config.model_copy(update={"oracle": config.oracle.model_copy(update={"noise": noise})})
@@ -60,8 +60,9 @@ class Timed(Gaussian):
     offset: int = 0
 
     def __call__(self, stream, size):
-        t = (stream.round - 1) * self.q + self.offset + np.arange(stream.count) if stream.round else np.zeros(stream.count)
-        return self.scale * np.sin(0.7 * t[:, None] * (1 + stream.clients)[:, None, None] * np.arange(1, size + 1))
+        t = (stream.round - 1) * self.q + self.offset + np.arange(stream.count)
+        angles = 0.7 * t[:, None] * (1 + stream.clients)[:, None, None] * np.arange(1, size + 1)
+        return self.scale * np.sin(angles) * (stream.round > 0)
 
 
 @hyperparameters
@@ -117,7 +118,8 @@ class Rearranged(Game):
         sizes = np.array([len(self.rows[k]) for k in stream.clients])
         drawn = _renamed(stream, self.order).integers(sizes, self.rows_a_sample)
         data = [self.client_data(k) for k in stream.clients]
-        return tuple(torch.stack([column[rows] for column, rows in zip(columns, drawn)]).numpy() for columns in zip(*data))
+        chosen = [[column[rows] for column in columns] for columns, rows in zip(data, drawn)]
+        return tuple(torch.stack(column).numpy() for column in zip(*chosen))
 
 
 @dataclass
@@ -185,10 +187,10 @@ class Reflected(Game):
 
 @dataclass
 class Affine(Minimax):
-    """f_k = s_k (xᵀHx/2 + xᵀCy - yᵀGy/2) + aᵀx + bᵀy, the mean over the client's k + 1 rows (a, b); s_k = 1 where ``common``.
+    """f_k = s_k (xᵀHx/2 + xᵀCy - yᵀGy/2) + aᵀx + bᵀy, the mean over the client's k + 1 rows (a, b).
 
-    ``pooled`` makes one client of all: its row is the "uniform" mean of the clients' means, or that of all rows
-    ("samples").
+    ``common`` sets all s_k to 1. ``pooled`` makes one client of all, whose row is the mean of the clients' means
+    ("uniform") or of all rows ("samples").
     """
 
     clients: int = 4

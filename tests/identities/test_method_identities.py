@@ -1,6 +1,6 @@
 """Identities between the methods: labels A... and E... are those of the lists of known identities in the documentation.
 
-All runs are the package against itself, in float64 and one process. "Exact" gradients are those of all rows of a client.
+All runs are the package against itself, in float64 and one process, with exact local gradients unless said otherwise.
 """
 
 import itertools
@@ -43,10 +43,10 @@ def local_sgda(q=3, eta=ETA):
 @pytest.mark.parametrize("first", ["rule", "identity", "rho"])
 @pytest.mark.parametrize("sync, executor", list(itertools.product(SYNC, ["loop", "batched"])))
 def test_identity_matrices_make_fgda(tmp_path, sync, executor, first):
+    rates = dict(q=3, gamma=GAMMA, lam=LAM, eta=POWER, sync_estimator=sync)
     settings = dict(batch_size=2, noise=Gaussian(scale=0.3), executor=executor)
-    left = path(AdaFGDA(q=3, gamma=GAMMA, lam=LAM, eta=POWER, matrix="identity", first_matrix=first, sync_estimator=sync),
-                Game(ball=BINDING), tmp_path, **settings)
-    right = path(FGDA(q=3, gamma=GAMMA, lam=LAM, eta=POWER, sync_estimator=sync), Game(ball=BINDING), tmp_path, **settings)
+    methods = AdaFGDA(matrix="identity", first_matrix=first, **rates), FGDA(**rates)
+    left, right = (path(method, Game(ball=BINDING), tmp_path, **settings) for method in methods)
     assert np.array_equal(left, right)  # the same operations: a division by 1 changes no bit
 
 
@@ -55,8 +55,8 @@ def test_identity_matrices_make_fgda(tmp_path, sync, executor, first):
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("sync", ["stem", "local"])
 def test_a12_full_weights_make_local_sgda(tmp_path, sync, weights, eta, noise):
-    """With α = β = 1 the estimator is the fresh gradient. The noise vanishes where the two draw differently: FGDA's first
-    estimator averages the samples of round 0, Local-SGDA's first step takes sample 0 of round 1."""
+    """With α = β = 1 the estimator is the fresh gradient. The noise vanishes where the two draw differently: FGDA's
+    first estimator averages the samples of round 0, Local-SGDA's first step takes sample 0 of round 1."""
     settings = dict(noise=noise, weights=weights)
     left = path(fgda(alpha=1.0, beta=1.0, eta=eta, sync_estimator=sync), Game(), tmp_path, **settings)
     assert distance(left, path(local_sgda(eta=eta), Game(), tmp_path, **settings)) < ROUNDING
@@ -68,8 +68,8 @@ def test_a12_does_not_hold_for_the_other_readings(tmp_path, sync):
     assert distance(left, path(local_sgda(), Game(), tmp_path)) > VISIBLE
 
 
-def test_a12_with_a_gaussian_noise_differs_in_the_first_step_alone(tmp_path):
-    """Independent noise in the q samples of line 2 and in sample 0 of round 1: the identity needs what the noise above has."""
+def test_a12_does_not_hold_for_independent_noise_in_the_first_step(tmp_path):
+    """The q samples of line 2 are not sample 0 of round 1: the identity needs a noise like that above."""
     noise = Gaussian(scale=0.3)
     left = path(fgda(alpha=1.0, beta=1.0), Game(), tmp_path, noise=noise)
     assert distance(left, path(local_sgda(), Game(), tmp_path, noise=noise)) > VISIBLE
@@ -77,8 +77,8 @@ def test_a12_with_a_gaussian_noise_differs_in_the_first_step_alone(tmp_path):
 
 @pytest.mark.parametrize("project, eta", [("mixed", ETA), ("step", 1.0)])
 def test_a12_under_a_projection(tmp_path, project, eta):
-    """FGDA projects the step from the averages, Local-SGDA averages projected steps: equal for one client (with "step" where
-    ŷ itself is taken, η = 1) and as long as the set does not bind, else not."""
+    """FGDA projects the step from the averages, Local-SGDA averages projected steps: equal for one client (with "step"
+    where ŷ itself is taken, η = 1) and as long as the set does not bind, else not."""
 
     def gap(clients, ball):
         game = Game(clients=clients, ball=ball)
@@ -93,24 +93,25 @@ def test_a12_under_a_projection(tmp_path, project, eta):
     assert gap(3, BINDING) > VISIBLE
 
 
-@pytest.mark.parametrize("noise", [None, Timed(scale=0.3, q=3)])
+@pytest.mark.parametrize("scale", [0.0, 0.3])
 @pytest.mark.parametrize("q", [2, 3, 4])
-def test_e2_full_weights_and_averaging_after_are_a_shifted_local_sgda(tmp_path, q, noise):
-    """"mean_after" with α = β = 1: after a synchronisation every client holds the averaged gradient at the common point, so
-    the next step keeps the points equal. That is Local-SGDA with averages after the steps q, q + 1, 2q, 2q + 1, ..."""
-    rounds = 4
-    left = path(fgda(q=q, alpha=1.0, beta=1.0, sync_estimator="mean_after"), Game(), tmp_path, rounds=rounds,
-                noise=noise and Timed(scale=noise.scale, q=q))
-    pieces, point, done = [q] + [1, q - 1] * (rounds - 1), None, 0
-    right = []
-    for steps in pieces:
-        game = Game() if point is None else Started(start=tuple(point))
-        point = path(local_sgda(q=steps), game, tmp_path, rounds=1, noise=noise and Timed(scale=noise.scale, q=steps, offset=done))[0]
-        done += steps
+def test_e2_full_weights_and_averaging_after_are_a_shifted_local_sgda(tmp_path, q, scale):
+    """With α = β = 1 and "mean_after" the clients leave a synchronisation with the mean gradient at the common point,
+    so the next step keeps their points equal: Local-SGDA with averages after steps q, q + 1, 2q, 2q + 1, ..."""
+    method, rounds = fgda(q=q, alpha=1.0, beta=1.0, sync_estimator="mean_after"), 4
+
+    def noise(steps, offset=0):
+        return Timed(scale=scale, q=steps, offset=offset) if scale else None
+
+    left = path(method, Game(), tmp_path, rounds=rounds, noise=noise(q))
+    game, done, right = Game(), 0, []
+    for steps in [q] + [1, q - 1] * (rounds - 1):
+        (point,) = path(local_sgda(q=steps), game, tmp_path, rounds=1, noise=noise(steps, done))
+        game, done = Started(start=tuple(point)), done + steps
         if done % q == 0:
             right.append(point)
     assert distance(left, np.array(right)) < ROUNDING
-    assert distance(left, path(local_sgda(q=q), Game(), tmp_path, rounds=rounds)) > VISIBLE
+    assert distance(left, path(local_sgda(q=q), Game(), tmp_path, rounds=rounds, noise=noise(q))) > VISIBLE
 
 
 @pytest.mark.parametrize("alpha, beta, weights", [
@@ -131,18 +132,26 @@ def test_a13_needs_exact_gradients(tmp_path):
     assert distance(left, path(local_sgda(), Game(), tmp_path, noise=noise)) > VISIBLE
 
 
-@pytest.mark.parametrize("matrix, project", [(None, "step"), (None, "none"), *((one, "mixed") for one in [None, *MATRICES])])
+@pytest.mark.parametrize("project, matrix", [
+    ("step", None), ("none", None), ("mixed", None), *(("mixed", matrix) for matrix in MATRICES),
+])
 @pytest.mark.parametrize("clients, q", [(1, 3), (3, 1)])
 def test_a15_readings_coincide_for_one_client_or_one_step(tmp_path, clients, q, matrix, project):
-    """Averaging one client's estimator changes nothing. With q = 1 all clients stand at the same point, only the mean of the
-    estimators moves it, and that mean obeys the same recursion whether the old estimator is the client's or the average:
-    for any number of clients, with noise, minibatches, weights, matrices and a projection."""
-    game, settings = Game(clients=clients, ball=BINDING), dict(batch_size=2, noise=Gaussian(scale=0.3), weights="samples")
-    make = fgda if matrix is None else lambda **options: adafgda(matrix, **options)
-    paths = {sync: path(make(q=q, sync_estimator=sync, project_y=project), game, tmp_path, **settings) for sync in READINGS}
-    assert distance(paths["stem"], paths["local"]) < ROUNDING and distance(paths["stem"], paths["mean_after"]) < ROUNDING
+    """Averaging one client's estimator changes nothing. With q = 1 all clients stand at one point, only the mean of the
+    estimators moves it, and that mean obeys the same recursion whether the old estimator is the client's or the
+    average: for any number of clients, with noise, minibatches, weights, matrices and a projection."""
+
+    def result(sync):
+        settings = dict(q=q, sync_estimator=sync, project_y=project)
+        method = adafgda(matrix, **settings) if matrix else fgda(**settings)
+        game = Game(clients=clients, ball=BINDING)
+        return path(method, game, tmp_path, batch_size=2, noise=Gaussian(scale=0.3), weights="samples")
+
+    stem = result("stem")
+    assert distance(stem, result("local")) < ROUNDING
+    assert distance(stem, result("mean_after")) < ROUNDING
     if q > 1:  # the printed line numbers skip a fresh gradient even for one client
-        assert distance(paths["stem"], path(make(q=q, sync_estimator="box", project_y=project), game, tmp_path, **settings)) > VISIBLE
+        assert distance(stem, result("box")) > VISIBLE
 
 
 def test_a15_readings_differ_with_several_clients_and_steps(tmp_path):
@@ -150,11 +159,24 @@ def test_a15_readings_differ_with_several_clients_and_steps(tmp_path):
     assert min(distance(left, right) for left, right in itertools.combinations(paths, 2)) > VISIBLE
 
 
+@pytest.mark.parametrize("sync", READINGS)
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_the_first_matrix_does_not_matter_when_every_step_is_a_synchronisation(tmp_path, matrix, sync):
+    """The first synchronisation comes before the first step, and the rule does not count its estimators twice."""
+    settings = dict(batch_size=2, noise=Gaussian(scale=0.3))
+    rule, identity, rho = (
+        path(adafgda(matrix, q=1, sync_estimator=sync, first_matrix=first), Game(), tmp_path, **settings)
+        for first in ("rule", "identity", "rho")
+    )
+    assert np.array_equal(identity, rho)  # the same operations
+    assert distance(identity, rule) < ROUNDING
+
+
 @pytest.mark.parametrize("sync, first", [("stem", "rule"), ("mean_after", "rho")])
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_a16_a_large_rho_makes_fgda(tmp_path, matrix, sync, first):
-    """A = √a + ρ with steps gρ: gρ w / A = g w (1 - √a / ρ + ...), so the distance to FGDA with steps g falls as 1 / ρ. (The
-    first matrix I would take a step of gρ.)"""
+    """A = √a + ρ with steps gρ: gρ w / A = g w (1 - √a / ρ + ...), so the distance to FGDA with steps g falls as 1 / ρ.
+    (The first matrix I would take a step of gρ.)"""
     settings = dict(batch_size=2, noise=Gaussian(scale=0.3))
     limit = path(fgda(sync_estimator=sync), Game(), tmp_path, **settings)
     rhos, gaps = [1e3, 1e4, 1e5], []
@@ -190,8 +212,8 @@ def gda_on_the_mean_field(problem: Affine, steps: int) -> np.ndarray:
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("method", [local_sgda(5), *(fgda(q=5, sync_estimator=sync) for sync in READINGS)])
 def test_d7_a_common_jacobian_makes_gda_on_the_mean_field(tmp_path, method, weights):
-    """Means commute with affine maps of one Jacobian: q steps of gradient descent ascent a round, at exact gradients for
-    every reading that takes fresh ones."""
+    """Means commute with affine maps of one Jacobian: q steps of gradient descent ascent a round, in every reading
+    that takes fresh gradients."""
     settings = dict(rounds=6, weights=weights)
     expected = gda_on_the_mean_field(Affine(pooled=weights), 30)[4::5]
     assert distance(path(method, Affine(), tmp_path, **settings), expected) < ROUNDING

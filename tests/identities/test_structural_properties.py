@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from games import DX, DY, Game
 from identity_games import (
-    BINDING, ROUNDING, VISIBLE, Exchanged, Rearranged, Reflected, Renamed, Scaled, Swapped, Timed, Turned, distance, path, reflection,
+    BINDING, ROUNDING, VISIBLE, Exchanged, Rearranged, Reflected, Renamed, Scaled, Swapped, Timed, Turned, distance,
+    path, reflection,
 )
 from mpifed.adaptive import AdaBelief, Adam, AMSGrad
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
@@ -18,9 +19,9 @@ RATES = {"q": 3, "gamma": 0.05, "lam": 0.04, "eta": 0.9, "alpha": 0.3, "beta": 0
 ROLES = {"q": 3, "gamma": 0.04, "lam": 0.05, "eta": 0.9, "alpha": 0.5, "beta": 0.3}
 SYNC = ["stem", "local", "mean_after", "box"]
 MATRICES = {
-    "adam": {"varrho": 0.8}, "adam corrected": {"varrho": 0.8, "bias_correction": True}, "adabelief": {"varrho": 0.8},
-    "amsgrad": {"varrho": 0.8}, "norm": {"vartheta": 0.7}, "norm root": {"vartheta": 0.7, "root": True}, "adagrad_norm": {},
-    "barzilai_borwein": {},
+    "adam": {"varrho": 0.8}, "adam corrected": {"varrho": 0.8, "bias_correction": True},
+    "adabelief": {"varrho": 0.8}, "amsgrad": {"varrho": 0.8}, "norm": {"vartheta": 0.7},
+    "norm root": {"vartheta": 0.7, "root": True}, "adagrad_norm": {}, "barzilai_borwein": {},
 }
 
 
@@ -73,8 +74,8 @@ def test_d3_permuted_clients(tmp_path, method):
 @pytest.mark.parametrize("first", ["rule", "rho"])
 @pytest.mark.parametrize("name", [name for name in MATRICES if name != "barzilai_borwein"])
 def test_d4_adafgda_without_offset_does_not_see_the_scale_of_f(tmp_path, name, first):
-    """ρ = 0: A is proportional to the estimator. (A = ρ I = 0 divides by zero, so "rho" needs q = 1, where it is never used;
-    Barzilai-Borwein starts from ρ I.) A factor 4 only moves exponents, so not a bit changes."""
+    """ρ = 0: A is proportional to the estimator. (A = ρ I = 0 divides by zero, so "rho" needs q = 1, where it is never
+    used; Barzilai-Borwein starts from ρ I.) A factor 4 only moves exponents, so not a bit changes."""
     q = {"rule": 3, "rho": 1}[first]
 
     def gap(rho):
@@ -91,7 +92,9 @@ def test_d4_other_methods_want_steps_divided_by_the_scale(tmp_path, sync):
     """x moves by steps times gradients: η / 4 on 4 f. Exact, for a factor 4 only moves exponents."""
 
     def run(factor, eta):
-        method = FGDA(**RATES | {"eta": eta}, sync_estimator=sync) if sync else LocalSGDA(q=3, eta_x=0.05 * eta, eta_y=0.04 * eta)
+        method = LocalSGDA(q=3, eta_x=0.05 * eta, eta_y=0.04 * eta)
+        if sync:
+            method = FGDA(**RATES | {"eta": eta}, sync_estimator=sync)
         return path(method, Scaled(factor=factor), tmp_path, batch_size=2, noise=Gaussian(scale=0.3 * factor))
 
     left = run(1.0, 0.9)
@@ -144,7 +147,8 @@ def test_d6_the_printed_line_numbers_see_the_period(tmp_path):
 
 
 @pytest.mark.parametrize("executor, reduction, weights", [
-    ("loop", "fused", "uniform"), ("batched", "fused", "samples"), ("loop", "exact", "samples"), ("batched", "exact", "uniform"),
+    ("loop", "fused", "uniform"), ("batched", "fused", "samples"),
+    ("loop", "exact", "samples"), ("batched", "exact", "uniform"),
 ])
 def test_d8_a_cohort_of_everybody_is_full_participation(tmp_path, executor, reduction, weights):
     settings = dict(batch_size=2, noise=NOISE, weights=weights, executor=executor, reduction=reduction)
