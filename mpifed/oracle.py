@@ -46,6 +46,10 @@ class _Oracle:
         """The k-th sample ξ (k = 0, 1, ...) of the round, or of another round: the same address gives the same ξ."""
         return self.sampler.sample(k, self._rows, round)
 
+    def normal(self, k: int, size: int) -> torch.Tensor:
+        """Standard normal vector number ``k`` of the round, ``[C, size]``, for smoothing."""
+        return self.sampler.normal(k, self._rows, size)
+
     def _map(self, function, *arguments):
         """``function`` of named parameters, vectors and batches for every client: results with the client axis."""
         if self.batched:
@@ -154,19 +158,19 @@ class CompositionOracle(_Oracle):
     def _noise(self, xi: Sample) -> tuple[torch.Tensor, ...]:
         return xi.noise.split((self._p, self._p * self._d, self._p), dim=-1)
 
-    def _rows_of(self, point: torch.Tensor) -> torch.Tensor:
+    def _expanded(self, point: torch.Tensor) -> torch.Tensor:
         return point.expand(self._count, -1)
 
     def g(self, x: torch.Tensor, zeta: Sample) -> torch.Tensor:
         """g_n(x; ζ), ``[C, p]``."""
         self.calls += self._counted
-        value = self._map(lambda point, batch: self._inner(point, batch)[0], self._rows_of(x), zeta.batch)
+        value = self._map(lambda point, batch: self._inner(point, batch)[0], self._expanded(x), zeta.batch)
         return value if zeta.noise is None else value + self._noise(zeta)[0]
 
     def g_and_jacobian(self, x: torch.Tensor, zeta: Sample) -> tuple[torch.Tensor, torch.Tensor]:
         """g_n(x; ζ), ``[C, p]``, and its Jacobian, ``[C, p, d]``, from one evaluation of one sample."""
         self.calls += self._counted
-        jacobian, value = self._map(self._jacobian, self._rows_of(x), zeta.batch)
+        jacobian, value = self._map(self._jacobian, self._expanded(x), zeta.batch)
         if zeta.noise is not None:
             noise_g, noise_j, _ = self._noise(zeta)
             value, jacobian = value + noise_g, jacobian + noise_j.reshape(jacobian.shape)
@@ -175,7 +179,7 @@ class CompositionOracle(_Oracle):
     def grad_f(self, u: torch.Tensor, xi: Sample) -> torch.Tensor:
         """∇f_n(u; ξ), ``[C, p]``."""
         self.calls += self._counted
-        value = self._map(self._gradient, self._rows_of(u), xi.batch)
+        value = self._map(self._gradient, self._expanded(u), xi.batch)
         return value if xi.noise is None else value + self._noise(xi)[2]
 
 

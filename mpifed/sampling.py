@@ -38,7 +38,7 @@ class Sampler:
         self.clients = np.asarray(clients, dtype=np.int64)
         self.dtype, self.device = dtype, device
         self.width = noise_width
-        parts = [tuple(self._load(tensor) for tensor in problem.client_data(client)) for client in clients]
+        parts = [tuple(self._load(tensor) for tensor in problem.client_data(int(client))) for client in clients]
         self.sizes = np.array([len(part[0]) if part else 0 for part in parts], dtype=np.int64)
         self.offsets = np.concatenate(([0], np.cumsum(self.sizes)[:-1])) if parts else self.sizes
         self.data = tuple(torch.cat(column) for column in zip(*parts))
@@ -66,6 +66,11 @@ class Sampler:
         else:
             batch = self._everything(rows)
         return Sample(batch, None if noise is None else noise[rows, k])
+
+    def normal(self, k: int, rows: slice, size: int) -> torch.Tensor:
+        """Standard normal vector number ``k`` of the round, ``[C, size]``, independent of all samples."""
+        stream = Stream(self.seed, "normal", self.clients[self.members[rows]], self.round, 1, k)
+        return self._load(torch.from_numpy(stream.normal(size)[:, 0]))
 
     def _draw(self, round: int, count: int):
         """The raw samples ``0..count-1`` of a round: row numbers or the problem's own arrays, and the noise."""
