@@ -152,7 +152,7 @@ class State:
         if isinstance(view, tuple):
             for part, one in zip(view, value, strict=True):
                 _assign(part, one)
-        elif value is not view:  # `state.x += dx` has already written in place
+        else:
             _assign(view, value)
 
     def _missing(self, name: str) -> str:
@@ -172,6 +172,7 @@ class State:
 
 def _assign(view: torch.Tensor, value) -> None:
     if isinstance(value, torch.Tensor):
-        view.copy_(value)
+        if value.data_ptr() != view.data_ptr() or value.stride() != view.stride() or value.shape != view.shape:  # `state.x += dx` has written in place
+            view.copy_(value)
     else:
         view.fill_(value)

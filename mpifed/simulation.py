@@ -29,6 +29,8 @@ __all__ = ["Simulation", "Costs", "NonFiniteError"]
 
 #: Held-out rows that are scored in one call, the same blocks for every number of ranks.
 SCORE_ROWS = 250
+#: Bytes of client records that a rank allocates at most.
+CLIENT_MEMORY = 16 * 2**30
 
 
 class NonFiniteError(CollectiveError):
@@ -93,6 +95,7 @@ class Simulation:
         config, algorithm = self.config, self.algorithm
         mine = self.placement.of(self.comm.rank)
         self.shared = self._state(algorithm.shared)
+        self._guard_memory(len(mine))
         self.clients = self._state(algorithm.client, len(mine))
         self.output = self._state(Record(**{block: block for block in self.blocks}))
         weights = None
@@ -110,6 +113,16 @@ class Simulation:
         self.executor = EXECUTORS[config.run.executor](algorithm, self.problem, sampler, self.clients, self.exact)
         self._start = [self._stage(phase, len(mine)) for phase in algorithm.start]
         self._stages = [self._stage(phase, len(mine)) for phase in algorithm.phases]
+
+    def _guard_memory(self, clients: int) -> None:
+        """Refuse client records that cannot fit, before they are allocated: a dense Jacobian grows as p · d."""
+        size = self.algorithm.client.layout(self.blocks, self.kinds).size * self.shared.buffer.element_size()
+        if size * clients > CLIENT_MEMORY:
+            kinds = ", ".join(f"{name} {number:,}" for name, number in (self.blocks.sizes | self.kinds).items())
+            raise ValueError(
+                f"the client records of {type(self.algorithm).__name__} need {size * clients / 2**30:.1f} GiB on one rank ({clients} "
+                f"clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: fewer clients a rank, or a smaller model"
+            )
 
     def _stage(self, phase: Phase, capacity: int) -> _Stage:
         layout = phase.message.layout(self.blocks, self.kinds)

@@ -1,0 +1,87 @@
+"""FESS-GDA and Smoothed-GDA as the boxes of Algorithms 1 and 2 in 004 print them, and FSGDA, with plain loops.
+
+The numbers in the right margin are the line numbers of the boxes. ``grad(i, x, y, key)`` gives client i's stochastic
+gradients (1-D float64 tensors), i = 0 .. clients - 1, on the sample of local step k = 1 .. K of round t = 0, 1, ...,
+whose key is t K + k. ``cohorts[t]`` lists the clients S_t of that round, everybody without it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def fess_gda(
+    grad, clients, x1, y1, *, K, rounds, eta_xl, eta_yl, eta_xg, eta_yg, p, beta, project_x=None, project_y=None,
+    cohorts=None,
+):
+    """Return (x_{t+1}, y_{t+1}, z_{t+1}) of every round; z_0 is x_0.
+
+    The box has no set X: ``project_x`` acts where P_Y does, on each local step and on the whole of line 13.
+    """
+    P_X, P_Y = project_x or _same, project_y or _same
+    x, y, z = _vector(x1), _vector(y1), _vector(x1)                                                             # 1
+    path = []
+    for t in range(rounds):                                                                                     # 2
+        S = range(clients) if cohorts is None else cohorts[t]                                                   # 3
+        x_last, y_last = [], []
+        for i in S:                                                                                             # 4
+            x_i, y_i = x, y                                                                                     # 5
+            for k in range(1, K + 1):                                                                           # 6
+                gx, gy = grad(i, x_i, y_i, t * K + k)
+                x_i = P_X(x_i - eta_xl * gx)                                                                    # 7
+                y_i = P_Y(y_i + eta_yl * gy)                                                                    # 8
+            x_last.append(x_i)                                                                                  # 10
+            y_last.append(y_i)                                                                                  # 10
+        m = len(S)
+        x_next = x + eta_xg * (sum(x_last) / m - x) - eta_xl * eta_xg * K * p * (x - z)                         # 13
+        x, y = P_X(x_next), P_Y(y + eta_yg * (sum(y_last) / m - y))                                             # 13, 14
+        z = z + beta * (x - z)                                                                                  # 15
+        path.append((x, y, z))
+    return path
+
+
+def fsgda(
+    grad, clients, x1, y1, *, K, rounds, eta_xl, eta_yl, eta_xg, eta_yg, project_x=None, project_y=None, cohorts=None
+):
+    """FSGDA (Yang et al. 2022): return (x, y) after each round.
+
+    The server takes its own steps along the average change of the clients. With sets, every local step and the
+    server's point are projected; the latter matters only for server rates above 1, which can lead out of a convex set.
+    """
+    x, y, step, path = _vector(x1), _vector(y1), 0, []
+    for t in range(rounds):
+        cohort = range(clients) if cohorts is None else cohorts[t]
+        points = {i: (x, y) for i in cohort}
+        for _ in range(K):
+            step = step + 1
+            for i in cohort:
+                gx, gy = grad(i, *points[i], step)
+                x_i, y_i = points[i][0] - eta_xl * gx, points[i][1] + eta_yl * gy
+                points[i] = (project_x(x_i) if project_x else x_i, project_y(y_i) if project_y else y_i)
+        change_x = sum(x_i - x for x_i, y_i in points.values()) / len(cohort)
+        change_y = sum(y_i - y for x_i, y_i in points.values()) / len(cohort)
+        x, y = x + eta_xg * change_x, y + eta_yg * change_y
+        x, y = project_x(x) if project_x else x, project_y(y) if project_y else y
+        path.append((x, y))
+    return path
+
+
+def smoothed_gda(grad_full, x1, y1, *, rounds, eta_x, eta_y, p, beta, project_y=None):
+    """Return (x_{t+1}, y_{t+1}, z_{t+1}) of every round; z_0 is x_0, ``grad_full(x, y)`` both exact gradients."""
+    P_Y = project_y or _same
+    x, y, z = _vector(x1), _vector(y1), _vector(x1)                                                             # 1
+    path = []
+    for _ in range(rounds):                                                                                     # 2
+        gx, gy = grad_full(x, y)
+        x, y = x - eta_x * (gx + p * (x - z)), P_Y(y + eta_y * gy)                                              # 3, 4
+        z = z + beta * (x - z)                                                                                  # 5
+        path.append((x, y, z))
+    return path
+
+
+def _same(point):
+    return point
+
+
+def _vector(value):
+    return torch.as_tensor(value, dtype=torch.float64).reshape(-1)

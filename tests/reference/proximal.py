@@ -1,0 +1,62 @@
+"""Plain proximal maps: prox(v, weight) minimises |w - v|^2 / 2 + weight * phi(w) over w, with v 1-D.
+
+This is the mirror map of h + weight * phi for h = |.|^2 / 2 (002, section 5), the gradient of its convex conjugate.
+The maps of sets project whatever the weight, 0 included.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def zero(v, weight):
+    """phi = 0."""
+    return v
+
+
+def l1(lam):
+    """phi = lam * sum |v_i|: every coordinate moves towards 0 by weight * lam, and stops there."""
+
+    def prox(v, weight):
+        return torch.sign(v) * torch.clamp(torch.abs(v) - weight * lam, min=0)
+
+    return prox
+
+
+def nuclear(lam, shape):
+    """phi = lam * (sum of the singular values of v as a matrix of this shape)."""
+
+    def prox(v, weight):
+        left, values, right = torch.linalg.svd(v.reshape(shape), full_matrices=False)
+        return (left @ torch.diag(torch.clamp(values - weight * lam, min=0)) @ right).reshape(-1)
+
+    return prox
+
+
+def ball(radius):
+    """phi = 0 where |v| <= radius, infinite elsewhere."""
+
+    def prox(v, weight):
+        norm = torch.sqrt(torch.sum(v**2))
+        return v * (radius / norm) if norm > radius else v
+
+    return prox
+
+
+def box(low, high):
+    """phi = 0 where low <= v_i <= high for every i, infinite elsewhere."""
+
+    def prox(v, weight):
+        return torch.clamp(v, low, high)
+
+    return prox
+
+
+def simplex(v, weight):
+    """phi = 0 where v_i >= 0 and sum v_i = 1, infinite elsewhere: max(v_i - theta, 0) with the theta that sums to 1."""
+    total, theta = 0.0, 0.0
+    for count, value in enumerate(sorted(v.tolist(), reverse=True), start=1):
+        total = total + value
+        if value > (total - 1) / count:  # this coordinate stays positive
+            theta = (total - 1) / count
+    return torch.clamp(v - theta, min=0)
