@@ -171,8 +171,12 @@ class State:
 
 
 def _assign(view: torch.Tensor, value) -> None:
-    if isinstance(value, torch.Tensor):
-        if value.data_ptr() != view.data_ptr() or value.stride() != view.stride() or value.shape != view.shape:  # `state.x += dx` has written in place
-            view.copy_(value)
-    else:
+    if not isinstance(value, torch.Tensor):
         view.fill_(value)
+    elif not _is(value, view):
+        view.copy_(value)
+
+
+def _is(value: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether the value is the view itself: ``state.x += dx`` has written in place already."""
+    return value.data_ptr() == view.data_ptr() and value.shape == view.shape and value.stride() == view.stride()

@@ -26,7 +26,7 @@ class LocalDualExtrapolation(Algorithm):
     """Local dual extrapolation with the problem's φ."""
 
     K: int = Field(ge=1, description="local steps per round")
-    eta: float = Field(gt=0, description="step size η")
+    eta: float = Field(ge=0, description="step size η")
     sync_extrapolation: bool = Field(
         default=True, description="average the dual x before the second call of a synchronising step (a second phase)"
     )

@@ -26,7 +26,7 @@ __all__ = ["LSGD", "LESGD", "LIPPAX", "SLIPPAX"]
 @hyperparameters
 class _Local(Algorithm):
     K: int = Field(ge=1, description="local steps per round")
-    eta: float = Field(gt=0, description="step size η")
+    eta: float = Field(ge=0, description="step size η")
 
     family: ClassVar = "operator"
     output: ClassVar = "average"
@@ -135,6 +135,8 @@ class LIPPAX(_Local):
     source: ClassVar = "002, LIPPAX"
 
     def __post_init__(self):
+        if self.eta == 0:
+            raise ValueError("needs eta > 0: the inner problem divides by it")
         if self.gamma is None and self.L is None and self.H > 0:
             raise ValueError("needs gamma, or L to derive it: gamma = 1 / (eta (L + 1/eta)^2)")
 

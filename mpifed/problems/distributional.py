@@ -37,7 +37,7 @@ class DistributionallyRobust(Classification, Composition):
     """
 
     partition: Partition = Field(default=Dirichlet(alpha=0.5), description="how samples are divided among clients")
-    lam: float = Field(default=1.0, gt=0, description="weight λ of the divergence: the smaller, the more the worst clients count")
+    lam: float = Field(default=1.0, gt=0, description="weight λ of the divergence: a small one favours bad clients")
 
     source = "003, eq. 3"
 

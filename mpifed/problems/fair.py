@@ -2,8 +2,8 @@
 
 Readings. F_c is the mean cross-entropy of the training samples of class c, pooled over clients. A sample of class c
 counts y_c / π_c, with π_c the share of the class in all training data, which makes the batch mean an unbiased
-estimate of Σ_c y_c F_c where clients count by their number of samples (equal clients, or ``weights = "samples"``); a batch
-may lack classes. There is no regulariser. y starts uniform.
+estimate of Σ_c y_c F_c where clients count by their number of samples (equal clients, or ``weights = "samples"``); a
+batch may lack classes. There is no regulariser. y starts uniform.
 """
 
 from __future__ import annotations

@@ -20,10 +20,11 @@ __all__ = ["LinearMAML"]
 
 @dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
 class LinearMAML(Composition):
-    """min over w of F(w) = (1/N) Σ_n L_n(w - η ∇L_n(w)), L_n(w) half the mean of (aᵀw - b)² over client n's rows (a, b).
+    """min over w of F(w) = (1/N) Σ_n L_n(w - η ∇L_n(w)) for least-squares losses L_n.
 
-    a ~ N(0, I), b = aᵀw*_n + noise · N(0, 1), w*_n ~ N(w_0, s² I), w_0 ~ N(0, I). The inner map is g_n(w) = w - η ∇L_n(w)
-    with p = d, the outer one L_n. A client's rows depend on the seed and its number alone.
+    L_n(w) is half the mean of (aᵀw - b)² over client n's rows (a, b), with a ~ N(0, I), b = aᵀw*_n + noise · N(0, 1),
+    w*_n ~ N(w_0, s² I) and w_0 ~ N(0, I). The inner map is g_n(w) = w - η ∇L_n(w), p = d, the outer one L_n. A client's
+    rows depend on the seed and its number alone.
     """
 
     d: int = Field(default=10, ge=1, description="dimension of w")

@@ -65,7 +65,7 @@ class RobustRegression(Classification, Minimax):
         return torch.cat([self.scores(x, rows), self.scores(x, rows, y["nu"])], dim=1)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """Share of test images classified rightly: ``accuracy`` clean, ``perturbed_accuracy`` moved by the current ν."""
+        """Share of test images classified rightly: ``accuracy`` clean, ``perturbed_accuracy`` moved by the point's ν."""
         labels = self._images.test_labels
         counts = labels.unique(return_counts=True)[1].numpy()
         clean, perturbed = (

@@ -1,7 +1,7 @@
 """The regularised one-dimensional Wasserstein GAN of 004, section 4.1: objective and optimum in closed form.
 
-Readings. 004 fixes 10,000 pairs (z, μ̂ + σ̂ z) and divides them evenly, which makes all clients alike; here every batch is drawn
-fresh from that law. A pair shares its z, so at the optimum the gradients of alike clients carry no noise;
+Readings. 004 fixes 10,000 pairs (z, μ̂ + σ̂ z) and divides them evenly, which makes all clients alike; here every batch
+is drawn fresh from that law. A pair shares its z, so at the optimum the gradients of alike clients carry no noise;
 ``latent = "fresh"`` draws the generator's z apart from the real data, as a GAN would. 004 does not state the start.
 """
 
@@ -31,7 +31,7 @@ class WGAN(Minimax):
     """
 
     clients: int = Field(default=10, ge=1, description="number of clients")
-    lam: float = Field(default=0.01, gt=0, description="regularisation λ of the discriminator; 004 takes .001, .005, .01")
+    lam: float = Field(default=0.01, gt=0, description="regularisation λ of φ; 004 takes .001, .005, .01")
     mean: float = Field(default=0.0, description="mean μ̂ of the real data")
     std: float = Field(default=0.1, gt=0, description="standard deviation σ̂ of each client's real data")
     s: float = Field(default=0.0, ge=0, description="heterogeneity: standard deviation of the clients' means μ_k")
