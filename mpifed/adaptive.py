@@ -42,6 +42,20 @@ class _Matrix:
         """The moments once the common starting point is known."""
         return moments
 
+    def refresh(self, r: int, moments: Moments, w: torch.Tensor, x: torch.Tensor, first_matrix: str, q: int):
+        """The moments and the matrix after round ``r``; after the start (r = 0) what ``first_matrix`` asks for.
+
+        With rounds of one step (q = 1) and the rule at the start, the start is the first synchronisation; the caller leaves
+        out round 1, which averages the same estimators again.
+        """
+        if r > 0:
+            return self(moments, w, x)
+        moments = self.refer(moments, w, x)
+        if first_matrix != "rule":
+            return moments, None
+        moments, matrix = self(moments, w, x)
+        return moments if q == 1 else self.refer(moments, w, x), matrix
+
 
 @hyperparameters
 class Identity(_Matrix):

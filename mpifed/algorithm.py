@@ -39,13 +39,15 @@ __all__ = ["Algorithm", "Phase"]
 class Phase:
     """A client function, one fused Allreduce of ``message``, a server function: one round trip.
 
-    ``down`` lists the fields of ``shared`` that a federated client would have to be sent for it (``None``: all of them);
+    ``down`` lists the fields of ``shared`` that a federated client would have to be sent for it, ``up`` those of ``message``
+    that it would send (``None``: all of them; running sums that only an output average needs do not count);
     ``coordinate`` says whether rank 0 refreshes the coordinated fields between the Allreduce and the server function.
     """
 
     name: str
     message: Record
     down: tuple[str, ...] | None = None
+    up: tuple[str, ...] | None = None
     coordinate: bool = False
 
 
@@ -60,6 +62,12 @@ class Algorithm:
     calls_per_step: ClassVar[int] = 1
     #: False where the method is defined for full participation only.
     partial_participation: ClassVar[bool] = True
+
+    #: The output rule of the paper: "last" or "average".
+    output: ClassVar[str] = "last"
+    #: Block → field of ``shared`` with the average over clients and steps that the paper returns; by default the output
+    #: rule "average" means the average of the rounds' points.
+    averages: ClassVar[dict[str, str]] = {}
 
     shared: ClassVar[Record]
     message: ClassVar[Record]

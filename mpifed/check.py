@@ -20,11 +20,12 @@ from mpifed.algorithms import LocalSGDA
 from mpifed.catalogue import example
 from mpifed.comm import SerialComm, share
 from mpifed.config import Config, ConfigError, find, override
-from mpifed.oracle import MinimaxOracle, Sampler
+from mpifed.oracle import MinimaxOracle
 from mpifed.problem import Minimax, Problem
 from mpifed.problems import Saddle
 from mpifed.run import resume, run
 from mpifed.simulation import Simulation
+from mpifed.sampling import Sampler
 from mpifed.streams import generator
 
 __all__ = ["check_class"]
@@ -161,8 +162,8 @@ def _problem_checks(problem: Problem, comm: SerialComm):
 
 
 def _oracle(problem: Problem, clients: int, batched: bool):
-    sampler = Sampler(problem, range(clients), 0, 2, None, torch.float64, "cpu")
-    oracle = MinimaxOracle(problem, sampler, problem.variables(), batched)
+    sampler = Sampler(problem, range(clients), 0, 2, None, 0, torch.float64, "cpu")
+    oracle = MinimaxOracle(problem, sampler, batched)
     oracle.at(slice(0, clients))
     return oracle
 

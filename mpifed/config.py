@@ -100,7 +100,7 @@ class Config(BaseModel):
     problem: InstanceOf[Problem]
     seed: int = Field(0, ge=0, description="first part of the address of every random stream")
     rounds: int = Field(100, ge=1, description="communication rounds")
-    output: Literal["last", "average", "uniform"] = Field("last", description="the point returned: last, mean of the rounds, random round")
+    output: Literal["last", "average", "uniform"] | None = Field(None, description="the point returned: last, average, random round; by default the paper's rule")
     record: tuple[str, ...] = Field((), description="blocks whose averaged iterate is stored every round, e.g. [\"x\", \"y\"]")
     oracle: Oracle = Oracle()
     participation: Participation = Participation()
@@ -112,10 +112,11 @@ class Config(BaseModel):
     def _fits_together(self):
         algorithm, problem, cohort = self.algorithm, self.problem, self.participation.cohort
         name = type(algorithm).__name__
-        if algorithm.family != problem.family:
+        fits = {problem.family, "operator"} if problem.family == "minimax" else {problem.family}
+        if algorithm.family not in fits:
             raise ValueError(
                 f"{name} solves {algorithm.family} problems, {type(problem).__name__} is a {problem.family} problem: "
-                f"methods for it are {', '.join(n for n, c in ALGORITHMS.items() if c.family == problem.family)}"
+                f"methods for it are {', '.join(n for n, c in ALGORITHMS.items() if c.family in fits)}"
             )
         if cohort is not None and cohort > problem.clients:
             raise ValueError(f"participation.cohort = {cohort} is more than problem.clients = {problem.clients}")
@@ -125,6 +126,11 @@ class Config(BaseModel):
                 f"out, or take one of {', '.join(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
             )
         return self
+
+    @property
+    def output_rule(self) -> str:
+        """The output rule: as set, or the method's own."""
+        return self.output or self.algorithm.output
 
     @classmethod
     def load(cls, path: str | Path, overrides: list[str] = ()) -> Config:
@@ -176,6 +182,7 @@ class Config(BaseModel):
         for section in ("algorithm", "problem"):
             table[section] = describe(getattr(self, section), self.sources.get(section))
         table["oracle"] = {"batch_size": self.oracle.batch_size, "noise": describe(self.oracle.noise)}
+        table["output"] = self.output_rule
         table["stop"] = {key: value for key, value in table["stop"].items() if value is not None}
         return table
 

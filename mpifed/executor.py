@@ -12,10 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from mpifed.algorithm import Algorithm, Phase
-from mpifed.oracle import MinimaxOracle, Sampler
+from mpifed.oracle import ORACLES
 from mpifed.placement import Cohort
 from mpifed.problem import Problem
 from mpifed.records import State
+from mpifed.sampling import Sampler
 
 __all__ = ["EXECUTORS", "Loop", "Batched"]
 
@@ -33,7 +34,7 @@ class Loop:
 
     def __init__(self, algorithm: Algorithm, problem: Problem, sampler: Sampler, clients: State, exact: bool):
         self.algorithm, self.sampler, self.clients, self.exact = algorithm, sampler, clients, exact
-        self.oracle = MinimaxOracle(problem, sampler, problem.variables(), self.batched)
+        self.oracle = ORACLES[problem.family](problem, sampler, self.batched)
         self._rows = [clients.rows(c, c + 1) for c in range(len(clients.buffer))]
         self._messages: dict[str, list[State]] = {}
 
@@ -53,6 +54,15 @@ class Batched(Loop):
     """Steps all members at once."""
 
     batched = True
+
+    def __init__(self, algorithm: Algorithm, problem: Problem, sampler: Sampler, clients: State, exact: bool):
+        super().__init__(algorithm, problem, sampler, clients, exact)
+        sizes = sampler.sizes
+        if not sampler.batch_size and len(set(sizes.tolist())) > 1:
+            raise ValueError(
+                f"full batches of clients stepped together need clients of one size, got {sizes.min()} to {sizes.max()} rows: "
+                'set [oracle] batch_size, or [run] executor = "loop"'
+            )
 
     def run(self, phase: Phase, r: int, cohort: Cohort, shared: State, messages: State) -> None:
         """Run ``client_<phase>`` for the members on this rank and fill the first rows of ``messages``."""

@@ -1,125 +1,41 @@
-"""Stochastic oracles: what an algorithm may ask of the clients it steps.
+"""Stochastic oracles: what an algorithm may ask of the clients it steps, one class a problem family.
 
-``oracle.sample(k)`` is the k-th sample ξ of the round as a *value*, so that it can be evaluated at two points (STORM,
-SVRG) and so that it does not matter in which order clients run. The samples of a round are drawn at once.
+All results have the client axis, ``[C, d]``; points may be ``[C, d]`` or ``[d]`` (shared by all clients). ``batched`` maps a
+problem's functions over the client axis at once; otherwise there is one client. Evaluations are counted in ``calls``: one
+evaluation at one sample ξ (a minibatch is one ξ) of one client is one call; a gradient pair (x and y) is one, as is an inner
+value with or without its Jacobian.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
 import torch
 
-from mpifed.problem import Problem
+from mpifed.problem import Game, Problem
 from mpifed.records import Blocks
-from mpifed.streams import Stream
+from mpifed.sampling import Sample, Sampler
 
-__all__ = ["Sample", "Sampler", "MinimaxOracle"]
-
-
-class Sample(NamedTuple):
-    """One sample ξ of C clients: tensors ``[C, b, ...]`` and, with noise, one vector a client ``[C, d]`` over all blocks."""
-
-    batch: tuple[torch.Tensor, ...]
-    noise: torch.Tensor | None
+__all__ = ["ORACLES", "MinimaxOracle", "OperatorOracle", "CompositionOracle"]
 
 
-class Sampler:
-    """Draws the samples of a rank's clients; holds their data on the device.
+class _Oracle:
+    """What all oracles share.
 
-    Args:
-        clients: global numbers of this rank's clients.
-        batch_size: rows a sample; 0 takes all rows of the client (the exact local gradient).
-        noise: additive gradient noise or ``None``.
+    Attributes:
+        sets: the problem's sets, ``oracle.sets.y(v)`` projects.
+        blocks: names and shapes of the parameters of each block.
+        calls: evaluations so far.
     """
 
-    def __init__(self, problem: Problem, clients, seed: int, batch_size: int, noise, dtype, device):
-        self.problem, self.seed, self.batch_size, self.noise = problem, seed, batch_size, noise
-        self.clients = np.asarray(clients, dtype=np.int64)
-        self.dtype, self.device = dtype, device
-        self.width = sum(problem.variables().sizes.values())
-        parts = [tuple(self._load(tensor) for tensor in problem.client_data(client)) for client in clients]
-        self.sizes = np.array([len(part[0]) if part else 0 for part in parts], dtype=np.int64)
-        self.offsets = np.concatenate(([0], np.cumsum(self.sizes)[:-1])) if parts else self.sizes
-        self.data = tuple(torch.cat(column) for column in zip(*parts))
-        self._expected = 1
-        self.begin(np.arange(len(self.clients)), 0)
-
-    def _load(self, tensor: torch.Tensor) -> torch.Tensor:
-        tensor = torch.as_tensor(tensor)
-        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
-
-    def begin(self, members: np.ndarray, r: int) -> None:
-        """Turn to round ``r`` of the clients at local positions ``members``."""
-        self.members, self.round, self._drawn = members, r, {}
-
-    def sample(self, k: int, rows: slice, round: int | None = None) -> Sample:
-        """Sample ``k`` of a round (the current one unless named) for ``members[rows]``."""
-        round = self.round if round is None else round
-        drawn = self._drawn.get(round)
-        if drawn is None or k >= drawn[0]:
-            self._expected = max(self._expected, k + 1) if drawn is None else max(2 * drawn[0], k + 1)
-            drawn = self._drawn[round] = (self._expected, *self._draw(round, self._expected))
-        _, indices, noise = drawn
-        if self.batch_size or isinstance(indices, tuple):
-            batch = self._gather(indices, rows, k)
-        else:
-            batch = self._everything(rows)
-        return Sample(batch, None if noise is None else noise[rows, k])
-
-    def _draw(self, round: int, count: int):
-        """The raw samples ``0..count-1`` of a round: row numbers or the problem's own arrays, and the noise."""
-        clients = self.clients[self.members]
-        stream = Stream(self.seed, "sample", clients, round, count)
-        drawn = self.problem.draw(stream)
-        if drawn is not None:
-            indices = tuple(self._load(torch.from_numpy(np.ascontiguousarray(array))) for array in drawn)
-        elif self.batch_size:
-            local = stream.integers(self.sizes[self.members], self.batch_size)
-            indices = torch.from_numpy(local + self.offsets[self.members][:, None, None]).to(self.device)
-        else:
-            indices = None
-        noise = None
-        if self.noise is not None:
-            values = self.noise(Stream(self.seed, "noise", clients, round, count), self.width)
-            noise = self._load(torch.from_numpy(values))
-        return indices, noise
-
-    def _gather(self, indices, rows: slice, k: int) -> tuple[torch.Tensor, ...]:
-        if isinstance(indices, tuple):
-            return tuple(array[rows, k] for array in indices)
-        chosen = indices[rows, k]
-        return tuple(column[chosen] for column in self.data)
-
-    def _everything(self, rows: slice) -> tuple[torch.Tensor, ...]:
-        members = self.members[rows]
-        sizes, offsets = self.sizes[members], self.offsets[members]
-        if len(set(sizes.tolist())) > 1:
-            raise ValueError(
-                "full batches of clients stepped together need clients of one size, got sizes from "
-                f"{sizes.min()} to {sizes.max()}: set [oracle] batch_size, or [run] executor = \"loop\""
-            )
-        blocks = [slice(offset, offset + size) for offset, size in zip(offsets, sizes)]
-        if len(blocks) == 1:
-            return tuple(column[blocks[0]].unsqueeze(0) for column in self.data)
-        return tuple(torch.stack([column[block] for block in blocks]) for column in self.data)
-
-
-class MinimaxOracle:
-    """Gradients of f_n for the clients ``members[rows]`` of a sampler.
-
-    ``batched`` maps the loss over the client axis at once; otherwise there is one client. Counts its evaluations in
-    ``calls``: one gradient pair at one sample ξ (a minibatch is one ξ) of one client is one call.
-    """
-
-    def __init__(self, problem: Problem, sampler: Sampler, blocks: Blocks, batched: bool):
-        self.problem, self.sampler, self.blocks, self.batched = problem, sampler, blocks, batched
+    def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
+        self.problem, self.sampler, self.batched = problem, sampler, batched
+        self.blocks: Blocks = problem.variables()
         self.sets = problem.sets
         self.calls = 0
-        self._points: dict[int, tuple] = {}
-        self._mapped = torch.func.vmap(problem.loss) if batched else problem.loss
-        self._split = (blocks.sizes["x"], blocks.sizes["y"])
+
+    @staticmethod
+    def noise_width(problem: Problem) -> int:
+        """Numbers of noise that a sample carries: one for each number that an evaluation returns."""
+        return sum(problem.variables().sizes.values())
 
     def at(self, rows: slice, counted: int | None = None) -> None:
         """Turn to the clients ``members[rows]`` of the sampler's current round; ``counted`` of them are no padding."""
@@ -130,8 +46,29 @@ class MinimaxOracle:
         """The k-th sample ξ (k = 0, 1, ...) of the round, or of another round: the same address gives the same ξ."""
         return self.sampler.sample(k, self._rows, round)
 
+    def normal(self, k: int, size: int) -> torch.Tensor:
+        """Standard normal vector number ``k`` of the round, ``[C, size]``, for smoothing."""
+        return self.sampler.normal(k, self._rows, size)
+
+    def _map(self, function, *arguments):
+        """``function`` of named parameters, vectors and batches for every client: results with the client axis."""
+        if self.batched:
+            return torch.func.vmap(function)(*arguments)
+        result = function(*torch.utils._pytree.tree_map(lambda tensor: tensor[0], arguments))
+        return torch.utils._pytree.tree_map(lambda tensor: tensor.unsqueeze(0), result)
+
+
+class MinimaxOracle(_Oracle):
+    """∇_x f_n and ∇_y f_n."""
+
+    def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
+        super().__init__(problem, sampler, batched)
+        self._points: dict[int, tuple] = {}
+        self._loss = torch.func.vmap(problem.loss) if batched else problem.loss
+        self._split = (self.blocks.sizes["x"], self.blocks.sizes["y"])
+
     def grad(self, x: torch.Tensor, y: torch.Tensor, xi: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-        """∇_x f_n(x, y; ξ) and ∇_y f_n(x, y; ξ), ``[C, dx]`` and ``[C, dy]``, at ``x``: ``[C, dx]`` or ``[dx]``, ``y`` alike."""
+        """∇_x f_n(x, y; ξ) and ∇_y f_n(x, y; ξ), ``[C, dx]`` and ``[C, dy]``."""
         self.calls += self._counted
         if self.problem.gradients is not None:
             gx, gy = self.problem.gradients(x, y, xi.batch)
@@ -160,13 +97,90 @@ class MinimaxOracle:
         flat_y.copy_(y)
         with torch.enable_grad():
             if self.batched:
-                loss = self._mapped(named_x, named_y, batch).sum()  # clients are independent: one gradient each
+                loss = self._loss(named_x, named_y, batch).sum()  # clients are independent: one gradient each
             else:
-                loss = self._mapped(named_x, named_y, tuple(column[0] for column in batch))
+                loss = self._loss(named_x, named_y, tuple(column[0] for column in batch))
             grads = torch.autograd.grad(loss, leaves, materialize_grads=True)
         rows = [grad.reshape(self._count, -1) for grad in grads]
-        return _join(rows[: len(named_x)]), _join(rows[len(named_x) :])
+        return _join(rows[: len(named_x)], flat_x), _join(rows[len(named_x) :], flat_y)
 
 
-def _join(rows: list[torch.Tensor]) -> torch.Tensor:
+def _join(rows: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    if not rows:
+        return torch.zeros_like(like)  # a block without parameters
     return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+
+
+class OperatorOracle(_Oracle):
+    """V_n, for variational inequalities and for minimax problems seen as games."""
+
+    def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
+        super().__init__(problem, sampler, batched)
+        self.prox = problem.phi
+        self._game = MinimaxOracle(problem.problem, sampler, batched) if isinstance(problem, Game) else None
+
+    def at(self, rows: slice, counted: int | None = None) -> None:
+        super().at(rows, counted)
+        if self._game:
+            self._game.at(rows, counted)
+
+    def operator(self, z: torch.Tensor, xi: Sample) -> torch.Tensor:
+        """V_n(z; ξ), ``[C, d]``."""
+        self.calls += self._counted
+        if self._game:
+            x, y = z.split(self.problem.split, dim=-1)
+            gx, gy = self._game.grad(x, y, Sample(xi.batch, None))
+            value = torch.cat([gx, -gy], dim=-1)
+        else:
+            value = self.problem.operator(z, xi.batch)
+        return value if xi.noise is None else value + xi.noise
+
+
+class CompositionOracle(_Oracle):
+    """g_n, its Jacobian, and ∇f_n. Jacobians are dense, ``[C, p, d]``, forward or reverse, whichever needs fewer sweeps."""
+
+    def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
+        super().__init__(problem, sampler, batched)
+        self._p, self._d = problem.inner_size, self.blocks.sizes["x"]
+        self._jacobian = (torch.func.jacrev if self._p <= self._d else torch.func.jacfwd)(self._inner, has_aux=True)
+        self._gradient = torch.func.grad(problem.outer)
+
+    @staticmethod
+    def noise_width(problem: Problem) -> int:
+        """Noise for g, for its Jacobian, and for ∇f."""
+        kinds = problem.kinds()
+        return 2 * kinds["u"] + kinds["jacobian"]
+
+    def _inner(self, x: torch.Tensor, batch):
+        value = self.problem.inner(self.blocks.unflatten("x", x), batch)
+        return value, value
+
+    def _noise(self, xi: Sample) -> tuple[torch.Tensor, ...]:
+        return xi.noise.split((self._p, self._p * self._d, self._p), dim=-1)
+
+    def _expanded(self, point: torch.Tensor) -> torch.Tensor:
+        return point.expand(self._count, -1)
+
+    def g(self, x: torch.Tensor, zeta: Sample) -> torch.Tensor:
+        """g_n(x; ζ), ``[C, p]``."""
+        self.calls += self._counted
+        value = self._map(lambda point, batch: self._inner(point, batch)[0], self._expanded(x), zeta.batch)
+        return value if zeta.noise is None else value + self._noise(zeta)[0]
+
+    def g_and_jacobian(self, x: torch.Tensor, zeta: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+        """g_n(x; ζ), ``[C, p]``, and its Jacobian, ``[C, p, d]``, from one evaluation of one sample."""
+        self.calls += self._counted
+        jacobian, value = self._map(self._jacobian, self._expanded(x), zeta.batch)
+        if zeta.noise is not None:
+            noise_g, noise_j, _ = self._noise(zeta)
+            value, jacobian = value + noise_g, jacobian + noise_j.reshape(jacobian.shape)
+        return value, jacobian
+
+    def grad_f(self, u: torch.Tensor, xi: Sample) -> torch.Tensor:
+        """∇f_n(u; ξ), ``[C, p]``."""
+        self.calls += self._counted
+        value = self._map(self._gradient, self._expanded(u), xi.batch)
+        return value if xi.noise is None else value + self._noise(xi)[2]
+
+
+ORACLES = {"minimax": MinimaxOracle, "operator": OperatorOracle, "composition": CompositionOracle}

@@ -1,4 +1,4 @@
-"""The contracts of problems.
+"""The contracts of problems, one class a family, and the adapter that makes a game of a minimax problem.
 
 A problem owns mathematics and data and knows nothing of algorithms, ranks or files of a run. It is a dataclass of
 settings; a user writes a loss, and the package supplies gradients, flat views, sampling, devices and noise.
@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from mpifed.projections import Sets
+from mpifed.proximal import Zero
 from mpifed.records import Blocks
 from mpifed.streams import Stream
 
-__all__ = ["Problem", "Minimax", "Named"]
+__all__ = ["Problem", "Minimax", "Operator", "Composition", "Game", "Named", "as_family"]
 
 Named = dict[str, torch.Tensor]
 
@@ -45,6 +46,10 @@ class Problem:
         """The blocks of variables with the names and shapes of their parameters."""
         raise TypeError(f"{type(self).__name__} must define variables()")
 
+    def kinds(self) -> dict[str, int]:
+        """Sizes of further kinds of record fields, beside the blocks."""
+        return {}
+
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """The starting point, one flat vector a block; blocks left out start at 0."""
         return {}
@@ -67,22 +72,23 @@ class Problem:
         """
         return None
 
-    def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
-        """Scores ``[n]`` or ``[n, k]`` of the held-out rows at a point; each rank is asked for a part of the rows."""
+    def predict(self, *point_and_rows) -> torch.Tensor:
+        """``predict(*point, rows)``: scores ``[n]`` or ``[n, k]`` of the held-out rows ``rows`` (a slice) at a point.
+
+        The point is one dictionary of named parameters a block; each rank is asked for a part of the rows.
+        """
         raise TypeError(f"{type(self).__name__} sets test_rows, so it must define predict()")
 
-    def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """Figures of a point, off the clock: exact distances, held-out scores.
+    def metrics(self, *point_and_predictions) -> dict[str, float]:
+        """``metrics(*point, predictions)``: figures of a point, off the clock: exact distances, held-out scores.
 
-        Args:
-            x, y: named parameters of the blocks.
-            predictions: what :meth:`predict` returned for all rows, ``None`` where ``test_rows`` is 0.
+        ``predictions`` is what :meth:`predict` returned for all rows, ``None`` where ``test_rows`` is 0.
         """
         return {}
 
 
 class Minimax(Problem):
-    """min_x max_y (1/N) Σ_n f_n(x, y).
+    """min_x max_y (1/N) Σ_n f_n(x, y). Without a block y: federated minimisation.
 
     Define either :meth:`loss`, which automatic differentiation takes care of, or :meth:`gradients` by hand.
     """
@@ -100,3 +106,75 @@ class Minimax(Problem):
     #: By hand: ``gradients(x, y, batch) -> (gx, gy)`` with flat blocks ``[C, d]`` or ``[d]`` (shared by all clients),
     #: ``batch`` tensors ``[C, b, ...]``, and ``gx``, ``gy`` of shape ``[C, d]``. ``None``: differentiate ``loss``.
     gradients = None
+
+
+class Operator(Problem):
+    """Find z*: ⟨V(z), z* - z⟩ + φ(z*) - φ(z) ≤ 0 for all z, with V = (1/N) Σ_n V_n monotone (002, eqs. 1 and 12)."""
+
+    family = "operator"
+    #: The convex function φ of a composite problem, through its proximal map.
+    phi = Zero()
+
+    def operator(self, z: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """V_n(z; batch) for the clients stepped together: ``z`` flat ``[C, d]`` or ``[d]``, ``batch`` tensors
+        ``[C, b, ...]``, result ``[C, d]``."""
+        raise TypeError(f"{type(self).__name__} must define operator()")
+
+
+class Composition(Problem):
+    """min_x (1/N) Σ_n E f_n(E g_n(x; ζ); ξ) (003, eq. 1)."""
+
+    family = "composition"
+    #: Dimension p of the inner maps' values.
+    inner_size: int = 1
+
+    def kinds(self) -> dict[str, int]:
+        """``u``: an inner value or outer gradient ``[p]``; ``jacobian``: ``[p, d]``, row by row."""
+        return {"u": self.inner_size, "jacobian": self.inner_size * self.variables().sizes["x"]}
+
+    def inner(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """g_n(x; ζ), ``[p]``, for a batch ζ of client n; a pure function."""
+        raise TypeError(f"{type(self).__name__} must define inner()")
+
+    def outer(self, u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """f_n(u; ξ), a scalar, for a batch ξ of client n; a pure function."""
+        raise TypeError(f"{type(self).__name__} must define outer()")
+
+
+class Game(Operator):
+    """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f)."""
+
+    def __init__(self, problem: Minimax):
+        self.problem, self.clients = problem, problem.clients
+        self.source, self.test_rows = problem.source, problem.test_rows
+        self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw
+        self._blocks = problem.variables()
+        self.split = (self._blocks.sizes["x"], self._blocks.sizes["y"])
+        self.sets = Sets(z=self._project)
+
+    def _project(self, z: torch.Tensor) -> torch.Tensor:
+        x, y = z.split(self.split, dim=-1)
+        return torch.cat([self.problem.sets.x(x), self.problem.sets.y(y)], dim=-1)
+
+    def variables(self) -> Blocks:
+        """One block z; its parameters are called ``x.name`` and ``y.name``."""
+        return Blocks(z={f"{block}.{name}": shape for block in "xy" for name, shape in self._blocks[block].items()})
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        start = self.problem.initial(rng)
+        parts = [torch.as_tensor(start.get(block, torch.zeros(size))).reshape(-1) for block, size in zip("xy", self.split)]
+        return {"z": torch.cat(parts)}
+
+    def _point(self, z: Named) -> list[Named]:
+        return [{name[2:]: value for name, value in z.items() if name[0] == block} for block in "xy"]
+
+    def predict(self, z: Named, rows: slice) -> torch.Tensor:
+        return self.problem.predict(*self._point(z), rows)
+
+    def metrics(self, z: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        return self.problem.metrics(*self._point(z), predictions)
+
+
+def as_family(problem: Problem, family: str) -> Problem:
+    """``problem`` as a method of ``family`` sees it: itself, or a prepared minimax problem as a game."""
+    return Game(problem) if (problem.family, family) == ("minimax", "operator") else problem

@@ -4,8 +4,8 @@ A :class:`Record` says which fields exist and what each looks like; :meth:`Recor
 problem; a :class:`State` is one buffer with that layout. Reading a field is a view, assigning copies in, so a
 whole record can be reduced, broadcast or written to disk without knowing a single field name.
 
-A field's *kind* is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), ``"scalar"``, or a
-tuple of kinds; a field whose kind is a tuple reads as a tuple of views.
+A field's *kind* is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), another size that the
+problem's family defines (``"u"``, ``"jacobian"`` of a composition), ``"scalar"``, or a tuple of kinds; a field whose kind is a tuple reads as a tuple of views.
 
 A state may carry a leading client axis: ``shared`` has fields of shape ``[d]``, ``client`` and ``message`` of shape
 ``[C, d]``. Arithmetic broadcasts over it, which is why one algorithm text serves one client and a thousand.
@@ -79,13 +79,13 @@ class Record:
     def __repr__(self) -> str:
         return "Record(" + ", ".join(f"{name}={kind!r}" for name, kind in self.fields.items()) + ")"
 
-    def layout(self, blocks: Blocks) -> Layout:
-        """Offsets of every field for a problem with these blocks.
+    def layout(self, blocks: Blocks, kinds: Mapping[str, int] | None = None) -> Layout:
+        """Offsets of every field for a problem with these blocks and these further kinds (name → size).
 
         Raises:
             ValueError: a field is of a kind that the problem does not have.
         """
-        sizes = blocks.sizes | {"scalar": 1}
+        sizes = blocks.sizes | dict(kinds or {}) | {"scalar": 1}
         slots, start = {}, 0
         for name, kind in self.fields.items():
             parts = []
@@ -152,7 +152,7 @@ class State:
         if isinstance(view, tuple):
             for part, one in zip(view, value, strict=True):
                 _assign(part, one)
-        elif value is not view:  # `state.x += dx` has already written in place
+        else:
             _assign(view, value)
 
     def _missing(self, name: str) -> str:
@@ -171,7 +171,12 @@ class State:
 
 
 def _assign(view: torch.Tensor, value) -> None:
-    if isinstance(value, torch.Tensor):
-        view.copy_(value)
-    else:
+    if not isinstance(value, torch.Tensor):
         view.fill_(value)
+    elif not _is(value, view):
+        view.copy_(value)
+
+
+def _is(value: torch.Tensor, view: torch.Tensor) -> bool:
+    """Whether the value is the view itself: ``state.x += dx`` has written in place already."""
+    return value.data_ptr() == view.data_ptr() and value.shape == view.shape and value.stride() == view.stride()

@@ -204,7 +204,7 @@ class _Runner:
     def _evaluate(self, bar) -> str:
         """Metrics of the current point; returns the reason to stop if the target is reached. Collective."""
         simulation, stop = self.simulation, self.config.stop
-        averaged = self.config.output == "average"
+        averaged = self.config.output_rule == "average"
         values = simulation.evaluate(simulation.output if averaged else simulation.shared)
         reached, error = np.zeros(1, dtype=np.int64), None
         if self.comm.rank == 0:

@@ -17,16 +17,20 @@ from mpifed.comm import CollectiveError, SerialComm
 from mpifed.config import Config
 from mpifed.coordinator import Coordinator
 from mpifed.executor import EXECUTORS
-from mpifed.oracle import Sampler
+from mpifed.oracle import ORACLES
 from mpifed.placement import Cohort, Placement, device_for
+from mpifed.problem import as_family
 from mpifed.records import Record, State
 from mpifed.reduction import REDUCTIONS
+from mpifed.sampling import Sampler
 from mpifed.streams import Stream, generator
 
 __all__ = ["Simulation", "Costs", "NonFiniteError"]
 
 #: Held-out rows that are scored in one call, the same blocks for every number of ranks.
 SCORE_ROWS = 250
+#: Bytes of client records that a rank allocates at most.
+CLIENT_MEMORY = 16 * 2**30
 
 
 class NonFiniteError(CollectiveError):
@@ -72,24 +76,26 @@ class Simulation:
 
     def __init__(self, config: Config, comm: SerialComm):
         self.config, self.comm = config, comm
-        self.algorithm, self.problem = config.algorithm, config.problem
+        self.algorithm = config.algorithm
         run = config.run
         self.device = device_for(run.device, comm.local_rank)
         self.dtype = getattr(torch, run.dtype)
         self.exact = run.reduction == "exact"
-        self.problem.prepare(config.seed, run.data_dir)
+        config.problem.prepare(config.seed, run.data_dir)
+        self.problem = as_family(config.problem, self.algorithm.family)
         self.placement = Placement(self.problem.clients, comm.size)
-        self.blocks = self.problem.variables()
+        self.blocks, self.kinds = self.problem.variables(), self.problem.kinds()
         self.round, self.costs = 0, Costs()
         self._allocate()
 
     def _state(self, record: Record, *lead: int) -> State:
-        return record.layout(self.blocks).state(lead, self.dtype, self.device)
+        return record.layout(self.blocks, self.kinds).state(lead, self.dtype, self.device)
 
     def _allocate(self) -> None:
         config, algorithm = self.config, self.algorithm
         mine = self.placement.of(self.comm.rank)
         self.shared = self._state(algorithm.shared)
+        self._guard_memory(len(mine))
         self.clients = self._state(algorithm.client, len(mine))
         self.output = self._state(Record(**{block: block for block in self.blocks}))
         weights = None
@@ -100,22 +106,32 @@ class Simulation:
             cohort=config.participation.cohort or self.problem.clients, weights=weights,
             replicated=config.run.matrices == "replicated",
         )
+        width = ORACLES[self.problem.family].noise_width(self.problem)
         sampler = Sampler(
-            self.problem, mine, config.seed, config.oracle.batch_size, config.oracle.noise, self.dtype, self.device
+            self.problem, mine, config.seed, config.oracle.batch_size, config.oracle.noise, width, self.dtype, self.device
         )
         self.executor = EXECUTORS[config.run.executor](algorithm, self.problem, sampler, self.clients, self.exact)
         self._start = [self._stage(phase, len(mine)) for phase in algorithm.start]
         self._stages = [self._stage(phase, len(mine)) for phase in algorithm.phases]
 
+    def _guard_memory(self, clients: int) -> None:
+        """Refuse client records that cannot fit, before they are allocated: a dense Jacobian grows as p · d."""
+        size = self.algorithm.client.layout(self.blocks, self.kinds).size * self.shared.buffer.element_size()
+        if size * clients > CLIENT_MEMORY:
+            kinds = ", ".join(f"{name} {number:,}" for name, number in (self.blocks.sizes | self.kinds).items())
+            raise ValueError(
+                f"the client records of {type(self.algorithm).__name__} need {size * clients / 2**30:.1f} GiB on one rank ({clients} "
+                f"clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: fewer clients a rank, or a smaller model"
+            )
+
     def _stage(self, phase: Phase, capacity: int) -> _Stage:
-        layout = phase.message.layout(self.blocks)
+        layout = phase.message.layout(self.blocks, self.kinds)
         reduction = REDUCTIONS[self.config.run.reduction](self.comm, capacity, layout.size, self.dtype, self.device)
         travels = self.shared.layout.slots if phase.down is None else phase.down
         down = sum(stop - start for name in travels for start, stop in self.shared.layout.slots[name])
+        up = sum(stop - start for name in phase.up or layout.slots for start, stop in layout.slots[name])
         item = self.shared.buffer.element_size()
-        return _Stage(
-            phase, State(layout, reduction.rows), State(layout, reduction.mean), reduction, layout.size * item, down * item
-        )
+        return _Stage(phase, State(layout, reduction.rows), State(layout, reduction.mean), reduction, up * item, down * item)
 
     @torch.no_grad()
     def start(self) -> None:
@@ -220,8 +236,11 @@ class Simulation:
         return torch.cat([getattr(self.shared, block) for block in self.blocks])
 
     def _update_output(self) -> None:
-        rule, r = self.config.output, self.round
-        if rule == "average":
+        rule, r = self.config.output_rule, self.round
+        if rule == "average" and self.algorithm.averages:
+            for block, name in self.algorithm.averages.items():
+                setattr(self.output, block, getattr(self.shared, name))
+        elif rule == "average":
             self.output.buffer.add_(self._point() - self.output.buffer, alpha=1 / r)
         elif rule == "last" or Stream(self.config.seed, "output", round=r).uniform(1)[0, 0, 0] < 1 / r:
             self.output.buffer.copy_(self._point())

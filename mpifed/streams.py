@@ -55,7 +55,7 @@ def generator(seed: int, purpose: str, client: int = 0, round: int = 0) -> np.ra
 
 
 class Stream:
-    """The draws of some clients in one round, for samples ``0 .. count-1`` of that round.
+    """The draws of some clients in one round, for samples ``first .. first + count - 1`` of that round.
 
     Every method returns an array of shape ``[C, count, *shape]``. Successive calls take fresh lanes, so a problem may
     draw several quantities for one sample; the values of sample ``j`` do not depend on ``count`` nor on the other
@@ -66,19 +66,20 @@ class Stream:
         clients: global client numbers, ``[C]``.
         round: the round's number.
         count: how many samples to draw for each client.
+        first: the first sample's number.
     """
 
-    def __init__(self, seed: int, purpose: str, clients=(0,), round: int = 0, count: int = 1):
+    def __init__(self, seed: int, purpose: str, clients=(0,), round: int = 0, count: int = 1, first: int = 0):
         digest = _digest(seed, purpose, size=8)
         self._key = (int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little"))
         self.clients = np.asarray(clients, dtype=np.int64)
-        self.round, self.count, self._lane = round, count, 0
+        self.round, self.count, self.first, self._lane = round, count, first, 0
 
     def words(self, number: int) -> np.ndarray:
         """``number`` uniform 32-bit words a sample: uint64 ``[C, count, number]``."""
         lanes = -(-number // 4)
         lane = np.arange(self._lane, self._lane + lanes)[None, None, :]
-        index = np.arange(self.count)[None, :, None]
+        index = np.arange(self.first, self.first + self.count)[None, :, None]
         client = self.clients[:, None, None]
         lane, index, client = np.broadcast_arrays(lane, index, client)
         self._lane += lanes

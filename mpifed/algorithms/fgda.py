@@ -114,8 +114,9 @@ class _FGDA(Algorithm):
     def coordinate(self, r, shared, coordinator, mean):
         if r == 1 and self.q == 1 and self.first_matrix == "rule":
             return {}  # the first synchronisation averages the very estimators that made A_1
-        coordinator.a, A = self._refresh(r, coordinator.a, mean.w, mean.x if r else shared.x)        # line 6
-        coordinator.b, B = self._refresh(r, coordinator.b, mean.v, mean.y if r else shared.y)
+        x, y = (mean.x, mean.y) if r else (shared.x, shared.y)
+        coordinator.a, A = self.matrix.refresh(r, coordinator.a, mean.w, x, self.first_matrix, self.q)      # line 6
+        coordinator.b, B = self.matrix.refresh(r, coordinator.b, mean.v, y, self.first_matrix, self.q)
         return dict(A=A, B=B) if r > 0 or self.first_matrix == "rule" else {}
 
     def server_round(self, r, shared, mean, sets):
@@ -131,16 +132,6 @@ class _FGDA(Algorithm):
 
     def server_estimate(self, r, shared, mean, sets):
         shared.w, shared.v = mean.w, mean.v
-
-    def _refresh(self, r, moments, w, point):
-        """One generator's step; at the start (r = 0) only what ``first_matrix`` and the references ask for."""
-        if r > 0:
-            return self.matrix(moments, w, point)
-        moments = self.matrix.refer(moments, w, point)
-        if self.first_matrix != "rule":
-            return moments, None
-        moments, matrix = self.matrix(moments, w, point)
-        return moments if self.q == 1 else self.matrix.refer(moments, w, point), matrix
 
     def _estimators_after_sync(self, r, shared, client, oracle):
         """w_t, v_t for t = (r-1) q + 1, the first step of round r."""

@@ -12,8 +12,10 @@ SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for
 LAYERS = [
     {"options", "files", "records", "streams", "comm"},
     {"schedules", "adaptive", "projections", "noise", "placement", "directions"},
+    {"proximal"},
     {"algorithm", "problem", "reduction"},
-    {"data", "models", "oracle"},
+    {"data", "models", "sampling"},
+    {"oracle"},
     {"algorithms", "problems"},
     {"config", "coordinator", "executor", "checkpoint"},
     {"simulation"},

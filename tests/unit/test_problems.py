@@ -8,8 +8,9 @@ import torch
 
 from mpifed.data import DATASETS, Images
 from mpifed.options import build
-from mpifed.oracle import MinimaxOracle, Sampler
+from mpifed.oracle import MinimaxOracle
 from mpifed.problems import PROBLEMS, DeepAUC, Saddle
+from mpifed.sampling import Sampler
 
 
 def prepared(problem, seed=0):
@@ -20,9 +21,9 @@ def prepared(problem, seed=0):
 def oracle_of(problem, batch_size=0, batched=False, clients=None) -> MinimaxOracle:
     """An oracle over ``clients`` (default: all) at round 1."""
     clients = list(range(problem.clients)) if clients is None else clients
-    sampler = Sampler(problem, clients, 0, batch_size, None, torch.float64, "cpu")
+    sampler = Sampler(problem, clients, 0, batch_size, None, 0, torch.float64, "cpu")
     sampler.begin(np.arange(len(clients)), 1)
-    oracle = MinimaxOracle(problem, sampler, problem.variables(), batched)
+    oracle = MinimaxOracle(problem, sampler, batched)
     oracle.at(slice(0, len(clients)))
     return oracle
 

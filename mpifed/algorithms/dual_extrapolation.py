@@ -1,0 +1,97 @@
+"""Local dual extrapolation for composite variational inequalities (002, eq. 13).
+
+Duals z and x are mapped to primal points by mirror maps: u = ∇h*_{t-1}(z), x = z - η V(u; ξ), v = ∇h*_t(x), z ← z - η V(v; ξ'),
+with h_t = h + t η φ, t the global step number and h = ½‖·‖², so that ∇h*_t = prox_{tηφ}. Averaging is in the dual, which keeps
+sparsity and rank; the output is the average of v_t over clients and steps.
+
+Readings. The first mirror map has weight 0; for an indicator φ it still projects (``t0_mirror = "prox"``) or is the identity. Both
+duals are averaged at a synchronising step (two phases); ``sync_extrapolation = false`` averages z only.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from mpifed.algorithm import Algorithm, Phase
+from mpifed.options import hyperparameters
+from mpifed.records import Record
+
+__all__ = ["LocalDualExtrapolation"]
+
+
+@hyperparameters
+class LocalDualExtrapolation(Algorithm):
+    """Local dual extrapolation with the problem's φ."""
+
+    K: int = Field(ge=1, description="local steps per round")
+    eta: float = Field(ge=0, description="step size η")
+    sync_extrapolation: bool = Field(
+        default=True, description="average the dual x before the second call of a synchronising step (a second phase)"
+    )
+    t0_mirror: Literal["prox", "identity"] = Field(default="prox", description="the mirror map of the first step")
+
+    source: ClassVar = "002, eq. 13"
+    family: ClassVar = "operator"
+    output: ClassVar = "average"
+    averages: ClassVar = {"z": "average"}
+    calls_per_step: ClassVar = 2
+
+    #: ``z`` is the primal point v of the last synchronisation, ``dual`` the averaged dual z.
+    shared: ClassVar = Record(z="z", average="z", dual="z", x="z")
+    client: ClassVar = Record(dual="z", v_sum="z")
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        update = Record(dual="z", v="z", v_sum="z")
+        if not self.sync_extrapolation:
+            return (Phase("round", update, down=("dual",), up=("dual",)),)
+        return (
+            Phase("extrapolate", Record(x="z"), down=("dual",)),
+            Phase("update", update, down=("x",), up=("dual",)),
+        )
+
+    @property
+    def local_steps(self) -> int:
+        return self.K
+
+    def initialize(self, shared):
+        shared.dual = shared.z
+
+    def _extrapolate(self, r, k, z, oracle):
+        t = (r - 1) * self.K + k + 1
+        u = z if t == 1 and self.t0_mirror == "identity" else oracle.prox(z, (t - 1) * self.eta)
+        return z - self.eta * oracle.operator(u, oracle.sample(2 * k))
+
+    def _update(self, r, k, z, x, oracle):
+        v = oracle.prox(x, ((r - 1) * self.K + k + 1) * self.eta)
+        return v, z - self.eta * oracle.operator(v, oracle.sample(2 * k + 1))
+
+    def _steps(self, r, number, z, oracle):
+        """The last primal point, the dual and the sum of the primal points after ``number`` steps."""
+        v, v_sum = z, 0.0 * z
+        for k in range(number):
+            v, z = self._update(r, k, z, self._extrapolate(r, k, z, oracle), oracle)
+            v_sum = v_sum + v
+        return v, z, v_sum
+
+    def client_round(self, r, shared, client, message, oracle):
+        message.v, message.dual, message.v_sum = self._steps(r, self.K, shared.dual, oracle)
+
+    def server_round(self, r, shared, mean, sets):
+        shared.z, shared.dual = mean.v, mean.dual
+        shared.average += (mean.v_sum / self.K - shared.average) / r
+
+    def client_extrapolate(self, r, shared, client, message, oracle):
+        _, client.dual, client.v_sum = self._steps(r, self.K - 1, shared.dual, oracle)
+        message.x = self._extrapolate(r, self.K - 1, client.dual, oracle)
+
+    def server_extrapolate(self, r, shared, mean, sets):
+        shared.x = mean.x
+
+    def client_update(self, r, shared, client, message, oracle):
+        message.v, message.dual = self._update(r, self.K - 1, client.dual, shared.x, oracle)
+        message.v_sum = client.v_sum + message.v
+
+    server_update = server_round

@@ -1,0 +1,136 @@
+"""Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip (001, Algorithms 1 and 3, eq. 21): minimax under heavy-tailed noise.
+
+One method with three directions: the local step goes along u/‖u‖, along the polar factor of u, or along u clipped.
+
+Readings. β multiplies the fresh gradient, 1 - β the global momentum of the previous round, which is constant during a
+round. The control variates average the *raw* gradients of the round. The boxes print X_{t+1,i} where X_{t,i+1} is meant. x and y
+are treated separately. The momentum and the variates before the first round are not defined in the paper; ``first_round``:
+
+* ``beta_one`` (default): β = 1 in the first round and zero variates, which is what the proof uses;
+* ``zero``: all zero, and β as always;
+* ``gradient``: momentum and variates from p gradients of every client at the starting point.
+
+Where the problem has sets, every new point is projected; the paper has none. The global step is γ / (η p) times the averaged displacement (line 11). u and v can be recomputed from g_x and g_y by every
+client, so they do not travel.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from mpifed.algorithm import Algorithm, Phase
+from mpifed.directions import Clip, Normalize, NormOver, Orthogonalize
+from mpifed.options import hyperparameters
+from mpifed.records import Record
+
+__all__ = ["FedNSGDAM", "FedMuonDA", "FedSGDAClip"]
+
+_VARIATES = Record(gx="x", gy="y")
+
+
+@hyperparameters
+class _HeavyTailed(Algorithm):
+    p: int = Field(ge=1, description="local steps per round")
+    eta_x: float = Field(gt=0, description="local step size of x (descent)")
+    eta_y: float = Field(gt=0, description="local step size of y (ascent)")
+    gamma_x: float = Field(ge=0, description="global step size of x")
+    gamma_y: float = Field(ge=0, description="global step size of y")
+    beta_x: float = Field(default=0.9, ge=0, le=1, description="weight of the fresh gradient in the momentum of x")
+    beta_y: float = Field(default=0.9, ge=0, le=1, description="weight of the fresh gradient in the momentum of y")
+    first_round: Literal["beta_one", "zero", "gradient"] = Field(
+        default="beta_one", description="momentum and variates before the first round (see Readings)"
+    )
+
+    partial_participation: ClassVar = False
+    shared: ClassVar = Record(x="x", y="y", u="x", v="y") | _VARIATES
+    client: ClassVar = _VARIATES
+    message: ClassVar = Record(dx="x", dy="y") | _VARIATES
+
+    @property
+    def start(self) -> tuple[Phase, ...]:
+        return (Phase("start", _VARIATES, down=("x", "y")),) if self.first_round == "gradient" else ()
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("round", self.message, down=("x", "y", "gx", "gy")),)
+
+    @property
+    def local_steps(self) -> int:
+        return self.p
+
+    def _betas(self, r):
+        return (1.0, 1.0) if r == 1 and self.first_round == "beta_one" else (self.beta_x, self.beta_y)
+
+    def client_start(self, r, shared, client, message, oracle):
+        for i in range(self.p):
+            gx, gy = oracle.grad(shared.x, shared.y, oracle.sample(i))
+            message.gx += gx / self.p
+            message.gy += gy / self.p
+        client.gx, client.gy = message.gx, message.gy
+
+    def server_start(self, r, shared, mean, sets):
+        shared.gx, shared.gy, shared.u, shared.v = mean.gx, mean.gy, mean.gx, mean.gy
+
+    def client_round(self, r, shared, client, message, oracle):
+        x, y = shared.x, shared.y                                                           # line 3
+        beta_x, beta_y = self._betas(r)
+        for i in range(self.p):                                                             # line 4
+            gx, gy = oracle.grad(x, y, oracle.sample(i))
+            u = beta_x * (gx + shared.gx - client.gx) + (1 - beta_x) * shared.u             # line 5
+            v = beta_y * (gy + shared.gy - client.gy) + (1 - beta_y) * shared.v
+            x = oracle.sets.x(x - self.eta_x * self.direction(u, oracle.blocks["x"]))       # line 6
+            y = oracle.sets.y(y + self.eta_y * self.direction(v, oracle.blocks["y"]))
+            message.gx += gx / self.p                                                       # line 8
+            message.gy += gy / self.p
+        message.dx, message.dy = x - shared.x, y - shared.y
+        client.gx, client.gy = message.gx, message.gy
+
+    def server_round(self, r, shared, mean, sets):
+        beta_x, beta_y = self._betas(r)
+        shared.gx, shared.gy = mean.gx, mean.gy                                             # line 10
+        shared.x = sets.x(shared.x + self.gamma_x / (self.eta_x * self.p) * mean.dx)        # line 11
+        shared.y = sets.y(shared.y + self.gamma_y / (self.eta_y * self.p) * mean.dy)
+        shared.u = beta_x * shared.gx + (1 - beta_x) * shared.u                             # line 12
+        shared.v = beta_y * shared.gy + (1 - beta_y) * shared.v
+
+
+@hyperparameters
+class FedNSGDAM(_HeavyTailed):
+    """Fed-NSGDA-M: normalised local steps with global momentum and control variates."""
+
+    norm_over: NormOver = Field(default="block", description="normalise the whole block, or every parameter tensor")
+    source: ClassVar = "001, Algorithm 1"
+
+    @property
+    def direction(self):
+        return Normalize(self.norm_over)
+
+
+@hyperparameters
+class FedMuonDA(_HeavyTailed):
+    """FedMuon-DA: local steps along the polar factor of every matrix-shaped parameter; vectors are normalised."""
+
+    orthogonalize: Literal["svd", "newton_schulz", "newton_schulz_cubic"] = Field(
+        default="svd", description="polar factor by compact SVD, Jordan's quintic, or the cubic iteration"
+    )
+    steps: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
+    source: ClassVar = "001, Algorithm 3"
+
+    @property
+    def direction(self):
+        return Orthogonalize(self.orthogonalize, self.steps)
+
+
+@hyperparameters
+class FedSGDAClip(_HeavyTailed):
+    """FedSGDA-Clip: local steps along the momentum clipped to norm τ."""
+
+    tau: float = Field(default=0.1, gt=0, description="clipping threshold τ of both blocks")
+    norm_over: NormOver = Field(default="block", description="clip the whole block, or every parameter tensor")
+    source: ClassVar = "001, eq. 21"
+
+    @property
+    def direction(self):
+        return Clip(self.tau, self.norm_over)

@@ -1,0 +1,181 @@
+"""LSGD, LESGD, LIPPAX and SLIPPAX (002): local methods for variational inequalities.
+
+Steps are t = 1 .. K R, a synchronisation at every K-th. The output is the average over clients and steps of the points x_t
+(of the iterates after z_0 for LSGD), kept as a running average.
+
+Readings. The two oracle calls of a step use fresh independent samples. LESGD as printed (eq. 4) averages x_t before the second
+call of a synchronising step and z_t after it, hence two phases; ``sync_extrapolation = false`` averages z_t only. LIPPAX's
+inner loop is plain SGD on the regularised operator, γ = 1 / (η (L + 1/η)²) unless given. SLIPPAX's smoothing radius is
+ησ / d^{1/4}, which the proof and the stated rate use, or ησ / √d, which the theorem prints. Where the problem has a set,
+every new point is projected onto it; the paper has none.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from mpifed.algorithm import Algorithm, Phase
+from mpifed.options import hyperparameters
+from mpifed.records import Record
+
+__all__ = ["LSGD", "LESGD", "LIPPAX", "SLIPPAX"]
+
+
+@hyperparameters
+class _Local(Algorithm):
+    K: int = Field(ge=1, description="local steps per round")
+    eta: float = Field(ge=0, description="step size η")
+
+    family: ClassVar = "operator"
+    output: ClassVar = "average"
+    averages: ClassVar = {"z": "average"}
+    shared: ClassVar = Record(z="z", average="z")
+    message: ClassVar = Record(z="z", x_sum="z")
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("round", self.message, down=("z",), up=("z",)),)
+
+    @property
+    def local_steps(self) -> int:
+        return self.K
+
+    def client_round(self, r, shared, client, message, oracle):
+        z = shared.z
+        for k in range(self.K):
+            x, z = self.step(k, z, oracle)
+            message.x_sum += x
+        message.z = z
+
+    def server_round(self, r, shared, mean, sets):
+        shared.z = mean.z
+        self._average(r, shared, mean.x_sum)
+
+    def _average(self, r, shared, x_sum):
+        """The running average over all steps so far, from the sum over the K steps of round r."""
+        shared.average += (x_sum / self.K - shared.average) / r
+
+
+@hyperparameters
+class LSGD(_Local):
+    """Local SGD: z ← z - η V(z; ξ); the output averages the iterates after z_0."""
+
+    source: ClassVar = "002, eq. 11"
+
+    def step(self, k, z, oracle):
+        z = oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample(k)))
+        return z, z
+
+
+@hyperparameters
+class LESGD(_Local):
+    """Local extra SGD: x = z - η V(z; ξ), z ← z - η V(x; ξ')."""
+
+    sync_extrapolation: bool = Field(
+        default=True, description="average x before the second call of a synchronising step (a second phase)"
+    )
+    source: ClassVar = "002, eq. 4"
+    calls_per_step: ClassVar = 2
+
+    @property
+    def shared(self) -> Record:
+        return Record(z="z", average="z", **({"x": "z"} if self.sync_extrapolation else {}))
+
+    @property
+    def client(self) -> Record:
+        return Record(z="z") if self.sync_extrapolation else Record()
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        if not self.sync_extrapolation:
+            return super().phases
+        return (
+            Phase("extrapolate", Record(x="z", x_sum="z"), down=("z",), up=("x",)),
+            Phase("update", Record(z="z"), down=("x",)),
+        )
+
+    def extrapolate(self, k, z, oracle):
+        return oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample(2 * k)))
+
+    def update(self, k, z, x, oracle):
+        return oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample(2 * k + 1)))
+
+    def step(self, k, z, oracle):
+        x = self.extrapolate(k, z, oracle)
+        return x, self.update(k, z, x, oracle)
+
+    def client_extrapolate(self, r, shared, client, message, oracle):
+        z = shared.z
+        for k in range(self.K - 1):
+            x, z = self.step(k, z, oracle)
+            message.x_sum += x
+        message.x, client.z = self.extrapolate(self.K - 1, z, oracle), z
+        message.x_sum += message.x
+
+    def server_extrapolate(self, r, shared, mean, sets):
+        shared.x = mean.x
+        self._average(r, shared, mean.x_sum)
+
+    def client_update(self, r, shared, client, message, oracle):
+        message.z = self.update(self.K - 1, client.z, shared.x, oracle)
+
+    def server_update(self, r, shared, mean, sets):
+        shared.z = mean.z
+
+
+@hyperparameters
+class LIPPAX(_Local):
+    """Local inexact proximal point: H inner SGD steps on V(x) + (x - z)/η, then z ← z - η V(x; ξ')."""
+
+    H: int = Field(ge=0, description="inner steps")
+    gamma: float | None = Field(default=None, gt=0, description="inner step size γ; from η and L when left out")
+    L: float | None = Field(default=None, ge=0, description="Lipschitz constant of V, for γ")
+    source: ClassVar = "002, LIPPAX"
+
+    def __post_init__(self):
+        if self.eta == 0:
+            raise ValueError("needs eta > 0: the inner problem divides by it")
+        if self.gamma is None and self.L is None and self.H > 0:
+            raise ValueError("needs gamma, or L to derive it: gamma = 1 / (eta (L + 1/eta)^2)")
+
+    @property
+    def calls_per_step(self) -> int:
+        return self.H + 1
+
+    @property
+    def inner_rate(self) -> float:
+        """γ."""
+        return self.gamma or 1 / (self.eta * (self.L + 1 / self.eta) ** 2)
+
+    def step(self, k, z, oracle):
+        x, first = z, k * (self.H + 1)
+        for h in range(self.H):
+            V = oracle.operator(self.smoothed(x, k * self.H + h, oracle), oracle.sample(first + h))
+            x = oracle.sets.z(x - self.inner_rate * (V + (x - z) / self.eta))
+        return x, oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample(first + self.H)))
+
+    def smoothed(self, x, number, oracle):
+        return x
+
+
+@hyperparameters
+class SLIPPAX(LIPPAX):
+    """LIPPAX with Gaussian smoothing: the inner operator is evaluated at x + δ s, s ~ N(0, I) fresh at every call."""
+
+    delta: float | Literal["derived", "theorem"] = Field(
+        default="derived", description="smoothing radius δ: a number, ησ/d^(1/4), or ησ/√d"
+    )
+    sigma: float | None = Field(default=None, ge=0, description="noise level σ, for δ")
+    source: ClassVar = "002, SLIPPAX"
+
+    def __post_init__(self):
+        LIPPAX.__post_init__(self)
+        if isinstance(self.delta, str) and self.sigma is None:
+            raise ValueError(f"delta = {self.delta!r} needs sigma")
+
+    def smoothed(self, x, number, oracle):
+        power = {"derived": 0.25, "theorem": 0.5}.get(self.delta)
+        delta = self.delta if power is None else self.eta * self.sigma / x.shape[-1] ** power
+        return x + delta * oracle.normal(number, x.shape[-1]) if delta else x

@@ -1,0 +1,89 @@
+"""Distributionally robust federated learning as a composition (003, eq. 3).
+
+Readings. 003 asks for an increasing f around each client's expected loss and leaves f and the data open. Here f is
+the exponential that belongs to the Kullback-Leibler divergence: with L_n the loss of client n ::
+
+    max over p on the simplex of Σ_n p_n L_n(x) - λ KL(p ‖ uniform) = λ log((1/N) Σ_n exp(L_n(x) / λ))
+
+has the minimisers of (1/N) Σ_n λ exp(L_n(x) / λ), a sum over clients of the form asked for.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from mpifed.data import Partition
+from mpifed.data.partition import Dirichlet
+from mpifed.problem import Composition, Named
+from mpifed.problems.fair import Classification
+from mpifed.records import Blocks
+
+__all__ = ["DistributionallyRobust"]
+
+
+@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+class DistributionallyRobust(Classification, Composition):
+    """min over x of F(x) = (1/N) Σ_n f(L_n(x)), f(u) = λ exp(u/λ), L_n the mean cross-entropy of client n.
+
+    The inner map g_n = L_n is a scalar, estimated by the mean over a batch; f is the same for all clients and has no
+    samples. ∇F = (1/N) Σ_n exp(L_n/λ) ∇L_n tends to that of the mean loss as λ grows. A λ far below the losses makes
+    exp(L_n/λ) overflow: in float32 where L_n > 88 λ.
+    """
+
+    partition: Partition = Field(default=Dirichlet(alpha=0.5), description="how samples are divided among clients")
+    lam: float = Field(default=1.0, gt=0, description="weight λ of the divergence: a small one favours bad clients")
+
+    source = "003, eq. 3"
+
+    def variables(self) -> Blocks:
+        return Blocks(x=self._shapes)
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """The network's random start."""
+        return {"x": self.start(rng)}
+
+    def inner(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        images, labels = batch
+        return F.cross_entropy(self.model(x, images), labels).reshape(1)
+
+    def outer(self, u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return self.lam * torch.exp(u[0] / self.lam)
+
+    def client_losses(self, x: Named) -> tuple[torch.Tensor, torch.Tensor]:
+        """L_n on all of the clients' data ``[N]``, and the gradients ``[N, d]``, at the precision of ``x``."""
+        like = next(iter(x.values()))
+        slope = torch.func.grad_and_value(lambda x, batch: self.inner(x, batch)[0])
+        losses, gradients = [], []
+        for client in range(self.clients):
+            images, labels = self.client_data(client)
+            gradient, loss = slope(dict(x), (images.to(like), labels.to(like.device)))
+            losses.append(loss)
+            gradients.append(torch.cat([part.flatten() for part in gradient.values()]))
+        return torch.stack(losses), torch.stack(gradients)
+
+    def value_and_gradient(self, x: Named) -> tuple[torch.Tensor, torch.Tensor]:
+        """F(x) and ∇F(x) ``[d]`` on all data: (1/N) Σ_n exp(L_n/λ) (λ, ∇L_n)."""
+        return self._composed(*self.client_losses(x))
+
+    def _composed(self, losses: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = torch.exp(losses / self.lam)
+        return self.lam * weights.mean(), weights @ gradients / self.clients
+
+    def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """Of all training data: ``objective`` F, ``grad_norm`` ‖∇F‖, ``robust_loss`` λ log(F/λ), and the clients'
+        ``mean_loss`` and ``worst_loss``, between which the robust loss lies."""
+        losses, gradients = self.client_losses(x)
+        objective, gradient = self._composed(losses, gradients)
+        return {
+            "objective": float(objective),
+            "grad_norm": float(gradient.norm()),
+            "robust_loss": self.lam * float(torch.logsumexp(losses / self.lam, 0) - math.log(self.clients)),
+            "mean_loss": float(losses.mean()),
+            "worst_loss": float(losses.max()),
+        }

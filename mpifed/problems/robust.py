@@ -1,0 +1,74 @@
+"""Robust training of a network against one perturbation of all images (000, section 6.3).
+
+Readings. 000 squares the difference of the network's output and the label and reports a test accuracy: here the network
+has one output a class, the label is one-hot, and squares are summed over the classes. The sum over a client's samples
+is a mean, so that step sizes do not depend on the amount of data. One ν serves all samples and clients; it starts at 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from mpifed.models import MLP, Model
+from mpifed.problem import Minimax, Named
+from mpifed.problems.fair import Classification, accuracies
+from mpifed.projections import Ball, Sets
+from mpifed.records import Blocks
+
+__all__ = ["RobustRegression"]
+
+
+@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+class RobustRegression(Classification, Minimax):
+    """min over w, max over ‖ν‖ ≤ radius of the mean of ‖h(w; image + ν) - one-hot label‖².
+
+    x holds the network's parameters w, y the perturbation ν of an image's shape.
+    """
+
+    model: Model = Field(default=MLP(), description="network h")
+    radius: float = Field(default=1.0, gt=0, description="bound on the Euclidean norm of ν; pixels are in [0, 1]")
+
+    source = "000, eq. 14"
+
+    @property
+    def sets(self) -> Sets:
+        """The ball of ν."""
+        return Sets(y=Ball(self.radius))
+
+    def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Read and part the data, as for every classification problem."""
+        super().prepare(seed, data_dir)
+        self.test_rows = len(self._images.test_labels)
+
+    def variables(self) -> Blocks:
+        return Blocks(x=self._shapes, y={"nu": self._images.shape})
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """The network's random start; ν starts at 0."""
+        return {"x": self.start(rng)}
+
+    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+        """Images ``[n, c, h, w]`` and one-hot labels ``[n, classes]``."""
+        images, labels = super().client_data(client)
+        return images, F.one_hot(labels, self._images.classes).double()
+
+    def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        images, targets = batch
+        return ((self.model(x, images + y["nu"]) - targets) ** 2).sum(dim=1).mean()
+
+    def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
+        """The network's outputs for clean images, then for perturbed ones: ``[n, 2 classes]``."""
+        return torch.cat([self.scores(x, rows), self.scores(x, rows, y["nu"])], dim=1)
+
+    def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """Share of test images classified rightly: ``accuracy`` clean, ``perturbed_accuracy`` moved by the point's ν."""
+        labels = self._images.test_labels
+        counts = labels.unique(return_counts=True)[1].numpy()
+        clean, perturbed = (
+            float(np.average(accuracies(part, labels), weights=counts)) for part in predictions.chunk(2, dim=1)
+        )
+        return {"accuracy": clean, "perturbed_accuracy": perturbed}

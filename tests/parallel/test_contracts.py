@@ -1,0 +1,80 @@
+"""What must hold for every method on every problem that it fits, a few rounds each."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from everything import METHODS, MISFITS, PAIRS, SETTINGS, method, problem
+from games import configuration
+from mpifed import resume, run
+from mpifed.algorithms import ALGORITHMS
+from mpifed.comm import SerialComm
+from mpifed.problems import PROBLEMS
+from mpifed.simulation import Simulation
+
+pytestmark = pytest.mark.mpi
+
+
+def job(method_, problem_, out, **settings):
+    config = configuration(method_, problem_, out, rounds=3, batch_size=2, noise=0.05, reduction="exact", **settings)
+    return config.model_copy(update={"record": ()})
+
+
+def bits(result) -> np.ndarray:
+    return torch.cat(list(result.point.values())).numpy()
+
+
+@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("names", PAIRS, ids="-".join)
+def test_finite_layout_and_resumption(comm, out, names, executor):
+    """Finite; the same bits on all ranks as in one process; the same bits when resumed after the first round."""
+    config = job(method(names[0]), problem(names[1]), out, executor=executor, checkpoint_every=1, keep=9)
+    result = run(config, comm)
+    assert np.isfinite(bits(result)).all()
+    if comm.rank == 0:
+        alone = run(job(method(names[0]), problem(names[1]), f"{out}/alone", executor=executor), SerialComm())
+        np.testing.assert_array_equal(bits(result), bits(alone))
+        Path(out, "part").mkdir()
+        shutil.copy(f"{out}/checkpoint-00000001.h5", f"{out}/part")
+        np.testing.assert_array_equal(bits(resume(f"{out}/part", comm=SerialComm())), bits(alone))
+
+
+@pytest.mark.parametrize("name", [name for name, (_, zero) in METHODS.items() if zero])
+def test_zero_steps_move_nothing(comm, out, name):
+    """Bitwise for the point itself; averages of N equal numbers may differ from them in the last bit."""
+    for _, other in [pair for pair in PAIRS if pair[0] == name]:
+        simulation = Simulation(job(method(name, zero=True), problem(other), out), comm)
+        simulation.start()
+        before = simulation._point().clone()
+        simulation.step()
+        torch.testing.assert_close(simulation._point(), before, rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_clients_write_nothing_but_their_own_records(comm, out, name):
+    other = next(pair[1] for pair in PAIRS if pair[0] == name)
+    simulation = Simulation(job(method(name), problem(other), out), comm)
+    inner, changes = simulation.executor.run, []
+
+    def watched(phase, r, cohort, shared, messages):
+        before, moments = shared.buffer.clone(), simulation.coordinator.moments.buffer.clone()
+        inner(phase, r, cohort, shared, messages)
+        changes.append(torch.equal(before, shared.buffer) and torch.equal(moments, simulation.coordinator.moments.buffer))
+
+    simulation.executor.run = watched
+    simulation.start()
+    simulation.step()
+    assert changes and all(changes)
+
+
+@pytest.mark.parametrize("names", MISFITS, ids="-".join)
+def test_misfits_are_refused_with_what_would_fit(names, out):
+    with pytest.raises(ValueError, match="methods for it are") as error:
+        job(method(names[0]), problem(names[1]), out)
+    assert names[0] not in str(error.value).split("methods for it are")[1]
+
+
+def test_nothing_is_left_out():
+    assert set(METHODS) == set(ALGORITHMS) and set(SETTINGS) == set(PROBLEMS)
