@@ -70,6 +70,9 @@ SETS = {"space": Space, "ball": Ball, "box": Box, "simplex": Simplex}
 Set = choice("set", SETS)
 
 
+_WHOLE = Space()
+
+
 class Sets:
     """The sets of a problem's blocks, read as ``sets.y(v)``; a block without a set is the whole space."""
 
@@ -77,4 +80,4 @@ class Sets:
         self._sets = sets
 
     def __getattr__(self, block: str):
-        return self._sets.get(block) or Space()
+        return self._sets.get(block) or _WHOLE

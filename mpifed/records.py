@@ -179,4 +179,6 @@ def _assign(view: torch.Tensor, value) -> None:
 
 def _is(value: torch.Tensor, view: torch.Tensor) -> bool:
     """Whether the value is the view itself: ``state.x += dx`` has written in place already."""
-    return value.data_ptr() == view.data_ptr() and value.shape == view.shape and value.stride() == view.stride()
+    if value.data_ptr() != view.data_ptr() or value.shape != view.shape:
+        return False
+    return value.stride() == view.stride() or (value.is_contiguous() and view.is_contiguous())

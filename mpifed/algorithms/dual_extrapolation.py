@@ -37,6 +37,7 @@ class LocalDualExtrapolation(Algorithm):
     output: ClassVar = "average"
     averages: ClassVar = {"z": "average"}
     calls_per_step: ClassVar = 2
+    partial_participation: ClassVar = False
 
     #: ``z`` is the primal point v of the last synchronisation, ``dual`` the averaged dual z.
     shared: ClassVar = Record(z="z", average="z", dual="z", x="z")

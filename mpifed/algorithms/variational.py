@@ -78,6 +78,7 @@ class LESGD(_Local):
     )
     source: ClassVar = "002, eq. 4"
     calls_per_step: ClassVar = 2
+    partial_participation: ClassVar = False
 
     @property
     def shared(self) -> Record:
