@@ -142,7 +142,7 @@ class Simulation:
                 setattr(self.shared, block, torch.as_tensor(point[block]).reshape(-1))
         self.algorithm.initialize(self.shared)
         self._run(self._start, 0.0)
-        self.output.buffer.copy_(self._point())
+        self.output.buffer.copy_(self.point())
 
     @torch.no_grad()
     def step(self, control: float = 0.0) -> bool:
@@ -231,7 +231,7 @@ class Simulation:
             f"`message` (phase {stage.phase.name!r}): smaller step sizes?"
         )
 
-    def _point(self) -> torch.Tensor:
+    def point(self) -> torch.Tensor:
         """The current iterate, all blocks end to end."""
         return torch.cat([getattr(self.shared, block) for block in self.blocks])
 
@@ -241,9 +241,9 @@ class Simulation:
             for block, name in self.algorithm.averages.items():
                 setattr(self.output, block, getattr(self.shared, name))
         elif rule == "average":
-            self.output.buffer.add_(self._point() - self.output.buffer, alpha=1 / r)
+            self.output.buffer.add_(self.point() - self.output.buffer, alpha=1 / r)
         elif rule == "last" or Stream(self.config.seed, "output", round=r).uniform(1)[0, 0, 0] < 1 / r:
-            self.output.buffer.copy_(self._point())
+            self.output.buffer.copy_(self.point())
 
     def evaluate(self, state: State) -> dict[str, float]:
         """The problem's metrics at a point, complete on rank 0 and empty elsewhere. Collective, off the clock.

@@ -15,6 +15,7 @@ import torch
 from mpifed import Blocks, Config, Minimax, Sets
 from mpifed.noise import Gaussian
 from mpifed.projections import Ball
+from mpifed.simulation import Simulation
 from mpifed.streams import Stream, generator
 
 DX, DY = 3, 2
@@ -83,6 +84,17 @@ def configuration(algorithm, problem, out, *, rounds=3, seed=1, batch_size=2, no
         oracle={"batch_size": batch_size, "noise": Gaussian(scale=noise) if noise else None},
         participation={"cohort": cohort, "weights": weights}, run=settings,
     )
+
+
+def trace(config, comm) -> tuple[np.ndarray, np.ndarray]:
+    """The averaged point after every round, ``[rounds, d]``, and the output point ``[d]``, without files."""
+    simulation = Simulation(config, comm)
+    simulation.start()
+    points = []
+    for _ in range(config.rounds):
+        simulation.step()
+        points.append(simulation.point().numpy().copy())
+    return np.array(points), simulation.output.buffer.numpy()
 
 
 def start_of(problem, seed: int):

@@ -47,9 +47,9 @@ def test_zero_steps_move_nothing(comm, out, name):
     for _, other in [pair for pair in PAIRS if pair[0] == name]:
         simulation = Simulation(job(method(name, zero=True), problem(other), out), comm)
         simulation.start()
-        before = simulation._point().clone()
+        before = simulation.point().clone()
         simulation.step()
-        torch.testing.assert_close(simulation._point(), before, rtol=1e-15, atol=0)
+        torch.testing.assert_close(simulation.point(), before, rtol=1e-15, atol=0)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -6,13 +6,11 @@ rounding error by up to 3.4 a step and whose result feeds the next local step.
 
 import itertools
 
-import h5py
 import numpy as np
 import pytest
 import torch
 from fields import Chain, Field, reference_chain, reference_operator
-from games import Game, configuration, reference_gradient, start_of
-from mpifed import run
+from games import Game, configuration, reference_gradient, start_of, trace
 from mpifed.adaptive import MATRICES
 from mpifed.algorithms import (
     FESSGDA, FSGDA, LESGD, LIPPAX, LSGD, MFCGD, SLIPPAX, AdaMFCGD, FedMuonDA, FedNSGDAM, FedSGDAClip, LocalDualExtrapolation,
@@ -37,28 +35,22 @@ EXECUTIONS = list(itertools.product(["loop", "batched"], ["fused", "exact"]))
 SHAPES_X, SHAPES_Y = [(2,), (1,)], [(2,)]
 
 
-def recorded(result, blocks: str) -> np.ndarray:
-    with h5py.File(result.path) as file:
-        return np.concatenate([file[f"iterates/{block}"][...] for block in blocks], axis=1)
-
-
-def assert_path(result, comm, blocks, expected, tolerance=1e-10, ball=None):
-    """Rank 0 compares the recorded rounds with ``expected(projection)``, a list of points; a ball must bind."""
+def assert_path(config, comm, expected, tolerance=1e-10, ball=None):
+    """Rank 0 compares the rounds with ``expected(projection)``, a list of points; a ball must bind."""
+    path, _ = trace(config, comm)
     if comm.rank == 0:
         points, free = (
             [torch.cat([torch.as_tensor(part).reshape(-1) for part in point]).numpy() for point in expected(projection)]
             for projection in (Ball(ball) if ball else None, None)
         )
-        np.testing.assert_allclose(recorded(result, blocks), points, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(path, points, rtol=tolerance, atol=tolerance)
         assert not ball or np.abs(points[-1] - free[-1]).max() > 1e-3
 
 
-
-def job(method, problem, out, execution, record=("x", "y"), **changes):
+def job(method, problem, out, execution, **changes):
     executor, reduction = execution
-    config = configuration(method, problem, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=0.3, executor=executor,
-                           reduction=reduction, **changes)
-    return config.model_copy(update={"record": record})
+    return configuration(method, problem, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=0.3, executor=executor,
+                         reduction=reduction, **changes)
 
 
 HEAVY = dict(p=3, eta_x=0.03, eta_y=0.02, gamma_x=0.1, gamma_y=0.07, beta_x=0.7, beta_y=0.4)
@@ -95,10 +87,10 @@ def test_heavy_tailed(comm, out, direction, first_round, execution=("loop", "fus
     cls, options, counterpart = DIRECTIONS[direction]
     matrices = cls is FedMuonDA
     game = (MatrixGame if matrices else Game)(clients=clients)
-    result = run(job(cls(**HEAVY, first_round=first_round, **options), game, out, execution), comm)
+    config = job(cls(**HEAVY, first_round=first_round, **options), game, out, execution)
     shapes = ([(2, 1), (1,)], [(1, 2)]) if matrices else (SHAPES_X, SHAPES_Y)
     gradient = reference_gradient(game, SEED, HEAVY["p"], BATCH, NOISE)
-    assert_path(result, comm, "xy", lambda _: [(state["x"], state["y"]) for state in fed_nsgda_m(
+    assert_path(config, comm, lambda _: [(state["x"], state["y"]) for state in fed_nsgda_m(
         gradient, clients, *start_of(game, SEED), rounds=ROUNDS, first_round=first_round, shapes_x=shapes[0],
         shapes_y=shapes[1], **HEAVY, **counterpart)], 1e-7 if "newton" in direction else 1e-10)
 
@@ -114,10 +106,10 @@ def test_heavy_tailed_executions(comm, out, direction, execution):
 def test_fess_gda(comm, out, execution, cohort, ball, p):
     rates = dict(K=3, eta_xl=0.03, eta_yl=0.02, eta_xg=1.3, eta_yg=0.9)
     game = Game(clients=4, ball=ball)
-    result = run(job(FESSGDA(p=p, beta=0.4, **rates), game, out, execution, cohort=cohort), comm)
+    config = job(FESSGDA(p=p, beta=0.4, **rates), game, out, execution, cohort=cohort)
     cohorts = [Cohort.draw(SEED, r, 4, cohort or 4).tolist() for r in (1, 2, 3)]
     gradient = reference_gradient(game, SEED, 3, BATCH, NOISE)
-    assert_path(result, comm, "xy", lambda projection: [point[:2] for point in fess_gda(
+    assert_path(config, comm, lambda projection: [point[:2] for point in fess_gda(
         gradient, 4, *start_of(game, SEED), rounds=ROUNDS, p=p, beta=0.4, cohorts=cohorts,
         project_y=projection, **rates)], ball=ball)
 
@@ -127,10 +119,10 @@ def test_fess_gda(comm, out, execution, cohort, ball, p):
 def test_fsgda(comm, out, execution, cohort, ball):
     rates = dict(K=3, eta_xl=0.03, eta_yl=0.02, eta_xg=1.3, eta_yg=0.9)
     game = Game(clients=4, ball=ball)
-    result = run(job(FSGDA(**rates), game, out, execution, cohort=cohort), comm)
+    config = job(FSGDA(**rates), game, out, execution, cohort=cohort)
     cohorts = [Cohort.draw(SEED, r, 4, cohort or 4).tolist() for r in (1, 2, 3)]
     gradient = reference_gradient(game, SEED, 3, BATCH, NOISE)
-    assert_path(result, comm, "xy", lambda projection: fsgda(
+    assert_path(config, comm, lambda projection: fsgda(
         gradient, 4, *start_of(game, SEED), rounds=ROUNDS, cohorts=cohorts, project_y=projection, **rates), ball=ball)
 
 
@@ -140,28 +132,29 @@ def test_smoothed_gda(comm, out, ball):
     game = Game(clients=3, ball=ball)
     method = SmoothedGDA(eta_x=0.05, eta_y=0.04, p=0.6, beta=0.3)
     config = configuration(method, game, out, seed=SEED, rounds=ROUNDS, batch_size=0, noise=0)
-    result = run(config, comm)
     gradient = reference_gradient(game, SEED, 1, 0, None)
 
     def full(x, y):
         parts = [gradient(k, x, y, 1) for k in range(3)]
         return sum(gx for gx, _ in parts) / 3, sum(gy for _, gy in parts) / 3
 
-    assert_path(result, comm, "xy", lambda projection: [point[:2] for point in smoothed_gda(
+    assert_path(config, comm, lambda projection: [point[:2] for point in smoothed_gda(
         full, *start_of(game, SEED), rounds=ROUNDS, eta_x=0.05, eta_y=0.04, p=0.6, beta=0.3,
         project_y=projection)], ball=ball)
 
 
-def check_field(comm, out, method, execution, calls, expected, phi=Zero(), clients=4, blocks="z"):
-    """Both the recorded points and the output, the running average."""
+def check_field(comm, out, method, execution, calls, expected, phi=Zero(), clients=4, primal=True):
+    """Both the points and the output, the running average."""
     problem = Field(clients=clients, phi=phi)
-    result = run(job(method, problem, out, execution, record=("z",)), comm)
+    config = job(method, problem, out, execution)
     operator = reference_operator(problem, SEED, 3, calls, BATCH, NOISE)
     z0 = problem.initial(generator(SEED, "initial"))["z"]
-    path = expected(operator, clients, z0)
-    if blocks:
-        assert_path(result, comm, "z", lambda _: [(z,) for z, _ in path])
-    np.testing.assert_allclose(result.point["z"].numpy(), path[-1][1].numpy(), rtol=1e-10, atol=1e-10)
+    path, output = trace(config, comm)
+    if comm.rank == 0:
+        reference = expected(operator, clients, z0)
+        np.testing.assert_allclose(output, reference[-1][1].numpy(), rtol=1e-10, atol=1e-10)
+        if primal:
+            np.testing.assert_allclose(path, torch.stack([z for z, _ in reference]).numpy(), rtol=1e-10, atol=1e-10)
 
 
 STEPS = dict(K=3, rounds=ROUNDS, eta=0.05)
@@ -214,7 +207,7 @@ def test_dual_extrapolation(comm, out, phi, sync, mirror, execution=("loop", "fu
     ours, theirs = PHIS[phi]
     method = LocalDualExtrapolation(K=3, eta=0.05, sync_extrapolation=sync, t0_mirror=mirror)
     check_field(comm, out, method, execution, 2, lambda V, n, z0: local_dual_extrapolation(
-        V, n, z0, prox=theirs, sync_extrapolation=sync, t0_mirror=mirror, **STEPS), phi=ours, blocks="")
+        V, n, z0, prox=theirs, sync_extrapolation=sync, t0_mirror=mirror, **STEPS), phi=ours, primal=False)
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -235,10 +228,10 @@ WEIGHTS = dict(alpha=0.3, beta=0.6, varrho=0.45)
 
 def check_chain(comm, out, method, execution, q, clients=3, **options):
     problem = Chain(clients=clients)
-    result = run(job(method, problem, out, execution, record=("x",)), comm)
+    config = job(method, problem, out, execution)
     x1 = problem.initial(generator(SEED, "initial"))["x"]
     weights = {name: (lambda t, value=value: value) for name, value in WEIGHTS.items()}
-    assert_path(result, comm, "x", lambda _: [(x,) for x in mfcgd(
+    assert_path(config, comm, lambda _: [(x,) for x in mfcgd(
         *reference_chain(problem, SEED, q, BATCH, NOISE), clients, x1, q=q, rounds=ROUNDS, gamma=0.06, eta=lambda t: 0.9,
         **weights, **options)])
 

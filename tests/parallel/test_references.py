@@ -6,12 +6,10 @@ by some 1e-15, and the game amplifies a difference by less than 1e3 over the rou
 
 import itertools
 
-import h5py
 import numpy as np
 import pytest
 import torch
-from games import Game, configuration, reference_gradient, sizes, start_of
-from mpifed import run
+from games import Game, configuration, reference_gradient, sizes, start_of, trace
 from mpifed.adaptive import MATRICES
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
 from mpifed.noise import Gaussian
@@ -41,24 +39,19 @@ GENERATORS = {
 }
 
 
-def assert_same(result, comm, reference, ball=None):
-    """Rank 0 compares every recorded round with ``reference(project)``; all ranks hold the same output bits.
+def assert_same(config, comm, reference, ball=None):
+    """Rank 0 compares every round with ``reference(project)``; all ranks hold the same bits.
 
     With a ball, the reference without its projection must come out elsewhere, else the set does not bind.
     """
-    last = torch.cat([result.point["x"], result.point["y"]]).numpy()
-    first = last.copy()
+    path, _ = trace(config, comm)
+    first = path.copy()
     comm.bcast_(first)
-    assert np.array_equal(last, first)
-    if comm.rank:
-        return
-    with h5py.File(result.path) as file:
-        path = [np.concatenate(pair) for pair in zip(file["iterates/x"][...], file["iterates/y"][...])]
-    expected = [torch.cat(point).numpy() for point in reference(Ball(ball) if ball else None)]
-    if ball:
-        assert np.abs(expected[-1] - torch.cat(reference(None)[-1]).numpy()).max() > 1e-3
-    np.testing.assert_allclose(path, expected, rtol=1e-10, atol=1e-10)
-    np.testing.assert_array_equal(last, path[-1])
+    np.testing.assert_array_equal(path, first)
+    if comm.rank == 0:
+        expected = [torch.cat(point).numpy() for point in reference(Ball(ball) if ball else None)]
+        np.testing.assert_allclose(path, expected, rtol=1e-10, atol=1e-10)
+        assert not ball or np.abs(expected[-1] - torch.cat(reference(None)[-1]).numpy()).max() > 1e-3
 
 
 def check_fgda(comm, out, q, generator, sync, first, *, executor="loop", reduction="fused", project="mixed", ball=None,
@@ -68,9 +61,9 @@ def check_fgda(comm, out, q, generator, sync, first, *, executor="loop", reducti
     common = dict(q=q, gamma=0.05, lam=0.04, sync_estimator=sync, project_y=project, **rates)
     method = AdaFGDA(matrix=MATRICES[generator.split()[0]](**settings), first_matrix=first, **common)
     game = Game(clients=clients, ball=ball)
-    result = run(configuration(method, game, out, seed=SEED, batch_size=BATCH, noise=NOISE, executor=executor,
-                               reduction=reduction, weights=weights), comm)
-    assert_same(result, comm, lambda projection: fgda(
+    config = configuration(method, game, out, seed=SEED, batch_size=BATCH, noise=NOISE, executor=executor,
+                               reduction=reduction, weights=weights)
+    assert_same(config, comm, lambda projection: fgda(
         reference_gradient(game, SEED, q, BATCH, Gaussian(scale=NOISE)), clients, *start_of(game, SEED), q=q, rounds=3,
         gamma=0.05, lam=0.04, eta=lambda t: 0.9, alpha=lambda t: 0.7 / t ** (1 / 3), beta=lambda t: 0.4,
         matrix=counterpart, sync_estimator=sync, first_matrix=first,
@@ -113,9 +106,9 @@ def test_weights_by_samples(comm, out):
 def test_fgda_has_identity_matrices(comm, out, sync, executor):
     method = FGDA(q=3, gamma=0.05, lam=0.04, eta=0.9, alpha=0.2, beta=0.4, sync_estimator=sync)
     game = Game(clients=4)
-    result = run(configuration(method, game, out, seed=SEED, executor=executor), comm)
+    config = configuration(method, game, out, seed=SEED, executor=executor)
     gradient = reference_gradient(game, SEED, 3, BATCH, Gaussian(scale=NOISE))
-    assert_same(result, comm, lambda _: fgda(gradient, 4, *start_of(game, SEED), q=3, rounds=3, gamma=0.05, lam=0.04, eta=lambda t: 0.9,
+    assert_same(config, comm, lambda _: fgda(gradient, 4, *start_of(game, SEED), q=3, rounds=3, gamma=0.05, lam=0.04, eta=lambda t: 0.9,
                     alpha=lambda t: 0.2, beta=lambda t: 0.4, sync_estimator=sync))
 
 
@@ -126,9 +119,9 @@ def test_fgda_has_identity_matrices(comm, out, sync, executor):
 def test_local_sgda(comm, out, executor, reduction, cohort, weights, ball, clients):
     method = LocalSGDA(q=3, eta_x={"name": "steps", "value": 0.05, "boundaries": [4], "factor": 0.5}, eta_y=0.04)
     game = Game(clients=clients, ball=ball)
-    result = run(configuration(method, game, out, seed=SEED, executor=executor, reduction=reduction, cohort=cohort,
-                               weights=weights), comm)
-    assert_same(result, comm, lambda projection: local_sgda(
+    config = configuration(method, game, out, seed=SEED, executor=executor, reduction=reduction, cohort=cohort,
+                               weights=weights)
+    assert_same(config, comm, lambda projection: local_sgda(
         reference_gradient(game, SEED, 3, BATCH, Gaussian(scale=NOISE)), clients, *start_of(game, SEED), q=3, rounds=3,
         eta_x=lambda t: 0.05 if t <= 4 else 0.025, eta_y=lambda t: 0.04, project=projection,
         weights=sizes(game).tolist() if weights == "samples" else None,
