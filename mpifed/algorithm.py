@@ -63,6 +63,8 @@ class Algorithm:
     #: False where the method is defined for full participation only.
     partial_participation: ClassVar[bool] = True
 
+    #: Whether the method handles the convex part φ of a composite variational inequality.
+    composite: ClassVar[bool] = False
     #: The output rule of the paper: "last" or "average".
     output: ClassVar[str] = "last"
     #: Block → field of ``shared`` with the average over clients and steps that the paper returns; by default the output

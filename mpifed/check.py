@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from mpifed.algorithm import Algorithm
-from mpifed.algorithms import LocalSGDA
+from mpifed.algorithms import LocalDualExtrapolation, LocalSGDA, MFCGD
 from mpifed.catalogue import example
 from mpifed.comm import SerialComm, share
 from mpifed.config import Config, ConfigError, find, override
@@ -31,6 +31,12 @@ from mpifed.streams import generator
 __all__ = ["check_class"]
 
 ROUNDS = 4
+#: The method that a user's problem is tried with, by family.
+PROBES = {
+    "minimax": LocalSGDA(q=2, eta_x=1e-3, eta_y=1e-3),
+    "operator": LocalDualExtrapolation(K=2, eta=1e-3),
+    "composition": MFCGD(q=2, gamma=1e-3),
+}
 
 
 def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
@@ -151,21 +157,16 @@ def _resumes(method, name, problem) -> None:
 def _problem_checks(problem: Problem, comm: SerialComm):
     yield "its settings are a dataclass", lambda: dataclasses.fields(problem)
     problem.prepare(0)
-    yield "gradients agree with finite differences of the loss", lambda: _finite_differences(problem)
-    yield "the batched oracle agrees with the loop", lambda: _batched_oracle(problem)
+    if problem.family == "minimax":
+        yield "gradients agree with finite differences of the loss", lambda: _finite_differences(problem)
+    method = PROBES[problem.family]
+    yield f"{ROUNDS} rounds of {type(method).__name__} stay finite", lambda: _point(method, problem, SerialComm())
+    yield "the batched executor agrees with the loop", lambda: _same(
+        _point(method, problem, SerialComm()), _point(method, problem, SerialComm(), executor="batched"), "their outputs", 1e-9)
     yield "metrics are numbers", lambda: _metrics(problem)
-    method = LocalSGDA(q=2, eta_x=1e-3, eta_y=1e-3)
-    yield f"{ROUNDS} rounds of LocalSGDA stay finite", lambda: _point(method, problem, SerialComm())
     if comm.size > 1:
         yield f"{comm.size} ranks give the same bits as one", lambda: _same(
             _point(method, problem, comm), _point(method, problem, SerialComm()), "the outputs")
-
-
-def _oracle(problem: Problem, clients: int, batched: bool):
-    sampler = Sampler(problem, range(clients), 0, 2, None, 0, torch.float64, "cpu")
-    oracle = MinimaxOracle(problem, sampler, batched)
-    oracle.at(slice(0, clients))
-    return oracle
 
 
 def _start(problem: Problem) -> list[torch.Tensor]:
@@ -180,7 +181,9 @@ def _start(problem: Problem) -> list[torch.Tensor]:
 def _finite_differences(problem: Problem) -> None:
     if type(problem).loss is Minimax.loss:
         return  # gradients by hand, and no loss to compare them with
-    oracle, (x, y) = _oracle(problem, 1, False), _start(problem)
+    oracle = MinimaxOracle(problem, Sampler(problem, [0], 0, 2, None, 0, torch.float64, "cpu"), batched=False)
+    oracle.at(slice(0, 1))
+    x, y = _start(problem)
     xi, blocks, h = oracle.sample(0), problem.variables(), 1e-6
     gradients = oracle.grad(x, y, xi)
     batch = tuple(column[0] for column in xi.batch)
@@ -194,17 +197,6 @@ def _finite_differences(problem: Problem) -> None:
             slope = (values[0] - values[1]) / (2 * h)
             if abs(slope - float(gradient[0, j])) > 1e-4 * max(1.0, abs(slope)):
                 raise AssertionError(f"∂f/∂{block}[{j}] is {slope:.6g} by differences, {float(gradient[0, j]):.6g} by the gradient")
-
-
-def _batched_oracle(problem: Problem) -> None:
-    x, y = _start(problem)
-    count = min(problem.clients, 2)
-    together, alone = _oracle(problem, count, True), _oracle(problem, count, False)
-    pairs = together.grad(x, y, together.sample(0))
-    for client in range(count):
-        alone.at(slice(client, client + 1))
-        for whole, one in zip(pairs, alone.grad(x, y, alone.sample(0))):
-            _same(whole[client].numpy(), one[0].numpy(), f"gradients of client {client}", 1e-9)
 
 
 def _metrics(problem: Problem) -> None:

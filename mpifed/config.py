@@ -25,6 +25,7 @@ from mpifed.noise import Noise
 from mpifed.options import build, explain, near_miss
 from mpifed.problem import Problem
 from mpifed.problems import PROBLEMS
+from mpifed.proximal import Zero
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -117,6 +118,11 @@ class Config(BaseModel):
             raise ValueError(
                 f"{name} solves {algorithm.family} problems, {type(problem).__name__} is a {problem.family} problem: "
                 f"methods for it are {', '.join(n for n, c in ALGORITHMS.items() if c.family in fits)}"
+            )
+        if problem.family == "operator" and not isinstance(problem.phi, Zero) and not algorithm.composite:
+            raise ValueError(
+                f"{type(problem).__name__} has a convex part φ = {problem.phi}, which {name} would ignore: methods for it are "
+                f"{', '.join(n for n, c in ALGORITHMS.items() if c.composite)}"
             )
         if cohort is not None and cohort > problem.clients:
             raise ValueError(f"participation.cohort = {cohort} is more than problem.clients = {problem.clients}")

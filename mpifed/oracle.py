@@ -8,6 +8,8 @@ value with or without its Jacobian.
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from mpifed.problem import Game, Problem
@@ -142,6 +144,10 @@ class CompositionOracle(_Oracle):
     def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
         super().__init__(problem, sampler, batched)
         self._p, self._d = problem.inner_size, self.blocks.sizes["x"]
+        if self._p > self._d:
+            with warnings.catch_warnings():  # torch deprecates a part of itself on first use of forward mode
+                warnings.simplefilter("ignore", DeprecationWarning)
+                torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
         self._jacobian = (torch.func.jacrev if self._p <= self._d else torch.func.jacfwd)(self._inner, has_aux=True)
         self._gradient = torch.func.grad(problem.outer)
 

@@ -65,10 +65,10 @@ class Problem:
         """Number of samples of a client, for weights by sample count. Asked for all clients on every rank."""
         return len(self.client_data(client)[0])
 
-    def draw(self, stream: Stream) -> tuple[np.ndarray, ...] | None:
-        """Samples of a problem that makes its own: arrays ``[C, count, ...]`` from ``stream``; ``None``: rows of data.
+    def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
+        """Samples of a problem that makes its own: arrays ``[C, count, size, ...]`` from ``stream``; ``None``: rows of data.
 
-        ``stream.clients`` holds the clients' numbers ``[C]`` and ``stream.count`` the number of samples of each.
+        ``size`` is the batch size of the oracle. ``stream.clients`` holds the clients' numbers ``[C]`` and ``stream.count`` the number of samples of each.
         """
         return None
 
@@ -109,7 +109,7 @@ class Minimax(Problem):
 
 
 class Operator(Problem):
-    """Find z*: ⟨V(z), z* - z⟩ + φ(z*) - φ(z) ≤ 0 for all z, with V = (1/N) Σ_n V_n monotone (002, eqs. 1 and 12)."""
+    """Find z*: ⟨V(z), z* - z⟩ + φ(z*) - φ(z) ≤ 0 for all z, with V = (1/N) Σ_n V_n monotone (002, sections 2 and 5)."""
 
     family = "operator"
     #: The convex function φ of a composite problem, through its proximal map.

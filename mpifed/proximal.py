@@ -12,7 +12,7 @@ from pydantic import Field
 from mpifed.options import choice, hyperparameters
 from mpifed.projections import Set
 
-__all__ = ["Zero", "L1", "Nuclear", "Indicator", "PROXIMALS", "Proximal"]
+__all__ = ["Zero", "L1", "L1Box", "Nuclear", "Indicator", "PROXIMALS", "Proximal"]
 
 
 @hyperparameters
@@ -39,6 +39,21 @@ class L1:
     def value(self, v: torch.Tensor) -> torch.Tensor:
         """φ(v), one value a row."""
         return self.lam * v.abs().sum(-1)
+
+
+@hyperparameters
+class L1Box:
+    """φ = λ‖v‖₁ where all |v_j| ≤ D, ∞ elsewhere: soft thresholding, then clipping."""
+
+    lam: float = Field(default=0.1, ge=0, description="weight λ")
+    bound: float = Field(default=0.05, gt=0, description="half-width D of the box")
+
+    def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
+        return L1(self.lam)(v, weight).clamp(-self.bound, self.bound)
+
+    def value(self, v: torch.Tensor) -> torch.Tensor:
+        """φ(v) on the box, one value a row; points off the box are the caller's care."""
+        return L1(self.lam).value(v)
 
 
 @hyperparameters
@@ -71,7 +86,7 @@ class Indicator:
         return v.new_zeros(v.shape[:-1])
 
 
-PROXIMALS = {"zero": Zero, "l1": L1, "nuclear": Nuclear, "indicator": Indicator}
+PROXIMALS = {"zero": Zero, "l1": L1, "l1_box": L1Box, "nuclear": Nuclear, "indicator": Indicator}
 
 #: A convex function by name, table or instance.
 Proximal = choice("convex function", PROXIMALS)

@@ -44,6 +44,8 @@ class Sampler:
         self.data = tuple(torch.cat(column) for column in zip(*parts))
         self._expected = 1
         self.begin(np.arange(len(self.clients)), 0)
+        if parts:
+            self._draw(0, 1)  # a problem that cannot draw says so now
 
     def _load(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = torch.as_tensor(tensor)
@@ -76,7 +78,7 @@ class Sampler:
         """The raw samples ``0..count-1`` of a round: row numbers or the problem's own arrays, and the noise."""
         clients = self.clients[self.members]
         stream = Stream(self.seed, "sample", clients, round, count)
-        drawn = self.problem.draw(stream)
+        drawn = self.problem.draw(stream, self.batch_size)
         if drawn is not None:
             indices = tuple(self._load(torch.from_numpy(np.ascontiguousarray(array))) for array in drawn)
         elif self.batch_size:

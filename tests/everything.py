@@ -33,7 +33,19 @@ METHODS = {
 SETTINGS = {
     "Saddle": dict(clients=3, d=3, centred=False),
     "DeepAUC": dict(clients=3, dataset="digits", model="linear", partition="iid"),
+    "RobustRegression": dict(clients=3, dataset="digits", model="linear"),
+    "FairClassification": dict(clients=3, dataset="digits", model="linear"),
+    "DistributionallyRobust": dict(clients=3, dataset="digits", model="linear"),
+    "LinearMAML": dict(clients=3),
+    "WGAN": dict(clients=3, lam=1.0),
+    "AffineGame": dict(clients=3, d=4),
+    "Bilinear": dict(clients=3, dx=3, dy=2),
+    "L1BoxBilinear": dict(clients=3, dx=3, dy=2),
+    "QuadraticNCPL": dict(clients=3),
+    "TwoSidedPL": dict(clients=3),
 }
+#: Problems with a convex part φ, which only composite methods take.
+COMPOSITE = {"L1BoxBilinear"}
 
 
 def method(name: str, zero: bool = False):
@@ -50,6 +62,8 @@ def problem(name: str):
 def fits(method_name: str, problem_name: str) -> bool:
     """Whether the method runs on the problem."""
     ours, theirs = ALGORITHMS[method_name].family, PROBLEMS[problem_name].family
+    if problem_name in COMPOSITE and not ALGORITHMS[method_name].composite:
+        return False
     return ours == theirs or (ours, theirs) == ("operator", "minimax")
 
 

@@ -34,6 +34,7 @@ class LocalDualExtrapolation(Algorithm):
 
     source: ClassVar = "002, eq. 13"
     family: ClassVar = "operator"
+    composite: ClassVar = True
     output: ClassVar = "average"
     averages: ClassVar = {"z": "average"}
     calls_per_step: ClassVar = 2

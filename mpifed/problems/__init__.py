@@ -1,8 +1,22 @@
 """Problems by name."""
 
 from mpifed.problems.deep_auc import DeepAUC
+from mpifed.problems.distributional import DistributionallyRobust
+from mpifed.problems.fair import FairClassification
+from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
+from mpifed.problems.maml import LinearMAML
+from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
+from mpifed.problems.robust import RobustRegression
 from mpifed.problems.saddle import Saddle
+from mpifed.problems.wgan import WGAN
 
-__all__ = ["PROBLEMS", "DeepAUC", "Saddle"]
+#: Every problem by name.
+PROBLEMS = {
+    cls.__name__: cls
+    for cls in (
+        Saddle, DeepAUC, RobustRegression, AffineGame, Bilinear, L1BoxBilinear, DistributionallyRobust, LinearMAML, WGAN,
+        FairClassification, QuadraticNCPL, TwoSidedPL,
+    )
+}
 
-PROBLEMS = {"Saddle": Saddle, "DeepAUC": DeepAUC}
+__all__ = ["PROBLEMS", *PROBLEMS]

@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 from mpifed.data import Partition
 from mpifed.data.partition import Dirichlet
 from mpifed.problem import Composition, Named
-from mpifed.problems.fair import Classification
+from mpifed.problems.classification import Classification
 from mpifed.records import Blocks
 
 __all__ = ["DistributionallyRobust"]
@@ -37,7 +37,7 @@ class DistributionallyRobust(Classification, Composition):
     """
 
     partition: Partition = Field(default=Dirichlet(alpha=0.5), description="how samples are divided among clients")
-    lam: float = Field(default=1.0, gt=0, description="weight λ of the divergence: a small one favours bad clients")
+    lam: float = Field(default=1.0, gt=0, description="weight λ of KL; a small one lets bad clients count more")
 
     source = "003, eq. 3"
 

@@ -84,8 +84,9 @@ class LinearMAML(Composition):
 
         def one(*batch):
             slope = torch.func.grad(lambda point: self._loss(point, batch))
+            _, product = torch.func.vjp(slope, w)  # Hessians are symmetric, so the reverse mode serves
             v = slope(self._adapted(w, batch))
-            return v - self.eta * torch.func.jvp(slope, (w,), (v,))[1]
+            return v - self.eta * product(v)[0]
 
         return torch.func.vmap(one)(self._features, self._targets).mean(0)
 

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from mpifed.models import MLP, Model
 from mpifed.problem import Minimax, Named
-from mpifed.problems.fair import Classification, accuracies
+from mpifed.problems.classification import Classification, accuracies
 from mpifed.projections import Ball, Sets
 from mpifed.records import Blocks
 
@@ -65,7 +65,7 @@ class RobustRegression(Classification, Minimax):
         return torch.cat([self.scores(x, rows), self.scores(x, rows, y["nu"])], dim=1)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """Share of test images classified rightly: ``accuracy`` clean, ``perturbed_accuracy`` moved by the point's ν."""
+        """Share of test images classified rightly: ``accuracy`` clean, ``perturbed_accuracy`` at the point's ν."""
         labels = self._images.test_labels
         counts = labels.unique(return_counts=True)[1].numpy()
         clean, perturbed = (

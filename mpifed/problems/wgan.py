@@ -26,8 +26,7 @@ class WGAN(Minimax):
     """min over (μ, σ), max over φ of E[D(x_real) - D(μ + σz)] - λ‖φ‖² with D(x) = φ_1 x + φ_2 x².
 
     x holds the generator's μ and σ, y the discriminator's φ. The real data of client k is N(μ_k, σ̂²) with
-    μ_k ~ N(μ̂, s²), the same for all clients where s = 0. Samples are drawn, not stored: ``[oracle] batch_size``, 0
-    included, has no effect, and ``batch_size`` here takes its place.
+    μ_k ~ N(μ̂, s²), the same for all clients where s = 0. Samples are drawn, not stored.
     """
 
     clients: int = Field(default=10, ge=1, description="number of clients")
@@ -35,7 +34,6 @@ class WGAN(Minimax):
     mean: float = Field(default=0.0, description="mean μ̂ of the real data")
     std: float = Field(default=0.1, gt=0, description="standard deviation σ̂ of each client's real data")
     s: float = Field(default=0.0, ge=0, description="heterogeneity: standard deviation of the clients' means μ_k")
-    batch_size: int = Field(default=100, ge=1, description="pairs in one sample ξ")
     latent: Literal["paired", "fresh"] = Field(
         default="paired", description="z of the generator: the one behind the real datum, or an independent one"
     )
@@ -58,11 +56,17 @@ class WGAN(Minimax):
         """1: clients draw their samples, so all count alike."""
         return 1
 
-    def draw(self, stream: Stream) -> tuple[np.ndarray, ...]:
-        """Real data and latent z, each ``[C, count, batch_size]``."""
-        z = stream.normal(self.batch_size)
+    def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...]:
+        """Real data and latent z, each ``[C, count, size]``.
+
+        Raises:
+            ValueError: ``size`` is 0; the data are a law, of which there is no full batch.
+        """
+        if not size:
+            raise ValueError("WGAN draws its samples: it needs [oracle] batch_size >= 1, got 0 (all data)")
+        z = stream.normal(size)
         real = self._means[stream.clients][:, None, None] + self.std * z
-        return real, z if self.latent == "paired" else stream.normal(self.batch_size)
+        return real, z if self.latent == "paired" else stream.normal(size)
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         real, z = batch

@@ -201,9 +201,9 @@ class Affine(Operator):
     def operator(self, z, batch):
         return (batch[0][:, 0] @ z.unsqueeze(-1)).squeeze(-1) + batch[1][:, 0]
 
-    def mean_operator(self, z):
-        A = sum(self.client_data(k)[0][0] for k in range(self.clients)) / self.clients
-        return A @ z + self.b.mean(0)
+    def mean(self):
+        """A and b of the mean operator."""
+        return torch.stack([self.client_data(k)[0][0] for k in range(self.clients)]).mean(0), self.b.mean(0)
 
 
 @pytest.mark.parametrize("spread", [0.0, 1.0])
@@ -216,11 +216,10 @@ def test_d9_lippax_with_many_inner_steps_is_the_exact_proximal_point_method(spre
     H = int(np.ceil(np.log(1e-16) / np.log(1 - 1 / (eta * L + 1) ** 2) * 2))
     points, outputs = simulate(
         LIPPAX(K=K, eta=eta, H=H, L=L), problem, noise=None, rounds=rounds, batch_size=0, executor="batched")
-    zero = problem.mean_operator(torch.zeros(D))
-    A = torch.stack([problem.mean_operator(e) - zero for e in torch.eye(D)], dim=1)
+    A, b = problem.mean()
     z, path = start_of(problem), []
     for _ in range(K * rounds):
-        z = torch.linalg.solve(torch.eye(D) + eta * A, z - eta * zero)
+        z = torch.linalg.solve(eta * A + torch.eye(D, dtype=A.dtype), z - eta * b)
         path.append(z.numpy())
     gaps = distance(points, np.array(path)[K - 1 :: K]), distance(outputs[-1:], np.mean(path, axis=0)[None])
     assert max(gaps) < ROUNDING if spread == 0 else min(gaps) > VISIBLE
@@ -232,11 +231,10 @@ def test_d7_clients_with_one_jacobian_are_one_client_with_the_mean_operator(name
     """The iterates and outputs of one client; without smoothing, for its vectors belong to clients."""
     problem = Affine(spread=spread)
     problem.prepare(SEED)
-    A = torch.stack([problem.client_data(k)[0][0] for k in range(3)]).mean(0)
 
     class Mean(Affine):
         def client_data(self, k):
-            return A[None], problem.b.mean(0, keepdim=True)
+            return tuple(part[None] for part in problem.mean())
 
     settings = dict(noise=None, batch_size=0)
     distance = gap(simulate(methods()[name], Affine(spread=spread), **settings),
@@ -288,8 +286,7 @@ def test_d6_the_period_is_nothing_to_one_client(name, phi):
     """Rounds of 2, 4 and 12 steps; the mirror maps of dual extrapolation count steps, not those of a round."""
     def path(K):
         method = methods(K=K, delta=0.0)[name]
-        calls = getattr(method, "calls_per_step")
-        noise = Timed(scale=0.3, q=calls * K)
+        noise = Timed(scale=0.3, q=method.calls_per_step * K)
         points, outputs = simulate(method, Field(clients=1, phi=phi), noise=noise, rounds=12 // K, batch_size=0)
         return points[-1:], outputs[-1:]
 

@@ -1,0 +1,179 @@
+"""Minimax problems with a Polyak-Łojasiewicz (PL) condition in y and known constants, for the rates of 004."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from mpifed.problem import Minimax, Named
+from mpifed.problems.constants import around, rotation
+from mpifed.records import Blocks
+from mpifed.streams import Stream, generator
+
+__all__ = ["QuadraticNCPL", "TwoSidedPL"]
+
+_SETTINGS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+@dataclass(config=_SETTINGS, kw_only=True)
+class QuadraticNCPL(Minimax):
+    """f_n(x, y) = xᵀP_n x/2 + xᵀR_n y - yᵀS_n y/2 + p_nᵀx + s_nᵀy, nonconvex in x; the mean is μ-PL in y and ℓ-smooth.
+
+    In random orthonormal bases the mean falls apart into pairs and single directions. Pair i < min(dx, rank) has the
+    Hessian ((-a_i, ρ_i), (ρ_i, -σ_i)), σ_i from μ = ℓ/κ geometrically towards ℓ, a_i = (ℓ - σ_i)/2, ρ_i² = (ℓ -
+    a_i)(ℓ - σ_i): its spectral norm is ℓ, and Φ = max_y f has the curvature (ℓ/2)(ℓ/σ_i - 1) there, so that y must be
+    kept ahead of x. The other directions of x have curvatures from μ to ℓ, in which plain descent ascent is slow once
+    the pairs have set its steps; those of y have -σ_i up to ``rank`` and are flat beyond. Φ is strongly convex, its
+    minimiser x* normal. With heterogeneity h the Hessians of the clients differ by matrices of norm about h ℓ, their
+    gradients at (x*, y*) by vectors of standard deviation h.
+    """
+
+    dx: int = Field(default=10, ge=1, description="dimension of x")
+    dy: int = Field(default=10, ge=1, description="dimension of y")
+    rank: int = Field(default=5, ge=1, description="rank of the Hessian in y; f is strongly concave in y if it is dy")
+    clients: int = Field(default=10, ge=1, description="number of clients")
+    ell: float = Field(default=1.0, gt=0, description="smoothness ℓ: spectral norm of the mean Hessian")
+    kappa: float = Field(default=10.0, gt=1, description="condition number κ = ℓ/μ")
+    heterogeneity: float = Field(default=0.0, ge=0, description="how far the clients differ, h")
+    shared_hessian: bool = Field(default=False, description="only p_n and s_n differ (004, Assumption 2.3)")
+    scale: float = Field(default=1.0, ge=0, description="standard deviation of the coordinates of the starting point")
+
+    source = "004, Assumptions 2.1 to 2.4 and 3.1"
+
+    def __post_init__(self):
+        if self.rank > self.dy:
+            raise ValueError(f"expected rank ≤ dy, got rank = {self.rank}, dy = {self.dy}")
+
+    @property
+    def mu(self) -> float:
+        """PL constant μ = ℓ/κ of -f(x, ·): ‖∇_y f‖² ≥ 2μ (Φ - f)."""
+        return self.ell / self.kappa
+
+    @property
+    def ell_clients(self) -> float:
+        """Smoothness of the least smooth f_n: the largest spectral norm of a client's Hessian."""
+        return float(max(np.linalg.norm(H, 2) for H in self._H))
+
+    def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        rng, stream = generator(seed, "quadratic"), Stream(seed, "quadratic", np.arange(self.clients))
+        self._point = rng.standard_normal(self.dx + self.dy)
+        vectors = around(np.zeros(self.dx + self.dy), self.heterogeneity, stream)
+        # The symmetric part of a normal [D, D] matrix of standard deviation σ has norm about σ √(2D).
+        own = 0.0 if self.shared_hessian else self.heterogeneity * self.ell / np.sqrt(2 * (self.dx + self.dy))
+        deviations = around(np.zeros((self.dx + self.dy,) * 2), own, stream)
+        self._H = self._mean_hessian(rng) + (deviations + deviations.swapaxes(1, 2)) / 2
+        self._g = vectors - (self._H * self._point).sum(axis=-1)
+        self._mean = self._H.mean(axis=0), self._g.mean(axis=0)
+
+    def _mean_hessian(self, rng: np.random.Generator) -> np.ndarray:
+        """((P, R), (Rᵀ, -S)); keeps S⁺, which Φ needs."""
+        pairs, ell = min(self.dx, self.rank), self.ell
+        sigma = self.mu * self.kappa ** (np.arange(self.rank) / self.rank)
+        a = (ell - sigma[:pairs]) / 2
+        convex = np.geomspace(self.mu, ell, self.dx - pairs)
+        X, Y = rotation(rng, self.dx), rotation(rng, self.dy)[:, : self.rank]
+        P = np.einsum("ij,j,kj->ik", X, np.concatenate([-a, convex]), X)
+        R = np.einsum("ij,j,kj->ik", X[:, :pairs], np.sqrt((ell - a) * (ell - sigma[:pairs])), Y[:, :pairs])
+        S = np.einsum("ij,j,kj->ik", Y, sigma, Y)
+        self._pinv_S = np.einsum("ij,j,kj->ik", Y, 1 / sigma, Y)
+        return np.block([[P, R], [R.T, -S]])
+
+    def variables(self) -> Blocks:
+        return Blocks(x={"x": (self.dx,)}, y={"y": (self.dy,)})
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        sizes = {"x": self.dx, "y": self.dy}
+        return {block: torch.from_numpy(self.scale * rng.standard_normal(d)) for block, d in sizes.items()}
+
+    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+        """One row: the Hessian ``[1, dx + dy, dx + dy]`` and the linear part (p_n, s_n) ``[1, dx + dy]``."""
+        return torch.from_numpy(self._H[client][None]), torch.from_numpy(self._g[client][None])
+
+    def client_size(self, client: int) -> int:
+        return 1
+
+    def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
+        """The Hessian times (x, y) plus the linear part; all rows of a batch are the client's only one."""
+        H, linear = batch[0][:, 0], batch[1][:, 0]
+        return ((H @ torch.cat([x, y], dim=-1).unsqueeze(-1)).squeeze(-1) + linear).split((self.dx, self.dy), dim=-1)
+
+    def solution(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The minimiser x* of Φ and a maximiser y* of f(x*, ·), ``[dx]`` and ``[dy]`` float64."""
+        return torch.from_numpy(self._point).split((self.dx, self.dy))
+
+    def y_star(self, x: np.ndarray) -> np.ndarray:
+        """The maximiser of f(x, ·) of least norm, ``[dy]``: S⁺(Rᵀx + s)."""
+        H, g = self._mean
+        return self._pinv_S @ (H[self.dx :, : self.dx] @ x + g[self.dx :])
+
+    def grad_phi(self, x: np.ndarray) -> np.ndarray:
+        """∇Φ(x) = ∇_x f(x, y*(x)), ``[dx]``."""
+        H, g = self._mean
+        return H[: self.dx] @ np.concatenate([x, self.y_star(x)]) + g[: self.dx]
+
+    def phi(self, x: np.ndarray) -> float:
+        """Φ(x) = max_y f(x, y) of the mean f."""
+        H, g = self._mean
+        z = np.concatenate([x, self.y_star(x)])
+        return float(z @ H @ z / 2 + g @ z)
+
+    def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """``grad_phi`` = ‖∇Φ(x)‖, ``phi_gap`` = Φ(x) - min Φ, ``x_error`` = ‖x - x*‖."""
+        point = x["x"].cpu().double().numpy()
+        gradient, error = self.grad_phi(point), point - self._point[: self.dx]
+        # Φ is quadratic with its minimum at x*: the gap without cancellation.
+        gap = float(gradient @ error) / 2
+        return {"grad_phi": float(np.linalg.norm(gradient)), "phi_gap": gap, "x_error": float(np.linalg.norm(error))}
+
+
+@dataclass(config=_SETTINGS, kw_only=True)
+class TwoSidedPL(Minimax):
+    """f(x, y) = Σ_j x_j² + 3 sin²x_j sin²y_j - 4y_j² - 10 sin²y_j, nonconvex-nonconcave, PL in x and in y; saddle 0.
+
+    f_n(x, y) = t_n f(x, y) + a_nᵀx + b_nᵀy, t_n = exp(``scaling`` · ν_n) over the clients' mean of it, a_n and b_n
+    normal of standard deviation ``shift`` less their mean: f is the mean of the f_n.
+    """
+
+    d: int = Field(default=1, ge=1, description="dimension of x and of y")
+    clients: int = Field(default=10, ge=1, description="number of clients")
+    shift: float = Field(default=1.0, ge=0, description="standard deviation of a_n and b_n")
+    scaling: float = Field(default=0.0, ge=0, description="standard deviation of log t_n, before the mean is made 1")
+    scale: float = Field(default=3.0, ge=0, description="standard deviation of the coordinates of the starting point")
+
+    source = "004, section 3.2.5; Yang, Kiyavash & He 2020"
+
+    #: Smoothness of f, attained at 0, and lower bounds of its PL constants in x and in y.
+    ell, mu_x, mu_y = 28.0, 1 / 6, 5 / 4
+
+    def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        stream = Stream(seed, "two-sided", np.arange(self.clients))
+        t = np.exp(self.scaling * stream.normal(1)[:, 0])
+        self._t = t / t.mean()
+        self._shifts = around(np.zeros(2 * self.d), self.shift, stream)
+
+    def variables(self) -> Blocks:
+        return Blocks(x={"x": (self.d,)}, y={"y": (self.d,)})
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        return {block: torch.from_numpy(self.scale * rng.standard_normal(self.d)) for block in "xy"}
+
+    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+        """One row: t_n ``[1, 1]`` and (a_n, b_n) ``[1, 2d]``."""
+        return torch.from_numpy(self._t[client][None]), torch.from_numpy(self._shifts[client][None].copy())
+
+    def client_size(self, client: int) -> int:
+        return 1
+
+    def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
+        """∇f times t_n plus the shifts; all rows of a batch are the client's only one."""
+        t, (a, b) = batch[0][:, 0], batch[1][:, 0].split(self.d, dim=-1)
+        gx = 2 * x + 3 * torch.sin(2 * x) * torch.sin(y) ** 2
+        gy = (3 * torch.sin(x) ** 2 - 10) * torch.sin(2 * y) - 8 * y
+        return t * gx + a, t * gy + b
+
+    def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """Distances to the saddle, in x, in y and in both."""
+        x_error, y_error = float(x["x"].double().norm()), float(y["y"].double().norm())
+        return {"x_error": x_error, "y_error": y_error, "error": float(np.hypot(x_error, y_error))}

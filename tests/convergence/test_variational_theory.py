@@ -1,0 +1,249 @@
+"""What 002 proves, and where its methods end: bounds on the error, exact rates on rotations, zeros of composite solutions.
+
+The error of z̄ is err_D(z̄) = max of ⟨V(z), z̄ - z⟩ over the ball of radius D about the start, for affine V a quadratic on a
+ball, which is maximised exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from fields import Field
+from games import configuration
+from mpifed import Blocks
+from mpifed.algorithms import LESGD, LIPPAX, LSGD, LocalDualExtrapolation
+from mpifed.comm import SerialComm
+from mpifed.noise import Gaussian
+from mpifed.problem import Operator
+from mpifed.problems.trust_region import maximize_on_ball
+from mpifed.proximal import L1, Zero
+from mpifed.simulation import Simulation
+from mpifed.streams import generator
+from scipy.optimize import root
+
+DIM = 6
+ROTATION = np.array([[0.0, 1.0], [-1.0, 0.0]])
+
+
+@dataclass
+class Affine(Operator):
+    """V_k(z) = A z + b_k from z_0, with rows b_k of ``b`` or one b for all ``clients``."""
+
+    A: np.ndarray
+    b: np.ndarray
+    start: np.ndarray
+    clients: int = 1
+    phi: object = field(default_factory=Zero)
+
+    def variables(self):
+        return Blocks(z={"z": self.start.shape})
+
+    def initial(self, rng):
+        return {"z": torch.from_numpy(self.start)}
+
+    def client_data(self, k):
+        return torch.from_numpy(self.A)[None], torch.from_numpy(np.atleast_2d(self.b)[k % len(np.atleast_2d(self.b))])[None]
+
+    def operator(self, z, batch):
+        return (batch[0][:, 0] @ z.unsqueeze(-1)).squeeze(-1) + batch[1][:, 0]
+
+    def error(self, point, radius):
+        """err_D: with z = z_0 + v and w = z̄ - z_0 it is max of ⟨V(z_0), w⟩ + ⟨v, Aᵀw - V(z_0)⟩ - vᵀAv over ‖v‖ ≤ D."""
+        V0, w = self.A @ self.start + self.b, point - self.start
+        return V0 @ w + maximize_on_ball(-(self.A + self.A.T), self.A.T @ w - V0, radius)[0]
+
+
+def simulate(method, problem, rounds, *, seed=1, sigma=0.0, **settings):
+    """The simulation after every round; E‖noise‖² = σ²."""
+    size = sum(problem.variables().sizes.values())
+    settings = {"batch_size": 0, "executor": "batched", **settings}
+    config = configuration(method, problem, "unused", rounds=rounds, seed=seed, noise=None, **settings)
+    noise = Gaussian(scale=sigma / size**0.5) if sigma else None
+    config = config.model_copy(update={"oracle": config.oracle.model_copy(update={"noise": noise})})
+    simulation = Simulation(config, SerialComm())
+    simulation.start()
+    for _ in range(rounds):
+        simulation.step()
+        yield simulation
+
+
+def output(*args, **settings):
+    """The output point after the last round."""
+    for simulation in simulate(*args, **settings):
+        pass
+    return simulation.output.z.numpy().copy()
+
+
+def random_problem(kind, L, clients, seed):
+    """‖A‖ = L, solution at a distance of about 3 from the start: a skew A, a monotone one, or a symmetric PSD one of rank 3."""
+    rng = generator(seed, kind)
+    S, W = rng.standard_normal((2, DIM, DIM))
+    S[:, 3:] = 0.0
+    A = {"skew": W - W.T, "monotone": S @ S.T / DIM + W - W.T, "symmetric": S @ S.T}[kind]
+    A *= L / np.linalg.norm(A, 2)
+    start, star = 2 * rng.standard_normal((2, DIM)) / DIM**0.5
+    return Affine(A, -A @ star, start, clients)
+
+
+def smallest(*bounds):
+    """The step size: the smallest of the bounds; those with σ in the denominator drop out without noise."""
+    return min(bound for bound in bounds if bound is not None)
+
+
+def theorem_1(L, s, K, R, M, D):
+    """Step size and bound of 002, Theorem 1 (LESGD), the first step bound read as 1 / ((14 K)^(1/2) L)."""
+    cube = None if s == 0 else D ** (2 / 3) / (936 ** (1 / 3) * np.e ** (2 / 3) * K ** (2 / 3) * R ** (1 / 3) * s ** (2 / 3) * L ** (1 / 3))
+    eta = smallest(1 / ((14 * K) ** 0.5 * L), None if s == 0 else D * M**0.5 / (s * (6 * K * R) ** 0.5), cube)
+    return eta, 12 * L * D**2 / (K**0.5 * R) + 6 * D * s / (M * K * R) ** 0.5 + 26 * tail(L, s, K, R, D)
+
+
+def theorem_2(L, s, K, R, M, D):
+    """Step size and bound of 002, Theorem 2 (LESGD, affine)."""
+    cube = None if s == 0 else D ** (2 / 3) / (180 ** (1 / 3) * K ** (2 / 3) * R ** (1 / 3) * s ** (2 / 3) * L ** (1 / 3))
+    eta = smallest(1 / L, None if s == 0 else D * M**0.5 / (s * (6 * K * R) ** 0.5), cube)
+    return eta, 20 * tail(L, s, K, R, D) + 24**0.5 * D * s / (M * K * R) ** 0.5 + 2 * L * D**2 / (K * R)
+
+
+def theorem_6(L, s, K, R, M, D):
+    """Step size and bound of 002, Theorem 6 (LSGD); a symmetric A ⪰ 0 with ‖A‖ = L is co-coercive with β = L."""
+    cube = None if s == 0 else D ** (2 / 3) / (2**0.5 * K ** (2 / 3) * R ** (1 / 3) * L ** (1 / 3) * s ** (2 / 3))
+    eta = smallest(1 / L, None if s == 0 else D * M**0.5 / ((K * R) ** 0.5 * s), cube)
+    return eta, 4 * L * D**2 / (K * R) + 4 * s * D / (M * K * R) ** 0.5 + 8 * tail(L, s, K, R, D)
+
+
+def tail(L, s, K, R, D):
+    return D ** (4 / 3) * s ** (2 / 3) * L ** (1 / 3) / (K ** (1 / 3) * R ** (2 / 3))
+
+
+#: (L, σ, K, R, M, D) and whether the start exceeds the bounds: where it does not, they say little.
+CASES = [((1.0, 0.0, 4, 100, 1, 3.0), True), ((1.0, 0.02, 4, 100, 2, 3.0), True), ((0.3, 0.005, 8, 60, 8, 3.0), True),
+         ((5.0, 0.1, 1, 200, 4, 1.0), False), ((1.0, 0.1, 8, 60, 8, 1.0), False)]
+THEOREMS = [(theorem_1, LESGD, "monotone"), (theorem_1, LESGD, "skew"), (theorem_2, LESGD, "monotone"), (theorem_2, LESGD, "skew"),
+            (theorem_6, LSGD, "symmetric")]
+
+
+@pytest.mark.parametrize("case, telling", CASES)
+@pytest.mark.parametrize("theorem, cls, kind", THEOREMS)
+def test_the_bounds_of_theorems_1_2_and_6(theorem, cls, kind, case, telling):
+    """The mean of err_D over seeds."""
+    L, sigma, K, R, M, D = case
+    eta, bound = theorem(*case)
+    starts, errors = [], []
+    for seed in range(3 if sigma else 1):
+        problem = random_problem(kind, L, M, seed)
+        starts.append(problem.error(problem.start, D))
+        errors.append(problem.error(output(cls(K=K, eta=eta), problem, R, seed=seed, sigma=sigma), D))
+    assert np.mean(errors) <= bound
+    assert np.mean(starts) > bound or not telling
+
+
+@pytest.mark.parametrize("K", [1, 4])
+@pytest.mark.parametrize("kind", ["monotone", "skew"])
+def test_lesgd_without_noise_is_within_a_factor_of_theorem_2(kind, K):
+    """Without noise the bound is 2 L D² / (K R): err_D falls as 1 / (K R), and not much faster in any direction that turns."""
+    problem = random_problem(kind, 2.0, 2, 5)
+    for R in (8, 64):
+        eta, bound = theorem_2(2.0, 0.0, K, R, 2, 3.0)
+        error = problem.error(output(LESGD(K=K, eta=eta), problem, R), 3.0)
+        print(error/bound)
+        assert bound / 100 < error <= bound
+
+
+def test_err_is_exact_on_a_rotation():
+    """V(z) = J z about the start 0: ⟨Jz, z̄ - z⟩ = ⟨z, Jᵀz̄⟩, so err_D(z̄) = D ‖z̄‖."""
+    problem = Affine(ROTATION, np.zeros(2), np.zeros(2))
+    assert problem.error(np.array([3.0, 4.0]), 2.0) == pytest.approx(10.0, rel=1e-14)
+
+
+@pytest.mark.parametrize("K", [1, 5])
+def test_only_lsgd_diverges_on_a_rotation(K):
+    """V(z) = J z, J orthogonal and skew, has modulus 1, and J has the eigenvalues ± i: the norms change by
+    |1 - iη| (LSGD), |1 - iη - η²| (LESGD), 1 / |1 + iη| (LIPPAX in the limit) a step."""
+    problem, eta, R = Affine(ROTATION, np.zeros(2), np.array([1.0, 0.0]), 2), 0.5, 20
+    rates = {LSGD(K=K, eta=eta): abs(1 - 1j * eta), LESGD(K=K, eta=eta): abs(1 - 1j * eta - eta**2),
+             LIPPAX(K=K, eta=eta, H=150, L=1.0): 1 / abs(1 + 1j * eta)}
+    for method, rate in rates.items():
+        *_, simulation = simulate(method, problem, R)
+        assert float(simulation.shared.z.norm()) == pytest.approx(rate ** (K * R), rel=1e-11)  # K R steps of 1e-16 each
+        assert (rate > 1) == isinstance(method, LSGD)
+
+
+@pytest.mark.parametrize("eta_L", [1.0, 0.3])
+def test_the_inner_loop_of_lippax_is_geometric_at_the_rate_of_the_field(eta_L):
+    """On J z the inner map is 1 - γ(1/η + iL) on the error; with γ = 1 / (η (L + 1/η)²) its square is at most
+    1 - 1 / (ηL + 1)², which is 3/4 for ηL = 1."""
+    L = 2.0
+    problem, eta = Affine(L * ROTATION, np.zeros(2), np.array([1.0, 2.0])), eta_L / L
+    exact = np.linalg.solve(np.eye(2) + eta * L * ROTATION, problem.start)
+    gamma = 1 / (eta * (L + 1 / eta) ** 2)
+    rate = abs(1 - gamma * (1 / eta + 1j * L))
+    assert rate**2 < 1 - 1 / (eta_L + 1) ** 2 <= 0.75
+    first = np.linalg.norm(problem.start - exact)
+    for H in (0, 1, 2, 5, 20):
+        distance = np.linalg.norm(output(LIPPAX(K=1, eta=eta, H=H, L=L), problem, 1) - exact)
+        assert distance == pytest.approx(rate**H * first, rel=1e-9)  # 1e-16 of numbers of 1 beside 0.6^20 = 1e-4
+
+
+@pytest.mark.parametrize("eta_L", [1.0, 0.3])
+def test_the_inner_loop_of_lippax_is_geometric_on_a_nonlinear_field(eta_L):
+    problem = Field(clients=1)
+    problem.prepare(1)
+    rows, M = problem.client_data(0)
+    # V is M z + Σ a (1 + tanh(aᵀz) / 2) / n with slopes of at most 1/2.
+    L = float(torch.linalg.matrix_norm(M[0], 2) + torch.linalg.matrix_norm(rows.T @ rows, 2) / len(rows) / 2)
+    eta, z = eta_L / L, problem.initial(generator(1, "initial"))["z"]
+
+    def residual(x):
+        x = torch.from_numpy(x)
+        return (x - z + eta * problem.operator(x, (rows[None], M[None]))[0]).numpy()
+
+    exact = root(residual, z.numpy(), tol=1e-14).x
+    assert np.abs(residual(exact)).max() < 1e-12
+    distances = [np.linalg.norm(output(LIPPAX(K=1, eta=eta, H=H, L=L), problem, 1) - exact) for H in range(0, 40, 4)]
+    for before, after in zip(distances, distances[1:]):
+        assert after**2 <= (1 - 1 / (eta_L + 1) ** 2) ** 4 * before**2 + 1e-20
+    assert distances[-1] < 1e-3 * distances[0]
+
+
+def composite(clients=5, lam=0.5):
+    """V_k(z) = z + b_k with b_k far apart, φ = λ‖·‖₁: the solution is the soft threshold of -b̄, three zeros of six."""
+    b = 3 * generator(1, "composite").standard_normal((clients, DIM))
+    b += np.array([0.0, 2.0, 0.1, -2.0, -0.2, 1.5]) - b.mean(0)
+    problem = Affine(np.eye(DIM), b, np.full(DIM, 0.7), clients, L1(lam=lam))
+    mean = -b.mean(0)
+    return problem, np.sign(mean) * np.maximum(np.abs(mean) - lam, 0)
+
+
+def primal_averages(problem, eta, K, rounds):
+    """Local proximal gradient with averages of primal points after every K steps."""
+    z = torch.from_numpy(problem.start).expand(problem.clients, -1)
+    for _ in range(rounds):
+        for _ in range(K):
+            z = problem.phi(z - eta * (z + torch.from_numpy(problem.b)), eta)
+        z = z.mean(0).expand(problem.clients, -1)
+    return z[0].numpy()
+
+
+def test_dual_averages_keep_zeros_that_primal_averages_lose():
+    problem, star = composite()
+    assert (star == 0).sum() == 3
+    K, eta, rounds = 5, 0.1, 200
+    *_, simulation = simulate(LocalDualExtrapolation(K=K, eta=eta), problem, rounds)
+    point = simulation.shared.z.numpy()
+    assert np.array_equal(point == 0, star == 0)
+    # The clients share a Jacobian, so that without φ there is no drift; with it, none where the signs agree.
+    np.testing.assert_allclose(point, star, atol=0.05)
+    primal = primal_averages(problem, eta, K, rounds)
+    assert (primal == 0).sum() < 3
+    assert np.array_equal(primal_averages(problem, eta, 1, rounds) == 0, np.zeros(DIM, dtype=bool))
+
+
+def test_the_output_of_dual_extrapolation_approaches_the_composite_solution():
+    """Without local drift (K = 1) the average over the steps is off by O(1 / T)."""
+    problem, star = composite()
+    errors = [np.linalg.norm(output(LocalDualExtrapolation(K=1, eta=0.1), problem, T) - star) for T in (200, 800)]
+    assert errors[1] < 0.3 * errors[0]
+    assert errors[1] < 0.05

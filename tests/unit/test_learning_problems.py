@@ -1,0 +1,300 @@
+"""The minimax problems of the experiments: Wasserstein GAN, fair classification, robust training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from games import configuration
+
+from mpifed import run
+from mpifed.algorithms import FESSGDA, AdaFGDA
+from mpifed.comm import SerialComm
+from mpifed.data import DATASETS, Images
+from mpifed.options import build
+from mpifed.oracle import MinimaxOracle
+from mpifed.problems.fair import FairClassification
+from mpifed.problems.robust import RobustRegression
+from mpifed.problems.wgan import WGAN
+from mpifed.sampling import Sampler
+from mpifed.streams import Stream
+
+#: A smooth network, so that differences meet no kink.
+SMOOTH = {"name": "mlp", "hidden": [5], "activation": "tanh"}
+CASES = {
+    "wgan": lambda: WGAN(clients=3, lam=0.05, s=0.5, latent="fresh"),
+    "fair": lambda: FairClassification(dataset="patches", clients=3, model=SMOOTH),
+    "robust": lambda: RobustRegression(dataset="patches", clients=3, model=SMOOTH),
+}
+cases = pytest.mark.parametrize("case", CASES)
+
+
+@pytest.fixture(autouse=True)
+def patches(monkeypatch):
+    """A data set of 60 + 25 random images of 3 x 4 in four classes, by the name "patches"."""
+    rng = np.random.default_rng(5)
+
+    def part(n):
+        return torch.from_numpy(rng.uniform(size=(n, 1, 3, 4)).astype(np.float32)), torch.arange(n) % 4
+
+    images = Images(*part(60), *part(25))
+    monkeypatch.setitem(DATASETS, "patches", lambda data_dir: images)
+    return images
+
+
+def prepared(problem, seed=0):
+    problem.prepare(seed)
+    return problem
+
+
+def oracle_of(problem, batch_size=0, batched=False, clients=(0, 1, 2)) -> MinimaxOracle:
+    """An oracle over ``clients`` at round 1."""
+    sampler = Sampler(problem, clients, 0, batch_size, None, 0, torch.float64, "cpu")
+    sampler.begin(np.arange(len(clients)), 1)
+    oracle = MinimaxOracle(problem, sampler, batched)
+    oracle.at(slice(0, len(clients)))
+    return oracle
+
+
+def point(problem, scale=0.3) -> tuple[torch.Tensor, torch.Tensor]:
+    """A random point near the problem's start."""
+    rng, sizes = np.random.default_rng(0), problem.variables().sizes
+    first = problem.initial(rng)
+    x, y = (torch.from_numpy(scale * rng.standard_normal(sizes[block])) for block in "xy")
+    return x + first.get("x", 0), y + first.get("y", 0)
+
+
+def named(problem, x, y):
+    blocks = problem.variables()
+    return blocks.unflatten("x", x), blocks.unflatten("y", y)
+
+
+def serial_run(algorithm, problem, out, **settings):
+    """A noise-free run of all clients together, whose iterates are not stored."""
+    config = configuration(algorithm, problem, out, noise=0, executor="batched", **settings)
+    return run(config.model_copy(update={"record": ()}), SerialComm())
+
+
+@cases
+def test_gradients_by_central_differences(case):
+    problem = prepared(CASES[case]())
+    x, y = point(problem)
+    oracle, h = oracle_of(problem, batch_size=4, batched=True), 1e-6
+    xi = oracle.sample(0)
+    gx, gy = oracle.grad(x, y, xi)
+    for k in range(problem.clients):
+        batch = tuple(column[k] for column in xi.batch)
+        for block, gradient in enumerate((gx[k], gy[k])):
+            for j in np.random.default_rng(k).permutation(len(gradient))[:12]:
+                values = []
+                for step in (h, -h):
+                    moved = [x.clone(), y.clone()]
+                    moved[block][j] += step
+                    values.append(problem.loss(*named(problem, *moved), batch).item())
+                # Truncation is of order h² = 1e-12, rounding 1e-16 of values of about 10, over h.
+                assert (values[0] - values[1]) / (2 * h) == pytest.approx(gradient[j].item(), abs=1e-8)
+    assert gx.abs().max() > 1e-3 and gy.abs().max() > 1e-3  # far above the tolerance
+
+
+@cases
+def test_gradients_mapped_over_clients_equal_one_by_one(case):
+    problem = prepared(CASES[case]())
+    x, y = point(problem)
+    oracle = oracle_of(problem, batch_size=4, batched=True)
+    gx, gy = oracle.grad(x, y, oracle.sample(0))
+    for k in range(problem.clients):
+        one = oracle_of(problem, batch_size=4, clients=[k])
+        own = one.grad(x, y, one.sample(0))
+        # Batched kernels add in another order: some ulps of gradients of about one.
+        torch.testing.assert_close((own[0][0], own[1][0]), (gx[k], gy[k]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("latent", ["paired", "fresh"])
+def test_wgan_samples_are_of_the_stated_laws(latent):
+    problem = prepared(WGAN(clients=3, mean=2.0, std=0.5, s=1.0, latent=latent))
+    real, z = problem.draw(Stream(0, "sample", [2, 0], 1, count=2), 20_000)
+    assert real.shape == z.shape == (2, 2, 20_000)
+    means = np.array([client_mean(problem, k) for k in (2, 0)])
+    noise = (real - means[:, None, None]) / 0.5
+    # Five standard errors of 80,000 standard normal numbers, of their squares and of their products.
+    assert abs(noise.mean()) < 5 / 80_000**0.5 and abs((noise**2).mean() - 1) < 5 * (2 / 80_000) ** 0.5
+    assert abs(z.mean()) < 5 / 80_000**0.5
+    if latent == "paired":
+        np.testing.assert_allclose(noise, z, atol=1e-13)  # numbers of about 2 moved and scaled
+    else:
+        assert abs((noise * z).mean()) < 5 / 80_000**0.5
+
+
+def client_mean(problem: WGAN, k: int) -> float:
+    """μ_k as documented: normal draws at the address of the client."""
+    return problem.mean + problem.s * float(Stream(0, "wgan", [k]).normal()[0, 0])
+
+
+def test_wgan_loss_is_the_printed_one():
+    problem = prepared(WGAN(lam=0.3))
+    real, z = np.random.default_rng(1).standard_normal((2, 5))
+    mu, sigma, one, two = 0.4, 0.7, -1.2, 0.8
+
+    def D(value):
+        return one * value + two * value**2
+
+    expected = np.mean([D(a) - D(mu + sigma * b) for a, b in zip(real, z)]) - 0.3 * (one**2 + two**2)
+    x, y = named(problem, *torch.tensor([[mu, sigma], [one, two]], dtype=torch.float64))
+    loss = problem.loss(x, y, (torch.from_numpy(real), torch.from_numpy(z)))
+    # A handful of operations on numbers of about one in another order.
+    assert loss.shape == () and loss.item() == pytest.approx(expected, abs=1e-14)
+
+
+def wgan_phi(problem: WGAN, x: torch.Tensor) -> float:
+    """Φ(x) = max_φ f by the moments of the pooled data, client by client."""
+    means = np.array([client_mean(problem, k) for k in range(problem.clients)])
+    mu, sigma = x.tolist()
+    first = means.mean() - mu
+    second = (means**2 + problem.std**2).mean() - mu**2 - sigma**2
+    return (first**2 + second**2) / (4 * problem.lam)
+
+
+def test_wgan_closed_forms_of_the_inner_maximum():
+    problem = prepared(WGAN(clients=3, lam=0.5, s=0.8, mean=0.3, std=0.6))
+    x, h = torch.tensor([0.7, 1.1], dtype=torch.float64), 1e-5
+    start = named(problem, x, torch.zeros(2).double())
+    slopes = [(wgan_phi(problem, x + e) - wgan_phi(problem, x - e)) / (2 * h) for e in h * torch.eye(2).double()]
+    # A quartic of values of about 1: truncation h² = 1e-10, rounding 1e-16 / h.
+    assert problem.metrics(*start, None)["grad_norm"] == pytest.approx(np.hypot(*slopes), abs=1e-8)
+    oracle = oracle_of(problem, batch_size=200_000, batched=True)
+    gx, gy = oracle.grad(x, problem.best_response(start[0]), oracle.sample(0))
+    # 600,000 samples with deviations of at most 5: five standard errors are 0.03.
+    assert gy.mean(0).abs().max() < 0.03
+    torch.testing.assert_close(gx.mean(0), torch.tensor(slopes, dtype=torch.float64), rtol=0, atol=0.03)
+    mean, std = problem.optimum()
+    best = named(problem, torch.tensor([mean, std], dtype=torch.float64), torch.zeros(2).double())
+    # Some ulps of numbers of about one, over 2λ = 1.
+    assert problem.metrics(*best, None) == pytest.approx({"squared_distance": 0, "grad_norm": 0}, abs=1e-14)
+    assert std > 0.6  # the spread of the clients' means widens the pooled data
+    mirrored = named(problem, torch.tensor([mean + 3, -std - 4], dtype=torch.float64), torch.zeros(2).double())
+    assert problem.metrics(*mirrored, None)["squared_distance"] == pytest.approx(25, abs=1e-13)
+
+
+@pytest.mark.parametrize("latent", ["paired", "fresh"])
+def test_wgan_pairs_carry_no_noise_at_the_optimum(latent):
+    problem = prepared(WGAN(clients=3, latent=latent))
+    x, y = torch.tensor(problem.optimum(), dtype=torch.float64), torch.zeros(2).double()
+    oracle = oracle_of(problem, batch_size=7, batched=True)
+    worst = max(gradient.abs().max() for gradient in oracle.grad(x, y, oracle.sample(0)))
+    # Means of 100 differences of equal numbers of about 0.1; fresh means are 0.1 / √100 apart.
+    assert (worst < 1e-15) == (latent == "paired")
+
+
+def test_wgan_training_finds_the_law_of_the_data(tmp_path):
+    problem = WGAN(lam=0.5, clients=4, mean=0.5, std=0.8)
+    method = FESSGDA(K=10, eta_xl=0.05, eta_yl=0.3, p=0.1, beta=0.5)
+    result = serial_run(method, problem, tmp_path, rounds=60)
+    assert result.history["squared_distance"][0] > 0.1  # the start lies elsewhere
+    # Hundreds of steps of a locally linear method on gradients whose noise vanishes at the optimum.
+    assert result.metrics["squared_distance"] < 1e-4 and result.metrics["grad_norm"] < 0.1
+
+
+def test_fair_loss_of_all_clients_is_the_weighted_sum_of_class_losses(patches):
+    problem = prepared(
+        FairClassification(dataset="patches", clients=3, model=SMOOTH, partition={"name": "dirichlet", "alpha": 1.0})
+    )
+    x, y = point(problem)
+    net, weights = named(problem, x, y)
+    total = 0.0
+    for k in range(3):
+        images, *rest = problem.client_data(k)
+        total += problem.client_size(k) / 60 * problem.loss(net, weights, (images.double(), *rest))
+    logits = torch.log_softmax(problem.model(net, patches.train.double()), dim=1)
+    by_class = [-logits[patches.train_labels == c, c].mean() for c in range(4)]
+    # Sums of 60 numbers of about one in another order.
+    assert total.item() == pytest.approx(sum(a.item() * b.item() for a, b in zip(y, by_class)), abs=1e-13)
+    assert len({problem.client_size(k) for k in range(3)}) > 1  # else the weights would show nothing
+
+
+def test_weights_live_on_the_simplex_and_the_perturbation_in_the_ball():
+    fair = prepared(FairClassification(dataset="patches", clients=3))
+    assert fair.initial(np.random.default_rng(0))["y"].tolist() == [0.25] * 4
+    # By hand: 0.3 less for the two largest, of float32 numbers.
+    assert fair.sets.y(torch.tensor([0.9, 0.7, -0.3, 0.1])).tolist() == pytest.approx([0.6, 0.4, 0, 0], abs=1e-7)
+    ball, near = RobustRegression(dataset="patches", radius=2.5).sets.y, torch.full((12,), 0.5).double()
+    assert ball(6 * near).norm().item() == pytest.approx(2.5, rel=1e-15)  # a square root and a division
+    assert torch.equal(ball(near), near)
+
+
+def test_fair_metrics_are_mean_and_worst_accuracy_of_the_classes(patches):
+    problem = prepared(FairClassification(dataset="patches", clients=3))
+    labels = patches.test_labels.clone()
+    guess = labels.clone()
+    guess[0], guess[1:10:4] = 1, 2  # one of 7 samples of class 0 wrong, and three of 6 of class 1
+    metrics = problem.metrics({}, {}, torch.nn.functional.one_hot(guess, 4).double())
+    # Means of ratios of small integers.
+    expected = {"mean_accuracy": (6 / 7 + 3 / 6 + 1 + 1) / 4, "worst_accuracy": 3 / 6}
+    assert metrics == pytest.approx(expected, abs=1e-15)
+    assert np.isnan(list(problem.metrics({}, {}, torch.full((25, 4), torch.nan)).values())).all()
+
+
+def test_fair_training_learns_the_digits(tmp_path):
+    problem = FairClassification(dataset="digits")
+    method = FESSGDA(K=5, eta_xl=0.1, eta_yl=0.02, p=0.1, beta=0.5)
+    result = serial_run(method, problem, tmp_path, rounds=15, batch_size=10)
+    # Guessing gives 0.1, and 0 for the worst class.
+    assert result.metrics["mean_accuracy"] > 0.8 and result.metrics["worst_accuracy"] > 0.5
+    weights = result.point["y"]
+    assert weights.min() >= 0 and weights.sum() == pytest.approx(1, abs=1e-12)  # rounding of ten numbers
+    assert weights.max() > 0.11  # away from uniform
+
+
+def test_robust_loss_is_the_printed_one(patches):
+    problem = prepared(RobustRegression(dataset="patches", clients=3, model=SMOOTH))
+    x, y = point(problem)
+    net, perturbation = named(problem, x, y)
+    images, targets = map(torch.Tensor.double, problem.client_data(1))
+    total = 0.0
+    for image, label in zip(images, targets.argmax(dim=1).tolist()):
+        for c, h in enumerate(problem.model(net, image[None] + y.reshape(1, 1, 3, 4))[0].tolist()):
+            total += (h - (c == label)) ** 2
+    # Sums of 80 numbers of about one in another order.
+    loss = problem.loss(net, perturbation, (images, targets)).item()
+    assert loss == pytest.approx(total / len(images), rel=1e-13)
+    places = [(patches.train == image).flatten(1).all(dim=1).nonzero().item() for image in images]
+    assert torch.equal(patches.train_labels[places], targets.argmax(dim=1)) and bool((targets.sum(1) == 1).all())
+
+
+def test_robust_metrics_are_the_accuracies_without_and_with_the_perturbation(patches):
+    problem = prepared(RobustRegression(dataset="patches", clients=3, model="linear"))
+    x, y = point(problem, scale=2.0)
+    point_named = named(problem, x, y)
+    parts = [problem.predict(*point_named, rows) for rows in (slice(0, 10), slice(10, 25))]
+    metrics = problem.metrics(*point_named, torch.cat(parts))
+    images = patches.test.double()
+    for name, moved in (("accuracy", images), ("perturbed_accuracy", images + y.reshape(1, 1, 3, 4))):
+        guess = problem.model(point_named[0], moved).argmax(dim=1)
+        # A share of 25 samples, formed from shares of classes.
+        assert metrics[name] == pytest.approx((guess == patches.test_labels).double().mean().item(), abs=1e-14)
+    assert metrics["accuracy"] != metrics["perturbed_accuracy"]  # else the test could not tell them apart
+
+
+METHODS = [FESSGDA(K=10, eta_xl=0.03, eta_yl=0.1, p=0.1), AdaFGDA(q=6, gamma=0.001, lam=0.01)]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_robust_training_learns_under_the_perturbation(tmp_path, method):
+    problem = RobustRegression(dataset="digits", clients=4, model={"name": "mlp", "hidden": [16]}, radius=0.5)
+    result = serial_run(method, problem, tmp_path, rounds=20, batch_size=10)
+    assert result.metrics["accuracy"] > 0.5 and result.metrics["perturbed_accuracy"] > 0.4  # guessing gives 0.1
+    norm = result.point["y"].norm().item()
+    assert 0.1 < norm <= 0.5 * (1 + 1e-12)  # rounding of the last projection
+
+
+@pytest.mark.parametrize(
+    "cls, settings, message",
+    [
+        (WGAN, {"lam": 0}, "greater than 0"),
+        (FairClassification, {}, "dataset is missing"),
+        (RobustRegression, {"dataset": "digits", "radius": -1}, "greater than 0"),
+        (RobustRegression, {"dataset": "digits", "epsilon": 1}, "no setting 'epsilon'"),
+    ],
+)
+def test_settings_are_checked(cls, settings, message):
+    with pytest.raises(ValueError, match=message):
+        build(cls, settings, "problem")
