@@ -58,6 +58,10 @@ class Algorithm:
     family: ClassVar[str] = "minimax"
     #: Where the method is printed.
     source: ClassVar[str] = ""
+    #: Settings for an example, where the usual guesses do not fit together.
+    example: ClassVar[dict] = {}
+    #: What the papers count a round: vectors up, vectors down, phases, evaluations a local step.
+    paper_cost: ClassVar[str] = ""
     #: Gradient evaluations in a local step, for `mpifed info`.
     calls_per_step: ClassVar[int] = 1
     #: False where the method is defined for full participation only.

@@ -10,6 +10,7 @@ from collections import Counter
 from pydantic.fields import FieldInfo
 from rich import box
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.table import Table
 
 from mpifed.adaptive import MATRICES
@@ -60,12 +61,12 @@ def _console() -> Console:
 
 
 def example(cls: type, settings: dict | None = None):
-    """An instance of a class of settings, required ones filled with 4 (whole numbers) or 0.01 (others).
+    """An instance of a class of settings: those given, its own ``example``, then 4 (whole numbers) or 0.01 (others).
 
     Raises:
         ValueError: the settings do not fit.
     """
-    filled = dict(settings or {})
+    filled = {**getattr(cls, "example", {}), **(settings or {})}
     for field in dataclasses.fields(cls):
         if field.init and _default(field) is dataclasses.MISSING and field.name not in filled:
             filled[field.name] = 4 if field.type in (int, "int") else 0.01
@@ -111,13 +112,14 @@ def _print_thing(console: Console, name: str, group: str, thing) -> None:
     console.print(f"{name}  ({group})", style="bold")
     if source := getattr(thing, "source", ""):
         console.print(f"source: {source}")
+    if family := getattr(thing, "family", ""):
+        console.print(f"problem family: {family}")
     console.print(f"\n{inspect.getdoc(thing) or 'no description'}\n")
     if dataclasses.is_dataclass(thing):
         _print_settings(console, thing)
     if isinstance(thing, type) and issubclass(thing, Algorithm):
         _print_method(console, example(thing))
-        readings = inspect.getdoc(sys.modules[thing.__module__]) or ""
-        console.print(f"\n{readings}")
+        console.print(Markdown("---\n" + (inspect.getdoc(sys.modules[thing.__module__]) or "")))
 
 
 def _print_settings(console: Console, cls: type) -> None:
@@ -144,11 +146,13 @@ def _print_method(console: Console, method: Algorithm) -> None:
         for phase in phases:
             table.add_row(f"message of {phase.name!r} ({when})", _fields(phase.message))
     console.print(table)
-    up = sum((_sizes(phase.message, phase.message.fields) for phase in method.phases), Counter())
+    up = sum((_sizes(phase.message, phase.up or phase.message.fields) for phase in method.phases), Counter())
     down = sum((_sizes(method.shared, phase.down or method.shared.fields) for phase in method.phases), Counter())
-    console.print("cost per client and round, with the default options:")
-    console.print(f"  up {_sum(up)}; down {_sum(down)}; {len(method.phases)} phase(s); "
-                  f"{method.calls_per_step} gradient evaluation(s) a local step")
+    console.print("cost per client and round:")
+    console.print(f"  counted, with the default options: up {_sum(up)}; down {_sum(down)}; {len(method.phases)} phase(s); "
+                  f"{method.calls_per_step} evaluation(s) a local step")
+    if method.paper_cost:
+        console.print(f"  in the papers (D numbers of variables): {method.paper_cost}")
     part = "yes" if method.partial_participation else "no, every client in every round"
     console.print(f"  partial participation: {part}")
 

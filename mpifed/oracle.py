@@ -65,7 +65,7 @@ class MinimaxOracle(_Oracle):
 
     def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
         super().__init__(problem, sampler, batched)
-        self._points: dict[int, tuple] = {}
+        self._workspaces: dict[int, _Workspace] = {}
         self._loss = torch.func.vmap(problem.loss) if batched else problem.loss
         self._split = (self.blocks.sizes["x"], self.blocks.sizes["y"])
 
@@ -81,36 +81,49 @@ class MinimaxOracle(_Oracle):
             gx, gy = gx + noise_x, gy + noise_y
         return gx, gy
 
-    def _point(self, like: torch.Tensor):
-        """Persistent flat blocks ``[C, d]`` and their named parameters as leaves of the autograd graph."""
-        if self._count not in self._points:
-            flat = [like.new_zeros(self._count, size) for size in self._split]
-            seen = flat if self.batched else [block[0] for block in flat]
-            leaves = [
-                {name: view.detach().requires_grad_() for name, view in self.blocks.unflatten(block, one).items()}
-                for block, one in zip("xy", seen)
-            ]
-            self._points[self._count] = (*flat, *leaves, [*leaves[0].values(), *leaves[1].values()])
-        return self._points[self._count]
-
     def _differentiate(self, x, y, batch):
-        flat_x, flat_y, named_x, named_y, leaves = self._point(x)
-        flat_x.copy_(x)
-        flat_y.copy_(y)
+        if self._count not in self._workspaces:
+            self._workspaces[self._count] = _Workspace(self.blocks, self._count, self.batched, x)
+        work = self._workspaces[self._count]
+        work.x.copy_(x)
+        work.y.copy_(y)
         with torch.enable_grad():
             if self.batched:
-                loss = self._loss(named_x, named_y, batch).sum()  # clients are independent: one gradient each
+                loss = self._loss(*work.named, batch).sum()  # clients are independent: one gradient each
+                gradient = _flat(torch.autograd.grad(loss, work.leaves, materialize_grads=True), self._count)
             else:
-                loss = self._loss(named_x, named_y, tuple(column[0] for column in batch))
-            grads = torch.autograd.grad(loss, leaves, materialize_grads=True)
-        rows = [grad.reshape(self._count, -1) for grad in grads]
-        return _join(rows[: len(named_x)], flat_x), _join(rows[len(named_x) :], flat_y)
+                work.gradient.zero_()
+                self._loss(*work.named, tuple(column[0] for column in batch)).backward()
+                gradient = work.gradient.clone()
+        return gradient.split(self._split, dim=1)
 
 
-def _join(rows: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    if not rows:
-        return torch.zeros_like(like)  # a block without parameters
-    return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+class _Workspace:
+    """A flat point ``[C, dx + dy]`` whose named parameters are leaves of the autograd graph.
+
+    For one client the leaves' gradients are views of ``gradient``, so that backward() leaves the flat gradient behind without
+    a copy a parameter. Rows of several clients are strided, which that does not allow.
+    """
+
+    def __init__(self, blocks: Blocks, count: int, batched: bool, like: torch.Tensor):
+        split = (blocks.sizes["x"], blocks.sizes["y"])
+        point, self.gradient = like.new_zeros(count, sum(split)), like.new_zeros(count, sum(split))
+        self.x, self.y = point.split(split, dim=1)
+        flat = (self.x, self.y) if batched else (self.x[0], self.y[0])
+        self.named = [
+            {name: view.detach().requires_grad_() for name, view in blocks.unflatten(block, one).items()}
+            for block, one in zip("xy", flat)
+        ]
+        self.leaves = [leaf for named in self.named for leaf in named.values()]
+        if not batched:
+            for block, named, gradient in zip("xy", self.named, self.gradient[0].split(split)):
+                for leaf, view in zip(named.values(), blocks.unflatten(block, gradient).values()):
+                    leaf.grad = view
+
+
+def _flat(gradients: tuple[torch.Tensor, ...], count: int) -> torch.Tensor:
+    """The gradients of all parameters, one row a client."""
+    return torch.cat([gradient.reshape(count, -1) for gradient in gradients], dim=1)
 
 
 class OperatorOracle(_Oracle):

@@ -42,6 +42,7 @@ class _MFCGD(Algorithm):
 
     source: ClassVar = "003, Algorithm 1"
     family: ClassVar = "composition"
+    paper_cost: ClassVar = "up 2D; down D, AdaMFCGD + D; 1 phase; 2 of each of g with its Jacobian and ∇f a step"
     calls_per_step: ClassVar = 4
     partial_participation: ClassVar = False
     client: ClassVar = Record(x="x", h="u", u="jacobian", v="u")

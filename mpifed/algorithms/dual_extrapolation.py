@@ -37,6 +37,7 @@ class LocalDualExtrapolation(Algorithm):
     composite: ClassVar = True
     output: ClassVar = "average"
     averages: ClassVar = {"z": "average"}
+    paper_cost: ClassVar = "up 2D; down 2D; 2 phases; 2 operator values a step"
     calls_per_step: ClassVar = 2
     partial_participation: ClassVar = False
 

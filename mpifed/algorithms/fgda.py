@@ -25,6 +25,7 @@ from __future__ import annotations
 import warnings
 from typing import ClassVar, Literal
 
+import torch
 from pydantic import Field
 
 from mpifed.adaptive import Identity, Matrix
@@ -55,6 +56,7 @@ class _FGDA(Algorithm):
     )
 
     source: ClassVar = "000, Algorithm 1"
+    paper_cost: ClassVar = "up 2D; down D (stem: 2D; mean_after: 2D and a second phase), AdaFGDA + D; 2 gradients a step"
     calls_per_step: ClassVar = 2
     partial_participation: ClassVar = False
     client: ClassVar = _POINT | _ESTIMATORS
@@ -146,11 +148,10 @@ class _FGDA(Algorithm):
     def _step(self, t, x, y, w, v, shared, sets):
         """x_{t+1}, y_{t+1} from the point and the estimators at t: lines 7-8 and 11-12."""
         eta = self.eta(t)
-        x = x - eta * self.gamma * (w / shared.A)
-        ascent = self.lam * (v / shared.B)
+        x = torch.addcdiv(x, w, shared.A, value=-eta * self.gamma)
         if self.project_y == "step":
-            return x, y + eta * (sets.y(y + ascent) - y)
-        y = y + eta * ascent
+            return x, y + eta * (sets.y(torch.addcdiv(y, v, shared.B, value=self.lam)) - y)
+        y = torch.addcdiv(y, v, shared.B, value=eta * self.lam)
         return x, sets.y(y) if self.project_y == "mixed" else y
 
     def _storm(self, t, oracle, xi, new, old, w, v):
@@ -158,7 +159,8 @@ class _FGDA(Algorithm):
         eta = self.eta(t)
         gx, gy = oracle.grad(*new, xi)
         old_gx, old_gy = oracle.grad(*old, xi)
-        return gx + (1 - self.beta(t, eta)) * (w - old_gx), gy + (1 - self.alpha(t, eta)) * (v - old_gy)
+        w = torch.add(gx, w - old_gx, alpha=1 - self.beta(t, eta))
+        return w, torch.add(gy, v - old_gy, alpha=1 - self.alpha(t, eta))
 
 
 @hyperparameters

@@ -43,6 +43,7 @@ class _HeavyTailed(Algorithm):
         default="beta_one", description="momentum and variates before the first round (see Readings)"
     )
 
+    paper_cost: ClassVar = "up 2D (displacement and gradient); down 2D; 1 phase; 1 gradient a step"
     partial_participation: ClassVar = False
     shared: ClassVar = Record(x="x", y="y", u="x", v="y") | _VARIATES
     client: ClassVar = _VARIATES

@@ -27,6 +27,7 @@ class LocalSGDA(Algorithm):
     eta_y: Rate = Field(description="step size of y (ascent)")
 
     source: ClassVar = "Deng & Mahdavi 2021, Local-SGDA; compared with in 000 and 004"
+    paper_cost: ClassVar = "up D; down D; 1 phase; 1 gradient a step"
     shared: ClassVar = Record(x="x", y="y")
     message: ClassVar = Record(x="x", y="y")
 
@@ -39,7 +40,7 @@ class LocalSGDA(Algorithm):
         for k in range(self.q):
             t = (r - 1) * self.q + k + 1
             gx, gy = oracle.grad(x, y, oracle.sample(k))
-            x, y = x - self.eta_x(t) * gx, oracle.sets.y(y + self.eta_y(t) * gy)
+            x, y = x.sub(gx, alpha=self.eta_x(t)), oracle.sets.y(y.add(gy, alpha=self.eta_y(t)))
         message.x, message.y = x, y
 
     def server_round(self, r, shared, mean, sets):

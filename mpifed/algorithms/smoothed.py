@@ -29,6 +29,7 @@ class FSGDA(Algorithm):
     eta_yg: float = Field(default=1.0, ge=0, description="global step size of y; 1 is plain averaging")
 
     source: ClassVar = "Yang et al. 2022, FSGDA; compared with in 004"
+    paper_cost: ClassVar = "up D; down D; 1 phase; 1 gradient a step"
     shared: ClassVar = Record(x="x", y="y")
     message: ClassVar = Record(dx="x", dy="y")
 
@@ -83,6 +84,7 @@ class SmoothedGDA(Algorithm):
     alternating: bool = Field(default=False, description="take the gradient of y at the new x (a second phase)")
 
     source: ClassVar = "004, Algorithm 2"
+    paper_cost: ClassVar = "central: no communication is counted"
     shared: ClassVar = Record(x="x", y="y", z="x")
 
     @property

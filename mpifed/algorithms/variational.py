@@ -63,6 +63,7 @@ class LSGD(_Local):
     """Local SGD: z ← z - η V(z; ξ); the output averages the iterates after z_0."""
 
     source: ClassVar = "002, eq. 11"
+    paper_cost: ClassVar = "up D; down D; 1 phase; 1 operator value a step"
 
     def step(self, k, z, oracle):
         z = oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample(k)))
@@ -77,6 +78,7 @@ class LESGD(_Local):
         default=True, description="average x before the second call of a synchronising step (a second phase)"
     )
     source: ClassVar = "002, eq. 4"
+    paper_cost: ClassVar = "up 2D; down 2D; 2 phases; 2 operator values a step"
     calls_per_step: ClassVar = 2
     partial_participation: ClassVar = False
 
@@ -134,6 +136,8 @@ class LIPPAX(_Local):
     gamma: float | None = Field(default=None, gt=0, description="inner step size γ; from η and L when left out")
     L: float | None = Field(default=None, ge=0, description="Lipschitz constant of V, for γ")
     source: ClassVar = "002, LIPPAX"
+    example: ClassVar = {"L": 1.0}
+    paper_cost: ClassVar = "up D; down D; 1 phase; H + 1 operator values a step"
 
     def __post_init__(self):
         if self.eta == 0:
@@ -170,6 +174,7 @@ class SLIPPAX(LIPPAX):
     )
     sigma: float | None = Field(default=None, ge=0, description="noise level σ, for δ")
     source: ClassVar = "002, SLIPPAX"
+    example: ClassVar = {"L": 1.0, "sigma": 1.0}
 
     def __post_init__(self):
         LIPPAX.__post_init__(self)

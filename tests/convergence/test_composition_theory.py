@@ -1,4 +1,4 @@
-"""Noise in MFCGD: the error of each estimator is that of its recursion, and the bias of the plug-in method goes with it.
+"""Noise in MFCGD: each estimator has the error of its recursion, and the bias of the plug-in method falls with it.
 
 Compositions with g = identity, so that h, u and v estimate x, I and ∇f(x) and everything is known exactly.
 """
@@ -17,9 +17,9 @@ from mpifed.comm import SerialComm
 from mpifed.noise import Gaussian
 from mpifed.problem import Composition
 from mpifed.simulation import Simulation
-from mpifed.streams import Stream, generator
+from mpifed.streams import generator
 
-DIM, CLIENTS, SIGMA = 24, 2, 0.2
+DIM, CLIENTS, SIGMA = 16, 2, 0.2
 WEIGHTS = ["alpha", "beta", "varrho"]
 
 
@@ -92,78 +92,73 @@ def stationary(step, weight):
 @pytest.mark.parametrize("weight", range(3), ids=WEIGHTS)
 def test_each_weight_filters_the_noise_of_its_own_estimator(noise, weight):
     """α filters g, β its Jacobian, ϱ ∇f; the others leave the noise as it is (up to products of small errors)."""
-    step, q, rounds = 0.5, 3, 160
+    step, rounds = 0.5, 300 if noise == weight else 140
+    q = 1 if noise == 1 else 2  # ∇f_k, which multiplies Jacobian noise, has norm 1 at 0, less after local steps
     a = 0.05 if noise == weight else 1.0
     weights = {name: 0.05 if j == weight else 1.0 for j, name in enumerate(WEIGHTS)}
-    points = simulate(MFCGD(q=q, gamma=step, **weights), Quadratic(), rounds, NOISES[noise])[40:]  # 0.95^120 is forgotten
-    measured, expected = (points**2).mean(), stationary(step, a)
-    # 24 coordinates by 120 rounds of 3 steps; an error lives for 1 / a = 20 steps at most, so there are 24 · 18 = 400
-    # independent squares, with a relative error of (2 / 400)^(1/2) = 0.07. Jacobian noise meets ∇f of norm 1 and of x's noise.
-    assert measured == pytest.approx(expected, rel=0.25)
+    points = simulate(MFCGD(q=q, gamma=step, **weights), Quadratic(), rounds, NOISES[noise])
+    measured, expected = (points[60:] ** 2).mean(), stationary(step, a)  # 0.95^60 of the start is left
+    # An error lives for 20 steps in 240 or more, or for some steps in 80 or more: 16 · 12 independent squares at least,
+    # with a relative error of (2 / 192)^(1/2) = 0.1.
+    assert measured == pytest.approx(expected, rel=0.3)
     assert stationary(step, 0.05) < stationary(step, 1.0) / 5
 
 
-@pytest.mark.parametrize("weights", [(0.2, 0.02), (1.0, 0.1)])
-def test_the_floor_falls_with_all_weights(weights):
-    """With all three noises the floor falls in proportion to the weights, nearly."""
+def test_the_floor_falls_with_all_weights():
+    """With all three noises at once."""
     floors = []
-    for weight in weights:
+    for weight in (1.0, 0.3, 0.05):
         method = MFCGD(q=2, gamma=0.5, **dict.fromkeys(WEIGHTS, weight))
-        floors.append((simulate(method, Quadratic(), 260, Gaussian(scale=SIGMA))[100:] ** 2).mean())
-    assert floors[1] < floors[0] / 3
+        floors.append((simulate(method, Quadratic(), 120, Gaussian(scale=SIGMA))[40:] ** 2).mean())
+    assert floors[1] < floors[0] / 2
+    assert floors[2] < floors[1] / 2
 
 
 @dataclass
 class Exponential(Composition):
-    """f(u) = Σ e^(u_j) - u_j and g(x; n) = x + σn with n ~ N(0, I) drawn anew: the solution is 0.
+    """f(u) = Σ e^(u_j) - u_j and g(x) = x: the solution is 0.
 
-    E ∇f(g(x; n)) = e^(x + σ²/2) - 1 vanishes at -σ²/2 instead: the bias of a gradient with a sample plugged in.
+    A standard normal noise n on g makes E ∇f(g(x) + n) = e^(x + 1/2) - 1, which vanishes at -1/2 instead: the bias of a
+    gradient with a sample plugged in.
     """
 
     clients: int = 4
     inner_size = DIM
-    sigma: float = 1.0
 
     def variables(self):
         return Blocks(x={"x": (DIM,)})
 
-    def draw(self, stream: Stream):
-        return (stream.normal(DIM),)
+    def client_data(self, k):
+        return (torch.zeros(1, 1, dtype=torch.float64),)
 
     def inner(self, x, batch):
-        return x["x"] + self.sigma * batch[0]
+        return x["x"]
 
     def outer(self, u, batch):
         return (torch.exp(u) - u).sum()
 
 
-def comfedl(problem, step, q, rounds):
+def comfedl(clients, step, q, rounds):
     """ComFedL with batch 1, where the Jacobian is I: the averages of all rounds."""
-    rng, x, points = np.random.default_rng(1), np.zeros((problem.clients, DIM)), []
+    rng, x, points = np.random.default_rng(1), np.zeros((clients, DIM)), []
     for _ in range(rounds):
         for _ in range(q):
-            x = x - step * (np.exp(x + problem.sigma * rng.standard_normal(x.shape)) - 1)
+            x = x - step * (np.exp(x + rng.standard_normal(x.shape)) - 1)
         x[:] = x.mean(axis=0)
         points.append(x[0].copy())
     return np.array(points)
 
 
 def test_plugging_one_sample_in_is_biased_and_mfcgd_is_not():
-    """ComFedL ends at -σ²/2 = -1/2. MFCGD's h has a variance of ασ²/(2 - α): less than a tenth of the bias for α = 0.05."""
-    problem, step, q, rounds = Exponential(), 0.05, 4, 150
-    plugged_in = comfedl(problem, step, q, rounds)[40:].mean()  # 0.95^160 of the start is left
-    tracked = simulate(MFCGD(q=q, gamma=step, alpha=0.05, beta=0.05, varrho=0.05), problem, rounds)[40:].mean()
-    full = simulate(MFCGD(q=q, gamma=step, alpha=1.0, beta=1.0, varrho=1.0), problem, rounds)[40:].mean()
-    # The mean over 110 rounds and 24 coordinates of points that spread by 0.2 and live for 5 rounds: within 0.01. The
+    """ComFedL ends at -1/2, as does MFCGD with α = 1; with a smaller α the noise of h has the variance α / (2 - α),
+    which takes the place of 1. (0.95^160 of the start is left.)"""
+    problem, step, q, rounds = Exponential(), 0.05, 4, 100
+    means = {"plugged in": comfedl(problem.clients, step, q, rounds)[40:].mean()}
+    for alpha in (1.0, 0.5, 0.05):
+        method = MFCGD(q=q, gamma=step, alpha=alpha, beta=0.1, varrho=0.1)
+        means[alpha] = simulate(method, problem, rounds, Part(scale=1.0))[40:].mean()
+    # The mean over 60 rounds and 16 coordinates of points that spread by 0.2 and live for 5 rounds: within 0.02. The
     # spread of x itself costs its variance / 2 more.
-    assert plugged_in == pytest.approx(-0.5, abs=0.05)
-    assert full == pytest.approx(-0.5, abs=0.05)
-    assert abs(tracked) < 0.05
-
-
-def test_the_bias_falls_with_alpha():
-    problem, rounds = Exponential(), 150
-    means = [simulate(MFCGD(q=4, gamma=0.05, alpha=alpha), problem, rounds)[40:].mean() for alpha in (1.0, 0.5, 0.1)]
-    for alpha, mean in zip((1.0, 0.5, 0.1), means):
-        print(alpha, mean, -alpha / (2 - alpha) / 2)
+    for name, mean in means.items():
+        alpha = 1.0 if name == "plugged in" else name
         assert mean == pytest.approx(-alpha / (2 - alpha) / 2, abs=0.05)

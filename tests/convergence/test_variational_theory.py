@@ -1,7 +1,7 @@
-"""What 002 proves, and where its methods end: bounds on the error, exact rates on rotations, zeros of composite solutions.
+"""What 002 proves, and where its methods end: error bounds, rates on rotations, zeros of composite solutions, sets.
 
-The error of z̄ is err_D(z̄) = max of ⟨V(z), z̄ - z⟩ over the ball of radius D about the start, for affine V a quadratic on a
-ball, which is maximised exactly.
+The error of z̄ is err_D(z̄) = max of ⟨V(z), z̄ - z⟩ over the ball of radius D about the start, for affine V a quadratic
+on a ball, which is maximised exactly.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import pytest
 import torch
 from fields import Field
 from games import configuration
-from mpifed import Blocks
-from mpifed.algorithms import LESGD, LIPPAX, LSGD, LocalDualExtrapolation
+from mpifed import Blocks, Minimax, Sets
+from mpifed.algorithms import LESGD, LIPPAX, LSGD, SLIPPAX, LocalDualExtrapolation
 from mpifed.comm import SerialComm
 from mpifed.noise import Gaussian
 from mpifed.problem import Operator
+from mpifed.problems import Saddle
 from mpifed.problems.trust_region import maximize_on_ball
+from mpifed.projections import Box, Simplex
 from mpifed.proximal import L1, Zero
 from mpifed.simulation import Simulation
 from mpifed.streams import generator
@@ -45,7 +47,8 @@ class Affine(Operator):
         return {"z": torch.from_numpy(self.start)}
 
     def client_data(self, k):
-        return torch.from_numpy(self.A)[None], torch.from_numpy(np.atleast_2d(self.b)[k % len(np.atleast_2d(self.b))])[None]
+        b = np.broadcast_to(self.b, (self.clients, len(self.start)))[k : k + 1].copy()
+        return torch.from_numpy(self.A)[None], torch.from_numpy(b)
 
     def operator(self, z, batch):
         return (batch[0][:, 0] @ z.unsqueeze(-1)).squeeze(-1) + batch[1][:, 0]
@@ -78,7 +81,7 @@ def output(*args, **settings):
 
 
 def random_problem(kind, L, clients, seed):
-    """‖A‖ = L, solution at a distance of about 3 from the start: a skew A, a monotone one, or a symmetric PSD one of rank 3."""
+    """‖A‖ = L, solution about 3 away from the start: a skew A, a monotone one, or a symmetric A ⪰ 0 of rank 3."""
     rng = generator(seed, kind)
     S, W = rng.standard_normal((2, DIM, DIM))
     S[:, 3:] = 0.0
@@ -88,41 +91,39 @@ def random_problem(kind, L, clients, seed):
     return Affine(A, -A @ star, start, clients)
 
 
-def smallest(*bounds):
-    """The step size: the smallest of the bounds; those with σ in the denominator drop out without noise."""
-    return min(bound for bound in bounds if bound is not None)
-
-
 def theorem_1(L, s, K, R, M, D):
     """Step size and bound of 002, Theorem 1 (LESGD), the first step bound read as 1 / ((14 K)^(1/2) L)."""
-    cube = None if s == 0 else D ** (2 / 3) / (936 ** (1 / 3) * np.e ** (2 / 3) * K ** (2 / 3) * R ** (1 / 3) * s ** (2 / 3) * L ** (1 / 3))
-    eta = smallest(1 / ((14 * K) ** 0.5 * L), None if s == 0 else D * M**0.5 / (s * (6 * K * R) ** 0.5), cube)
+    eta = smallest(1 / ((14 * K) ** 0.5 * L), 6**0.5, 936 * np.e**2, L, s, K, R, M, D)
     return eta, 12 * L * D**2 / (K**0.5 * R) + 6 * D * s / (M * K * R) ** 0.5 + 26 * tail(L, s, K, R, D)
 
 
 def theorem_2(L, s, K, R, M, D):
     """Step size and bound of 002, Theorem 2 (LESGD, affine)."""
-    cube = None if s == 0 else D ** (2 / 3) / (180 ** (1 / 3) * K ** (2 / 3) * R ** (1 / 3) * s ** (2 / 3) * L ** (1 / 3))
-    eta = smallest(1 / L, None if s == 0 else D * M**0.5 / (s * (6 * K * R) ** 0.5), cube)
+    eta = smallest(1 / L, 6**0.5, 180, L, s, K, R, M, D)
     return eta, 20 * tail(L, s, K, R, D) + 24**0.5 * D * s / (M * K * R) ** 0.5 + 2 * L * D**2 / (K * R)
 
 
 def theorem_6(L, s, K, R, M, D):
     """Step size and bound of 002, Theorem 6 (LSGD); a symmetric A ⪰ 0 with ‖A‖ = L is co-coercive with β = L."""
-    cube = None if s == 0 else D ** (2 / 3) / (2**0.5 * K ** (2 / 3) * R ** (1 / 3) * L ** (1 / 3) * s ** (2 / 3))
-    eta = smallest(1 / L, None if s == 0 else D * M**0.5 / ((K * R) ** 0.5 * s), cube)
+    eta = smallest(1 / L, 1.0, 2**1.5, L, s, K, R, M, D)
     return eta, 4 * L * D**2 / (K * R) + 4 * s * D / (M * K * R) ** 0.5 + 8 * tail(L, s, K, R, D)
 
 
+def smallest(bound, a, b, L, s, K, R, M, D):
+    """min(bound, D M^(1/2) / (a σ (K R)^(1/2)), (D² / (b K² R σ² L))^(1/3)); the last two are ∞ without noise."""
+    return min(bound, D * (M / (K * R)) ** 0.5 / (a * s), (D**2 / (b * K**2 * R * s**2 * L)) ** (1 / 3)) if s else bound
+
+
 def tail(L, s, K, R, D):
-    return D ** (4 / 3) * s ** (2 / 3) * L ** (1 / 3) / (K ** (1 / 3) * R ** (2 / 3))
+    """D^(4/3) σ^(2/3) L^(1/3) / (K^(1/3) R^(2/3))."""
+    return (D**4 * s**2 * L / (K * R**2)) ** (1 / 3)
 
 
 #: (L, σ, K, R, M, D) and whether the start exceeds the bounds: where it does not, they say little.
 CASES = [((1.0, 0.0, 4, 100, 1, 3.0), True), ((1.0, 0.02, 4, 100, 2, 3.0), True), ((0.3, 0.005, 8, 60, 8, 3.0), True),
          ((5.0, 0.1, 1, 200, 4, 1.0), False), ((1.0, 0.1, 8, 60, 8, 1.0), False)]
-THEOREMS = [(theorem_1, LESGD, "monotone"), (theorem_1, LESGD, "skew"), (theorem_2, LESGD, "monotone"), (theorem_2, LESGD, "skew"),
-            (theorem_6, LSGD, "symmetric")]
+THEOREMS = [(theorem_1, LESGD, "monotone"), (theorem_1, LESGD, "skew"), (theorem_2, LESGD, "monotone"),
+            (theorem_2, LESGD, "skew"), (theorem_6, LSGD, "symmetric")]
 
 
 @pytest.mark.parametrize("case, telling", CASES)
@@ -138,18 +139,6 @@ def test_the_bounds_of_theorems_1_2_and_6(theorem, cls, kind, case, telling):
         errors.append(problem.error(output(cls(K=K, eta=eta), problem, R, seed=seed, sigma=sigma), D))
     assert np.mean(errors) <= bound
     assert np.mean(starts) > bound or not telling
-
-
-@pytest.mark.parametrize("K", [1, 4])
-@pytest.mark.parametrize("kind", ["monotone", "skew"])
-def test_lesgd_without_noise_is_within_a_factor_of_theorem_2(kind, K):
-    """Without noise the bound is 2 L D² / (K R): err_D falls as 1 / (K R), and not much faster in any direction that turns."""
-    problem = random_problem(kind, 2.0, 2, 5)
-    for R in (8, 64):
-        eta, bound = theorem_2(2.0, 0.0, K, R, 2, 3.0)
-        error = problem.error(output(LESGD(K=K, eta=eta), problem, R), 3.0)
-        print(error/bound)
-        assert bound / 100 < error <= bound
 
 
 def test_err_is_exact_on_a_rotation():
@@ -247,3 +236,54 @@ def test_the_output_of_dual_extrapolation_approaches_the_composite_solution():
     errors = [np.linalg.norm(output(LocalDualExtrapolation(K=1, eta=0.1), problem, T) - star) for T in (200, 800)]
     assert errors[1] < 0.3 * errors[0]
     assert errors[1] < 0.05
+
+
+def test_the_metrics_of_a_game_are_those_of_the_minimax_problem():
+    """The adapter hands the halves of z to the problem by name; the modulus is 1, so 0.9^200 of the start is left."""
+    problem = Saddle(d=4, clients=3, tau=3.0, t_max=2.0, centred=False)
+    *_, simulation = simulate(LESGD(K=1, eta=0.2), problem, 200)
+    for state in (simulation.shared, simulation.output):
+        errors = [float(torch.dist(part, star)) for part, star in zip(state.z.split(4), problem.solution())]
+        metrics = simulation.evaluate(state)
+        assert [metrics["x_error"], metrics["y_error"]] == pytest.approx(errors, abs=1e-15)
+    assert simulation.evaluate(simulation.shared)["error"] < 1e-8
+
+
+@dataclass
+class Matching(Minimax):
+    """f = ‖x‖²/2 + xᵀC_k y with x in a box and y in a simplex; both bind."""
+
+    clients: int = 3
+    sets: Sets = field(default_factory=lambda: Sets(x=Box(-0.2, 0.3), y=Simplex()))
+
+    def variables(self):
+        return Blocks(x={"x": (2,)}, y={"y": (3,)})
+
+    def initial(self, rng):
+        return {"y": torch.full((3,), 1 / 3, dtype=torch.float64)}
+
+    def client_data(self, k):
+        return (torch.from_numpy(3 * generator(1, "matching", k).standard_normal((1, 2, 3))),)
+
+    def loss(self, x, y, batch):
+        return 0.5 * x["x"] @ x["x"] + x["x"] @ batch[0][0] @ y["y"]
+
+
+INNER = dict(K=3, eta=0.3, H=2, L=3.0)
+PHI_ONLY = pytest.mark.xfail(strict=True, reason="dual extrapolation follows the problem's φ and not its sets")
+
+
+@pytest.mark.parametrize("method", [
+    LSGD(K=3, eta=0.3), LESGD(K=3, eta=0.3), LESGD(K=3, eta=0.3, sync_extrapolation=False), LIPPAX(**INNER),
+    SLIPPAX(**INNER, delta=0.2), pytest.param(LocalDualExtrapolation(K=3, eta=0.3), marks=PHI_ONLY),
+])
+def test_games_stay_in_the_sets_of_the_minimax_problem(method):
+    """Points and outputs: means of points of a convex set stay in it."""
+    def infeasibility(problem):
+        states = [(step.shared.z.clone(), step.output.z.clone()) for step in simulate(method, problem, 6, sigma=1.0)]
+        z = torch.stack([point for pair in states for point in pair])
+        x, y = z[:, :2], z[:, 2:]
+        return float(torch.stack([(-0.2 - x).max(), (x - 0.3).max(), -y.min(), (y.sum(1) - 1).abs().max()]).max())
+
+    assert infeasibility(Matching(sets=Sets())) > 0.1
+    assert infeasibility(Matching()) < 1e-14  # rounding of means

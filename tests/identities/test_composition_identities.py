@@ -1,7 +1,7 @@
 """Identities of MFCGD and AdaMFCGD: labels C... and D... are those of the lists of known identities.
 
-All runs are in float64 and one process. ComFedL, the plug-in method that they are compared with, is written out below; it
-asks for the samples that the package draws, through ``fields.reference_chain``.
+All runs are in float64 and one process. ComFedL, the plug-in method that they are compared with, is written out below;
+it asks for the samples that the package draws, through ``fields.reference_chain``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ SEED, NOISE = 1, Gaussian(scale=0.3)
 GAMMA, ETA, Q = 0.06, 0.9, 3
 POWER = {"name": "power", "scale": 1.5, "offset": 2.0}
 #: (α, β, ϱ); the last follow the step size.
-MOMENTA = [(1.0, 1.0, 1.0), (0.3, 0.6, 0.45), (0.0, 0.0, 0.0), ({"name": "squared", "c": 0.4}, 0.2, POWER | {"scale": 0.5})]
+MOMENTA = [(1.0, 1.0, 1.0), (0.3, 0.6, 0.45), (0.0, 0.0, 0.0),
+           ({"name": "squared", "c": 0.4}, 0.2, POWER | {"scale": 0.5})]
 EXECUTORS = ["loop", "batched"]
 
 
@@ -49,8 +50,8 @@ def path(method, problem, *, noise=NOISE, rounds=4, **settings):
 
 
 def comfedl(problem, *, noise=NOISE, rounds=4, batch_size=2, q=Q, gamma=GAMMA, eta=lambda t: ETA):
-    """ComFedL: x ← x - γη_t J(x)ᵀ∇f(g(x)) with fresh samples at every client, averages every q steps; batch 1, but the q
-    samples of the start in the first step."""
+    """ComFedL: x ← x - γη_t J(x)ᵀ∇f(g(x)) with fresh samples at every client, averages every q steps; batch 1, but the
+    q samples of the start in the first step."""
     problem.prepare(SEED)
     inner, jacobian, outer_grad = reference_chain(problem, SEED, q, batch_size, noise)
     x0, points = problem.initial(generator(SEED, "initial"))["x"], []
@@ -193,7 +194,7 @@ class Summed(Gaussian):
 
 
 def test_with_the_identity_inside_full_weights_make_fedavg_on_the_samples_of_f():
-    """Step t > 1 of MFCGD takes ξ number 2((t - 1) mod q) + 1 of its round; the first step averages those of round 0."""
+    """Step t > 1 of MFCGD takes ξ number 2((t - 1) mod q) + 1 of its round, step 1 averages those of round 0."""
     problem, rounds, noise = Plain(), 4, Summed(scale=0.3)
     left = path(mfcgd((1.0, 0.3, 1.0)), problem, noise=noise, batch_size=0, rounds=rounds)
     x = [problem.initial(generator(SEED, "initial"))["x"]] * problem.clients

@@ -65,6 +65,7 @@ class Matrices(Minimax):
         return (self.A[k],)
 
     def gradients(self, x, y, batch):
+        x = x.expand(len(batch[0]), 8)
         gx = torch.cat([x[..., :6] - batch[0].mean(1) + y @ self.B.T, x[..., 6:]], dim=-1)
         return gx, x[..., :6] @ self.B - y
 

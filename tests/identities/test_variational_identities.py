@@ -1,7 +1,7 @@
-"""Identities of the methods for variational inequalities: labels B... and D... are those of the lists of known identities.
+"""Identities of the methods for variational inequalities; labels B... and D... are those of the lists of identities.
 
-All runs are in float64 and one process. Samples are real ones (minibatches and noise) wherever both sides ask for them at
-the same addresses, and those of plain baselines come from ``fields``; ``Timed`` noise serves where rounds differ in length.
+All runs are in float64 and one process. Samples are minibatches and noise wherever both sides ask for them at the same
+addresses, those of plain baselines come from ``fields``; ``Timed`` noise serves where rounds differ in length.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from fields import D, Field, reference_operator
 from games import DX, Game, configuration
 from identity_games import BINDING, ROUNDING, VISIBLE, Renamed, Timed, distance
-from mpifed import Blocks, Minimax, Sets
+from mpifed import Blocks
 from mpifed.algorithms import LESGD, LIPPAX, LSGD, SLIPPAX, LocalDualExtrapolation, LocalSGDA
 from mpifed.comm import SerialComm
 from mpifed.noise import Gaussian
 from mpifed.problem import Operator
 from mpifed.problems import Saddle
-from mpifed.projections import Box, Simplex
+from mpifed.projections import Box
 from mpifed.proximal import L1, Indicator, Zero
 from mpifed.simulation import Simulation
 from mpifed.streams import generator
@@ -29,17 +29,14 @@ SEED, NOISE, ETA = 1, Gaussian(scale=0.3), 0.05
 EXECUTORS = ["loop", "batched"]
 
 
-def methods(K=3, eta=ETA, H=2, delta=0.2):
+def methods(K=3, delta=0.2):
     """Every method and both readings of those that have two."""
-    inner = dict(K=K, eta=eta, H=H, L=3.0)
+    rates, inner, local = dict(K=K, eta=ETA), dict(H=2, L=3.0), dict(sync_extrapolation=False)
     return {
-        "LSGD": LSGD(K=K, eta=eta),
-        "LESGD": LESGD(K=K, eta=eta),
-        "LESGD z-only": LESGD(K=K, eta=eta, sync_extrapolation=False),
-        "LIPPAX": LIPPAX(**inner),
-        "SLIPPAX": SLIPPAX(**inner, delta=delta),
-        "LDE": LocalDualExtrapolation(K=K, eta=eta),
-        "LDE z-only": LocalDualExtrapolation(K=K, eta=eta, sync_extrapolation=False),
+        "LSGD": LSGD(**rates),
+        "LESGD": LESGD(**rates), "LESGD z-only": LESGD(**rates, **local),
+        "LIPPAX": LIPPAX(**rates, **inner), "SLIPPAX": SLIPPAX(**rates, **inner, delta=delta),
+        "LDE": LocalDualExtrapolation(**rates), "LDE z-only": LocalDualExtrapolation(**rates, **local),
     }
 
 
@@ -52,29 +49,27 @@ def simulate(method, problem, *, noise=NOISE, field="z", rounds=4, **settings):
     config = config.model_copy(update={"oracle": config.oracle.model_copy(update={"noise": noise})})
     simulation = Simulation(config, SerialComm())
     simulation.start()
-    points, outputs = [], []
-    for _ in range(rounds):
+    points, outputs = np.empty((2, rounds, getattr(simulation.shared, field).numel()))
+    for r in range(rounds):
         simulation.step()
-        points.append(getattr(simulation.shared, field).numpy().copy())
-        outputs.append(simulation.output.buffer.numpy().copy())
-    return np.array(points), np.array(outputs)
+        points[r], outputs[r] = getattr(simulation.shared, field), simulation.output.buffer[: points.shape[1]]
+    return points, outputs
 
 
 def gap(left, right):
-    """The largest difference of two results of :func:`simulate`, iterates and outputs together."""
+    """The largest difference of two results of ``simulate``, iterates and outputs together."""
     return max(distance(*pair) for pair in zip(left, right))
 
 
 def extra_sgd(operator, clients, z, steps, eta):
-    """Minibatch ExtraSGD: both points of a step come from means over all clients. Iterates and running averages of x."""
-    points, outputs, total = [], [], 0.0
+    """Minibatch ExtraSGD, both points of a step from means over all clients: iterates and running averages of x."""
+    points, extrapolated = [], []
     for t in range(1, steps + 1):
         x = z - eta * sum(operator(k, z, (t, 0)) for k in range(clients)) / clients
         z = z - eta * sum(operator(k, x, (t, 1)) for k in range(clients)) / clients
-        total = total + x
         points.append(z.numpy())
-        outputs.append((total / t).numpy())
-    return np.array(points), np.array(outputs)
+        extrapolated.append(x.numpy())
+    return np.array(points), np.cumsum(extrapolated, axis=0) / np.arange(1, steps + 1)[:, None]
 
 
 def start_of(problem):
@@ -88,8 +83,8 @@ def test_b1_one_local_step_of_lesgd_is_minibatch_extra_sgd(sync, executor):
     problem = Field(clients=4)
     left = simulate(LESGD(K=1, eta=ETA, sync_extrapolation=sync), problem, rounds=6, executor=executor)
     operator = reference_operator(problem, SEED, 1, 2, 2, NOISE)
-    distance = gap(left, extra_sgd(operator, 4, start_of(problem), 6, ETA))
-    assert distance < ROUNDING if sync else distance > VISIBLE
+    difference = gap(left, extra_sgd(operator, 4, start_of(problem), 6, ETA))
+    assert difference < ROUNDING if sync else difference > VISIBLE
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
@@ -110,34 +105,25 @@ def test_b3_one_inner_step_of_lippax_is_lesgd(sync, clients):
     """With γ = η the inner step is the extrapolation. B3b: not where x is averaged; B3c: one client has no means."""
     problem = Field(clients=clients)
     left = simulate(LIPPAX(K=3, eta=ETA, H=1, gamma=ETA), problem)
-    distance = gap(left, simulate(LESGD(K=3, eta=ETA, sync_extrapolation=sync), problem))
-    assert distance > VISIBLE if sync and clients > 1 else distance < ROUNDING
+    difference = gap(left, simulate(LESGD(K=3, eta=ETA, sync_extrapolation=sync), problem))
+    assert difference > VISIBLE if sync and clients > 1 else difference < ROUNDING
 
 
-@pytest.mark.parametrize("settings, same", [
-    (dict(delta=0.0), True), (dict(sigma=0.0), True), (dict(delta="theorem", sigma=0.0), True), (dict(sigma=9.0), False),
-])
-def test_b4_slippax_without_smoothing_is_lippax(settings, same):
+def test_b4_slippax_without_smoothing_is_lippax():
     rates = dict(K=2, eta=0.2, H=3, L=3.0)
-    distance = gap(simulate(SLIPPAX(**rates, **settings), Field()), simulate(LIPPAX(**rates), Field()))
-    assert distance == 0 if same else distance > VISIBLE
-
-
-class FromZero(Field):
-    """The field with z_0 = 0."""
-
-    def initial(self, rng):
-        return {}
+    right = simulate(LIPPAX(**rates), Field())
+    for settings in (dict(delta=0.0), dict(sigma=0.0), dict(delta="theorem", sigma=0.0)):
+        assert gap(simulate(SLIPPAX(**rates, **settings), Field()), right) == 0
+    assert gap(simulate(SLIPPAX(**rates, sigma=9.0), Field()), right) > VISIBLE
 
 
 @pytest.mark.parametrize("sync", [True, False])
-@pytest.mark.parametrize("kind", [FromZero, Field])
-def test_b5_dual_extrapolation_without_phi_is_lesgd(kind, sync):
+def test_b5_dual_extrapolation_without_phi_is_lesgd(sync):
     """With φ = 0 and h = ½‖·‖² duals are points, from any start (the list has z_0 = 0)."""
-    right = simulate(LESGD(K=3, eta=ETA, sync_extrapolation=sync), kind())
+    right = simulate(LESGD(K=3, eta=ETA, sync_extrapolation=sync), Field())
     method = LocalDualExtrapolation(K=3, eta=ETA, sync_extrapolation=sync)
-    assert gap(simulate(method, kind(), field="dual"), right) < ROUNDING
-    assert gap(simulate(method, kind(phi=L1(lam=0.4)), field="dual"), right) > VISIBLE
+    assert gap(simulate(method, Field(), field="dual"), right) < ROUNDING
+    assert gap(simulate(method, Field(phi=L1(lam=0.4)), field="dual"), right) > VISIBLE
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -208,7 +194,7 @@ class Affine(Operator):
 
 @pytest.mark.parametrize("spread", [0.0, 1.0])
 def test_d9_lippax_with_many_inner_steps_is_the_exact_proximal_point_method(spread):
-    """For one Jacobian the mean over the clients of exact proximal points is that of the mean operator, at every step."""
+    """For one Jacobian the mean of the clients' exact proximal points is that of the mean operator, at every step."""
     problem, eta, K, rounds = Affine(spread=spread), 0.2, 3, 4
     problem.prepare(SEED)
     L = float(torch.linalg.matrix_norm(problem.A, 2)) + 2 * spread
@@ -221,7 +207,7 @@ def test_d9_lippax_with_many_inner_steps_is_the_exact_proximal_point_method(spre
     for _ in range(K * rounds):
         z = torch.linalg.solve(eta * A + torch.eye(D, dtype=A.dtype), z - eta * b)
         path.append(z.numpy())
-    gaps = distance(points, np.array(path)[K - 1 :: K]), distance(outputs[-1:], np.mean(path, axis=0)[None])
+    gaps = distance(points, np.array(path)[K - 1 :: K]), distance(outputs[-1], np.mean(path, axis=0))
     assert max(gaps) < ROUNDING if spread == 0 else min(gaps) > VISIBLE
 
 
@@ -236,10 +222,9 @@ def test_d7_clients_with_one_jacobian_are_one_client_with_the_mean_operator(name
         def client_data(self, k):
             return tuple(part[None] for part in problem.mean())
 
-    settings = dict(noise=None, batch_size=0)
-    distance = gap(simulate(methods()[name], Affine(spread=spread), **settings),
-                   simulate(methods()[name], Mean(clients=1), **settings))
-    assert distance < ROUNDING if spread == 0 else distance > VISIBLE
+    problems = Affine(spread=spread), Mean(clients=1)
+    difference = gap(*(simulate(methods()[name], one, noise=None, batch_size=0) for one in problems))
+    assert difference < ROUNDING if spread == 0 else difference > VISIBLE
 
 
 @dataclass
@@ -259,61 +244,49 @@ class Rearranged(Field):
 
 def rearranged(name, order, phi, **settings):
     """Full batches, and noise that goes with the clients; no smoothing vectors, which belong to their numbers."""
-    noise = Renamed(scale=0.3, order=order)
-    return simulate(methods(delta=0.0)[name], Rearranged(order=order, phi=phi), noise=noise, batch_size=0, **settings)
+    settings |= dict(noise=Renamed(scale=0.3, order=order), batch_size=0)
+    return simulate(methods(delta=0.0)[name], Rearranged(order=order, phi=phi), **settings)
 
 
-@pytest.mark.parametrize("phi", [Zero(), L1(lam=0.4)])
-@pytest.mark.parametrize("name", NAMES)
-def test_d2_duplicated_clients(name, phi):
+#: Methods with the convex functions that they handle.
+PHIS = [(name, phi) for name in NAMES
+        for phi in [Zero(), *([L1(lam=0.4), Indicator(set=Box(-0.5, 0.4))] if name.startswith("LDE") else [])]]
+
+
+@pytest.mark.parametrize("name, phi", PHIS)
+def test_d2_d3_duplicated_and_permuted_clients(name, phi):
     left = rearranged(name, (0, 1, 2), phi)
     assert gap(left, rearranged(name, (0, 1, 2, 0, 1, 2), phi)) < ROUNDING
     assert gap(left, rearranged(name, (0, 1, 2, 0), phi)) > VISIBLE
+    weighted, other = (rearranged(name, order, phi, weights="samples") for order in [(0, 1, 2), (2, 0, 1)])
+    assert gap(weighted, other) < ROUNDING
+    assert gap(weighted, left) > VISIBLE  # the weights matter, and go along
 
 
-@pytest.mark.parametrize("phi", [Zero(), L1(lam=0.4)])
-@pytest.mark.parametrize("name", NAMES)
-def test_d3_permuted_clients(name, phi):
-    settings = dict(weights="samples")
-    left = rearranged(name, (0, 1, 2), phi, **settings)
-    assert gap(left, rearranged(name, (2, 0, 1), phi, **settings)) < ROUNDING
-    assert gap(left, rearranged(name, (0, 1, 2), phi)) > VISIBLE  # the weights matter, and must go along
-
-
-@pytest.mark.parametrize("phi", [Zero(), L1(lam=0.4), Indicator(set=Box(-0.5, 0.4))])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, phi", PHIS)
 def test_d6_the_period_is_nothing_to_one_client(name, phi):
     """Rounds of 2, 4 and 12 steps; the mirror maps of dual extrapolation count steps, not those of a round."""
-    def path(K):
+    def end(K):
         method = methods(K=K, delta=0.0)[name]
         noise = Timed(scale=0.3, q=method.calls_per_step * K)
         points, outputs = simulate(method, Field(clients=1, phi=phi), noise=noise, rounds=12 // K, batch_size=0)
         return points[-1:], outputs[-1:]
 
-    assert max(gap(path(12), path(K)) for K in (2, 4)) < ROUNDING
+    assert max(gap(end(12), end(K)) for K in (2, 4)) < ROUNDING
 
 
-@dataclass
 class SaddleField(Operator):
     """The saddle problem as an operator, z = (x, y), V_k(z) = (τx - t_k y, y + t_k x - b_k)."""
 
-    saddle: Saddle
-
-    def __post_init__(self):
-        self.clients = self.saddle.clients
-
-    def prepare(self, seed, data_dir=None):
-        self.saddle.prepare(seed)
+    def __init__(self, saddle):
+        self.saddle, self.clients = saddle, saddle.clients
+        self.prepare, self.client_data = saddle.prepare, saddle.client_data
 
     def variables(self):
         return Blocks(z={"z": (2 * self.saddle.d,)})
 
     def initial(self, rng):
-        point = self.saddle.initial(rng)
-        return {"z": torch.cat([point["x"], point["y"]])}
-
-    def client_data(self, k):
-        return self.saddle.client_data(k)
+        return {"z": torch.cat(list(self.saddle.initial(rng).values()))}
 
     def operator(self, z, batch):
         (x, y), t, b = z.chunk(2, dim=-1), batch[0][:, :1], batch[1][:, 0]
@@ -327,58 +300,3 @@ def test_the_game_of_a_minimax_problem_keeps_order_and_signs(name, executor):
     saddle = dict(d=DX, clients=3, tau=3.0, t_max=2.0, centred=False)
     left = simulate(methods()[name], Saddle(**saddle), **settings)
     assert gap(left, simulate(methods()[name], SaddleField(Saddle(**saddle)), **settings)) < ROUNDING
-
-
-def test_the_metrics_of_a_game_are_those_of_the_minimax_problem():
-    """Distances to the saddle, x and y apart: the adapter hands the halves of z to the problem by name."""
-    problem = Saddle(d=4, clients=3, tau=3.0, t_max=2.0, centred=False)
-    simulation = Simulation(configuration(LESGD(K=1, eta=0.2), problem, "unused", noise=None), SerialComm())
-    simulation.start()
-    for _ in range(200):  # the modulus is 1: less than 0.9^200 = 1e-9 is left
-        simulation.step()
-    for state in (simulation.shared, simulation.output):
-        parts = state.z.split(4)
-        errors = [float(torch.dist(part, star)) for part, star in zip(parts, problem.solution())]
-        metrics = simulation.evaluate(state)
-        assert [metrics["x_error"], metrics["y_error"]] == pytest.approx(errors, abs=1e-15)
-    assert simulation.evaluate(simulation.shared)["error"] < 1e-8
-
-
-@dataclass
-class Matching(Minimax):
-    """f_k = ‖x‖²/2 + xᵀC_k y with x in a box and y in a simplex; both bind."""
-
-    clients: int = 3
-    bounded: bool = True
-
-    def prepare(self, seed, data_dir=None):
-        self.sets = Sets(x=Box(-0.2, 0.3), y=Simplex()) if self.bounded else Sets()
-        self.C = torch.from_numpy(3 * generator(seed, "matching").standard_normal((self.clients, 2, 3)))
-
-    def variables(self):
-        return Blocks(x={"x": (2,)}, y={"y": (3,)})
-
-    def initial(self, rng):
-        return {"y": torch.full((3,), 1 / 3, dtype=torch.float64)}
-
-    def client_data(self, k):
-        return (self.C[k : k + 1],)
-
-    def loss(self, x, y, batch):
-        return 0.5 * x["x"] @ x["x"] + x["x"] @ batch[0][0] @ y["y"]
-
-
-def infeasibility(points):
-    x, y = points[..., :2], points[..., 2:]
-    return max((-0.2 - x).max(), (x - 0.3).max(), -y.min(), np.abs(y.sum(-1) - 1).max())
-
-
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="uses the problem's φ alone, not its sets"))
-    if name.startswith("LDE") else name for name in NAMES
-])
-def test_minimax_problems_stay_in_their_sets(name):
-    """Points and averages, of which means over clients stay in convex sets."""
-    method = methods(eta=0.3)[name]
-    assert max(map(infeasibility, simulate(method, Matching(bounded=False), rounds=6))) > 0.1
-    assert max(map(infeasibility, simulate(method, Matching(), rounds=6))) < ROUNDING

@@ -6,8 +6,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 from launch import launch
-from mpifed import run
+from mpifed import run, simulation
 from mpifed.__main__ import cli, main
+from mpifed.catalogue import catalogue
 from mpifed.comm import CollectiveError, SerialComm
 from mpifed.config import Config, ConfigError
 
@@ -130,7 +131,7 @@ def test_targets_and_budgets_stop_the_run(job):
 
 
 @pytest.mark.parametrize("word, shows", [
-    ("AdaFGDA", ["q", "required", "000, Algorithm 1", "message of 'round'", "2|x| + 2|y|", "mean_after"]),
+    ("AdaFGDA", ["q", "required", "000, Algorithm 1", "message of 'round'", "2|x| + 2|y|", "mean_after", "in the papers"]),
     ("LocalSGDA", ["up |x| + |y|", "partial participation: yes"]),
     ("DeepAUC", ["imbalance", "000, eq. 13"]),
     ("adam", ["varrho", "0.9"]),
@@ -140,6 +141,23 @@ def test_info(word, shows):
     output = CliRunner().invoke(cli, ["info", word]).output
     for text in shows:
         assert text in output, output
+
+
+def test_info_of_everything():
+    """Every name of the catalogue has an explanation; methods show their costs next to those of the papers."""
+    for group, members in catalogue().items():
+        for name in members:
+            done = CliRunner().invoke(cli, ["info", name])
+            assert done.exit_code == 0, (name, done.output, done.exception)
+            assert group != "methods" or "in the papers" in done.output, name
+
+
+def test_client_records_that_do_not_fit_are_refused(tmp_path, monkeypatch):
+    """A dense Jacobian of a large inner map: said before anything is allocated."""
+    monkeypatch.setattr(simulation, "CLIENT_MEMORY", 2**20)
+    table = {"algorithm": {"name": "MFCGD", "q": 2}, "problem": {"name": "LinearMAML", "d": 200}, "run": {"out": str(tmp_path)}}
+    with pytest.raises(CollectiveError, match="the client records of MFCGD need .* GiB on one rank .*jacobian 40,000"):
+        run(Config.from_table(table), SerialComm())
 
 
 def test_list_and_help():
