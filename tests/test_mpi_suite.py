@@ -10,7 +10,9 @@ FOLDER = Path(__file__).parent / "parallel"
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_parallel_suite(ranks, tmp_path):
-    code, output = launch(ranks, [FOLDER / "main.py", tmp_path, FOLDER], limit=240)
+    """Everything but the contracts, which compare a layout with one process and get by with two of them."""
+    skip = [] if ranks in (2, 3) else [f"--ignore={FOLDER / 'test_contracts.py'}"]
+    code, output = launch(ranks, [FOLDER / "main.py", tmp_path, FOLDER, *skip], limit=300)
     assert code == 0, output
     assert " passed" in output, output
 

@@ -72,10 +72,6 @@ def extra_sgd(operator, clients, z, steps, eta):
     return np.array(points), np.cumsum(extrapolated, axis=0) / np.arange(1, steps + 1)[:, None]
 
 
-def start_of(problem):
-    return problem.initial(generator(SEED, "initial"))["z"]
-
-
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("sync", [True, False])
 def test_b1_one_local_step_of_lesgd_is_minibatch_extra_sgd(sync, executor):
@@ -83,7 +79,7 @@ def test_b1_one_local_step_of_lesgd_is_minibatch_extra_sgd(sync, executor):
     problem = Field(clients=4)
     left = simulate(LESGD(K=1, eta=ETA, sync_extrapolation=sync), problem, rounds=6, executor=executor)
     operator = reference_operator(problem, SEED, 1, 2, 2, NOISE)
-    difference = gap(left, extra_sgd(operator, 4, start_of(problem), 6, ETA))
+    difference = gap(left, extra_sgd(operator, 4, problem.initial(generator(SEED, "initial"))["z"], 6, ETA))
     assert difference < ROUNDING if sync else difference > VISIBLE
 
 
@@ -95,7 +91,7 @@ def test_b2_lippax_without_inner_steps_has_the_iterates_of_lsgd(executor):
     other, shifted = simulate(LSGD(K=K, eta=ETA), problem, executor=executor)
     assert np.array_equal(points, other)  # the same operations on the same samples
     steps = K * np.arange(1, len(points) + 1)[:, None]
-    assert distance(steps * (shifted - outputs), points - start_of(problem).numpy()) < ROUNDING
+    assert distance(steps * (shifted - outputs), points - problem.initial(generator(SEED, "initial"))["z"].numpy()) < ROUNDING
     assert distance(outputs, shifted) > VISIBLE
 
 
@@ -134,7 +130,7 @@ def test_b9_lesgd_of_one_client_is_extra_sgd(K, sync):
     method = LESGD(K=K, eta=ETA, sync_extrapolation=sync)
     left = simulate(method, problem, noise=noise, rounds=12 // K, batch_size=0)
     operator = reference_operator(problem, SEED, K, 2, 0, noise)
-    right = extra_sgd(operator, 1, start_of(problem), 12, ETA)
+    right = extra_sgd(operator, 1, problem.initial(generator(SEED, "initial"))["z"], 12, ETA)
     assert gap(left, [part[K - 1 :: K] for part in right]) < ROUNDING
 
 
@@ -158,8 +154,7 @@ def test_b10_lsgd_on_a_game_is_local_sgda_with_one_rate(ball, executor):
 
     left, _ = simulate(LSGD(K=3, eta=ETA), Game(ball=ball), **settings)
     assert distance(left, local_sgda(ETA, ETA)) < ROUNDING
-    assert distance(left, local_sgda(ETA, 2 * ETA)) > VISIBLE
-    assert distance(left, local_sgda(2 * ETA, ETA)) > VISIBLE
+    assert min(distance(left, local_sgda(*rates)) for rates in [(ETA, 2 * ETA), (2 * ETA, ETA)]) > VISIBLE
 
 
 @dataclass
@@ -202,8 +197,7 @@ def test_d9_lippax_with_many_inner_steps_is_the_exact_proximal_point_method(spre
     H = int(np.ceil(np.log(1e-16) / np.log(1 - 1 / (eta * L + 1) ** 2) * 2))
     points, outputs = simulate(
         LIPPAX(K=K, eta=eta, H=H, L=L), problem, noise=None, rounds=rounds, batch_size=0, executor="batched")
-    A, b = problem.mean()
-    z, path = start_of(problem), []
+    (A, b), z, path = problem.mean(), problem.initial(generator(SEED, "initial"))["z"], []
     for _ in range(K * rounds):
         z = torch.linalg.solve(eta * A + torch.eye(D, dtype=A.dtype), z - eta * b)
         path.append(z.numpy())
