@@ -144,10 +144,9 @@ class OperatorOracle(_Oracle):
         self.calls += self._counted
         if self._game:
             x, y = z.split(self.problem.split, dim=-1)
-            gx, gy = self._game.grad(x, y, Sample(xi.batch, None))
-            value = torch.cat([gx, -gy], dim=-1)
-        else:
-            value = self.problem.operator(z, xi.batch)
+            gx, gy = self._game.grad(x, y, xi)
+            return torch.cat([gx, -gy], dim=-1)
+        value = self.problem.operator(z, xi.batch)
         return value if xi.noise is None else value + xi.noise
 
 

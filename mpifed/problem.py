@@ -141,8 +141,18 @@ class Composition(Problem):
         raise TypeError(f"{type(self).__name__} must define outer()")
 
 
+class _IndicatorOf:
+    """The indicator of the set that a projection projects onto, through its proximal map."""
+
+    def __init__(self, project):
+        self._project = project
+
+    def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
+        return self._project(v)
+
+
 class Game(Operator):
-    """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f)."""
+    """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f), φ the indicator of its sets."""
 
     def __init__(self, problem: Minimax):
         self.problem, self.clients = problem, problem.clients
@@ -151,6 +161,7 @@ class Game(Operator):
         self._blocks = problem.variables()
         self.split = (self._blocks.sizes["x"], self._blocks.sizes["y"])
         self.sets = Sets(z=self._project)
+        self.phi = _IndicatorOf(self._project)
 
     def _project(self, z: torch.Tensor) -> torch.Tensor:
         x, y = z.split(self.split, dim=-1)

@@ -1,6 +1,6 @@
-"""Noise of infinite variance, on a quadratic game whose variables are matrices: 001's methods against plain local steps.
+"""Noise of infinite variance, on a quadratic game of matrices: the methods of 001 against plain local steps.
 
-f_k = ½‖X - A_k‖² + ⟨X, C Y⟩ - ½‖Y - B_k‖² with Σ A_k = Σ B_k = 0 has its saddle at 0, the starting point is ``START`` away.
+f_k = ½‖X - A_k‖² + ⟨X, C ∘ Y⟩ - ½‖Y - B_k‖² with Σ A_k = Σ B_k = 0 has its saddle at 0, ``START`` away from the start.
 """
 
 from dataclasses import dataclass
@@ -59,7 +59,8 @@ class MatrixGame(Minimax):
 
 def distances(method, noise, seed, rounds, **game) -> np.ndarray:
     """‖(X, Y)‖ after every round."""
-    config = configuration(method, MatrixGame(**game), "unused", rounds=rounds, seed=seed, batch_size=0, executor="batched")
+    settings = dict(rounds=rounds, seed=seed, batch_size=0, executor="batched")
+    config = configuration(method, MatrixGame(**game), "unused", **settings)
     config = config.model_copy(update={"oracle": config.oracle.model_copy(update={"noise": noise})})
     simulation, found = Simulation(config, SerialComm()), []
     simulation.start()
@@ -78,10 +79,10 @@ def medians(name, noise):
 
 @pytest.mark.parametrize("name", ["normalised", "polar", "clipped"])
 def test_bounded_directions_converge_under_infinite_variance(name):
-    """A step along g + ξ, a block of 4, goes on average (3/4) E[1/‖ξ‖] η ‖g‖ in the direction of g; with ξ the noise of the
-    sample and of the variates that is some ηg / 4, and the distance falls by 1 / 40 a round, to START e^-1.5 after half
-    of the rounds and START e^-3 = 0.1 in the end. The random part leaves (2 η² / (2 N η / 4))^(1/2) = 0.14. The thresholds
-    allow for twice of both."""
+    """A step along g + ξ, a block of 4, goes on average (3/4) E[1/‖ξ‖] η ‖g‖ in the direction of g; with ξ the noise of
+    the sample and of the variates that is some ηg / 4, and the distance falls by 1 / 40 a round, to START e^-1.5 after
+    half of the rounds and START e^-3 = 0.1 in the end. The random part leaves (2 η² / (2 N η / 4))^(1/2) = 0.14. The
+    thresholds allow for nearly twice of both."""
     worst, last = medians(name, "stable")
     assert worst < 0.4 * START
     assert last < 0.2 * START
@@ -97,7 +98,7 @@ def test_plain_local_steps_do_not():
 
 
 def test_plain_local_steps_converge_under_normal_noise_of_that_scale():
-    """A squared distance of 8 · η · 2 / (2 · 4) = 0.2² is left; its norm over 60 dependent rounds stays below twice that."""
+    """A squared distance of 8 · η · 2 / (2 · 4) = 0.2² is left; twice that is not reached in 60 dependent rounds."""
     worst, last = medians("plain", "normal")
     assert worst < 0.4
     assert last < 0.4
@@ -114,8 +115,8 @@ def test_smaller_steps_come_nearer_under_infinite_variance():
     assert levels[1] < 0.7 * levels[0]
 
 
-# Speed-up: with t_k = b_k = 0 every coordinate of the saddle problem is alone, of curvature τ = 10 in x and 1 in y. The mean
-# over D coordinates of a squared normal number has the relative error (2 / D)^(1/2); five of these.
+# Speed-up: with t_k = b_k = 0 every coordinate of the saddle problem is alone, of curvature τ = 10 in x and 1 in y. The
+# mean over D coordinates of a squared normal number has the relative error (2 / D)^(1/2); five of these.
 D, SIGMA, CURVATURES = 1000, 0.1, {"x": 10.0, "y": 1.0}
 SPREAD = 5 * (2 / D) ** 0.5
 STEPS = {"x": 0.005, "y": 0.05}
@@ -154,7 +155,8 @@ def test_the_noise_of_normalised_steps_falls_with_the_number_of_clients(clients)
     the floor is 1 / N of one client's but for that factor, at most (1 + 1/p)^(1/2) = 1.05."""
     p, norm = 10, SIGMA * D**0.5
     eta = {block: step * norm for block, step in STEPS.items()}
-    method = FedNSGDAM(p=p, eta_x=eta["x"], eta_y=eta["y"], gamma_x=p * eta["x"], gamma_y=p * eta["y"], beta_x=1.0, beta_y=1.0)
+    local, server = {f"eta_{block}": eta[block] for block in "xy"}, {f"gamma_{block}": p * eta[block] for block in "xy"}
+    method = FedNSGDAM(p=p, **local, **server, beta_x=1.0, beta_y=1.0)
     found = floors(method, clients, 12)
     for block, h in CURVATURES.items():
         step = STEPS[block] / (1 + (1 - 1 / clients) / p) ** 0.5

@@ -1,7 +1,7 @@
 """What the smoothing point of FESS-GDA buys (004, Table 1: κ rounds against κ²), and its noise.
 
-f = -(a/2) x_1² + b x_1 y - (μ/2) y² + (c/2) x_2² with 2a = 2c = ℓ = 1, μ = ℓ/κ and b² = 2aμ is nonconvex in x_1 and strongly concave
-in y, with Φ = max_y f = (a/2) x_1² + (c/2) x_2²; each of two clients adds its own linear term, the terms cancel.
+f = -(a/2) x_1² + b x_1 y - (μ/2) y² + (c/2) x_2² with 2a = 2c = ℓ = 1, μ = ℓ/κ and b² = 2aμ is nonconvex in x_1 and
+strongly concave in y, with Φ = max_y f = (a/2) x_1² + (c/2) x_2²; both clients add linear terms, which cancel.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,8 @@ class Nonconvex(Minimax):
 
 def norms(method, kappa, limit):
     """‖x‖ = 2 ‖∇Φ(x)‖ at the start and after every round."""
-    config = configuration(method, Nonconvex(float(kappa)), "unused", rounds=limit, batch_size=0, noise=0, executor="batched")
+    settings = dict(rounds=limit, batch_size=0, noise=0, executor="batched")
+    config = configuration(method, Nonconvex(float(kappa)), "unused", **settings)
     simulation = Simulation(config, SerialComm())
     simulation.start()
     yield float(simulation.shared.x.norm())
@@ -67,8 +68,8 @@ def rounds_to_target(method, kappa, limit=20_000):
 
 
 def fsgda(kappa):
-    """The steps of the theory (Lin et al. 2020; 004, Theorem 3.5): η_y ∝ 1/ℓ, η_x / η_y ∝ 1/κ². A quadratic alone would bear
-    η_x / η_y ∝ 1/κ, which no theory allows for all nonconvex games."""
+    """The steps of the theory (Lin et al. 2020; 004, Theorem 3.5): η_y ∝ 1/ℓ, η_x / η_y ∝ 1/κ². This quadratic would
+    bear η_x / η_y ∝ 1/κ, which no theory allows for all nonconvex games."""
     return FSGDA(K=1, eta_xl=ETA_Y / kappa**2, eta_yl=ETA_Y)
 
 
@@ -82,8 +83,8 @@ def slope(kappas, rounds):
 
 
 def test_smoothing_saves_a_power_of_the_condition_number():
-    """x_2 falls by c η_x a round, η_x ∝ κ^-2, against β c / (c + p), β ∝ κ^-1, for z: slopes 2 and 1 up to the rounds that y
-    takes to follow at first, some κ of them. 0.2 is a fifth of what is to be told apart."""
+    """x_2 falls by c η_x a round, η_x ∝ κ^-2, against β c / (c + p), β ∝ κ^-1, for z: slopes 2 and 1 up to the rounds
+    that y takes to follow at first, some κ of them. 0.2 is a fifth of what is to be told apart."""
     plain = [rounds_to_target(fsgda(kappa), kappa) for kappa in KAPPAS[:3]]
     smoothed = [rounds_to_target(fessgda(kappa), kappa) for kappa in KAPPAS]
     assert abs(slope(KAPPAS[:3], plain) - 2) < 0.2, plain
@@ -94,7 +95,7 @@ def test_smoothing_saves_a_power_of_the_condition_number():
 @pytest.mark.parametrize("kappa", KAPPAS[1:])
 def test_the_steps_that_smoothing_allows_are_too_long_without(kappa):
     """The trace η_x a - η_y μ of the linear map in (x_1, y) is positive for η_x / η_y > 2 / κ, and x grows by
-    more than 3 % a round, 1e7 times in 600. The pull makes it η_x (a - p) - η_y μ < 0, as long as z is slower than y."""
+    more than 3 % a round, 1e7 times in 600. The pull makes it η_x (a - p) - η_y μ < 0 as long as z is slower than y."""
     too_long = [fessgda(kappa, p=0.0), fessgda(kappa, beta=1.0), FSGDA(K=1, eta_xl=0.25, eta_yl=ETA_Y)]
     for method in too_long:
         path = list(norms(method, kappa, 600))
@@ -133,8 +134,8 @@ def moments(clients, rounds, h, eta, eta_g, p, beta):
 @pytest.mark.parametrize("p, beta", [(0.0, 0.5), (20.0, 0.2)])
 def test_the_noise_falls_with_the_number_of_clients(clients, p, beta):
     problem, rounds = Saddle(d=D, clients=clients, s=0.0, t_max=0.0, start="zero"), 25
-    config = configuration(FESSGDA(**RATES, p=p, beta=beta), problem, "unused", rounds=rounds, batch_size=0, noise=SIGMA,
-                           executor="batched")
+    settings = dict(rounds=rounds, batch_size=0, noise=SIGMA, executor="batched")
+    config = configuration(FESSGDA(**RATES, p=p, beta=beta), problem, "unused", **settings)
     simulation = Simulation(config, SerialComm())
     simulation.start()
     for r in range(1, rounds + 1):

@@ -270,12 +270,11 @@ class Matching(Minimax):
 
 
 INNER = dict(K=3, eta=0.3, H=2, L=3.0)
-PHI_ONLY = pytest.mark.xfail(strict=True, reason="dual extrapolation follows the problem's φ and not its sets")
 
 
 @pytest.mark.parametrize("method", [
     LSGD(K=3, eta=0.3), LESGD(K=3, eta=0.3), LESGD(K=3, eta=0.3, sync_extrapolation=False), LIPPAX(**INNER),
-    SLIPPAX(**INNER, delta=0.2), pytest.param(LocalDualExtrapolation(K=3, eta=0.3), marks=PHI_ONLY),
+    SLIPPAX(**INNER, delta=0.2), LocalDualExtrapolation(K=3, eta=0.3),
 ])
 def test_games_stay_in_the_sets_of_the_minimax_problem(method):
     """Points and outputs: means of points of a convex set stay in it."""

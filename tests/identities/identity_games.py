@@ -114,7 +114,7 @@ class Rearranged(Game):
         self.sets = game.sets
         self.h, self.C, self.rows = ([part[k] for k in self.order] for part in (game.h, game.C, game.rows))
 
-    def draw(self, stream):
+    def draw(self, stream, size):
         sizes = np.array([len(self.rows[k]) for k in stream.clients])
         drawn = _renamed(stream, self.order).integers(sizes, self.rows_a_sample)
         data = [self.client_data(k) for k in stream.clients]

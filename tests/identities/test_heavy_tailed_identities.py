@@ -52,7 +52,8 @@ class Matrices(Minimax):
     tall: bool = True
 
     def prepare(self, seed, data_dir=None):
-        self.A = [torch.from_numpy(generator(seed, "A", client).standard_normal((1, 6))) for client in range(self.clients)]
+        shifts = [generator(seed, "A", client).standard_normal((1, 6)) for client in range(self.clients)]
+        self.A = [torch.from_numpy(shift) for shift in shifts]
         self.B = torch.from_numpy(generator(seed, "B").standard_normal((6, 4)))
 
     def variables(self):
@@ -153,7 +154,7 @@ def test_a19_needs_one_local_step(tmp_path):
 @pytest.mark.parametrize("orthogonalize", ["svd", "newton_schulz_cubic"])
 @pytest.mark.parametrize("first_round", FIRST)
 def test_a20_one_column_matrices_make_fedmuon_normalise(tmp_path, first_round, orthogonalize):
-    """The polar factor of a column or row is u / ‖u‖, of every tensor by itself; the whole block where it is one tensor.
+    """The polar factor of a column or row is u / ‖u‖, of every tensor by itself; of the block where it is one tensor.
     The cubic iteration starts 1e-7 below 1 and squares that distance."""
     muon = FedMuonDA(**RATES, first_round=first_round, orthogonalize=orthogonalize)
     tensor, block = (FedNSGDAM(**RATES, first_round=first_round, norm_over=over) for over in ("tensor", "block"))
@@ -212,8 +213,8 @@ def test_global_steps_of_eta_p_are_plain_averaging(tmp_path, base, factor):
 @pytest.mark.parametrize("method", [FedNSGDAM, FedMuonDA, FedSGDAClip])
 @pytest.mark.parametrize("first_round", FIRST)
 def test_control_variates_average_to_zero(tmp_path, first_round, method):
-    """The mean over the clients of g - g^(n) is 0 before and after every round, while no g - g^(n) is. So the mean of all
-    local momenta of a round is the global momentum that the server computes (001, below eq. 27, with 1 / (N p))."""
+    """The mean over the clients of g - g^(n) is 0 before and after every round, while no g - g^(n) is. So the mean of
+    all local momenta of a round is the global momentum that the server computes (001, below eq. 27, with 1 / (N p))."""
     Watched = watched(method)
     for r, simulation in enumerate(rounds_of(Watched(**RATES, first_round=first_round), Game(), tmp_path)):
         shared, clients = simulation.shared, simulation.clients
@@ -244,7 +245,8 @@ def test_d2_d3_duplicated_and_permuted_clients(tmp_path, cls):
     """Only means over the clients enter."""
 
     def run(*order):
-        return path(cls(**RATES), Rearranged(order=order), tmp_path, batch_size=2, noise=Renamed(scale=0.3, order=order))
+        noise = Renamed(scale=0.3, order=order)
+        return path(cls(**RATES), Rearranged(order=order), tmp_path, batch_size=2, noise=noise)
 
     left = run(0, 1, 2)
     assert distance(left, run(0, 1, 2, 0, 1, 2)) < ROUNDING
@@ -255,11 +257,12 @@ def test_d2_d3_duplicated_and_permuted_clients(tmp_path, cls):
 @pytest.mark.parametrize("factor", [4.0, 3.0])
 @pytest.mark.parametrize("first_round", FIRST)
 def test_d4_normalised_steps_do_not_see_the_scale_of_f(tmp_path, first_round, factor):
-    """Clipped ones do, where some gradients are shorter than τ, and the others for η, γ alone are not changed."""
+    """Clipped ones do, where some gradients are shorter than τ."""
 
     def gap(method):
         left = path(method, Game(), tmp_path, **SAMPLED)
-        return distance(left, path(method, Scaled(factor=factor), tmp_path, batch_size=2, noise=Gaussian(scale=0.3 * factor)))
+        settings = dict(batch_size=2, noise=Gaussian(scale=0.3 * factor))
+        return distance(left, path(method, Scaled(factor=factor), tmp_path, **settings))
 
     for norm_over in ("block", "tensor"):
         assert gap(FedNSGDAM(**RATES, first_round=first_round, norm_over=norm_over)) < ROUNDING

@@ -1,0 +1,50 @@
+"""Directions on real matrices, many clients at once, against the plain references."""
+
+import pytest
+import torch
+from mpifed.directions import Clip, Identity, Normalize, Orthogonalize
+from mpifed.streams import generator
+from reference.heavy_tailed import direction_of
+
+SHAPES = {"tall": (4, 2), "bias": (3,), "wide": (2, 5), "square": (3, 3)}
+SIZE = 8 + 3 + 10 + 9
+CASES = {
+    "normalize block": (Normalize(), dict(direction="normalize")),
+    "normalize tensor": (Normalize("tensor"), dict(direction="normalize", norm_over="tensor")),
+    "clip block": (Clip(2.0), dict(direction="clip", tau=2.0)),
+    "clip tensor": (Clip(1.5, "tensor"), dict(direction="clip", tau=1.5, norm_over="tensor")),
+    "svd": (Orthogonalize(), dict(direction="orthogonalize", svd="svd")),
+    "newton_schulz": (Orthogonalize("newton_schulz"), dict(direction="orthogonalize", svd="newton_schulz")),
+    "cubic": (Orthogonalize("newton_schulz_cubic"), dict(direction="orthogonalize", svd="newton_schulz_cubic")),
+}
+
+
+def clients() -> torch.Tensor:
+    """Four clients: two at random, one all zero, one whose square matrix has rank one."""
+    u = torch.from_numpy(generator(0, "directions").standard_normal((4, SIZE)))
+    u[2] = 0
+    u[3, -9:] = torch.outer(u[3, -9:-6], u[3, -6:-3]).reshape(-1)
+    return u
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_the_reference(name):
+    """1e-10 as for the methods, 1e-7 for Newton-Schulz."""
+    direction, options = CASES[name]
+    u = clients()
+    expected = torch.stack([direction_of(row, list(SHAPES.values()), **options) for row in u])
+    tolerance = 1e-7 if name in ("newton_schulz", "cubic") else 1e-10
+    torch.testing.assert_close(direction(u, SHAPES), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(direction(u[0], SHAPES), expected[0], rtol=tolerance, atol=tolerance)
+    assert (direction(u, SHAPES)[2] == 0).all()
+
+
+def test_polar_factors_are_orthogonal():
+    U = Orthogonalize()(clients(), SHAPES)[0]
+    tall, wide = U[:8].reshape(4, 2), U[11:21].reshape(2, 5)
+    torch.testing.assert_close(tall.T @ tall, torch.eye(2, dtype=torch.float64))
+    torch.testing.assert_close(wide @ wide.T, torch.eye(2, dtype=torch.float64))
+
+
+def test_identity():
+    assert torch.equal(Identity()(clients(), SHAPES), clients())
