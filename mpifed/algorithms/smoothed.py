@@ -85,6 +85,7 @@ class SmoothedGDA(Algorithm):
 
     source: ClassVar = "004, Algorithm 2"
     paper_cost: ClassVar = "central: no communication is counted"
+    partial_participation: ClassVar = False
     shared: ClassVar = Record(x="x", y="y", z="x")
 
     @property

@@ -29,6 +29,7 @@ class _Local(Algorithm):
     eta: float = Field(ge=0, description="step size η")
 
     family: ClassVar = "operator"
+    partial_participation: ClassVar = False
     output: ClassVar = "average"
     averages: ClassVar = {"z": "average"}
     shared: ClassVar = Record(z="z", average="z")
@@ -80,7 +81,6 @@ class LESGD(_Local):
     source: ClassVar = "002, eq. 4"
     paper_cost: ClassVar = "up 2D; down 2D; 2 phases; 2 operator values a step"
     calls_per_step: ClassVar = 2
-    partial_participation: ClassVar = False
 
     @property
     def shared(self) -> Record:
