@@ -50,7 +50,7 @@ class SerialComm:
     size = 1
     local_rank = 0
     local_size = 1
-    library = "none (one process)"
+    mpi = "none (one process)"
 
     def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
         """Replace ``array`` by its sum ("sum"), maximum ("max") or minimum ("min") over the ranks, on all ranks."""
@@ -102,7 +102,7 @@ class MpiComm(SerialComm):
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = node.rank, node.size
         node.Free()
-        self.library = MPI.Get_library_version().split("\n")[0].strip().rstrip("\0")
+        self.mpi = MPI.Get_library_version().split("\n")[0].strip().rstrip("\0")
 
     def allreduce_(self, array, op="sum"):
         operation = {"sum": self._mpi.SUM, "max": self._mpi.MAX, "min": self._mpi.MIN}[op]
@@ -192,7 +192,7 @@ def world() -> SerialComm:
     comm = MpiComm()
     if comm.size != _announced() and _announced() > 1:
         raise LaunchError(
-            f"the launcher started {_announced()} processes, but this MPI ({comm.library}) sees {comm.size}: launcher and "
+            f"the launcher started {_announced()} processes, but this MPI ({comm.mpi}) sees {comm.size}: launcher and "
             "library do not fit. Use the mpirun of the MPI that mpi4py loads, or under Slurm `srun --mpi=pmix` for Open MPI "
             "and `srun --mpi=pmi2` for MPICH"
         )

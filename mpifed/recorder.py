@@ -115,7 +115,7 @@ class Recorder:
         simulation = self.simulation
         with replacing(Path(folder) / RUN_FILE) as temporary, h5py.File(temporary, "w") as file:
             file.attrs["config"] = json.dumps(simulation.config.table())
-            file.attrs["versions"] = json.dumps(_versions() | {"mpi": self.comm.library})
+            file.attrs["versions"] = json.dumps(_versions() | {"mpi": self.comm.mpi})
             file.attrs["layout"] = json.dumps({"ranks": self.comm.size, "device": str(simulation.device)})
             file.attrs["stopped"] = stopped
             for name, column in zip(COSTS, self.costs.T):

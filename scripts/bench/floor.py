@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """Wall time of a round against its floor: python scripts/bench/floor.py [--ranks 1 2 4] [--workloads ...] [--json FILE]
 
-The floor is what no simulator can save: the gradient evaluations of the round in bare torch (the same loss and network,
-the same number of evaluations and minibatch gathers, parameters and gradients as views of flat vectors, rows drawn
-beforehand, no update arithmetic) and one raw ``MPI_Allreduce`` of the message's bytes.
+The floor is what no simulator can save: the round's gradient evaluations in bare torch (the same loss and network, the same
+number of evaluations and minibatch gathers, parameters and gradients as views of flat vectors; rows drawn beforehand, no
+update arithmetic) and one raw ``MPI_Allreduce`` of the message's bytes. One job runs both, in short blocks by turns.
 
-Package and floor run in the same processes, in short blocks by turns, and the ratio is the *median of the ratios of
-neighbouring blocks*. Other work on the machine slows neighbours alike, so it leaves their ratio alone, and the median
-drops the pairs of which one block only was hit. (A minimum of the ratios would choose the pairs whose floor was hit. The
-ratio of the two fastest blocks, which trusts the quietest moment of each side, stands beside it as ``fastest``.)
+``ratio`` is the median of the ratios of neighbouring blocks. Other work on the machine slows neighbours alike, which leaves
+their ratio alone, and the median drops the pairs of which one block was hit. The minimum of the ratios would choose the pairs
+whose floor was hit. ``fastest`` is the ratio of the two fastest blocks, which trusts the quietest moment of each side.
+Waiting for slower ranks counts as communication (``in comm``).
 
-``--executors`` compares the executors instead: one rank, 8 clients, blocks of ``loop`` and ``batched`` by turns.
+``--executors`` compares the executors instead: one rank with 8 clients, blocks of ``loop`` and ``batched`` by turns.
 """
 
 from __future__ import annotations
@@ -30,25 +30,29 @@ METHODS = {
     "AdaFGDA": dict(gamma=0.02, lam=0.02, alpha=0.5, beta=0.5, matrix={"name": "adam", "rho": 0.1}),
     "LocalSGDA": dict(eta_x=0.01, eta_y=0.01),
 }
-#: Problem, rounds, and rounds a block. The saddle's data is one row a client, so its sample is the full batch; off the
-#: centre its solution is not 0, which the iterates would approach through denormal numbers.
+#: Problem, rounds, and rounds of a block. A client of the saddle problem has one row of data, so its sample is all of it;
+#: uncentred, because iterates that tend to 0 would end in denormal numbers, which are slow.
 WORKLOADS = {
     "saddle": (dict(name="Saddle", d=1000, centred=False), 2000, 20),
     "digits-mlp": (dict(name="DeepAUC", dataset="digits", model="mlp"), 300, 2),
     "mnist-lenet": (dict(name="DeepAUC", dataset="mnist", model="lenet5"), 40, 1),
 }
-#: Clients on the one rank of the comparison of executors.
+#: Clients on the one rank on which executors are compared.
 CLIENTS = 8
-ENVIRONMENT = {
+LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_")
+SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1",
+    "OMPI_MCA_btl": "^ofi",  # the scan for fabrics takes a second a launch
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks may outnumber cores
+    "OMP_NUM_THREADS": "1",
 }
+#: Begins a line of a job's output that holds a row.
 MARK = "floor-row "
 
 
 class Floor:
-    """One round of bare torch and MPI for the clients of a rank."""
+    """A round of bare torch and MPI for the clients of this rank."""
 
     def __init__(self, simulation, batch_size: int):
         import torch
@@ -57,17 +61,19 @@ class Floor:
         self.problem, algorithm = simulation.problem, simulation.algorithm
         self.samples, self.points = algorithm.local_steps, algorithm.calls_per_step
         self.clients = [
-            tuple(tensor.to(simulation.dtype) for tensor in self.problem.client_data(client))
+            tuple(tensor.to(simulation.dtype) for tensor in self.problem.client_data(int(client)))
             for client in simulation.placement.of(simulation.comm.rank)
         ]
         self.calls_per_round = self.samples * self.points * len(self.clients)
-        self.rows = [torch.randint(len(data[0]), (self.samples, batch_size or 1)) for data in self.clients]
-        flat = [getattr(simulation.shared, block).detach().clone() for block in "xy"]
-        self.evaluate = self._by_hand(*flat) if self.problem.gradients else self._by_autograd(*flat)
-        self.buffer = torch.zeros(simulation._stages[0].mean.buffer.numel() + 1, dtype=simulation.dtype).numpy()
+        self.rows = [torch.randint(len(data[0]), (self.samples, batch_size)) for data in self.clients]
+        x, y = (getattr(simulation.shared, block).clone() for block in "xy")
+        self.evaluate = self._by_hand(x, y) if self.problem.gradients else self._by_autograd(x, y)
+        message = algorithm.phases[0].message.layout(self.problem.variables())
+        self.buffer = torch.zeros(message.size + 1, dtype=simulation.dtype).numpy()  # and the control value
         self.reduce = lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, self.buffer)
 
     def _by_hand(self, x, y):
+        """The saddle problem's two formulas."""
         tau = self.problem.tau
 
         def evaluate(batch):
@@ -77,20 +83,17 @@ class Floor:
         return evaluate
 
     def _by_autograd(self, x, y):
-        """Leaves that are views of one flat vector a block, with gradients that are views of another."""
+        """Leaves that are views of one flat vector a block, whose gradients are views of another."""
         import torch
 
-        grads = torch.zeros_like(torch.cat((x, y)))
-        named = []
-        for block, flat, grad in zip("xy", (x, y), grads.split((len(x), len(y)))):
-            blocks = self.problem.variables()
-            leaves = {name: view.detach().requires_grad_() for name, view in blocks.unflatten(block, flat).items()}
-            for leaf, view in zip(leaves.values(), blocks.unflatten(block, grad).values()):
+        gradient, blocks, named = torch.zeros(len(x) + len(y)), self.problem.variables(), []
+        for block, flat, part in zip("xy", (x, y), gradient.split((len(x), len(y)))):
+            named.append({name: view.detach().requires_grad_() for name, view in blocks.unflatten(block, flat).items()})
+            for leaf, view in zip(named[-1].values(), blocks.unflatten(block, part).values()):
                 leaf.grad = view
-            named.append(leaves)
 
         def evaluate(batch):
-            grads.zero_()
+            gradient.zero_()
             self.problem.loss(*named, batch).backward()
 
         return evaluate
@@ -98,14 +101,17 @@ class Floor:
     def round(self) -> None:
         for data, rows in zip(self.clients, self.rows):
             for chosen in rows:
-                batch = tuple(column.index_select(0, chosen) for column in data) if len(data[0]) > 1 else (data[0][0], data[1][0])
+                if len(chosen):
+                    batch = tuple([column.index_select(0, chosen) for column in data])
+                else:
+                    batch = tuple([column[0] for column in data])
                 for _ in range(self.points):
                     self.evaluate(batch)
         self.reduce()
 
 
 def simulate(workload: str, method: str, clients: int, executor: str, options):
-    """A simulation past its first round, which is not like the others, and the size of its minibatches."""
+    """A simulation past its first round, which differs from the others, and the size of its minibatches."""
     from mpifed.comm import world
     from mpifed.config import Config
     from mpifed.simulation import Simulation
@@ -139,7 +145,7 @@ def paired(first, second, rounds: int, length: int, barrier) -> tuple[list[float
 
 
 def summary(first: list[float], second: list[float], names: tuple[str, str]) -> dict:
-    """Milliseconds a round of both sides and their ratio (quartiles, and that of the fastest blocks)."""
+    """Milliseconds a round of both sides (medians) and their ratio."""
     low, middle, high = statistics.quantiles([a / b for a, b in zip(first, second)], n=4)
     return {
         f"{names[0]}_ms": 1e3 * statistics.median(first), f"{names[1]}_ms": 1e3 * statistics.median(second),
@@ -148,15 +154,13 @@ def summary(first: list[float], second: list[float], names: tuple[str, str]) -> 
 
 
 def against_floor(workload: str, method: str, options) -> dict:
-    """One row: the package with the loop executor against the floor, on all ranks."""
+    """A row: the package with the loop executor against the floor, on all ranks."""
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
+    world, (_, rounds, block) = MPI.COMM_WORLD, WORKLOADS[workload]
     simulation, batch_size = simulate(workload, method, options.clients * world.size, "loop", options)
-    floor, costs = Floor(simulation, batch_size), simulation.costs
+    floor, costs, before = Floor(simulation, batch_size), simulation.costs, simulation.round
     calls, seconds, communication = costs.oracle_calls, costs.seconds, costs.communication_seconds
-    before = simulation.round
-    _, rounds, block = WORKLOADS[workload]
     package, bare = paired(simulation.step, floor.round, options.rounds or rounds, block, world.Barrier)
     made, due = costs.oracle_calls - calls, floor.calls_per_round * (simulation.round - before)
     if made != due:
@@ -168,7 +172,7 @@ def against_floor(workload: str, method: str, options) -> dict:
 
 
 def executors(workload: str, method: str, options) -> dict:
-    """One row: ``loop`` against ``batched`` with all clients on one rank."""
+    """A row: ``loop`` against ``batched`` with all clients on one rank."""
     from mpi4py import MPI
 
     loop, batched = (simulate(workload, method, CLIENTS, name, options)[0] for name in ("loop", "batched"))
@@ -190,7 +194,7 @@ def work(options) -> None:
             try:
                 row |= measure(workload, method, options)
             except DataError as error:
-                row["skipped"] = str(error)
+                row["skipped"] = str(error).splitlines()[0]
             if MPI.COMM_WORLD.rank == 0:
                 print(MARK + json.dumps(row), flush=True)
 
@@ -201,11 +205,10 @@ def launch(ranks: int, arguments: list[str]) -> list[dict]:
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
     if mpirun is None:
         sys.exit("no mpirun beside the interpreter or on the path: install an MPI")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))}
-    root = str(Path(__file__).resolve().parents[2])
-    environment |= ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), root]))}
-    command = [mpirun, "-n", str(ranks), sys.executable, __file__, *arguments, "--worker"]
-    rows = []
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)} | SETTINGS
+    checkout = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), checkout]))
+    command, rows = [mpirun, "-n", str(ranks), sys.executable, __file__, *arguments, "--worker"], []
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as job:
         for line in job.stdout:
             if line.startswith(MARK):
@@ -222,11 +225,11 @@ def show(row: dict) -> str:
     """A line of the table."""
     head = f"{row['workload']:<12} {row['method']:<10} {row['ranks']:>5}"
     if "skipped" in row:
-        return f"{head}   skipped: {row['skipped'].splitlines()[0]}"
-    times = [value for key, value in row.items() if key.endswith("_ms")]
+        return f"{head}   skipped: {row['skipped']}"
+    first, second = (value for key, value in row.items() if key.endswith("_ms"))
     low, high = row["ratio_quartiles"]
-    share = f"{row['communication_share']:>7.1%}" if "communication_share" in row else ""
-    return f"{head} {times[0]:>11.3f} {times[1]:>11.3f} {row['ratio']:>7.3f}  {low:.3f}-{high:.3f} {row['fastest']:>8.3f} {share}"
+    share = f"{row['communication_share']:>8.1%}" if "communication_share" in row else ""
+    return f"{head} {first:>11.3f} {second:>11.3f} {row['ratio']:>7.3f}  {low:.3f}-{high:.3f} {row['fastest']:>8.3f}{share}"
 
 
 def parse() -> argparse.Namespace:
@@ -239,7 +242,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32, help="rows of a minibatch")
     parser.add_argument("--q", type=int, default=12, help="local steps a round")
     parser.add_argument("--executors", action="store_true", help=f"loop against batched: {CLIENTS} clients on one rank")
-    parser.add_argument("--json", type=Path, help="file for the rows and the settings")
+    parser.add_argument("--json", type=Path, help="file for the rows, the settings and the machine")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -249,8 +252,8 @@ def main() -> None:
     if options.worker:
         return work(options)
     sides = ("loop ms", "batched ms") if options.executors else ("package ms", "floor ms")
-    print(f"{'workload':<12} {'method':<10} ranks {sides[0]:>11} {sides[1]:>11} {'ratio':>7}  quartiles   {'fastest':>8} "
-          f"{'' if options.executors else 'in comm'}")
+    print(f"{'workload':<12} {'method':<10} {'ranks':>5} {sides[0]:>11} {sides[1]:>11} {'ratio':>7}  {'quartiles':<11} "
+          f"{'fastest':>8}{'' if options.executors else ' in comm'}")
     rows = []
     for ranks in [1] if options.executors else options.ranks:
         rows += launch(ranks, sys.argv[1:])
