@@ -229,7 +229,8 @@ def show(row: dict) -> str:
     first, second = (value for key, value in row.items() if key.endswith("_ms"))
     low, high = row["ratio_quartiles"]
     share = f"{row['communication_share']:>8.1%}" if "communication_share" in row else ""
-    return f"{head} {first:>11.3f} {second:>11.3f} {row['ratio']:>7.3f}  {low:.3f}-{high:.3f} {row['fastest']:>8.3f}{share}"
+    ratio = f"{row['ratio']:>7.3f}  {low:.3f}-{high:.3f} {row['fastest']:>8.3f}"
+    return f"{head} {first:>11.3f} {second:>11.3f} {ratio}{share}"
 
 
 def parse() -> argparse.Namespace:
