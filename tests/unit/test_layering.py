@@ -13,7 +13,7 @@ LAYERS = [
     {"options", "files", "records", "streams", "comm"},
     {"schedules", "adaptive", "projections", "noise", "placement", "directions"},
     {"proximal"},
-    {"algorithm", "problem", "reduction"},
+    {"algorithm", "problem", "reduction", "sections"},
     {"data", "models", "sampling"},
     {"oracle"},
     {"algorithms", "problems"},
