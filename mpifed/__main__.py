@@ -1,13 +1,15 @@
 """The command line: ``mpifed`` or ``python -m mpifed``, alone or under mpirun / srun.
 
 Exit codes: 0 done; 2 the job cannot run as written (settings, data, folders); 3 non-finite values; 71 the launcher and the
-MPI library do not fit; 1 a rank failed and took the others with it.
+MPI library do not fit; 75 the watchdog found no progress; 85 stopped by a signal after a checkpoint, to be started again;
+130 ended by a second Ctrl-C; 1 a rank failed and took the others with it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import warnings
 
@@ -15,6 +17,9 @@ import click
 
 from mpifed import __version__
 from mpifed.comm import EXIT_LAUNCH, CollectiveError, LaunchError, agree, world
+from mpifed.commands import bench, scale
+from mpifed.signals import EXIT_RESUME, held
+from mpifed.slurm import launch
 
 __all__ = ["main"]
 
@@ -33,6 +38,7 @@ def cli():
     mpifed resume runs/a                                 after a stop, on any number of ranks
     mpifed report runs/a runs/b                          curves and a table
     mpifed list; mpifed info AdaFGDA                     what there is, and what it takes
+    mpirun -n 2 mpifed bench comm JOB; mpifed scale      a round of JOB on up to 4,096 ranks, predicted
     """
 
 
@@ -40,11 +46,17 @@ def cli():
 @click.argument("file", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--data-dir", help="Folder of the data files (else $MPIFED_DATA, else ../shared/data).")
-def run(file, overrides, data_dir):
+@click.option("--resume", "resume_", type=click.Choice(["auto", "never", "must"]), default="auto", show_default=True,
+              help="Continue from a checkpoint of this job in run.out: where there is one, never, or only so.")
+@held()
+def run(file, overrides, data_dir, resume_):
     """Run the job FILE (TOML), with settings changed by KEY=VALUE.
 
     Keys are dotted: rounds=50, algorithm.name=FGDA, problem.partition.alpha=0.3, run.reduction=exact. Everything is checked
     before any work starts. Results go to the folder run.out: run.h5, checkpoints, curves.png, table.txt.
+
+    SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and exit code 85; the
+    same command then continues. A second Ctrl-C ends it at once.
     """
     from mpifed.config import Config, ConfigError
     from mpifed.run import run as run_job
@@ -57,12 +69,13 @@ def run(file, overrides, data_dir):
     except ConfigError as fault:
         error = str(fault)
     agree(comm, error)
-    _carry_out(comm, lambda: run_job(config, comm))
+    _carry_out(comm, lambda: run_job(config, comm, resume_))
 
 
 @cli.command()
 @click.argument("folder", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@held()
 def resume(folder, overrides):
     """Continue the run in FOLDER from its newest sound checkpoint, on any number of ranks.
 
@@ -72,6 +85,38 @@ def resume(folder, overrides):
 
     comm = world()
     _carry_out(comm, lambda: resume_job(folder, overrides, comm))
+
+
+@cli.command()
+@click.argument("file", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--list", "only_list", is_flag=True, help="Print the names of the runs and end.")
+@click.option("--part", default="0/1", show_default=True, metavar="I/N", help="Every N-th run from the I-th (from 0), for an array of N jobs.")
+def sweep(file, overrides, only_list, part):
+    """Carry out all runs of the job FILE's [sweep], one after another, each in a folder of run.out.
+
+    Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on the folder picks
+    the best setting of every method.
+    """
+    from mpifed.config import ConfigError
+    from mpifed.sweep import sweep as sweep_runs
+    from mpifed.sweep import taken, variants
+
+    comm = world()
+    runs, error = None, None
+    try:
+        runs = taken(variants(file, list(overrides)), part)
+    except ConfigError as fault:
+        error = str(fault)
+    agree(comm, error)
+    if only_list:
+        click.echo("\n".join(run.name for run in runs)) if comm.rank == 0 else None
+        return
+    outcome = sweep_runs(runs, comm)
+    if outcome.unfinished:
+        _end(EXIT_RESUME)
+    if comm.rank == 0:
+        click.echo(f"{outcome.done} runs done, {outcome.before} of them before, {outcome.diverged} ended in non-finite values")
 
 
 @cli.command("list")
@@ -85,11 +130,21 @@ def list_(as_json):
 
 @cli.command()
 @click.argument("name")
-def info(name):
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--out", type=click.Path(), help="For a job: the figure's file (else JOB.clients.png beside it).")
+def info(name, overrides, out):
     """Explain NAME: settings with role and default, records, phases, cost per round, source, readings.
 
-    NAME is anything that `mpifed list` shows, or your own ./file.py:Class.
+    NAME is anything that `mpifed list` shows, or your own ./file.py:Class. For a job file, with settings changed by
+    KEY=VALUE, show who holds what: the samples of every class on every client, as a table and a figure.
     """
+    if name.endswith(".toml"):
+        from mpifed.holdings import show
+
+        click.echo(show(name, overrides, out))
+        return
+    if overrides or out:
+        raise click.UsageError(f"KEY=VALUE and --out are for job files (.toml), not for {name}")
     from mpifed.catalogue import print_info
 
     print_info(name)
@@ -128,6 +183,8 @@ def _carry_out(comm, job) -> None:
         result = job()
     except SystemExit as error:  # one rank must not leave while the others wait for it
         raise RuntimeError(f"sys.exit({error.code}) was called in the middle of a run") from error
+    if result.unfinished:
+        _end(EXIT_RESUME)
     if comm.rank == 0:
         from mpifed.report import report as write_report
 
@@ -135,12 +192,27 @@ def _carry_out(comm, job) -> None:
             click.echo(path)
 
 
+for _command in (bench, launch, scale):
+    cli.add_command(_command)
+
+
 def _fail(message: str, code: int):
-    """End with ``code``; only the first rank speaks."""
+    """End with ``code``; only the first rank speaks, but for processes that cannot see each other."""
     rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
-    if rank == "0":
+    if rank == "0" or code == EXIT_LAUNCH:
         sys.stdout.flush()
         click.echo(f"mpifed: {message}", err=True)
+    _end(code)
+
+
+def _end(code: int):
+    """Leave with a code that all ranks have agreed on.
+
+    The first rank to leave makes the launcher (srun --kill-on-bad-exit, mpirun) send SIGTERM to the others. Those are on
+    their way out, and their code is the job's too.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 

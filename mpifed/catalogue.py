@@ -17,7 +17,7 @@ from mpifed.adaptive import MATRICES
 from mpifed.algorithm import Algorithm
 from mpifed.algorithms import ALGORITHMS
 from mpifed.config import describe, find
-from mpifed.data import DATASETS
+from mpifed.data import DATASETS, TEXTS
 from mpifed.data.partition import PARTITIONS
 from mpifed.models import MODELS
 from mpifed.noise import NOISES
@@ -30,7 +30,7 @@ from mpifed.schedules import SCHEDULES
 __all__ = ["catalogue", "print_catalogue", "print_info", "example"]
 
 GROUPS = {
-    "methods": ALGORITHMS, "problems": PROBLEMS, "datasets": DATASETS, "models": MODELS, "partitions": PARTITIONS,
+    "methods": ALGORITHMS, "problems": PROBLEMS, "datasets": DATASETS, "texts": TEXTS, "models": MODELS, "partitions": PARTITIONS,
     "matrices": MATRICES, "schedules": SCHEDULES, "noises": NOISES, "sets": SETS,
 }
 
@@ -122,12 +122,16 @@ def _print_thing(console: Console, name: str, group: str, thing) -> None:
         console.print(Markdown("---\n" + (inspect.getdoc(sys.modules[thing.__module__]) or "")))
 
 
-def _print_settings(console: Console, cls: type) -> None:
+def _print_settings(console: Console, cls) -> None:
+    """Settings of a class with their defaults, or the values that an object (a reader of a data set) has."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for column in ("setting", "default", "role"):
+    made = not isinstance(cls, type)
+    for column in ("setting", "value" if made else "default", "" if made else "role"):
         table.add_column(column, overflow="fold")
     for field in dataclasses.fields(cls):
-        if field.init:
+        if made:
+            table.add_row(field.name, str(getattr(cls, field.name)))
+        elif field.init:
             default = _default(field)
             shown = "required" if default is dataclasses.MISSING else str(describe(default))
             role = field.default.description if isinstance(field.default, FieldInfo) else ""

@@ -1,7 +1,7 @@
 """The communicators: one process, or MPI. The only module that imports mpi4py.
 
 Everything here moves buffers: contiguous NumPy arrays of a known dtype, in place, never pickled objects. The arrays are
-host memory; :mod:`mpifed.reduction` stages device tensors.
+host memory; :mod:`mpifed.transport` sees to GPUs.
 
 A launcher and an MPI library that do not fit start N processes that each believe to be alone, with exit code 0;
 :func:`world` compares the size with what the launcher has announced and refuses to go on.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 
 import numpy as np
@@ -21,6 +22,8 @@ __all__ = ["SerialComm", "MpiComm", "world", "agree", "share", "CollectiveError"
 EXIT_LAUNCH = 71
 #: Elements in one call: MPI counts are 32-bit, and some libraries compute byte displacements in 32 bits.
 MAX_COUNT = 2**28
+#: Bytes of a text for the witnesses.
+WITNESS_BYTES = 256
 
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
 _LAUNCHER_MARKS = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MV2_COMM_", "MPI_LOCALRANKID", "PALS_", "FLUX_", "ALPS_")
@@ -36,6 +39,8 @@ class CollectiveError(RuntimeError):
 
 def _checked(array: np.ndarray) -> np.ndarray:
     """``array`` as one flat run of memory; a strided or transposed view would be reduced in memory order."""
+    if not isinstance(array, np.ndarray):
+        return array.view(-1)  # a tensor in GPU memory for a CUDA-aware MPI; view refuses what is not flat
     if array.dtype not in (np.float32, np.float64, np.int64, np.uint8):
         raise TypeError(f"cannot communicate dtype {array.dtype}: use float32, float64, int64 or uint8")
     if not array.flags.c_contiguous:
@@ -50,7 +55,11 @@ class SerialComm:
     size = 1
     local_rank = 0
     local_size = 1
+    #: The first rank on this rank's node.
+    node = 0
     mpi = "none (one process)"
+    #: The collective that this rank is in, "" outside; read by the watchdog's thread.
+    calling = ""
 
     def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
         """Replace ``array`` by its sum ("sum"), maximum ("max") or minimum ("min") over the ranks, on all ranks."""
@@ -79,6 +88,14 @@ class SerialComm:
     def barrier(self) -> None:
         """Wait for all ranks."""
 
+    def witness(self, text: str, seconds: float) -> dict[int, str] | None:
+        """Tell ranks 0 and 1 a text, from any thread and without waiting for them.
+
+        Returns:
+            On ranks 0 and 1 the texts by rank that arrived within ``seconds``, their own among them; elsewhere ``None``.
+        """
+        return {0: text}
+
     def abort(self, code: int) -> None:
         """End all ranks at once with exit code ``code``."""
         sys.stdout.flush()
@@ -98,37 +115,71 @@ class MpiComm(SerialComm):
 
         self._mpi = MPI
         self._comm = (mpi or MPI.COMM_WORLD).Dup()
+        self._witnesses = self._comm.Dup()
         self.rank, self.size = self._comm.rank, self._comm.size
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = node.rank, node.size
+        leader = np.array([self.rank])
+        node.Bcast(leader)
+        self.node = int(leader[0])
         node.Free()
         self.mpi = MPI.Get_library_version().split("\n")[0].strip().rstrip("\0")
 
     def allreduce_(self, array, op="sum"):
         operation = {"sum": self._mpi.SUM, "max": self._mpi.MAX, "min": self._mpi.MIN}[op]
+        self.calling = "Allreduce"
         for piece in _pieces(array):
             self._comm.Allreduce(self._mpi.IN_PLACE, piece, operation)
+        self.calling = ""
 
     def bcast_(self, array, root=0):
+        self.calling = "Bcast"
         for piece in _pieces(array):
             self._comm.Bcast(piece, root)
+        self.calling = ""
 
     def alltoallv(self, send, counts, receive, from_counts):
+        self.calling = "Alltoallv"
         self._comm.Alltoallv([_checked(send), counts], [_checked(receive), from_counts])
+        self.calling = ""
 
     def allgatherv(self, send, receive, counts):
+        self.calling = "Allgatherv"
         self._comm.Allgatherv(_checked(send), [_checked(receive), counts])
+        self.calling = ""
 
     def send(self, array, to):
+        self.calling = f"Send to rank {to}"
         for piece in _pieces(array):
             self._comm.Send(piece, to)
+        self.calling = ""
 
     def receive(self, array, source):
+        self.calling = f"Recv from rank {source}"
         for piece in _pieces(array):
             self._comm.Recv(piece, source)
+        self.calling = ""
 
     def barrier(self):
+        self.calling = "Barrier"
         self._comm.Barrier()
+        self.calling = ""
+
+    def witness(self, text, seconds):
+        letter = np.frombuffer(text.encode()[:WITNESS_BYTES].ljust(WITNESS_BYTES), dtype=np.uint8)
+        self._letters = [letter, *(self._witnesses.Isend(letter, to) for to in (0, 1) if to < self.size and to != self.rank)]
+        if self.rank > 1:
+            return None
+        texts, end = {self.rank: text}, time.monotonic() + seconds
+        while time.monotonic() < end and len(texts) < self.size:
+            status = self._mpi.Status()
+            if self._witnesses.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status):
+                arrived = np.empty(WITNESS_BYTES, dtype=np.uint8)
+                self._witnesses.Recv(arrived, status.Get_source())
+                texts[status.Get_source()] = arrived.tobytes().decode(errors="replace").rstrip()
+            else:
+                time.sleep(0.01)
+        return texts
 
     def abort(self, code):
         sys.stdout.flush()
@@ -163,9 +214,9 @@ def agree(comm: SerialComm, error: str | None) -> None:
 
 def _pieces(array: np.ndarray):
     flat = _checked(array)
-    if flat.size <= MAX_COUNT:
+    if len(flat) <= MAX_COUNT:
         return (flat,)
-    return (flat[start : start + MAX_COUNT] for start in range(0, flat.size, MAX_COUNT))
+    return (flat[start : start + MAX_COUNT] for start in range(0, len(flat), MAX_COUNT))
 
 
 def _announced() -> int:
@@ -186,15 +237,17 @@ def world() -> SerialComm:
     Raises:
         LaunchError: the launcher started more processes than MPI can see.
     """
-    launched = any(name.startswith(_LAUNCHER_MARKS) for name in os.environ) or _announced() > 1
+    announced = _announced()
+    launched = any(name.startswith(_LAUNCHER_MARKS) for name in os.environ) or announced > 1
     if not launched:
         return SerialComm()
     comm = MpiComm()
-    if comm.size != _announced() and _announced() > 1:
+    if comm.size != announced and announced > 1:
+        library = " ".join(comm.mpi.split(",")[0].split())
         raise LaunchError(
-            f"the launcher started {_announced()} processes, but this MPI ({comm.mpi}) sees {comm.size}: launcher and "
-            "library do not fit. Use the mpirun of the MPI that mpi4py loads, or under Slurm `srun --mpi=pmix` for Open MPI "
-            "and `srun --mpi=pmi2` for MPICH"
+            f"the launcher started {announced} processes, but this MPI ({library}) sees {comm.size}: launcher and library do not "
+            "fit, and each process would run the whole job alone. Use the mpirun of this MPI, or under Slurm `srun --mpi="
+            f"{'pmix' if library.startswith('Open MPI') else 'pmi2'}`; a script of `mpifed launch` finds out by itself"
         )
     if comm.size > 1:
         sys.excepthook = lambda *error: _abort_on(comm, *error)

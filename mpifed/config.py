@@ -25,14 +25,14 @@ from mpifed.options import build, explain, near_miss
 from mpifed.problem import Problem
 from mpifed.problems import PROBLEMS
 from mpifed.proximal import Zero
-from mpifed.sections import SECTIONS, Oracle, Participation, Run, Stop
+from mpifed.sections import SECTIONS, Clock, Oracle, Participation, Run, Stop
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["Config", "ConfigError", "find", "describe", "override"]
+__all__ = ["Config", "ConfigError", "find", "describe", "override", "read_table"]
 
 
 class ConfigError(ValueError):
@@ -54,6 +54,7 @@ class Config(BaseModel):
     participation: Participation = Participation()
     stop: Stop = Stop()
     run: Run = Run()
+    clock: Clock | None = None
     sources: dict[str, str] = Field(default_factory=dict, exclude=True)
 
     @model_validator(mode="after")
@@ -92,12 +93,7 @@ class Config(BaseModel):
         Raises:
             ConfigError: the file cannot be read, or something in it is wrong.
         """
-        try:
-            table = tomllib.loads(Path(path).read_text())
-        except OSError as error:
-            raise ConfigError(f"cannot read the job file {path}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from None
+        table = read_table(path)
         for text in overrides:
             override(table, text)
         return cls.from_table(table)
@@ -109,6 +105,8 @@ class Config(BaseModel):
         Raises:
             ConfigError: something in it is wrong.
         """
+        if "sweep" in table:
+            raise ConfigError("the job file has a [sweep], which makes many runs: start it with `mpifed sweep`")
         table, sources = dict(table), {}
         for section, group in (("algorithm", ALGORITHMS), ("problem", PROBLEMS)):
             settings = table.get(section)
@@ -137,7 +135,23 @@ class Config(BaseModel):
         table["oracle"] = {"batch_size": self.oracle.batch_size, "noise": describe(self.oracle.noise)}
         table["output"] = self.output_rule
         table["stop"] = {key: value for key, value in table["stop"].items() if value is not None}
+        if self.clock is None:
+            del table["clock"]
         return table
+
+
+def read_table(path: str | Path) -> dict[str, Any]:
+    """The table of a TOML job file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the job file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
 
 
 def describe(value, name: str | None = None):

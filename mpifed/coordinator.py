@@ -8,15 +8,12 @@ which gives the same bits without the broadcast.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
-import torch
 
 from mpifed.algorithm import Algorithm
-from mpifed.comm import SerialComm
 from mpifed.placement import Cohort, Placement
 from mpifed.records import State
+from mpifed.transport import Transport
 
 __all__ = ["Coordinator"]
 
@@ -30,18 +27,14 @@ class Coordinator:
         weights: one weight a client or ``None`` for uniform.
     """
 
-    def __init__(self, algorithm: Algorithm, comm: SerialComm, placement: Placement, moments: State, shared: State, *,
+    def __init__(self, algorithm: Algorithm, transport: Transport, placement: Placement, moments: State, shared: State, *,
                  seed: int, cohort: int, weights: np.ndarray | None, replicated: bool):
-        self.algorithm, self.comm, self.placement = algorithm, comm, placement
+        self.algorithm, self.comm, self.placement = algorithm, transport.comm, placement
         self.moments, self.shared = moments, shared
         self.seed, self.cohort_size, self.weights, self.replicated = seed, cohort, weights, replicated
-        self.wire_bytes, self.seconds = 0, 0.0
         start, stop = shared.layout.span(algorithm.coordinated)
-        self._part = shared.buffer[start:stop]
-        on_cpu = shared.buffer.device.type == "cpu"
-        self._host = self._part if on_cpu else torch.empty_like(self._part, device="cpu", pin_memory=True)
-        self._array = self._host.numpy()
-        self._everyone = Cohort(np.arange(placement.clients), placement, comm.rank, weights)
+        self._channel = transport.channel(shared.buffer[start:stop])
+        self._everyone = Cohort(np.arange(placement.clients), placement, self.comm.rank, weights)
 
     @property
     def owns_moments(self) -> bool:
@@ -65,14 +58,5 @@ class Coordinator:
                         f"coordinate() returned {name!r}; the coordinated fields are {', '.join(self.algorithm.coordinated)}"
                     )
                 setattr(self.shared, name, value)
-        if self.replicated or self.comm.size == 1:
-            return
-        staged = self._host is not self._part
-        if staged and self.comm.rank == 0:
-            self._host.copy_(self._part)
-        start = time.perf_counter()
-        self.comm.bcast_(self._array)
-        self.seconds += time.perf_counter() - start
-        self.wire_bytes += self._array.nbytes * (self.comm.size - 1 if self.comm.rank == 0 else 1)
-        if staged and self.comm.rank != 0:
-            self._part.copy_(self._host)
+        if not self.replicated:
+            self._channel.bcast_()

@@ -28,6 +28,9 @@ class Loop:
         sampler: the samples of this rank's clients.
         clients: the ``client`` record of this rank, one row a client ``[C, size]``.
         exact: results must not depend on how many clients the rank hosts (nothing to do here).
+
+    Attributes:
+        calls: oracle calls of each member on this rank in the last phase, ``[members]``.
     """
 
     batched = False
@@ -37,6 +40,7 @@ class Loop:
         self.oracle = ORACLES[problem.family](problem, sampler, self.batched)
         self._rows = [clients.rows(c, c + 1) for c in range(len(clients.buffer))]
         self._messages: dict[str, list[State]] = {}
+        self.calls = np.zeros(0, dtype=np.int64)
 
     def run(self, phase: Phase, r: int, cohort: Cohort, shared: State, messages: State) -> None:
         """Run ``client_<phase>`` for the members on this rank and fill the first rows of ``messages``."""
@@ -45,9 +49,12 @@ class Loop:
             self._messages[phase.name] = [messages.rows(c, c + 1) for c in range(len(messages.buffer))]
         messages.buffer[: len(cohort.local)].zero_()
         self.sampler.begin(cohort.local, r)
+        calls = [self.oracle.calls]
         for row, member in enumerate(cohort.local):
             self.oracle.at(slice(row, row + 1))
             step(r, shared, self._rows[member], self._messages[phase.name][row], self.oracle)
+            calls.append(self.oracle.calls)
+        self.calls = np.diff(calls)
 
 
 class Batched(Loop):
@@ -66,7 +73,8 @@ class Batched(Loop):
 
     def run(self, phase: Phase, r: int, cohort: Cohort, shared: State, messages: State) -> None:
         """Run ``client_<phase>`` for the members on this rank and fill the first rows of ``messages``."""
-        count = len(cohort.local)
+        count, before = len(cohort.local), self.oracle.calls
+        self.calls = np.zeros(count, dtype=np.int64)
         if not count:
             return
         step = getattr(self.algorithm, f"client_{phase.name}")
@@ -81,6 +89,7 @@ class Batched(Loop):
             rows = messages.layout.state((2,), messages.buffer.dtype, messages.buffer.device)
         rows.buffer.zero_()
         step(r, shared, clients, rows, self.oracle)
+        self.calls += (self.oracle.calls - before) // count
         if pad:
             messages.buffer[0] = rows.buffer[0]
         if not whole:

@@ -1,12 +1,20 @@
-"""Files that are either the old or the new version, never half of one."""
+"""Files: written so that they are either the old or the new version, and what is kept of a file that was read."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["replacing", "sweep"]
+__all__ = ["DataFile", "replacing", "sweep"]
+
+
+class DataFile(NamedTuple):
+    """A data file that has been read: where it lay, and a digest (hexadecimal SHA-256) of what it held."""
+
+    path: str
+    digest: str
 
 
 @contextlib.contextmanager

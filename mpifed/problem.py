@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from mpifed.files import DataFile
 from mpifed.projections import Sets
 from mpifed.proximal import Zero
 from mpifed.records import Blocks
@@ -33,6 +34,8 @@ class Problem:
     test_rows: int = 0
     #: Closed convex sets of the blocks; a block without one is the whole space.
     sets: Sets = Sets()
+    #: The data files that :meth:`prepare` has read, by name; a run goes on only if all ranks have read the same.
+    files: dict[str, DataFile] = {}
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Read files, make the partition, fix constants. Called once on every rank, before anything else.
@@ -64,6 +67,14 @@ class Problem:
     def client_size(self, client: int) -> int:
         """Number of samples of a client, for weights by sample count. Asked for all clients on every rank."""
         return len(self.client_data(client)[0])
+
+    def client_labels(self, client: int) -> np.ndarray | None:
+        """Class labels ``[n]``, int64 from 0, of one client's samples; ``None`` where samples have no classes."""
+        return None
+
+    def class_names(self) -> list[str]:
+        """What the classes of :meth:`client_labels` are called, in order; by default their numbers."""
+        return []
 
     def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
         """Samples of a problem that makes its own: arrays ``[C, count, size, ...]`` from ``stream``; ``None``: rows of data.
@@ -156,7 +167,7 @@ class Game(Operator):
 
     def __init__(self, problem: Minimax):
         self.problem, self.clients = problem, problem.clients
-        self.source, self.test_rows = problem.source, problem.test_rows
+        self.source, self.test_rows, self.files = problem.source, problem.test_rows, problem.files
         self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw
         self._blocks = problem.variables()
         self.split = (self._blocks.sizes["x"], self._blocks.sizes["y"])

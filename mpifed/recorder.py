@@ -1,11 +1,13 @@
 """The results of a run: one HDF5 file, ``run.h5``.
 
 ==============  ======================================================================================================
-attributes      ``config``, ``versions``, ``layout`` (JSON texts), ``stopped`` (why the run ended, "" while it runs)
+attributes      ``config``, ``versions``, ``layout``, ``data`` (the files read: path and SHA-256 of each; JSON texts),
+                ``stopped`` (why the run ended, "" while it runs)
 ``costs/``      cumulative, one value a round, the first for the starting point: ``round``, ``oracle_calls``, ``phases``,
                 ``bytes_up`` and ``bytes_down`` (what federated clients would send and be sent), ``wire_bytes`` (what this
                 run moved between its ranks), ``compute_seconds`` and ``communication_seconds`` (mean over the ranks),
-                ``seconds``
+                ``seconds``, ``federated_seconds`` (what federated clients would take by the clock, 0 without one)
+``ranks/``      one value a rank: ``gpu`` (its number, -1 for the CPU), ``peak_host_bytes``, ``peak_gpu_bytes``
 ``metrics/``    ``round`` and one dataset a metric, one value an evaluation
 ``final/``      the output point, one flat dataset a block; metrics of it as attributes
 ``iterates/``   with ``record``: ``round`` and the averaged iterate of every round, one dataset a block
@@ -27,17 +29,21 @@ import h5py
 import numpy as np
 
 from mpifed.comm import SerialComm
+from mpifed.devices import usage
 from mpifed.files import replacing
+from mpifed.provenance import to_json
 from mpifed.simulation import Simulation
 
-__all__ = ["Recorder", "COSTS", "RUN_FILE"]
+__all__ = ["Recorder", "ending", "COSTS", "RUN_FILE"]
 
 RUN_FILE = "run.h5"
 #: Columns of the cost history.
 COSTS = ("round", "oracle_calls", "phases", "bytes_up", "bytes_down", "wire_bytes", "compute_seconds",
-         "communication_seconds", "seconds")
+         "communication_seconds", "seconds", "federated_seconds")
 #: Columns that add up over the ranks; the others are means.
 _SUMMED = np.array([name in ("oracle_calls", "wire_bytes") for name in COSTS])
+#: The column that every rank holds alike.
+_CLOCK = COSTS.index("federated_seconds")
 #: Bytes of recorded iterates that rank 0 holds at most.
 MEMORY = 4 * 2**30
 
@@ -67,6 +73,7 @@ class Recorder:
         self._pending: list[list[float]] = []
         self.costs = np.zeros((0, len(COSTS)))
         self.metrics: dict[str, list[float]] = {}
+        self._usage: dict[str, np.ndarray] = {}
         self.iterates: dict[str, list[np.ndarray]] = {block: [] for block in self.blocks}
 
     def note_round(self) -> None:
@@ -83,13 +90,15 @@ class Recorder:
             self.metrics.setdefault(name, []).append(value)
 
     def gather(self) -> None:
-        """Bring the costs of the rounds since the last call to rank 0. Collective."""
+        """Bring the costs of the rounds since the last call, and the memory used, to rank 0. Collective."""
         rows = np.array(self._pending, dtype=np.float64).reshape(-1, len(COSTS))
-        self._pending = []
+        self._pending, clock = [], rows[:, _CLOCK].copy()
         self.comm.allreduce_(rows)
         rows = np.where(_SUMMED, rows, rows / self.comm.size)
         rows[:, 1:] += self._base[1:]
+        rows[:, _CLOCK] = clock  # a total since the start: sums in the order of the rounds, with or without a resumption
         self.costs = np.concatenate([self.costs, rows])
+        self._usage = usage(self.comm, self.simulation.device)
 
     def history(self) -> tuple[dict, dict[str, np.ndarray]]:
         """What a checkpoint needs to continue the history: JSON-able names and arrays."""
@@ -102,6 +111,7 @@ class Recorder:
         """Take up the history of a checkpoint (the arrays are rank 0's; the others pass none)."""
         if self.comm.rank == 0:
             self.costs, self._base = arrays["costs"], arrays["costs"][-1]
+            self.simulation.costs.federated_seconds = float(self._base[_CLOCK])
             self.metrics = {name: list(row) for name, row in zip(header["metrics"], arrays["metrics"])}
             self.iterates = {block: list(arrays.get(f"iterates_{block}", ())) for block in self.blocks}
 
@@ -116,10 +126,16 @@ class Recorder:
         with replacing(Path(folder) / RUN_FILE) as temporary, h5py.File(temporary, "w") as file:
             file.attrs["config"] = json.dumps(simulation.config.table())
             file.attrs["versions"] = json.dumps(_versions() | {"mpi": self.comm.mpi})
-            file.attrs["layout"] = json.dumps({"ranks": self.comm.size, "device": str(simulation.device)})
+            file.attrs["layout"] = json.dumps({
+                "ranks": self.comm.size, "device": str(simulation.device), "placement": simulation.config.run.placement,
+                "clients": simulation.placement.counts, "transport": simulation.transport.name,
+            })
+            file.attrs["data"] = to_json(simulation.problem.files)
             file.attrs["stopped"] = stopped
             for name, column in zip(COSTS, self.costs.T):
                 file[f"costs/{name}"] = column if name.endswith("seconds") else column.astype(np.int64)
+            for name, values in self._usage.items():
+                file[f"ranks/{name}"] = values
             for name, values in self.metrics.items():
                 file[f"metrics/{name}"] = np.array(values)
             for block in simulation.blocks:
@@ -129,6 +145,15 @@ class Recorder:
                 file[f"iterates/{block}"] = np.array(rows)
             if self.blocks:
                 file["iterates/round"] = self.costs[1:, 0]
+
+
+def ending(folder: Path) -> tuple[dict, str]:
+    """Settings and reason of the end that a folder's results file names; empty where there is no such file or it cannot be read."""
+    try:
+        with h5py.File(Path(folder) / RUN_FILE, "r") as file:
+            return json.loads(file.attrs["config"]), file.attrs["stopped"]
+    except (OSError, KeyError, ValueError):
+        return {}, ""
 
 
 @functools.cache

@@ -7,7 +7,6 @@ rounds, gradients, bytes or time.
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,6 @@ from datetime import timedelta
 from itertools import cycle
 from pathlib import Path
 
-import h5py
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -26,36 +24,32 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpifed.recorder import COSTS, RUN_FILE
+from mpifed.recorder import RUN_FILE
+from mpifed.results import RunData, expect, load
 
 __all__ = ["AXES", "Axis", "RunData", "load", "labels", "curves", "table", "to_csv", "print_table", "report"]
-
-@dataclass(frozen=True, eq=False)
-class RunData:
-    """A run, named by its algorithm: ``costs`` are ``[R + 1]``, ``metrics`` ``[E]``, taken after ``metric_rounds``."""
-
-    path: Path
-    name: str
-    config: dict
-    versions: dict
-    costs: dict[str, np.ndarray]
-    metric_rounds: np.ndarray
-    metrics: dict[str, np.ndarray]
-    stopped: str
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A horizontal axis: the sum of some cost columns, in the largest of ``units`` that leaves numbers above 2."""
+    """A horizontal axis: the sum of some cost columns, in the largest of ``units`` that leaves numbers above 2.
+
+    An ``optional`` axis is for the runs alone whose cost on it is not zero throughout.
+    """
 
     label: str
     columns: tuple[str, ...]
     units: tuple[tuple[float, str], ...] = ((1, ""),)
+    optional: bool = False
 
     def of(self, run: RunData) -> np.ndarray:
         """The cost at which each metric was taken, ``[E]``."""
         rows = np.searchsorted(run.costs["round"], run.metric_rounds)
         return sum(run.costs[column][rows].astype(float) for column in self.columns)
+
+    def suits(self, run: RunData) -> bool:
+        """Whether the run is drawn against this axis."""
+        return not self.optional or bool(self.of(run).any())
 
     def scale(self, runs: Sequence[RunData]) -> tuple[float, str]:
         """Divisor and label that suit the largest cost of the runs."""
@@ -64,71 +58,15 @@ class Axis:
         return size, f"{self.label} ({name})" if name else self.label
 
 
+_TIME = ((1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h"))
 #: What a metric is drawn against. Bytes are those that federated clients would send and receive.
 AXES = (
     Axis("rounds", ("round",)),
     Axis("oracle calls", ("oracle_calls",), ((1, ""), (1e3, "thousands"), (1e6, "millions"), (1e9, "billions"))),
     Axis("bytes, up + down", ("bytes_up", "bytes_down"), ((1, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"))),
-    Axis("wall time without evaluation", ("seconds",), ((1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h"))),
+    Axis("wall time without evaluation", ("seconds",), _TIME),
+    Axis("federated wall time", ("federated_seconds",), _TIME, optional=True),
 )
-
-
-def load(path: str | Path) -> RunData:
-    """Read a run from its folder or its file.
-
-    Raises:
-        ValueError: the file is missing, damaged, or not a run file; says which file, what was expected, what was found.
-    """
-    file = Path(path).resolve()
-    file = file / RUN_FILE if file.is_dir() else file
-    try:
-        _expect(file.is_file(), "a run file", "no such file")
-        with h5py.File(file, "r") as source:
-            return _read(source, file)
-    except (OSError, RuntimeError, ValueError) as error:  # HDF5 raises the first two on foreign and on damaged bytes
-        raise ValueError(f"{file} is not a readable run file: {error}") from error
-
-
-def _expect(holds, expected: str, found) -> None:
-    if not holds:
-        raise ValueError(f"expected {expected}, found {found}")
-
-
-def _read(source: h5py.File, file: Path) -> RunData:
-    config, versions, stopped = _json(source, "config"), _json(source, "versions"), source.attrs.get("stopped")
-    algorithm = config.get("algorithm")
-    name = algorithm.get("name") if isinstance(algorithm, dict) else None
-    _expect(isinstance(name, str), "the algorithm's name in the attribute 'config'", f"algorithm = {algorithm!r}")
-    _expect(isinstance(stopped, str), "text in the attribute 'stopped'", repr(stopped))
-    costs, metrics = _columns(source, "costs", COSTS), _columns(source, "metrics", ("round",))
-    rounds, taken = costs["round"], metrics.pop("round")
-    _expect(len(rounds) and np.all(np.diff(rounds) > 0), "growing numbers in 'costs/round'", rounds[:10].tolist())
-    _expect(np.isfinite([*costs.values()]).all(), "finite numbers in the group 'costs'", "inf or nan")
-    _expect(np.isin(taken, rounds).all(), "metrics of rounds in 'costs/round'", f"{np.setdiff1d(taken, rounds)[:10]}")
-    return RunData(file, name.rpartition(":")[2], config, versions, costs, taken, metrics, stopped)
-
-
-def _json(source: h5py.File, name: str) -> dict:
-    text = source.attrs.get(name)
-    try:
-        value = json.loads(text)
-    except (TypeError, ValueError):
-        value = None
-    _expect(isinstance(value, dict), f"a JSON table in the attribute {name!r}", repr(text)[:80])
-    return value
-
-
-def _columns(source: h5py.File, group: str, required: Sequence[str]) -> dict[str, np.ndarray]:
-    """All datasets of a group, which must be numbers, one-dimensional and equally long."""
-    node = source.get(group)
-    _expect(isinstance(node, h5py.Group), f"a group {group!r}", ", ".join(source) or "an empty file")
-    _expect({*required} <= {*node}, f"{', '.join(required)} in the group {group!r}", ", ".join(node) or "nothing")
-    for name, data in node.items():
-        numbers = isinstance(data, h5py.Dataset) and data.ndim == 1 and data.dtype.kind in "iuf"
-        _expect(numbers, f"a column of numbers in '{group}/{name}'", data)
-    lengths = {name: len(data) for name, data in node.items()}
-    _expect(len(set(lengths.values())) == 1, f"columns of one length in the group {group!r}", lengths)
-    return {name: data[:] for name, data in node.items()}
 
 
 def labels(runs: Sequence[RunData]) -> list[str]:
@@ -155,22 +93,23 @@ STYLES = [dict(color=COLOURS[i % 7], linestyle=DASHES[i % 4], linewidth=1.7) for
 
 
 def curves(runs: Sequence[RunData], path: str | Path, metric: str | None = None) -> None:
-    """Write a PNG with a row a metric (all, or the one named) and a column for each of :data:`AXES`, runs overlaid.
+    """Write a PNG with a row a metric (all, or the one named) and a column for each of :data:`AXES` that suits a run.
 
     Raises:
         ValueError: no run has the metric, or none has any.
     """
     metrics = _all_metrics(runs)
-    _expect(metrics if metric is None else metric in metrics, f"a metric of these runs ({', '.join(metrics)})", metric)
+    expect(metrics if metric is None else metric in metrics, f"a metric of these runs ({', '.join(metrics)})", metric)
     metrics = metrics if metric is None else [metric]
     names = [name.replace("$", r"\$") for name in labels(runs)]
     columns = max(1, min(len(names), 150 // (max(map(len, names)) + 10)))
     height = 0.7 + 2.5 * len(metrics) + 0.22 * -(-len(names) // columns)
-    figure = Figure(figsize=(13.5, height), dpi=150, layout="constrained", facecolor="white")
-    grid = figure.subplots(len(metrics), len(AXES), squeeze=False, sharex="col", sharey="row")
+    axes = [axis for axis in AXES if any(axis.suits(run) for run in runs)]
+    figure = Figure(figsize=(3.375 * len(axes), height), dpi=150, layout="constrained", facecolor="white")
+    grid = figure.subplots(len(metrics), len(axes), squeeze=False, sharex="col", sharey="row")
     for row, one in zip(grid, metrics):
-        _draw_row(row, one, runs)
-    for cell, axis in zip(grid[-1], AXES):
+        _draw_row(row, axes, one, runs)
+    for cell, axis in zip(grid[-1], axes):
         cell.set_xlabel(axis.scale(runs)[1], fontsize=10)
     handles = [Line2D([], [], **style) for _, style in zip(runs, cycle(STYLES))]
     figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3)
@@ -178,11 +117,11 @@ def curves(runs: Sequence[RunData], path: str | Path, metric: str | None = None)
     figure.savefig(path, format="png")
 
 
-def _draw_row(row, metric: str, runs: Sequence[RunData]) -> None:
+def _draw_row(row, axes: Sequence[Axis], metric: str, runs: Sequence[RunData]) -> None:
     """One metric against every axis. Values that diverged or are NaN leave a gap; one alone between gaps is a dot."""
     drawn = [(run, run.metrics[metric], style) for run, style in zip(runs, cycle(STYLES)) if metric in run.metrics]
-    for cell, axis in zip(row, AXES):
-        for run, values, style in drawn:
+    for cell, axis in zip(row, axes):
+        for run, values, style in (one for one in drawn if axis.suits(one[0])):
             seen = np.pad(np.abs(values) < DIVERGED, 1)
             alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
             heights = np.where(seen[1:-1], values, np.nan)
@@ -212,7 +151,10 @@ def table(runs: Sequence[RunData]) -> list[dict]:
         busy = last["compute_seconds"] + last["communication_seconds"]
         row |= {"oracle calls": last["oracle_calls"], "bytes": last["bytes_up"] + last["bytes_down"]}
         row |= {"wire bytes": last["wire_bytes"], "seconds": last["seconds"]}
+        if any(other.costs["federated_seconds"].any() for other in runs):
+            row |= {"federated seconds": last["federated_seconds"] or None}
         row |= {"communication %": 100 * last["communication_seconds"] / busy if busy > 0 else math.nan}
+        row |= {"peak memory per rank": run.memory} if any(one.memory for one in runs) else {}
         rows.append(row | {"stopped": run.stopped})
     return rows
 
@@ -241,7 +183,7 @@ def _cell(column: str, value) -> Text:
         return Text("-" if value is None else value or "not finished")
     if column in {"bytes", "wire bytes"}:
         return Text(filesize.decimal(int(value)))
-    if column == "seconds":
+    if column in {"seconds", "federated seconds"}:
         return Text(f"{value:.3g} s" if value < 99.5 else str(timedelta(seconds=round(value))))
     return Text(format(value, {"rounds": ",", "oracle calls": ",", "communication %": ".1f"}.get(column, ".4g")))
 
@@ -283,7 +225,7 @@ def report(paths: Iterable[str | Path], out: str | Path) -> list[Path]:
         ValueError: no runs, or one that :func:`load` refuses.
     """
     runs, out = [load(path) for path in paths], Path(out)
-    _expect(runs, "at least one run folder", "none")
+    expect(runs, "at least one run folder", "none")
     out.mkdir(parents=True, exist_ok=True)
     rows, written = table(runs), [out / "table.txt", out / "table.csv"]
     with open(written[0], "w", encoding="utf-8") as file:

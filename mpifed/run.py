@@ -1,11 +1,14 @@
-"""A whole run: rounds until a rule says stop, evaluation, results file, checkpoints, progress, watchdog."""
+"""A whole run: rounds until a rule or a signal says stop, evaluation, results file, checkpoints, progress.
+
+A run that finds a checkpoint of the same job in its output folder continues from it, so the same command can be given
+again after any end: a signal, a crash, a full disk. What a checkpoint cannot be continued by is refused with the reason;
+nothing is ever started over silently.
+"""
 
 from __future__ import annotations
 
-import faulthandler
-import json
-import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +17,21 @@ import torch
 from tqdm import tqdm
 
 from mpifed import checkpoint
-from mpifed.comm import SerialComm, agree, share, world
-from mpifed.config import Config, ConfigError, override
-from mpifed.files import sweep
+from mpifed.comm import SerialComm, agree, world
+from mpifed.config import Config
+from mpifed.devices import deterministic
+from mpifed.folder import Folder
 from mpifed.options import near_miss
-from mpifed.recorder import COSTS, RUN_FILE, Recorder
-from mpifed.simulation import Simulation
+from mpifed.recorder import COSTS, RUN_FILE, Recorder, ending
+from mpifed.restart import Saved, changed, choose, complete, find_saved, newest, records, sizes, take_up
+from mpifed.signals import StopSignals
+from mpifed.simulation import NonFiniteError, Simulation
+from mpifed.watchdog import Watchdog
 
 __all__ = ["Result", "run", "resume"]
+
+#: The control value that rides on a round's first Allreduce: rank 0 adds LATE, every rank asked to stop adds ASKED.
+LATE, ASKED = 1.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,7 @@ class Result:
         history: metric name → values, with ``round``.
         costs: cost name → cumulative values by round.
         stopped: why the run ended.
+        unfinished: a signal has ended it after a checkpoint; started again, it continues.
         path: the results file.
     """
 
@@ -42,23 +53,28 @@ class Result:
     history: dict[str, list[float]]
     costs: dict[str, np.ndarray]
     stopped: str
+    unfinished: bool
     path: Path
 
 
-def run(config: Config, comm: SerialComm | None = None) -> Result:
-    """Run a job from its start. Collective.
+def run(config: Config, comm: SerialComm | None = None, resume: str = "auto") -> Result:
+    """Run a job, or continue it where ``run.out`` holds a checkpoint of it. Collective.
 
     Args:
         comm: the communicator; by default that of all processes started together.
+        resume: "auto" continues where there is a checkpoint, "must" insists on one, "never" starts from the beginning.
+            ``run.overwrite = true`` makes "auto" start from the beginning, too, and replaces what lies in ``run.out``.
 
     Raises:
-        CollectiveError: on all ranks together: bad settings, missing data, an output folder in use, non-finite values.
+        CollectiveError: on all ranks together: bad settings, missing data, an output folder in use or with another job's
+            results, non-finite values.
     """
-    comm = comm or world()
-    runner = _Runner(config, comm)
-    runner.open_folder()
-    runner.simulation.start()
-    return runner.go()
+    comm, folder = comm or world(), Folder(config.run.out)
+    try:
+        saved = find_saved(comm, lambda: choose(folder, config, resume))
+        return _Runner(config, comm, folder).carry_out(saved)
+    finally:
+        folder.close()
 
 
 def resume(folder: str | Path, overrides: list[str] = (), comm: SerialComm | None = None) -> Result:
@@ -71,139 +87,128 @@ def resume(folder: str | Path, overrides: list[str] = (), comm: SerialComm | Non
     Raises:
         CollectiveError: there is no checkpoint to continue from, or as for :func:`run`.
     """
-    comm = comm or world()
-    path, header, arrays, complaints = checkpoint.newest(folder) if comm.rank == 0 else (None, {}, {}, [])
-    for line in complaints:
-        print(line, file=sys.stderr)
-    missing = None if path or comm.rank else f"there is no sound checkpoint in {folder}: start the job with `mpifed run`"
-    agree(comm, missing)
-    header = json.loads(share(comm, json.dumps(header)))
-    config, error = None, None
+    comm, folder = comm or world(), Folder(folder)
     try:
-        table = header["config"]
-        table["run"]["out"] = str(folder)
-        for text in overrides:
-            override(table, text)
-        config = Config.from_table(table)
-    except ConfigError as fault:
-        error = str(fault)
-    agree(comm, error)
-    runner = _Runner(config, comm)
-    runner.restore(path, header, arrays)
-    return runner.go()
+        saved = find_saved(comm, lambda: newest(folder))
+        config = changed(comm, saved, folder, overrides)
+        return _Runner(config, comm, folder).carry_out(saved)
+    finally:
+        folder.close()
 
 
 class _Runner:
     """The loop around a simulation."""
 
-    def __init__(self, config: Config, comm: SerialComm):
-        self.config, self.comm, self.folder = config, comm, Path(config.run.out)
-        torch.set_num_threads(_threads(config, comm))
+    def __init__(self, config: Config, comm: SerialComm, folder: Folder):
+        self.config, self.comm, self.folder = config, comm, folder
+        self.simulation: Simulation | None = None
+        self.signals = StopSignals(comm, self._where)
+        self.watchdog = Watchdog(comm, config.run.watchdog)
+        self._safe = 0  # the round of the newest checkpoint
+        self._asked = False  # whether some rank was asked to stop in the last round
+
+    def _where(self) -> str:
+        done = self.simulation.round if self.simulation else 0
+        return (f"received in round {done}: the run stops after round {done + 1} at the latest, with a checkpoint, if the ranks "
+                f"live to see it; the newest is of round {self._safe}")
+
+    def carry_out(self, saved: Saved | None) -> Result:
+        """Set up, then run from the start or from ``saved``. Collective."""
+        with self.watchdog, self.signals, deterministic(self.config.run.reduction == "exact"):
+            self._set_up(saved.header["client_costs"] if saved else ())
+            try:
+                with self.simulation.transport:
+                    if saved is None:
+                        self.simulation.start()
+                        return self._go("")
+                    self._restore(saved)
+                    return self._go(complete(saved, self.config))
+            except NonFiniteError as fault:  # keep the curves; the checkpoints stay as they are
+                self.recorder.gather()
+                if self.comm.rank == 0:
+                    self.recorder.write(self.folder.path, str(fault), {})
+                raise
+
+    def _set_up(self, client_costs: list[int]) -> None:
+        torch.set_num_threads(_threads(self.config, self.comm))
         error = None
         try:
-            self.simulation = Simulation(config, comm)
-            self.recorder = Recorder(self.simulation, comm)
+            self.simulation = Simulation(self.config, self.comm, client_costs)
+            self.recorder = Recorder(self.simulation, self.comm)
         except (ValueError, OSError) as fault:
             error = str(fault)
-        agree(comm, error)
-        self._round_seconds: list[float] = []
-
-    def open_folder(self) -> None:
-        """Make the output folder, refusing one that holds another run."""
-        error = None
-        if self.comm.rank == 0:
-            try:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                sweep(self.folder)
-                if self._results() and not self.config.run.overwrite:
-                    error = (f"{self.folder} holds a run already: continue it with `mpifed resume {self.folder}`, choose "
-                             "another run.out, or set run.overwrite=true")
-            except OSError as fault:
-                error = f"cannot write to run.out = {self.folder}: {fault.strerror}"
         agree(self.comm, error)
 
-    def _results(self) -> list[Path]:
-        return [*self.folder.glob(RUN_FILE), *self.folder.glob("checkpoint-*.h5")]
-
-    def restore(self, path: Path | None, header: dict, arrays: dict[str, np.ndarray]) -> None:
+    def _restore(self, saved: Saved) -> None:
         """Take up the state of a checkpoint that rank 0 has read. Collective."""
-        simulation, comm = self.simulation, self.comm
-        error = None
-        if comm.rank == 0:
-            sweep(self.folder)
-            if header["round"] > self.config.rounds:
-                error = f"{self.folder} is at round {header['round']} already: rounds = {self.config.rounds} lies behind"
-        agree(comm, error)
-        for name, state in self._whole_records().items():
-            array = arrays[name] if comm.rank == 0 else np.empty(state.buffer.numel(), _numpy_dtype(self.config))
-            comm.bcast_(array)
-            state.buffer.copy_(torch.from_numpy(array))
-        rows = np.empty(tuple(simulation.clients.buffer.shape), _numpy_dtype(self.config))
-        checkpoint.read_clients(path, rows, comm, simulation.placement)
-        simulation.clients.buffer.copy_(torch.from_numpy(rows))
-        simulation.round = header["round"]
-        self.recorder.restore(header, arrays)
+        take_up(saved, self.simulation, self.recorder, self.comm)
+        self._safe = self.simulation.round
+        self._say(f"continuing {self.folder.path} from round {self._safe}")
 
-    def _whole_records(self):
-        simulation = self.simulation
-        return {"shared": simulation.shared, "coordinator": simulation.coordinator.moments, "output": simulation.output}
+    def _go(self, stopped: str) -> Result:
+        """Run until a stopping rule holds; the results file and the last checkpoint are written in the end.
 
-    def go(self) -> Result:
-        """Run until a stopping rule holds; the results file and the last checkpoint are written in the end."""
+        Args:
+            stopped: why the run has ended already, "" if it has not.
+        """
         simulation, config = self.simulation, self.config
-        fresh = simulation.round == 0
         rank0 = self.comm.rank == 0
+        if stopped:
+            self._say(f"{self.folder.path} is complete: {stopped}")
+            final, error = simulation.evaluate(simulation.output), None
+            if rank0 and ending(self.folder.path)[1] != stopped:  # a kill came between the last two files
+                error = self._try(lambda: self.recorder.write(self.folder.path, stopped, final))
+            agree(self.comm, error)
+            return self._result(stopped, final)
         bar = tqdm(total=config.rounds, initial=simulation.round, unit="round", disable=not (rank0 and config.run.progress),
                    desc=type(config.algorithm).__name__, dynamic_ncols=True,
                    mininterval=0.1 if sys.stderr.isatty() else 2)
-        stopped = ""
-        try:
-            with bar:
-                if fresh:
-                    self.recorder.note_round()
-                    stopped = self._evaluate(bar)
-                    for path in self._results() if rank0 else ():  # the job has been checked to the last: now overwrite
-                        path.unlink()
-                while not stopped:
-                    stopped = self._round(bar)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-        return self._finish(stopped)
+        with bar:
+            if simulation.round == 0:
+                self.recorder.note_round()
+                stopped = self._evaluate(bar)
+                for path in self.folder.results() if rank0 else ():  # the job has been checked to the last: now overwrite
+                    path.unlink()
+            while not stopped:
+                stopped = self._round(bar)
+                if self._asked and not stopped:
+                    return self._leave()
+        self.watchdog.beat(simulation.round, "evaluation")
+        final = simulation.evaluate(simulation.output)
+        self._save(stopped, final, must=True)
+        return self._result(stopped, final)
 
     def _round(self, bar) -> str:
         """One round and what is due after it. Returns why the run stops, "" to go on."""
         simulation, config = self.simulation, self.config
         if simulation.round >= config.rounds:
             return f"all {config.rounds} rounds done"
-        self._arm_watchdog()
-        late = config.stop.seconds is not None and self._elapsed() >= config.stop.seconds
-        out_of_time = simulation.step(float(late and self.comm.rank == 0))
+        late = config.stop.seconds is not None and self.comm.rank == 0 and self._elapsed() >= config.stop.seconds
+        control = simulation.step(LATE * late + ASKED * bool(self.signals.requested))
+        self._asked, out_of_time = control >= ASKED, control % ASKED == LATE
         self.recorder.note_round()
+        self.watchdog.beat(simulation.round)
         bar.update()
         r, last = simulation.round, simulation.round == config.rounds
         stopped = f"wall-time budget of {config.stop.seconds} s used up" if out_of_time else ""
         if last or out_of_time or r % config.run.eval_every == 0:
             stopped = self._evaluate(bar) or stopped
         every = config.run.checkpoint_every
-        if every and r % every == 0 and not (last or stopped):
-            self._checkpoint("")
+        if every and r % every == 0 and not (last or stopped or self._asked):
+            self._save("", {}, must=False)
         return stopped or (f"all {config.rounds} rounds done" if last else "")
+
+    def _say(self, text: str) -> None:
+        if self.comm.rank == 0:
+            tqdm.write(f"mpifed: {text}", file=sys.stderr)
 
     def _elapsed(self) -> float:
         return float(self.recorder._base[COSTS.index("seconds")]) + self.simulation.costs.seconds
 
-    def _arm_watchdog(self) -> None:
-        """End the process with its stacks if the next round takes far longer than the ones before."""
-        least = self.config.run.watchdog
-        if least:
-            self._round_seconds = [*self._round_seconds[-50:], self.simulation.costs.seconds]
-            rounds = np.diff(self._round_seconds)
-            usual = statistics.median(rounds) if len(rounds) else 0.0
-            faulthandler.dump_traceback_later(max(least, 10 * usual), exit=True, file=sys.__stderr__)
-
     def _evaluate(self, bar) -> str:
         """Metrics of the current point; returns the reason to stop if the target is reached. Collective."""
         simulation, stop = self.simulation, self.config.stop
+        self.watchdog.beat(simulation.round, "evaluation")
         averaged = self.config.output_rule == "average"
         values = simulation.evaluate(simulation.output if averaged else simulation.shared)
         reached, error = np.zeros(1, dtype=np.int64), None
@@ -218,40 +223,66 @@ class _Runner:
                     reached[0] = value >= stop.at_least if stop.at_least is not None else value <= stop.at_most
         agree(self.comm, error)
         self.comm.bcast_(reached)
+        self.watchdog.beat(simulation.round)
         if not reached[0]:
             return ""
         bound = f"at least {stop.at_least}" if stop.at_least is not None else f"at most {stop.at_most}"
         return f"{stop.metric} is {bound}"
 
-    def _checkpoint(self, stopped: str, final: dict[str, float] | None = None) -> None:
-        """Bring the history to rank 0; write the checkpoint and the results file. Collective."""
+    def _save(self, stopped: str, final: dict[str, float], must: bool) -> None:
+        """Bring the history to rank 0; write the checkpoint and the results file. Collective.
+
+        Args:
+            must: a file that cannot be written ends the run; otherwise a warning says so and the old files stay.
+        """
+        config, simulation = self.config, self.simulation
+        self.watchdog.beat(simulation.round, "checkpoint")
         self.recorder.gather()
         header, arrays = self.recorder.history() if self.comm.rank == 0 else ({}, {})
-        header |= {"round": self.simulation.round, "config": self.config.table()}
-        arrays |= {name: state.buffer.cpu().numpy() for name, state in self._whole_records().items()}
-        if self.config.run.checkpoint_every:
-            rows = self.simulation.clients.buffer.cpu().numpy()
-            checkpoint.write(self.folder, self.config.run.keep, header, arrays, rows, self.comm, self.simulation.placement)
-        if self.comm.rank == 0:
-            self.recorder.write(self.folder, stopped, final or {})
-        self.comm.barrier()
+        header |= {"round": simulation.round, "config": config.table(), "stopped": stopped,
+                   "client_costs": simulation.client_costs.tolist(), "sizes": sizes(simulation)}
+        arrays |= {name: state.buffer.cpu().numpy() for name, state in records(simulation).items()}
 
-    def _finish(self, stopped: str) -> Result:
+        def write():
+            if config.run.checkpoint_every or self._asked:
+                rows = simulation.clients.buffer.cpu().numpy()
+                checkpoint.write(self.folder.path, config.run.keep, header, arrays, rows, self.comm, simulation.placement)
+                self._safe = simulation.round
+            if self.comm.rank == 0:
+                self.recorder.write(self.folder.path, stopped, final)
+
+        error = self._try(write)
+        if error and not must:
+            self._say(f"warning: {error}; the run goes on")
+        agree(self.comm, error if must else None)
+        self.watchdog.beat(simulation.round)
+
+    def _try(self, write: Callable[[], None]) -> str | None:
+        """Write files; what to say if they could not be written."""
+        try:
+            write()
+        except (OSError, RuntimeError) as fault:  # HDF5 reports a full disk as either
+            return (f"the files of round {self.simulation.round} could not be written to {self.folder.path} ({fault}); the newest "
+                    f"checkpoint is of round {self._safe}")
+        return None
+
+    def _leave(self) -> Result:
+        """End after a signal: a checkpoint, and no time spent on anything else. Collective."""
+        self._save("", {}, must=True)
+        self._say(f"stopped after round {self._safe}: the same command continues from there")
+        return self._result(f"a signal after round {self._safe}", {}, unfinished=True)
+
+    def _result(self, stopped: str, final: dict[str, float], unfinished: bool = False) -> Result:
         simulation, recorder = self.simulation, self.recorder
-        final = simulation.evaluate(simulation.output)
-        self._checkpoint(stopped, final)
         return Result(
             point={block: getattr(simulation.output, block).clone() for block in simulation.blocks},
             metrics=final,
             history=recorder.metrics,
             costs=dict(zip(COSTS, recorder.costs.T)),
             stopped=stopped,
-            path=self.folder / RUN_FILE,
+            unfinished=unfinished,
+            path=self.folder.path / RUN_FILE,
         )
-
-
-def _numpy_dtype(config: Config):
-    return np.dtype(config.run.dtype)
 
 
 def _threads(config: Config, comm: SerialComm) -> int:

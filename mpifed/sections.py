@@ -1,14 +1,14 @@
-"""The sections of a job file as frozen, validated objects: [oracle], [participation], [stop], [run]."""
+"""The sections of a job file as frozen, validated objects: [oracle], [participation], [stop], [run], [clock]."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
 
 from mpifed.noise import Noise
 
-__all__ = ["Oracle", "Participation", "Stop", "Run", "SECTIONS"]
+__all__ = ["Oracle", "Participation", "Stop", "Run", "Clock", "SECTIONS"]
 
 
 class _Section(BaseModel):
@@ -49,20 +49,53 @@ class Run(_Section):
     """[run]: how the run is executed."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
+    gpus: tuple[NonNegativeInt, ...] | None = Field(None, min_length=1, description="GPU numbers for a node's ranks in turn; all by default")
+    transport: Literal["auto", "host", "cuda-mpi", "nccl"] = Field(
+        "auto", description="way of messages; auto: nccl where each rank has its own GPU, else through host memory")
     dtype: Literal["float32", "float64"] = Field("float32", description="precision of all state and gradients")
     executor: Literal["loop", "batched"] = Field("loop", description="clients of a rank one by one, or all at once")
     reduction: Literal["fused", "exact"] = Field("fused", description="one Allreduce, or the same bits on every layout")
+    placement: Literal["even", "balanced"] = Field(
+        "even", description="equal numbers of clients a rank, or equal work by measured time, with which fused's last digits vary")
     matrices: Literal["coordinator", "replicated"] = Field("coordinator", description="adaptive matrices on rank 0, or everywhere")
     eval_every: int = Field(10, ge=1, description="rounds between evaluations; the first and last round always count")
-    checkpoint_every: int = Field(50, ge=0, description="rounds between checkpoints; 0 writes none")
+    checkpoint_every: int = Field(50, ge=0, description="rounds between checkpoints; 0 writes one only when a signal ends the run")
     keep: int = Field(3, ge=1, description="checkpoints kept")
     out: str = Field("runs/run", description="folder of the results file and the checkpoints")
-    overwrite: bool = Field(False, description="replace the results that lie in out")
+    overwrite: bool = Field(False, description="start over and replace what lies in out")
     data_dir: str | None = Field(None, description="folder of the data files; else $MPIFED_DATA, else ../shared/data")
     threads: int | None = Field(None, ge=1, description="torch threads a rank; cores / ranks of the node when left out")
-    watchdog: float = Field(60.0, ge=0, description="least seconds without progress that end the run; 0 switches it off")
+    watchdog: float = Field(60.0, ge=0, description="least seconds without progress that end the run, ten times as many before the first round is done; 0 switches it off")
     progress: bool = Field(True, description="progress bar on rank 0")
+
+    @model_validator(mode="after")
+    def _one_device(self):
+        if self.gpus and self.device == "cpu":
+            raise ValueError(f"gpus = {list(self.gpus)} names GPUs, but device = 'cpu': leave gpus out, or device = auto, cuda")
+        return self
+
+
+class Clock(_Section):
+    """[clock]: what federated clients are like; with it a run counts the wall time that they would take (mpifed.clock)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    bandwidth_down: float = Field(gt=0, description="bytes a second from the server to a client")
+    bandwidth_up: float = Field(gt=0, description="bytes a second from a client to the server")
+    gradients_per_second: float = Field(gt=0, description="oracle calls a second of the median client")
+    latency: float = Field(0.0, ge=0, description="seconds of a message one way; a phase takes two messages")
+    stragglers: float = Field(0.0, ge=0, description="σ of the lognormal factor, drawn once a client, on its compute time")
+    jitter: float = Field(0.0, ge=0, description="σ of the lognormal factor, drawn every phase, on a client's compute time")
+    dropout: float = Field(0.0, ge=0, lt=1, description="probability that an attempt of a client in a phase is lost and repeated")
+    timeout: float | None = Field(None, gt=0, description="seconds that a lost attempt costs; needed with dropout")
+    server_seconds: float = Field(0.0, ge=0, description="seconds of the server after each phase")
+
+    @model_validator(mode="after")
+    def _timeout_with_dropout(self):
+        if self.dropout and self.timeout is None:
+            raise ValueError("dropout needs timeout, the seconds after which a lost attempt is repeated")
+        return self
 
 
 #: Name in a job file → section.
-SECTIONS = {"oracle": Oracle, "participation": Participation, "stop": Stop, "run": Run}
+SECTIONS = {"oracle": Oracle, "participation": Participation, "stop": Stop, "run": Run, "clock": Clock}

@@ -7,30 +7,41 @@ collectives are called here and in the objects it owns, by every rank in the sam
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from mpifed.algorithm import Phase
+from mpifed.clock import FederatedClock
 from mpifed.comm import CollectiveError, SerialComm
 from mpifed.config import Config
 from mpifed.coordinator import Coordinator
+from mpifed.devices import choose_device
 from mpifed.executor import EXECUTORS
 from mpifed.oracle import ORACLES
-from mpifed.placement import Cohort, Placement, device_for
+from mpifed.placement import Cohort, Placement
 from mpifed.problem import as_family
+from mpifed.provenance import agree_on_data
 from mpifed.records import Record, State
 from mpifed.reduction import REDUCTIONS
 from mpifed.sampling import Sampler
 from mpifed.streams import Stream, generator
+from mpifed.timing import client_costs
+from mpifed.traffic import Traffic, traffic
+from mpifed.transport import choose_transport
 
-__all__ = ["Simulation", "Costs", "NonFiniteError"]
+__all__ = ["Simulation", "Costs", "NonFiniteError", "NON_FINITE"]
 
 #: Held-out rows that are scored in one call, the same blocks for every number of ranks.
 SCORE_ROWS = 250
 #: Bytes of client records that a rank allocates at most.
 CLIENT_MEMORY = 16 * 2**30
+
+
+#: How the message of a NonFiniteError begins.
+NON_FINITE = "non-finite value"
 
 
 class NonFiniteError(CollectiveError):
@@ -39,8 +50,8 @@ class NonFiniteError(CollectiveError):
 
 @dataclass
 class Costs:
-    """Running totals. ``bytes_*`` is what federated clients would send and be sent, the same on every rank; the others
-    are this rank's own."""
+    """Running totals. ``bytes_*`` is what federated clients would send and be sent, ``federated_seconds`` the time that they
+    would take (0 without a clock), both the same on every rank; the others are this rank's own."""
 
     oracle_calls: int = 0
     phases: int = 0
@@ -50,6 +61,7 @@ class Costs:
     compute_seconds: float = 0.0
     communication_seconds: float = 0.0
     seconds: float = 0.0
+    federated_seconds: float = 0.0
 
 
 @dataclass
@@ -60,9 +72,7 @@ class _Stage:
     messages: State
     mean: State
     reduction: object
-    bytes_up: int
-    bytes_down: int
-    culprit: int = field(default=-1)
+    traffic: Traffic
 
 
 class Simulation:
@@ -72,21 +82,36 @@ class Simulation:
         round: rounds done so far.
         shared, clients, output: the records; ``clients`` has one row for each client of this rank.
         costs: running totals.
+        client_costs: each client's nanoseconds ``[N]``: the ``costs`` passed, or measured where a balanced placement needs them.
     """
 
-    def __init__(self, config: Config, comm: SerialComm):
+    def __init__(self, config: Config, comm: SerialComm, costs: Sequence[int] = ()):
         self.config, self.comm = config, comm
         self.algorithm = config.algorithm
         run = config.run
-        self.device = device_for(run.device, comm.local_rank)
+        self.device = choose_device(comm, run.device, run.gpus)
         self.dtype = getattr(torch, run.dtype)
         self.exact = run.reduction == "exact"
-        config.problem.prepare(config.seed, run.data_dir)
+        self._prepare()
         self.problem = as_family(config.problem, self.algorithm.family)
-        self.placement = Placement(self.problem.clients, comm.size)
+        self.client_costs, balanced = np.array(costs, dtype=np.int64), run.placement == "balanced"
+        if balanced and len(costs) != self.problem.clients:
+            self.client_costs = client_costs(self.problem, comm, config.seed, config.oracle, self.dtype, self.device)
+        self.placement = Placement.balanced(self.client_costs, comm.size) if balanced else Placement(self.problem.clients, comm.size)
         self.blocks, self.kinds = self.problem.variables(), self.problem.kinds()
         self.round, self.costs = 0, Costs()
+        self.transport = choose_transport(comm, self.device, run.transport, self.exact)
+        self.clock = FederatedClock(config.clock, config.seed, self.placement.of(comm.rank))
         self._allocate()
+
+    def _prepare(self) -> None:
+        """Prepare the problem and compare the data that the ranks have read. Collective, also where it fails."""
+        error = None
+        try:
+            self.config.problem.prepare(self.config.seed, self.config.run.data_dir)
+        except (ValueError, OSError) as fault:
+            error = str(fault)
+        agree_on_data(self.comm, self.config.problem.files, error)
 
     def _state(self, record: Record, *lead: int) -> State:
         return record.layout(self.blocks, self.kinds).state(lead, self.dtype, self.device)
@@ -102,7 +127,7 @@ class Simulation:
         if config.participation.weights == "samples":
             weights = np.array([self.problem.client_size(k) for k in range(self.problem.clients)], dtype=np.float64)
         self.coordinator = Coordinator(
-            algorithm, self.comm, self.placement, self._state(algorithm.coordinator), self.shared, seed=config.seed,
+            algorithm, self.transport, self.placement, self._state(algorithm.coordinator), self.shared, seed=config.seed,
             cohort=config.participation.cohort or self.problem.clients, weights=weights,
             replicated=config.run.matrices == "replicated",
         )
@@ -126,12 +151,9 @@ class Simulation:
 
     def _stage(self, phase: Phase, capacity: int) -> _Stage:
         layout = phase.message.layout(self.blocks, self.kinds)
-        reduction = REDUCTIONS[self.config.run.reduction](self.comm, capacity, layout.size, self.dtype, self.device)
-        travels = self.shared.layout.slots if phase.down is None else phase.down
-        down = sum(stop - start for name in travels for start, stop in self.shared.layout.slots[name])
-        up = sum(stop - start for name in phase.up or layout.slots for start, stop in layout.slots[name])
-        item = self.shared.buffer.element_size()
-        return _Stage(phase, State(layout, reduction.rows), State(layout, reduction.mean), reduction, up * item, down * item)
+        reduction = REDUCTIONS[self.config.run.reduction](self.transport, capacity, layout.size, self.dtype)
+        sent = traffic(self.algorithm, phase, self.blocks, self.kinds, self.shared.buffer.element_size())
+        return _Stage(phase, State(layout, reduction.rows), State(layout, reduction.mean), reduction, sent)
 
     @torch.no_grad()
     def start(self) -> None:
@@ -145,54 +167,51 @@ class Simulation:
         self.output.buffer.copy_(self.point())
 
     @torch.no_grad()
-    def step(self, control: float = 0.0) -> bool:
+    def step(self, control: float = 0.0) -> float:
         """Run one round.
 
         Args:
             control: a value of this rank that rides on the first Allreduce.
 
         Returns:
-            Whether some rank's ``control`` is positive.
+            The sum of the ranks' control values.
 
         Raises:
             NonFiniteError: on all ranks together.
         """
         self.round += 1
-        positive = self._run(self._stages, control)
+        controls = self._run(self._stages, control)
         self._update_output()
-        return positive
+        return controls
 
-    def _run(self, stages: list[_Stage], control: float) -> bool:
+    def _run(self, stages: list[_Stage], control: float) -> float:
         """The phases of one round."""
-        began, communicated = time.perf_counter(), self._communication()
-        r, cohort, positive = self.round, self.coordinator.cohort(self.round), False
+        began, communicated = time.perf_counter(), self.transport.seconds
+        r, cohort, controls = self.round, self.coordinator.cohort(self.round), 0.0
         calls = self.executor.oracle.calls
         for stage in stages:
             phase = stage.phase
             self.executor.run(phase, r, cohort, self.shared, stage.messages)
             culprit = self._first_bad_row(stage, cohort)
-            positive |= stage.reduction(cohort, control)
+            controls += stage.reduction(cohort, control)
+            control = 0.0  # it rides once
             self._check(stage.mean.buffer, stage, culprit)
             if phase.coordinate:
                 self.coordinator.refresh(r, stage.mean)
             getattr(self.algorithm, f"server_{phase.name}")(r, self.shared, stage.mean, self.problem.sets)
             self._check(self.shared.buffer, None, -1)
             self.costs.phases += 1
-            self.costs.bytes_up += stage.bytes_up * len(cohort.members)
-            self.costs.bytes_down += stage.bytes_down * len(cohort.members)
-        seconds, communication = time.perf_counter() - began, self._communication() - communicated
+            self.costs.bytes_up += stage.traffic.up * len(cohort.members)
+            self.costs.bytes_down += stage.traffic.down * len(cohort.members)
+            self.clock.phase(r, cohort.local, self.executor.calls, stage.traffic)
+        seconds, communication = time.perf_counter() - began, self.transport.seconds - communicated
         self.costs.oracle_calls += self.executor.oracle.calls - calls
         self.costs.seconds += seconds
         self.costs.communication_seconds += communication
         self.costs.compute_seconds += seconds - communication
-        self.costs.wire_bytes = sum(part.wire_bytes for part in self._senders())
-        return positive
-
-    def _senders(self):
-        return [self.coordinator, *(stage.reduction for stage in (*self._start, *self._stages))]
-
-    def _communication(self) -> float:
-        return sum(part.seconds for part in self._senders())
+        self.costs.wire_bytes = self.transport.wire_bytes
+        self.costs.federated_seconds += self.clock.round(self.comm)
+        return controls
 
     def _first_bad_row(self, stage: _Stage, cohort: Cohort) -> int:
         """``client * size + element`` of this rank's first non-finite message value, -1 for none.
@@ -217,17 +236,17 @@ class Simulation:
         if stage is None:
             element = int((~torch.isfinite(buffer)).nonzero()[0])
             raise NonFiniteError(
-                f"non-finite value in round {self.round}: field {self.shared.layout.field_at(element)!r} of `shared`, made by "
+                f"{NON_FINITE} in round {self.round}: field {self.shared.layout.field_at(element)!r} of `shared`, made by "
                 "the server step from finite averages: smaller step sizes?"
             )
         none = np.iinfo(np.int64).max
         first = np.array([culprit if culprit >= 0 else none], dtype=np.int64)
         self.comm.allreduce_(first, "min")
         if first[0] == none:
-            raise NonFiniteError(f"the sum of finite messages overflows in round {self.round}, phase {stage.phase.name!r}")
+            raise NonFiniteError(f"{NON_FINITE} in round {self.round}: the sum of finite messages overflows, phase {stage.phase.name!r}")
         client, element = divmod(int(first[0]), stage.mean.layout.size)
         raise NonFiniteError(
-            f"non-finite value in round {self.round}: client {client}, field {stage.mean.layout.field_at(element)!r} of "
+            f"{NON_FINITE} in round {self.round}: client {client}, field {stage.mean.layout.field_at(element)!r} of "
             f"`message` (phase {stage.phase.name!r}): smaller step sizes?"
         )
 

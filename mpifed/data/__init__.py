@@ -1,7 +1,12 @@
 """Real data: files read and checked, and their division among clients."""
 
-from mpifed.data.idx import DataError
-from mpifed.data.images import DATASETS, Dataset, Images
+from mpifed.data.files import DataError
+from mpifed.data.npz import Omniglot, load_omniglot
 from mpifed.data.partition import PARTITIONS, Partition, thin
+from mpifed.data.registry import DATASETS, TEXTS, Dataset
+from mpifed.data.samples import Images, Labelled, Pixels, Table, Texts
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Images", "PARTITIONS", "Partition", "thin"]
+__all__ = [
+    "DATASETS", "DataError", "Dataset", "Images", "Labelled", "Omniglot", "PARTITIONS", "Partition", "Pixels", "TEXTS", "Table",
+    "Texts", "load_omniglot", "thin",
+]

@@ -1,4 +1,4 @@
-"""Reader of IDX files of unsigned bytes, the format of MNIST: plain, ``.gz`` or ``.xz``.
+"""IDX files of unsigned bytes, the format of MNIST.
 
 A file is a magic number (two zero bytes, the type code 0x08, the number of dimensions), each dimension as a big-endian
 32-bit number, then the elements with the last dimension varying fastest.
@@ -6,24 +6,15 @@ A file is a magic number (two zero bytes, the type code 0x08, the number of dime
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import math
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 
-__all__ = ["DataError", "SUFFIXES", "describe", "read_idx"]
+from mpifed.data.files import DataError, Source
 
-#: What may follow a file's official name.
-SUFFIXES = ("", ".gz", ".xz")
-_OPEN = {".gz": gzip.open, ".xz": lzma.open}
-
-
-class DataError(ValueError):
-    """A data file is missing, truncated, damaged, or not the one that was expected."""
+__all__ = ["describe", "read_idx"]
 
 
 def _magic(shape: tuple[int, ...]) -> int:
@@ -46,24 +37,19 @@ def describe(shape: tuple[int, ...]) -> str:
     )
 
 
-def read_idx(path: str | Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The array in an IDX file that must hold unsigned bytes of this ``shape``; uint8, writable.
+def read_idx(source: Source, name: str, shape: tuple[int, ...]) -> tuple[Path, np.ndarray]:
+    """Path and array of an IDX file that must hold unsigned bytes of this ``shape``; uint8, read-only.
 
     Raises:
-        DataError: the file cannot be read or decompressed, or its magic number (type and number of dimensions), its
+        DataError: the file cannot be read or unpacked, or its magic number (type and number of dimensions), its
             dimensions or its length are others; says what was expected and what was found.
     """
-    path = Path(path)
+    path, content = source.read(name, describe(shape))
 
     def check(holds: bool, found: str) -> None:
         if not holds:
             raise DataError(f"{path}: expected {describe(shape)}, found {found}")
 
-    try:
-        with _OPEN.get(path.suffix, open)(path, "rb") as file:
-            content = file.read()
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path}: expected {describe(shape)}, found a file that cannot be read: {error}") from error
     start = 4 + 4 * len(shape)
     check(len(content) >= 4, f"only {len(content)} bytes")
     magic = int.from_bytes(content[:4], "big")
@@ -72,4 +58,4 @@ def read_idx(path: str | Path, shape: tuple[int, ...]) -> np.ndarray:
     found = struct.unpack(f">{len(shape)}I", content[4:start])
     check(found == shape, f"dimensions {_times(found)}")
     check(len(content) == _length(shape), f"{len(content)} bytes")
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
+    return path, np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -2,10 +2,13 @@
 
 Each is a function ``partition(labels, positive, clients, seed)`` of the class labels ``[n]``, the binary label of the
 meta-problem ``[n]`` (bool), the number of clients and the run's seed. It returns one sorted index array a client:
-disjoint, none empty, and together all n samples. A ValueError says where that is impossible.
+disjoint, none empty, and together all n samples, save that given positive ratios leave positives out. A ValueError says
+where that is impossible.
 """
 
 from __future__ import annotations
+
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -13,7 +16,7 @@ from pydantic import Field
 from mpifed.options import choice, hyperparameters
 from mpifed.streams import generator
 
-__all__ = ["IID", "Dirichlet", "ByClass", "PARTITIONS", "Partition", "thin"]
+__all__ = ["IID", "Dirichlet", "ByClass", "PositiveRatios", "Quantity", "PARTITIONS", "Partition", "thin"]
 
 Parts = list[np.ndarray]
 
@@ -89,7 +92,55 @@ class ByClass:
         return [np.sort(np.concatenate(own)) for own in parts]
 
 
-PARTITIONS = {"iid": IID, "dirichlet": Dirichlet, "by_class": ByClass}
+@hyperparameters
+class PositiveRatios:
+    """Skewed labels: positives make up a given share of each client's samples (001, section 5).
+
+    Negatives are divided evenly at random; positives are dropped at random until every client has its share, to the
+    nearest sample.
+    """
+
+    ratios: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
+        min_length=1, description="positive ratio of each client; 001 has 0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25"
+    )
+
+    def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
+        if len(self.ratios) != clients:
+            raise ValueError(f"positive_ratios: expected one ratio for each of {clients} clients, got {len(self.ratios)}")
+        above = generator(seed, "partition", round=1).permutation(np.flatnonzero(positive))
+        below = _split(np.flatnonzero(~positive), clients, generator(seed, "partition"))
+        wanted = [round(ratio / (1 - ratio) * len(part)) for ratio, part in zip(self.ratios, below)]
+        if min(wanted) < 1 or sum(wanted) > len(above):
+            raise ValueError(
+                f"positive_ratios ask for {sum(wanted)} positives beside {len(labels) - len(above)} negatives, "
+                f"{min(wanted)} for one client: expected 1 a client at least and {len(above)}, all there are, at most"
+            )
+        pieces = np.split(above, np.cumsum(wanted))[:clients]
+        return [np.sort(np.concatenate(own)) for own in zip(below, pieces)]
+
+
+@hyperparameters
+class Quantity:
+    """Skewed amounts: clients' shares of the samples are a draw of the symmetric Dirichlet distribution, labels alike.
+
+    Every client has one sample besides, so that none is left without.
+    """
+
+    alpha: float = Field(gt=0, allow_inf_nan=False, description="concentration: the smaller, the more skewed")
+
+    def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
+        rest = len(labels) - clients
+        if rest < 0:
+            raise ValueError(f"{clients} clients are to share {len(labels)} samples: expected a sample for each at least")
+        rng = generator(seed, "partition")
+        ends = np.floor(np.cumsum(rng.dirichlet(np.full(clients, self.alpha))) * rest).astype(np.int64)
+        cuts = (ends + np.arange(1, clients + 1))[:-1]
+        return [np.sort(part) for part in np.split(rng.permutation(len(labels)), cuts)]
+
+
+PARTITIONS = {
+    "iid": IID, "dirichlet": Dirichlet, "by_class": ByClass, "positive_ratios": PositiveRatios, "quantity": Quantity,
+}
 
 #: A partition by name, table or instance.
 Partition = choice("partition", PARTITIONS)

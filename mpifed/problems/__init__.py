@@ -8,13 +8,14 @@ from mpifed.problems.maml import LinearMAML
 from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
 from mpifed.problems.robust import RobustRegression
 from mpifed.problems.saddle import Saddle
+from mpifed.problems.text_auc import TextAUC
 from mpifed.problems.wgan import WGAN
 
 #: Every problem by name.
 PROBLEMS = {
     cls.__name__: cls
     for cls in (
-        Saddle, DeepAUC, RobustRegression, AffineGame, Bilinear, L1BoxBilinear, DistributionallyRobust, LinearMAML, WGAN,
+        Saddle, DeepAUC, TextAUC, RobustRegression, AffineGame, Bilinear, L1BoxBilinear, DistributionallyRobust, LinearMAML, WGAN,
         FairClassification, QuadraticNCPL, TwoSidedPL,
     )
 }

@@ -34,6 +34,7 @@ class Classification:
             ValueError: the data, the model and the partition do not fit each other.
         """
         self._images = images = DATASETS[self.dataset](data_dir)
+        self.files = images.files
         self._shapes = self.model.shapes(images.shape, outputs=images.classes)
         labels = images.train_labels.numpy()
         self._rows = self.partition(labels, labels >= (images.classes + 1) // 2, self.clients, seed)
@@ -49,6 +50,9 @@ class Classification:
 
     def client_size(self, client: int) -> int:
         return len(self._rows[client])
+
+    def client_labels(self, client: int) -> np.ndarray:
+        return self._images.train_labels.numpy()[self._rows[client]]
 
     @torch.no_grad()
     def scores(self, x: Named, rows: slice, shift: torch.Tensor | float = 0.0) -> torch.Tensor:

@@ -32,8 +32,8 @@ class FairClassification(Classification, Minimax):
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Read and part the data, as for every classification problem."""
         super().prepare(seed, data_dir)
-        labels = self._images.train_labels
-        self._inverse_share = len(labels) / torch.bincount(labels).double()
+        held = self._images.train_labels[np.concatenate(self._rows)]
+        self._inverse_share = len(held) / torch.bincount(held, minlength=self._images.classes).double()
         self.test_rows = len(self._images.test_labels)
 
     def variables(self) -> Blocks:

@@ -1,16 +1,132 @@
-"""The device path: ranks share GPUs, messages are staged through pinned host memory."""
+"""Transports between ranks. Those of GPUs run on the CPU too, with late copies, gloo and CPU tensors in their places."""
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from games import Game, configuration
-from mpifed import resume, run
+from staging import LateCopies
+
+import mpifed.simulation
+from mpifed import channels, resume, run
 from mpifed.algorithms import AdaFGDA
+from mpifed.comm import CollectiveError
+from mpifed.devices import choose_device
+from mpifed.placement import Cohort, Placement
 from mpifed.reduction import ExactReduction, FusedReduction
-from mpifed.placement import Cohort, Placement, device_for
+from mpifed.transport import Alone, CudaMpi, Host, Nccl, choose_transport, probe
 
 pytestmark = pytest.mark.mpi
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible")
+CPU = torch.device("cpu")
+TRANSPORTS = {
+    "host": lambda comm: Host(comm, CPU),
+    "staged": lambda comm: Host(comm, CPU, LateCopies()),
+    "cuda-mpi": lambda comm: CudaMpi(comm, CPU),
+    "nccl": lambda comm: Nccl(comm, CPU, "gloo"),
+}
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request, comm):
+    with TRANSPORTS[request.param](comm) as transport:
+        yield transport
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("kind", [FusedReduction, ExactReduction])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("members", [[0, 2, 4], [3]])
+def test_average_and_control_value(transport, comm, kind, weighted, members):
+    """A mean known in closed form; with one member most ranks have nothing to add."""
+    clients, size, members = 5, 7, np.array(members)
+    placement = Placement(clients, comm.size)
+    weights = np.arange(1.0, clients + 1) if weighted else None
+    cohort = Cohort(members, placement, comm.rank, weights)
+    reduction = kind(transport, len(placement.of(comm.rank)), size, torch.float64)
+    for repetition in range(2):
+        for row, client in enumerate(placement.of(comm.rank)[cohort.local]):
+            reduction.rows[row] = torch.arange(size) * 10.0 + client
+        controls = reduction(cohort, repetition * (comm.rank + 1.0))
+        expected = np.arange(size) * 10.0 + np.average(members, weights=None if weights is None else weights[members])
+        np.testing.assert_allclose(reduction.mean.numpy(), expected, rtol=1e-14)  # three additions and a division
+        assert controls == repetition * comm.size * (comm.size + 1) / 2
+    assert (transport.wire_bytes > 0) == (comm.size > 1) and transport.seconds > 0
+
+
+def test_broadcast(transport, comm):
+    tensor = torch.arange(5.0) + comm.rank
+    channel = transport.channel(tensor[1:4])
+    for _ in range(2):
+        channel.bcast_()
+        assert tensor[1:4].tolist() == [1.0, 2.0, 3.0] and tensor[0] == comm.rank, "in place, and nothing beside it"
+        tensor[1:4] += comm.rank
+
+
+def test_chunks_travel_like_the_whole(comm, monkeypatch):
+    """Whole numbers, whose sums are exact in any order."""
+    monkeypatch.setattr(channels, "CHUNKED", 64)
+    monkeypatch.setattr(channels, "CHUNK", 40)
+    whole = torch.arange(101.0) * (comm.rank + 1)
+    tensor, factor = whole.clone(), comm.size * (comm.size + 1) // 2
+    assert Host(comm, CPU, LateCopies()).channel(tensor).sum_(2.0) == 2.0 * comm.size
+    assert torch.equal(tensor[:-1], factor * torch.arange(100.0))
+
+
+@pytest.mark.parametrize("name", ["staged", "cuda-mpi", "nccl"])
+def test_runs_agree_with_the_host(comm, out, monkeypatch, name):
+    """1e-12 in float64: the sums of up to four ranks in another order, three rounds."""
+    points = []
+    for number, kind in enumerate(("host", name)):
+        monkeypatch.setattr(mpifed.simulation, "choose_transport", lambda *_: TRANSPORTS[kind](comm))
+        result = run(configuration(AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{number}"), comm)
+        points.append(torch.cat(list(result.point.values())).numpy())
+        assert not dist.is_initialized(), "a run gives its process group back"
+    np.testing.assert_allclose(points[1], points[0], rtol=1e-12, atol=1e-12)
+
+
+def test_automatic_transport(comm):
+    assert type(choose_transport(comm, CPU, "auto", False)) is (Host if comm.size > 1 else Alone)
+    assert type(choose_transport(comm, CPU, "host", True)) is Host
+
+
+@pytest.mark.parametrize("wanted", ["nccl", "cuda-mpi"])
+def test_transports_of_gpus_are_refused_on_the_cpu(comm, wanted):
+    with pytest.raises(CollectiveError, match="needs a GPU on every rank, got .* the CPU .options: auto, host"):
+        choose_transport(comm, CPU, wanted, False)
+
+
+def test_a_process_group_that_is_in_use(comm):
+    """It is in use on the last rank alone; all ranks say so, and none waits."""
+    last = comm.rank == comm.size - 1
+    if last:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(CollectiveError, match="uses torch.distributed already"):
+            Nccl(comm, CPU, "gloo")
+    finally:
+        if last:
+            dist.destroy_process_group()
+
+
+def test_ranks_that_see_no_gpu_or_not_all(comm, monkeypatch):
+    """As if the last rank alone saw none."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(comm.rank < comm.size - 1))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    with pytest.raises(CollectiveError, match=f"asks for a GPU, but this process sees none.*{comm.size - 1 or ''}"):
+        choose_device(comm, "cuda")
+    if comm.size == 1:
+        assert choose_device(comm, "auto") == CPU
+    else:
+        with pytest.raises(CollectiveError, match=f"a GPU for {comm.size - 1} of {comm.size} ranks"):
+            choose_device(comm, "auto")
+
+
+def test_the_probe_is_no_rank(comm):
+    """Its child process must be alone, whatever launched this one. On the CPU every MPI can sum."""
+    if comm.size == 2 and comm.rank == 0:
+        assert probe(CPU, comm.mpi) is None
+    comm.barrier()
 
 
 @gpu
@@ -30,31 +146,38 @@ def test_device_agrees_with_host(comm, out, reduction, executor, matrices):
     assert longer.costs["round"][-1] == 4 or comm.rank
 
 
-def test_a_gpu_that_is_not_there():
-    if torch.cuda.is_available():
-        assert device_for("cuda", 5).index == 5 % torch.cuda.device_count()
-    else:
-        with pytest.raises(ValueError, match="no GPU is visible"):
-            device_for("cuda", 0)
-    assert device_for("cpu", 3).type == "cpu"
+@gpu
+def test_exact_repeats_its_bits_on_the_device(comm, out):
+    points = []
+    for number in range(2):
+        config = configuration(AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{number}", device="cuda", reduction="exact")
+        points.append(torch.cat(list(run(config, comm).point.values())))
+    assert torch.equal(*points)
 
 
-@pytest.mark.parametrize("kind", [FusedReduction, ExactReduction])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("staged", [False, True])
-def test_average_and_control_value(comm, kind, weighted, staged):
-    """A mean known in closed form, with and without the host buffer that device tensors go through."""
-    clients, size = 5, 7
-    placement = Placement(clients, comm.size)
-    weights = np.arange(1.0, clients + 1) if weighted else None
-    members = np.array([0, 2, 4])
-    cohort = Cohort(members, placement, comm.rank, weights)
-    reduction = kind(comm, len(placement.of(comm.rank)), size, torch.float64, "cpu", staged=staged)
-    for repetition in range(2):
-        for row, client in enumerate(placement.of(comm.rank)[cohort.local]):
-            reduction.rows[row] = torch.arange(size) * 10.0 + client
-        late = reduction(cohort, float(repetition and comm.rank == comm.size - 1))
-        expected = np.arange(size) * 10.0 + np.average(members, weights=None if weights is None else weights[members])
-        np.testing.assert_allclose(reduction.mean.numpy(), expected, rtol=1e-14)  # three additions and a division
-        assert late == bool(repetition)
-    assert (reduction.wire_bytes > 0) == (comm.size > 1)
+@gpu
+def test_large_messages_of_the_device_in_chunks(comm):
+    """9 MB and more; whole numbers, whose sums are exact in any order."""
+    device = choose_device(comm, "cuda")
+    with choose_transport(comm, device, "host", False) as transport:
+        tensor = (torch.arange(3_000_000.0, device=device) % 1000) * (comm.rank + 1)
+        channel, factor = transport.channel(tensor), comm.size * (comm.size + 1) // 2
+        for _ in range(3):
+            tensor[:-1] = (torch.arange(2_999_999.0, device=device) % 1000) * (comm.rank + 1)
+            assert channel.sum_(1.0) == comm.size
+            assert torch.equal(tensor[:-1], (torch.arange(2_999_999.0, device=device) % 1000) * factor)
+
+
+@gpu
+def test_nccl_or_why_not(comm):
+    """Ranks that share a GPU are refused; with one each, NCCL sums."""
+    device = choose_device(comm, "cuda")
+    if comm.size > torch.cuda.device_count():
+        with pytest.raises(CollectiveError, match="ranks 0 and .* share one"):
+            choose_transport(comm, device, "nccl", False)
+        assert type(choose_transport(comm, device, "auto", False)) is Host
+        return
+    with choose_transport(comm, device, "nccl", False) as transport:
+        tensor = torch.ones(1000, device=device)
+        assert transport.channel(tensor).sum_(3.0) == 3.0 * comm.size
+        assert torch.equal(tensor[:-1].cpu(), torch.full((999,), float(comm.size)))

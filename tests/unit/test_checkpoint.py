@@ -1,4 +1,4 @@
-"""Checkpoints: what is written comes back; what is damaged is noticed."""
+"""Checkpoints: what is written comes back; what cannot be used is noticed."""
 
 import os
 
@@ -52,7 +52,7 @@ def test_truncation_is_noticed(tmp_path, kept):
     newest = tmp_path / "checkpoint-00000002.h5"
     newest.write_bytes(newest.read_bytes()[:kept])
     path, header, _, complaints = checkpoint.newest(tmp_path)
-    assert header["round"] == 1 and "checkpoint-00000002.h5 is damaged" in complaints[0]
+    assert header["round"] == 1 and "checkpoint-00000002.h5 cannot be used" in complaints[0]
 
 
 def test_every_flipped_data_byte_is_noticed(tmp_path):

@@ -104,21 +104,23 @@ def test_overrides_reach_every_depth(job):
 
 
 def test_run_resume_report(job, tmp_path):
-    """A run in one process, its files, what an occupied folder says, a longer resumption and a report of it."""
+    """A run in one process, its files, a second start of it, a longer resumption and a report of it."""
     out, invoke = tmp_path / "run", lambda *words: CliRunner().invoke(cli, [str(word) for word in words])
     done = invoke("run", job)
     assert done.exit_code == 0, done.output
     assert "AdaFGDA" in done.output and "error final" in done.output
     names = {path.name for path in out.iterdir()}
-    assert names == {"run.h5", "checkpoint-00000002.h5", "checkpoint-00000003.h5", "curves.png", "table.txt", "table.csv"}
+    assert names == {"run.h5", "run.lock", "checkpoint-00000002.h5", "checkpoint-00000003.h5", "curves.png", "table.txt", "table.csv"}
+    written = {path: path.stat().st_mtime_ns for path in out.glob("*.h5")}
     again = invoke("run", job)
-    assert isinstance(again.exception, CollectiveError) and "holds a run already" in str(again.exception)
+    assert again.exit_code == 0 and f"mpifed: {out} is complete: all 3 rounds done" in again.output, again.output
+    assert written == {path: path.stat().st_mtime_ns for path in out.glob("*.h5")}
     longer = invoke("resume", out, "rounds=5")
-    assert longer.exit_code == 0, longer.output
+    assert longer.exit_code == 0 and "continuing" in longer.output and (out / "checkpoint-00000005.h5").exists(), longer.output
     shorter = invoke("resume", out, "rounds=2")
     assert "is at round 5 already" in str(shorter.exception)
     nothing = invoke("resume", tmp_path)
-    assert "no sound checkpoint" in str(nothing.exception)
+    assert "there is no checkpoint in" in str(nothing.exception)
     report = invoke("report", out, out, "--out", tmp_path / "report")
     assert report.exit_code == 0 and (tmp_path / "report" / "curves.png").exists(), report.output
     assert "no such" in invoke("report", tmp_path / "nowhere").output.lower()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mpifed.data import DATASETS, DataError
+from mpifed.data.files import Source
 from mpifed.data.idx import read_idx
 from mpifed.data.images import IdxImages
 
@@ -45,9 +46,9 @@ def write_tiny(folder: Path, suffix: str = "") -> None:
 def test_read_idx_returns_what_was_written(tmp_path, suffix, shape):
     path = tmp_path / ("file" + suffix)
     path.write_bytes(PACK[suffix](content(pixels(*shape))))
-    array = read_idx(path, shape)
+    found, array = read_idx(Source("test", [tmp_path]), "file", shape)
     np.testing.assert_array_equal(array, pixels(*shape))
-    assert array.dtype == np.uint8 and array.flags.writeable
+    assert found == path and array.dtype == np.uint8
 
 
 GOOD = content(pixels(4, 3, 2))
@@ -71,7 +72,7 @@ def test_a_wrong_file_is_refused(tmp_path, damage, suffix):
     path = tmp_path / ("file" + suffix)
     path.write_bytes(PACK[suffix](raw))
     with pytest.raises(DataError) as caught:
-        read_idx(path, (4, 3, 2))
+        read_idx(Source("test", [tmp_path]), "file", (4, 3, 2))
     message = str(caught.value)
     assert str(path) in message and "0x00000803 and 4 x 3 x 2 unsigned bytes (40 bytes" in message
     assert message.endswith(f"found {found}")
@@ -90,7 +91,7 @@ def test_a_damaged_archive_is_refused(tmp_path, damage, suffix):
     path = tmp_path / ("file" + suffix)
     path.write_bytes(GOOD if damage == "not compressed" else packed)
     with pytest.raises(DataError, match="cannot be read"):
-        read_idx(path, (4, 3, 2))
+        read_idx(Source("test", [tmp_path]), "file", (4, 3, 2))
 
 
 @pytest.mark.parametrize("suffix", PACK)
@@ -99,7 +100,7 @@ def test_a_data_set_is_read_from_its_folder_or_from_data_dir_itself(tmp_path, su
     write_tiny(tmp_path / folder, suffix)
     images = TINY(tmp_path)
     assert images.shape == (1, 3, 2) and images.classes == 5
-    assert images.train.dtype == torch.float32 and images.train_labels.dtype == torch.int64
+    assert images.train[:].dtype == torch.float32 and images.train_labels.dtype == torch.int64
     np.testing.assert_array_equal(images.test[:, 0].numpy(), pixels(4, 3, 2).astype(np.float32) / np.float32(255))
     assert images.train_labels.tolist() == [k % 5 for k in range(12)]
 
@@ -168,6 +169,6 @@ def test_the_real_files_load(name, smallest, largest):
         pytest.skip(f"no folder {name} in $MPIFED_DATA or in shared/data beside the checkout")
     images = DATASETS[name](root)
     assert images.train.shape == (60_000, 1, 28, 28) and images.test.shape == (10_000, 1, 28, 28)
-    assert images.train.min() == 0 and images.train.max() == 1
+    assert images.train[:].min() == 0 and images.train[:].max() == 1
     counts = torch.bincount(images.train_labels)
     assert (len(counts), int(counts.min()), int(counts.max())) == (10, smallest, largest)

@@ -11,17 +11,20 @@ SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for
 #: Layers from the bottom: a module may import what stands on a lower line, or what its own line allows.
 LAYERS = [
     {"options", "files", "records", "streams", "comm"},
-    {"schedules", "adaptive", "projections", "noise", "placement", "directions"},
-    {"proximal"},
-    {"algorithm", "problem", "reduction", "sections"},
-    {"data", "models", "sampling"},
-    {"oracle"},
+    {"schedules", "adaptive", "projections", "noise", "placement", "directions", "devices", "provenance", "signals", "watchdog"},
+    {"proximal", "channels"},
+    {"algorithm", "problem", "sections", "transport"},
+    {"data", "models", "reduction", "sampling", "traffic"},
+    {"oracle", "clock"},
     {"algorithms", "problems"},
-    {"config", "coordinator", "executor", "checkpoint"},
+    {"config", "coordinator", "executor", "checkpoint", "timing"},
     {"simulation"},
     {"recorder"},
-    {"run", "report"},
-    {"__init__", "catalogue", "check"},
+    {"folder"},
+    {"restart"},
+    {"run", "results", "scaling", "holdings"},
+    {"__init__", "catalogue", "check", "report", "bench", "prediction", "slurm", "sweep"},
+    {"commands"},
     {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -50,7 +53,7 @@ def test_imports_point_downwards(file):
         assert LEVEL[other] < LEVEL[room], f"{file} imports {other}"
 
 
-@pytest.mark.parametrize("library, users", [("mpi4py", {"comm.py"}), ("h5py", {"checkpoint.py", "recorder.py", "report.py"})])
+@pytest.mark.parametrize("library, users", [("mpi4py", {"comm.py"}), ("h5py", {"checkpoint.py", "recorder.py", "results.py"})])
 def test_one_room_for_a_library(library, users):
     found = {file for file, tree in SOURCES.items() if any(name.split(".")[0] == library for name in imports(tree))}
     assert found == users

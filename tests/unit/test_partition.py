@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpifed.data.partition import IID, PARTITIONS, ByClass, Dirichlet, thin
+from mpifed.data.partition import IID, PARTITIONS, ByClass, Dirichlet, PositiveRatios, Quantity, thin
 from mpifed.options import build
 
 seeds = st.integers(0, 2**32)
@@ -30,7 +30,7 @@ def check(parts: list[np.ndarray], clients: int, n: int) -> None:
 
 
 @quick
-@given(samples(), st.integers(1, 7), seeds, st.sampled_from([IID(), Dirichlet(0.3), Dirichlet(50.0), ByClass(3)]))
+@given(samples(), st.integers(1, 7), seeds, st.sampled_from([IID(), Dirichlet(0.3), Dirichlet(50.0), ByClass(3), Quantity(0.3)]))
 def test_a_partition_is_a_disjoint_cover_without_empty_parts_and_repeatable(data, clients, seed, partition):
     labels, positive = data
     parts = partition(labels, positive, clients, seed)
@@ -39,7 +39,7 @@ def test_a_partition_is_a_disjoint_cover_without_empty_parts_and_repeatable(data
         np.testing.assert_array_equal(part, again)
 
 
-@pytest.mark.parametrize("partition", [IID(), Dirichlet(1.0), ByClass(3)])
+@pytest.mark.parametrize("partition", [IID(), Dirichlet(1.0), ByClass(3), Quantity(1.0), PositiveRatios([0.1] * 4)])
 def test_another_seed_gives_another_partition(partition):
     labels = np.arange(120) % 6
     one, other = (partition(labels, labels >= 3, 4, seed) for seed in (0, 1))
@@ -101,7 +101,69 @@ def test_dirichlet_draws_again_until_nobody_is_without_samples():
         check(Dirichlet(0.3)(labels, labels == 1, 4, seed), 4, 20)
 
 
-@pytest.mark.parametrize("partition", [IID(), Dirichlet(1.0), ByClass(1)])
+@quick
+@given(samples(), st.lists(st.floats(0.1, 0.4), min_size=1, max_size=6), seeds)
+def test_positive_ratios_are_met_to_the_nearest_sample_with_negatives_shared_evenly(data, ratios, seed):
+    labels, positive = data
+    clients, partition = len(ratios), PositiveRatios(ratios)
+    try:
+        parts = partition(labels, positive, clients, seed)
+    except ValueError:
+        parts = None
+    negatives = (~positive).sum() / clients
+    needed = sum(ratio / (1 - ratio) * negatives for ratio in ratios)
+    # Rounding moves a client's share of the negatives by one, and its positives by a half besides.
+    assert parts is not None or needed > positive.sum() - 1.5 * clients or min(ratios) / (1 - min(ratios)) * (negatives - 1) < 1
+    if parts is None:
+        return
+    everything = np.concatenate(parts)
+    assert len(np.unique(everything)) == len(everything) and set(np.flatnonzero(~positive)) <= set(everything)
+    for part, ratio in zip(parts, ratios):
+        assert (np.diff(part) > 0).all()
+        above, below = positive[part].sum(), (~positive[part]).sum()
+        assert abs(below - negatives) < 1 and above >= 1
+        assert abs(above - ratio / (1 - ratio) * below) <= 0.5 + 1e-9
+    for part, again in zip(parts, partition(labels, positive, clients, seed)):
+        np.testing.assert_array_equal(part, again)
+
+
+def test_positive_ratios_keep_all_classes_and_choose_at_random():
+    labels = np.repeat(np.arange(4), 250)
+    parts = PositiveRatios([0.1, 0.3])(labels, labels >= 2, 2, seed=0)
+    assert [round(float((labels[part] >= 2).mean()), 3) for part in parts] == [0.101, 0.3]  # 28 and 107 beside 250
+    for part in parts:
+        assert len(np.unique(labels[part])) == 4
+        above = part[labels[part] >= 2]
+        assert above[-1] - above[0] > 250  # not a run from one place
+
+
+@pytest.mark.parametrize("ratios, says", [
+    ([0.1, 0.1], "one ratio for each of 3 clients, got 2"), ([0.1, 0.1, 0.9], "ask for .* expected 1 a client .* and 50, all"),
+    ([0.1, 0.1, 0.01], "0 for one client"),
+])
+def test_positive_ratios_that_the_data_cannot_give_are_refused(ratios, says):
+    labels = np.repeat([0, 1], [100, 50])
+    with pytest.raises(ValueError, match=says):
+        PositiveRatios(ratios)(labels, labels == 1, 3, seed=0)
+
+
+def test_quantity_skews_amounts_and_not_labels():
+    labels = np.arange(20_000) % 2
+
+    def sizes(alpha):
+        return np.array([len(part) for part in Quantity(alpha)(labels, labels == 1, 10, seed=3)])
+
+    assert sizes(1000.0).max() < 2_400 and sizes(0.3).max() > 2 * sizes(1000.0).max()
+    for part in Quantity(0.5)(labels, labels == 1, 10, seed=3):
+        assert abs(labels[part].mean() - 0.5) < 2.5 / len(part) ** 0.5  # five standard errors of a fair coin
+
+
+def test_quantity_leaves_nobody_without_samples():
+    for seed in range(20):
+        check(Quantity(0.05)(np.zeros(12, int), np.zeros(12, bool), 10, seed), 10, 12)
+
+
+@pytest.mark.parametrize("partition", [IID(), Dirichlet(1.0), ByClass(1), Quantity(1.0), PositiveRatios([0.5] * 4)])
 def test_more_clients_than_samples_are_refused(partition):
     with pytest.raises(ValueError, match="expected"):
         partition(np.array([0, 1, 0]), np.array([False, True, False]), 4, seed=0)
@@ -113,6 +175,9 @@ def test_settings_are_checked():
         build(PARTITIONS["dirichlet"], {"alpha": 0.0}, "partition")
     with pytest.raises(ValueError, match="did you mean 'groups'"):
         build(PARTITIONS["by_class"], {"group": 5}, "partition")
+    for ratios in ([], [0.1, 1.0], [0.0]):
+        with pytest.raises(ValueError, match="ratios"):
+            build(PARTITIONS["positive_ratios"], {"ratios": ratios}, "partition")
 
 
 @quick

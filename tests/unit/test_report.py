@@ -19,7 +19,7 @@ from mpifed import report
 
 COSTS = dict(
     oracle_calls=96, phases=1, bytes_up=1000, bytes_down=3000, wire_bytes=2500,
-    compute_seconds=0.3, communication_seconds=0.1, seconds=0.5,
+    compute_seconds=0.3, communication_seconds=0.1, seconds=0.5, federated_seconds=0.0,
 )  # fmt: skip
 
 
@@ -77,16 +77,16 @@ def test_load_reads_what_was_written(tmp_path, by_file):
 def test_every_axis_is_read_at_the_rounds_of_the_metrics(tmp_path):
     run = report.load(write(tmp_path / "a", every=10, auc=[0.5, 0.6, 0.7]))
     expected = {"rounds": [0, 10, 20], "oracle calls": [0, 960, 1920], "bytes, up + down": [0, 40_000, 80_000],
-                "wall time without evaluation": [0, 5, 10]}  # fmt: skip
+                "wall time without evaluation": [0, 5, 10], "federated wall time": [0, 0, 0]}  # fmt: skip
     assert {axis.label: axis.of(run).tolist() for axis in report.AXES} == expected
-    assert [axis.scale([run])[1] for axis in report.AXES] == [
+    assert [axis.scale([run])[1] for axis in report.AXES if axis.suits(run)] == [
         "rounds", "oracle calls", "bytes, up + down (kB)", "wall time without evaluation (s)",
     ]  # fmt: skip
 
 
 def test_units_grow_with_the_costs(tmp_path):
     run = report.load(write(tmp_path / "a", rounds=100_000, every=50_000, auc=[0.5, 0.6, 0.7]))
-    assert [axis.scale([run]) for axis in report.AXES] == [
+    assert [axis.scale([run]) for axis in report.AXES if axis.suits(run)] == [
         (1, "rounds"),
         (1e6, "oracle calls (millions)"),  # 9.6e6
         (1e6, "bytes, up + down (MB)"),  # 4e8
@@ -216,6 +216,24 @@ def test_logarithmic_where_positive_and_wide(tmp_path, monkeypatch, values, scal
     monkeypatch.setattr(report.Figure, "savefig", lambda fig, *_, **__: scales.extend(a.get_yscale() for a in fig.axes))
     report.curves([report.load(write(tmp_path / "a", rounds=10, x_error=values))], tmp_path / "a.png")
     assert scales == 4 * [scale]
+
+
+def test_the_federated_axis_is_there_for_runs_with_a_clock_only(tmp_path, monkeypatch):
+    drawn = []
+
+    def lines(figure, *_, **__):
+        drawn.append({axes.get_xlabel(): len(axes.lines) for axes in figure.axes})
+
+    monkeypatch.setattr(report.Figure, "savefig", lines)
+    without = report.load(write(tmp_path / "a", auc=decay(0.1)))
+    clock = report.load(write(tmp_path / "b", auc=decay(0.2)))
+    clock.costs["federated_seconds"] = 90.0 * clock.costs["round"]
+    report.curves([without], tmp_path / "a.png")
+    report.curves([without, clock], tmp_path / "b.png")
+    assert not [label for label in drawn[0] if "federated" in label] and set(drawn[0].values()) == {1}
+    assert drawn[1]["federated wall time (min)"] == 1 and sorted(drawn[1].values()) == [1, 2, 2, 2, 2]
+    assert "federated seconds" not in report.table([without])[0]
+    assert [row["federated seconds"] for row in report.table([without, clock])] == [None, 1800.0]
 
 
 def test_curves_of_a_run_that_diverged(tmp_path):

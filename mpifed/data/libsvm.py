@@ -1,0 +1,65 @@
+"""Tables in LIBSVM's text format, ``label column:value ...`` a row."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mpifed.data.files import DataError, Source, opened
+from mpifed.data.samples import Table
+
+__all__ = ["LibSVM"]
+
+
+@dataclass(frozen=True)
+class LibSVM:
+    """A table in LIBSVM's text format; where there is no test file, every fifth row (index % 5 == 4) is a test row.
+
+    Attributes:
+        name: the data set's name and that of its file; ``.t`` is added for the test file.
+        train, test: numbers of rows; 0 test rows: the set has no test file.
+        columns: number of columns.
+        labels: the two labels in the file, the negative one first.
+    """
+
+    name: str
+    train: int
+    test: int
+    columns: int
+    labels: tuple[int, int]
+    home = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html"
+
+    def __call__(self, data_dir: str | None = None) -> Table:
+        """Read the files, from a folder ``libsvm``. Columns that a row leaves out are 0.
+
+        Raises:
+            DataError: a file is missing, damaged or another one.
+        """
+        with opened(self.name, self.home, data_dir, "libsvm") as source:
+            rows, labels = self._read(source, self.name, self.train)
+            if self.test and source.find(f"{self.name}.t"):
+                return Table(rows, labels, *self._read(source, f"{self.name}.t", self.test), source.files)
+        test = torch.arange(len(labels)) % 5 == 4
+        return Table(rows[~test], labels[~test], rows[test], labels[test], source.files)
+
+    def _read(self, source: Source, name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows ``[n, d]``, float32, and labels 0 or 1."""
+        from sklearn.datasets import load_svmlight_file  # here, because it takes a second that others need not pay
+
+        low, high = self.labels
+        expected = f"{count} rows of LIBSVM text with labels {low} and {high} and columns 1 to {self.columns}"
+        path, content = source.read(name, expected)
+        try:
+            sparse, labels = load_svmlight_file(
+                io.BytesIO(content), n_features=self.columns, dtype=np.float32, zero_based=False
+            )
+        except (ValueError, OverflowError) as error:
+            raise DataError(f"{path}: expected {expected}, found {error}") from error
+        if len(labels) != count:
+            raise DataError(f"{path}: expected {expected}, found {len(labels)} rows")
+        if not np.isin(labels, self.labels).all():
+            raise DataError(f"{path}: expected {expected}, found labels {np.unique(labels)[:5].tolist()}")
+        return torch.from_numpy(sparse.toarray()), torch.from_numpy((labels == high).astype(np.int64))

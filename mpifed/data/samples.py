@@ -1,0 +1,75 @@
+"""What readers return: labelled samples to train and to test on, and the files that hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from mpifed.files import DataFile
+
+__all__ = ["Labelled", "Images", "Table", "Texts", "Pixels"]
+
+
+class Pixels:
+    """Images ``[n, c, h, w]`` kept as bytes; ``pixels[rows]`` are those rows as float32 in [0, 1].
+
+    A rank asks for the rows of its clients, and nobody else's are converted, decoded or, from a file mapped into memory,
+    even loaded.
+
+    Args:
+        stored: the bytes; an array, or anything else with a shape and rows.
+    """
+
+    def __init__(self, stored):
+        self._stored = stored
+        self.shape = torch.Size(stored.shape)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def __getitem__(self, rows) -> torch.Tensor:
+        scaled = self._stored[np.asarray(rows) if isinstance(rows, torch.Tensor) else rows].astype(np.float32)
+        scaled /= 255
+        return torch.from_numpy(scaled)
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Samples ``[n, ...]``, float32, asked for by rows; their labels ``[n]``, int64 from 0; the files that hold them."""
+
+    train: torch.Tensor | Pixels
+    train_labels: torch.Tensor
+    test: torch.Tensor | Pixels
+    test_labels: torch.Tensor
+    files: dict[str, DataFile] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a sample: channels, height and width of an image, the number of columns of a table."""
+        return tuple(self.train.shape[1:])
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return int(self.train_labels.max()) + 1
+
+
+class Images(Labelled):
+    """Images ``[n, c, h, w]`` in [0, 1] and their labels."""
+
+
+class Table(Labelled):
+    """Rows of numbers ``[n, d]`` and their labels, 0 or 1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Texts and their labels ``[n]``, int64: 1 positive, 0 negative; the files that hold them."""
+
+    train: list[str]
+    train_labels: np.ndarray
+    test: list[str]
+    test_labels: np.ndarray
+    files: dict[str, DataFile] = field(default_factory=dict)

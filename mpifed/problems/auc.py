@@ -1,0 +1,108 @@
+"""AUC maximisation as a minimax problem (000, eq. 13; 001, eq. 20), for any network and any samples."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from mpifed.data import Partition, thin
+from mpifed.data.partition import IID
+from mpifed.problem import Minimax, Named
+from mpifed.records import Blocks
+
+__all__ = ["AUC"]
+
+
+@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+class AUC(Minimax):
+    """min over (w, a, b), max over α of the batch mean of the bracket of 000, eq. 13, for a scoring function h(w; ·).
+
+    With the positive ratio p and a sample's label ±1 the bracket is ::
+
+        (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   both less p(1-p) α²
+
+    w, a and b make up x, α is y. A subclass sets ``model`` and ``_shapes``, calls :meth:`_divide` in ``prepare``, and defines
+    :meth:`samples` and :meth:`outputs`.
+    """
+
+    clients: int = Field(default=10, ge=1, description="number of clients")
+    partition: Partition = Field(default=IID(), description="how samples are divided among clients")
+    imbalance: float | None = Field(
+        default=None, gt=0, lt=1, description="positive ratio of the training data, reached by dropping positives"
+    )
+    p: Literal["pooled", "client"] = Field(
+        default="pooled", description="positive ratio in the loss: of all training data, or of each client's own"
+    )
+    score: Literal["identity", "sigmoid"] = Field(
+        default="identity", description="h is the network's output, or its sigmoid"
+    )
+
+    source = "000, eq. 13"
+
+    def _divide(self, labels: np.ndarray, kept: np.ndarray, positive: np.ndarray, test_positive: np.ndarray, seed: int) -> None:
+        """Thin and part the training data, and note what the test data are.
+
+        Args:
+            labels, positive: class and binary label of every training sample, ``[n]``.
+            kept: numbers of the training samples that take part.
+            test_positive: binary labels of the test samples, ``[m]``, bool.
+        """
+        kept = kept[thin(labels[kept], positive[kept], self.imbalance, seed)]
+        parts = self.partition(labels[kept], positive[kept], self.clients, seed)
+        self._rows = [kept[part] for part in parts]
+        self._labels, self._positive = labels, torch.from_numpy(positive)
+        self._ratio = float(positive[np.concatenate(self._rows)].mean())
+        self._test_positive, self.test_rows = test_positive, len(test_positive)
+
+    def samples(self, rows: torch.Tensor) -> torch.Tensor:
+        """What :meth:`outputs` is given of the training samples ``rows``."""
+        raise NotImplementedError
+
+    def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
+        """The network's outputs ``[b]``, the larger the likelier positive."""
+        raise NotImplementedError
+
+    def variables(self) -> Blocks:
+        return Blocks(x={**self._shapes, "a": (1,), "b": (1,)}, y={"alpha": (1,)})
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """The network's random start; a, b and α start at 0."""
+        network = self.model.initial(self._shapes, rng)
+        ab = torch.zeros(2, dtype=torch.float64)
+        return {"x": torch.cat([*(tensor.flatten() for tensor in network.values()), ab])}
+
+    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+        """Samples ``[n, ...]``, 1 or 0 for positive or negative ``[n]``, and p ``[n]`` with ``p = "client"``."""
+        rows = torch.from_numpy(self._rows[client])
+        positive = self._positive[rows].double()
+        data = self.samples(rows), positive
+        return data if self.p == "pooled" else (*data, positive.mean().expand(len(rows)))
+
+    def client_size(self, client: int) -> int:
+        return len(self._rows[client])
+
+    def client_labels(self, client: int) -> np.ndarray:
+        return self._labels[self._rows[client]]
+
+    def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        samples, positive, *own = batch
+        p = own[0] if own else self._ratio
+        h = self.outputs(x, samples)
+        if self.score == "sigmoid":
+            h = torch.sigmoid(h)
+        slope = 2 * (1 + y["alpha"]) * h
+        above = (1 - p) * positive * ((h - x["a"]) ** 2 - slope)
+        below = p * (1 - positive) * ((h - x["b"]) ** 2 + slope)
+        return (above + below - p * (1 - p) * y["alpha"] ** 2).mean()
+
+    def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """``auc``: area under the ROC curve of the test samples, NaN where an output is not finite."""
+        from sklearn.metrics import roc_auc_score  # here, because it takes a second that only evaluation should pay
+
+        if not torch.isfinite(predictions).all():
+            return {"auc": float("nan")}
+        return {"auc": float(roc_auc_score(self._test_positive, predictions.cpu().numpy()))}

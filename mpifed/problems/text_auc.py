@@ -1,0 +1,89 @@
+"""Deep AUC maximisation on texts (001, section 5).
+
+Readings. 001 has a two-layer recurrent network with two outputs and one prediction h: the positive output less the
+negative one, so that ``score = "sigmoid"`` makes h the softmax probability of the positive class. Texts are cut to the first
+``length`` words that have a vector, and words without one are left out. Vectors stay fixed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import AfterValidator, ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from mpifed.data import TEXTS
+from mpifed.data.vectors import encode, word_vectors, words_of
+from mpifed.models import RNN
+from mpifed.options import choice, near_miss
+from mpifed.problem import Named
+from mpifed.problems.auc import AUC
+
+__all__ = ["TextAUC"]
+
+#: Test texts scored at once, which bounds the memory of an evaluation.
+CHUNK = 64
+
+
+def _known(name: str) -> str:
+    if name not in TEXTS:
+        raise ValueError(f"unknown set of texts {name!r}: {near_miss(name, TEXTS)}")
+    return name
+
+
+@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+class TextAUC(AUC):
+    """The minimax problem of DeepAUC for texts, whose words are vectors that a recurrent network reads in order.
+
+    Clients hold numbers of words; the vectors are one table that all share.
+    """
+
+    dataset: Annotated[str, AfterValidator(_known)] = Field(description="name of the set of texts")
+    model: choice("model", {"rnn": RNN}) = Field(default=RNN(), description="network h, with two outputs")
+    length: int = Field(default=40, ge=1, description="words of a text that count")
+    vectors: str = Field(
+        default="auto",
+        description="file of word vectors; random: a random vector a word; auto: googlenews300_small_f16.npz, or random without it",
+    )
+    dimension: int = Field(default=300, ge=1, description="numbers of a random vector")
+
+    source = "001, section 5"
+
+    def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Read the texts and the vectors of their words, thin and part them. The vectors do not depend on the seed.
+
+        Raises:
+            ValueError: the data and the partition do not fit each other, or a file is missing.
+        """
+        texts = TEXTS[self.dataset](data_dir)
+        train, test = ([words_of(text) for text in part] for part in (texts.train, texts.test))
+        vocabulary = {word for words in train + test for word in words}
+        vectors = word_vectors(self.vectors, vocabulary, self.dimension, data_dir)
+        self.files = {**texts.files, **vectors.files}
+        self._table, self._placed = torch.from_numpy(vectors.table), {}
+        self._shapes = self.model.shapes((self.length, self._table.shape[1]), outputs=2)
+        self._train, self._test = (torch.from_numpy(encode(part, vectors.rows, self.length)) for part in (train, test))
+        labels, kept = texts.train_labels, np.arange(len(train))
+        self._divide(labels, kept, labels == 1, texts.test_labels == 1, seed)
+
+    def class_names(self) -> list[str]:
+        return ["negative", "positive"]
+
+    def samples(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of the table of vectors for each word ``[n, length]``, int64, then zeros."""
+        return self._train[rows]
+
+    def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
+        """The positive output less the negative one."""
+        if samples.device not in self._placed:
+            self._placed[samples.device] = self._table.to(samples.device)
+        vectors = self._placed[samples.device][samples].to(x["a"].dtype)
+        negative, positive = self.model(x, vectors, (samples > 0).sum(1)).unbind(1)
+        return positive - negative
+
+    @torch.no_grad()
+    def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
+        """The outputs of the test texts ``rows``, ``[n]``."""
+        return torch.cat([self.outputs(x, chunk.to(x["a"].device)) for chunk in self._test[rows].split(CHUNK)])

@@ -1,0 +1,90 @@
+"""Ranks that read different data, or of which one cannot read any, end together before any work starts.
+
+A rank that goes on alone would wait for ever, so the time limit is what the tests assert.
+"""
+
+import gzip
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+import h5py
+import numpy as np
+from launch import launch
+
+OWN_DATA = Path(__file__).with_name("own_data.py")
+LIMIT = 40
+JOB = """
+rounds = 2
+[algorithm]
+name = "LocalSGDA"
+q = 2
+eta_x = 0.01
+eta_y = 0.01
+[problem]
+name = "FairClassification"
+dataset = "tiny"
+clients = 3
+[run]
+dtype = "float64"
+progress = false
+out = "run"
+"""
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def write_data(folder: Path, ranks: int) -> list[Path]:
+    """A folder of the same data for every rank."""
+    folders = [folder / "data" / str(rank) / "tiny" for rank in range(ranks)]
+    for place in folders:
+        place.mkdir(parents=True)
+        for part, count in (("train", 24), ("t10k", 8)):
+            (place / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(count) % 2))
+            (place / f"{part}-images-idx3-ubyte").write_bytes(idx(np.arange(4 * count).reshape(count, 2, 2)))
+    return folders
+
+
+def start(folder: Path, ranks: int) -> tuple[int, str]:
+    (folder / "job.toml").write_text(JOB)
+    return launch(ranks, [OWN_DATA, folder / "data", "run", "job.toml"], LIMIT, cwd=folder)
+
+
+def test_a_file_that_differs_is_named_with_its_ranks(tmp_path):
+    folders = write_data(tmp_path, 3)
+    path = folders[2] / "train-images-idx3-ubyte"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    code, output = start(tmp_path, 3)
+    assert code == 2 and "Traceback" not in output, output
+    assert output.count("data file train-images-idx3-ubyte differs between ranks: ranks 0-1 read ") == 1, output
+    assert f"({folders[0] / path.name}); rank 2 read " in output and f"({path})" in output, output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rank_without_data_ends_all(tmp_path):
+    folders = write_data(tmp_path, 3)
+    path = folders[1] / "t10k-labels-idx1-ubyte"
+    path.unlink()
+    code, output = start(tmp_path, 3)
+    assert code == 2 and "Traceback" not in output, output
+    assert output.count("tiny lacks a file") == 1 and path.name in output and "(on rank 1)" in output, output
+
+
+def test_a_packed_copy_is_the_same_data_and_the_results_say_what_was_read(tmp_path):
+    folders = write_data(tmp_path, 2)
+    path = folders[1] / "train-images-idx3-ubyte"
+    path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+    code, output = start(tmp_path, 2)
+    assert code == 0, output
+    with h5py.File(tmp_path / "run" / "run.h5") as file:
+        data = json.loads(file.attrs["data"])
+    assert sorted(data) == sorted(one.name for one in folders[0].iterdir())
+    assert {name: one["path"] for name, one in data.items()} == {one.name: str(one) for one in folders[0].iterdir()}
+    for one in folders[0].iterdir():
+        assert data[one.name]["digest"] == hashlib.sha256(one.read_bytes()).hexdigest()

@@ -1,0 +1,208 @@
+"""Placement by cost: the layout changes and the bits do not, runs move between layouts, a phase stays one Allreduce."""
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from everything import METHODS, PAIRS, method, problem
+from games import Game, configuration
+from mpifed import checkpoint, resume, run
+from mpifed.algorithms import AdaFGDA, LocalSGDA
+from mpifed.comm import CollectiveError, MpiComm, SerialComm
+from mpifed.placement import Placement
+from mpifed.problems import Saddle
+from mpifed.simulation import Simulation
+from mpifed.streams import generator
+
+pytestmark = pytest.mark.mpi
+
+#: With these costs no number of ranks between 2 and 4 hosts five clients as ``even`` does.
+COSTS = [1, 1, 1, 1, 100]
+ADA = AdaFGDA(q=3, gamma=0.02, lam=0.02, matrix="adam")
+
+
+class Skewed(Game):
+    """Client k has 4 (k + 1)² rows: full batches of 4 to 100."""
+
+    def prepare(self, seed, data_dir=None):
+        super().prepare(seed, data_dir)
+        self.rows = [
+            torch.from_numpy(generator(seed, "game", k).standard_normal((4 * (k + 1) ** 2, 5))) for k in range(self.clients)
+        ]
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    """Costs as given instead of measured ones."""
+    monkeypatch.setattr("mpifed.simulation.client_costs", lambda *_: np.array(COSTS))
+
+
+def bits(result) -> np.ndarray:
+    return torch.cat(list(result.point.values())).numpy()
+
+
+def layout(result) -> dict:
+    with h5py.File(result.path) as file:
+        return json.loads(file.attrs["layout"])
+
+
+def assert_same(one, other):
+    np.testing.assert_array_equal(bits(one), bits(other))
+
+
+@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("cohort, weights", [(None, "uniform"), (2, "samples")])
+def test_same_bits_as_even(comm, out, forced, executor, cohort, weights):
+    """Costs put most clients on one rank."""
+    method_ = ADA if cohort is None else LocalSGDA(q=3, eta_x=0.02, eta_y=0.02)
+    results = {}
+    for kind in ("even", "balanced"):
+        config = configuration(method_, Game(clients=5), f"{out}/{kind}", reduction="exact", executor=executor, cohort=cohort,
+                               weights=weights, placement=kind, dtype="float32", eval_every=1)
+        results[kind] = run(config, comm)
+    assert_same(results["balanced"], results["even"])
+    if comm.rank == 0:
+        assert results["balanced"].history == results["even"].history
+        even, balanced = layout(results["even"]), layout(results["balanced"])
+        assert (even["placement"], even["clients"]) == ("even", Placement(5, comm.size).counts)
+        assert balanced["placement"] == "balanced" and sum(balanced["clients"]) == 5
+        assert (balanced["clients"] != even["clients"]) == (comm.size > 1)
+
+
+def test_same_bits_with_measured_costs_of_full_batches(comm, out):
+    settings = dict(batch_size=0, noise=None, reduction="exact", checkpoint_every=1)
+    even = run(configuration(ADA, Skewed(clients=5), f"{out}/even", **settings), comm)
+    balanced = run(configuration(ADA, Skewed(clients=5), f"{out}/balanced", placement="balanced", **settings), comm)
+    assert_same(balanced, even)
+    if comm.rank == 0:
+        costs = checkpoint.newest(f"{out}/balanced")[1]["client_costs"]
+        assert len(costs) == 5 and layout(balanced)["clients"] == Placement.balanced(np.array(costs), comm.size).counts
+        assert checkpoint.newest(f"{out}/even")[1]["client_costs"] == []
+
+
+def halted(folder, r: int, name: str) -> str:
+    """A copy of the run as it stood after round ``r`` (rank 0)."""
+    Path(folder, name).mkdir()
+    shutil.copy(f"{folder}/checkpoint-{r:08d}.h5", f"{folder}/{name}")
+    return f"{folder}/{name}"
+
+
+def assert_measures_nothing(monkeypatch):
+    def fail(*_):
+        raise AssertionError("the checkpoint holds the costs")
+
+    monkeypatch.setattr("mpifed.simulation.client_costs", fail)
+
+
+def test_resumed_on_other_rank_counts(comm, out, forced, monkeypatch):
+    """From one rank to all, from all to one, and from all to all but one."""
+    settings = dict(rounds=4, reduction="exact", placement="balanced", checkpoint_every=1, keep=9, batch_size=1)
+    whole = run(configuration(ADA, Saddle(clients=5, d=4), out, **settings), comm)
+    if comm.rank == 0:
+        run(configuration(ADA, Saddle(clients=5, d=4), f"{out}/alone", **settings), SerialComm())
+        halted(f"{out}/alone", 2, "all")
+        halted(out, 1, "fewer")
+    assert_measures_nothing(monkeypatch)
+    comm.barrier()
+    again = resume(f"{out}/alone/all", comm=comm)
+    assert_same(again, whole)
+    if comm.rank == 0:
+        assert_same(resume(halted(out, 2, "one"), comm=SerialComm()), whole)
+        assert layout(again)["clients"] == Placement.balanced(np.array(COSTS), comm.size).counts
+    if comm.size > 1:
+        from mpi4py import MPI
+
+        some = MPI.COMM_WORLD.Split(0 if comm.rank < comm.size - 1 else 1)
+        if comm.rank < comm.size - 1:
+            fewer = resume(f"{out}/fewer", comm=MpiComm(some))
+            assert_same(fewer, whole)
+            assert comm.rank or layout(fewer)["clients"] == Placement.balanced(np.array(COSTS), comm.size - 1).counts
+        some.Free()
+
+
+def test_an_even_run_resumed_by_cost_and_the_other_way(comm, out, forced, monkeypatch):
+    settings = dict(rounds=4, reduction="exact", checkpoint_every=1, keep=9, batch_size=1)
+    whole = run(configuration(ADA, Saddle(clients=5, d=4), out, **settings), comm)
+    if comm.rank == 0:
+        halted(out, 1, "balanced")
+    comm.barrier()
+    balanced = resume(f"{out}/balanced", ["run.placement=balanced", "run.checkpoint_every=3"], comm)
+    assert_measures_nothing(monkeypatch)
+    if comm.rank == 0:
+        halted(f"{out}/balanced", 3, "even")
+    comm.barrier()
+    even = resume(f"{out}/balanced/even", ["run.placement=even"], comm)
+    for result, kind in ((balanced, Placement.balanced(np.array(COSTS), comm.size)), (even, Placement(5, comm.size))):
+        assert_same(result, whole)
+        assert comm.rank or layout(result)["clients"] == kind.counts
+
+
+@pytest.mark.parametrize("width", [0, 3])
+def test_client_rows_of_any_blocks(comm, out, monkeypatch, width):
+    """Rows written by one placement and read by others, with ranks that host nobody, several blocks a rank."""
+    monkeypatch.setattr(checkpoint, "BLOCK", 2 * 3 * 8)
+    clients, last = 7, comm.size - 1
+    placements = [
+        Placement(clients, comm.size),
+        Placement(clients, comm.size, [0] * comm.size + [clients]),  # everybody on the last rank
+        Placement(clients, comm.size, [0] + [clients] * comm.size),  # everybody on rank 0
+        Placement(clients, comm.size, [0, *[min(5, clients * last)] * last, clients]),  # the ranks between host nobody
+    ]
+    table = np.arange(clients * width, dtype=np.float64).reshape(clients, width)
+    for number, source in enumerate(placements):
+        folder = Path(out, f"{number}")
+        folder.mkdir(exist_ok=True)
+        checkpoint.write(folder, 1, {"round": 1}, {}, table[source.of(comm.rank)], comm, source)
+        for target in placements:
+            rows = np.full((len(target.of(comm.rank)), width), -1.0)
+            checkpoint.read_clients(folder / "checkpoint-00000001.h5" if comm.rank == 0 else None, rows, comm, target)
+            np.testing.assert_array_equal(rows, table[target.of(comm.rank)])
+
+
+class Counting:
+    """Passes everything on to a communicator and counts the collectives."""
+
+    COLLECTIVES = ("allreduce_", "bcast_", "alltoallv", "allgatherv", "send", "receive", "barrier")
+
+    def __init__(self, comm):
+        self.comm, self.calls = comm, Counter()
+
+    def __getattr__(self, name):
+        if name in self.COLLECTIVES:
+            self.calls[name] += 1
+        return getattr(self.comm, name)
+
+
+@pytest.mark.parametrize("placement", ["even", "balanced"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_phase_is_one_allreduce(comm, out, name, placement):
+    """And one broadcast where rank 0 makes the matrices; nothing else."""
+    problem_ = problem(next(other for one, other in PAIRS if one == name))
+    counting = Counting(comm)
+    simulation = Simulation(configuration(method(name), problem_, out, placement=placement, noise=None), counting)
+    simulation.start()
+    phases = simulation.algorithm.phases
+    for _ in range(2):
+        counting.calls.clear()
+        simulation.step()
+        refreshes = sum(phase.coordinate for phase in phases) if comm.size > 1 else 0
+        assert counting.calls == Counter(allreduce_=len(phases), bcast_=refreshes)
+
+
+class Unmeasurable(Game):
+    """The last client has no data that could be read."""
+
+    def client_data(self, k):
+        if k == self.clients - 1:
+            raise ValueError(f"client {k} has lost its data")
+        return super().client_data(k)
+
+
+def test_a_client_that_cannot_be_measured_stops_all_ranks(comm, out):
+    with pytest.raises(CollectiveError, match="client 4 has lost its data"):
+        run(configuration(ADA, Unmeasurable(clients=5), out, placement="balanced"), comm)

@@ -1,0 +1,14 @@
+"""Where the real data sets lie, if they do: ``$MPIFED_DATA`` or ``shared/data`` beside the checkout."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def real(name: str) -> Path:
+    """The folder of the data sets; the test is skipped where it has no ``name``."""
+    root = Path(os.environ.get("MPIFED_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
+    if not (root / name).exists():
+        pytest.skip(f"no {name} in $MPIFED_DATA or in shared/data beside the checkout")
+    return root

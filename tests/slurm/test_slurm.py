@@ -1,0 +1,174 @@
+"""Batch jobs under a real Slurm: the shipped scripts, both MPIs, launchers that do not fit, time limits and preemption.
+
+The limits are for four ranks on a busy machine of two cores; a job that hangs would take for ever.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import h5py
+import mpifed
+import numpy as np
+import pytest
+from batch import command, run_command, slurm_answers, submit, workplace
+from launch import mpirun_path
+from mpifed.comm import SerialComm
+
+pytestmark = pytest.mark.skipif(not slurm_answers(), reason="no Slurm answers to sinfo")
+
+ROOT = Path(__file__).parents[2]
+#: The README's lines for clusters; the tests add settings that make the runs short.
+GPU_NODES = "sbatch jobs/slurm/gpu_nodes.sbatch"
+SHARED_GPU = "sbatch jobs/slurm/shared_gpu.sbatch"
+CPU = "sbatch jobs/slurm/cpu.sbatch"
+ARRAY = "sbatch jobs/slurm/array.sbatch"
+PREEMPTIBLE = "sbatch --partition=low jobs/slurm/preemptible.sbatch"
+LAUNCH = "mpifed launch jobs/saddle.toml --nodes 2 --ranks-per-node 2 --time 10"
+SHORT = " rounds=3 run.reduction=exact"
+HELD = """ rounds=30 run.reduction=exact "oracle.noise={name='gaussian',scale=0.1}" "algorithm={name='./held.py:Held',hold='hold'}" """
+
+
+def point(folder: Path, ranks: int | None = None) -> np.ndarray:
+    """The point that a finished run has found; with ``ranks`` also that so many ranks have found it together."""
+    with h5py.File(folder / "run.h5") as file:
+        assert file.attrs["stopped"].startswith("all "), file.attrs["stopped"]
+        assert ranks is None or f'"ranks": {ranks}' in file.attrs["layout"], file.attrs["layout"]
+        return np.concatenate([file["final/x"][...], file["final/y"][...]])
+
+
+def uninterrupted(folder: Path, settings: str) -> np.ndarray:
+    """The point that the same job finds in this process."""
+    changes = [word.replace("./held.py", str(folder / "held.py")) for word in shlex.split(settings)]
+    config = mpifed.Config.load(ROOT / "jobs/saddle.toml", [*changes, f"run.out={folder / 'here'}", "run.progress=false"])
+    mpifed.run(config, SerialComm())
+    return point(folder / "here")
+
+
+def test_the_readme_shows_these_commands():
+    lines = {line.split("#")[0].strip() for line in (ROOT / "README.md").read_text().splitlines()}
+    assert {GPU_NODES, SHARED_GPU, CPU, ARRAY, PREEMPTIBLE, LAUNCH} <= lines
+
+
+@pytest.mark.parametrize("mpi, asked, used", [
+    ("openmpi", {}, "srun --mpi=pmix"),
+    ("openmpi", {"MPIFED_LAUNCHER": "pmi2 mpirun"}, "mpirun"),
+    ("mpich", {}, "srun --mpi=pmi2"),
+    ("mpich", {"MPIFED_LAUNCHER": "pmix mpirun"}, "mpirun"),
+])
+def test_every_launcher_that_fits(tmp_path, mpi, asked, used):
+    """The script's own choice, and the second of two where the first does not fit."""
+    folder = workplace(tmp_path)
+    state, code, log = submit(CPU + SHORT, folder, mpi=mpi, **asked).end()
+    assert (state, code) == ("COMPLETED", 0), log
+    assert re.search(rf"mpifed: 4 ranks on 2 nodes of (Open MPI|MPICH) \S+ by {used} ", log), log
+    np.testing.assert_array_equal(point(folder / "runs/saddle", ranks=4), uninterrupted(folder, SHORT))
+
+
+@pytest.mark.parametrize("mpi, launcher", [("openmpi", "pmi2"), ("openmpi", "none"), ("mpich", "pmix"), ("mpich", "none")])
+def test_a_launcher_that_does_not_fit_is_refused(tmp_path, mpi, launcher):
+    folder = workplace(tmp_path)
+    line = CPU.replace("sbatch", "sbatch --ntasks-per-node=1", 1)
+    state, code, log = submit(line, folder, mpi=mpi, MPIFED_LAUNCHER=launcher).end()
+    assert (state, code) == ("FAILED", 71), log
+    assert "launcher and MPI library do not fit: nothing joins 2 ranks" in log, log
+    assert f"unset MPIFED_LAUNCHER={launcher}" in log and "Open MPI goes with pmix, MPICH with pmi2" in log, log
+    assert not (folder / "runs").exists()
+
+
+def test_the_wrong_mpirun_is_refused(tmp_path):
+    folder = workplace(tmp_path)
+    script = (folder / "jobs/slurm/cpu.sbatch").read_text()
+    (folder / "wrong.sbatch").write_text(script.replace("here=", f"PATH={Path(mpirun_path('mpich')).parent}:$PATH\nhere=", 1))
+    state, code, log = submit("sbatch --ntasks-per-node=1 wrong.sbatch", folder, MPIFED_LAUNCHER="mpirun").end()
+    assert (state, code) == ("FAILED", 71), log
+    assert "2 processes were started, and one of them sees 1" in log, log
+
+
+@pytest.mark.parametrize("how", ["srun -n 2 --mpi=none", "srun -n 2 --mpi=pmi2 --kill-on-bad-exit=1", "mpirun -n 2"])
+def test_a_run_without_a_script_refuses_too(tmp_path, how):
+    """Open MPI's library under what does not start it: the first two under Slurm, the last with MPICH's mpirun."""
+    how = how.replace("mpirun", mpirun_path("mpich"))
+    code, output = run_command(f"{how} mpifed run jobs/saddle.toml", workplace(tmp_path))
+    assert code == 71, output
+    assert "the launcher started 2 processes, but this MPI (Open MPI" in output and "srun --mpi=pmix" in output, output
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("line, nodes, ranks, threads", [(GPU_NODES, 2, 4, 2), (SHARED_GPU, 1, 4, 1)])
+def test_gpus(tmp_path, line, nodes, ranks, threads):
+    """The job is given two GPUs a node and every rank sees both: it takes the one of its local rank. (There is no device here.)"""
+    folder = workplace(tmp_path)
+    (folder / "seen").mkdir()
+    job = submit(f"""{line} rounds=1 "algorithm={{name='./held.py:Held',witness='seen'}}" """, folder)
+    state, code, log = job.end()
+    assert (state, code) == ("COMPLETED", 0), log
+    assert job.fields()["TresPerNode"] in ("gres:gpu:2", "gres/gpu:2"), job.fields()
+    seen = list((folder / "seen").iterdir())
+    assert len(seen) == ranks and len({file.name.split(".")[0] for file in seen}) == nodes, seen
+    assert {file.read_text() for file in seen} == {f"0,1 {threads}"}
+
+
+def test_array(tmp_path):
+    folder = workplace(tmp_path)
+    job = submit(ARRAY + SHORT, folder)
+    for seed in range(3):
+        state, code, log = job.end(task=f"_{seed}")
+        assert (state, code) == ("COMPLETED", 0), log
+        np.testing.assert_array_equal(point(folder / f"runs/saddle/seed={seed}", ranks=2), uninterrupted(folder, f"{SHORT} seed={seed}"))
+
+
+def test_time_limit_then_another_number_of_nodes(tmp_path):
+    """Slurm warns up to a minute early, so a limit of one minute warns at once; the next job has other nodes and the other MPI."""
+    folder = workplace(tmp_path)
+    (folder / "hold").touch()
+    state, code, log = submit(CPU.replace("sbatch", "sbatch --time=1 --signal=B:USR1@50", 1) + HELD, folder).end()
+    assert (state, code) == ("FAILED", 85), log
+    assert "stopped by a signal: submit the same script again" in log, log
+    (folder / "hold").unlink()
+    state, code, log = submit(CPU.replace("sbatch", "sbatch --nodes=3 --ntasks-per-node=1", 1) + HELD, folder, mpi="mpich").end()
+    assert (state, code) == ("COMPLETED", 0), log
+    np.testing.assert_array_equal(point(folder / "runs/saddle", ranks=3), uninterrupted(folder, HELD))
+
+
+def test_preemption(tmp_path):
+    """A job of a higher partition takes all nodes: checkpoint, back into the queue, resume, the same bits."""
+    ways = [("openmpi", "pmix"), ("openmpi", "mpirun"), ("mpich", "pmi2"), ("mpich", "mpirun")]
+    jobs = []
+    for mpi, launcher in ways:
+        folder = tmp_path / f"{mpi}-{launcher}"
+        folder.mkdir()
+        (workplace(folder) / "hold").touch()
+        line = PREEMPTIBLE.replace("sbatch", "sbatch --ntasks-per-node=1", 1)
+        jobs.append(submit(line + HELD + "run.checkpoint_every=1", folder, mpi=mpi, MPIFED_LAUNCHER=launcher))
+    for job in jobs:
+        job.until(lambda fields, job=job: (job.folder / "runs/saddle/checkpoint-00000003.h5").exists(), 120)
+    submit("sbatch --partition=high --nodes=4 --exclusive --wrap true", tmp_path)
+    for job in jobs:
+        job.until(lambda fields: fields["Restarts"] == "1", 60)
+        (job.folder / "hold").unlink()
+    for job, (mpi, launcher) in zip(jobs, ways):
+        state, code, log = job.end()
+        assert (state, code) == ("COMPLETED", 0), log
+        assert "back into the queue with exit code 85" in log and "continuing runs/saddle from round" in log, log
+        np.testing.assert_array_equal(point(job.folder / "runs/saddle", ranks=2), uninterrupted(job.folder, HELD))
+
+
+def test_a_cancelled_job_stays_cancelled(tmp_path):
+    folder = workplace(tmp_path)
+    (folder / "hold").touch()
+    job = submit(PREEMPTIBLE.replace("sbatch", "sbatch --nodes=1 --ntasks-per-node=1", 1) + HELD, folder)
+    job.until(lambda fields: "by srun" in job.log(), 60)
+    command(f"scancel {job.number}", folder)
+    state, code, log = job.end()
+    assert state == "CANCELLED" and "back into the queue" not in log, log
+    assert job.fields()["Restarts"] == "0"
+
+
+def test_launch_submits(tmp_path):
+    folder = workplace(tmp_path)
+    output = command(LAUNCH + SHORT, folder)
+    assert "runs/saddle/job.sbatch" in output, output
+    number = re.search(r"Submitted batch job (\d+)", output)[1]
+    assert (folder / "runs/saddle/job.sbatch").exists()
+    command(f"scancel {number}", folder)

@@ -1,0 +1,193 @@
+"""The federated clock: hand-computed times, its distributions, and independence of layout and of resumption."""
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from launch import launch
+
+from mpifed.clock import FederatedClock, member_seconds
+from mpifed.comm import SerialComm
+from mpifed.config import Config, ConfigError
+from mpifed.run import run
+from mpifed.sections import Clock
+from mpifed.traffic import Traffic
+
+PLAIN = dict(bandwidth_down=512.0, bandwidth_up=1024.0, gradients_per_second=4.0)
+SENT = Traffic(up=256, down=1024, allreduce=0, bcast=0)
+EVENTFUL = "clock.stragglers=0.7 clock.jitter=0.3 clock.dropout=0.4 clock.timeout=5.0 clock.server_seconds=0.1".split()
+#: 5 clients of whom 2 take part, so that some of 3 ranks have no member in most rounds.
+JOB = """
+rounds = 6
+[algorithm]
+name = "LocalSGDA"
+q = 3
+eta_x = 0.01
+eta_y = 0.01
+[problem]
+name = "Saddle"
+clients = 5
+d = 4
+[participation]
+cohort = 2
+[clock]
+bandwidth_down = 1e3
+bandwidth_up = 3e2
+gradients_per_second = 7.0
+latency = 0.01
+[run]
+progress = false
+checkpoint_every = 2
+"""
+
+
+def seconds(clock, clients=(0,), calls=None, r=1, phase=0, sent=SENT):
+    clients = np.array(clients)
+    return member_seconds(clock, 3, r, phase, clients, np.full(len(clients), 6) if calls is None else np.array(calls), sent)
+
+
+def test_one_client_by_hand():
+    assert seconds(Clock(**PLAIN)).tolist() == [2.0 + 0.25 + 1.5]  # 1024 / 512 down, 256 / 1024 up, 6 gradients at 4 a second
+    assert seconds(Clock(**PLAIN, latency=0.125)).tolist() == [4.0]
+    assert seconds(Clock(**PLAIN), calls=[0], sent=Traffic(0, 0, 9, 9)).tolist() == [0.0]
+
+
+def test_a_phase_takes_as_long_as_its_slowest_member_and_a_round_is_the_sum_of_its_phases():
+    clock = FederatedClock(Clock(**PLAIN, server_seconds=0.5), 0, np.array([10, 11, 12]))
+    clock.phase(1, np.array([0, 2]), np.array([2, 6]), SENT)  # 2.25 + 1.5
+    clock.phase(1, np.array([0, 2]), np.array([4, 2]), SENT)  # 2.25 + 1, by the other client
+    assert clock.round(SerialComm()) == 3.75 + 3.25 + 2 * 0.5
+    clock.phase(2, np.zeros(0, dtype=int), np.zeros(0, dtype=int), SENT)
+    assert clock.round(SerialComm()) == 0.5, "phases of a round that is over do not count, nor does a rank without members"
+
+
+def test_without_a_section_the_clock_stands_still():
+    clock = FederatedClock(None, 0, np.arange(3))
+    clock.phase(1, np.arange(3), np.arange(3), SENT)
+    assert clock.round(SerialComm()) == 0.0
+
+
+RATES = st.floats(1e-2, 1e9)
+CLOCKS = st.builds(
+    Clock, bandwidth_down=RATES, bandwidth_up=RATES, gradients_per_second=RATES, latency=st.floats(0, 10),
+    stragglers=st.floats(0, 2), jitter=st.floats(0, 2), dropout=st.floats(0, 0.9), timeout=st.floats(0.1, 100),
+)  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(CLOCKS, st.sampled_from(["bandwidth_down", "bandwidth_up", "gradients_per_second", "latency", "timeout"]), st.floats(1, 1e3),
+       st.integers(0, 50))
+def test_a_better_client_is_never_slower(clock, name, factor, r):
+    better = getattr(clock, name) / factor if name in ("latency", "timeout") else getattr(clock, name) * factor
+    slow = seconds(clock, range(20), r=r)
+    assert (seconds(clock.model_copy(update={name: better}), range(20), r=r) <= slow).all()
+
+
+def test_stragglers_stay_and_jitter_does_not():
+    """Lognormal factors of median 1; the standard errors of 4000 clients are 0.008 (mean), 0.0056 (deviation): 4 of them."""
+    still, clients = Clock(**PLAIN), np.arange(4000)
+    compute = seconds(still, sent=Traffic(0, 0, 0, 0))
+    for name in ("stragglers", "jitter"):
+        clock = Clock(**PLAIN, **{name: 0.5})
+        times = [seconds(clock, clients, r=r, phase=phase, sent=Traffic(0, 0, 0, 0)) for r, phase in ((1, 0), (1, 1), (2, 0))]
+        logs = np.log(times / compute)
+        assert abs(logs[0].mean()) < 0.032 and abs(logs[0].std() - 0.5) < 0.023
+        same = [np.array_equal(logs[0], other) for other in logs[1:]]
+        assert same == [name == "stragglers"] * 2
+        if name == "jitter":
+            assert abs(np.corrcoef(logs)[0, 1:]).max() < 0.064  # 4 / sqrt(4000)
+
+
+def test_lost_attempts_are_geometric_and_cost_a_timeout_each():
+    """4000 draws of mean p / (1 - p) = 1/3 and variance p / (1 - p)² = 4/9: standard error 0.0105, 4 of them."""
+    clock = Clock(**PLAIN, dropout=0.25, timeout=8.0)
+    lost = (seconds(clock, range(4000)) - seconds(Clock(**PLAIN))) / 8.0
+    assert (lost == np.round(lost)).all() and (lost >= 0).all()
+    assert abs(lost.mean() - 1 / 3) < 0.042
+    assert abs((lost == 0).mean() - 0.75) < 0.028  # 4 sqrt(0.75 0.25 / 4000)
+    assert not np.array_equal(seconds(clock, range(4000), r=2), seconds(clock, range(4000), r=1))
+
+
+def test_a_clients_time_does_not_depend_on_the_others():
+    clock = Clock(**PLAIN, stragglers=1.0, jitter=1.0, dropout=0.5, timeout=1.0)
+    together = seconds(clock, range(12), calls=range(12))
+    for part in ([3], [7, 2], range(5, 12)):
+        assert seconds(clock, part, calls=part).tolist() == together[list(part)].tolist()
+
+
+@pytest.fixture
+def job(tmp_path):
+    (tmp_path / "job.toml").write_text(JOB)
+    return tmp_path / "job.toml"
+
+
+def run_here(job, *overrides):
+    return run(Config.load(job, [*overrides, "run.overwrite=true"]), SerialComm())
+
+
+@pytest.mark.parametrize("executor", ["loop", "batched"])
+def test_a_whole_run_by_hand(job, tmp_path, executor):
+    """d = 4 in float32: 8 numbers, 32 bytes each way; 3 gradients."""
+    changes = ["clock.bandwidth_down=32.0", "clock.bandwidth_up=64.0", "clock.gradients_per_second=12.0", "clock.latency=0.0"]
+    result = run_here(job, f"run.out={tmp_path / 'a'}", f"run.executor={executor}", *changes)
+    assert result.costs["federated_seconds"].tolist() == [1.75 * r for r in range(7)]
+
+
+def test_a_method_of_two_phases_pays_for_both(job, tmp_path):
+    clock = Config.load(job).clock
+    settings = {"name": "LESGD", "K": 2, "eta": 0.01}
+    table = Config.load(job).table() | {"algorithm": settings, "participation": {}}
+    table["run"] |= {"out": str(tmp_path / "a")}
+    costs = run(Config.from_table(table), SerialComm()).costs
+    sent = costs["bytes_up"][-1] / clock.bandwidth_up + costs["bytes_down"][-1] / clock.bandwidth_down  # of 5 like clients
+    expected = (sent + costs["oracle_calls"][-1] / clock.gradients_per_second) / 5 + costs["phases"][-1] * 2 * clock.latency
+    assert costs["phases"][-1] >= 12 and costs["federated_seconds"][-1] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_clock_changes_no_iterate(job, tmp_path):
+    with_clock = run_here(job, f"run.out={tmp_path / 'a'}", *EVENTFUL)
+    table = Config.load(job, [f"run.out={tmp_path / 'b'}"]).table()
+    del table["clock"]
+    without = run(Config.from_table(table), SerialComm())
+    assert all(torch.equal(with_clock.point[block], without.point[block]) for block in "xy")
+    assert (np.diff(with_clock.costs["federated_seconds"]) > 0).all() and not without.costs["federated_seconds"].any()
+
+
+def column(folder):
+    with h5py.File(folder / "run.h5") as file:
+        return file["costs/federated_seconds"][:].tolist()
+
+
+def test_the_same_column_on_other_ranks_and_after_a_resumption(job, tmp_path):
+    """Alone, and 3 rounds on 3 ranks continued on 2: the same bits (two jobs, about 5 s)."""
+    whole = run_here(job, f"run.out={tmp_path / 'one'}", *EVENTFUL).costs["federated_seconds"].tolist()
+    assert column(tmp_path / "one") == whole and len(set(whole)) == 7
+    cut = tmp_path / "cut"
+    for ranks, command, rounds in ((3, ["run", job, *EVENTFUL, f"run.out={cut}", "rounds=3"], 3), (2, ["resume", cut, "rounds=6"], 6)):
+        code, output = launch(ranks, ["-m", "mpifed", *command], limit=120)
+        assert code == 0, output
+        assert column(cut) == whole[: rounds + 1]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("clock.dropout=0.1", "dropout needs timeout"),
+        ("clock.dropout=1.0", "clock.dropout"),
+        ("clock.bandwidth_up=0", "clock.bandwidth_up"),
+        ("clock.bandwidth_up=inf", "clock.bandwidth_up"),
+        ("clock.bandwith_up=1e6", "did you mean 'bandwidth_up'"),
+        ("clock={latency=1.0}", "clock.bandwidth_down is missing"),
+    ],
+)
+def test_bad_settings_are_named(job, change, words):
+    with pytest.raises(ConfigError, match=words):
+        Config.load(job, [change])
+
+
+def test_the_settings_survive_the_results_file(job):
+    config = Config.load(job, EVENTFUL)
+    assert Config.from_table(config.table()).clock == config.clock
+    assert config.clock.timeout == 5.0

@@ -1,0 +1,157 @@
+"""Folders and archives of image files: what is read, what is decoded by whom, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from realdata import real
+
+from mpifed.data import DATASETS, DataError
+from mpifed.data.folder import ImageFolder
+from mpifed.problems import FairClassification
+
+PETS = ImageFolder("pets", "photos", ("pets",), "https://example.org/pets")
+
+
+def picture(number: int, size: tuple[int, int] = (6, 4)) -> np.ndarray:
+    """A colour image ``[h, w, 3]``."""
+    return np.random.default_rng(number).integers(0, 256, (*size, 3), dtype=np.uint8)
+
+
+def png(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(array).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def tree(part: str = "test") -> dict[str, bytes]:
+    """Files by name: four cats, then two dogs, to train on, and one of each in ``part``."""
+    names = [*(f"train/cat/deep/{i}.png" for i in range(4)), "train/dog/a.PNG", "train/dog/b.png", f"{part}/cat/x.png", f"{part}/dog/y.png"]
+    return {name: png(picture(i)) for i, name in enumerate(names)} | {"train/dog/notes.txt": b"no image"}
+
+
+def write(folder: Path, files: dict[str, bytes], archive: bool = False) -> Path:
+    """``files`` as the data set ``PETS``; returns the folder or the archive."""
+    root = folder / "pets" / "photos"
+    shutil.rmtree(root, ignore_errors=True)
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    if not archive:
+        return root
+    path = root.with_suffix(".zip")
+    with zipfile.ZipFile(path, "w") as target:
+        for name, content in files.items():
+            target.writestr(f"photos/{name}", content)
+    shutil.rmtree(root)
+    return path
+
+
+@pytest.mark.parametrize("part", ["test", "val"])
+@pytest.mark.parametrize("archive", [False, True])
+def test_classes_are_numbered_by_name_and_pixels_in_place(tmp_path, archive, part):
+    path = write(tmp_path, tree(part), archive)
+    images = PETS(tmp_path)
+    assert images.shape == (3, 6, 4) and images.train_labels.tolist() == [0, 0, 0, 0, 1, 1] and images.test_labels.tolist() == [0, 1]
+    expected = np.stack([picture(i).transpose(2, 0, 1) for i in range(6)]).astype(np.float32) / np.float32(255)
+    np.testing.assert_array_equal(images.train[torch.tensor([5, 0, 5])].numpy(), expected[[5, 0, 5]])
+    np.testing.assert_array_equal(images.train[:].numpy(), expected)
+    assert [file.path for file in images.files.values()] == [str(path)]
+
+
+def test_grey_images_become_colour_images(tmp_path):
+    grey = picture(0)[:, :, 0]
+    write(tmp_path, tree() | {"train/cat/deep/0.png": png(grey)})
+    image = PETS(tmp_path).train[0].numpy()
+    assert (image == image[0]).all() and (image[0] == grey.astype(np.float32) / np.float32(255)).all()
+
+
+def test_the_digest_changes_with_a_name_and_with_a_byte(tmp_path):
+    def digest(files):
+        write(tmp_path, files)
+        return PETS(tmp_path).files["photos"].digest
+
+    files = tree()
+    renamed = {name.replace("b.png", "c.png"): content for name, content in files.items()}
+    changed = files | {"train/dog/b.png": png(picture(99))}
+    assert len({digest(files), digest(renamed), digest(changed)}) == 3 and digest(files) == digest(dict(reversed(files.items())))
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_a_client_decodes_its_own_images_only(tmp_path, monkeypatch, archive):
+    monkeypatch.setitem(DATASETS, "pets", PETS)
+    files = tree()
+    files["train/cat/deep/2.png"] = files["train/cat/deep/2.png"][:40]
+    write(tmp_path, files, archive)
+    problem = FairClassification(dataset="pets", clients=3)
+    problem.prepare(0, str(tmp_path))
+    owner = next(client for client in range(3) if 2 in problem._rows[client])
+    for client in range(3):
+        if client != owner:
+            assert problem.client_data(client)[0].shape == (2, 3, 6, 4)
+    with pytest.raises(DataError, match="train/cat/deep/2.png: expected an image of 6 x 4 pixels, found a file that cannot"):
+        problem.client_data(owner)
+
+
+@pytest.mark.parametrize("changes, says", [
+    ({"test/cat/x.png": png(picture(0))[:50]}, "test/cat/x.png: expected an image of 6 x 4 pixels, found a file that cannot"),
+    ({"test/cat/x.png": b"GIF89a"}, "test/cat/x.png: expected an image of 6 x 4 pixels, found a file that cannot"),
+    ({"test/cat/x.png": png(picture(0, (4, 6)))}, "test/cat/x.png: expected an image of 6 x 4 pixels, found 4 x 6"),
+    ({"train/cat/deep/0.png": b""}, "train/cat/deep/0.png: expected an image, found a file that cannot be read"),
+    ({"test/cow/z.png": png(picture(0))}, "expected the classes of train in test, found 'cow' too"),
+])
+def test_what_is_wrong_with_the_held_out_images_is_said_at_once(tmp_path, changes, says):
+    write(tmp_path, tree() | changes)
+    with pytest.raises(DataError, match=says):
+        PETS(tmp_path)
+
+
+@pytest.mark.parametrize("lost, says", [("train", "images in train,"), ("test", "images in test or val,")])
+def test_both_parts_are_needed(tmp_path, lost, says):
+    write(tmp_path, {name: content for name, content in tree().items() if not name.startswith(lost)})
+    with pytest.raises(DataError, match=f"expected {says} a folder a class, found none"):
+        PETS(tmp_path)
+
+
+def test_archives_that_are_truncated_or_of_another_root_or_absent(tmp_path):
+    path = write(tmp_path, tree(), archive=True)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(DataError, match="photos.zip: expected a zip archive of the folder photos, found File is not a zip file"):
+        PETS(tmp_path)
+    with zipfile.ZipFile(path, "w") as target:
+        target.writestr("other/train/cat/0.png", b"")
+    with pytest.raises(DataError, match="expected images in train"):
+        PETS(tmp_path)
+    path.unlink()
+    with pytest.raises(DataError, match="pets lacks a file: expected one of photos/, photos.zip, "):
+        PETS(tmp_path)
+
+
+def test_the_layout_of_tiny_imagenet(tmp_path):
+    files = {f"train/n{c}/images/n{c}_{i}.png": png(picture(10 * c + i)) for c in (1, 2) for i in range(2)}
+    files |= {f"val/images/val_{i}.png": png(picture(i)) for i in range(3)}
+    lines = ["val_0.png\tn2\t0\t0\t9\t9", "val_1.png\tn1\t0\t0\t9\t9", "val_2.png\tn2\t0\t0\t9\t9"]
+    write(tmp_path, files | {"val/val_annotations.txt": "\n".join(lines).encode()})
+    images = PETS(tmp_path)
+    assert images.train_labels.tolist() == [0, 0, 1, 1]
+    rows = {tuple(picture(i).ravel()): i for i in range(3)}
+    found = (images.test[:] * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    assert [(rows[tuple(row.ravel())], label) for row, label in zip(found, images.test_labels.tolist())] == [(0, 1), (1, 0), (2, 1)]
+    write(tmp_path, files | {"val/val_annotations.txt": "\n".join(lines[:2]).encode()})
+    with pytest.raises(DataError, match="one line of val/val_annotations.txt for each image of val, found a difference in .*val_2"):
+        PETS(tmp_path)
+
+
+def test_the_real_archive():
+    images = DATASETS["tiny-imagenet"](real("tiny-imagenet-200_subset"))
+    assert images.shape == (3, 64, 64) and torch.bincount(images.train_labels).tolist() == [50] * 50
+    assert torch.bincount(images.test_labels).tolist() == [10] * 50
+    part = images.train[::500]
+    assert part.shape == (5, 3, 64, 64) and 0 <= part.min() and 0.5 < part.max() <= 1

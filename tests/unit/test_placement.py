@@ -1,0 +1,100 @@
+"""Placements by cost: every client once and in order, the largest cost of a rank as small as contiguous blocks allow."""
+
+import gc
+from collections import Counter
+from itertools import combinations_with_replacement
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from games import Game
+from hypothesis import given
+from hypothesis import strategies as st
+from mpifed import timing
+from mpifed.comm import SerialComm
+from mpifed.noise import Gaussian
+from mpifed.placement import Placement
+from mpifed.problem import Game as AsGame
+from mpifed.problems import LinearMAML
+from mpifed.sampling import Sampler
+from mpifed.sections import Oracle
+
+#: Costs that often tie, and costs as long as runs take (nanoseconds).
+COSTS = st.integers(1, 4) | st.integers(1, 10**12)
+
+
+def largest(costs: list[int], edges) -> int:
+    return max(sum(costs[first:last]) for first, last in zip(edges, edges[1:]))
+
+
+@given(st.lists(COSTS, min_size=1, max_size=60), st.integers(1, 80))
+def test_every_client_once_in_order_and_no_worse_than_even(costs, ranks):
+    balanced, even = Placement.balanced(np.array(costs), ranks), Placement(len(costs), ranks)
+    blocks = [balanced.of(rank).tolist() for rank in range(ranks)]
+    assert sum(blocks, []) == list(range(len(costs)))
+    assert balanced.counts == [len(block) for block in blocks] and min(balanced.counts) >= (len(costs) >= ranks)
+    assert all(balanced.rank_of[client] == rank for rank, block in enumerate(blocks) for client in block)
+    assert largest(costs, balanced.edges) <= largest(costs, even.edges)
+
+
+@given(st.lists(COSTS, min_size=1, max_size=8), st.integers(1, 5))
+def test_as_good_as_the_best_of_all_contiguous_placements(costs, ranks):
+    inner = combinations_with_replacement(range(len(costs) + 1), ranks - 1)
+    best = min(largest(costs, (0, *edges, len(costs))) for edges in inner)
+    assert largest(costs, Placement.balanced(np.array(costs), ranks).edges) == best
+
+
+@pytest.mark.parametrize("costs, ranks, counts", [
+    ([1] * 12, 4, [3, 3, 3, 3]),
+    ([10, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], 2, [1, 10]),
+    ([1, 1, 1, 1, 10], 3, [3, 1, 1]),  # no rank idles
+    ([5, 1, 6, 3], 3, [2, 1, 1]),  # a third of the total is reached by 1, but then some rank takes 7
+    ([5, 5, 5], 5, [0, 1, 0, 1, 1]),  # more ranks than clients
+])  # fmt: skip
+def test_placements_known_by_hand(costs, ranks, counts):
+    assert Placement.balanced(np.array(costs), ranks).counts == counts
+
+
+def test_ten_thousand_clients_on_four_thousand_ranks():
+    """A lower bound that holds for any placement: the mean of a rank, and the dearest client."""
+    costs = 1 + np.random.default_rng(0).pareto(1.5, 10_000) * 1e6
+    costs = costs.astype(np.int64)
+    placement = Placement.balanced(costs, 4096)
+    loads = np.add.reduceat(costs, placement.edges[:-1])
+    bound = max(costs.max(), -(-costs.sum() // 4096))
+    assert loads.max() == bound and min(placement.counts) >= 1
+
+
+class Clocked(Game):
+    """An evaluation takes 100 ns a row; the first one of a client, and two more, take 9 µs longer."""
+
+    def prepare(self, seed, data_dir=None):
+        super().prepare(seed, data_dir)
+        self.clock, self.evaluations = 0, Counter()
+
+    def loss(self, x, y, batch):
+        rows = len(batch[0])
+        self.clock += 100 * rows + 9000 * (self.evaluations[rows] in (0, 2, 4))
+        self.evaluations[rows] += 1
+        return super().loss(x, y, batch)
+
+
+def test_a_cost_is_the_usual_time_of_the_clients_own_evaluations(monkeypatch):
+    problem = Clocked(clients=3)
+    problem.prepare(1)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter_ns=lambda: problem.clock))
+    costs = timing.client_costs(problem, SerialComm(), 1, Oracle(batch_size=0), torch.float64, torch.device("cpu"))
+    assert costs.dtype == np.int64 and costs.tolist() == [500, 600, 700]  # clients have 5, 6 and 7 rows
+
+
+def test_every_family_is_measured_and_no_data_is_kept():
+    game, maml = Game(clients=3), LinearMAML(clients=3)
+    for problem in (game, maml):
+        problem.prepare(1)
+    for problem in (game, AsGame(game), maml):
+        for batch_size in (0, 2):
+            oracle = Oracle(batch_size=batch_size, noise=Gaussian(scale=0.1))
+            costs = timing.client_costs(problem, SerialComm(), 1, oracle, torch.float64, torch.device("cpu"))
+            assert costs.shape == (3,) and (costs > 1000).all()  # no evaluation takes less than a microsecond
+            assert not [one for one in gc.get_objects() if type(one) is Sampler and one.problem is problem]

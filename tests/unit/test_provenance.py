@@ -1,0 +1,46 @@
+"""What is said of data that differs between ranks, without MPI."""
+
+import pytest
+
+from mpifed.comm import CollectiveError, SerialComm
+from mpifed.files import DataFile
+from mpifed.problem import as_family
+from mpifed.problems import FairClassification
+from mpifed.provenance import _difference, _ranks, agree_on_data
+
+
+def table(**digests: str) -> dict:
+    return {name: {"path": f"/data/{name}", "digest": digest} for name, digest in digests.items()}
+
+
+@pytest.mark.parametrize("ranks, text", [
+    ([0], "rank 0"), ([1, 2, 3], "ranks 1-3"), ([0, 2], "ranks 0, 2"), ([0, 1, 4, 6, 7], "ranks 0-1, 4, 6-7"),
+])
+def test_ranks_are_named_briefly(ranks, text):
+    assert _ranks(ranks) == text
+
+
+def test_the_first_file_that_differs_is_named():
+    tables = [table(a="1", b="2" * 20), table(a="1", b="3" * 20), table(a="1", b="2" * 20)]
+    assert _difference(tables).startswith(
+        "data file b differs between ranks: ranks 0, 2 read 222222222222 (/data/b); rank 1 read 333333333333 (/data/b)"
+    )
+
+
+def test_a_file_that_a_rank_lacks_is_named():
+    message = _difference([table(a="1", b="2"), table(a="1"), table(a="1")])
+    assert "data file b differs between ranks: rank 0 read 2 (/data/b); ranks 1-2 did not read it" in message
+
+
+def test_one_process_agrees_with_itself_and_passes_an_error_on():
+    agree_on_data(SerialComm(), {"a": DataFile("/data/a", "1")}, None)
+    with pytest.raises(CollectiveError, match="no such file"):
+        agree_on_data(SerialComm(), {}, "no such file")
+
+
+def test_a_problem_without_files_has_none_and_a_game_those_of_its_problem():
+    problem = FairClassification(dataset="digits", clients=2)
+    assert problem.files == {}
+    problem.prepare(0)
+    problem.files = {"a": DataFile("/data/a", "1")}
+    assert as_family(problem, "operator").files == problem.files

@@ -1,0 +1,188 @@
+"""Devices, transports and their choice, as far as one process goes."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from launch import launch
+from staging import LateCopies
+
+from mpifed import channels, transport
+from mpifed.comm import CollectiveError, SerialComm
+from mpifed.devices import describe_memory, deterministic, device_for, usage
+from mpifed.transport import choose_transport, probe
+
+CPU = torch.device("cpu")
+
+
+class Several(SerialComm):
+    """One of ``size`` ranks that all hold the same; ``theirs`` is what an allgatherv returns."""
+
+    def __init__(self, size=2, rank=0, theirs=(), log=None):
+        self.size, self.rank, self.theirs = size, rank, theirs
+        self.log = [] if log is None else log
+
+    def allreduce_(self, array, op="sum"):
+        assert not np.isnan(array).any(), "read before it was there"
+        self.log.append("sum")
+        if op == "sum":
+            array *= self.size
+
+    def bcast_(self, array, root=0):
+        if self.rank:
+            array[...] = 7
+        assert not np.isnan(array).any(), "sent before it was there"
+
+    def allgatherv(self, send, receive, counts):
+        receive[...] = self.theirs
+
+
+@pytest.mark.parametrize("size", [1, 2, 16, 17, 25, 64])
+def test_chunks_are_summed_when_they_are_there(monkeypatch, size):
+    monkeypatch.setattr(channels, "CHUNKED", 16 * 4)
+    monkeypatch.setattr(channels, "CHUNK", 8 * 4)
+    copies = LateCopies()
+    comm = Several(log=copies.log)
+    tensor, expected = torch.arange(float(size)), 2 * torch.arange(float(size))
+    staged = transport.Host(comm, CPU, copies).channel(tensor)
+    assert staged.sum_(5.0) == 10.0
+    expected[-1] = 10.0
+    assert torch.equal(tensor, expected)
+    chunks = 1 if size <= 16 else -(-size // 8)
+    assert copies.log == ["to host"] * chunks + ["sum", "to device"] * chunks, "copies go beside the sums"
+    plain = torch.arange(float(size))
+    assert transport.Host(comm, CPU).channel(plain).sum_(5.0) == 10.0
+    assert torch.equal(plain, tensor)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_broadcast_in_chunks(monkeypatch, rank):
+    monkeypatch.setattr(channels, "CHUNKED", 16 * 4)
+    monkeypatch.setattr(channels, "CHUNK", 8 * 4)
+    copies, tensor = LateCopies(), torch.arange(20.0)
+    transport.Host(Several(rank=rank), CPU, copies).channel(tensor).bcast_()
+    assert copies.log == [("to device" if rank else "to host")] * 3
+    assert torch.equal(tensor, torch.full((20,), 7.0) if rank else torch.arange(20.0))
+
+
+def test_bytes_on_the_wire():
+    for rank, broadcast in ((0, 2 * 40), (1, 40)):
+        way = transport.Host(Several(3, rank), CPU)
+        channel = way.channel(torch.zeros(10))
+        channel.sum_(0.0)
+        assert way.wire_bytes == 2 * 40
+        channel.bcast_()
+        assert way.wire_bytes == 2 * 40 + broadcast
+
+
+@pytest.mark.parametrize("gpus, expected", [(None, [0, 1, 2, 0, 1]), ([2], [2, 2, 2, 2, 2]), ([2, 0], [2, 0, 2, 0, 2])])
+def test_gpus_go_round(monkeypatch, gpus, expected):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    for wanted in ("auto", "cuda"):
+        assert [device_for(wanted, gpus, rank).index for rank in range(5)] == expected
+    assert device_for("cpu", None, 1) == CPU
+
+
+def test_a_gpu_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"run.gpus = \[0, 2, 7\]: expected numbers from 0 to 1.*got 2, 7"):
+        device_for("auto", [0, 2, 7], 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ValueError, match="run.device = 'cuda' asks .* without CUDA .*, CUDA_VISIBLE_DEVICES is ''.*auto, cpu"):
+        device_for("cuda", None, 0)
+    monkeypatch.setattr(torch.version, "cuda", "12.9")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with pytest.raises(ValueError, match=r"run.gpus = \[0\] asks .* for CUDA 12.9, .* CUDA_VISIBLE_DEVICES is not set"):
+        device_for("auto", [0], 0)
+    assert device_for("auto", None, 0) == CPU
+
+
+OWN, SHARED, NO_NCCL = [[11, 1], [12, 1], [13, 1]], [[11, 1], [12, 1], [11, 1]], [[11, 1], [12, 0], [13, 1]]
+
+
+@pytest.mark.parametrize("ranks, exact, expected", [
+    (OWN, False, "nccl"), (SHARED, False, "host"), (NO_NCCL, False, "host"), (OWN, True, "host"), ([[11, 1]], False, "none"),
+    ([[0, 1]] * 3, False, "host"),
+])
+def test_automatic_transport(monkeypatch, ranks, exact, expected):
+    monkeypatch.setattr(transport, "Nccl", lambda comm, device: transport.Transport(comm, device))
+    monkeypatch.setattr(transport.Transport, "name", "nccl")
+    comm = Several(len(ranks), theirs=sum(ranks, []))
+    assert choose_transport(comm, CPU, "auto", exact).name == expected
+
+
+@pytest.mark.parametrize("wanted, ranks, exact, message", [
+    ("nccl", SHARED, False, "got 3 ranks on 2: ranks 0 and 2 share one"),
+    ("nccl", NO_NCCL, False, "built with NCCL"),
+    ("nccl", OWN, True, "does not go with run.reduction = 'exact'"),
+    ("cuda-mpi", OWN, True, "does not go with run.reduction = 'exact'"),
+    ("cuda-mpi", [[0, 1]], False, "needs a GPU on every rank"),
+    ("cuda-mpi", OWN, False, "needs a CUDA-aware MPI, got none .one process.: .*SIGSEGV.*MPICH_GPU_SUPPORT_ENABLED=1"),
+])
+def test_a_transport_that_does_not_suit(monkeypatch, wanted, ranks, exact, message):
+    monkeypatch.setattr(transport, "PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    comm = Several(len(ranks), theirs=sum(ranks, []))
+    with pytest.raises(CollectiveError, match=message + ".*options: auto, host"):
+        choose_transport(comm, CPU, wanted, exact)
+
+
+def test_what_the_probe_finds(monkeypatch):
+    """The real one on the CPU, where any MPI can sum; then one that fails, one that sums wrongly, one that hangs."""
+    assert probe(CPU, "MPI") is None
+    for script, message in (
+        ("raise RuntimeError('no device')", "failed: RuntimeError: no device"),
+        ("import sys; sys.exit('the sum of 1 was 0.0')", "failed: the sum of 1 was 0.0"),
+        ("import time; time.sleep(60)", "did not end within 1 s"),
+    ):
+        monkeypatch.setattr(transport, "PROBE", script)
+        monkeypatch.setattr(transport, "PATIENCE", 20 if message.startswith("failed") else 1)
+        assert message in probe(CPU, "MPI")
+
+
+@pytest.mark.parametrize("workspace", [None, ":16:8"])
+def test_deterministic_algorithms_for_a_while(monkeypatch, workspace):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    if workspace:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", workspace)
+
+    def state():
+        return (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+                torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark,
+                torch.backends.cudnn.allow_tf32, os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_float32_matmul_precision("high")
+    try:
+        before = state()
+        with deterministic(False):
+            assert state() == before
+        with pytest.raises(KeyError), deterministic(True):
+            assert state() == (True, False, "highest", True, False, False, workspace or ":4096:8")
+            raise KeyError
+        assert state() == before
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_peak_memory():
+    """5 %: the kernel counts this process in two places, not at the same instant."""
+    found = usage(SerialComm(), CPU)
+    with open("/proc/self/status") as status:
+        peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    assert found["gpu"].tolist() == [-1] and found["peak_gpu_bytes"].tolist() == [0]
+    np.testing.assert_allclose(found["peak_host_bytes"], peak * 1024, rtol=0.05)
+    ranks = {"peak_host_bytes": np.array([310e6, 322.4e6]), "peak_gpu_bytes": np.array([0, 0])}
+    assert describe_memory(ranks) == "host 310-322 MB, GPU 0 MB"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_job_that_wants_a_gpu_ends_with_2(tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text('[algorithm]\nname = "LocalSGDA"\nq = 2\neta_x = 0.01\neta_y = 0.01\n[problem]\nname = "Saddle"\n[run]\ndevice = "cuda"\n')
+    code, output = launch(2, ["-m", "mpifed", "run", job], cwd=tmp_path)
+    assert code == 2 and output.count("asks for a GPU, but this process sees none") == 1, output
+    assert not (tmp_path / "runs/run").exists() or not list((tmp_path / "runs/run").glob("*.h5"))
