@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import warnings
+from pathlib import Path
 
 import click
 
@@ -196,10 +197,19 @@ for _command in (bench, launch, scale):
     cli.add_command(_command)
 
 
+def _rank() -> str:
+    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
+
+
+def _note_success() -> None:
+    """Tell the batch script that the command is done: not every launcher's exit code does."""
+    if "MPIFED_FINISHED" in os.environ and _rank() == "0":
+        Path(os.environ["MPIFED_FINISHED"]).write_text("done\n")
+
+
 def _fail(message: str, code: int):
     """End with ``code``; only the first rank speaks, but for processes that cannot see each other."""
-    rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
-    if rank == "0" or code == EXIT_LAUNCH:
+    if _rank() == "0" or code == EXIT_LAUNCH:
         sys.stdout.flush()
         click.echo(f"mpifed: {message}", err=True)
     _end(code)
@@ -222,6 +232,11 @@ def main() -> None:
         warnings.simplefilter("ignore")  # rank 0 shows them
     try:
         cli(standalone_mode=False)
+        _note_success()
+    except SystemExit as leaving:
+        if not leaving.code:
+            _note_success()
+        raise
     except click.exceptions.Abort:
         _fail("interrupted", 130)
     except click.ClickException as error:

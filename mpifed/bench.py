@@ -71,7 +71,7 @@ def measure(comm: SerialComm, largest: int) -> dict:
 
 def _machine(comm: SerialComm, nodes: int) -> dict:
     return {
-        "host": platform.node(), "processor": _processor(), "cores_per_node": len(os.sched_getaffinity(0)), "mpi": comm.mpi,
+        "host": platform.node(), "processor": _processor(), "cores_per_node": os.cpu_count(), "mpi": comm.mpi,
         "ranks": comm.size, "nodes": nodes, "ranks_per_node": -(-comm.size // nodes), "load": os.getloadavg()[0],
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }

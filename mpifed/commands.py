@@ -19,12 +19,13 @@ def bench():
 @bench.command("comm")
 @click.argument("job", required=False, type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--out", default="comm.json", show_default=True, type=click.Path(dir_okay=False), help="File of the result (JSON).")
-@click.option("--largest", default=2**26, show_default=True, type=click.IntRange(8), help="Bytes of the largest message.")
+@click.option("--out", default="comm.json", show_default=True, type=click.Path(dir_okay=False), metavar="FILE",
+              help="The result (JSON).")
+@click.option("--largest", default=2**26, show_default=True, type=click.IntRange(64), help="Bytes of the largest message.")
 def bench_comm(job, overrides, out, largest):
     """Measure messages between ranks, and what a round of JOB computes: mpirun -n P mpifed bench comm [JOB].
 
-    Best with as many ranks as a node has cores, or fewer, and for a cluster with ranks on two nodes. `mpifed scale` reads FILE.
+    Best with no more ranks on a node than it has cores, and for a cluster with ranks on two nodes. `mpifed scale` reads FILE.
     """
     from mpifed import bench
     from mpifed.config import Config, ConfigError
@@ -51,7 +52,7 @@ def bench_comm(job, overrides, out, largest):
 @click.option("--comm", "measurement", default="comm.json", show_default=True, help="Result of `mpifed bench comm`.")
 @click.option("--ranks", default=",".join(str(2**k) for k in range(13)), show_default=True, help="Numbers of ranks.")
 @click.option("--ranks-per-node", type=click.IntRange(1), help="By default the cores of a node.")
-@click.option("--cores", type=click.IntRange(1), help="Cores of a node, by default those of the measurement.")
+@click.option("--cores", type=click.IntRange(1), help="Cores of a node; by default what the system showed when it was measured.")
 @click.option("--latency", help="Between nodes, e.g. 1.5us (as measured, else 1.5us).")
 @click.option("--bandwidth", help="Between nodes, e.g. 12GB/s (as measured, else 12GB/s).")
 @click.option("--client-seconds", type=click.FloatRange(0, min_open=True), help="Computing of a client in a round.")

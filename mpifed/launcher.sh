@@ -6,8 +6,13 @@
 #                    that joins all ranks of a program of three lines in one MPI world is taken. By default all are tried.
 #   MPIFED_REQUEUE   1: a job that ends before its work is done, on a signal or a preemption, goes back into the queue.
 
-_mpifed_signals=0 _mpifed_child=''
-_mpifed_ask() { [ -z "$_mpifed_child" ] || kill -USR1 "$_mpifed_child" 2>/dev/null; }
+_mpifed_signals=0 _mpifed_child='' _mpifed_asking=''
+# Asks the ranks to stop, again and again: ranks that are still loading Python do not listen yet.
+_mpifed_ask() {
+  [ -n "$_mpifed_child" ] && [ -z "$_mpifed_asking" ] || return
+  _mpifed_asking=1
+  while kill -USR1 "$_mpifed_child" 2>/dev/null; do sleep 3; done &
+}
 trap '_mpifed_signals=$((_mpifed_signals + 1)); _mpifed_ask' USR1 TERM
 
 _mpifed_say() { echo "mpifed: $*" >&2; }
@@ -17,27 +22,31 @@ _mpifed_way() {
   if [ "$1" = mpirun ]; then
     _mpifed_start=(mpirun -n "$SLURM_NTASKS")
     export SLURM_MPI_TYPE=none  # Slurm starts mpirun's daemons, which are no ranks; MPICH's refuse to be taken for some
-    export PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_hwloc_base_binding_policy=none  # all threads of a rank on one core
+    # Open MPI's would put all threads of a rank on one core
+    export PRTE_MCA_hwloc_default_binding_policy=none OMPI_MCA_hwloc_base_binding_policy=none
   else
     unset SLURM_MPI_TYPE
-    # A rank that dies ends the others; srun does not hand --cpus-per-task on by itself
-    _mpifed_start=(srun "--mpi=$1" --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"})
+    # A rank that dies ends the others; sbatch's --cpus-per-task does not reach srun by itself
+    _mpifed_start=(srun "--mpi=$1" --kill-on-bad-exit=1 "--cpus-per-task=${SLURM_CPUS_PER_TASK:-1}")
   fi
 }
 
 # Whether the way joins all ranks; else a line on what happened in _mpifed_tried.
 _mpifed_joins() {
   local shown
-  case $1 in
-    mpirun) command -v mpirun >/dev/null || { _mpifed_tried+="  mpirun: not on PATH"$'\n'; return 1; } ;;
-    *) grep -qwF -- "$1" <<<"$_mpifed_types" || { _mpifed_tried+="  srun --mpi=$1: this Slurm does not have it"$'\n'; return 1; } ;;
-  esac
+  if [ "$1" = mpirun ]; then
+    command -v mpirun >/dev/null || { _mpifed_tried+="  mpirun: not on PATH"$'\n'; return 1; }
+  elif ! grep -qwF -- "$1" <<<"$_mpifed_types"; then
+    _mpifed_tried+="  srun --mpi=$1: this Slurm does not have it"$'\n'
+    return 1
+  fi
   _mpifed_way "$1"
   shown=$(timeout -k 10 90 "${_mpifed_start[@]}" python -c '
 import sys
 from mpi4py import MPI
 world, ranks = MPI.COMM_WORLD, int(sys.argv[1])
-sys.exit(world.size != ranks and f"{ranks} processes were started, and one of them sees {world.size}")' "$SLURM_NTASKS" 2>&1) && return
+sys.exit(world.size != ranks and f"{ranks} processes were started, and one of them sees {world.size}")
+' "$SLURM_NTASKS" 2>&1) && return
   _mpifed_tried+="  ${_mpifed_start[*]}: fails with"$'\n'"$(sed 's/^/      /' <<<"$shown" | tail -n 20)"$'\n'
   return 1
 }
@@ -49,7 +58,8 @@ _mpifed_choose() {
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
-print(*MPI.Get_library_version().split("\n")[0].split(",")[0].replace("Version:", "").split())') || { _mpifed_say "python cannot load an MPI library"; exit 71; }
+print(*MPI.Get_library_version().split("\n")[0].split(",")[0].replace("Version:", "").split())') ||
+    { _mpifed_say "python cannot load an MPI library"; exit 71; }
   case $library in "Open MPI"*) ways="pmix mpirun pmi2" ;; *) ways="pmi2 mpirun pmix" ;; esac
   _mpifed_types=$(srun --mpi=list 2>&1) _mpifed_tried=''
   for way in ${MPIFED_LAUNCHER:-$ways}; do
@@ -60,10 +70,11 @@ print(*MPI.Get_library_version().split("\n")[0].split(",")[0].replace("Version:"
   done
   _mpifed_say "launcher and MPI library do not fit: nothing joins $SLURM_NTASKS ranks of $library"$'\n'"$_mpifed_tried"
   if [ -n "${MPIFED_LAUNCHER:-}" ]; then
-    _mpifed_say "unset MPIFED_LAUNCHER=$MPIFED_LAUNCHER to have all tried; Open MPI goes with pmix, MPICH with pmi2, each with its own mpirun"
+    _mpifed_say "unset MPIFED_LAUNCHER=$MPIFED_LAUNCHER to have all ways tried"
   else
-    _mpifed_say "put the mpirun that belongs to this library first on PATH, or ask for a Slurm with pmix (Open MPI) or pmi2 (MPICH)"
+    _mpifed_say "put the mpirun of this library first on PATH, or have pmix or pmi2 built into Slurm"
   fi
+  _mpifed_say "Open MPI goes with pmix, MPICH with pmi2, each with its own mpirun"
   exit 71
 }
 
@@ -90,7 +101,10 @@ mpifed_launch() {
   if [ "$_mpifed_signals" -gt 0 ]; then
     code=85
   else
-    "${_mpifed_start[@]}" "$@" &
+    MPIFED_FINISHED=$(mktemp)  # rank 0, on this node, writes to it when all is done
+    export MPIFED_FINISHED
+    # Until the ranks listen to the signal it must not end them
+    "${_mpifed_start[@]}" bash -c 'trap "" USR1; exec "$@"' bash "$@" &
     _mpifed_child=$!
     [ "$_mpifed_signals" -eq 0 ] || _mpifed_ask  # it came between the last two lines
     while  # a signal ends `wait` early: wait again
@@ -100,6 +114,11 @@ mpifed_launch() {
       [ "$now" -eq 127 ] || code=$now
       [ "$before" -ne "$_mpifed_signals" ]
     do :; done
+    if [ "$code" -eq 0 ] && [ ! -s "$MPIFED_FINISHED" ]; then  # Open MPI's mpirun does so when it has lost a node
+      _mpifed_say "the launcher ended with exit code 0, but the command has not come to its end"
+      code=1
+    fi
+    rm -f "$MPIFED_FINISHED"
   fi
   if [ "$code" -ne 0 ] && [ "${MPIFED_REQUEUE:-}" = 1 ]; then
     _mpifed_requeue "$code"

@@ -120,9 +120,9 @@ class _Runner:
                 with self.simulation.transport:
                     if saved is None:
                         self.simulation.start()
-                        return self._go("")
+                        return self._go("", fresh=True)
                     self._restore(saved)
-                    return self._go(complete(saved, self.config))
+                    return self._go(complete(saved, self.config), fresh=False)
             except NonFiniteError as fault:  # keep the curves; the checkpoints stay as they are
                 self.recorder.gather()
                 if self.comm.rank == 0:
@@ -145,11 +145,12 @@ class _Runner:
         self._safe = self.simulation.round
         self._say(f"continuing {self.folder.path} from round {self._safe}")
 
-    def _go(self, stopped: str) -> Result:
+    def _go(self, stopped: str, fresh: bool) -> Result:
         """Run until a stopping rule holds; the results file and the last checkpoint are written in the end.
 
         Args:
             stopped: why the run has ended already, "" if it has not.
+            fresh: it begins here and replaces what lies in the folder.
         """
         simulation, config = self.simulation, self.config
         rank0 = self.comm.rank == 0
@@ -164,7 +165,7 @@ class _Runner:
                    desc=type(config.algorithm).__name__, dynamic_ncols=True,
                    mininterval=0.1 if sys.stderr.isatty() else 2)
         with bar:
-            if simulation.round == 0:
+            if fresh:
                 self.recorder.note_round()
                 stopped = self._evaluate(bar)
                 for path in self.folder.results() if rank0 else ():  # the job has been checked to the last: now overwrite

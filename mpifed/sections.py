@@ -49,7 +49,8 @@ class Run(_Section):
     """[run]: how the run is executed."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
-    gpus: tuple[NonNegativeInt, ...] | None = Field(None, min_length=1, description="GPU numbers for a node's ranks in turn; all by default")
+    gpus: tuple[NonNegativeInt, ...] | None = Field(
+        None, min_length=1, description="numbers of the GPUs that the ranks of a node take in turn; all when left out")
     transport: Literal["auto", "host", "cuda-mpi", "nccl"] = Field(
         "auto", description="way of messages; auto: nccl where each rank has its own GPU, else through host memory")
     dtype: Literal["float32", "float64"] = Field("float32", description="precision of all state and gradients")

@@ -29,19 +29,27 @@ EXIT_INTERRUPTED = 130
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 
+class _Noted(list):
+    """A handler that keeps the numbers of the signals that came."""
+
+    def __call__(self, number, frame):
+        self.append(number)
+
+
 @contextlib.contextmanager
 def held():
-    """Keep the signals waiting around a run: :class:`StopSignals` takes those that come before it, later ones are dropped.
+    """Hold the signals around a run: :class:`StopSignals` takes those that came before it, later ones have no effect.
 
-    A process that is about to begin or has just ended a run must not die of them with an exit code that says nothing.
+    A process that is about to begin a run or has just ended it must not die of them with an exit code that says nothing.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    noted = _Noted()
+    before = {number: signal.signal(number, noted) for number in _SIGNALS}
     try:
         yield
     finally:
-        while late := signal.sigpending() & set(_SIGNALS):
-            signal.sigwait(late)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in before.items():
+            if signal.getsignal(number) is noted:  # a process that leaves ignores them
+                signal.signal(number, handler)
 
 
 class StopSignals:
@@ -68,12 +76,13 @@ class StopSignals:
             self._old_pipe = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
             self._thread = threading.Thread(target=self._watch, name="mpifed-signals", daemon=True)
             self._thread.start()
-            self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            early = self._old[_SIGNALS[0]]
+            if isinstance(early, _Noted):
+                os.write(self._write, bytes(early))
         return self
 
     def __exit__(self, *_) -> None:
         if self._active:
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
             signal.set_wakeup_fd(self._old_pipe)
             for number, handler in self._old.items():
                 signal.signal(number, handler)

@@ -25,7 +25,7 @@ MARK = "# mpifed launch "
 
 _TAIL = """\
 here=$(python -c 'from importlib.util import find_spec; print(find_spec("mpifed").submodule_search_locations[0])') ||
-  { echo "mpifed: not installed for $(command -v python || echo 'python, which is missing'): enter its environment" >&2; exit 71; }
+  { echo "mpifed is not installed for $(command -v python || echo 'python, which is missing')" >&2; exit 71; }
 . "$here/launcher.sh"
 mpifed_launch mpifed run """
 
@@ -82,7 +82,8 @@ class Batch:
             *(["--requeue", "--open-mode=append"] if self.preemptible else []),
             *(line.removeprefix("#SBATCH").strip() for line in self.extra),
         ]
-        lines = ["#!/bin/bash", MARK + shlex.join(self.command), f"# {self._words()}", *(f"#SBATCH {option}" for option in options if option)]
+        lines = ["#!/bin/bash", MARK + shlex.join(self.command), f"# {self._words()}"]
+        lines += [f"#SBATCH {option}" for option in options if option]
         lines += [*self.setup, *(["export MPIFED_REQUEUE=1"] if self.preemptible else [])]
         if self.tasks:
             cases = (f'  {number}) set -- {shlex.join(task)} "$@" ;;' for number, task in enumerate(self.tasks))
@@ -98,7 +99,7 @@ class Batch:
         """What is allowed and surely not meant, one line each."""
         found = []
         if self.ranks > clients:
-            found.append(f"{self.ranks} ranks for {clients} clients: {self.ranks - clients} of them have nothing to do")
+            found.append(f"{self.ranks} ranks for {clients} clients: {self.ranks - clients} would have nothing to do")
         if self.gpus > self.ranks_per_node:
             found.append(f"{self.gpus} GPUs a node for {self.ranks_per_node} ranks: a rank uses one GPU")
         limit = _seconds(self.time) if self.time else None
@@ -156,6 +157,13 @@ def _time(ctx, parameter, value):
     return value
 
 
+def _extra(ctx, parameter, value):
+    for line in value:
+        if not line.removeprefix("#SBATCH").strip().startswith("-"):
+            raise click.BadParameter(f"--extra takes an option of sbatch, e.g. --account=abc123, got {line!r}")
+    return value
+
+
 def _gpus(ctx, parameter, value):
     if value is not None and not re.fullmatch(r"([\w.-]+:)?[1-9]\d*", value):
         raise click.BadParameter(f"expected a number or TYPE:NUMBER, e.g. 4 or a100:4, got {value!r}")
@@ -167,7 +175,7 @@ def _gpus(ctx, parameter, value):
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of a run.")
 @click.option("--ranks-per-node", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks on each node.")
-@click.option("--cpus-per-rank", type=click.IntRange(1), default=1, show_default=True, help="Cores, and threads, of a rank.")
+@click.option("--cpus-per-rank", type=click.IntRange(1), default=1, show_default=True, help="Cores and threads of a rank.")
 @click.option("--gpus-per-node", metavar="[TYPE:]N", callback=_gpus, help="GPUs of each node; its ranks take them in turn.")
 @click.option("--time", metavar="LIMIT", callback=_time, help="Time limit: minutes, H:M:S or D-H:M:S.")
 @click.option("--partition", help="Partition (queue).")
@@ -176,9 +184,9 @@ def _gpus(ctx, parameter, value):
 @click.option("--preemptible", is_flag=True, help="Back into the queue, to resume, when preempted or out of time.")
 @click.option("--warning", type=click.IntRange(1), default=120, show_default=True,
               help="Seconds before the time limit at which the run writes a checkpoint and ends with exit code 85.")
-@click.option("--extra", multiple=True, metavar="OPTION", help='Another option of sbatch, e.g. "--account=abc123".')
+@click.option("--extra", multiple=True, metavar="OPTION", callback=_extra, help='Another option of sbatch, e.g. "--account=abc123".')
 @click.option("--setup", multiple=True, metavar="LINE", help='A line of shell to run first, e.g. "module load cuda".')
-@click.option("--script", "path", type=click.Path(dir_okay=False), help="Where to write the script, else job.sbatch in run.out.")
+@click.option("--script", "path", type=click.Path(dir_okay=False), help="The script's file, else job.sbatch in run.out.")
 @click.option("--no-submit", is_flag=True, help="Write the script, do not submit it.")
 @click.option("--dry-run", is_flag=True, help="Print the script; write and submit nothing.")
 @click.pass_context

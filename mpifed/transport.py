@@ -216,7 +216,7 @@ def _unsuitable(wanted: str, gpus: list[int], built: bool, exact: bool) -> str |
     if wanted == "cuda-mpi":
         return None
     if not built:
-        return f"run.transport = 'nccl' needs a torch that is built with NCCL, got torch {torch.__version__} without it ({options})"
+        return f"run.transport = 'nccl' needs a torch with NCCL, got torch {torch.__version__} without it ({options})"
     if len(set(gpus)) < len(gpus):
         second = next(rank for rank, gpu in enumerate(gpus) if gpu in gpus[:rank])
         return (f"run.transport = 'nccl' needs a GPU for each rank alone, got {len(gpus)} ranks on {len(set(gpus))}: ranks "
@@ -243,7 +243,7 @@ def probe(device: torch.device, mpi: str) -> str | None:
         if child.returncode < 0:
             end = f"was killed by {signal.Signals(-child.returncode).name}"
     return (
-        f"run.transport = 'cuda-mpi' needs a CUDA-aware MPI, got {mpi}: an Allreduce of one number in GPU memory, tried in a child "
-        f"process, {end}. Switch it on (Cray MPICH: MPICH_GPU_SUPPORT_ENABLED=1; MPICH: MPIR_CVAR_ENABLE_GPU=1; Open MPI: "
+        f"run.transport = 'cuda-mpi' needs a CUDA-aware MPI, got {mpi}: an Allreduce of one number in GPU memory, tried in a "
+        f"child process, {end}. Switch it on (Cray MPICH: MPICH_GPU_SUPPORT_ENABLED=1; MPICH: MPIR_CVAR_ENABLE_GPU=1; Open MPI: "
         "a build with CUDA), or choose another run.transport (options: auto, host, nccl)"
     )

@@ -74,12 +74,13 @@ class Watchdog:
             left = self._deadline - time.monotonic()
             if left <= 0:
                 self._expire()
-            faulthandler.dump_traceback_later(left + self._limit, exit=True, file=sys.__stderr__)
+            self._end_in(left + max(self._limit, 4 * GRACE))
             if self._done.wait(min(left, self.least / 2)):
                 return
 
     def _expire(self) -> None:
         """Tell the witnesses; there, collect, report and end all ranks. Does not return."""
+        self._end_in(5 * GRACE)
         rank, call = self.comm.rank, self.comm.calling
         here = f"waits in {call}" if call else f"is at {self._place()}"
         answers = self.comm.witness(here, GRACE)
@@ -90,6 +91,11 @@ class Watchdog:
             answers = {rank: here}
         print(self._report(answers), file=sys.stderr, flush=True)
         self.comm.abort(EXIT_HANG)
+
+    @staticmethod
+    def _end_in(seconds: float) -> None:
+        """End this process then, whatever hangs. Later than the witnesses would, who say more."""
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
 
     def _place(self) -> str:
         frame = sys._current_frames()[self._main]

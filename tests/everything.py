@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from mpifed.algorithms import ALGORITHMS
+from mpifed.data import TEXTS, Texts
 from mpifed.options import build
 from mpifed.problems import PROBLEMS
 
@@ -29,14 +32,30 @@ METHODS = {
     "LocalSGDA": (dict(q=2, eta_x=0.01, eta_y=0.01), dict(eta_x=0, eta_y=0)),
 }
 
+
+def sentences(data_dir=None) -> Texts:
+    """Twelve sentences of three kinds of words, positive where the first word is "good"."""
+    words = ("good", "bad", "film", "plot")
+    texts = [f"{words[i % 2]} {words[2 + i // 2 % 2]} {' '.join(words[: i % 4])}" for i in range(12)]
+    labels = 1 - np.arange(12) % 2
+    return Texts(texts, labels, texts[:6], labels[:6])
+
+
+TEXTS["sentences"] = sentences
+
 #: Problem → settings.
 SETTINGS = {
     "Saddle": dict(clients=3, d=3, centred=False),
     "DeepAUC": dict(clients=3, dataset="digits", model="linear", partition="iid"),
+    "TextAUC": dict(
+        clients=3, dataset="sentences", vectors="random", dimension=3, length=4, model={"name": "rnn", "hidden": 3, "cell": "lstm"}
+    ),
     "RobustRegression": dict(clients=3, dataset="digits", model="linear"),
     "FairClassification": dict(clients=3, dataset="digits", model="linear"),
     "DistributionallyRobust": dict(clients=3, dataset="digits", model="linear"),
     "LinearMAML": dict(clients=3),
+    "SinusoidMAML": dict(clients=3, samples=6, model={"name": "mlp", "hidden": [3]}, tests=2),
+    "FewShotMAML": dict(clients=3, dataset="digits", ways=2, samples=4, model={"name": "conv4", "filters": 1}, tests=2),
     "WGAN": dict(clients=3, lam=1.0),
     "AffineGame": dict(clients=3, d=4),
     "Bilinear": dict(clients=3, dx=3, dy=2),

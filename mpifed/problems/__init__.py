@@ -3,11 +3,13 @@
 from mpifed.problems.deep_auc import DeepAUC
 from mpifed.problems.distributional import DistributionallyRobust
 from mpifed.problems.fair import FairClassification
+from mpifed.problems.few_shot import FewShotMAML
 from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.maml import LinearMAML
 from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
 from mpifed.problems.robust import RobustRegression
 from mpifed.problems.saddle import Saddle
+from mpifed.problems.sinusoid import SinusoidMAML
 from mpifed.problems.text_auc import TextAUC
 from mpifed.problems.wgan import WGAN
 
@@ -15,8 +17,8 @@ from mpifed.problems.wgan import WGAN
 PROBLEMS = {
     cls.__name__: cls
     for cls in (
-        Saddle, DeepAUC, TextAUC, RobustRegression, AffineGame, Bilinear, L1BoxBilinear, DistributionallyRobust, LinearMAML, WGAN,
-        FairClassification, QuadraticNCPL, TwoSidedPL,
+        Saddle, DeepAUC, TextAUC, RobustRegression, AffineGame, Bilinear, L1BoxBilinear, DistributionallyRobust, LinearMAML,
+        SinusoidMAML, FewShotMAML, WGAN, FairClassification, QuadraticNCPL, TwoSidedPL,
     )
 }
 

@@ -3,12 +3,11 @@
 Readings. 003 leaves the data open. A client's task is to tell apart a few classes drawn for it; row i of its data is the
 i-th image of each of its classes, so that a minibatch of b rows is a balanced sample of b images a class: one row is one
 shot. In eq. 2 the network's every parameter adapts, so that the dense Jacobian of MFCGD holds d² numbers: with 8 filters
-``conv4`` has d = 1,877 (14 MB in float32, 2 clients a core), with the 64 of Finn et al. 112,005 (47 GB), which is refused.
+``conv4`` has d = 1,877 (a Jacobian of 14 MB in float32), with the 64 of Finn et al. 112,069 (50 GB), which is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -27,9 +26,6 @@ from mpifed.streams import generator
 
 __all__ = ["FewShotMAML"]
 
-#: Height and width of Omniglot's characters for learning.
-SIZE = 28
-
 
 def _known(name: str) -> str:
     options = {"omniglot", *DATASETS}
@@ -43,7 +39,7 @@ class FewShotMAML(MAML):
     """min over x of (1/N) Σ_n f_n(x - η ∇f_n(x)), f_n the mean cross-entropy of a network on client n's few classes.
 
     Of Omniglot, clients have characters of the background part and held-out tasks those of the evaluation part, averaged
-    to 28 x 28; of another data set all have the same classes, clients training and held-out tasks test images.
+    to ``size`` x ``size``; of another data set all have the same classes, clients training and held-out tasks test images.
     """
 
     dataset: Annotated[str, AfterValidator(_known)] = Field(default="omniglot", description="omniglot, or another data set")
@@ -52,6 +48,7 @@ class FewShotMAML(MAML):
     ways: int = Field(default=5, ge=2, description="classes of a task")
     shots: int = Field(default=1, ge=1, description="images a class that a held-out task is adapted to")
     samples: int = Field(default=20, ge=2, description="images a class of a task, where the data has as many")
+    size: int = Field(default=28, ge=1, le=105, description="height and width that Omniglot's characters are averaged to")
     eta: float = Field(default=0.4, ge=0, description="step size η of the adaptation to a task")
     tests: int = Field(default=100, ge=1, description="number of held-out tasks")
 
@@ -62,11 +59,71 @@ class FewShotMAML(MAML):
             ValueError: the data has too few classes or images, or the model does not take them.
         """
         train, test = self._pools(data_dir)
-        if len(train[0]) < 1 or len(test[0]) <= self.shots or self.ways > min(len(train), len(test)):
+        if len(test[0]) <= self.shots or self.ways > len(train):
             raise ValueError(
-                f"expected {self.ways} classes with more than shots = {self.shots} images each, got {len(train)} and "
-                f"{len(test)} classes with {len(train[0])} and {len(test[0])} images to train and to test on"
+                f"{self.dataset} has {len(train)} classes, and {len(test[0])} images to test on of each at most: expected "
+                f"ways = {self.ways} classes or more, and more than shots = {self.shots} images"
             )
-        self._tasks = [self._draw_task(train, seed, "few-shot", client) for client in range(self.clients)]
-        self._held_out = [self._draw_task(test, seed, "few-shot test", number) for number in range(self.tests)]
+        self._tasks = [self._task(train, seed, "few-shot", client) for client in range(self.clients)]
+        self._held_out = [self._task(test, seed, "few-shot test", number) for number in range(self.tests)]
         self._shapes, self.test_rows = self.model.shapes(tuple(self._tasks[0].shape[2:]), self.ways), self.tests
+
+    def _pools(self, data_dir: str | None) -> list:
+        """Classes to train and to test on, each with its images."""
+        if self.dataset == "omniglot":
+            drawings = load_omniglot(data_dir)
+            self.files = drawings.files
+            return [drawings.background[:, : self.samples], drawings.evaluation[:, : self.samples]]
+        images = DATASETS[self.dataset](data_dir)
+        self.files, pools = images.files, []
+        for samples, labels in ((images.train, images.train_labels), (images.test, images.test_labels)):
+            number = min(self.samples, int(torch.bincount(labels, minlength=images.classes).min()))
+            pools.append([samples[torch.nonzero(labels == c).flatten()[:number]] for c in range(images.classes)])
+        return pools
+
+    def _task(self, pool, seed: int, purpose: str, number: int) -> torch.Tensor:
+        """The images of a task's classes, ``[n, ways, c, h, w]``."""
+        chosen = generator(seed, purpose, number).choice(len(pool), self.ways, replace=False)
+        return torch.stack([self._images(pool[c]) for c in chosen], dim=1)
+
+    def _images(self, drawings: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """Images ``[n, c, h, w]``; Omniglot's ink ``[n, 105, 105]``, bool, as its share of the area of each pixel."""
+        if isinstance(drawings, torch.Tensor):
+            return drawings
+        return F.adaptive_avg_pool2d(torch.from_numpy(drawings[:, None].astype(np.float32)), self.size)
+
+    def variables(self) -> Blocks:
+        return Blocks(x=self._shapes)
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """The network's random start."""
+        return {"x": torch.cat([tensor.flatten() for tensor in self.model.initial(self._shapes, rng).values()])}
+
+    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+        """Images ``[n, ways, c, h, w]``, one of each class a row."""
+        return (self._tasks[client],)
+
+    def client_size(self, client: int) -> int:
+        return len(self._tasks[client])
+
+    def task_loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        (images,) = batch
+        scores = self.model(x, images.flatten(0, 1))
+        labels = torch.arange(self.ways, device=images.device).repeat(len(images))
+        return F.cross_entropy(scores, labels)
+
+    @torch.no_grad()
+    def predict(self, x: Named, rows: slice) -> torch.Tensor:
+        """Accuracies ``[n]`` on held-out tasks after one step on the first ``shots`` images of each class."""
+        return torch.stack([self._accuracy(x, task.to(next(iter(x.values())))) for task in self._held_out[rows]])
+
+    def _accuracy(self, x: Named, task: torch.Tensor) -> torch.Tensor:
+        query = task[self.shots :]
+        scores = self.model(self.adapted(x, (task[: self.shots],)), query.flatten(0, 1))
+        right = scores.argmax(dim=1) == torch.arange(self.ways, device=task.device).repeat(len(query))
+        return torch.where(torch.isfinite(scores).all(), right.to(scores).mean(), torch.nan)
+
+    def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """``objective`` F and ``grad_norm`` ‖∇F‖ on the clients' images; ``accuracy`` on the other images of held-out
+        tasks after one step, NaN where an output is not finite."""
+        return {**self.exact(x), "accuracy": float(predictions.mean())}

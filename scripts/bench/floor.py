@@ -10,6 +10,9 @@ their ratio alone, and the median drops the pairs of which one block was hit. Th
 whose floor was hit. ``fastest`` is the ratio of the two fastest blocks, which trusts the quietest moment of each side.
 Waiting for slower ranks counts as communication (``in comm``).
 
+With ``--device cuda`` both sides compute on the GPUs, which ranks share if they must. The floor's message then goes through
+pinned host memory (alone, a rank sends none), and a block ends when the GPU is idle.
+
 ``--executors`` compares the executors instead: one rank with 8 clients, blocks of ``loop`` and ``batched`` by turns.
 """
 
@@ -61,16 +64,30 @@ class Floor:
         self.problem, algorithm = simulation.problem, simulation.algorithm
         self.samples, self.points = algorithm.local_steps, algorithm.calls_per_step
         self.clients = [
-            tuple(tensor.to(simulation.dtype) for tensor in self.problem.client_data(int(client)))
+            tuple(tensor.to(simulation.device, simulation.dtype) for tensor in self.problem.client_data(int(client)))
             for client in simulation.placement.of(simulation.comm.rank)
         ]
         self.calls_per_round = self.samples * self.points * len(self.clients)
-        self.rows = [torch.randint(len(data[0]), (self.samples, batch_size)) for data in self.clients]
+        self.rows = [torch.randint(len(data[0]), (self.samples, batch_size), device=simulation.device) for data in self.clients]
         x, y = (getattr(simulation.shared, block).clone() for block in "xy")
         self.evaluate = self._by_hand(x, y) if self.problem.gradients else self._by_autograd(x, y)
         message = algorithm.phases[0].message.layout(self.problem.variables())
-        self.buffer = torch.zeros(message.size + 1, dtype=simulation.dtype).numpy()  # and the control value
-        self.reduce = lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, self.buffer)
+        self.buffer = torch.zeros(message.size + 1, dtype=simulation.dtype, device=simulation.device)  # and the control value
+        self.reduce = self._reduction(MPI)
+
+    def _reduction(self, MPI):
+        """The message's Allreduce where it lies, or through pinned memory."""
+        on_cpu = self.buffer.device.type == "cpu"
+        host = self.buffer if on_cpu else self.buffer.cpu().pin_memory()
+        array = host.numpy()
+
+        def through_host():
+            if MPI.COMM_WORLD.size > 1:
+                host.copy_(self.buffer)  # waits for the GPU
+                MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array)
+                self.buffer.copy_(host, non_blocking=True)
+
+        return (lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array)) if on_cpu else through_host
 
     def _by_hand(self, x, y):
         """The saddle problem's two formulas."""
@@ -86,7 +103,7 @@ class Floor:
         """Leaves that are views of one flat vector a block, whose gradients are views of another."""
         import torch
 
-        gradient, blocks, named = torch.zeros(len(x) + len(y)), self.problem.variables(), []
+        gradient, blocks, named = torch.zeros(len(x) + len(y), device=x.device), self.problem.variables(), []
         for block, flat, part in zip("xy", (x, y), gradient.split((len(x), len(y)))):
             named.append({name: view.detach().requires_grad_() for name, view in blocks.unflatten(block, flat).items()})
             for leaf, view in zip(named[-1].values(), blocks.unflatten(block, part).values()):
@@ -121,7 +138,7 @@ def simulate(workload: str, method: str, clients: int, executor: str, options):
         "algorithm": {"name": method, "q": options.q, **METHODS[method]},
         "problem": {"clients": clients, **WORKLOADS[workload][0]},
         "oracle": {"batch_size": batch_size},
-        "run": {"device": "cpu", "dtype": "float32", "executor": executor, "reduction": "fused"},
+        "run": {"device": options.device, "dtype": "float32", "executor": executor, "reduction": "fused"},
     })
     simulation = Simulation(config, world())
     simulation.start()
@@ -144,6 +161,19 @@ def paired(first, second, rounds: int, length: int, barrier) -> tuple[list[float
     return times[0][1:], times[1][1:]  # the first pair warms caches
 
 
+def idle(device):
+    """A barrier of all ranks that have nothing left to do on their devices."""
+    import torch
+    from mpi4py import MPI
+
+    def barrier():
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        MPI.COMM_WORLD.Barrier()
+
+    return barrier
+
+
 def summary(first: list[float], second: list[float], names: tuple[str, str]) -> dict:
     """Milliseconds a round of both sides (medians) and their ratio."""
     low, middle, high = statistics.quantiles([a / b for a, b in zip(first, second)], n=4)
@@ -161,23 +191,23 @@ def against_floor(workload: str, method: str, options) -> dict:
     simulation, batch_size = simulate(workload, method, options.clients * world.size, "loop", options)
     floor, costs, before = Floor(simulation, batch_size), simulation.costs, simulation.round
     calls, seconds, communication = costs.oracle_calls, costs.seconds, costs.communication_seconds
-    package, bare = paired(simulation.step, floor.round, options.rounds or rounds, block, world.Barrier)
+    package, bare = paired(simulation.step, floor.round, options.rounds or rounds, block, idle(simulation.device))
     made, due = costs.oracle_calls - calls, floor.calls_per_round * (simulation.round - before)
     if made != due:
         raise RuntimeError(f"the package evaluated {made} gradients, the floor {due}: they must do the same work")
     share = (costs.communication_seconds - communication) / (costs.seconds - seconds)
+    simulation.transport.close()
     return summary(package, bare, ("package", "floor")) | {
         "clients": simulation.problem.clients, "bytes": floor.buffer.nbytes, "communication_share": share,
+        "transport": simulation.transport.name,
     }
 
 
 def executors(workload: str, method: str, options) -> dict:
     """A row: ``loop`` against ``batched`` with all clients on one rank."""
-    from mpi4py import MPI
-
     loop, batched = (simulate(workload, method, CLIENTS, name, options)[0] for name in ("loop", "batched"))
     rounds = (options.rounds or WORKLOADS[workload][1]) // 4
-    times = paired(loop.step, batched.step, rounds, 1, MPI.COMM_WORLD.Barrier)
+    times = paired(loop.step, batched.step, rounds, 1, idle(loop.device))
     return summary(*times, ("loop", "batched")) | {"clients": CLIENTS}
 
 
@@ -185,7 +215,7 @@ def work(options) -> None:
     """All rows of one number of ranks; rank 0 prints each as a line of JSON."""
     from mpi4py import MPI
 
-    from mpifed.data.idx import DataError
+    from mpifed.comm import CollectiveError
 
     measure = executors if options.executors else against_floor
     for workload in options.workloads:
@@ -193,7 +223,7 @@ def work(options) -> None:
             row = {"workload": workload, "method": method, "ranks": MPI.COMM_WORLD.size}
             try:
                 row |= measure(workload, method, options)
-            except DataError as error:
+            except CollectiveError as error:  # its data are missing, on all ranks
                 row["skipped"] = str(error).splitlines()[0]
             if MPI.COMM_WORLD.rank == 0:
                 print(MARK + json.dumps(row), flush=True)
@@ -242,6 +272,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=1, help="clients a rank")
     parser.add_argument("--batch", type=int, default=32, help="rows of a minibatch")
     parser.add_argument("--q", type=int, default=12, help="local steps a round")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where both sides compute")
     parser.add_argument("--executors", action="store_true", help=f"loop against batched: {CLIENTS} clients on one rank")
     parser.add_argument("--json", type=Path, help="file for the rows, the settings and the machine")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

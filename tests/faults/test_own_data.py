@@ -1,6 +1,6 @@
 """Ranks that read different data, or of which one cannot read any, end together before any work starts.
 
-A rank that goes on alone would wait for ever, so the time limit is what the tests assert.
+A rank that goes on alone would wait for ever, so any time limit tells; this one leaves room for a busy machine.
 """
 
 import gzip
@@ -14,7 +14,7 @@ import numpy as np
 from launch import launch
 
 OWN_DATA = Path(__file__).with_name("own_data.py")
-LIMIT = 40
+LIMIT = 100
 JOB = """
 rounds = 2
 [algorithm]

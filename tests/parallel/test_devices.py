@@ -150,8 +150,9 @@ def test_device_agrees_with_host(comm, out, reduction, executor, matrices):
 def test_exact_repeats_its_bits_on_the_device(comm, out):
     points = []
     for number in range(2):
-        config = configuration(AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{number}", device="cuda", reduction="exact")
-        points.append(torch.cat(list(run(config, comm).point.values())))
+        algorithm, settings = AdaFGDA(q=3, gamma=0.02, lam=0.02), dict(device="cuda", reduction="exact")
+        result = run(configuration(algorithm, Game(clients=5), f"{out}/{number}", **settings), comm)
+        points.append(torch.cat(list(result.point.values())))
     assert torch.equal(*points)
 
 

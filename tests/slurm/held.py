@@ -11,7 +11,7 @@ from mpifed import Algorithm, Record
 
 @dataclass(frozen=True)
 class Held(Algorithm):
-    """Plain averaging of local gradient steps; from the third round on, half a second a round while a file exists."""
+    """Plain averaging of local gradient steps; from the third round on, two seconds a round while a file exists."""
 
     hold: str = ""
     witness: str = ""
@@ -29,4 +29,4 @@ class Held(Algorithm):
             file = Path(self.witness) / f"{socket.gethostname()}.{os.getpid()}"
             file.write_text(f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {os.environ.get('OMP_NUM_THREADS')}")
         if self.hold and r > 2 and os.path.exists(self.hold):
-            time.sleep(0.5)
+            time.sleep(2)

@@ -26,7 +26,10 @@ ARRAY = "sbatch jobs/slurm/array.sbatch"
 PREEMPTIBLE = "sbatch --partition=low jobs/slurm/preemptible.sbatch"
 LAUNCH = "mpifed launch jobs/saddle.toml --nodes 2 --ranks-per-node 2 --time 10"
 SHORT = " rounds=3 run.reduction=exact"
-HELD = """ rounds=30 run.reduction=exact "oracle.noise={name='gaussian',scale=0.1}" "algorithm={name='./held.py:Held',hold='hold'}" """
+HELD = (
+    " rounds=60 run.reduction=exact run.checkpoint_every=1"
+    """ "algorithm={name='./held.py:Held',hold='hold'}" "oracle.noise={name='gaussian',scale=1}" """
+)
 
 
 def point(folder: Path, ranks: int | None = None) -> np.ndarray:
@@ -40,7 +43,8 @@ def point(folder: Path, ranks: int | None = None) -> np.ndarray:
 def uninterrupted(folder: Path, settings: str) -> np.ndarray:
     """The point that the same job finds in this process."""
     changes = [word.replace("./held.py", str(folder / "held.py")) for word in shlex.split(settings)]
-    config = mpifed.Config.load(ROOT / "jobs/saddle.toml", [*changes, f"run.out={folder / 'here'}", "run.progress=false"])
+    changes += [f"run.out={folder / 'here'}", "run.overwrite=true", "run.progress=false"]
+    config = mpifed.Config.load(ROOT / "jobs/saddle.toml", changes)
     mpifed.run(config, SerialComm())
     return point(folder / "here")
 
@@ -85,9 +89,19 @@ def test_the_wrong_mpirun_is_refused(tmp_path):
     assert "2 processes were started, and one of them sees 1" in log, log
 
 
-@pytest.mark.parametrize("how", ["srun -n 2 --mpi=none", "srun -n 2 --mpi=pmi2 --kill-on-bad-exit=1", "mpirun -n 2"])
+def test_exit_code_0_without_an_end_is_a_failure(tmp_path):
+    """Open MPI's mpirun leaves with 0 when it has lost a node; here the command is one that knows nothing of the script."""
+    folder = workplace(tmp_path)
+    script = (folder / "jobs/slurm/cpu.sbatch").read_text()
+    (folder / "true.sbatch").write_text(re.sub("mpifed_launch .*", "mpifed_launch true", script))
+    state, code, log = submit("sbatch --nodes=1 --ntasks-per-node=1 true.sbatch", folder).end()
+    assert (state, code) == ("FAILED", 1), log
+    assert "the launcher ended with exit code 0, but the command has not come to its end" in log, log
+
+
+@pytest.mark.parametrize("how", ["srun -n 2 --mpi=pmi2", "mpirun -n 2"])
 def test_a_run_without_a_script_refuses_too(tmp_path, how):
-    """Open MPI's library under what does not start it: the first two under Slurm, the last with MPICH's mpirun."""
+    """Open MPI's library under a srun that speaks PMI2, and under MPICH's mpirun."""
     how = how.replace("mpirun", mpirun_path("mpich"))
     code, output = run_command(f"{how} mpifed run jobs/saddle.toml", workplace(tmp_path))
     assert code == 71, output
@@ -97,7 +111,7 @@ def test_a_run_without_a_script_refuses_too(tmp_path, how):
 
 @pytest.mark.parametrize("line, nodes, ranks, threads", [(GPU_NODES, 2, 4, 2), (SHARED_GPU, 1, 4, 1)])
 def test_gpus(tmp_path, line, nodes, ranks, threads):
-    """The job is given two GPUs a node and every rank sees both: it takes the one of its local rank. (There is no device here.)"""
+    """Two GPUs on every node, and every rank sees both; torch sees none of these, they are twins of /dev/null."""
     folder = workplace(tmp_path)
     (folder / "seen").mkdir()
     job = submit(f"""{line} rounds=1 "algorithm={{name='./held.py:Held',witness='seen'}}" """, folder)
@@ -115,11 +129,12 @@ def test_array(tmp_path):
     for seed in range(3):
         state, code, log = job.end(task=f"_{seed}")
         assert (state, code) == ("COMPLETED", 0), log
-        np.testing.assert_array_equal(point(folder / f"runs/saddle/seed={seed}", ranks=2), uninterrupted(folder, f"{SHORT} seed={seed}"))
+        found = point(folder / f"runs/saddle/seed={seed}", ranks=2)
+        np.testing.assert_array_equal(found, uninterrupted(folder, f"{SHORT} seed={seed}"))
 
 
 def test_time_limit_then_another_number_of_nodes(tmp_path):
-    """Slurm warns up to a minute early, so a limit of one minute warns at once; the next job has other nodes and the other MPI."""
+    """Slurm may warn a minute early, so this warning comes at once. The next job has other nodes and the other MPI."""
     folder = workplace(tmp_path)
     (folder / "hold").touch()
     state, code, log = submit(CPU.replace("sbatch", "sbatch --time=1 --signal=B:USR1@50", 1) + HELD, folder).end()
@@ -140,9 +155,9 @@ def test_preemption(tmp_path):
         folder.mkdir()
         (workplace(folder) / "hold").touch()
         line = PREEMPTIBLE.replace("sbatch", "sbatch --ntasks-per-node=1", 1)
-        jobs.append(submit(line + HELD + "run.checkpoint_every=1", folder, mpi=mpi, MPIFED_LAUNCHER=launcher))
+        jobs.append(submit(line + HELD, folder, mpi=mpi, MPIFED_LAUNCHER=launcher))
     for job in jobs:
-        job.until(lambda fields, job=job: (job.folder / "runs/saddle/checkpoint-00000003.h5").exists(), 120)
+        job.until(lambda fields, job=job: any(job.folder.glob("runs/saddle/checkpoint-*")), 120)
     submit("sbatch --partition=high --nodes=4 --exclusive --wrap true", tmp_path)
     for job in jobs:
         job.until(lambda fields: fields["Restarts"] == "1", 60)
@@ -158,10 +173,10 @@ def test_a_cancelled_job_stays_cancelled(tmp_path):
     folder = workplace(tmp_path)
     (folder / "hold").touch()
     job = submit(PREEMPTIBLE.replace("sbatch", "sbatch --nodes=1 --ntasks-per-node=1", 1) + HELD, folder)
-    job.until(lambda fields: "by srun" in job.log(), 60)
+    job.until(lambda fields: any(folder.glob("runs/saddle/checkpoint-*")), 60)
     command(f"scancel {job.number}", folder)
     state, code, log = job.end()
-    assert state == "CANCELLED" and "back into the queue" not in log, log
+    assert state == "CANCELLED" and "stopped after round" in log and "back into the queue" not in log, log
     assert job.fields()["Restarts"] == "0"
 
 

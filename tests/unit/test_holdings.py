@@ -52,6 +52,10 @@ def test_given_positive_ratios_show_in_the_counts_and_in_the_loss(job):
     assert held.names == [*(f"{label}-" for label in range(5)), *(f"{label}+" for label in range(5, 10))]
     found = held.counts[:, 5:].sum(axis=1) / held.counts.sum(axis=1)
     assert np.abs(found - ratios).max() < 0.005  # half a sample of the 180 negatives of a client, at least
+    fair = Config.load(job("FairClassification", f'dataset = "digits"\n{partition}'))
+    counts = holdings(fair).counts  # its classes count by their share in what the clients hold, not in the files
+    # torch rounds a reciprocal and a product instead of a quotient.
+    assert fair.problem._inverse_share.tolist() == pytest.approx((counts.sum() / counts.sum(axis=0)).tolist(), rel=1e-15)
     assert config.problem._ratio == held.counts[:, 5:].sum() / held.counts.sum()
 
 

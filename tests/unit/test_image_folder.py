@@ -33,7 +33,8 @@ def png(array: np.ndarray) -> bytes:
 
 def tree(part: str = "test") -> dict[str, bytes]:
     """Files by name: four cats, then two dogs, to train on, and one of each in ``part``."""
-    names = [*(f"train/cat/deep/{i}.png" for i in range(4)), "train/dog/a.PNG", "train/dog/b.png", f"{part}/cat/x.png", f"{part}/dog/y.png"]
+    names = [f"train/cat/deep/{i}.png" for i in range(4)]
+    names += ["train/dog/a.PNG", "train/dog/b.png", f"{part}/cat/x.png", f"{part}/dog/y.png"]
     return {name: png(picture(i)) for i, name in enumerate(names)} | {"train/dog/notes.txt": b"no image"}
 
 
@@ -59,7 +60,8 @@ def write(folder: Path, files: dict[str, bytes], archive: bool = False) -> Path:
 def test_classes_are_numbered_by_name_and_pixels_in_place(tmp_path, archive, part):
     path = write(tmp_path, tree(part), archive)
     images = PETS(tmp_path)
-    assert images.shape == (3, 6, 4) and images.train_labels.tolist() == [0, 0, 0, 0, 1, 1] and images.test_labels.tolist() == [0, 1]
+    assert images.shape == (3, 6, 4)
+    assert images.train_labels.tolist() == [0, 0, 0, 0, 1, 1] and images.test_labels.tolist() == [0, 1]
     expected = np.stack([picture(i).transpose(2, 0, 1) for i in range(6)]).astype(np.float32) / np.float32(255)
     np.testing.assert_array_equal(images.train[torch.tensor([5, 0, 5])].numpy(), expected[[5, 0, 5]])
     np.testing.assert_array_equal(images.train[:].numpy(), expected)
@@ -141,11 +143,11 @@ def test_the_layout_of_tiny_imagenet(tmp_path):
     write(tmp_path, files | {"val/val_annotations.txt": "\n".join(lines).encode()})
     images = PETS(tmp_path)
     assert images.train_labels.tolist() == [0, 0, 1, 1]
-    rows = {tuple(picture(i).ravel()): i for i in range(3)}
     found = (images.test[:] * 255).round().byte().permute(0, 2, 3, 1).numpy()
-    assert [(rows[tuple(row.ravel())], label) for row, label in zip(found, images.test_labels.tolist())] == [(0, 1), (1, 0), (2, 1)]
+    np.testing.assert_array_equal(found, [picture(i) for i in range(3)])
+    assert images.test_labels.tolist() == [1, 0, 1]
     write(tmp_path, files | {"val/val_annotations.txt": "\n".join(lines[:2]).encode()})
-    with pytest.raises(DataError, match="one line of val/val_annotations.txt for each image of val, found a difference in .*val_2"):
+    with pytest.raises(DataError, match="one line of val/val_annotations.txt for each image of val, .*val_2"):
         PETS(tmp_path)
 
 

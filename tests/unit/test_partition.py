@@ -155,6 +155,7 @@ def test_quantity_skews_amounts_and_not_labels():
 
     assert sizes(1000.0).max() < 2_400 and sizes(0.3).max() > 2 * sizes(1000.0).max()
     for part in Quantity(0.5)(labels, labels == 1, 10, seed=3):
+        assert part[-1] - part[0] > 10_000 or len(part) < 10  # from all over, not a run
         assert abs(labels[part].mean() - 0.5) < 2.5 / len(part) ** 0.5  # five standard errors of a fair coin
 
 

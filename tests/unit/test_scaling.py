@@ -9,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import launch
 
+from mpifed.algorithm import Phase
 from mpifed.comm import SerialComm
 from mpifed.config import Config, ConfigError
 from mpifed.prediction import BYTES_A_SECOND, SECONDS, machine_of, quantity, rank_numbers, read, rows, work_of
+from mpifed.records import Blocks, Record
 from mpifed.scaling import Link, Machine, Work, allreduce, bcast, fit_link, fit_rate, phases_of, reduce
 from mpifed.simulation import Simulation
+from mpifed.traffic import Traffic, traffic
 
 LINK, GAMMA = Link(alpha=100.0, beta=1.0, both=2.0), 0.5
 FAR = Link(alpha=1000.0, beta=4.0, both=4.0)
@@ -116,6 +119,7 @@ SADDLE = {"name": "Saddle", "d": 7, "clients": 3}
 JOBS = {
     "FGDA": job({"name": "FGDA", "q": 2}, SADDLE),
     "AdaFGDA": job(ADA, SADDLE),
+    "two phases": job(ADA | {"sync_estimator": "mean_after"}, SADDLE),
     "replicated": job(ADA, SADDLE, run={"matrices": "replicated", "dtype": "float64"}),
     "LESGD": job({"name": "LESGD", "K": 2, "eta": 0.1}, SADDLE),
     "network": job(ADA, {"name": "DeepAUC", "dataset": "digits", "model": "mlp", "clients": 2}),
@@ -149,6 +153,16 @@ def test_bytes_of_a_job_are_those_that_a_round_moves(name):
     simulation.step()
     phases = phases_of(config)
     assert comm.sums == [n for n, _ in phases] and comm.casts == [n for _, n in phases if n]
+
+
+def test_traffic_by_hand():
+    method = JOBS["AdaFGDA"].algorithm
+    phase = Phase("round", Record(a="x", b="scalar", c="y"), down=("x",), up=("a", "b"))
+    blocks = Blocks(x={"w": (2, 3)}, y={"v": (5,)})
+    assert traffic(method, phase, blocks, {}, 8) == Traffic(up=8 * 7, down=8 * 6, allreduce=8 * (12 + 1), bcast=0)
+    everything = traffic(method, replace(phase, down=None, up=None, coordinate=True), blocks, {}, 8)
+    shared = method.shared.layout(blocks, {}).size
+    assert everything == Traffic(up=8 * 12, down=8 * shared, allreduce=8 * 13, bcast=8 * 11)
 
 
 def test_bytes_by_hand():

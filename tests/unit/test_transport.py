@@ -1,6 +1,8 @@
 """Devices, transports and their choice, as far as one process goes."""
 
 import os
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from mpifed.devices import describe_memory, deterministic, device_for, usage
 from mpifed.transport import choose_transport, probe
 
 CPU = torch.device("cpu")
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 class Several(SerialComm):
@@ -116,7 +119,7 @@ def test_automatic_transport(monkeypatch, ranks, exact, expected):
 
 @pytest.mark.parametrize("wanted, ranks, exact, message", [
     ("nccl", SHARED, False, "got 3 ranks on 2: ranks 0 and 2 share one"),
-    ("nccl", NO_NCCL, False, "built with NCCL"),
+    ("nccl", NO_NCCL, False, "needs a torch with NCCL"),
     ("nccl", OWN, True, "does not go with run.reduction = 'exact'"),
     ("cuda-mpi", OWN, True, "does not go with run.reduction = 'exact'"),
     ("cuda-mpi", [[0, 1]], False, "needs a GPU on every rank"),
@@ -182,7 +185,14 @@ def test_peak_memory():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_job_that_wants_a_gpu_ends_with_2(tmp_path):
     job = tmp_path / "job.toml"
-    job.write_text('[algorithm]\nname = "LocalSGDA"\nq = 2\neta_x = 0.01\neta_y = 0.01\n[problem]\nname = "Saddle"\n[run]\ndevice = "cuda"\n')
+    job.write_text('problem = "Saddle"\nalgorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }\nrun = { device = "cuda" }')
     code, output = launch(2, ["-m", "mpifed", "run", job], cwd=tmp_path)
     assert code == 2 and output.count("asks for a GPU, but this process sees none") == 1, output
     assert not (tmp_path / "runs/run").exists() or not list((tmp_path / "runs/run").glob("*.h5"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_check_without_a_gpu():
+    done = subprocess.run([SCRIPTS / "gpu_check.sh"], timeout=30, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("gpu_check: no GPU") and len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""

@@ -1,0 +1,75 @@
+"""The processes of a job that a test has started."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+def _children() -> dict[int, list[int]]:
+    """Parent → children, of all processes of the machine."""
+    found: dict[int, list[int]] = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):  # it has just ended
+            continue
+        found.setdefault(parent, []).append(int(place.name))
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below ``pid``."""
+    children, found = _children(), [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
+
+
+def ranks(launcher: int) -> dict[int, int]:
+    """Rank → process, of the ranks that ``launcher`` has started so far."""
+    found = {}
+    for pid in sorted(descendants(launcher)):
+        try:
+            variables = dict(pair.split("=", 1) for pair in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in pair)
+        except OSError:
+            continue
+        for name in RANK_VARIABLES:
+            if name in variables:
+                found.setdefault(int(variables[name]), pid)  # a child of a rank has the same variables and a later number
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs (one that waits for its parent to take note of its end does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def segments(pids) -> set[Path]:
+    """The files in shared memory that processes have mapped; a killed job leaves them behind."""
+    found = set()
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        except OSError:
+            continue
+        found |= {Path(line[line.index("/dev/shm/") :].split(" ")[0]) for line in lines if "/dev/shm/" in line}
+    return found
+
+
+def wait_until(condition, seconds: float = 60.0):
+    """The first true value of ``condition()``.
+
+    Raises:
+        AssertionError: there was none within ``seconds``.
+    """
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, f"waited {seconds} s in vain"
+        time.sleep(0.02)
+    return value

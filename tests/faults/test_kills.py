@@ -1,0 +1,68 @@
+"""A rank is killed (SIGKILL) at a named moment: the job ends, somebody says so, and the same command goes on to the same bits.
+
+Each chain kills the same job again and again, at another moment each time.
+"""
+
+import re
+import time
+
+import numpy as np
+import pytest
+from launch import finish, start
+from processes import alive, ranks, segments, wait_until
+from small_job import ALLREDUCE, LIMIT, STEP, command, end, saved
+
+BCAST, DIGEST, SEND = "mpifed.comm:MpiComm.bcast_", "mpifed.checkpoint:_digest", "mpifed.comm:MpiComm.send"
+REPLACE = "os:replace"
+#: Seconds from the death of a rank to the end of the job.
+PATIENCE = 10
+#: Number of ranks, the fault (on which rank, see driver.py), and the round of the newest checkpoint afterwards.
+OPEN_MPI = [
+    (2, f"1 kill {STEP} 5", 3),  # while rank 0 waits in the Allreduce
+    (3, f"2 kill {ALLREDUCE} 4", 6),  # while others are in the Allreduce
+    (2, f"1 kill {BCAST} 18", 9),  # of the adaptive matrices
+    (3, f"0 kill {DIGEST} 1", 9),  # the data of the checkpoint of round 12 is written, its seal is not
+    (2, f"0 kill {REPLACE} 1", 9),  # its file is synced and has no name
+    (3, f"0 kill-after {REPLACE} 1", 12),  # its name is not synced
+    (2, f"1 kill {SEND} 1", 12),  # client rows of round 15 are on their way to rank 0
+    (2, f"0 kill {REPLACE} 2", 15),  # the checkpoint of round 15 is there, the results file is of round 12
+]
+MPICH = [
+    (2, f"1 kill {ALLREDUCE} 5", 3),
+    (2, f"0 kill {DIGEST} 1", 3),
+    (2, f"0 kill-after {REPLACE} 1", 6),
+    (2, f"1 kill {SEND} 1", 6),
+]
+
+
+def killed(folder, size, fault, mpi) -> str:
+    """Run the job into a fault; what was said."""
+    process = start(size, command(folder, fault), mpi=mpi)
+    rank = int(fault.split()[0])
+    pids = wait_until(lambda: (found := ranks(process.pid)) if len(ranks(process.pid)) == size else None, LIMIT)
+    left = set()
+    wait_until(lambda: left.update(segments(pids.values())) or not alive(pids[rank]), LIMIT)
+    died = time.monotonic()
+    code, output = finish(process, LIMIT)
+    for path in left:
+        path.unlink(missing_ok=True)
+    assert time.monotonic() - died < PATIENCE, output
+    assert code != 0, output
+    assert not any(alive(pid) for pid in pids.values()), "a rank has outlived the job"
+    assert "Traceback" not in output, output
+    return output
+
+
+@pytest.mark.parametrize("mpi, chain", [("openmpi", OPEN_MPI), ("mpich", MPICH)])
+def test_kills_at_named_moments(tmp_path, whole, mpi, chain):
+    for size, fault, newest in chain:
+        output = killed(tmp_path, size, fault, mpi)
+        assert saved(tmp_path) == newest, (fault, output)
+        if mpi == "mpich":
+            assert "KILLED BY SIGNAL: 9" in output, output
+        else:
+            assert re.search(rf"process rank {fault[0]} with PID \d+ on node \S+ exited on\s+signal 9", output), output
+            if fault[0] != "0":  # rank 0 lives long enough to say where the run stands
+                assert re.search(rf"mpifed: SIGTERM received in round \d+: .*; the newest is of round {newest}\n", output), output
+    np.testing.assert_array_equal(end(tmp_path), whole)
+    assert not list((tmp_path / "run").glob("*.tmp.*")), "half a file is left"

@@ -1,0 +1,186 @@
+"""Signals in one process: which round ends the run, what is written, and that Python gets its handlers back."""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+import h5py
+import pytest
+import torch
+from mpifed import run, simulation
+from mpifed.comm import CollectiveError, SerialComm
+from mpifed.config import Config
+from mpifed.executor import Loop
+from mpifed.restart import checkpoint
+from mpifed.signals import EXIT_INTERRUPTED, StopSignals, held
+
+SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
+
+
+class Aborts(SerialComm):
+    """Notes the exit code instead of ending the process."""
+
+    def __init__(self):
+        self.code, self.ended = None, threading.Event()
+
+    def abort(self, code):
+        self.code = code
+        self.ended.set()
+
+
+def config(folder, **settings) -> Config:
+    table = {"progress": False, "dtype": "float64", "reduction": "exact", "checkpoint_every": 3, "eval_every": 5, "out": str(folder)}
+    return Config.from_table({
+        "rounds": 8, "algorithm": {"name": "AdaFGDA", "q": 2, "sync_estimator": "local"},
+        "problem": {"name": "Saddle", "clients": 4, "d": 3},
+        "oracle": {"batch_size": 0, "noise": {"name": "gaussian", "scale": 0.1}}, "run": table | settings,
+    })
+
+
+@pytest.fixture
+def send(monkeypatch):
+    """``send(number, owner, name, call)``: the signal arrives in that call of a method, and the thread has noticed it."""
+    watched = []
+
+    class Watched(StopSignals):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            watched.append(self)
+
+    monkeypatch.setattr(sys.modules["mpifed.run"], "StopSignals", Watched)  # mpifed.run is the function
+
+    def arm(number, owner, name, call):
+        method, calls = getattr(owner, name), []
+
+        def arrives(self, *arguments, **options):
+            calls.append(None)
+            if len(calls) == call:
+                os.kill(os.getpid(), number)
+                end = time.monotonic() + 10
+                while not watched[-1].requested:
+                    assert time.monotonic() < end, "nobody has noticed the signal"
+                    time.sleep(0.001)
+            return method(self, *arguments, **options)
+
+        monkeypatch.setattr(owner, name, arrives)
+
+    return arm
+
+
+def point(result) -> torch.Tensor:
+    return torch.cat([result.point["x"], result.point["y"]])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return point(run(config(tmp_path_factory.mktemp("whole") / "run"), SerialComm()))
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_run_after_the_next_round_and_the_same_job_continues(tmp_path, send, whole, capsys, number):
+    send(number, Loop, "run", 4)  # in round 4 - 1, as the start is a phase, too
+    result = run(config(tmp_path), SerialComm())
+    assert result.unfinished and result.stopped == "a signal after round 4"
+    said = capsys.readouterr().err
+    assert f"{number.name} received in round 3: the run stops after round 4 at the latest" in said, said
+    assert "newest is of round 0" in said and "stopped after round 4" in said
+    assert sorted(path.name for path in tmp_path.glob("*.h5")) == ["checkpoint-00000003.h5", "checkpoint-00000004.h5", "run.h5"]
+    with h5py.File(tmp_path / "run.h5") as file:
+        assert file.attrs["stopped"] == "" and file["costs/round"][-1] == 4
+    again = run(config(tmp_path), SerialComm(), resume="must")
+    assert not again.unfinished and "continuing" in capsys.readouterr().err
+    assert torch.equal(point(again), whole)
+
+
+@pytest.mark.parametrize("owner, name, call, after", [
+    (simulation.Simulation, "_prepare", 1, 1),  # set-up
+    (simulation.Simulation, "evaluate", 1, 1),  # of the starting point
+    (simulation.Simulation, "evaluate", 2, 6),  # of round 5
+    (checkpoint, "write", 1, 4),  # of round 3
+])
+def test_signals_between_rounds(tmp_path, send, whole, owner, name, call, after):
+    send(signal.SIGUSR1, owner, name, call)
+    assert run(config(tmp_path), SerialComm()).stopped == f"a signal after round {after}"
+    assert checkpoint.newest(tmp_path)[1]["round"] == after
+    assert torch.equal(point(run(config(tmp_path), SerialComm())), whole)
+
+
+@pytest.mark.parametrize("owner, name, call", [(Loop, "run", 9), (simulation.Simulation, "evaluate", 4)])
+def test_a_signal_in_the_last_round_finds_the_run_complete(tmp_path, send, whole, owner, name, call):
+    send(signal.SIGTERM, owner, name, call)
+    result = run(config(tmp_path), SerialComm())
+    assert not result.unfinished and result.stopped == "all 8 rounds done" and torch.equal(point(result), whole)
+
+
+def test_a_checkpoint_is_written_even_where_none_is_wanted_otherwise(tmp_path, send, whole):
+    send(signal.SIGUSR1, Loop, "run", 4)
+    assert run(config(tmp_path, checkpoint_every=0), SerialComm()).unfinished
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-00000004.h5"]
+    assert torch.equal(point(run(config(tmp_path, checkpoint_every=0), SerialComm())), whole)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_no_success(tmp_path, send, monkeypatch):
+    send(signal.SIGUSR1, Loop, "run", 5)
+
+    def full(folder, keep, header, *_):
+        if header["round"] > 3:
+            raise OSError(28, "No space left on device")
+        return write(folder, keep, header, *_)
+
+    write = checkpoint.write
+    monkeypatch.setattr(checkpoint, "write", full)
+    with pytest.raises(CollectiveError, match="round 5 could not be written .*No space left.* the newest checkpoint is of round 3"):
+        run(config(tmp_path), SerialComm())
+
+
+def test_python_gets_its_handlers_back(tmp_path):
+    def state():
+        reader = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(reader)
+        return [signal.getsignal(number) for number in SIGNALS], reader
+
+    before, threads = state(), threading.active_count()
+    run(config(tmp_path), SerialComm())
+    assert state() == before and threading.active_count() == threads
+
+
+def test_a_run_in_another_thread_catches_nothing(tmp_path, whole):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(config(tmp_path), SerialComm())))
+    thread.start()
+    thread.join()
+    assert torch.equal(point(results[0]), whole)
+
+
+def test_the_second_interrupt_ends_the_process_even_in_the_middle_of_c_code():
+    """The main thread sleeps in C, where Python runs no handler; of other signals any number may come."""
+    comm = Aborts()
+    with StopSignals(comm, lambda: "received") as signals:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+            time.sleep(0.05)
+        assert signals.requested == "SIGUSR1" and comm.code is None
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        nap = ctypes.CDLL(None).usleep
+        for _ in range(100):
+            if comm.ended.is_set():
+                break
+            nap(100_000)
+    assert comm.code == EXIT_INTERRUPTED
+
+
+def test_signals_around_a_run():
+    """What comes before is taken by the run; what comes after it has no effect."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with held():
+        os.kill(os.getpid(), signal.SIGTERM)
+        with StopSignals(SerialComm(), lambda: "received") as signals:
+            end = time.monotonic() + 10
+            while not signals.requested and time.monotonic() < end:
+                time.sleep(0.001)
+            assert signals.requested == "SIGTERM"
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert [signal.getsignal(number) for number in SIGNALS] == before

@@ -1,0 +1,226 @@
+"""Words, their vectors, and AUC maximisation on texts."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+import torch
+from everything import sentences
+from games import configuration
+
+from mpifed import run
+from mpifed.algorithms import FedNSGDAM
+from mpifed.comm import SerialComm
+from mpifed.data import TEXTS, DataError, Texts
+from mpifed.data.vectors import VECTORS, encode, random_vectors, read_vectors, word_vectors, words_of
+from mpifed.models import RNN
+from mpifed.noise import StudentT
+from mpifed.options import build
+from mpifed.oracle import MinimaxOracle
+from mpifed.problems import DeepAUC, TextAUC
+from mpifed.sampling import Sampler
+from mpifed.sections import Oracle
+
+SMALL = dict(dataset="sentences", clients=2, vectors="random", dimension=4, length=5, model={"name": "rnn", "hidden": 3})
+
+
+def prepared(seed=0, **settings) -> TextAUC:
+    problem = build(TextAUC, {**SMALL, **settings}, "problem")
+    problem.prepare(seed)
+    return problem
+
+
+def point(problem) -> tuple[torch.Tensor, torch.Tensor]:
+    x = problem.initial(np.random.default_rng(0))["x"]
+    rng = np.random.default_rng(1)
+    return x + 0.3 * torch.from_numpy(rng.standard_normal(len(x))), torch.tensor([0.4]).double()
+
+
+def archive(folder, words, vectors, name=VECTORS):
+    (folder / "wordvectors").mkdir(exist_ok=True)
+    np.savez(folder / "wordvectors" / name, words=np.array(words), vectors=np.asarray(vectors, dtype=np.float16))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("It's GOOD, isn’t it?", ["it's", "good", "isn't", "it"]),
+        ("does n't -- 'quoted' rock'n'roll", ["does", "n't", "quoted", "rock'n'roll"]),
+        ("Café n°5 under_score a1 ", ["café", "n", "5", "under", "score", "a1"]),
+        (" ... !", []),
+    ],
+)
+def test_words_are_runs_of_letters_and_digits_in_lower_case(text, words):
+    assert words_of(text) == words
+
+
+def test_texts_become_rows_of_known_words_and_zeros():
+    rows = {"good": 2, "film": 1}
+    tokens = encode([["a", "good", "film"], [], ["film", "x", "film", "good", "good"]], rows, 3)
+    assert tokens.dtype == np.int64 and tokens.tolist() == [[2, 1, 0], [0, 0, 0], [1, 1, 2]]
+
+
+def test_vectors_of_an_archive_and_of_texts_are_the_same(tmp_path):
+    words, vectors = ["good", "The", "bad", "film"], np.arange(12).reshape(4, 3) / 4
+    folder = archive(tmp_path, words, vectors)
+    lines = "".join(f"{word} {' '.join(map(str, vector))}\n" for word, vector in zip(words, vectors))
+    (tmp_path / "wordvectors" / "glove.txt").write_text(lines + ". . 1 2 3\n")
+    with gzip.open(tmp_path / "wordvectors" / "w2v.txt.gz", "wt") as file:
+        file.write("4 3\n" + lines)
+    for name in (VECTORS, "glove.txt", "w2v.txt"):
+        read = read_vectors(name, {"film", "good", "unknown"}, folder)
+        assert read.rows == {"film": 1, "good": 2} and list(read.files) == [name]
+        assert read.table.dtype == np.float32 and read.table.tolist() == [[0, 0, 0], vectors[3].tolist(), vectors[0].tolist()]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("good 1 2 3\nbad 1 2\n", "2 numbers instead of 3 in line 2"),
+        ("good 1 2 3\nfilm 1 x 3\n", "could not convert .* in line 2"),
+        ("other 1 2 3\n", "found none"),
+        ("", "found none"),
+    ],
+)
+def test_damaged_vectors_are_refused(tmp_path, content, message):
+    (tmp_path / "wordvectors").mkdir()
+    (tmp_path / "wordvectors" / "mine.txt").write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_vectors("mine.txt", {"good", "film"} if "other" not in content else {"film"}, str(tmp_path))
+    with pytest.raises(DataError, match="yours.txt"):
+        word_vectors("yours.txt", {"good"}, 3, str(tmp_path))  # a file that is named must exist
+
+
+def test_archives_with_other_arrays_are_refused(tmp_path):
+    with pytest.raises(DataError, match="2 words and 3 vectors"):
+        read_vectors(VECTORS, {"a"}, archive(tmp_path, ["a", "b"], np.zeros((3, 2))))
+    with pytest.raises(DataError, match="infinite"):
+        read_vectors(VECTORS, {"a"}, archive(tmp_path, ["a"], [[np.inf]]))
+
+
+def test_random_vectors_depend_on_the_word_and_the_seed_alone():
+    few, many = random_vectors({"good", "bad"}, 50), random_vectors({"film", "bad", "good"}, 50)
+    for word in few.rows:
+        np.testing.assert_array_equal(few.table[few.rows[word]], many.table[many.rows[word]])
+    assert (few.table[0] == 0).all()
+    np.testing.assert_allclose(np.linalg.norm(many.table[1:], axis=1), 1, rtol=1e-6)  # float32
+    assert np.abs(many.table[1] @ many.table[2]) < 0.7  # five standard deviations, 1/√50 each
+    assert not np.allclose(few.table, random_vectors({"good", "bad"}, 50, seed=1).table)
+    digests = {random_vectors(words, d).files["word vectors"].digest for words, d in [("a", 3), ("ab", 3), ("a", 4)]}
+    assert len(digests) == 3
+
+
+def test_the_fallback_is_taken_where_the_file_lacks_and_recorded(tmp_path):
+    assert prepared(vectors="auto", p="client").files  # wherever the default places lead
+    absent = word_vectors("auto", {"good"}, 7, str(tmp_path))
+    assert absent.table.shape == (2, 7) and "random vector" in absent.files["word vectors"].path
+    present = word_vectors("auto", {"good"}, 7, archive(tmp_path, ["good"], [[1, 2]]))
+    assert present.table.tolist() == [[0, 0], [1, 2]] and list(present.files) == [VECTORS]
+    assert list(word_vectors("random", {"good"}, 7, str(tmp_path)).files) == ["word vectors"]
+
+
+def test_loss_is_that_of_images_for_the_difference_of_the_outputs():
+    problem = prepared()
+    x, y = point(problem)
+    named, alpha = problem.variables().unflatten("x", x), {"alpha": y}
+    tokens, positive = problem.client_data(1)
+    h = []
+    for row in tokens:
+        vectors = problem._table[row[row > 0]].double()[None]
+        negative, above = problem.model(named, vectors, torch.tensor([vectors.shape[1]]))[0]
+        h.append(above - negative)
+    twin = DeepAUC(dataset="digits", model="linear")
+    twin._ratio, twin.outputs = problem._ratio, lambda x, samples: torch.stack(h)
+    # The same formula on the same numbers; padded sequences add in another order.
+    torch.testing.assert_close(problem.loss(named, alpha, (tokens, positive)), twin.loss(named, alpha, (tokens, positive)),
+                               rtol=0, atol=1e-13)
+    assert problem.predict(named, alpha, slice(2, 5)).shape == (3,) and problem.test_rows == 6
+
+
+def test_gradients_by_central_differences_and_mapped():
+    problem = prepared()
+    x, y = point(problem)
+    sampler = Sampler(problem, [0, 1], 0, 4, None, 0, torch.float64, "cpu")
+    oracle = MinimaxOracle(problem, sampler, True)
+    oracle.at(slice(0, 2))
+    xi, h, blocks = oracle.sample(0), 1e-6, problem.variables()
+    gx, gy = oracle.grad(x, y, xi)
+    for k in range(2):
+        batch = tuple(column[k] for column in xi.batch)
+
+        def value(x, y, batch=batch):
+            return problem.loss(blocks.unflatten("x", x), blocks.unflatten("y", y), batch).item()
+
+        for j in np.random.default_rng(k).permutation(len(x))[:15]:
+            step = torch.zeros(len(x)).double()
+            step[j] = h
+            # Truncation is of order h² = 1e-12, rounding 1e-16 of values of about one, over h.
+            assert (value(x + step, y) - value(x - step, y)) / (2 * h) == pytest.approx(gx[k, j].item(), abs=1e-8)
+        assert (value(x, y + h) - value(x, y - h)) / (2 * h) == pytest.approx(gy[k, 0].item(), abs=1e-8)
+    assert gx.abs().max() > 1e-2 and gy.abs().max() > 1e-2  # far above the tolerance
+
+
+@pytest.fixture
+def reviews(monkeypatch):
+    """480 reviews, half of them positive; every word but one in ten agrees with the label."""
+
+    def part(rng, n):
+        labels = np.arange(n) % 2
+        words = np.array([["bad", "dull", "poor"], ["good", "fine", "great"]])
+        agree = rng.uniform(size=(n, 4)) < 0.9
+        sides = np.where(agree, labels[:, None], 1 - labels[:, None])
+        return [" ".join(words[side, rng.integers(3, size=4)]) for side in sides], labels
+
+    rng = np.random.default_rng(3)
+    texts = Texts(*part(rng, 400), *part(rng, 80))
+    monkeypatch.setitem(TEXTS, "reviews", lambda data_dir: texts)
+
+
+def test_homogeneous_clients_are_thinned_and_heterogeneous_ones_have_their_ratios(reviews):
+    thin = prepared(dataset="reviews", clients=8, imbalance=0.1)
+    assert sum(thin.client_size(k) for k in range(8)) == 222 and thin._ratio == 22 / 222  # 200 negatives, 22 positives
+    ratios = (0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25)
+    own = prepared(dataset="reviews", clients=8, partition={"name": "positive_ratios", "ratios": ratios}, p="client")
+    for k, ratio in enumerate(ratios):
+        _, positive, p = own.client_data(k)
+        assert positive.mean().item() == pytest.approx(ratio, abs=0.02)  # to the nearest sample of 26 to 33
+        assert (p == positive.mean()).all() and (own.client_labels(k) == positive.numpy()).all()
+    assert own.class_names() == ["negative", "positive"]
+
+
+def learn(tmp_path, noise=None, **settings):
+    problem = build(TextAUC, {**SMALL, "dataset": "reviews", "imbalance": 0.2, "model": RNN(hidden=8), **settings}, "problem")
+    method = FedNSGDAM(p=4, eta_x=0.03, eta_y=0.03, gamma_x=0.1, gamma_y=0.1)
+    config = configuration(method, problem, tmp_path, rounds=20, batch_size=16, executor="batched")
+    return run(config.model_copy(update={"record": (), "oracle": Oracle(batch_size=16, noise=noise)}), SerialComm())
+
+
+@pytest.mark.parametrize("score", ["identity", "sigmoid"])
+def test_training_separates_the_reviews(tmp_path, reviews, score):
+    assert learn(tmp_path, score=score).metrics["auc"] > 0.9  # guessing gives 0.5
+
+
+def test_normalised_training_bears_noise_without_a_variance(tmp_path, reviews):
+    quiet, noisy = (learn(tmp_path / name, noise=noise) for name, noise in [("a", None), ("b", StudentT(nu=1.5, scale=0.003))])
+    assert noisy.metrics["auc"] > 0.75 and not torch.equal(quiet.point["x"], noisy.point["x"])  # guessing gives 0.5
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"dataset": "sst"}, "did you mean 'sst2'"),
+        ({"model": "lenet5"}, "unknown model 'lenet5'"),
+        ({"length": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_settings_are_checked(settings, message):
+    with pytest.raises(ValueError, match=message):
+        build(TextAUC, {**SMALL, **settings}, "problem")
+
+
+def test_the_built_in_sentences_are_as_said():
+    texts = sentences()
+    assert [text.startswith("good") for text in texts.train] == texts.train_labels.astype(bool).tolist()

@@ -1,0 +1,110 @@
+"""When the watchdog bites, and what it says. Hangs of real processes are in tests/faults."""
+
+import threading
+import time
+
+import pytest
+from mpifed import watchdog
+from mpifed.comm import SerialComm
+from mpifed.watchdog import EXIT_HANG, SLACK, Watchdog
+
+#: The threads of these watchdogs end by SystemExit, where real ones end the process.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+class Ranks(SerialComm):
+    """Rank ``rank`` of 4, with the answers that it gets; notes how it ends."""
+
+    size = 4
+
+    def __init__(self, rank=0, answers=None):
+        self.rank, self.answers, self.code, self.ended = rank, answers, None, threading.Event()
+
+    def witness(self, text, seconds):
+        return None if self.answers is None else {self.rank: text, **self.answers}
+
+    def abort(self, code):
+        self.code = code
+        self.ended.set()
+        raise SystemExit  # ends the watchdog's thread
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that tests set."""
+    now = [1000.0]
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
+    return now
+
+
+def bite(comm, least=0.05):
+    with Watchdog(comm, least) as dog:
+        dog.beat(7)
+        dog.beat(8)
+        assert comm.ended.wait(60), "the watchdog sleeps"
+    return dog
+
+
+def test_the_ranks_are_named(capfd, monkeypatch):
+    comm = Ranks(0, {2: "is at loss.py:7 (step)", 3: "waits in Allreduce"})
+    comm.calling = "Allreduce"
+    bite(comm)
+    assert comm.code == EXIT_HANG
+    said = capfd.readouterr().err
+    assert "in the round after round 8 (run.watchdog = 0.05). Arrived: 0, 3. Not arrived: " in said, said
+    assert "Not arrived: rank 1 does not answer; rank 2 is at loss.py:7 (step)\n" in said, said
+    assert "Thread" not in said  # it waits for others: its own stack says nothing
+
+
+def test_a_rank_that_hangs_says_where(capfd):
+    comm = Ranks(0, {})
+    bite(comm)
+    said = capfd.readouterr().err
+    assert "Not arrived: rank 0 is at /" in said and "(wait); rank 1 does not answer" in said, said  # in Event.wait
+    assert "most recent call first" in said and "Arrived: none" in said, said
+
+
+def test_where_the_first_witness_is_silent_another_rank_ends_the_job(capfd, monkeypatch):
+    """Rank 1 has heard of rank 0, which is about to end the job, and ends it itself when nothing happens."""
+    monkeypatch.setattr(watchdog, "GRACE", 0.1)
+    for rank, answers in ((1, {0: "waits in Bcast"}), (3, None)):
+        comm = Ranks(rank, answers)
+        bite(comm)
+        assert comm.code == EXIT_HANG and "mpifed: no progress" in capfd.readouterr().err
+
+
+def test_what_moves_is_left_alone():
+    comm = Ranks()
+    with Watchdog(comm, 0.2) as dog:
+        for r in range(20):
+            time.sleep(0.03)
+            dog.beat(r)
+    assert comm.code is None
+
+
+def test_no_watch():
+    threads = threading.active_count()
+    with Watchdog(Ranks(), 0) as dog:
+        dog.beat(1)
+        assert threading.active_count() == threads
+
+
+def test_the_limit_is_ten_times_the_longest_of_its_kind(clock):
+    """What has not been done before gets ten times the least; a short round says nothing about an evaluation."""
+    with Watchdog(Ranks(), 60) as dog:
+        assert dog._limit == SLACK * 60
+        for seconds, r, then, limit in [
+            (500, 0, "evaluation", 600),
+            (30, 0, "round", 600),
+            (1, 1, "round", 60),
+            (9, 2, "round", 90),
+            (2, 3, "evaluation", 300),
+            (100, 3, "round", 90),
+            (1, 4, "checkpoint", 600),
+            (400, 4, "round", 90),
+            (1, 5, "evaluation", 1000),
+            (1, 5, "checkpoint", 4000),
+        ]:
+            clock[0] += seconds
+            dog.beat(r, then)
+            assert dog._limit == limit and dog._deadline == clock[0] + limit
