@@ -18,7 +18,7 @@ import click
 
 from mpifed import __version__
 from mpifed.comm import EXIT_LAUNCH, CollectiveError, LaunchError, agree, world
-from mpifed.commands import bench, scale
+from mpifed.commands import bench, report, scale
 from mpifed.signals import EXIT_RESUME, held
 from mpifed.slurm import launch
 
@@ -37,7 +37,7 @@ def cli():
     mpirun -n 4 mpifed run jobs/digits_auc.toml          four ranks, clients spread over them
     mpifed run JOB rounds=20 algorithm.q=5 run.out=runs/a   with changes
     mpifed resume runs/a                                 after a stop, on any number of ranks
-    mpifed report runs/a runs/b                          curves and a table
+    mpifed report runs                                   curves, tables and a page of all runs in a folder
     mpifed list; mpifed info AdaFGDA                     what there is, and what it takes
     mpirun -n 2 mpifed bench comm JOB; mpifed scale      a round of JOB on up to 4,096 ranks, predicted
     """
@@ -54,7 +54,7 @@ def run(file, overrides, data_dir, resume_):
     """Run the job FILE (TOML), with settings changed by KEY=VALUE.
 
     Keys are dotted: rounds=50, algorithm.name=FGDA, problem.partition.alpha=0.3, run.reduction=exact. Everything is checked
-    before any work starts. Results go to the folder run.out: run.h5, checkpoints, curves.png, table.txt.
+    before any work starts. Results go to the folder run.out: run.h5, checkpoints, report.html, curves.png, table.txt.
 
     SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and exit code 85; the
     same command then continues. A second Ctrl-C ends it at once.
@@ -164,20 +164,6 @@ def check(name, settings):
     sys.exit(0 if check_class(name, list(settings), world()) else 1)
 
 
-@cli.command()
-@click.argument("runs", nargs=-1, required=True, type=click.Path())
-@click.option("--out", default="report", show_default=True, help="Folder for the figures and tables.")
-def report(runs, out):
-    """Draw the curves of RUNS (folders) against rounds, oracle calls, bytes and seconds, and print a table."""
-    from mpifed.report import report as write_report
-
-    try:
-        for path in write_report(runs, out):
-            click.echo(path)
-    except ValueError as fault:
-        raise click.ClickException(str(fault)) from None
-
-
 def _carry_out(comm, job) -> None:
     """Run a job; on rank 0 draw its curves and print its table."""
     try:
@@ -193,7 +179,7 @@ def _carry_out(comm, job) -> None:
             click.echo(path)
 
 
-for _command in (bench, launch, scale):
+for _command in (bench, launch, report, scale):
     cli.add_command(_command)
 
 

@@ -1,4 +1,4 @@
-"""The commands around the model of scaling: ``mpifed bench comm`` and ``mpifed scale``."""
+"""The commands beside a run: ``mpifed bench comm`` and ``mpifed scale`` for the model of scaling, ``mpifed report``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from mpifed.comm import agree, world
 
-__all__ = ["bench", "scale"]
+__all__ = ["bench", "report", "scale"]
 
 
 @click.group()
@@ -75,6 +75,29 @@ def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, ba
     prediction.print_rows(predicted, [*about_machine, *about_work])
     prediction.draw(predicted, out)
     click.echo(out)
+
+
+@click.command()
+@click.argument("places", nargs=-1, required=True, type=click.Path(), metavar="FOLDER...")
+@click.option("--out", default="report", show_default=True, help="Folder for the page, the figures and the tables.")
+@click.option("--metric", help="The metric that decides which setting is best; by default the runs' first.")
+@click.option("--best", "by", type=click.Choice(["final", "best"]), default="final", show_default=True,
+              help="Whether a run counts with its last value or with its best.")
+@click.option("--target", type=float, help="A value of the metric: tell the rounds that it takes to reach it.")
+def report(places, out, metric, by, target):
+    """Compare the runs in FOLDER... and below: report.html for a browser, curves.png, table.txt, table.csv, settings.csv.
+
+    Runs that differ only in the seed are averaged, and of every method the best setting is chosen: fewest runs that end in
+    non-finite values, then the best mean of the metric over the seeds. Problems declare which metrics are to be maximised.
+    """
+    from mpifed.comparison import Rule
+    from mpifed.report import report as write_report
+
+    try:
+        for path in write_report(places, out, Rule(metric, by, target)):
+            click.echo(path)
+    except (OSError, ValueError) as fault:
+        raise click.UsageError(str(fault)) from None
 
 
 def _no_folder(file: str) -> str | None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from matplotlib import colormaps
@@ -18,9 +19,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mpifed.config import Config, ConfigError, describe
+from mpifed.config import Config, ConfigError
 
-__all__ = ["Holdings", "holdings", "print_holdings", "draw", "show"]
+__all__ = ["Holdings", "holdings", "title", "print_holdings", "draw", "show"]
 
 #: Most classes that get a column or an entry of the legend each, and most clients that get a row each.
 COLUMNS, ROWS = 12, 40
@@ -46,16 +47,11 @@ def holdings(config: Config) -> Holdings:
         problem.prepare(config.seed, config.run.data_dir)
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
-    labels = [problem.client_labels(client) for client in range(problem.clients)]
-    if any(own is None for own in labels):
-        if not problem.client_data(0):
-            raise ConfigError(f"{type(problem).__name__} makes its samples as it goes: clients hold no data")
-        counts, names = np.array([[problem.client_size(client)] for client in range(problem.clients)]), ["samples"]
-    else:
-        classes = max(int(own.max(initial=0)) for own in labels) + 1
-        names = problem.class_names() or [str(label) for label in range(classes)]
-        counts = np.stack([np.bincount(own, minlength=len(names)) for own in labels])
-    return Holdings(_title(config), counts, names)
+    found = problem.class_counts()
+    if found is None and not problem.client_data(0):
+        raise ConfigError(f"{type(problem).__name__} makes its samples as it goes: clients hold no data")
+    counts, names = found or (np.array([[problem.client_size(client)] for client in range(problem.clients)]), ["samples"])
+    return Holdings(title(config.table()), counts, names)
 
 
 def show(job: str, overrides: Sequence[str], out: str | None) -> Path:
@@ -71,13 +67,14 @@ def show(job: str, overrides: Sequence[str], out: str | None) -> Path:
     return path
 
 
-def _title(config: Config) -> str:
-    settings = describe(config.problem, config.sources.get("problem"))
+def title(config: dict) -> str:
+    """The problem, its data and who gets what, from the table of a job's settings."""
+    settings = config["problem"]
     words = [str(settings[key]) for key in ("name", "dataset") if key in settings]
     if isinstance(partition := settings.get("partition"), dict):
         options = ", ".join(f"{key} = {value}" for key, value in partition.items() if key != "name")
         words.append(f"{partition['name']} ({options})" if options else partition["name"])
-    return ", ".join([*words, f"{config.problem.clients} clients", f"seed {config.seed}"])
+    return ", ".join([*words, f"{settings['clients']} clients", f"seed {config['seed']}"])
 
 
 def print_holdings(held: Holdings, console: Console | None = None) -> None:
@@ -105,8 +102,8 @@ def _cells(counts: np.ndarray, wide: bool, columns: int) -> list[str]:
     return [str(counts.sum()), *(f"{number:.0f}" for number in [*numbers][:columns])]
 
 
-def draw(held: Holdings, path: Path) -> None:
-    """Write a PNG with one bar a client, stacked from its samples of each class."""
+def draw(held: Holdings, file: Path | BinaryIO) -> None:
+    """Write a PNG, to a path or an open file, with one bar a client, stacked from its samples of each class."""
     counts = held.counts
     clients, classes = counts.shape
     figure = Figure(figsize=(min(14, 5 + 0.25 * clients), 4.5), dpi=150, layout="constrained", facecolor="white")
@@ -129,4 +126,4 @@ def draw(held: Holdings, path: Path) -> None:
                       frameon=False)
     elif classes > 1:
         figure.colorbar(ScalarMappable(Normalize(0, classes - 1), colours), ax=axes, label="class")
-    figure.savefig(path, format="png")
+    figure.savefig(file, format="png")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, InstanceOf, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as _dataclass
 
-__all__ = ["hyperparameters", "choice", "build", "explain", "near_miss"]
+__all__ = ["hyperparameters", "choice", "build", "explain", "flatten", "near_miss"]
 
 #: Decorator of every record of settings: frozen, validated on construction, unknown names refused.
 hyperparameters = _dataclass(frozen=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True))
@@ -60,6 +60,17 @@ def explain(faults: list, what: str) -> str:
         else:
             lines.append(f"{where}: {message}, got {fault['input']!r}")
     return "\n".join(lines)
+
+
+def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A table of tables as a flat one: ``{"a": {"b": 1}}`` becomes ``{"a.b": 1}``."""
+    flat = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
 
 
 def choice(kind: str, classes: dict[str, type]):

@@ -32,6 +32,8 @@ class Problem:
     clients: int
     #: Rows of held-out data that :meth:`predict` can score; 0 where the metrics need none.
     test_rows: int = 0
+    #: The metrics of which more is better, such as an accuracy; of all others less is.
+    maximised: ClassVar[frozenset[str]] = frozenset()
     #: Closed convex sets of the blocks; a block without one is the whole space.
     sets: Sets = Sets()
     #: The data files that :meth:`prepare` has read, by name; a run goes on only if all ranks have read the same.
@@ -75,6 +77,15 @@ class Problem:
     def class_names(self) -> list[str]:
         """What the classes of :meth:`client_labels` are called, in order; by default their numbers."""
         return []
+
+    def class_counts(self) -> tuple[np.ndarray, list[str]] | None:
+        """Samples by client and class ``[N, classes]`` and the classes' names; ``None`` where samples have no classes."""
+        labels = [self.client_labels(client) for client in range(self.clients)]
+        if any(own is None for own in labels):
+            return None
+        classes = max(int(own.max(initial=0)) for own in labels) + 1
+        names = self.class_names() or [str(label) for label in range(classes)]
+        return np.stack([np.bincount(own, minlength=len(names)) for own in labels]), names
 
     def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
         """Samples of a problem that makes its own: arrays ``[C, count, size, ...]`` from ``stream``; ``None``: rows of data.

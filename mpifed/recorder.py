@@ -2,13 +2,15 @@
 
 ==============  ======================================================================================================
 attributes      ``config``, ``versions``, ``layout``, ``data`` (the files read: path and SHA-256 of each; JSON texts),
-                ``stopped`` (why the run ended, "" while it runs)
+                ``maximised`` (JSON list of the metrics of which more is better), ``stopped`` (why the run ended, "" while it
+                runs)
 ``costs/``      cumulative, one value a round, the first for the starting point: ``round``, ``oracle_calls``, ``phases``,
                 ``bytes_up`` and ``bytes_down`` (what federated clients would send and be sent), ``wire_bytes`` (what this
                 run moved between its ranks), ``compute_seconds`` and ``communication_seconds`` (mean over the ranks),
                 ``seconds``, ``federated_seconds`` (what federated clients would take by the clock, 0 without one)
 ``ranks/``      one value a rank: ``gpu`` (its number, -1 for the CPU), ``peak_host_bytes``, ``peak_gpu_bytes``
 ``metrics/``    ``round`` and one dataset a metric, one value an evaluation
+``holdings``    samples by client and class, with the classes' names in the attribute ``classes``; only where samples have them
 ``final/``      the output point, one flat dataset a block; metrics of it as attributes
 ``iterates/``   with ``record``: ``round`` and the averaged iterate of every round, one dataset a block
 ==============  ======================================================================================================
@@ -32,6 +34,7 @@ from mpifed.comm import SerialComm
 from mpifed.devices import usage
 from mpifed.files import replacing
 from mpifed.provenance import to_json
+from mpifed.scalars import Scalars
 from mpifed.simulation import Simulation
 
 __all__ = ["Recorder", "ending", "COSTS", "RUN_FILE"]
@@ -55,7 +58,8 @@ class Recorder:
         blocks: the blocks whose averaged iterate is kept every round.
 
     Raises:
-        ValueError: a block does not exist, or its iterates would not fit into memory.
+        ValueError: a block does not exist, its iterates would not fit into memory, or there is nothing to write for
+            TensorBoard with.
     """
 
     def __init__(self, simulation: Simulation, comm: SerialComm):
@@ -75,6 +79,9 @@ class Recorder:
         self.metrics: dict[str, list[float]] = {}
         self._usage: dict[str, np.ndarray] = {}
         self.iterates: dict[str, list[np.ndarray]] = {block: [] for block in self.blocks}
+        first = comm.rank == 0
+        self._scalars = Scalars(config.run.out) if first and config.run.tensorboard else None
+        self._class_counts = config.problem.class_counts() if first else None
 
     def note_round(self) -> None:
         """Keep the costs, and on rank 0 the iterates, of the round just done."""
@@ -88,6 +95,8 @@ class Recorder:
         """Keep the metrics of the round just done (rank 0)."""
         for name, value in {"round": self.simulation.round, **values}.items():
             self.metrics.setdefault(name, []).append(value)
+        if self._scalars:
+            self._scalars.write("metrics", values, self.simulation.round)
 
     def gather(self) -> None:
         """Bring the costs of the rounds since the last call, and the memory used, to rank 0. Collective."""
@@ -99,6 +108,10 @@ class Recorder:
         rows[:, _CLOCK] = clock  # a total since the start: sums in the order of the rounds, with or without a resumption
         self.costs = np.concatenate([self.costs, rows])
         self._usage = usage(self.comm, self.simulation.device)
+        if self._scalars:
+            for row in rows[np.isin(rows[:, 0], self.metrics["round"])]:
+                self._scalars.write("costs", dict(zip(COSTS[1:], row[1:])), int(row[0]))
+            self._scalars.flush()
 
     def history(self) -> tuple[dict, dict[str, np.ndarray]]:
         """What a checkpoint needs to continue the history: JSON-able names and arrays."""
@@ -131,6 +144,7 @@ class Recorder:
                 "clients": simulation.placement.counts, "transport": simulation.transport.name,
             })
             file.attrs["data"] = to_json(simulation.problem.files)
+            file.attrs["maximised"] = json.dumps(sorted(simulation.config.problem.maximised))
             file.attrs["stopped"] = stopped
             for name, column in zip(COSTS, self.costs.T):
                 file[f"costs/{name}"] = column if name.endswith("seconds") else column.astype(np.int64)
@@ -138,6 +152,10 @@ class Recorder:
                 file[f"ranks/{name}"] = values
             for name, values in self.metrics.items():
                 file[f"metrics/{name}"] = np.array(values)
+            if self._class_counts:
+                counts, classes = self._class_counts
+                file["holdings"] = counts.astype(np.int32)
+                file["holdings"].attrs["classes"] = json.dumps(classes)
             for block in simulation.blocks:
                 file[f"final/{block}"] = getattr(simulation.output, block).cpu().numpy()
             file["final"].attrs.update(final)

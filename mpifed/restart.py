@@ -16,6 +16,7 @@ from mpifed import checkpoint
 from mpifed.comm import CollectiveError, SerialComm, agree, share
 from mpifed.config import Config, override
 from mpifed.folder import Folder
+from mpifed.options import flatten
 from mpifed.recorder import Recorder, ending
 from mpifed.records import State
 from mpifed.simulation import NON_FINITE, Simulation
@@ -187,18 +188,8 @@ def complete(saved: Saved, config: Config) -> str:
 
 def _differences(old: dict, new: dict) -> list[str]:
     """What two jobs' settings disagree on, but for how and how long they run."""
-    flat = [_flatten({key: value for key, value in table.items() if key not in _FREE} | {"run.dtype": table["run"]["dtype"]})
+    flat = [flatten({key: value for key, value in table.items() if key not in _FREE} | {"run.dtype": table["run"]["dtype"]})
             for table in (old, new)]
     keys = dict.fromkeys([*flat[0], *flat[1]])
     return [f"{key} is {flat[0].get(key, 'not set')} there and {flat[1].get(key, 'not set')} here"
             for key in keys if flat[0].get(key) != flat[1].get(key)]
-
-
-def _flatten(table: dict, prefix: str = "") -> dict:
-    flat = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat

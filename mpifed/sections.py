@@ -68,6 +68,7 @@ class Run(_Section):
     threads: int | None = Field(None, ge=1, description="torch threads a rank; cores / ranks of the node when left out")
     watchdog: float = Field(60.0, ge=0, description="least seconds without progress that end the run, ten times as many before the first round is done; 0 switches it off")
     progress: bool = Field(True, description="progress bar on rank 0")
+    tensorboard: bool = Field(False, description="write metrics and costs for TensorBoard into out/tensorboard as well")
 
     @model_validator(mode="after")
     def _one_device(self):

@@ -106,6 +106,6 @@ class Watchdog:
         arrived = [rank for rank in ranks if answers.get(rank, "").startswith("waits")]
         missing = [f"rank {rank} {answers.get(rank, 'does not answer')}" for rank in ranks if rank not in arrived]
         return (
-            f"mpifed: no progress for {self._limit:.0f} s in the {self._kind} after round {self.round} (run.watchdog = {self.least:g}). "
+            f"mpifed: no progress for {self._limit:.3g} s in the {self._kind} after round {self.round} (run.watchdog = {self.least:g}). "
             f"Arrived: {', '.join(map(str, arrived)) or 'none'}. Not arrived: {'; '.join(missing) or 'none'}"
         )

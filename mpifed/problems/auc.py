@@ -42,6 +42,7 @@ class AUC(Minimax):
     )
 
     source = "000, eq. 13"
+    maximised = frozenset({"auc"})
 
     def _divide(self, labels: np.ndarray, kept: np.ndarray, positive: np.ndarray, test_positive: np.ndarray, seed: int) -> None:
         """Thin and part the training data, and note what the test data are.

@@ -61,8 +61,8 @@ class DeepAUC(AUC):
         below = everything - above if self.negative_classes is None else set(self.negative_classes)
         if not above or not below or not above | below <= everything:
             raise ValueError(
-                f"positive_classes: expected some but not all of the classes 0 to {classes - 1} of {self.dataset}, and some of the "
-                f"others in negative_classes; got {sorted(above)} and {sorted(below)}"
+                f"positive_classes and negative_classes: expected some but not all of the classes 0 to {classes - 1} of "
+                f"{self.dataset}, got {sorted(above)} as positive and {sorted(below)} as negative"
             )
         if both := above & below:
             raise ValueError(f"the classes {sorted(both)} are in positive_classes and in negative_classes: expected one of these")

@@ -27,6 +27,7 @@ class FairClassification(Classification, Minimax):
     """min over the network x, max over y on the simplex of Σ_c y_c F_c(x), F_c the cross-entropy of class c."""
 
     source = "004, section 4.2"
+    maximised = frozenset({"mean_accuracy", "worst_accuracy"})
     sets = Sets(y=Simplex())
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:

@@ -52,6 +52,8 @@ class FewShotMAML(MAML):
     eta: float = Field(default=0.4, ge=0, description="step size η of the adaptation to a task")
     tests: int = Field(default=100, ge=1, description="number of held-out tasks")
 
+    maximised = frozenset({"accuracy"})
+
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Read the images and draw the tasks; a client's depends on the seed and its number alone.
 

@@ -33,6 +33,7 @@ class RobustRegression(Classification, Minimax):
     radius: float = Field(default=1.0, gt=0, description="bound on the Euclidean norm of ν; pixels are in [0, 1]")
 
     source = "000, eq. 14"
+    maximised = frozenset({"accuracy", "perturbed_accuracy"})
 
     @property
     def sets(self) -> Sets:

@@ -3,14 +3,15 @@
 A fault is ``RANK ACTION MODULE:FUNCTION CALL``, for example ``"1 kill mpifed.comm:MpiComm.bcast_ 7"``: when rank 1 enters its
 7th call of that function it kills itself. ``kill-after`` lets the call return first. The other actions, all on entering:
 
-raise, exit0, exit3   an error, ``sys.exit``
+raise, exit:CODE      an error, ``sys.exit``
 sleep, stop, gil      hang: asleep, by SIGSTOP, in C with Python's lock held
-pause:FOLDER          make FOLDER/arrived-CALL, then wait for FOLDER/go-CALL
+pause:FOLDER          make FOLDER/arrived-CALL, then wait for FOLDER/go-CALL, which somebody makes
 fill:FILE             write FILE until the disk is full
 free:FILE             remove FILE
 skip                  from here on, calls do nothing
 """
 
+import contextlib
 import ctypes
 import functools
 import importlib
@@ -30,22 +31,15 @@ def hang_in_c(_):
 
 
 def pause(argument):
-    (Path(argument.format("arrived"))).touch()
+    Path(argument.format("arrived")).touch()
     while not Path(argument.format("go")).exists():
         time.sleep(0.01)
 
 
 def fill(path):
-    try:
-        with open(path, "wb", buffering=0) as file:
-            for size in (2**16, 1):
-                try:
-                    while file.write(bytes(size)):
-                        pass
-                except OSError:  # full; a smaller piece may still fit
-                    pass
-    except OSError:
-        pass
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
 
 
 def raise_error(_):

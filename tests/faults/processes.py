@@ -62,6 +62,13 @@ def segments(pids) -> set[Path]:
     return found
 
 
+def all_ranks(process, size: int) -> dict[int, int]:
+    """Rank → process, as soon as ``process`` has started ``size`` ranks (0: it is the only one)."""
+    if size == 0:
+        return {0: process.pid}
+    return wait_until(lambda: found if len(found := ranks(process.pid)) == size else None)
+
+
 def wait_until(condition, seconds: float = 60.0):
     """The first true value of ``condition()``.
 

@@ -52,17 +52,17 @@ def command(folder: Path, *faults: str, settings=()) -> list[str]:
     return [DRIVER, *faults, "--", "run", job(folder), *settings]
 
 
-def final(folder: Path) -> np.ndarray:
+def final(folder: Path, rounds: int = ROUNDS) -> np.ndarray:
     """The output point of a run that has done all its rounds."""
     with h5py.File(folder / "run" / "run.h5") as file:
-        assert file.attrs["stopped"] == f"all {ROUNDS} rounds done" and file["costs/round"][-1] == ROUNDS
+        assert file.attrs["stopped"] == f"all {rounds} rounds done" and file["costs/round"][-1] == rounds
         return np.concatenate([file["final/x"][...], file["final/y"][...]])
 
 
-def end(folder: Path, resume: str = "must") -> np.ndarray:
+def end(folder: Path, resume: str = "must", rounds: int = ROUNDS) -> np.ndarray:
     """Start the job in ``folder`` in this process and let it end: its output point."""
-    run(Config.load(job(folder)), SerialComm(), resume)
-    return final(folder)
+    run(Config.load(job(folder), [f"rounds={rounds}"]), SerialComm(), resume)
+    return final(folder, rounds)
 
 
 def saved(folder: Path) -> int:

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from launch import finish, start
-from processes import ranks, wait_until
+from processes import all_ranks, wait_until
 from small_job import LIMIT, ROUNDS, STEP, command, end, final, saved
 
 USR1, TERM, INT = signal.SIGUSR1, signal.SIGTERM, signal.SIGINT
@@ -30,7 +30,7 @@ class Held:
         fault = f"{max(size - 1, 0)} pause:{self.place} {STEP} {call}"
         self.process = start(size, command(folder, fault), mpi=mpi)
         wait_until(lambda: (self.place / f"arrived-{call}").exists() or self.process.poll() is not None, LIMIT)
-        self.pids = ranks(self.process.pid) if size else {0: self.process.pid}
+        self.pids = all_ranks(self.process, size)
 
     def go(self) -> tuple[int, str]:
         time.sleep(DELIVERY)

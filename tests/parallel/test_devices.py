@@ -7,6 +7,7 @@ import torch.distributed as dist
 from games import Game, configuration
 from staging import LateCopies
 
+import mpifed.reduction
 import mpifed.simulation
 from mpifed import channels, resume, run
 from mpifed.algorithms import AdaFGDA
@@ -52,6 +53,17 @@ def test_average_and_control_value(transport, comm, kind, weighted, members):
         np.testing.assert_allclose(reduction.mean.numpy(), expected, rtol=1e-14)  # three additions and a division
         assert controls == repetition * comm.size * (comm.size + 1) / 2
     assert (transport.wire_bytes > 0) == (comm.size > 1) and transport.seconds > 0
+
+
+@pytest.mark.parametrize("reduction", ["fused", "exact"])
+def test_a_control_value_counts_once_in_a_round_of_several_sums(comm, monkeypatch, reduction):
+    """Two phases, and chunks of ``exact`` that hold one element each."""
+    monkeypatch.setattr(mpifed.reduction, "CHUNK", 1)
+    algorithm = AdaFGDA(q=2, gamma=0.02, lam=0.02, matrix="norm", sync_estimator="mean_after")
+    simulation = mpifed.simulation.Simulation(configuration(algorithm, Game(clients=5), "unused", reduction=reduction), comm)
+    assert len(simulation.algorithm.phases) > 1
+    simulation.start()
+    assert [simulation.step(value * (comm.rank + 1)) for value in (0.0, 2.0, 0.0)] == [0.0, comm.size * (comm.size + 1.0), 0.0]
 
 
 def test_broadcast(transport, comm):

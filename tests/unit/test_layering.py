@@ -10,7 +10,7 @@ PACKAGE = Path(mpifed.__file__).parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 #: Layers from the bottom: a module may import what stands on a lower line, or what its own line allows.
 LAYERS = [
-    {"options", "files", "records", "streams", "comm"},
+    {"options", "files", "records", "streams", "comm", "scalars"},
     {"schedules", "adaptive", "projections", "noise", "placement", "directions", "devices", "provenance", "signals", "watchdog"},
     {"proximal", "channels"},
     {"algorithm", "problem", "sections", "transport"},
@@ -23,7 +23,10 @@ LAYERS = [
     {"folder"},
     {"restart"},
     {"run", "results", "scaling", "holdings"},
-    {"__init__", "catalogue", "check", "report", "bench", "prediction", "slurm", "sweep"},
+    {"__init__", "catalogue", "check", "bench", "prediction", "slurm", "sweep", "comparison"},
+    {"figures", "tables"},
+    {"page"},
+    {"report"},
     {"commands"},
     {"__main__"},
 ]

@@ -186,6 +186,17 @@ def test_gradients_by_central_differences(case):
         assert slope.flatten()[place].item() == pytest.approx(difference.item(), rel=1e-6, abs=1e-8 * max(1, largest.item())), name
 
 
+def test_resnet_50_of_full_size_has_a_gradient_in_every_parameter():
+    model = ResNet(stem="small")
+    shapes = model.shapes((3, 16, 16), 1)
+    params = {name: value.float().requires_grad_() for name, value in model.initial(shapes, np.random.default_rng(0)).items()}
+    scores = model(params, torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
+    assert torch.isfinite(scores).all() and scores[0] != scores[1]
+    gradients = torch.autograd.grad(scores.square().sum(), list(params.values()))
+    for name, gradient in zip(params, gradients):
+        assert torch.isfinite(gradient).all() and (gradient != 0).any(), name
+
+
 def test_group_normalisation_does_not_couple_the_samples_of_a_batch():
     params, (samples,) = start("resnet"), inputs("resnet", n=3)
     alone = torch.cat([SMALL(params, row[None]) for row in samples])

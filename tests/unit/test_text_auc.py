@@ -140,6 +140,28 @@ def test_loss_is_that_of_images_for_the_difference_of_the_outputs():
     assert problem.predict(named, alpha, slice(2, 5)).shape == (3,) and problem.test_rows == 6
 
 
+def test_classes_on_neither_side_are_left_out():
+    settings = dict(dataset="digits", model="linear", clients=2, positive_classes=(8, 3), negative_classes=(1, 5))
+    problem = DeepAUC(**settings)
+    problem.prepare(0)
+    held = [problem.client_labels(k) for k in range(2)]
+    assert set(np.concatenate(held)) == {1, 3, 5, 8} and problem.class_names()[:4] == ["0", "1-", "2", "3+"]
+    for labels, (images, positive) in zip(held, map(problem.client_data, range(2))):
+        assert positive.tolist() == np.isin(labels, (3, 8)).tolist() and len(images) == len(labels)
+    from sklearn.datasets import load_digits
+
+    test = load_digits().target[4::5]  # every fifth image is a test image
+    used = test[np.isin(test, (1, 3, 5, 8))]
+    assert problem.test_rows == len(used) and problem._test_positive.tolist() == np.isin(used, (3, 8)).tolist()
+    x = problem.variables().unflatten("x", problem.initial(np.random.default_rng(0))["x"])
+    whole = torch.from_numpy(load_digits().images[4::5] / 16).unsqueeze(1)
+    expected = problem.model(x, whole)[np.isin(test, (1, 3, 5, 8)), 0]
+    scores = torch.cat([problem.predict(x, {}, rows) for rows in (slice(0, 50), slice(50, None))])
+    torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)  # kernels add in another order
+    with pytest.raises(ValueError, match=r"classes \[3\] are in positive_classes and in negative_classes"):
+        DeepAUC(**{**settings, "negative_classes": (3, 5)}).prepare(0)
+
+
 def test_gradients_by_central_differences_and_mapped():
     problem = prepared()
     x, y = point(problem)

@@ -4,8 +4,11 @@ import threading
 import time
 
 import pytest
-from mpifed import watchdog
+from mpifed import checkpoint, run, watchdog
 from mpifed.comm import SerialComm
+from mpifed.config import Config
+from mpifed.executor import Loop
+from mpifed.simulation import Simulation
 from mpifed.watchdog import EXIT_HANG, SLACK, Watchdog
 
 #: The threads of these watchdogs end by SystemExit, where real ones end the process.
@@ -80,6 +83,29 @@ def test_what_moves_is_left_alone():
             time.sleep(0.03)
             dog.beat(r)
     assert comm.code is None
+
+
+def test_a_slow_first_round_evaluation_and_checkpoint_are_no_hangs(tmp_path, monkeypatch):
+    """Each takes three times as long as run.watchdog, every time."""
+
+    class Alone(SerialComm):
+        def abort(self, code):
+            raise SystemExit
+
+    def slow(function):
+        def slower(*arguments, **options):
+            time.sleep(0.6)
+            return function(*arguments, **options)
+
+        return slower
+
+    for owner, name in ((Simulation, "evaluate"), (Loop, "run"), (checkpoint, "write")):
+        monkeypatch.setattr(owner, name, slow(getattr(owner, name)))
+    result = run(Config.from_table({
+        "rounds": 2, "algorithm": {"name": "FGDA", "q": 1}, "problem": {"name": "Saddle", "clients": 1, "d": 2},
+        "oracle": {"batch_size": 0}, "run": {"progress": False, "watchdog": 0.2, "eval_every": 1, "checkpoint_every": 1,
+                                             "out": str(tmp_path)}}), Alone())
+    assert result.stopped == "all 2 rounds done"
 
 
 def test_no_watch():
