@@ -54,7 +54,7 @@ def member_seconds(
 
 
 class FederatedClock:
-    """Adds up the phases of a round as one rank sees them, and the ranks at the end of the round.
+    """Notes the phases of every round as one rank sees them; the ranks meet only when the history is wanted.
 
     Args:
         clock: what clients are like, ``None`` for a clock that stands still.
@@ -64,7 +64,11 @@ class FederatedClock:
 
     def __init__(self, clock: Clock | None, seed: int, clients: np.ndarray):
         self.settings, self.seed, self.clients = clock, seed, clients
-        self._longest: list[float] = []
+        self._rounds: list[list[float]] = []  # the slowest member of each phase on this rank
+
+    def begin_round(self) -> None:
+        """A round begins; the phases noted from here on are its own."""
+        self._rounds.append([])
 
     def phase(self, r: int, members: np.ndarray, calls: np.ndarray, traffic: Traffic) -> None:
         """Note the next phase of round ``r``.
@@ -75,15 +79,17 @@ class FederatedClock:
             traffic: bytes of the phase.
         """
         if self.settings is not None:
-            phase = len(self._longest)
+            phase = len(self._rounds[-1])
             seconds = member_seconds(self.settings, self.seed, r, phase, self.clients[members], calls, traffic)
-            self._longest.append(seconds.max(initial=0.0))
+            self._rounds[-1].append(seconds.max(initial=0.0))
 
-    def round(self, comm: SerialComm) -> float:
-        """Seconds of the round whose phases have been noted. Collective; the same on all ranks."""
+    def collect(self, comm: SerialComm) -> np.ndarray:
+        """Seconds of each round since the last call, ``[R]``, the same on all ranks. Collective."""
+        rounds, self._rounds = self._rounds, []
         if self.settings is None:
-            return 0.0
-        longest = np.array(self._longest, dtype=np.float64)
-        self._longest = []
-        comm.allreduce_(longest, "max")
-        return sum(longest.tolist()) + len(longest) * self.settings.server_seconds
+            return np.zeros(len(rounds))
+        slowest = np.array([seconds for phases in rounds for seconds in phases])
+        comm.allreduce_(slowest, "max")
+        ends = np.cumsum([0, *(len(phases) for phases in rounds)])
+        server = self.settings.server_seconds
+        return np.array([sum(slowest[start:end].tolist()) + (end - start) * server for start, end in zip(ends, ends[1:])])

@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from mpifed.comparison import Curve, Setting, labels, metrics_of
 from mpifed.results import RunData, expect
 
-__all__ = ["AXES", "STYLES", "Axis", "axes_of", "scales", "curves", "panel"]
+__all__ = ["AXES", "STYLES", "Axis", "axes_of", "scales", "curves", "panels"]
 
 
 @dataclass(frozen=True)
@@ -112,17 +112,21 @@ def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = N
     figure.savefig(path, format="png")
 
 
-def panel(settings: Sequence[Setting], metric: str, axis: Axis, scale: str) -> bytes:
-    """One metric against one axis as an SVG, without a legend; its text is set in a font of the reader."""
-    figure = Figure(figsize=(7.2, 4), layout="constrained", facecolor="white")
-    cell = figure.subplots()
+def panels(settings: Sequence[Setting], metric: str, axis: Axis) -> dict[str, bytes]:
+    """One metric against one axis: an SVG for each of :func:`scales`, without a legend, its text in a font of the reader."""
+    figure = Figure(figsize=(7.2, 4), facecolor="white")
+    cell = figure.subplots(gridspec_kw=dict(left=0.14, right=0.98, bottom=0.14, top=0.97))  # as good as fitted, in half the time
     _draw(cell, settings, metric, axis, POINTS)
-    _set_scale(cell, settings, metric, scale)
     cell.set_xlabel(axis.scale(settings)[1], fontsize=11)
     cell.set_ylabel(metric, fontsize=11)
-    with io.BytesIO() as file, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpifed"}):
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-        return file.getvalue()
+    texts = {}
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpifed"}):
+        for scale in scales(settings, metric):
+            _set_scale(cell, settings, metric, scale)
+            with io.BytesIO() as file:
+                figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+                texts[scale] = file.getvalue()
+    return texts
 
 
 def _style(number: int) -> dict:
@@ -145,6 +149,7 @@ def _draw(cell, settings: Sequence[Setting], metric: str, axis: Axis, points: in
             around = np.where(curve.deviation < DIVERGED, curve.deviation, np.nan)
             cell.fill_between(across, heights - around, heights + around, color=style["color"], alpha=0.16, linewidth=0)
     cell.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis.columns == ("round",)))
+    cell.set_axisbelow(True)
     cell.grid(True, which="major", color="0.88", linewidth=0.8)
     cell.spines[["top", "right"]].set_visible(False)
     cell.tick_params(labelsize=9, color="0.4")
@@ -153,6 +158,7 @@ def _draw(cell, settings: Sequence[Setting], metric: str, axis: Axis, points: in
 def _set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> None:
     """A logarithmic axis ends a little below the means: a band that reaches 0 would stretch it without end."""
     cell.set_yscale(scale)
+    cell.autoscale(axis="y")
     if scale == "log":
         least = min(np.nanmin(one.curve(metric).mean, initial=np.inf) for one in settings if metric in one.metrics)
         cell.set_ylim(bottom=max(cell.get_ylim()[0], least / 3))

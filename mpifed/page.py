@@ -11,13 +11,15 @@ from importlib import resources
 from jinja2 import Environment, StrictUndefined
 
 from mpifed.comparison import Rule, Setting, Spread, columns, differing, labels, metrics_of
-from mpifed.figures import STYLES, axes_of, panel, scales
+from mpifed.figures import STYLES, axes_of, panels
 from mpifed.holdings import Holdings, draw, title
 from mpifed.results import RunData
 from mpifed.tables import cell, cost_rows, run_names, run_rows, setting_rows
 
 __all__ = ["page"]
 
+#: Texts with more characters than this are broken into lines.
+LONG = 24
 #: What the columns of the tables mean, by their name or the last word of it.
 COLUMNS = {
     "name": "the run's folder, or its method where there is one run only",
@@ -90,9 +92,9 @@ def _counts(settings: Sequence[Setting], runs: Sequence[RunData]) -> str:
 def _figures(shows: dict[str, Sequence[Setting]]) -> list[dict]:
     """Every combination of settings shown, metric, axis and scale as an image; the first of each metric has its better scale."""
     return [
-        {"show": show, "metric": metric, "axis": axis.label, "scale": scale, "image": _uri(panel(own, metric, axis, scale), "svg+xml")}
+        {"show": show, "metric": metric, "axis": axis.label, "scale": scale, "image": _uri(text, "svg+xml")}
         for show, own in shows.items() for metric in metrics_of(own)
-        for axis in axes_of(own) for scale in scales(own, metric)
+        for axis in axes_of(own) for scale, text in panels(own, metric, axis).items()
     ]
 
 
@@ -110,12 +112,14 @@ def _uri(content: bytes, kind: str) -> str:
 
 
 def _table(rows: Sequence[dict], marks: Sequence[bool] = ()) -> dict | None:
-    """Rows as texts; a column is to the right if it holds numbers."""
+    """Rows as texts, with a kind for each column: number, short (never broken) or long."""
     if not rows:
         return None
-    numbers = [any(isinstance(row[column], int | float | Spread) for row in rows) for column in rows[0]]
-    texts = [[cell(column, value) for column, value in row.items()] for row in rows]
-    return {"columns": list(rows[0]), "numbers": numbers, "rows": texts, "marks": list(marks) or [False] * len(rows)}
+    texts, kinds = [[cell(column, value) for column, value in row.items()] for row in rows], []
+    for number, column in enumerate(rows[0]):
+        numeric = any(isinstance(row[column], int | float | Spread) for row in rows)
+        kinds.append("number" if numeric else "long" if max(len(row[number]) for row in texts) > LONG else "short")
+    return {"columns": list(rows[0]), "kinds": kinds, "rows": texts, "marks": list(marks) or [False] * len(rows)}
 
 
 def _glossary(tables: dict[str, dict | None]) -> dict[str, str]:

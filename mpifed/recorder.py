@@ -86,7 +86,7 @@ class Recorder:
     def note_round(self) -> None:
         """Keep the costs, and on rank 0 the iterates, of the round just done."""
         costs = self.simulation.costs
-        self._pending.append([self.simulation.round, *(getattr(costs, name) for name in COSTS[1:])])
+        self._pending.append([self.simulation.round, *(getattr(costs, name, 0.0) for name in COSTS[1:])])
         if self.comm.rank == 0 and self.simulation.round > 0:
             for block in self.blocks:
                 self.iterates[block].append(getattr(self.simulation.shared, block).cpu().numpy().copy())
@@ -101,11 +101,13 @@ class Recorder:
     def gather(self) -> None:
         """Bring the costs of the rounds since the last call, and the memory used, to rank 0. Collective."""
         rows = np.array(self._pending, dtype=np.float64).reshape(-1, len(COSTS))
-        self._pending, clock = [], rows[:, _CLOCK].copy()
+        self._pending = []
         self.comm.allreduce_(rows)
         rows = np.where(_SUMMED, rows, rows / self.comm.size)
         rows[:, 1:] += self._base[1:]
-        rows[:, _CLOCK] = clock  # a total since the start: sums in the order of the rounds, with or without a resumption
+        clock = self.simulation.clock.collect(self.comm)[: len(rows)]  # without the round that a non-finite value has cut short
+        rows[:, _CLOCK] = np.cumsum([self._base[_CLOCK], *clock])[1:]  # in the order of the rounds, with or without a resumption
+        self._base[_CLOCK] = rows[-1, _CLOCK] if len(rows) else self._base[_CLOCK]
         self.costs = np.concatenate([self.costs, rows])
         self._usage = usage(self.comm, self.simulation.device)
         if self._scalars:
@@ -123,8 +125,7 @@ class Recorder:
     def restore(self, header: dict, arrays: dict[str, np.ndarray]) -> None:
         """Take up the history of a checkpoint (the arrays are rank 0's; the others pass none)."""
         if self.comm.rank == 0:
-            self.costs, self._base = arrays["costs"], arrays["costs"][-1]
-            self.simulation.costs.federated_seconds = float(self._base[_CLOCK])
+            self.costs, self._base = arrays["costs"], arrays["costs"][-1].copy()
             self.metrics = {name: list(row) for name, row in zip(header["metrics"], arrays["metrics"])}
             self.iterates = {block: list(arrays.get(f"iterates_{block}", ())) for block in self.blocks}
 

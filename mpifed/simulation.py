@@ -50,8 +50,8 @@ class NonFiniteError(CollectiveError):
 
 @dataclass
 class Costs:
-    """Running totals. ``bytes_*`` is what federated clients would send and be sent, ``federated_seconds`` the time that they
-    would take (0 without a clock), both the same on every rank; the others are this rank's own."""
+    """Running totals. ``bytes_*`` is what federated clients would send and be sent, the same on every rank; the others are this
+    rank's own."""
 
     oracle_calls: int = 0
     phases: int = 0
@@ -61,7 +61,6 @@ class Costs:
     compute_seconds: float = 0.0
     communication_seconds: float = 0.0
     seconds: float = 0.0
-    federated_seconds: float = 0.0
 
 
 @dataclass
@@ -189,6 +188,7 @@ class Simulation:
         began, communicated = time.perf_counter(), self.transport.seconds
         r, cohort, controls = self.round, self.coordinator.cohort(self.round), 0.0
         calls = self.executor.oracle.calls
+        self.clock.begin_round()
         for stage in stages:
             phase = stage.phase
             self.executor.run(phase, r, cohort, self.shared, stage.messages)
@@ -210,7 +210,6 @@ class Simulation:
         self.costs.communication_seconds += communication
         self.costs.compute_seconds += seconds - communication
         self.costs.wire_bytes = self.transport.wire_bytes
-        self.costs.federated_seconds += self.clock.round(self.comm)
         return controls
 
     def _first_bad_row(self, stage: _Stage, cohort: Cohort) -> int:

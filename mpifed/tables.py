@@ -113,7 +113,8 @@ def cost_rows(settings: Sequence[Setting]) -> list[dict]:
 def cell(column: str, value) -> str:
     """A value as people read it."""
     if isinstance(value, Spread):
-        return f"{value.mean:.4g}" + (f" ± {value.deviation:.2g}" if math.isfinite(value.deviation) else "")
+        around = f" ± {value.deviation:.2g}" if math.isfinite(value.deviation) else ""
+        return f"{value.mean:.4g}{around}" if math.isfinite(value.mean) else "-"
     if value is None or isinstance(value, str):
         return "-" if value is None else value or ("not finished" if column == "stopped" else "")
     if "bytes" in column.split():

@@ -56,17 +56,21 @@ def test_one_client_by_hand():
 
 def test_a_phase_takes_as_long_as_its_slowest_member_and_a_round_is_the_sum_of_its_phases():
     clock = FederatedClock(Clock(**PLAIN, server_seconds=0.5), 0, np.array([10, 11, 12]))
+    clock.begin_round()
     clock.phase(1, np.array([0, 2]), np.array([2, 6]), SENT)  # 2.25 + 1.5
     clock.phase(1, np.array([0, 2]), np.array([4, 2]), SENT)  # 2.25 + 1, by the other client
-    assert clock.round(SerialComm()) == 3.75 + 3.25 + 2 * 0.5
-    clock.phase(2, np.zeros(0, dtype=int), np.zeros(0, dtype=int), SENT)
-    assert clock.round(SerialComm()) == 0.5, "phases of a round that is over do not count, nor does a rank without members"
+    clock.begin_round()
+    clock.phase(2, np.zeros(0, dtype=int), np.zeros(0, dtype=int), SENT)  # a rank without members
+    clock.begin_round()
+    assert clock.collect(SerialComm()).tolist() == [3.75 + 3.25 + 2 * 0.5, 0.5, 0.0]
+    assert clock.collect(SerialComm()).tolist() == []
 
 
 def test_without_a_section_the_clock_stands_still():
     clock = FederatedClock(None, 0, np.arange(3))
+    clock.begin_round()
     clock.phase(1, np.arange(3), np.arange(3), SENT)
-    assert clock.round(SerialComm()) == 0.0
+    assert clock.collect(SerialComm()).tolist() == [0.0]
 
 
 RATES = st.floats(1e-2, 1e9)
