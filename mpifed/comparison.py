@@ -177,7 +177,7 @@ def _seed(run: RunData) -> int | None:
 
 
 def _compared(config: dict) -> dict[str, object]:
-    """What makes a setting: everything but the seed, what is recorded, and where results go. A schedule's value goes by its name."""
+    """What makes a setting: everything but the seed, what is recorded, and where results go. A schedule's value has its name."""
     table = {key: value for key, value in config.items() if key not in {"seed", "record", "run"}}
     table["run"] = {key: value for key, value in config.get("run", {}).items() if key in _EXECUTION}
     return {key.removesuffix(".value"): value for key, value in flatten(table).items() if value is not None}

@@ -9,9 +9,10 @@
 _mpifed_signals=0 _mpifed_child='' _mpifed_asking=''
 # Asks the ranks to stop, again and again: ranks that are still loading Python do not listen yet.
 _mpifed_ask() {
-  [ -n "$_mpifed_child" ] && [ -z "$_mpifed_asking" ] || return
-  _mpifed_asking=1
-  while kill -USR1 "$_mpifed_child" 2>/dev/null; do sleep 3; done &
+  if [ -n "$_mpifed_child" ] && [ -z "$_mpifed_asking" ]; then
+    _mpifed_asking=1
+    while kill -USR1 "$_mpifed_child" 2>/dev/null; do sleep 3; done &
+  fi
 }
 trap '_mpifed_signals=$((_mpifed_signals + 1)); _mpifed_ask' USR1 TERM
 
@@ -92,6 +93,7 @@ _mpifed_requeue() {
 
 mpifed_launch() {
   local code=127 now before ranks_a_node
+  set +e  # exit codes are looked at here, whatever the lines before have set
   : "${SLURM_JOB_ID:?mpifed: this script is for sbatch}" "${SLURM_NTASKS:=$SLURM_NNODES}"
   export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
   export TERM=dumb  # the output goes into a file, though mpirun shows its ranks a terminal

@@ -10,9 +10,10 @@ from importlib import resources
 
 from jinja2 import Environment, StrictUndefined
 
-from mpifed.comparison import Rule, Setting, Spread, columns, differing, labels, metrics_of
+from mpifed.comparison import Rule, Setting, Spread, columns, labels, metrics_of
 from mpifed.figures import STYLES, axes_of, panels
 from mpifed.holdings import Holdings, draw, title
+from mpifed.options import flatten
 from mpifed.results import RunData
 from mpifed.tables import cell, cost_rows, run_names, run_rows, setting_rows
 
@@ -54,23 +55,24 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
         settings: everything that was run.
         chosen: the best setting of every method.
     """
-    runs, apart = [run for one in settings for run in one.runs], columns(settings)
-    shows = {"best": chosen} | ({"every": settings} if len(chosen) < len(settings) <= len(STYLES) else {})
+    runs, apart, choosing = [run for one in settings for run in one.runs], columns(settings), len(chosen) < len(settings)
+    common, own = _configs(runs)
+    shows = {"best": chosen} | ({"every": settings} if choosing and len(settings) <= len(STYLES) else {})
     tables = {
         "best": _table(setting_rows(chosen, rule, apart)) if len(runs) > len(chosen) else None,
-        "settings": _table(setting_rows(settings, rule, apart), [one in chosen for one in settings]),
+        "settings": _table(setting_rows(settings, rule, apart), [one in chosen for one in settings]) if choosing else None,
         "runs": _table(run_rows(settings, rule)),
         "costs": _table(cost_rows(chosen)),
-        "files": _table(_files(runs)), "places": _table(_places(runs)), "versions": _table(_versions(runs)),
+        "files": _table(_files(runs)), "places": _table(_places(runs)), "versions": _table(_versions(runs)), "own": _table(own),
     }
     text = resources.files("mpifed").joinpath("templates/report.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(text).render(
-        heading=_heading(settings), counts=_counts(settings, runs), rule=rule.describe(settings), target=rule.target,
+        heading=_heading(settings), counts=_counts(settings, runs), rule=rule.describe(settings),
         figures=_figures(shows), metrics=[(one, one) for one in metrics_of(settings)],
-        axes=[(axis.label, axis.label) for axis in axes_of(settings)], shows={name: _legend(own) for name, own in shows.items()}, tables=tables,
-        choosing=len(chosen) < len(settings), several=len(runs) > 1, glossary=_glossary(tables), holdings=_holdings(settings),
-        **_configs(settings),
+        axes=[(axis.label, axis.label) for axis in axes_of(settings)], shows={name: _legend(own) for name, own in shows.items()},
+        tables=tables, choosing=choosing, several=len(runs) > 1, glossary=_glossary(tables), holdings=_holdings(settings),
+        common=common,
     )
 
 
@@ -81,7 +83,9 @@ def _heading(settings: Sequence[Setting]) -> str:
 
 
 def _counts(settings: Sequence[Setting], runs: Sequence[RunData]) -> str:
-    """How many of everything, as a sentence."""
+    """How many of everything, or how the only run ended, as a sentence."""
+    if len(runs) == 1:
+        return runs[0].stopped or "not finished"
     numbers = {"run": len(runs), "setting": len(settings), "method": len({one.name for one in settings})}
     words = [f"{number} {name}{'' if number == 1 else 's'}" for name, number in numbers.items()]
     ends = {"ended in non-finite values": sum(run.diverged for run in runs), "not finished": sum(not run.stopped for run in runs)}
@@ -127,7 +131,7 @@ def _glossary(tables: dict[str, dict | None]) -> dict[str, str]:
     found = {name: tables[name]["columns"] for name in ("best", "settings", "runs", "costs") if tables[name]}
     columns = dict.fromkeys(column for names in found.values() for column in names)
     meanings = {column: COLUMNS[column] for column in columns if column in COLUMNS}
-    meanings |= {f"… {word}": COLUMNS[word] for word in ("final", "best") if any(column.endswith(f" {word}") for column in columns)}
+    meanings |= {f"… {word}": COLUMNS[word] for word in ("final", "best") if any(name.endswith(f" {word}") for name in columns)}
     targets = {column: "rounds to the first evaluation at which the metric reaches the target"
                for column in columns if column.startswith("rounds to ")}
     return meanings | targets
@@ -161,13 +165,19 @@ def _places(runs: Sequence[RunData]) -> list[dict]:
 
 
 def _versions(runs: Sequence[RunData]) -> list[dict]:
-    found = {name: dict.fromkeys(str(run.versions[name]) for run in runs if name in run.versions) for run in runs for name in run.versions}
+    """Every version of every software that a run has used."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for name, version in run.versions.items():
+            found.setdefault(name, {})[str(version)] = None
     return [{"software": name, "version": ", ".join(versions)} for name, versions in found.items()]
 
 
-def _configs(settings: Sequence[Setting]) -> dict[str, dict]:
-    """The settings that all share, and by label those of each that differ."""
-    apart = differing(settings)
-    common = {key: json.dumps(value) for key, value in settings[0].settings.items() if key not in apart}
-    own = [{key: json.dumps(one.settings[key]) for key in apart if key in one.settings} for one in settings]
-    return {"common": common, "own": dict(zip(labels(settings), own)) if apart else {}}
+def _configs(runs: Sequence[RunData]) -> tuple[dict[str, str], list[dict]]:
+    """All settings as JSON texts: those that the runs share, and a row a run of the others."""
+    configs = [{key: json.dumps(value) for key, value in flatten(run.config).items()} for run in runs]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    apart = [key for key in keys if len({config.get(key) for config in configs}) > 1]
+    common = {key: configs[0][key] for key in keys if key not in apart}
+    own = [{"run": name} | {key: config.get(key) for key in apart} for name, config in zip(run_names(runs), configs)]
+    return common, own if apart else []

@@ -151,8 +151,9 @@ class Recorder:
                 file[f"costs/{name}"] = column if name.endswith("seconds") else column.astype(np.int64)
             for name, values in self._usage.items():
                 file[f"ranks/{name}"] = values
+            metrics = file.create_group("metrics", track_order=True)  # the problem's first metric stays the first
             for name, values in self.metrics.items():
-                file[f"metrics/{name}"] = np.array(values)
+                metrics[name] = np.array(values)
             if self._class_counts:
                 counts, classes = self._class_counts
                 file["holdings"] = counts.astype(np.int32)

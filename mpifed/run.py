@@ -7,6 +7,7 @@ nothing is ever started over silently.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -263,7 +264,8 @@ class _Runner:
         try:
             write()
         except (OSError, RuntimeError) as fault:  # HDF5 reports a full disk as either
-            return (f"the files of round {self.simulation.round} could not be written to {self.folder.path} ({fault}); the newest "
+            why = os.strerror(fault.errno) if "\n" in str(fault) and getattr(fault, "errno", None) else fault  # HDF5 says too much
+            return (f"the files of round {self.simulation.round} could not be written to {self.folder.path} ({why}); the newest "
                     f"checkpoint is of round {self._safe}")
         return None
 

@@ -42,7 +42,8 @@ def run_rows(settings: Sequence[Setting], rule: Rule) -> list[dict]:
     seeds = len({run.config.get("seed") for run in runs}) > 1
     rows = []
     for (setting, run), name in zip(pairs, run_names(runs)):
-        row = {"name": name} | {key: setting.settings.get(key) for key in apart}
+        row = {"name": name} | ({"method": run.name} if len(runs) > 1 else {})
+        row |= {key: setting.settings.get(key) for key in apart}
         row |= {"seed": run.config.get("seed")} if seeds else {}
         row["rounds"] = int(run.costs["round"][-1])
         for metric in metrics_of(settings):

@@ -30,7 +30,7 @@ _DAMAGE = (
 )
 
 
-def _read(source: Source, name: str, wanted: dict[str, tuple[str, int]]) -> tuple[Path, str, Arrays]:
+def read_arrays(source: Source, name: str, wanted: dict[str, tuple[str, int]]) -> tuple[Path, str, Arrays]:
     """Path, description and arrays of an archive; ``wanted`` maps a name to dtype kinds and number of dimensions."""
     words = ", ".join(f"{key} of {number} dimensions" for key, (_, number) in wanted.items())
     expected = f"a NumPy archive with the arrays {words}"
@@ -73,7 +73,7 @@ class MedMnist:
         wanted = {f"{part}_labels": ("iu", 2) for part in ("train", "test")}
         images = {"train_images": ("u", 3), "test_images": ("u", 3)}
         with opened(self.name, self.home, data_dir, "medmnist") as source:
-            path, expected, arrays = _read(source, f"{self.name}.npz", images | wanted)
+            path, expected, arrays = read_arrays(source, f"{self.name}.npz", images | wanted)
             parts = [self._part(path, expected, arrays, part) for part in ("train", "test")]
         return Images(*parts[0], *parts[1], source.files)
 
@@ -108,7 +108,7 @@ def load_omniglot(data_dir: str | None = None) -> Omniglot:
     drawings = []
     with opened("omniglot", "https://github.com/brendenlake/omniglot", data_dir) as source:
         for part, characters in CHARACTERS.items():
-            path, expected, arrays = _read(source, f"images_{part}.npz", {"images": ("b", 4)})
+            path, expected, arrays = read_arrays(source, f"images_{part}.npz", {"images": ("b", 4)})
             images, shape = arrays["images"], (characters, 20, 105, 105)
             if images.shape != shape:
                 raise DataError(f"{path}: expected {expected}, images of shape {shape}, found shape {images.shape}")

@@ -14,4 +14,7 @@ MODELS = {
 #: A network by name, table or instance.
 Model = choice("model", MODELS)
 
-__all__ = ["MODELS", "Model", "Linear", "MLP", "LeNet5", "CNN", "CNN7", "Conv4", "ResNet", "RNN"]
+#: A network that reads sequences of vectors.
+SequenceModel = choice("model", {"rnn": RNN})
+
+__all__ = ["MODELS", "Model", "SequenceModel", "Linear", "MLP", "LeNet5", "CNN", "CNN7", "Conv4", "ResNet", "RNN"]

@@ -34,7 +34,7 @@ class ResNet(Network):
     """
 
     blocks: tuple[PositiveInt, ...] = Field(
-        default=(3, 4, 6, 3), min_length=1, description="blocks of each stage; (3, 4, 6, 3) is ResNet-50, (3, 4, 23, 3) ResNet-101"
+        default=(3, 4, 6, 3), min_length=1, description="blocks of each stage; (3, 4, 23, 3) makes ResNet-101"
     )
     width: PositiveInt = Field(default=64, description="channels of the first convolution and inside the first stage's blocks")
     groups: Annotated[int, Field(ge=1)] = Field(default=32, description="groups of channels that are normalised together")

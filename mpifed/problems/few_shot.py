@@ -3,7 +3,7 @@
 Readings. 003 leaves the data open. A client's task is to tell apart a few classes drawn for it; row i of its data is the
 i-th image of each of its classes, so that a minibatch of b rows is a balanced sample of b images a class: one row is one
 shot. In eq. 2 the network's every parameter adapts, so that the dense Jacobian of MFCGD holds d² numbers: with 8 filters
-``conv4`` has d = 1,877 (a Jacobian of 14 MB in float32), with the 64 of Finn et al. 112,069 (50 GB), which is refused.
+``conv4`` has d = 1,877 (a Jacobian of 14 MB in float32), with the 64 of Finn et al. 111,749 (50 GB), which is refused.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from pydantic.dataclasses import dataclass
 
 from mpifed.data import TEXTS
 from mpifed.data.vectors import encode, word_vectors, words_of
-from mpifed.models import RNN
-from mpifed.options import choice, near_miss
+from mpifed.models import RNN, SequenceModel
+from mpifed.options import near_miss
 from mpifed.problem import Named
 from mpifed.problems.auc import AUC
 
@@ -41,11 +41,11 @@ class TextAUC(AUC):
     """
 
     dataset: Annotated[str, AfterValidator(_known)] = Field(description="name of the set of texts")
-    model: choice("model", {"rnn": RNN}) = Field(default=RNN(), description="network h, with two outputs")
+    model: SequenceModel = Field(default=RNN(), description="network h, with two outputs")
     length: int = Field(default=40, ge=1, description="words of a text that count")
     vectors: str = Field(
         default="auto",
-        description="file of word vectors; random: a random vector a word; auto: googlenews300_small_f16.npz, or random without it",
+        description="file of word vectors; random: a random one a word; auto: googlenews300_small_f16.npz, or random without it",
     )
     dimension: int = Field(default=300, ge=1, description="numbers of a random vector")
 

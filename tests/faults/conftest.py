@@ -1,7 +1,28 @@
-"""The fixture of the fault tests."""
+"""Fixtures of the fault tests."""
 
+import os
+import signal
+
+import launch
 import pytest
 from small_job import end
+
+
+@pytest.fixture(autouse=True)
+def no_job_outlives_its_test(monkeypatch):
+    """Kill the jobs that a failed test has left waiting."""
+    started, start = [], launch.start
+
+    def noted(*arguments, **options):
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(launch, "start", noted)
+    yield
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 @pytest.fixture(scope="session")

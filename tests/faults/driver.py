@@ -6,7 +6,7 @@ A fault is ``RANK ACTION MODULE:FUNCTION CALL``, for example ``"1 kill mpifed.co
 raise, exit:CODE      an error, ``sys.exit``
 sleep, stop, gil      hang: asleep, by SIGSTOP, in C with Python's lock held
 pause:FOLDER          make FOLDER/arrived-CALL, then wait for FOLDER/go-CALL, which somebody makes
-fill:FILE             write FILE until the disk is full
+fill:FILE             write FILE until the disk is full but for LEFT bytes
 free:FILE             remove FILE
 skip                  from here on, calls do nothing
 """
@@ -26,6 +26,10 @@ from pathlib import Path
 from mpifed.__main__ import main
 
 
+#: Bytes for the beginning of a file.
+LEFT = 8192
+
+
 def hang_in_c(_):
     ctypes.PyDLL(None).sleep(1000)
 
@@ -40,6 +44,7 @@ def fill(path):
     with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
+    os.truncate(path, max(0, os.path.getsize(path) - LEFT))
 
 
 def raise_error(_):

@@ -10,7 +10,7 @@ class Faulty(Algorithm):
     """Plain averaging of local gradient steps; in one round a client's message, or the server's result, is not finite."""
 
     fault: str = "none"
-    victim: int = 2  # a client
+    victim: int = 3  # a client, and all others of its rank
     when: int = 5  # the round
 
     shared = Record(x="x", y="y")

@@ -12,7 +12,7 @@ from mpifed.config import Config
 
 DRIVER = Path(__file__).with_name("driver.py")
 #: Seconds in which real processes on a busy machine of two cores must be through; a hang takes for ever.
-LIMIT = 90
+LIMIT = 240
 ROUNDS = 20
 #: Functions to put faults into.
 STEP = "mpifed.executor:Loop.run"

@@ -27,7 +27,7 @@ def test_one_rank_fails(tmp_path, whole, fault, says, mpi):
 
 
 @pytest.mark.parametrize("fault, says", [
-    ("nan", "round 5: client 2, field 'y' of `message`"),
+    ("nan", "round 5: client 3, field 'y' of `message`"),
     ("server", "round 5: field 'y' of `shared`"),
 ])
 def test_non_finite_values_stop_all_ranks(tmp_path, fault, says):

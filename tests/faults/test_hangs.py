@@ -3,8 +3,8 @@
 ``run.watchdog = 2``: two seconds without progress, twenty for what has not been done before.
 """
 
+import launch
 import pytest
-from launch import finish, start
 from processes import alive, all_ranks
 from small_job import LIMIT, STEP, command, end, saved
 
@@ -18,9 +18,9 @@ SETTINGS = ["run.watchdog=2"]
     (0, "0 sleep", "openmpi", ["Arrived: none. Not arrived: rank 0 is at ", "in <lambda>"]),
 ])
 def test_a_rank_hangs(tmp_path, size, fault, mpi, says):
-    process = start(size, command(tmp_path, f"{fault} {STEP} 5", settings=SETTINGS), mpi=mpi)
+    process = launch.start(size, command(tmp_path, f"{fault} {STEP} 5", settings=SETTINGS), mpi=mpi)
     pids = all_ranks(process, size)
-    code, output = finish(process, LIMIT)
+    code, output = launch.finish(process, LIMIT)
     assert code == 75, output
     assert not any(alive(pid) for pid in pids.values()), "a rank has outlived the job"
     assert output.count("mpifed: no progress for ") == 1 and "s in the round after round 3 (run.watchdog = 2). " in output, output
@@ -31,6 +31,6 @@ def test_a_rank_hangs(tmp_path, size, fault, mpi, says):
 
 def test_all_ranks_hang_where_no_python_can_run(tmp_path, whole):
     """Only faulthandler's timer is left: it shows the stacks and ends the process, and then the job resumes."""
-    code, output = finish(start(2, command(tmp_path, f"0 gil {STEP} 5", f"1 gil {STEP} 5", settings=SETTINGS)), LIMIT)
+    code, output = launch.finish(launch.start(2, command(tmp_path, f"0 gil {STEP} 5", f"1 gil {STEP} 5", settings=SETTINGS)), LIMIT)
     assert code not in (0, 75) and "Timeout (" in output and "in hang_in_c" in output, output
     assert (end(tmp_path) == whole).all()

@@ -6,9 +6,9 @@ Each chain kills the same job again and again, at another moment each time.
 import re
 import time
 
+import launch
 import numpy as np
 import pytest
-from launch import finish, start
 from processes import alive, all_ranks, segments, wait_until
 from small_job import ALLREDUCE, LIMIT, STEP, command, end, saved
 
@@ -37,13 +37,13 @@ MPICH = [
 
 def killed(folder, size, fault, mpi) -> str:
     """Run the job into a fault; what was said."""
-    process = start(size, command(folder, fault), mpi=mpi)
+    process = launch.start(size, command(folder, fault), mpi=mpi)
     rank = int(fault.split()[0])
     pids = all_ranks(process, size)
     left = set()
     wait_until(lambda: left.update(segments(pids.values())) or not alive(pids[rank]), LIMIT)
     died = time.monotonic()
-    code, output = finish(process, LIMIT)
+    code, output = launch.finish(process, LIMIT)
     for path in left:
         path.unlink(missing_ok=True)
     assert time.monotonic() - died < PATIENCE, output

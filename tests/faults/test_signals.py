@@ -7,9 +7,9 @@ import os
 import signal
 import time
 
+import launch
 import numpy as np
 import pytest
-from launch import finish, start
 from processes import all_ranks, wait_until
 from small_job import LIMIT, ROUNDS, STEP, command, end, final, saved
 
@@ -28,14 +28,14 @@ class Held:
         #: The round in which it stands; a run that starts makes one step before its first round.
         self.round = self.base + call if self.base else call - 1
         fault = f"{max(size - 1, 0)} pause:{self.place} {STEP} {call}"
-        self.process = start(size, command(folder, fault), mpi=mpi)
+        self.process = launch.start(size, command(folder, fault), mpi=mpi)
         wait_until(lambda: (self.place / f"arrived-{call}").exists() or self.process.poll() is not None, LIMIT)
         self.pids = all_ranks(self.process, size)
 
     def go(self) -> tuple[int, str]:
         time.sleep(DELIVERY)
         (self.place / f"go-{self.call}").touch()
-        return finish(self.process, LIMIT)
+        return launch.finish(self.process, LIMIT)
 
 
 def send(held, *signals):
@@ -83,7 +83,7 @@ def test_open_mpi_kills_on_sigterm_to_the_launcher_and_the_job_resumes(tmp_path,
     """mpirun gives the ranks a quarter of a second, which is enough for a message but not for a round."""
     held = Held(tmp_path, 2, 8)
     send(held, ("launcher", TERM))
-    code, output = finish(held.process, LIMIT)
+    code, output = launch.finish(held.process, LIMIT)
     assert code != 0, output
     assert saved(tmp_path) == 6, output
     np.testing.assert_array_equal(end(tmp_path), whole)
@@ -94,7 +94,7 @@ def test_two_interrupts_end_all_ranks_at_once(tmp_path, mpi):
     """Although the rank waits in an Allreduce for one that stands still."""
     held = Held(tmp_path, 2, 3, mpi)
     send(held, (0, INT), (0, INT))
-    code, output = finish(held.process, LIMIT)
+    code, output = launch.finish(held.process, LIMIT)
     assert code == 130, output
     assert "second SIGINT on rank 0: ending at once" in output, output
 

@@ -76,12 +76,10 @@ class Job:
     def end(self, limit: float = 120, task: str = "") -> tuple[str, int, str]:
         """State, exit code and output of the ended job."""
         fields = self.until(lambda fields: fields["JobState"] in ENDED, limit, task)
-        if UPSTREAM_FAULT in self.log(task) and self.again:
+        if fields["JobState"] == "FAILED" and UPSTREAM_FAULT in self.log(task) and self.again:
             line, folder, options = self.again
-            retried = submit(line, folder, **options)
-            retried.again = ()
-            self.number = retried.number
-            self.again = ()
+            print(f"job {self.number} met Open MPI's fault 12495 and is submitted again")
+            self.number, self.again = submit(line, folder, **options).number, ()
             return self.end(limit, task)
         return fields["JobState"], int(fields["ExitCode"].split(":")[0]), self.log(task)
 

@@ -36,7 +36,8 @@ def start(case: str, seed: int = 0) -> dict[str, torch.Tensor]:
     """Starting values, moved a little so that none is 0 or 1."""
     model, shape, outputs = CASES[case]
     rng = np.random.default_rng(seed)
-    return {k: v + 0.05 * torch.from_numpy(rng.standard_normal(v.shape)) for k, v in model.initial(model.shapes(shape, outputs), rng).items()}
+    params = model.initial(model.shapes(shape, outputs), rng)
+    return {name: value + 0.05 * torch.from_numpy(rng.standard_normal(value.shape)) for name, value in params.items()}
 
 
 def inputs(case: str, n: int = 2, seed: int = 1) -> tuple[torch.Tensor, ...]:
@@ -74,14 +75,15 @@ def test_outputs_and_starting_values(case):
 
 
 def test_starting_values_keep_the_scale_of_the_signal():
-    """With weights of He et al. the outputs of seven layers have the size of the inputs; with torch's they would be 1/500 of it."""
+    """With He's weights the outputs of seven layers have the size of the inputs; with torch's they would be 1/500 of it."""
     params = CNN7().initial(CNN7().shapes((3, 32, 32), 10), np.random.default_rng(0))
     images = torch.from_numpy(np.random.default_rng(1).standard_normal((8, 3, 32, 32)))
     assert 0.2 < CNN7()(params, images).std() < 10  # pooling favours large numbers
     assert all((value == 0).all() for name, value in params.items() if name.endswith("bias"))
     rnn = RNN(hidden=9).initial(RNN(hidden=9).shapes((4, 3), 2), np.random.default_rng(0))
     assert 0.3 < max(value.abs().max() for value in rnn.values()) < 1 / 3
-    resnet = ResNet().initial({"conv1.weight": (64, 64, 3, 3), "norm1.weight": (64,), "norm1.bias": (64,)}, np.random.default_rng(0))
+    shapes = {"conv1.weight": (64, 64, 3, 3), "norm1.weight": (64,), "norm1.bias": (64,)}
+    resnet = ResNet().initial(shapes, np.random.default_rng(0))
     # Five standard errors of the deviation of 36,864 normal numbers; fan_out is 64 · 9.
     assert resnet["conv1.weight"].std().item() == pytest.approx(math.sqrt(2 / 576), rel=5 / math.sqrt(2 * 36_864))
     assert (resnet["norm1.weight"] == 1).all() and (resnet["norm1.bias"] == 0).all()
@@ -182,7 +184,7 @@ def test_gradients_by_central_differences(case):
         step[place] = h
         step = step.view_as(params[name])
         difference = (loss({**params, name: params[name] + step}) - loss({**params, name: params[name] - step})) / (2 * h)
-        # Truncation is of order h², rounding 1e-16 of values of about 10 over h; a kink within h of the point is unlikely.
+        # Truncation is of order h², rounding 1e-16 of values of about 10 over h; no kink lies within h of the point.
         assert slope.flatten()[place].item() == pytest.approx(difference.item(), rel=1e-6, abs=1e-8 * max(1, largest.item())), name
 
 

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Kill random ranks at random moments: python scripts/torture.py [--kills N] [--seed S] [--ranks 2,3,4] [--mpi openmpi|mpich]
+
+The saddle job runs under ``reduction = "exact"``. Each start is killed once: a random rank, rank 0 too, gets SIGKILL at a
+moment that is uniform over the length of an uninterrupted run, which is measured first, start-up included. Then the same
+command is started again, on a number of ranks drawn anew, and killed again, until the job completes; then the next job begins.
+A kill is survived if the launcher ends with an exit code that is not 0, in time and with all its ranks, and the job that was
+hit ends in the bits of the uninterrupted run, with no half-written file left. The exit code is 1 if one is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import h5py
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "faults")]
+
+import launch  # noqa: E402
+from processes import alive, ranks, segments, wait_until  # noqa: E402
+
+#: Seconds that a run may take on a busy machine.
+PATIENCE = 300
+SETTINGS = ["run.reduction=exact", "run.checkpoint_every=5", "run.eval_every=20", "run.progress=false"]
+
+
+class Torture:
+    """The kills, and how many of them were lost."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path):
+        self.options, self.folder, self.random = options, folder, random.Random(options.seed)
+        self.length, self.lost = 0.0, 0
+
+    def start(self, out: Path) -> subprocess.Popen:
+        """The command, on a random number of ranks."""
+        settings = [*SETTINGS, f"rounds={self.options.rounds}", f"run.out={out}", *self.options.settings]
+        command = ["-m", "mpifed", "run", ROOT / "jobs" / "saddle.toml", *settings]
+        return launch.start(self.random.choice(self.options.ranks), command, mpi=self.options.mpi)
+
+    def measure(self) -> bytes:
+        """The length and the final bits of an uninterrupted run."""
+        begin = time.monotonic()
+        code, output = launch.finish(self.start(self.folder / "whole"), PATIENCE)
+        if code:
+            sys.exit(f"the uninterrupted run failed with exit code {code}:\n{output}")
+        self.length = time.monotonic() - begin
+        return final(self.folder / "whole")
+
+    def run(self) -> None:
+        """Kill as often as asked for, job after job."""
+        whole, done, job = self.measure(), 0, 0
+        print(f"an uninterrupted run takes {self.length:.1f} s", flush=True)
+        while done < self.options.kills:
+            out, job, faults = self.folder / str(job), job + 1, []
+            while done + len(faults) < self.options.kills and (fault := self.kill(out)) is not None:
+                faults.append(fault)
+            lost = len(faults) if self.complete(out, whole) else sum(map(bool, faults))
+            done, self.lost = done + len(faults), self.lost + lost
+
+    def kill(self, out: Path) -> str | None:
+        """Start the job and kill a rank: what went wrong, "" if nothing did, ``None`` if the job was complete before."""
+        process = self.start(out)
+        begin, moment = time.monotonic(), self.random.uniform(0, self.length)
+        pids = wait_until(lambda: ranks(process.pid) or process.poll() is not None, PATIENCE)
+        time.sleep(max(0.0, begin + moment - time.monotonic()))
+        pids = ranks(process.pid)
+        if not pids:  # the job is complete
+            launch.finish(process, PATIENCE)
+            return None
+        victim, left = self.random.choice(sorted(pids)), segments(pids.values())
+        os.kill(pids[victim], signal.SIGKILL)
+        killed = time.monotonic()
+        code, output = launch.finish(process, PATIENCE)
+        seconds = time.monotonic() - killed
+        for path in left:
+            path.unlink(missing_ok=True)
+        newest = max((int(path.stem[-8:]) for path in out.glob("checkpoint-*.h5")), default=0)
+        fault = self.judge(code, seconds, pids)
+        print(f"rank {victim} of {len(pids)} at {moment:5.2f} s, newest checkpoint {newest:3d}: exit code {code:3d} after "
+              f"{seconds:.2f} s{': LOST, ' + fault if fault else ''}", flush=True)
+        return fault
+
+    def judge(self, code: int, seconds: float, pids: dict[int, int]) -> str:
+        """What is wrong with the end of a killed run."""
+        if code == 0:
+            return "a killed run reports success"
+        if seconds > self.options.limit:
+            return f"more than {self.options.limit:g} s to the end"
+        if any(alive(pid) for pid in pids.values()):
+            return "a rank has outlived the launcher"
+        return ""
+
+    def complete(self, out: Path, whole: bytes) -> str:
+        """Let the job end: what went wrong, "" if nothing did."""
+        code, output = launch.finish(self.start(out), PATIENCE)
+        if code:
+            fault = f"the restart failed with exit code {code}:\n{output}"
+        elif final(out) != whole:
+            fault = "other bits than the uninterrupted run"
+        else:
+            leftover = list(out.glob("*.tmp.*"))
+            fault = f"{leftover} left over" if leftover else ""
+        print(f"  job {out.name} {'LOST: ' + fault if fault else 'ends in the same bits'}", flush=True)
+        return fault
+
+
+def final(folder: Path) -> bytes:
+    """The output point of a complete run."""
+    with h5py.File(folder / "run.h5") as file:
+        if not file.attrs["stopped"].startswith("all "):
+            return b""
+        return file["final/x"][...].tobytes() + file["final/y"][...].tobytes()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",")], default=[2, 3, 4], help="numbers to choose from")
+    parser.add_argument("--mpi", choices=["openmpi", "mpich"], default="openmpi")
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--limit", type=float, default=10.0, help="seconds from a kill to the end of the launcher")
+    parser.add_argument("settings", nargs="*", help="KEY=VALUE for the job")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mpifed-torture-") as folder:
+        torture = Torture(options, Path(folder))
+        torture.run()
+    print(f"survived {options.kills - torture.lost} of {options.kills}, lost {torture.lost}")
+    sys.exit(1 if torture.lost else 0)
+
+
+if __name__ == "__main__":
+    main()

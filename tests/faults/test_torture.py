@@ -1,0 +1,24 @@
+"""scripts/torture.py: random kills, and that it can tell a lost job from one that has survived."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "torture.py"
+
+
+def torture(*arguments) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, SCRIPT, *arguments], capture_output=True, text=True, timeout=1200)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_twenty_random_kills():
+    code, output = torture("--kills", "20", "--ranks", "2,2,3", "--rounds", "150", "--seed", "1")
+    assert code == 0 and output.endswith("survived 20 of 20, lost 0\n"), output
+    assert output.count("exit code 137 after") == 20, output
+
+
+def test_a_job_that_ends_in_other_bits_is_lost():
+    """Without the exact reduction a restart on another number of ranks has other last digits."""
+    code, output = torture("--kills", "1", "--ranks", "1,2", "--rounds", "40", "--seed", "4", "run.reduction=fused")
+    assert code == 1 and output.endswith("survived 0 of 1, lost 1\n") and "other bits than" in output, output
