@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 
 from mpifed.comm import SerialComm
-from mpifed.files import replacing
+from mpifed.files import replacing, shielded
 from mpifed.placement import Placement
 
 __all__ = ["write", "newest", "read_clients", "FORMAT"]
@@ -105,7 +105,7 @@ def _room(folder: Path, needed: int) -> None:
 
 
 def _fill(path: Path, header: dict, arrays: dict[str, np.ndarray], blocks, shape: tuple[int, int], dtype) -> None:
-    with h5py.File(path, "w", userblock_size=SEAL) as file:
+    with shielded(path) as target, h5py.File(target, "w", userblock_size=SEAL) as file:
         for name, array in arrays.items():
             file[name] = array
         clients = file.create_dataset("clients", shape, dtype)

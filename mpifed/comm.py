@@ -16,7 +16,7 @@ import traceback
 
 import numpy as np
 
-__all__ = ["SerialComm", "MpiComm", "world", "agree", "share", "CollectiveError", "LaunchError", "EXIT_LAUNCH"]
+__all__ = ["SerialComm", "MpiComm", "world", "agree", "share", "CollectiveError", "LaunchError", "EXIT_LAUNCH", "FAULT_TOLERANT"]
 
 #: Exit code when the processes cannot find each other.
 EXIT_LAUNCH = 71
@@ -24,6 +24,9 @@ EXIT_LAUNCH = 71
 MAX_COUNT = 2**28
 #: Bytes of a text for the witnesses.
 WITNESS_BYTES = 256
+
+#: Set to 1 for its ranks by `mpirun --with-ft ulfm`.
+FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
 _LAUNCHER_MARKS = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MV2_COMM_", "MPI_LOCALRANKID", "PALS_", "FLUX_", "ALPS_")
@@ -111,6 +114,9 @@ class MpiComm(SerialComm):
     """
 
     def __init__(self, mpi=None):
+        import mpi4py
+
+        mpi4py.rc.finalize = os.environ.get(FAULT_TOLERANT) != "1"  # survivors may wait in it for the dead
         from mpi4py import MPI
 
         self._mpi = MPI

@@ -14,10 +14,17 @@ import torch
 
 from mpifed.comm import CollectiveError, SerialComm, agree
 
-__all__ = ["choose_device", "device_for", "identity", "wait_for", "deterministic", "usage", "describe_memory"]
+__all__ = ["choose_device", "device_for", "threads", "identity", "wait_for", "deterministic", "usage", "describe_memory"]
 
 #: cuBLAS sums in a fixed order only with a workspace of a fixed size; it reads this when its first handle is made.
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+#: Torch's threads when the process starts: the cores that it may use, or OMP_NUM_THREADS.
+_THREADS = torch.get_num_threads()
+
+
+def threads(wanted: int | None, exact: bool, local_size: int) -> int:
+    """Torch threads of a rank: as wanted; 1 under ``exact``, where sums must not be split; else a fair share of the node."""
+    return wanted or (1 if exact else max(1, _THREADS // local_size))
 
 
 def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = None) -> torch.device:

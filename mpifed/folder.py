@@ -26,11 +26,14 @@ class Folder:
 
     The lock is the kernel's (flock), so it ends with the process, however that dies. On a file system without such
     locks the run goes on with a warning.
+
+    Attributes:
+        ours: whether the checkpoints here are of the run that this object belongs to.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self._lock, self._made = None, False
+        self._lock, self._made, self.ours = None, False, False
 
     def open(self, create: bool) -> None:
         """Take the folder and remove what a killed run has left half written.

@@ -36,7 +36,6 @@ COLUMNS = {
     "rounds": "communication rounds done",
     "oracle calls": "gradients or operator values of one sample or batch, added up over all clients",
     "phases": "message exchanges between clients and server; some methods need more than one a round",
-    "bytes": "what all federated clients would send and be sent, up + down",
     "bytes up": "what all federated clients would send to the server",
     "bytes down": "what the server would send to all federated clients",
     "wire bytes": "what this simulation moved between its ranks",
@@ -61,7 +60,7 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
     tables = {
         "best": _table(setting_rows(chosen, rule, apart)) if len(runs) > len(chosen) else None,
         "settings": _table(setting_rows(settings, rule, apart), [one in chosen for one in settings]) if choosing else None,
-        "runs": _table(run_rows(settings, rule)),
+        "runs": _table(run_rows(settings, rule, costs=False)),
         "costs": _table(cost_rows(chosen)),
         "files": _table(_files(runs)), "places": _table(_places(runs)), "versions": _table(_versions(runs)), "own": _table(own),
     }

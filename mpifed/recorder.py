@@ -32,7 +32,7 @@ import numpy as np
 
 from mpifed.comm import SerialComm
 from mpifed.devices import usage
-from mpifed.files import replacing
+from mpifed.files import replacing, shielded
 from mpifed.provenance import to_json
 from mpifed.scalars import Scalars
 from mpifed.simulation import Simulation
@@ -137,7 +137,7 @@ class Recorder:
             final: metrics of the output point, empty while the run goes on.
         """
         simulation = self.simulation
-        with replacing(Path(folder) / RUN_FILE) as temporary, h5py.File(temporary, "w") as file:
+        with replacing(Path(folder) / RUN_FILE) as temporary, shielded(temporary) as target, h5py.File(target, "w") as file:
             file.attrs["config"] = json.dumps(simulation.config.table())
             file.attrs["versions"] = json.dumps(_versions() | {"mpi": self.comm.mpi})
             file.attrs["layout"] = json.dumps({

@@ -61,7 +61,7 @@ def choose(folder: Folder, config: Config, resume: str) -> Saved | None:
     """
     folder.open(create=True)
     path, overwrite = folder.path, config.run.overwrite
-    if resume == "never" or (resume == "auto" and overwrite):
+    if not folder.ours and (resume == "never" or (resume == "auto" and overwrite)):
         if folder.results() and not overwrite:
             raise ValueError(f"{path} holds a run already: continue it with --resume auto, choose another run.out, or set run.overwrite=true")
         return None

@@ -7,7 +7,6 @@ nothing is ever started over silently.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +19,14 @@ from tqdm import tqdm
 from mpifed import checkpoint
 from mpifed.comm import SerialComm, agree, world
 from mpifed.config import Config
-from mpifed.devices import deterministic
+from mpifed.devices import deterministic, threads
 from mpifed.folder import Folder
 from mpifed.options import near_miss
 from mpifed.recorder import COSTS, RUN_FILE, Recorder, ending
 from mpifed.restart import Saved, changed, choose, complete, find_saved, newest, records, sizes, take_up
 from mpifed.signals import StopSignals
 from mpifed.simulation import NonFiniteError, Simulation
+from mpifed.survival import carry_on, surviving
 from mpifed.watchdog import Watchdog
 
 __all__ = ["Result", "run", "resume"]
@@ -70,12 +70,8 @@ def run(config: Config, comm: SerialComm | None = None, resume: str = "auto") ->
         CollectiveError: on all ranks together: bad settings, missing data, an output folder in use or with another job's
             results, non-finite values.
     """
-    comm, folder = comm or world(), Folder(config.run.out)
-    try:
-        saved = find_saved(comm, lambda: choose(folder, config, resume))
-        return _Runner(config, comm, folder).carry_out(saved)
-    finally:
-        folder.close()
+    folder = Folder(config.run.out)
+    return _carry_out(config, comm or world(), folder, lambda: choose(folder, config, resume))
 
 
 def resume(folder: str | Path, overrides: list[str] = (), comm: SerialComm | None = None) -> Result:
@@ -90,11 +86,23 @@ def resume(folder: str | Path, overrides: list[str] = (), comm: SerialComm | Non
     """
     comm, folder = comm or world(), Folder(folder)
     try:
-        saved = find_saved(comm, lambda: newest(folder))
-        config = changed(comm, saved, folder, overrides)
-        return _Runner(config, comm, folder).carry_out(saved)
+        config = changed(comm, find_saved(comm, lambda: newest(folder)), folder, overrides)
     finally:
         folder.close()
+    return _carry_out(config, comm, folder, lambda: newest(folder))
+
+
+def _carry_out(config: Config, comm: SerialComm, folder: Folder, look: Callable[[], Saved | None]) -> Result:
+    """Run from what rank 0 finds by ``look``; with ``run.on_rank_failure = "shrink"`` as often as a rank dies. Collective."""
+
+    def attempt(comm: SerialComm) -> Result:
+        try:
+            saved = find_saved(comm, look)
+            return _Runner(config, comm, folder).carry_out(saved)
+        finally:
+            folder.close()
+
+    return carry_on(surviving(comm, config.run.on_rank_failure), attempt)
 
 
 class _Runner:
@@ -131,7 +139,8 @@ class _Runner:
                 raise
 
     def _set_up(self, client_costs: list[int]) -> None:
-        torch.set_num_threads(_threads(self.config, self.comm))
+        run = self.config.run
+        torch.set_num_threads(threads(run.threads, run.reduction == "exact", self.comm.local_size))
         error = None
         try:
             self.simulation = Simulation(self.config, self.comm, client_costs)
@@ -249,7 +258,7 @@ class _Runner:
             if config.run.checkpoint_every or self._asked:
                 rows = simulation.clients.buffer.cpu().numpy()
                 checkpoint.write(self.folder.path, config.run.keep, header, arrays, rows, self.comm, simulation.placement)
-                self._safe = simulation.round
+                self._safe, self.folder.ours = simulation.round, True
             if self.comm.rank == 0:
                 self.recorder.write(self.folder.path, stopped, final)
 
@@ -263,9 +272,8 @@ class _Runner:
         """Write files; what to say if they could not be written."""
         try:
             write()
-        except (OSError, RuntimeError) as fault:  # HDF5 reports a full disk as either
-            why = os.strerror(fault.errno) if "\n" in str(fault) and getattr(fault, "errno", None) else fault  # HDF5 says too much
-            return (f"the files of round {self.simulation.round} could not be written to {self.folder.path} ({why}); the newest "
+        except (OSError, RuntimeError) as fault:  # HDF5 raises either
+            return (f"the files of round {self.simulation.round} could not be written to {self.folder.path} ({fault}); the newest "
                     f"checkpoint is of round {self._safe}")
         return None
 
@@ -286,12 +294,3 @@ class _Runner:
             unfinished=unfinished,
             path=self.folder.path / RUN_FILE,
         )
-
-
-def _threads(config: Config, comm: SerialComm) -> int:
-    """Torch threads of a rank: as asked; 1 under ``exact``, where sums must not be split; else a fair share."""
-    if config.run.threads:
-        return config.run.threads
-    if config.run.reduction == "exact":
-        return 1
-    return max(1, torch.get_num_threads() // comm.local_size)

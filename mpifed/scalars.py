@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,27 +14,50 @@ __all__ = ["Scalars"]
 class Scalars:
     """The event files of one run, in the folder ``tensorboard`` of its own.
 
+    A file that cannot be written, on a full disk say, costs a warning and the scalars from there on, not the run.
+
     Raises:
         ValueError: the package that writes them is not installed.
     """
 
     def __init__(self, folder: str | Path):
         try:
-            from tensorboardX import SummaryWriter
+            import tensorboardX.event_file_writer  # noqa: F401
         except ImportError:
             raise ValueError("run.tensorboard = true needs the package tensorboardX: pip install 'mpifed[tensorboard]'") from None
-        self._open, self._writer = lambda step: SummaryWriter(str(Path(folder, "tensorboard")), purge_step=step), None
+        self._folder, self._writer, self._failed = Path(folder, "tensorboard"), None, False
 
     def write(self, group: str, values: Mapping[str, float], step: int) -> None:
         """Add ``group/name`` at a step.
 
         The first call of a process starts a file: what earlier files hold of this step and later ones does not count any more.
         """
-        self._writer = self._writer or self._open(step)
-        for name, value in values.items():
-            self._writer.add_scalar(f"{group}/{name}", value, step)
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        figures = [Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in values.items()]
+        self._try(lambda: self._opened(step).write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=figures))))
 
     def flush(self) -> None:
         """Bring what was added to disk."""
-        if self._writer:
-            self._writer.flush()
+        self._try(lambda: self._writer and self._writer.flush())
+
+    def _opened(self, step: int):
+        from tensorboardX.event_file_writer import EventsWriter  # SummaryWriter has a queue that does not say when it is empty
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        if self._writer is None:
+            self._folder.mkdir(exist_ok=True)
+            self._writer = EventsWriter(str(self._folder / "events"), f".{step:08d}")  # after the time, so that names sort by step
+            weakref.finalize(self, self._writer.close)
+            self._writer.write_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
+        return self._writer
+
+    def _try(self, action) -> None:
+        if self._failed:
+            return
+        try:
+            action()
+        except OSError as fault:
+            self._failed = True
+            print(f"mpifed: warning: no more scalars for TensorBoard: {fault}; the run goes on", file=sys.stderr)

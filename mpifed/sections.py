@@ -67,6 +67,9 @@ class Run(_Section):
     data_dir: str | None = Field(None, description="folder of the data files; else $MPIFED_DATA, else ../shared/data")
     threads: int | None = Field(None, ge=1, description="torch threads a rank; cores / ranks of the node when left out")
     watchdog: float = Field(60.0, ge=0, description="least seconds without progress that end the run, ten times as many before the first round is done; 0 switches it off")
+    on_rank_failure: Literal["abort", "shrink"] = Field(
+        "abort", description="a rank that dies ends the run, or the others go on from the last checkpoint (mpirun --with-ft ulfm)"
+    )
     progress: bool = Field(True, description="progress bar on rank 0")
     tensorboard: bool = Field(False, description="write metrics and costs for TensorBoard into out/tensorboard as well")
 

@@ -31,8 +31,8 @@ def run_names(runs: Sequence[RunData]) -> list[str]:
     return [os.path.relpath(folder, common) for folder in folders]
 
 
-def run_rows(settings: Sequence[Setting], rule: Rule) -> list[dict]:
-    """One row a run, all rows with the same keys; ``None`` where a run does not have a figure.
+def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> list[dict]:
+    """One row a run, with or without its costs, all rows with the same keys; ``None`` where a run does not have a figure.
 
     ``bytes`` are those of federated clients, ``wire bytes`` those moved between ranks; ``communication %`` is the share
     of communication in the time spent computing and communicating.
@@ -52,7 +52,7 @@ def run_rows(settings: Sequence[Setting], rule: Rule) -> list[dict]:
             row[f"{metric} best"] = best_value(run, metric) if has else None
         if rule.target is not None:
             row[_target(rule)] = rule.rounds_to_target(run, rule.metric_of(setting))
-        rows.append(row | _costs(run, runs) | {"stopped": run.stopped})
+        rows.append(row | (_costs(run, runs) if costs else {}) | {"stopped": run.stopped})
     return rows
 
 

@@ -75,8 +75,11 @@ class Watchdog:
             if left <= 0:
                 self._expire()
             self._end_in(left + max(self._limit, 4 * GRACE))
-            if self._done.wait(min(left, self.least / 2)):
+            began, pause = time.monotonic(), min(left, self.least / 2)
+            if self._done.wait(pause):
                 return
+            if time.monotonic() - began > pause + self._limit:  # the process has been stopped, and is to continue or to end
+                self._deadline = time.monotonic() + self._limit
 
     def _expire(self) -> None:
         """Tell the witnesses; there, collect, report and end all ranks. Does not return."""

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "faults")]
 
 import launch  # noqa: E402
-from processes import alive, ranks, segments, wait_until  # noqa: E402
+from processes import ranks, segments, wait_for_the_end, wait_until  # noqa: E402
 
 #: Seconds that a run may take on a busy machine.
 PATIENCE = 300
@@ -61,7 +61,10 @@ class Torture:
         print(f"an uninterrupted run takes {self.length:.1f} s", flush=True)
         while done < self.options.kills:
             out, job, faults = self.folder / str(job), job + 1, []
-            while done + len(faults) < self.options.kills and (fault := self.kill(out)) is not None:
+            while done + len(faults) < self.options.kills and newest(out) < self.options.rounds:
+                fault = self.kill(out)
+                if fault is None:
+                    break
                 faults.append(fault)
             lost = len(faults) if self.complete(out, whole) else sum(map(bool, faults))
             done, self.lost = done + len(faults), self.lost + lost
@@ -80,22 +83,22 @@ class Torture:
         os.kill(pids[victim], signal.SIGKILL)
         killed = time.monotonic()
         code, output = launch.finish(process, PATIENCE)
+        gone = wait_for_the_end(pids.values(), self.options.limit)
         seconds = time.monotonic() - killed
         for path in left:
             path.unlink(missing_ok=True)
-        newest = max((int(path.stem[-8:]) for path in out.glob("checkpoint-*.h5")), default=0)
-        fault = self.judge(code, seconds, pids)
-        print(f"rank {victim} of {len(pids)} at {moment:5.2f} s, newest checkpoint {newest:3d}: exit code {code:3d} after "
+        fault = self.judge(code, seconds, gone)
+        print(f"rank {victim} of {len(pids)} at {moment:5.2f} s, newest checkpoint {newest(out):3d}: exit code {code:3d} after "
               f"{seconds:.2f} s{': LOST, ' + fault if fault else ''}", flush=True)
         return fault
 
-    def judge(self, code: int, seconds: float, pids: dict[int, int]) -> str:
+    def judge(self, code: int, seconds: float, gone: bool) -> str:
         """What is wrong with the end of a killed run."""
         if code == 0:
             return "a killed run reports success"
         if seconds > self.options.limit:
             return f"more than {self.options.limit:g} s to the end"
-        if any(alive(pid) for pid in pids.values()):
+        if not gone:
             return "a rank has outlived the launcher"
         return ""
 
@@ -111,6 +114,11 @@ class Torture:
             fault = f"{leftover} left over" if leftover else ""
         print(f"  job {out.name} {'LOST: ' + fault if fault else 'ends in the same bits'}", flush=True)
         return fault
+
+
+def newest(folder: Path) -> int:
+    """The round of the newest checkpoint."""
+    return max((int(path.stem[-8:]) for path in folder.glob("checkpoint-*.h5")), default=0)
 
 
 def final(folder: Path) -> bytes:

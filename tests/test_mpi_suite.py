@@ -15,13 +15,13 @@ SADDLE = FOLDER.parents[1] / "jobs" / "saddle.toml"
 def test_parallel_suite(ranks, mpi, tmp_path):
     """Everything but the contracts, which compare a layout with one process and get by with two of them."""
     skip = [] if ranks in (2, 3) else [f"--ignore={FOLDER / 'test_contracts.py'}"]
-    code, output = launch(ranks, [FOLDER / "main.py", tmp_path, FOLDER, *skip], limit=300, mpi=mpi)
+    code, output = launch(ranks, [FOLDER / "main.py", tmp_path, FOLDER, *skip], limit=600, mpi=mpi)
     assert code == 0, output
     assert " passed" in output, output
 
 
 def test_exact_on_seven_ranks(tmp_path):
-    code, output = launch(7, [FOLDER / "main.py", tmp_path, FOLDER / "test_exact.py"], limit=240)
+    code, output = launch(7, [FOLDER / "main.py", tmp_path, FOLDER / "test_exact.py"], limit=500)
     assert code == 0, output
     assert " passed" in output, output
 

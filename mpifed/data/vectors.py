@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mpifed.data.files import DataError, Source, opened
-from mpifed.data.npz import read_arrays as read_arrays
+from mpifed.data.npz import read_arrays
 from mpifed.files import DataFile
 from mpifed.streams import generator
 

@@ -85,4 +85,4 @@ class Saddle(Minimax):
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         points, stars = (x["x"], y["y"]), self._solution
         x_error, y_error = (float(torch.dist(point.to(star), star)) for point, star in zip(points, stars))
-        return {"x_error": x_error, "y_error": y_error, "error": float(np.hypot(x_error, y_error))}
+        return {"error": float(np.hypot(x_error, y_error)), "x_error": x_error, "y_error": y_error}

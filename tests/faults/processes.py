@@ -50,6 +50,16 @@ def alive(pid: int) -> bool:
         return False
 
 
+def wait_for_the_end(pids, seconds: float) -> bool:
+    """Whether all of ``pids`` end within ``seconds``: a launcher may end a moment before the ranks that it has killed."""
+    end = time.monotonic() + seconds
+    while any(map(alive, pids)):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 def segments(pids) -> set[Path]:
     """The files in shared memory that processes have mapped; a killed job leaves them behind."""
     found = set()

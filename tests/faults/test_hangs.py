@@ -5,10 +5,12 @@
 
 import launch
 import pytest
-from processes import alive, all_ranks
+from processes import all_ranks, wait_for_the_end
 from small_job import LIMIT, STEP, command, end, saved
 
 SETTINGS = ["run.watchdog=2"]
+#: Seconds from the end of the launcher to that of the last rank.
+PATIENCE = 10
 
 
 @pytest.mark.parametrize("size, fault, mpi, says", [
@@ -22,7 +24,7 @@ def test_a_rank_hangs(tmp_path, size, fault, mpi, says):
     pids = all_ranks(process, size)
     code, output = launch.finish(process, LIMIT)
     assert code == 75, output
-    assert not any(alive(pid) for pid in pids.values()), "a rank has outlived the job"
+    assert wait_for_the_end(pids.values(), PATIENCE), "a rank has outlived the job"
     assert output.count("mpifed: no progress for ") == 1 and "s in the round after round 3 (run.watchdog = 2). " in output, output
     for text in says:
         assert text in output, (text, output)

@@ -9,7 +9,7 @@ import time
 import launch
 import numpy as np
 import pytest
-from processes import alive, all_ranks, segments, wait_until
+from processes import alive, all_ranks, segments, wait_for_the_end, wait_until
 from small_job import ALLREDUCE, LIMIT, STEP, command, end, saved
 
 BCAST, DIGEST, SEND = "mpifed.comm:MpiComm.bcast_", "mpifed.checkpoint:_digest", "mpifed.comm:MpiComm.send"
@@ -48,7 +48,7 @@ def killed(folder, size, fault, mpi) -> str:
         path.unlink(missing_ok=True)
     assert time.monotonic() - died < PATIENCE, output
     assert code != 0, output
-    assert not any(alive(pid) for pid in pids.values()), "a rank has outlived the job"
+    assert wait_for_the_end(pids.values(), PATIENCE), "a rank has outlived the job"
     assert "Traceback" not in output, output
     return output
 

@@ -2,11 +2,12 @@
 
 import os
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mpifed import checkpoint
+from mpifed import checkpoint, files
 from mpifed.comm import SerialComm
 from mpifed.files import replacing, sweep
 from mpifed.placement import Cohort, Placement
@@ -96,6 +97,34 @@ def test_a_disk_that_is_almost_full_is_left_alone(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left on device: .* bytes needed, .* free"):
         save(tmp_path, 2)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001.h5"]
+
+
+@pytest.mark.parametrize("left", [0, 600, 3000, 20_000])
+def test_a_disk_that_fills_up_while_hdf5_writes(tmp_path, monkeypatch, left):
+    """HDF5 itself crashes on most of these."""
+    save(tmp_path, 1)
+
+    def full(self, data):
+        self.left = getattr(self, "left", left) - len(data)
+        if self.left < 0:
+            raise OSError(28, "No space left on device")
+        return write(self, data)
+
+    write = files._Shield._write
+    monkeypatch.setattr(files._Shield, "_write", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        save(tmp_path, 2, clients=1000)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001.h5"]
+    assert checkpoint.newest(tmp_path)[1]["round"] == 1
+
+
+def test_shielded_files_hold_what_was_written(tmp_path):
+    with files.shielded(tmp_path / "file") as target, h5py.File(target, "w") as file:
+        file["x"] = np.arange(10**5)
+    with h5py.File(tmp_path / "file") as file:
+        np.testing.assert_array_equal(file["x"][...], np.arange(10**5))
+    with pytest.raises(OSError, match="No space left on device"), files.shielded("/dev/full") as target, h5py.File(target, "w") as file:
+        file["x"] = np.arange(1000)
 
 
 def test_replacing_is_all_or_nothing(tmp_path):

@@ -110,7 +110,8 @@ def test_run_resume_report(job, tmp_path):
     assert done.exit_code == 0, done.output
     assert "AdaFGDA" in done.output and "error final" in done.output
     names = {path.name for path in out.iterdir()}
-    assert names == {"run.h5", "run.lock", "checkpoint-00000002.h5", "checkpoint-00000003.h5", "curves.png", "table.txt", "table.csv"}
+    assert names == {"run.h5", "run.lock", "checkpoint-00000002.h5", "checkpoint-00000003.h5",
+                     "report.html", "curves.png", "table.txt", "table.csv"}
     written = {path: path.stat().st_mtime_ns for path in out.glob("*.h5")}
     again = invoke("run", job)
     assert again.exit_code == 0 and f"mpifed: {out} is complete: all 3 rounds done" in again.output, again.output

@@ -11,7 +11,7 @@ SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for
 #: Layers from the bottom: a module may import what stands on a lower line, or what its own line allows.
 LAYERS = [
     {"options", "files", "records", "streams", "comm", "scalars"},
-    {"schedules", "adaptive", "projections", "noise", "placement", "directions", "devices", "provenance", "signals", "watchdog"},
+    {"schedules", "adaptive", "projections", "noise", "placement", "directions", "devices", "provenance", "signals", "survival", "watchdog"},
     {"proximal", "channels"},
     {"algorithm", "problem", "sections", "transport"},
     {"data", "models", "reduction", "sampling", "traffic"},

@@ -28,7 +28,7 @@ def test_runs_are_found_at_any_depth_and_once(tmp_path):
     for place in ("b", "a/deep/er", "a/s=1"):
         write(tmp_path / place)
     (tmp_path / "empty").mkdir()
-    found = find_runs([tmp_path, tmp_path / "b" / "run.h5", tmp_path / "a"])
+    found = find_runs([tmp_path, tmp_path / "a" / ".." / "b" / "run.h5", tmp_path / "a"])
     assert [file.parent.relative_to(tmp_path).as_posix() for file in found] == ["a/deep/er", "a/s=1", "b"]
     with pytest.raises(ValueError, match="expected a run file run.h5 in .*empty or below, found none"):
         find_runs([tmp_path, tmp_path / "empty"])
