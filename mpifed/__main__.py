@@ -93,6 +93,7 @@ def resume(folder, overrides):
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--list", "only_list", is_flag=True, help="Print the names of the runs and end.")
 @click.option("--part", default="0/1", show_default=True, metavar="I/N", help="Every N-th run from the I-th (from 0), for an array of N jobs.")
+@held()
 def sweep(file, overrides, only_list, part):
     """Carry out all runs of the job FILE's [sweep], one after another, each in a folder of run.out.
 

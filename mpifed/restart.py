@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
 from collections.abc import Callable
@@ -111,7 +110,7 @@ def changed(comm: SerialComm, saved: Saved, folder: Folder, overrides: list[str]
     """
     config, error = None, None
     try:
-        table = copy.deepcopy(saved.header["config"])
+        table = saved.header["config"]
         table["run"]["out"] = str(folder.path)
         for text in overrides:
             override(table, text)

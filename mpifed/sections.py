@@ -79,6 +79,14 @@ class Run(_Section):
             raise ValueError(f"gpus = {list(self.gpus)} names GPUs, but device = 'cpu': leave gpus out, or device = auto, cuda")
         return self
 
+    @model_validator(mode="after")
+    def _can_roll_back(self):
+        if self.on_rank_failure == "shrink" and not self.checkpoint_every:
+            raise ValueError('on_rank_failure = "shrink" goes back to the newest checkpoint: set checkpoint_every above 0')
+        if self.on_rank_failure == "shrink" and self.transport not in ("auto", "host"):
+            raise ValueError(f'on_rank_failure = "shrink" needs transport = "host", got {self.transport!r}')
+        return self
+
 
 class Clock(_Section):
     """[clock]: what federated clients are like; with it a run counts the wall time that they would take (mpifed.clock)."""

@@ -99,7 +99,7 @@ class Simulation:
         self.placement = Placement.balanced(self.client_costs, comm.size) if balanced else Placement(self.problem.clients, comm.size)
         self.blocks, self.kinds = self.problem.variables(), self.problem.kinds()
         self.round, self.costs = 0, Costs()
-        self.transport = choose_transport(comm, self.device, run.transport, self.exact)
+        self.transport = choose_transport(comm, self.device, run.transport if run.on_rank_failure == "abort" else "host", self.exact)
         self.clock = FederatedClock(config.clock, config.seed, self.placement.of(comm.rank))
         self._allocate()
 

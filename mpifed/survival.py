@@ -7,8 +7,11 @@ others with the state of that checkpoint, averages keep their weights, and under
 that nobody left. The price is the rounds since the checkpoint. No agreement is needed call by call, because everybody goes
 back; one at the end keeps a rank that is done from leaving while others still have to recover.
 
-It is an offer, not a promise: Open MPI 5 under ``mpirun --with-ft ulfm``, on one node, for a rank other than 0. The process ends
-without ``MPI_Finalize``, in which survivors may wait for the dead.
+It is an offer, not a promise: Open MPI 5 under ``mpirun --with-ft ulfm``, on one node, for a rank other than 0 that dies after the
+ranks have met. The process ends without ``MPI_Finalize``, in which survivors have been seen to wait for the dead. Any error of
+MPI counts as a death, because a call to a dead rank does not always say so; that nobody has died shows when the communicator
+shrinks by nobody, and the error is raised then. Under ``--with-ft ulfm``, mpirun ends with 0 even if every rank is killed: the
+attribute ``stopped`` of the results file says whether a run is complete.
 """
 
 from __future__ import annotations
@@ -95,15 +98,17 @@ def carry_on(comm: SerialComm, attempt: Callable[[SerialComm], object]):
     if not isinstance(comm, SurvivingComm):
         return attempt(comm)
     while True:
-        result, done = None, False
+        result, failure = None, None
         try:
-            result, done = attempt(comm), True
-        except RankFailure:
-            pass
-        if comm.all_done(done):
+            result = attempt(comm)
+        except RankFailure as fault:
+            failure = fault
+        if comm.all_done(failure is None):
             return result
         before = comm.size
         comm = comm.survivors()
+        if comm.size == before:
+            raise failure or RuntimeError("another rank has met an error of MPI, and no rank has died")
         if comm.rank == 0:
             print(f"mpifed: {before - comm.size} of {before} ranks died: going on with {comm.size} from the newest checkpoint",
                   file=sys.stderr, flush=True)

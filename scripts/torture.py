@@ -40,16 +40,17 @@ class Torture:
         self.options, self.folder, self.random = options, folder, random.Random(options.seed)
         self.length, self.lost = 0.0, 0
 
-    def start(self, out: Path) -> subprocess.Popen:
-        """The command, on a random number of ranks."""
+    def start(self, out: Path) -> tuple[subprocess.Popen, int]:
+        """The command, on a random number of ranks, and that number."""
         settings = [*SETTINGS, f"rounds={self.options.rounds}", f"run.out={out}", *self.options.settings]
         command = ["-m", "mpifed", "run", ROOT / "jobs" / "saddle.toml", *settings]
-        return launch.start(self.random.choice(self.options.ranks), command, mpi=self.options.mpi)
+        size = self.random.choice(self.options.ranks)
+        return launch.start(size, command, mpi=self.options.mpi), size
 
     def measure(self) -> bytes:
         """The length and the final bits of an uninterrupted run."""
         begin = time.monotonic()
-        code, output = launch.finish(self.start(self.folder / "whole"), PATIENCE)
+        code, output = launch.finish(self.start(self.folder / "whole")[0], PATIENCE)
         if code:
             sys.exit(f"the uninterrupted run failed with exit code {code}:\n{output}")
         self.length = time.monotonic() - begin
@@ -71,7 +72,7 @@ class Torture:
 
     def kill(self, out: Path) -> str | None:
         """Start the job and kill a rank: what went wrong, "" if nothing did, ``None`` if the job was complete before."""
-        process = self.start(out)
+        process, size = self.start(out)
         begin, moment = time.monotonic(), self.random.uniform(0, self.length)
         pids = wait_until(lambda: ranks(process.pid) or process.poll() is not None, PATIENCE)
         time.sleep(max(0.0, begin + moment - time.monotonic()))
@@ -88,7 +89,7 @@ class Torture:
         for path in left:
             path.unlink(missing_ok=True)
         fault = self.judge(code, seconds, gone)
-        print(f"rank {victim} of {len(pids)} at {moment:5.2f} s, newest checkpoint {newest(out):3d}: exit code {code:3d} after "
+        print(f"rank {victim} of {size} at {moment:5.2f} s, newest checkpoint {newest(out):3d}: exit code {code:3d} after "
               f"{seconds:.2f} s{': LOST, ' + fault if fault else ''}", flush=True)
         return fault
 
@@ -104,7 +105,7 @@ class Torture:
 
     def complete(self, out: Path, whole: bytes) -> str:
         """Let the job end: what went wrong, "" if nothing did."""
-        code, output = launch.finish(self.start(out), PATIENCE)
+        code, output = launch.finish(self.start(out)[0], PATIENCE)
         if code:
             fault = f"the restart failed with exit code {code}:\n{output}"
         elif final(out) != whole:

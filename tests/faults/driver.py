@@ -25,7 +25,6 @@ from pathlib import Path
 
 from mpifed.__main__ import main
 
-
 #: Bytes for the beginning of a file.
 LEFT = 8192
 

@@ -88,5 +88,5 @@ def wait_until(condition, seconds: float = 60.0):
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end, f"waited {seconds} s in vain"
-        time.sleep(0.02)
+        time.sleep(0.05)
     return value

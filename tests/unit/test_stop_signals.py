@@ -108,8 +108,8 @@ def test_signals_between_rounds(tmp_path, send, whole, owner, name, call, after)
     assert torch.equal(point(run(config(tmp_path), SerialComm())), whole)
 
 
-@pytest.mark.parametrize("owner, name, call", [(Loop, "run", 9), (simulation.Simulation, "evaluate", 4)])
-def test_a_signal_in_the_last_round_finds_the_run_complete(tmp_path, send, whole, owner, name, call):
+@pytest.mark.parametrize("owner, name, call", [(Loop, "run", 8), (Loop, "run", 9), (simulation.Simulation, "evaluate", 4)])
+def test_a_signal_before_or_in_the_last_round_finds_the_run_complete(tmp_path, send, whole, owner, name, call):
     send(signal.SIGTERM, owner, name, call)
     result = run(config(tmp_path), SerialComm())
     assert not result.unfinished and result.stopped == "all 8 rounds done" and torch.equal(point(result), whole)
