@@ -110,7 +110,7 @@ def test_a_run_records_what_its_report_needs(job, tmp_path):
 
 
 def test_the_first_metric_of_a_problem_stays_the_first(job, tmp_path):
-    run(Config.load(job, ["problem={name='Saddle', clients=2, d=3}"]), SerialComm())
+    run(Config.load(job, ["problem={name='TwoSidedPL', clients=2, d=3}"]), SerialComm())
     found = load(tmp_path / "run")
     assert list(found.metrics) == ["x_error", "y_error", "error"] and found.maximised == frozenset() and found.class_counts is None
 
