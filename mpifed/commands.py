@@ -84,7 +84,9 @@ def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, ba
 @click.option("--best", "by", type=click.Choice(["final", "best"]), default="final", show_default=True,
               help="Whether a run counts with its last value or with its best.")
 @click.option("--target", type=float, help="A value of the metric: tell the rounds that it takes to reach it.")
-def report(places, out, metric, by, target):
+@click.option("--each", multiple=True, metavar="SETTING",
+              help="A setting of methods, e.g. q, that is not tuned: choose the best for each of its values.")
+def report(places, out, metric, by, target, each):
     """Compare the runs in FOLDER... and below: report.html for a browser, curves.png, table.txt, table.csv, settings.csv.
 
     Runs that differ only in the seed are averaged, and of every method the best setting is chosen: fewest runs that end in
@@ -94,7 +96,7 @@ def report(places, out, metric, by, target):
     from mpifed.report import report as write_report
 
     try:
-        for path in write_report(places, out, Rule(metric, by, target)):
+        for path in write_report(places, out, Rule(metric, by, target, each)):
             click.echo(path)
     except (OSError, ValueError) as fault:
         raise click.UsageError(str(fault)) from None

@@ -98,11 +98,13 @@ class Rule:
         metric: by default the first metric of the runs.
         by: a run's last value, or its best.
         target: a value of the metric, to tell the rounds that it takes; it does not decide.
+        each: settings of methods, such as ``q``, that are part of the task: for each of their values there is a best setting.
     """
 
     metric: str | None = None
     by: Literal["final", "best"] = "final"
     target: float | None = None
+    each: tuple[str, ...] = ()
 
     def metric_of(self, setting: Setting) -> str | None:
         """The metric that decides; the first where the setting does not have the one asked for."""
@@ -110,11 +112,15 @@ class Rule:
 
     def check(self, settings: Sequence[Setting]) -> None:
         """Raises:
-        ValueError: no run has the metric.
+        ValueError: no run has the metric, or no method a setting of ``each``.
         """
         known = metrics_of(settings)
         if self.metric is not None and self.metric not in known:
             raise ValueError(f"no run has the metric {self.metric!r}: {near_miss(self.metric, known)}")
+        own = {key.removeprefix("algorithm.") for one in settings for key in one.settings if key.startswith("algorithm.")}
+        for name in self.each:
+            if name not in own:
+                raise ValueError(f"no method has the setting {name!r}: {near_miss(name, sorted(own))}")
 
     def value(self, run: RunData, metric: str) -> float:
         """A run's figure; NaN where it has diverged."""
@@ -134,6 +140,10 @@ class Rule:
         values = run.metrics.get(metric, np.zeros(0))
         reached = values >= self.target if metric in run.maximised else values <= self.target
         return int(run.metric_rounds[np.argmax(reached)]) if reached.any() else None
+
+    def is_task(self, key: str) -> bool:
+        """Whether a dotted setting says what a method is tuned for; the others are tuned."""
+        return not key.startswith("algorithm.") or key.removeprefix("algorithm.") in self.each
 
     def describe(self, settings: Sequence[Setting]) -> str:
         """The rule in words."""
@@ -184,10 +194,10 @@ def _compared(config: dict) -> dict[str, object]:
 
 
 def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
-    """The best setting of each method under each combination of the settings that are not the method's own."""
+    """The best setting of each method under each combination of the settings that are not tuned."""
     rivals: dict[str, list[Setting]] = {}
     for one in settings:
-        task = {key: value for key, value in one.settings.items() if not key.startswith("algorithm.")}
+        task = {key: value for key, value in one.settings.items() if rule.is_task(key)}
         method = one.settings["algorithm.name"]
         rivals.setdefault(json.dumps([method, one.repetition, task], sort_keys=True), []).append(one)
     return [min(group, key=rule.rank) for group in rivals.values()]

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import click
 
-from mpifed.config import Config
+from mpifed.config import Config, read_table
+from mpifed.sweep import variants
 
 __all__ = ["Batch", "sweep", "launch"]
 
@@ -27,7 +28,7 @@ _TAIL = """\
 here=$(python -c 'from importlib.util import find_spec; print(find_spec("mpifed").submodule_search_locations[0])') ||
   { echo "mpifed is not installed for $(command -v python || echo 'python, which is missing')" >&2; exit 71; }
 . "$here/launcher.sh"
-mpifed_launch mpifed run """
+mpifed_launch mpifed """
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Batch:
         job: the job file.
         settings: ``key=value`` changes to it.
         tasks: further changes, one list for each element of a job array; empty for a single job.
+        parts: elements of a job array that share the runs of the job file's ``[sweep]``; 0 where it has none.
         gpus_per_node: a number, or type and number as in ``a100:4``; ``None`` asks for none.
         time: the time limit in a form that Slurm takes; ``None`` leaves it to the partition.
         warning: seconds before the time limit at which the run is told to write a checkpoint and end.
@@ -50,6 +52,7 @@ class Batch:
     job: str
     settings: tuple[str, ...] = ()
     tasks: tuple[tuple[str, ...], ...] = ()
+    parts: int = 0
     nodes: int = 1
     ranks_per_node: int = 1
     cpus_per_rank: int = 1
@@ -74,11 +77,12 @@ class Batch:
 
     def script(self) -> str:
         """The text of the batch script."""
+        elements = len(self.tasks) or (self.parts if self.parts > 1 else 0)
         options = [
             f"--job-name={Path(self.job).stem}", f"--nodes={self.nodes}", f"--ntasks-per-node={self.ranks_per_node}",
             f"--cpus-per-task={self.cpus_per_rank}", self.gpus_per_node and f"--gpus-per-node={self.gpus_per_node}",
             self.time and f"--time={self.time}", self.partition and f"--partition={self.partition}",
-            self.tasks and f"--array=0-{len(self.tasks) - 1}", f"--signal=B:USR1@{self.warning}",
+            elements and f"--array=0-{elements - 1}", f"--signal=B:USR1@{self.warning}",
             *(["--requeue", "--open-mode=append"] if self.preemptible else []),
             *(line.removeprefix("#SBATCH").strip() for line in self.extra),
         ]
@@ -88,12 +92,17 @@ class Batch:
         if self.tasks:
             cases = (f'  {number}) set -- {shlex.join(task)} "$@" ;;' for number, task in enumerate(self.tasks))
             lines += ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]
-        return "\n".join(lines) + "\n" + _TAIL + shlex.join([self.job, *self.settings]) + ' "$@"\n'
+        return "\n".join(lines) + "\n" + _TAIL + self._command() + ' "$@"\n'
+
+    def _command(self) -> str:
+        part = f' --part "${{SLURM_ARRAY_TASK_ID:-0}}/{self.parts}"' if self.parts else ""
+        return ("sweep " if self.parts else "run ") + shlex.join([self.job, *self.settings]) + part
 
     def _words(self) -> str:
         share = f"{self.ranks_per_node} rank(s)" + (f" on {self.gpus} GPU(s)" if self.gpus else ", CPU only")
         again = "; goes back into the queue when preempted or out of time" if self.preemptible else ""
-        return f"{len(self.tasks) or 1} run(s); {self.nodes} node(s), on each {share}{again}."
+        runs = f"a sweep in {self.parts} part(s)" if self.parts else f"{len(self.tasks) or 1} run(s)"
+        return f"{runs}; {self.nodes} node(s), on each {share}{again}."
 
     def warnings(self, clients: int) -> list[str]:
         """What is allowed and surely not meant, one line each."""
@@ -181,6 +190,8 @@ def _gpus(ctx, parameter, value):
 @click.option("--partition", help="Partition (queue).")
 @click.option("--array", "axes", multiple=True, metavar="KEY=V1,V2,...",
               help="A job array with one run for each value, in folders below run.out; given again, all combinations.")
+@click.option("--parts", type=click.IntRange(1), metavar="N",
+              help="A job array of N elements that share the runs of the job file's [sweep].  [default: 1]")
 @click.option("--preemptible", is_flag=True, help="Back into the queue, to resume, when preempted or out of time.")
 @click.option("--warning", type=click.IntRange(1), default=120, show_default=True,
               help="Seconds before the time limit at which the run writes a checkpoint and ends with exit code 85.")
@@ -190,26 +201,22 @@ def _gpus(ctx, parameter, value):
 @click.option("--no-submit", is_flag=True, help="Write the script, do not submit it.")
 @click.option("--dry-run", is_flag=True, help="Print the script; write and submit nothing.")
 @click.pass_context
-def launch(ctx, job, settings, axes, path, no_submit, dry_run, **sizes):
+def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     """Write a Slurm batch script that runs JOB (TOML, with KEY=VALUE changes), and submit it.
 
     \b
     mpifed launch jobs/mnist_auc.toml --nodes 2 --ranks-per-node 4 --gpus-per-node 4 --time 2:00:00
     mpifed launch jobs/saddle.toml --ranks-per-node 4 --array seed=0,1,2 --partition cpu --dry-run
     mpifed launch jobs/mnist_auc.toml --gpus-per-node 1 --preemptible --time 30 --partition preempt
+    mpifed launch jobs/papers/004_wgan.toml --ranks-per-node 2 --parts 8
 
     The script finds out how to start the ranks: srun with PMIx or PMI2, or the MPI's own mpirun; MPIFED_LAUNCHER=pmix, pmi2
     or mpirun settles it by hand. Submit from inside the environment of mpifed, or enter it with --setup. Paths are
     relative to the folder of submission, and KEY=VALUE after the script's name changes settings once more.
     """
-    config = Config.load(job, list(settings))
-    try:
-        tasks = tuple(sweep(axes, config.run.out)) if axes else ()
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    for task in tasks:
-        Config.load(job, [*settings, *task])
-    batch = Batch(job, settings, tasks, command=ctx.meta["arguments"], **sizes)
+    config, out, tasks = _planned(job, list(settings), axes, parts)
+    parts = 0 if out == config.run.out else parts or 1
+    batch = Batch(job, settings, tasks, parts, command=ctx.meta["arguments"], **sizes)
     if batch.preemptible and config.run.overwrite:
         raise click.UsageError("run.overwrite=true would start a preemptible job over each time: leave it out")
     for line in batch.warnings(config.problem.clients):
@@ -217,7 +224,26 @@ def launch(ctx, job, settings, axes, path, no_submit, dry_run, **sizes):
     if dry_run:
         click.echo(batch.script(), nl=False)
     else:
-        _write(Path(path or Path(config.run.out) / "job.sbatch"), batch.script(), not no_submit)
+        _write(Path(path or Path(out) / "job.sbatch"), batch.script(), not no_submit)
+
+
+def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | None) -> tuple[Config, str, tuple]:
+    """A configuration to hold the sizes against, the folder of all results, and the changes of each element of an array."""
+    if "sweep" in read_table(job):
+        if axes:
+            raise click.UsageError(f"{job} has a [sweep]: --parts N shares its runs among the elements of a job array, --array is for other files")
+        config = variants(job, settings)[0].config
+        return config, str(Path(config.run.out).parent), ()
+    if parts:
+        raise click.UsageError(f"--parts is for a job file with a [sweep], which {job} does not have: --array KEY=V1,V2,... makes an array")
+    config = Config.load(job, settings)
+    try:
+        tasks = tuple(sweep(axes, config.run.out)) if axes else ()
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    for task in tasks:
+        Config.load(job, [*settings, *task])
+    return config, config.run.out, tasks
 
 
 def _write(path: Path, text: str, submit: bool) -> None:

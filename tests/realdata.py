@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 
+ROOT = Path(os.environ.get("MPIFED_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
+
+
 def real(name: str) -> Path:
     """The folder of the data sets; the test is skipped where it has no ``name``."""
-    root = Path(os.environ.get("MPIFED_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data"))
-    if not (root / name).exists():
+    if not (ROOT / name).exists():
         pytest.skip(f"no {name} in $MPIFED_DATA or in shared/data beside the checkout")
-    return root
+    return ROOT

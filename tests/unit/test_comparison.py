@@ -131,3 +131,14 @@ def test_problems_declare_what_more_is_better_of():
         "DeepAUC": {"auc"}, "TextAUC": {"auc"}, "FairClassification": {"mean_accuracy", "worst_accuracy"},
         "RobustRegression": {"accuracy", "perturbed_accuracy"}, "FewShotMAML": {"accuracy"},
     }  # fmt: skip
+
+
+def test_a_setting_of_methods_that_is_part_of_the_task(runs):
+    """With ``each`` there is a best setting for every value; ``eta`` stands in for the number of local steps."""
+    settings = settings_of(runs([dict(eta=steps, gamma=gamma, auc=[0.5, auc])
+                                 for steps, gamma, auc in [(4, 0.1, 0.7), (4, 0.2, 0.8), (8, 0.1, 0.6), (8, 0.2, 0.5)]]))
+    assert [one.settings["algorithm.gamma"] for one in best(settings, Rule("auc"))] == [0.2]
+    chosen = best(settings, Rule("auc", each=("eta",)))
+    assert [(one.settings["algorithm.eta"], one.settings["algorithm.gamma"]) for one in chosen] == [(4, 0.2), (8, 0.1)]
+    with pytest.raises(ValueError, match="no method has the setting 'etta'.*eta"):
+        Rule("auc", each=("etta",)).check(settings)

@@ -61,6 +61,17 @@ def test_options_of_sbatch():
     assert lines[-1] == 'mpifed_launch mpifed run jobs/saddle.toml rounds=20 "$@"'
 
 
+def test_a_sweep_in_parts():
+    job = "jobs/papers/002_composite.toml"
+    lines = invoke(job, "rounds=3", "--parts", 4, "--dry-run").stdout.splitlines()
+    assert "#SBATCH --array=0-3" in lines and lines[2].startswith("# a sweep in 4 part(s);")
+    assert lines[-1] == f'mpifed_launch mpifed sweep {job} rounds=3 --part "${{SLURM_ARRAY_TASK_ID:-0}}/4" "$@"'
+    alone = invoke(job, "--dry-run").stdout
+    assert "--array" not in alone and '--part "${SLURM_ARRAY_TASK_ID:-0}/1"' in alone
+    assert "--parts N shares its runs" in invoke(job, "--array", "seed=0,1", "--dry-run").output
+    assert "--parts is for a job file with a [sweep]" in invoke("jobs/saddle.toml", "--parts", 2, "--dry-run").output
+
+
 def test_preemptible():
     lines = script("--preemptible")
     assert {"#SBATCH --requeue", "#SBATCH --open-mode=append", "export MPIFED_REQUEUE=1"} <= set(lines)

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""The papers' figures, from the job files in jobs/papers: python scripts/reproduce.py [NAME ...] [options] [KEY=VALUE ...]
+
+Without a NAME it lists them. With some, or ``all``, it carries out the sweeps, draws ``figure.png`` with the best setting of every
+method in each panel, and writes the report beside it. What is done already is passed over, so the same command goes on after
+an interruption. The job files are small enough for two cores and some minutes; ``--paper`` takes the sizes of the papers.
+``--launch`` makes a job array for Slurm of each instead; draw with the same command and ``--draw`` when it has ended.
+
+python scripts/reproduce.py 004_wgan
+python scripts/reproduce.py 004_fair --paper --launch "--ranks-per-node 10 --gpus-per-node 2 --parts 21 --time 1-0"
+python scripts/reproduce.py 004_fair --paper --draw
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from mpifed.comparison import Rule, Setting, best, settings_of
+from mpifed.config import read_table
+from mpifed.figures import STYLES
+from mpifed.options import near_miss
+from mpifed.report import report
+from mpifed.results import find_runs, load
+
+JOBS = Path(__file__).resolve().parent.parent / "jobs/papers"
+SEEDS = "sweep.seed=[0, 1, 2, 3, 4]"
+RESNET = 'problem.model={name="resnet50"}'
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a figure shows.
+
+    Attributes:
+        metric: decides which setting is best, and is drawn.
+        panels: settings of which every value has a panel of its own; ``a|b`` where methods have different names for it.
+        paper: changes to the job file that take it to the paper's size.
+        also: further metrics, a row of panels each.
+        by: whether a run counts with its last value or with its best.
+    """
+
+    metric: str
+    panels: tuple[str, ...] = ()
+    paper: tuple[str, ...] = (SEEDS,)
+    also: tuple[str, ...] = ()
+    by: str = "final"
+
+
+AUC = (SEEDS, "rounds=1000", "oracle.batch_size=64")
+TEXT = (SEEDS, 'problem.model={name="rnn", hidden=4096}', "problem.length=40", "rounds=2000")
+EXPERIMENTS = {
+    "000_saddle": Experiment("error", ("problem.s",)),
+    "000_auc_mnist": Experiment("auc", paper=AUC),
+    "000_auc_cifar10": Experiment("auc", paper=(*AUC, 'problem.model="cnn7"')),
+    "000_auc_cifar100": Experiment("auc", paper=(*AUC, 'problem.dataset="cifar100"', RESNET)),
+    "000_auc_tiny_imagenet": Experiment("auc", paper=(*AUC, RESNET)),
+    "000_auc_pneumonia": Experiment("auc", paper=(*AUC, RESNET)),
+    "000_robust": Experiment("perturbed_accuracy", ("problem.dataset", "algorithm.q"), AUC, also=("accuracy",)),
+    "001_text": Experiment("auc", ("problem.dataset", "algorithm.q|algorithm.p"), TEXT),
+    "001_text_skewed": Experiment("auc", ("problem.dataset",), TEXT),
+    "001_heavy_tails": Experiment("error"),
+    "002_affine": Experiment("err_D", ("oracle.noise.name",)),
+    "002_composite": Experiment("err_c"),
+    "003_robust": Experiment("objective", paper=(SEEDS, "rounds=1000", 'problem.model="mlp"'), also=("worst_loss",)),
+    "003_sinusoid": Experiment("adapted_error", paper=(SEEDS, "rounds=5000", 'problem.model="mlp"')),
+    "003_omniglot": Experiment("accuracy", paper=(SEEDS, "rounds=5000", 'problem.model="conv4"', "problem.size=28", "problem.tests=200")),
+    "004_wgan": Experiment("squared_distance", ("problem.lam",)),
+    "004_fair": Experiment("worst_accuracy", ("algorithm.K",), (SEEDS, "rounds=2000", "oracle.batch_size=100", 'problem.model="cnn"'),
+                           also=("mean_accuracy",)),
+}
+
+
+def place(name: str, paper: bool) -> Path:
+    """The folder of a sweep's runs."""
+    return Path(f"{read_table(JOBS / f'{name}.toml')['run']['out']}{'-paper' if paper else ''}")
+
+
+def arguments(name: str, paper: bool, changes: Sequence[str]) -> list[str]:
+    """The job file and the changes to it."""
+    sizes = EXPERIMENTS[name].paper if paper else ()
+    return [str(JOBS / f"{name}.toml"), f"run.out={place(name, paper)}", *sizes, *changes]
+
+
+def panel_of(setting: Setting, keys: Sequence[str]) -> str:
+    """The panel that a setting belongs to: its values of the experiment's ``panels``."""
+    found = (next(key for key in names.split("|") if key in setting.settings) for names in keys)
+    return ", ".join(str(setting.settings[key]) if key == "problem.dataset" else f"{key.rpartition('.')[2]} = {setting.settings[key]}" for key in found)
+
+
+def label_of(setting: Setting, rivals: Sequence[Setting]) -> str:
+    """The method with the settings that were tuned."""
+    own = [one for one in rivals if one.name == setting.name]
+    tuned = [key for key in setting.settings if key.startswith("algorithm.") and len({json.dumps(one.settings.get(key)) for one in own}) > 1]
+    return " ".join([setting.name, *(f"{key.removeprefix('algorithm.')}={setting.settings[key]}" for key in tuned)])
+
+
+def draw(name: str, folder: Path) -> Path:
+    """``figure.png``: a column of panels for each value of the experiment's settings, a row for each metric."""
+    what = EXPERIMENTS[name]
+    settings = settings_of([load(path) for path in find_runs([folder])])
+    each = tuple(key.removeprefix("algorithm.") for names in what.panels for key in names.split("|") if key.startswith("algorithm."))
+    groups: dict[str, list[Setting]] = {}
+    for one in settings:
+        groups.setdefault(panel_of(one, what.panels), []).append(one)
+    metrics = (what.metric, *what.also)
+    figure = Figure(figsize=(0.8 + 3.4 * len(groups), 0.4 + 3.6 * len(metrics)), dpi=110, layout="constrained")
+    grid = figure.subplots(len(metrics), len(groups), squeeze=False, sharex=True)
+    for column, (title, rivals) in zip(grid.T, sorted(groups.items())):
+        column[0].set_title(title, fontsize=10)
+        for number, one in enumerate(best(rivals, Rule(what.metric, what.by, each=each))):
+            for cell, metric in zip(column, metrics):
+                curve, style = one.curve(metric), STYLES[number]
+                cell.plot(curve.rounds, curve.mean, label=label_of(one, rivals), **style)
+                cell.fill_between(curve.rounds, curve.mean - curve.deviation, curve.mean + curve.deviation, color=style["color"], alpha=0.16)
+                cell.set_yscale("linear" if one.maximises(metric) else "log")
+        column[0].legend(fontsize=7, frameon=False)
+        column[-1].set_xlabel("rounds")
+    for cell, metric in zip(grid[:, 0], metrics):
+        cell.set_ylabel(metric)
+    path = folder / "figure.png"
+    figure.savefig(path)
+    report([folder], folder, Rule(what.metric, what.by, each=each))
+    return path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="a file of jobs/papers without its ending, or all; KEY=VALUE changes settings")
+    parser.add_argument("--paper", action="store_true", help="the papers' sizes, for a cluster")
+    parser.add_argument("--ranks", type=int, default=2, help="MPI ranks (default 2)")
+    parser.add_argument("--launch", metavar="OPTIONS", help="a Slurm job array of each, with these options of `mpifed launch`")
+    parser.add_argument("--draw", action="store_true", help="draw what is there, run nothing")
+    given = parser.parse_args()
+    names, changes = [one for one in given.names if "=" not in one], [one for one in given.names if "=" in one]
+    for name in names:
+        if name not in (*EXPERIMENTS, "all"):
+            parser.error(f"no experiment {name!r}: {near_miss(name, [*EXPERIMENTS, 'all'])}")
+    if not names:
+        print("\n".join((JOBS / f"{name}.toml").read_text().splitlines()[0].removeprefix("# ").join([f"{name:24}", ""]) for name in EXPERIMENTS))
+    for name in EXPERIMENTS if "all" in names else names:
+        job, folder = arguments(name, given.paper, changes), place(name, given.paper)
+        if given.launch is not None:
+            command = ["mpifed", "launch", *shlex.split(given.launch), *job]
+        else:
+            command = ["mpirun", "-n", str(given.ranks), sys.executable, "-m", "mpifed", "sweep", *job]
+        if not given.draw and (code := subprocess.run(command).returncode):
+            return code
+        if given.launch is None:
+            print(draw(name, folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""Run under mpirun: the first run of every method in each of some job files, two rounds long.
+
+Usage: mpirun -n P python job_files.py FOLDER DATA FILE...
+"""
+
+import sys
+from pathlib import Path
+
+from mpifed.comm import world
+from mpifed.sweep import sweep, variants
+
+
+def main() -> None:
+    folder, data, *files = sys.argv[1:]
+    for file in files:
+        runs = variants(file, ["rounds=2", "run.eval_every=2", f"run.out={folder}/{Path(file).stem}", f'run.data_dir="{data}"'])
+        first = {type(one.config.algorithm).__name__: one for one in reversed(runs)}
+        sweep(list(first.values()), world())
+
+
+if __name__ == "__main__":
+    main()

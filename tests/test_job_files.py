@@ -1,0 +1,71 @@
+"""The experiments of jobs/papers: every combination is valid, and every method of each goes two rounds on two ranks."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launch import environment, launch
+from realdata import ROOT as DATA
+from realdata import real
+
+from mpifed.config import read_table
+from mpifed.results import find_runs, load
+from mpifed.sweep import variants
+
+ROOT = Path(__file__).parent.parent
+FILES = {path.stem: path for path in sorted((ROOT / "jobs/papers").glob("*.toml"))}
+SCRIPT = ROOT / "scripts/reproduce.py"
+EXPERIMENTS = runpy.run_path(str(SCRIPT))["EXPERIMENTS"]
+
+
+def methods(name: str) -> set[str]:
+    return {type(one.config.algorithm).__name__ for one in variants(FILES[name])}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """All files in one job, since starting Python is what takes longest; without the data sets, those that need none."""
+    folder = tmp_path_factory.mktemp("papers")
+    files = [str(path) for path in FILES.values() if DATA.exists() or "dataset" not in path.read_text()]
+    code, output = launch(2, [str(ROOT / "tests/job_files.py"), str(folder), str(DATA), *files], 300)
+    assert code == 0, output
+    return folder
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_two_rounds_on_two_ranks(name, folder):
+    if "dataset" in FILES[name].read_text():
+        real("mnist")
+    runs = [load(path) for path in find_runs([folder / name])]
+    assert {run.name for run in runs} == methods(name)
+    for run in runs:
+        assert run.metric_rounds.tolist() == [0, 2]
+        shown = [EXPERIMENTS[name].metric, *EXPERIMENTS[name].also]
+        assert all(np.isfinite(run.metrics[metric]).all() for metric in shown), run.metrics
+        assert all(panel.partition(".")[0] in ("problem", "algorithm", "oracle") for panel in EXPERIMENTS[name].panels)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_sizes_of_the_paper_are_valid(name):
+    assert len(variants(FILES[name], list(EXPERIMENTS[name].paper))) >= len(variants(FILES[name]))
+
+
+def test_every_file_has_its_experiment_and_folder():
+    assert set(FILES) == set(EXPERIMENTS)
+    assert {name: read_table(path)["run"]["out"] for name, path in FILES.items()} == {name: f"runs/papers/{name}" for name in FILES}
+
+
+def test_reproduce_runs_draws_and_goes_on(tmp_path):
+    command = [sys.executable, str(SCRIPT), "002_composite", "rounds=4", "sweep.seed=[0, 1]"]
+    for before in (0, 8):
+        done = subprocess.run(command, cwd=tmp_path, env=environment(), timeout=120, capture_output=True, text=True)
+        assert done.returncode == 0 and f"8 runs done, {before} of them before" in done.stdout, done.stdout + done.stderr
+    folder = tmp_path / "runs/papers/002_composite"
+    assert (folder / "figure.png").read_bytes()[:4] == b"\x89PNG" and (folder / "report.html").exists()
+    wrong = subprocess.run([sys.executable, str(SCRIPT), "004_wgn"], cwd=tmp_path, timeout=60, capture_output=True, text=True)
+    assert wrong.returncode == 2 and "no experiment '004_wgn'" in wrong.stderr and "004_wgan" in wrong.stderr
