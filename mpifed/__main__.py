@@ -27,6 +27,9 @@ __all__ = ["main"]
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
+_report_option = click.option("--report/--no-report", "with_report", default=True, help="Draw curves and write the report at the end (default).")
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mpifed")
 def cli():
@@ -49,8 +52,9 @@ def cli():
 @click.option("--data-dir", help="Folder of the data files (else $MPIFED_DATA, else ../shared/data).")
 @click.option("--resume", "resume_", type=click.Choice(["auto", "never", "must"]), default="auto", show_default=True,
               help="Continue from a checkpoint of this job in run.out: where there is one, never, or only so.")
+@_report_option
 @held()
-def run(file, overrides, data_dir, resume_):
+def run(file, overrides, data_dir, resume_, with_report):
     """Run the job FILE (TOML), with settings changed by KEY=VALUE.
 
     Keys are dotted: rounds=50, algorithm.name=FGDA, problem.partition.alpha=0.3, run.reduction=exact. Everything is checked
@@ -70,14 +74,15 @@ def run(file, overrides, data_dir, resume_):
     except ConfigError as fault:
         error = str(fault)
     agree(comm, error)
-    _carry_out(comm, lambda: run_job(config, comm, resume_))
+    _carry_out(comm, lambda: run_job(config, comm, resume_), with_report)
 
 
 @cli.command()
 @click.argument("folder", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@_report_option
 @held()
-def resume(folder, overrides):
+def resume(folder, overrides, with_report):
     """Continue the run in FOLDER from its newest sound checkpoint, on any number of ranks.
 
     KEY=VALUE changes settings, for example rounds=1000 to run longer.
@@ -85,7 +90,7 @@ def resume(folder, overrides):
     from mpifed.run import resume as resume_job
 
     comm = world()
-    _carry_out(comm, lambda: resume_job(folder, overrides, comm))
+    _carry_out(comm, lambda: resume_job(folder, overrides, comm), with_report)
 
 
 @cli.command()
@@ -165,15 +170,15 @@ def check(name, settings):
     sys.exit(0 if check_class(name, list(settings), world()) else 1)
 
 
-def _carry_out(comm, job) -> None:
-    """Run a job; on rank 0 draw its curves and print its table."""
+def _carry_out(comm, job, with_report: bool) -> None:
+    """Run a job; on rank 0 draw its curves and print its table, if these are wanted."""
     try:
         result = job()
     except SystemExit as error:  # one rank must not leave while the others wait for it
         raise RuntimeError(f"sys.exit({error.code}) was called in the middle of a run") from error
     if result.unfinished:
         _end(EXIT_RESUME)
-    if comm.rank == 0:
+    if comm.rank == 0 and with_report:
         from mpifed.report import report as write_report
 
         for path in write_report([result.path.parent], result.path.parent):

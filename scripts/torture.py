@@ -43,7 +43,7 @@ class Torture:
     def start(self, out: Path) -> tuple[subprocess.Popen, int]:
         """The command, on a random number of ranks, and that number."""
         settings = [*SETTINGS, f"rounds={self.options.rounds}", f"run.out={out}", *self.options.settings]
-        command = ["-m", "mpifed", "run", ROOT / "jobs" / "saddle.toml", *settings]
+        command = ["-m", "mpifed", "run", ROOT / "jobs" / "saddle.toml", "--no-report", *settings]
         size = self.random.choice(self.options.ranks)
         return launch.start(size, command, mpi=self.options.mpi), size
 

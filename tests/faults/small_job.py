@@ -49,7 +49,7 @@ def job(folder: Path) -> Path:
 
 def command(folder: Path, *faults: str, settings=()) -> list[str]:
     """What python runs: the job in ``folder`` with faults, see driver.py."""
-    return [DRIVER, *faults, "--", "run", job(folder), *settings]
+    return [DRIVER, *faults, "--", "run", job(folder), "--no-report", *settings]
 
 
 def final(folder: Path, rounds: int = ROUNDS) -> np.ndarray:

@@ -16,14 +16,14 @@ SHRINK = ["run.on_rank_failure=shrink"]
 COMM = "mpifed.survival:SurvivingComm"
 
 
-@pytest.mark.parametrize("faults, ranks_left", [
-    ([f"1 kill {STEP} 1"], 3),  # before the first checkpoint: from the beginning
-    ([f"2 kill {COMM}.alltoallv 17", f"3 kill {COMM}.alltoallv 20"], 2),  # two, one after the other
-    ([f"3 kill {COMM}.send 2"], 3),  # client rows on their way into a checkpoint
-    ([f"1 kill {COMM}.all_done 1"], 3),  # when all is done
+@pytest.mark.parametrize("faults, ranks, ranks_left", [
+    ([f"1 kill {STEP} 1"], 3, 2),  # before the first checkpoint: from the beginning
+    ([f"2 kill {COMM}.alltoallv 17", f"3 kill {COMM}.alltoallv 20"], 4, 2),  # two, one after the other
+    ([f"2 kill {COMM}.send 2"], 3, 2),  # client rows on their way into a checkpoint
+    ([f"1 kill {COMM}.all_done 1"], 3, 2),  # when all is done
 ])
-def test_ranks_die_at_named_moments(tmp_path, whole, faults, ranks_left):
-    code, output = launch(4, command(tmp_path, *faults, settings=SHRINK), LIMIT, flags=ULFM)
+def test_ranks_die_at_named_moments(tmp_path, whole, faults, ranks, ranks_left):
+    code, output = launch(ranks, command(tmp_path, *faults, settings=SHRINK), LIMIT, flags=ULFM)
     assert code == 0, output
     np.testing.assert_array_equal(final(tmp_path), whole)
     assert f"going on with {ranks_left} from the newest checkpoint" in output, output
@@ -33,12 +33,12 @@ def test_ranks_die_at_named_moments(tmp_path, whole, faults, ranks_left):
 def test_a_rank_dies_at_a_random_moment(tmp_path, whole, seed):
     """A rank other than 0, some time after the ranks have met; MPIFED_SHRINK_KILLS sets how many seeds are tried."""
     rng = random.Random(seed)
-    process = start(4, command(tmp_path, settings=SHRINK), flags=ULFM)
-    pids = all_ranks(process, 4)
+    process = start(3, command(tmp_path, settings=SHRINK), flags=ULFM)
+    pids = all_ranks(process, 3)
     wait_until(lambda: (tmp_path / "run" / "run.lock").exists(), LIMIT)
     time.sleep(rng.uniform(0, 1))
     try:
-        os.kill(pids[rng.randrange(1, 4)], signal.SIGKILL)
+        os.kill(pids[rng.randrange(1, 3)], signal.SIGKILL)
     except ProcessLookupError:
         pass  # the job was faster
     code, output = finish(process, LIMIT)
