@@ -33,7 +33,6 @@ from mpifed.results import find_runs, load
 
 JOBS = Path(__file__).resolve().parent.parent / "jobs/papers"
 SEEDS = "sweep.seed=[0, 1, 2, 3, 4]"
-RESNET = 'problem.model={name="resnet50"}'
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,15 @@ class Experiment:
 
 
 AUC = (SEEDS, "rounds=1000", "oracle.batch_size=64")
+RESNET_AUC = (*AUC, "algorithm.q=20", 'problem.model={name="resnet50"}')
 TEXT = (SEEDS, 'problem.model={name="rnn", hidden=4096}', "problem.length=40", "rounds=2000")
 EXPERIMENTS = {
     "000_saddle": Experiment("error", ("problem.s",)),
     "000_auc_mnist": Experiment("auc", paper=AUC),
     "000_auc_cifar10": Experiment("auc", paper=(*AUC, 'problem.model="cnn7"')),
-    "000_auc_cifar100": Experiment("auc", paper=(*AUC, 'problem.dataset="cifar100"', RESNET)),
-    "000_auc_tiny_imagenet": Experiment("auc", paper=(*AUC, RESNET)),
-    "000_auc_pneumonia": Experiment("auc", paper=(*AUC, RESNET)),
+    "000_auc_cifar100": Experiment("auc", paper=(*RESNET_AUC, 'problem.dataset="cifar100"')),
+    "000_auc_tiny_imagenet": Experiment("auc", paper=RESNET_AUC),
+    "000_auc_pneumonia": Experiment("auc", paper=RESNET_AUC),
     "000_robust": Experiment("perturbed_accuracy", ("problem.dataset", "algorithm.q"), AUC, also=("accuracy",)),
     "001_text": Experiment("auc", ("problem.dataset", "algorithm.q|algorithm.p"), TEXT),
     "001_text_skewed": Experiment("auc", ("problem.dataset",), TEXT),

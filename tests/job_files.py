@@ -4,6 +4,7 @@ Usage: mpirun -n P python job_files.py FOLDER DATA FILE...
 """
 
 import sys
+import warnings
 from pathlib import Path
 
 from mpifed.comm import world
@@ -11,6 +12,7 @@ from mpifed.sweep import sweep, variants
 
 
 def main() -> None:
+    warnings.filterwarnings("ignore", ".* are absent")  # a part of CIFAR-10's files will do
     folder, data, *files = sys.argv[1:]
     for file in files:
         runs = variants(file, ["rounds=2", "run.eval_every=2", f"run.out={folder}/{Path(file).stem}", f'run.data_dir="{data}"'])
