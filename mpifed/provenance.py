@@ -1,4 +1,4 @@
-"""Which data files a problem has read, and whether all ranks have read the same.
+"""Which data files a problem has read, and whether all ranks have read the same, before and after an interruption.
 
 Ranks compare what the files hold, not where they lie: copies on each node are as good as one shared folder.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from mpifed.comm import CollectiveError, SerialComm, agree, share
 from mpifed.files import DataFile
 
-__all__ = ["agree_on_data", "to_json"]
+__all__ = ["agree_on_data", "digests", "expect_same", "to_json"]
 
 Files = dict[str, DataFile]
 
@@ -21,6 +21,25 @@ Files = dict[str, DataFile]
 def to_json(files: Files) -> str:
     """Name → path and digest, as a JSON text with sorted names."""
     return json.dumps({name: file._asdict() for name, file in sorted(files.items())})
+
+
+def digests(files: Files) -> dict[str, str]:
+    """Name → digest: what a checkpoint knows of the data."""
+    return {name: file.digest for name, file in sorted(files.items())}
+
+
+def expect_same(before: dict[str, str], files: Files) -> None:
+    """Hold the data of a run that continues against those that it began with, by their digests.
+
+    Raises:
+        CollectiveError: the first file that differs. All ranks have read the same data, so that it is raised on all.
+    """
+    after = digests(files)
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            was, now = (f"SHA-256 {table[name][:12]}" if name in table else "no such file" for table in (before, after))
+            raise CollectiveError(f"data file {name} has changed since the checkpoint was written: expected {was}, found {now}. "
+                                  "Bring the data back, or set run.overwrite=true to start over")
 
 
 def agree_on_data(comm: SerialComm, files: Files, error: str | None) -> None:

@@ -16,6 +16,7 @@ from mpifed.comm import CollectiveError, SerialComm, agree, share
 from mpifed.config import Config, override
 from mpifed.folder import Folder
 from mpifed.options import flatten
+from mpifed.provenance import expect_same
 from mpifed.recorder import Recorder, ending
 from mpifed.records import State
 from mpifed.simulation import NON_FINITE, Simulation
@@ -155,8 +156,9 @@ def take_up(saved: Saved, simulation: Simulation, recorder: Recorder, comm: Seri
     """Bring a simulation and its recorder into the state of a checkpoint that rank 0 has read. Collective.
 
     Raises:
-        CollectiveError: the settings make a state of other sizes.
+        CollectiveError: the data are others, or the settings make a state of other sizes.
     """
+    expect_same(saved.header["data"], simulation.problem.files)
     there, here = saved.header["sizes"], sizes(simulation)
     if there != here:
         raise CollectiveError(f"the checkpoint does not fit these settings: its state is {there}, theirs {here}")

@@ -22,6 +22,7 @@ from mpifed.config import Config
 from mpifed.devices import deterministic, threads
 from mpifed.folder import Folder
 from mpifed.options import near_miss
+from mpifed.provenance import digests
 from mpifed.recorder import COSTS, RUN_FILE, Recorder, ending
 from mpifed.restart import Saved, changed, choose, complete, find_saved, newest, records, sizes, take_up
 from mpifed.signals import StopSignals
@@ -251,7 +252,7 @@ class _Runner:
         self.recorder.gather()
         header, arrays = self.recorder.history() if self.comm.rank == 0 else ({}, {})
         header |= {"round": simulation.round, "config": config.table(), "stopped": stopped,
-                   "client_costs": simulation.client_costs.tolist(), "sizes": sizes(simulation)}
+                   "client_costs": simulation.client_costs.tolist(), "sizes": sizes(simulation), "data": digests(simulation.problem.files)}
         arrays |= {name: state.buffer.cpu().numpy() for name, state in records(simulation).items()}
 
         def write():

@@ -48,9 +48,9 @@ def write_data(folder: Path, ranks: int) -> list[Path]:
     return folders
 
 
-def start(folder: Path, ranks: int) -> tuple[int, str]:
+def start(folder: Path, ranks: int, *settings: str) -> tuple[int, str]:
     (folder / "job.toml").write_text(JOB)
-    return launch(ranks, [OWN_DATA, folder / "data", "run", "job.toml"], LIMIT, cwd=folder)
+    return launch(ranks, [OWN_DATA, folder / "data", "run", "job.toml", "--no-report", *settings], LIMIT, cwd=folder)
 
 
 def test_a_file_that_differs_is_named_with_its_ranks(tmp_path):
@@ -88,3 +88,13 @@ def test_a_packed_copy_is_the_same_data_and_the_results_say_what_was_read(tmp_pa
     assert {name: one["path"] for name, one in data.items()} == {one.name: str(one) for one in folders[0].iterdir()}
     for one in folders[0].iterdir():
         assert data[one.name]["digest"] == hashlib.sha256(one.read_bytes()).hexdigest()
+
+
+def test_data_that_changed_between_two_starts_are_named(tmp_path):
+    folders = write_data(tmp_path, 1)
+    assert start(tmp_path, 1, "run.checkpoint_every=1", "rounds=1")[0] == 0
+    path = folders[0] / "train-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes()[:8] + path.read_bytes()[:7:-1])  # the labels in reverse
+    code, output = start(tmp_path, 1, "rounds=2")
+    assert code == 2 and "Traceback" not in output, output
+    assert output.count("data file train-labels-idx1-ubyte has changed since the checkpoint was written: expected SHA-256 ") == 1, output
