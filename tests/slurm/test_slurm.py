@@ -133,6 +133,17 @@ def test_array(tmp_path):
         np.testing.assert_array_equal(found, uninterrupted(folder, f"{SHORT} seed={seed}"))
 
 
+def test_a_sweep_shared_by_an_array(tmp_path):
+    """Four runs, two a job."""
+    folder = workplace(tmp_path)
+    script = command("mpifed launch jobs/papers/002_composite.toml rounds=2 sweep.seed=[0] --parts 2 --ranks-per-node 2 --no-submit", folder).strip()
+    job = submit(f"sbatch {script}", folder)
+    for part in range(2):
+        state, code, log = job.end(task=f"_{part}")
+        assert (state, code) == ("COMPLETED", 0) and "2 runs done, 0 of them before" in log, log
+    assert len(list((folder / "runs/papers/002_composite").glob("*/run.h5"))) == 4
+
+
 def test_time_limit_then_another_number_of_nodes(tmp_path):
     """Slurm may warn a minute early, so this warning comes at once. The next job has other nodes and the other MPI."""
     folder = workplace(tmp_path)

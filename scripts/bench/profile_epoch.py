@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Where the time of an epoch goes: python scripts/bench/profile_epoch.py JOB [KEY=VALUE ...]
+
+One process trains on as many samples as all clients have and prints the seconds of each part, without those of the parts
+inside it, and its share of the whole. Of a job file with a ``[sweep]`` the first run of every method is taken. The time to load
+the data comes before; one evaluation of the metrics is shown beside.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from mpifed.comm import SerialComm
+from mpifed.config import Config, read_table
+from mpifed.coordinator import Coordinator
+from mpifed.executor import Batched, Loop
+from mpifed.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
+from mpifed.reduction import ExactReduction, FusedReduction
+from mpifed.sampling import Sampler
+from mpifed.simulation import Simulation
+from mpifed.sweep import variants
+
+PARTS = {
+    "gradients": [(MinimaxOracle, "grad"), (OperatorOracle, "operator"),
+                  *((CompositionOracle, name) for name in ("g", "g_and_jacobian", "grad_f"))],
+    "drawing and gathering samples": [(Sampler, "begin"), (Sampler, "sample")],
+    "updates of the clients": [(Loop, "run"), (Batched, "run")],
+    "averaging": [(FusedReduction, "__call__"), (ExactReduction, "__call__")],
+    "adaptive matrices and cohorts": [(Coordinator, "refresh"), (Coordinator, "cohort")],
+    "server step, checks, the rest": [(Simulation, "step")],
+}
+
+
+class Clock:
+    """Seconds by part; while a part runs inside another, the outer one stands still."""
+
+    def __init__(self):
+        self.seconds, self._stack, self._since = dict.fromkeys(PARTS, 0.0), [], 0.0
+
+    def _switch(self) -> None:
+        now = time.perf_counter()
+        if self._stack:
+            self.seconds[self._stack[-1]] += now - self._since
+        self._since = now
+
+    def around(self, part: str, function):
+        def timed(*arguments, **options):
+            self._switch()
+            self._stack.append(part)
+            try:
+                return function(*arguments, **options)
+            finally:
+                self._switch()
+                self._stack.pop()
+
+        return timed
+
+
+def profile(config: Config) -> None:
+    """Run an epoch and print its table."""
+    began = time.perf_counter()
+    simulation = Simulation(config, SerialComm())
+    loaded = time.perf_counter() - began
+    samples = int(simulation.executor.sampler.sizes.sum())
+    with simulation.transport:
+        simulation.start()
+        simulation.step()
+        begun = time.perf_counter()
+        simulation.evaluate(simulation.shared)
+        evaluation = time.perf_counter() - begun
+        per_round = simulation.problem.clients * config.algorithm.local_steps * max(1, config.oracle.batch_size)
+        rounds = -(-samples // per_round)
+        clock, whole = Clock(), {}
+        for part, places in PARTS.items():
+            for owner, name in places:
+                whole[owner, name] = vars(owner)[name] if name in vars(owner) else None
+                setattr(owner, name, clock.around(part, getattr(owner, name)))
+        for _ in range(rounds):
+            simulation.step()
+        for (owner, name), function in whole.items():
+            setattr(owner, name, function) if function else delattr(owner, name)
+    total = sum(clock.seconds.values())
+    print(f"\n{type(config.algorithm).__name__} on {type(config.problem).__name__}: {rounds} rounds, {samples} samples, {total:.1f} s; "
+          f"loading {loaded:.1f} s, one evaluation {evaluation:.1f} s")
+    for part, seconds in clock.seconds.items():
+        print(f"  {part:32} {seconds:8.2f} s {seconds / total:7.1%}")
+
+
+def main() -> None:
+    file, *changes = sys.argv[1:] or sys.exit(__doc__)
+    if "sweep" not in read_table(file):
+        configs = [Config.load(file, changes)]
+    else:
+        configs = [*{type(one.config.algorithm): one.config for one in reversed(variants(file, changes))}.values()][::-1]
+    for config in configs:
+        profile(config)
+
+
+if __name__ == "__main__":
+    main()
