@@ -24,6 +24,7 @@ SHARED_GPU = "sbatch jobs/slurm/shared_gpu.sbatch"
 CPU = "sbatch jobs/slurm/cpu.sbatch"
 ARRAY = "sbatch jobs/slurm/array.sbatch"
 PREEMPTIBLE = "sbatch --partition=low jobs/slurm/preemptible.sbatch"
+PARTS = "mpifed launch jobs/papers/002_composite.toml --ranks-per-node 2 --parts 2"
 LAUNCH = "mpifed launch jobs/saddle.toml --nodes 2 --ranks-per-node 2 --time 10"
 SHORT = " rounds=3 run.reduction=exact"
 HELD = (
@@ -51,7 +52,7 @@ def uninterrupted(folder: Path, settings: str) -> np.ndarray:
 
 def test_the_readme_shows_these_commands():
     lines = {line.split("#")[0].strip() for line in (ROOT / "README.md").read_text().splitlines()}
-    assert {GPU_NODES, SHARED_GPU, CPU, ARRAY, PREEMPTIBLE, LAUNCH} <= lines
+    assert {GPU_NODES, SHARED_GPU, CPU, ARRAY, PREEMPTIBLE, PARTS, LAUNCH} <= lines
 
 
 @pytest.mark.parametrize("mpi, asked, used", [
@@ -136,7 +137,7 @@ def test_array(tmp_path):
 def test_a_sweep_shared_by_an_array(tmp_path):
     """Four runs, two a job."""
     folder = workplace(tmp_path)
-    script = command("mpifed launch jobs/papers/002_composite.toml rounds=2 sweep.seed=[0] --parts 2 --ranks-per-node 2 --no-submit", folder).strip()
+    script = command(PARTS + " rounds=2 sweep.seed=[0] --no-submit", folder).strip()
     job = submit(f"sbatch {script}", folder)
     for part in range(2):
         state, code, log = job.end(task=f"_{part}")
