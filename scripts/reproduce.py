@@ -91,9 +91,12 @@ def arguments(name: str, paper: bool, changes: Sequence[str]) -> list[str]:
 
 
 def panel_of(setting: Setting, keys: Sequence[str]) -> str:
-    """The panel that a setting belongs to: its values of the experiment's ``panels``."""
-    found = (next(key for key in names.split("|") if key in setting.settings) for names in keys)
-    return ", ".join(str(setting.settings[key]) if key == "problem.dataset" else f"{key.rpartition('.')[2]} = {setting.settings[key]}" for key in found)
+    """The panel that a setting belongs to: its values of the experiment's ``panels``, which count as one whatever their names."""
+    words = []
+    for key, *others in (names.split("|") for names in keys):
+        value = next(setting.settings[name] for name in (key, *others) if name in setting.settings)
+        words.append(str(value) if key == "problem.dataset" else f"{key.rpartition('.')[2]} = {value}")
+    return ", ".join(words)
 
 
 def label_of(setting: Setting, rivals: Sequence[Setting]) -> str:
@@ -104,7 +107,7 @@ def label_of(setting: Setting, rivals: Sequence[Setting]) -> str:
 
 
 def draw(name: str, folder: Path) -> Path:
-    """``figure.png``: a column of panels for each value of the experiment's settings, a row for each metric."""
+    """``figure.png``: for each metric a panel for each value of the experiment's settings."""
     what = EXPERIMENTS[name]
     settings = settings_of([load(path) for path in find_runs([folder])])
     each = tuple(key.removeprefix("algorithm.") for names in what.panels for key in names.split("|") if key.startswith("algorithm."))
@@ -112,24 +115,33 @@ def draw(name: str, folder: Path) -> Path:
     for one in settings:
         groups.setdefault(panel_of(one, what.panels), []).append(one)
     metrics = (what.metric, *what.also)
-    figure = Figure(figsize=(0.8 + 3.4 * len(groups), 0.4 + 3.6 * len(metrics)), dpi=110, layout="constrained")
-    grid = figure.subplots(len(metrics), len(groups), squeeze=False, sharex=True)
-    for column, (title, rivals) in zip(grid.T, sorted(groups.items())):
-        column[0].set_title(title, fontsize=10)
-        for number, one in enumerate(best(rivals, Rule(what.metric, what.by, each=each))):
-            for cell, metric in zip(column, metrics):
-                curve, style = one.curve(metric), STYLES[number]
-                cell.plot(curve.rounds, curve.mean, label=label_of(one, rivals), **style)
-                cell.fill_between(curve.rounds, curve.mean - curve.deviation, curve.mean + curve.deviation, color=style["color"], alpha=0.16)
-                cell.set_yscale("linear" if one.maximises(metric) else "log")
-        column[0].legend(fontsize=7, frameon=False)
-        column[-1].set_xlabel("rounds")
-    for cell, metric in zip(grid[:, 0], metrics):
-        cell.set_ylabel(metric)
+    columns = min(3, len(groups))
+    rows = -(-len(groups) // columns)
+    figure = Figure(figsize=(0.8 + 3.4 * columns, 0.4 + 3 * rows * len(metrics)), dpi=100, layout="constrained")
+    grid = figure.subplots(rows * len(metrics), columns, squeeze=False).reshape(len(metrics), -1)
+    for number, (title, rivals) in enumerate(sorted(groups.items())):
+        chosen = best(rivals, Rule(what.metric, what.by, each=each))
+        for cell, metric in zip(grid[:, number], metrics):
+            _draw(cell, metric, {label_of(one, rivals): one for one in chosen})
+            cell.set_title(title, fontsize=10)
+    for cell in grid[:, len(groups) :].flat:
+        cell.remove()
     path = folder / "figure.png"
     figure.savefig(path)
     report([folder], folder, Rule(what.metric, what.by, each=each))
     return path
+
+
+def _draw(cell, metric: str, settings: dict[str, Setting]) -> None:
+    """Curves with the seeds' deviation, logarithmic where less is better."""
+    for (label, one), style in zip(settings.items(), STYLES):
+        curve = one.curve(metric)
+        cell.plot(curve.rounds, curve.mean, label=label, **style)
+        cell.fill_between(curve.rounds, curve.mean - curve.deviation, curve.mean + curve.deviation, color=style["color"], alpha=0.16)
+        cell.set_yscale("linear" if one.maximises(metric) else "log")
+    cell.set_ylabel(metric)
+    cell.set_xlabel("rounds", fontsize=8)
+    cell.legend(fontsize=7, frameon=False)
 
 
 def main() -> int:
