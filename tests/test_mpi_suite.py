@@ -11,20 +11,26 @@ FOLDER = Path(__file__).parent / "parallel"
 SADDLE = FOLDER.parents[1] / "jobs" / "saddle.toml"
 
 
-@pytest.mark.parametrize("ranks, mpi", [(1, "openmpi"), (2, "mpich"), (3, "openmpi"), (4, "mpich")])
-def test_parallel_suite(ranks, mpi, tmp_path):
-    """The contracts compare a layout with one process; two layouts will do, one for each executor."""
-    contracts = {2: ["-k", "not (test_contracts and batched)"], 3: ["-k", "not (test_contracts and loop)"]}
-    chosen = contracts.get(ranks, ["-k", "not test_contracts"])
-    code, output = launch(ranks, [FOLDER / "main.py", tmp_path, FOLDER, *chosen], limit=600, mpi=mpi)
+def suite(ranks: int, folder: Path, *arguments: object, mpi: str = "openmpi") -> None:
+    code, output = launch(ranks, [FOLDER / "main.py", folder, *arguments], limit=600, mpi=mpi)
     assert code == 0, output
     assert " passed" in output, output
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_parallel_suite(ranks, tmp_path):
+    """The contracts compare a layout with one process; two layouts will do, one for each executor."""
+    contracts = {2: "not (test_contracts and batched)", 3: "not (test_contracts and loop)"}
+    suite(ranks, tmp_path, FOLDER, "-k", contracts.get(ranks, "not test_contracts"))
+
+
+def test_what_depends_on_the_library_under_mpich(tmp_path):
+    """Its waiting ranks spin, which two cores feel."""
+    suite(2, tmp_path, *(FOLDER / f"test_{name}.py" for name in ("comm", "exact", "layouts")), mpi="mpich")
 
 
 def test_exact_on_seven_ranks(tmp_path):
-    code, output = launch(7, [FOLDER / "main.py", tmp_path, FOLDER / "test_exact.py"], limit=500)
-    assert code == 0, output
-    assert " passed" in output, output
+    suite(7, tmp_path, FOLDER / "test_exact.py")
 
 
 def test_a_run_moves_between_the_libraries(tmp_path):
