@@ -1,4 +1,4 @@
-"""Run under mpirun: the first run of every method in each of some job files, two rounds long.
+"""Run under mpirun: the first run of the last method in each of some job files, two rounds long.
 
 Usage: mpirun -n P python job_files.py FOLDER DATA FILE...
 """
@@ -16,8 +16,8 @@ def main() -> None:
     folder, data, *files = sys.argv[1:]
     for file in files:
         runs = variants(file, ["rounds=2", "run.eval_every=2", f"run.out={folder}/{Path(file).stem}", f'run.data_dir="{data}"'])
-        first = {type(one.config.algorithm).__name__: one for one in reversed(runs)}
-        sweep(list(first.values()), world())
+        method = type(runs[-1].config.algorithm)
+        sweep([next(one for one in runs if type(one.config.algorithm) is method)], world())
 
 
 if __name__ == "__main__":
