@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from mpifed.comparison import Rule, Setting, best, settings_of
@@ -133,15 +134,16 @@ def draw(name: str, folder: Path) -> Path:
 
 
 def _draw(cell, metric: str, settings: dict[str, Setting]) -> None:
-    """Curves with the seeds' deviation, logarithmic where less is better."""
+    """Curves with the seeds' deviation, logarithmic where less is better, for which the band ends at a tenth of the mean."""
     for (label, one), style in zip(settings.items(), STYLES):
-        curve = one.curve(metric)
+        curve, more = one.curve(metric), one.maximises(metric)
+        lower = curve.mean - curve.deviation if more else np.maximum(curve.mean - curve.deviation, curve.mean / 10)
         cell.plot(curve.rounds, curve.mean, label=label, **style)
-        cell.fill_between(curve.rounds, curve.mean - curve.deviation, curve.mean + curve.deviation, color=style["color"], alpha=0.16)
-        cell.set_yscale("linear" if one.maximises(metric) else "log")
+        cell.fill_between(curve.rounds, lower, curve.mean + curve.deviation, color=style["color"], alpha=0.16)
+        cell.set_yscale("linear" if more else "log")
     cell.set_ylabel(metric)
     cell.set_xlabel("rounds", fontsize=8)
-    cell.legend(fontsize=7, frameon=False)
+    cell.legend(fontsize=6, frameon=False)
 
 
 def main() -> int:
