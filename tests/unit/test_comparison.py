@@ -135,7 +135,7 @@ def test_problems_declare_what_more_is_better_of():
 
 def test_a_setting_of_methods_that_is_part_of_the_task(runs):
     """With ``each`` there is a best setting for every value; ``eta`` stands in for the number of local steps."""
-    settings = settings_of(runs([dict(eta=steps, gamma=gamma, auc=[0.5, auc])
+    settings = settings_of(runs([dict(eta=steps, gamma=gamma, auc=[0.5, 0.5, auc])
                                  for steps, gamma, auc in [(4, 0.1, 0.7), (4, 0.2, 0.8), (8, 0.1, 0.6), (8, 0.2, 0.5)]]))
     assert [one.settings["algorithm.gamma"] for one in best(settings, Rule("auc"))] == [0.2]
     chosen = best(settings, Rule("auc", each=("eta",)))
