@@ -214,8 +214,7 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     or mpirun settles it by hand. Submit from inside the environment of mpifed, or enter it with --setup. Paths are
     relative to the folder of submission, and KEY=VALUE after the script's name changes settings once more.
     """
-    config, out, tasks = _planned(job, list(settings), axes, parts)
-    parts = 0 if out == config.run.out else parts or 1
+    config, out, tasks, parts = _planned(job, list(settings), axes, parts)
     batch = Batch(job, settings, tasks, parts, command=ctx.meta["arguments"], **sizes)
     if batch.preemptible and config.run.overwrite:
         raise click.UsageError("run.overwrite=true would start a preemptible job over each time: leave it out")
@@ -227,13 +226,13 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
         _write(Path(path or Path(out) / "job.sbatch"), batch.script(), not no_submit)
 
 
-def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | None) -> tuple[Config, str, tuple]:
-    """A configuration to hold the sizes against, the folder of all results, and the changes of each element of an array."""
+def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | None) -> tuple[Config, str, tuple, int]:
+    """A configuration to hold the sizes against, the folder of all results, and ``tasks`` and ``parts`` of the batch."""
     if "sweep" in read_table(job):
         if axes:
             raise click.UsageError(f"{job} has a [sweep]: --parts N shares its runs among the elements of a job array, --array is for other files")
         config = variants(job, settings)[0].config
-        return config, str(Path(config.run.out).parent), ()
+        return config, str(Path(config.run.out).parent), (), parts or 1
     if parts:
         raise click.UsageError(f"--parts is for a job file with a [sweep], which {job} does not have: --array KEY=V1,V2,... makes an array")
     config = Config.load(job, settings)
@@ -243,7 +242,7 @@ def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | 
         raise click.UsageError(str(error)) from None
     for task in tasks:
         Config.load(job, [*settings, *task])
-    return config, config.run.out, tasks
+    return config, config.run.out, tasks, 0
 
 
 def _write(path: Path, text: str, submit: bool) -> None:

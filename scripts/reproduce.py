@@ -7,7 +7,7 @@ an interruption. The job files are small enough for two cores and some minutes; 
 ``--launch`` makes a job array for Slurm of each instead; draw with the same command and ``--draw`` when it has ended.
 
 python scripts/reproduce.py 004_wgan
-python scripts/reproduce.py 004_fair --paper --launch "--ranks-per-node 10 --gpus-per-node 2 --parts 21 --time 1-0"
+python scripts/reproduce.py 004_fair --paper --launch "--ranks-per-node 10 --gpus-per-node 2 --parts 18 --time 1-0"
 python scripts/reproduce.py 004_fair --paper --draw
 """
 
@@ -45,14 +45,12 @@ class Experiment:
         panels: settings of which every value has a panel of its own; ``a|b`` where methods have different names for it.
         paper: changes to the job file that take it to the paper's size.
         also: further metrics, a row of panels each.
-        by: whether a run counts with its last value or with its best.
     """
 
     metric: str
     panels: tuple[str, ...] = ()
     paper: tuple[str, ...] = (SEEDS,)
     also: tuple[str, ...] = ()
-    by: str = "final"
 
 
 AUC = (SEEDS, "rounds=1000", "oracle.batch_size=64")
@@ -112,7 +110,7 @@ def draw(name: str, folder: Path) -> Path:
     what = EXPERIMENTS[name]
     settings = settings_of([load(path) for path in find_runs([folder])])
     each = tuple(key.removeprefix("algorithm.") for names in what.panels for key in names.split("|") if key.startswith("algorithm."))
-    groups: dict[str, list[Setting]] = {}
+    rule, groups = Rule(what.metric, each=each), {}
     for one in settings:
         groups.setdefault(panel_of(one, what.panels), []).append(one)
     metrics = (what.metric, *what.also)
@@ -121,7 +119,7 @@ def draw(name: str, folder: Path) -> Path:
     figure = Figure(figsize=(0.8 + 3.4 * columns, 0.4 + 3 * rows * len(metrics)), dpi=100, layout="constrained")
     grid = figure.subplots(rows * len(metrics), columns, squeeze=False).reshape(len(metrics), -1)
     for number, (title, rivals) in enumerate(sorted(groups.items())):
-        chosen = best(rivals, Rule(what.metric, what.by, each=each))
+        chosen = best(rivals, rule)
         for cell, metric in zip(grid[:, number], metrics):
             _draw(cell, metric, {label_of(one, rivals): one for one in chosen})
             cell.set_title(title, fontsize=10)
@@ -129,7 +127,7 @@ def draw(name: str, folder: Path) -> Path:
         cell.remove()
     path = folder / "figure.png"
     figure.savefig(path)
-    report([folder], folder, Rule(what.metric, what.by, each=each))
+    report([folder], folder, rule)
     return path
 
 
