@@ -1,13 +1,22 @@
 """mpifed: federated minimax, variational-inequality and compositional optimisation on MPI clusters."""
 
-from mpifed.algorithm import Algorithm, Phase
-from mpifed.config import Config, ConfigError
-from mpifed.options import hyperparameters
-from mpifed.problem import Minimax
-from mpifed.projections import Sets
-from mpifed.records import Blocks, Record
-from mpifed.run import Result, resume, run
-from mpifed.schedules import Rate
+import gc
+
+# What is imported here stays, all of torch above all. Looking for garbage among it, while importing and in the collections at
+# the end of every process, would take a quarter of a short run's time.
+gc.disable()
+
+from mpifed.algorithm import Algorithm, Phase  # noqa: E402
+from mpifed.config import Config, ConfigError  # noqa: E402
+from mpifed.options import hyperparameters  # noqa: E402
+from mpifed.problem import Minimax  # noqa: E402
+from mpifed.projections import Sets  # noqa: E402
+from mpifed.records import Blocks, Record  # noqa: E402
+from mpifed.run import Result, resume, run  # noqa: E402
+from mpifed.schedules import Rate  # noqa: E402
+
+gc.freeze()
+gc.enable()
 
 __all__ = [
     "Algorithm", "Blocks", "Config", "ConfigError", "Minimax", "Phase", "Rate", "Record", "Result", "Sets",

@@ -84,25 +84,46 @@ class Orthogonalize:
     def _parameter(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
         if len(shape) < 2:
             return Normalize()(part, {"": shape})
-        U = part.reshape(*part.shape[:-1], shape[0], -1)
-        return (_polar(U) if self.method == "svd" else self._newton_schulz(U)).reshape(part.shape)
+        U = part.reshape(-1, shape[0], math.prod(shape[1:]))
+        tall = U.shape[-2] > U.shape[-1]
+        X = self._factor(U.mT if tall else U)
+        return (X.mT if tall else X).reshape(part.shape)
+
+    def _factor(self, U: torch.Tensor) -> torch.Tensor:
+        """The factors of wide matrices ``[C, m, n]``, m ≤ n."""
+        if self.method != "svd":
+            return self._newton_schulz(U)
+        return _polar(U) if U.dtype == torch.float64 else _polar_of_gram(U)
 
     def _newton_schulz(self, U: torch.Tensor) -> torch.Tensor:
         a, b, c = QUINTIC if self.method == "newton_schulz" else CUBIC
-        tall = U.shape[-2] > U.shape[-1]
-        X = U.mT if tall else U
-        X = X / (torch.linalg.matrix_norm(X, keepdim=True) + 1e-7)
+        X = U / (torch.linalg.matrix_norm(U, keepdim=True) + 1e-7)
         for _ in range(self.steps):
             G = X @ X.mT
-            X = a * X + (b * G + c * G @ G) @ X
-        return X.mT if tall else X
+            X = torch.baddbmm(X, torch.baddbmm(G, G, G, beta=b, alpha=c), X, beta=a)
+        return X
 
 
 def _polar(U: torch.Tensor) -> torch.Tensor:
     """PQᵀ over the singular directions above rounding."""
     P, s, Qt = torch.linalg.svd(U, full_matrices=False)
-    rounding = s[..., :1] * max(U.shape[-2:]) * torch.finfo(U.dtype).eps
-    return (P * (s > rounding).to(U.dtype).unsqueeze(-2)) @ Qt
+    return (P * (s > _rounding(U) * s[..., :1]).to(U.dtype).unsqueeze(-2)) @ Qt
+
+
+def _polar_of_gram(U: torch.Tensor) -> torch.Tensor:
+    """The same for wide matrices of lower precision, as (UUᵀ)^(-1/2) U in double precision, for less than half the time.
+
+    The squares of all singular values above single precision's rounding are far above double precision's.
+    """
+    X = U.double()
+    squares, P = torch.linalg.eigh(X @ X.mT)
+    inverse = torch.where(squares > _rounding(U) ** 2 * squares[..., -1:], squares.rsqrt(), 0.0)
+    return ((P * inverse.unsqueeze(-2)) @ (P.mT @ X)).to(U.dtype)
+
+
+def _rounding(U: torch.Tensor) -> float:
+    """What a singular value must exceed, relative to the largest, to count."""
+    return max(U.shape[-2:]) * torch.finfo(U.dtype).eps
 
 
 DIRECTIONS = {"identity": Identity, "normalize": Normalize, "clip": Clip, "orthogonalize": Orthogonalize}

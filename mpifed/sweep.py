@@ -11,7 +11,8 @@ The table ``[sweep]`` of a job file holds dotted settings and lists of values, a
     ]
 
 A list always means a choice, also inside a table that is itself a choice; a setting whose value is a list is written as a list in
-that list. Here the first method has 2 settings and the second 4, which makes (2 + 4) · 2 · 3 = 36 runs.
+that list. Here the first method has 2 settings and the second 4, which makes (2 + 4) · 2 · 3 = 36 runs. Of several tables,
+written ``[[sweep]]``, each has its own combinations: for settings that belong together, such as rounds and a step size.
 
 A run lies in a folder of ``run.out`` named by what distinguishes it, so a sweep that was interrupted, or whose lists have
 changed, does only what is missing. A run that ends in non-finite values counts as done: a step size was too large.
@@ -83,11 +84,13 @@ def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
     for text in overrides:
         override(table, text)
     choices = table.pop("sweep", None)
-    if not isinstance(choices, dict) or not choices:
+    tables = choices if isinstance(choices, list) else [choices]
+    if not tables or not all(isinstance(one, dict) and one for one in tables):
         raise ConfigError(f'{path} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single run is started with `mpifed run`')
-    combinations = expand(choices)
-    if not combinations:
+    parts = [expand(one) for one in tables]
+    if not all(parts):
         raise ConfigError("[sweep] has an empty list, which leaves no run")
+    combinations = [one for part in parts for one in part]
     names = _names(combinations)
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

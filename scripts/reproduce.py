@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from mpifed.figures import STYLES
 from mpifed.options import near_miss
 from mpifed.report import report
 from mpifed.results import find_runs, load
+from mpifed.theory import theorem_2, theorem_6
 
 JOBS = Path(__file__).resolve().parent.parent / "jobs/papers"
 SEEDS = "sweep.seed=[0, 1, 2, 3, 4]"
@@ -45,12 +47,22 @@ class Experiment:
         panels: settings of which every value has a panel of its own; ``a|b`` where methods have different names for it.
         paper: changes to the job file that take it to the paper's size.
         also: further metrics, a row of panels each.
+        bound: what a theorem says of the metric at the end, drawn as a level.
     """
 
     metric: str
     panels: tuple[str, ...] = ()
     paper: tuple[str, ...] = (SEEDS,)
     also: tuple[str, ...] = ()
+    bound: Callable[[Setting], float] | None = None
+
+
+def theorem_of(setting: Setting) -> tuple[float, float]:
+    """The step and the bound of 002 for a setting of 002_bounds: Theorem 2 for LESGD, Theorem 6 for LSGD."""
+    settings = setting.settings
+    L, sigma = settings["problem.smooth"] + settings["problem.skew"], settings["oracle.noise.scale"] * math.sqrt(settings["problem.d"])
+    rest = settings["algorithm.K"], settings["rounds"], settings["problem.clients"], settings["problem.radius"]
+    return (theorem_2 if setting.name == "LESGD" else theorem_6)(L, sigma, *rest)
 
 
 AUC = (SEEDS, "rounds=1000", "oracle.batch_size=64")
@@ -68,6 +80,7 @@ EXPERIMENTS = {
     "001_text_skewed": Experiment("auc", ("problem.dataset",), TEXT),
     "001_heavy_tails": Experiment("error"),
     "002_affine": Experiment("err_D", ("oracle.noise.name",)),
+    "002_bounds": Experiment("err_D", ("rounds",), (), bound=lambda setting: theorem_of(setting)[1]),
     "002_composite": Experiment("err_c"),
     "003_robust": Experiment("objective", paper=(SEEDS, "rounds=1000", 'problem.model="mlp"'), also=("worst_loss",)),
     "003_sinusoid": Experiment("adapted_error", paper=(SEEDS, "rounds=5000", 'problem.model="mlp"')),
@@ -121,7 +134,7 @@ def draw(name: str, folder: Path) -> Path:
     for number, (title, rivals) in enumerate(sorted(groups.items())):
         chosen = best(rivals, rule)
         for cell, metric in zip(grid[:, number], metrics):
-            _draw(cell, metric, {label_of(one, rivals): one for one in chosen})
+            _draw(cell, metric, {label_of(one, rivals): one for one in chosen}, what.bound)
             cell.set_title(title, fontsize=10)
     for cell in grid[:, len(groups) :].flat:
         cell.remove()
@@ -131,13 +144,15 @@ def draw(name: str, folder: Path) -> Path:
     return path
 
 
-def _draw(cell, metric: str, settings: dict[str, Setting]) -> None:
+def _draw(cell, metric: str, settings: dict[str, Setting], bound: Callable[[Setting], float] | None) -> None:
     """Curves with the seeds' deviation, logarithmic where less is better, for which the band ends at a tenth of the mean."""
     for (label, one), style in zip(settings.items(), STYLES):
         curve, more = one.curve(metric), one.maximises(metric)
         lower = curve.mean - curve.deviation if more else np.maximum(curve.mean - curve.deviation, curve.mean / 10)
         cell.plot(curve.rounds, curve.mean, label=label, **style)
         cell.fill_between(curve.rounds, lower, curve.mean + curve.deviation, color=style["color"], alpha=0.16)
+        if bound:
+            cell.axhline(bound(one), color=style["color"], linestyle=":", label=f"bound of {one.name}")
         cell.set_yscale("linear" if more else "log")
     cell.set_ylabel(metric)
     cell.set_xlabel("rounds", fontsize=8)

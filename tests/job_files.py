@@ -8,16 +8,17 @@ import warnings
 from pathlib import Path
 
 from mpifed.comm import world
-from mpifed.sweep import sweep, variants
+from mpifed.sweep import Variant, sweep, variants
 
 
 def main() -> None:
     warnings.filterwarnings("ignore", ".* are absent")  # a part of CIFAR-10's files will do
     folder, data, *files = sys.argv[1:]
     for file in files:
-        runs = variants(file, ["rounds=2", "run.eval_every=2", f"run.out={folder}/{Path(file).stem}", f'run.data_dir="{data}"'])
+        runs = variants(file, ["run.eval_every=2", f"run.out={folder}/{Path(file).stem}", f'run.data_dir="{data}"'])
         method = type(runs[-1].config.algorithm)
-        sweep([next(one for one in runs if type(one.config.algorithm) is method)], world())
+        first = next(one for one in runs if type(one.config.algorithm) is method)
+        sweep([Variant(first.name, first.config.model_copy(update={"rounds": 2}))], world())
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,13 +16,15 @@ from realdata import ROOT as DATA
 from realdata import real
 
 from mpifed.config import read_table
+from mpifed.options import flatten
 from mpifed.results import find_runs, load
 from mpifed.sweep import variants
 
 ROOT = Path(__file__).parent.parent
 FILES = {path.stem: path for path in sorted((ROOT / "jobs/papers").glob("*.toml"))}
 SCRIPT = ROOT / "scripts/reproduce.py"
-EXPERIMENTS = runpy.run_path(str(SCRIPT))["EXPERIMENTS"]
+REPRODUCE = runpy.run_path(str(SCRIPT))
+EXPERIMENTS = REPRODUCE["EXPERIMENTS"]
 
 
 def unpacked(folder: Path) -> None:
@@ -55,12 +58,20 @@ def test_two_rounds_on_two_ranks(name, folder):
     assert run.metric_rounds.tolist() == [0, 2]
     shown = [EXPERIMENTS[name].metric, *EXPERIMENTS[name].also]
     assert all(np.isfinite(run.metrics[metric]).all() for metric in shown), run.metrics
-    assert all(panel.partition(".")[0] in ("problem", "algorithm", "oracle") for panel in EXPERIMENTS[name].panels)
+    assert all(panel.partition(".")[0] in ("problem", "algorithm", "oracle", "rounds") for panel in EXPERIMENTS[name].panels)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_sizes_of_the_paper_are_valid(name):
     assert len(variants(FILES[name], list(EXPERIMENTS[name].paper))) >= len(variants(FILES[name]))
+
+
+def test_the_steps_beside_bounds_are_those_of_the_theorems():
+    runs = [one.config for one in variants(FILES["002_bounds"])]
+    for config in runs:
+        setting = SimpleNamespace(name=type(config.algorithm).__name__, settings=flatten(config.table()))
+        assert config.algorithm.eta == pytest.approx(REPRODUCE["theorem_of"](setting)[0], rel=1e-8)  # ten decimals in the file
+    assert len(runs) == 30
 
 
 def test_every_file_has_its_experiment_and_folder():

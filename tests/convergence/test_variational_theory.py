@@ -24,6 +24,7 @@ from mpifed.projections import Box, Simplex
 from mpifed.proximal import L1, Zero
 from mpifed.simulation import Simulation
 from mpifed.streams import generator
+from mpifed.theory import theorem_1, theorem_2, theorem_6
 from scipy.optimize import root
 
 DIM = 6
@@ -91,39 +92,30 @@ def random_problem(kind, L, clients, seed):
     return Affine(A, -A @ star, start, clients)
 
 
-def theorem_1(L, s, K, R, M, D):
-    """Step size and bound of 002, Theorem 1 (LESGD), the first step bound read as 1 / ((14 K)^(1/2) L)."""
-    eta = smallest(1 / ((14 * K) ** 0.5 * L), 6**0.5, 936 * np.e**2, L, s, K, R, M, D)
-    return eta, 12 * L * D**2 / (K**0.5 * R) + 6 * D * s / (M * K * R) ** 0.5 + 26 * tail(L, s, K, R, D)
-
-
-def theorem_2(L, s, K, R, M, D):
-    """Step size and bound of 002, Theorem 2 (LESGD, affine)."""
-    eta = smallest(1 / L, 6**0.5, 180, L, s, K, R, M, D)
-    return eta, 20 * tail(L, s, K, R, D) + 24**0.5 * D * s / (M * K * R) ** 0.5 + 2 * L * D**2 / (K * R)
-
-
-def theorem_6(L, s, K, R, M, D):
-    """Step size and bound of 002, Theorem 6 (LSGD); a symmetric A ⪰ 0 with ‖A‖ = L is co-coercive with β = L."""
-    eta = smallest(1 / L, 1.0, 2**1.5, L, s, K, R, M, D)
-    return eta, 4 * L * D**2 / (K * R) + 4 * s * D / (M * K * R) ** 0.5 + 8 * tail(L, s, K, R, D)
-
-
-def smallest(bound, a, b, L, s, K, R, M, D):
-    """min(bound, D M^(1/2) / (a σ (K R)^(1/2)), (D² / (b K² R σ² L))^(1/3)); the last two are ∞ without noise."""
-    return min(bound, D * (M / (K * R)) ** 0.5 / (a * s), (D**2 / (b * K**2 * R * s**2 * L)) ** (1 / 3)) if s else bound
-
-
-def tail(L, s, K, R, D):
-    """D^(4/3) σ^(2/3) L^(1/3) / (K^(1/3) R^(2/3))."""
-    return (D**4 * s**2 * L / (K * R**2)) ** (1 / 3)
-
-
 #: (L, σ, K, R, M, D) and whether the start exceeds the bounds: where it does not, they say little.
 CASES = [((1.0, 0.0, 4, 100, 1, 3.0), True), ((1.0, 0.02, 4, 100, 2, 3.0), True), ((0.3, 0.005, 8, 60, 8, 3.0), True),
          ((5.0, 0.1, 1, 200, 4, 1.0), False), ((1.0, 0.1, 8, 60, 8, 1.0), False)]
 THEOREMS = [(theorem_1, LESGD, "monotone"), (theorem_1, LESGD, "skew"), (theorem_2, LESGD, "monotone"),
             (theorem_2, LESGD, "skew"), (theorem_6, LSGD, "symmetric")]
+
+
+def test_the_statements_of_the_theorems():
+    """In numbers that make most roots whole, K R = 16 and M K R = 64; each of the three steps is the smallest once."""
+    L, sigma, K, R, M, D = 8.0, 2.0, 4, 4, 4, 4.0
+    drift = (4.0**4 * 4 * 8 / (4 * 16)) ** (1 / 3)
+    eta, bound = theorem_2(L, sigma, K, R, M, D)
+    assert eta == pytest.approx((16 / (180 * 16 * 4 * 4 * 8)) ** (1 / 3))
+    assert bound == pytest.approx(20 * drift + 2 * 6**0.5 * 4 * 2 / 8 + 2 * 8 * 16 / 16)
+    eta, bound = theorem_1(L, sigma, K, R, M, D)
+    assert eta == pytest.approx((16 / (936 * np.e**2 * 16 * 4 * 4 * 8)) ** (1 / 3))
+    assert bound == pytest.approx(12 * 8 * 16 / (2 * 4) + 6 * 4 * 2 / 8 + 26 * drift)
+    eta, bound = theorem_6(L, 2 * sigma, K, R, M, D)
+    assert eta == pytest.approx((16 / (2**1.5 * 16 * 4 * 16 * 8)) ** (1 / 3))
+    assert bound == pytest.approx(4 * 8 * 16 / 16 + 4 * 4 * 4 / 8 + 8 * 4 ** (1 / 3) * drift)
+    steps = [theorem(1e-6, 2.0, K, R, M, D)[0] for theorem in (theorem_1, theorem_2, theorem_6)]
+    assert steps == pytest.approx([0.5 / 6**0.5 * 2, 0.5 / 6**0.5 * 2, 1.0])  # D (M / (K R))^(1/2) / (a σ)
+    steps = [theorem(L, 0.0, K, R, M, D)[0] for theorem in (theorem_1, theorem_2, theorem_6)]
+    assert steps == pytest.approx([1 / (8 * 56**0.5), 1 / 8, 1 / 8])
 
 
 @pytest.mark.parametrize("case, telling", CASES)

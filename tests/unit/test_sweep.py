@@ -54,6 +54,23 @@ def test_as_many_runs_as_the_product(choices):
     assert all(run[key] in choices[key] for run in runs for key in choices)
 
 
+def test_several_tables_have_their_own_combinations(job):
+    job.write_text(job.read_text().split("[sweep]")[0] + """
+        [[sweep]]
+        rounds = 3
+        seed = [0, 1]
+        algorithm = { name = "FGDA", q = 2, gamma = 0.01 }
+        [[sweep]]
+        rounds = [6, 9]
+        algorithm = { name = "FGDA", q = 2, gamma = 0.02 }
+    """)
+    runs = variants(job)
+    assert [(run.config.rounds, run.config.seed, run.config.algorithm.gamma) for run in runs] == [
+        (3, 0, 0.01), (3, 1, 0.01), (6, 0, 0.02), (9, 0, 0.02)
+    ]
+    assert len({run.name for run in runs}) == 4
+
+
 def test_runs_of_a_job(job, tmp_path):
     runs = variants(job)
     assert len(runs) == 8 and len({run.name for run in runs}) == 8
