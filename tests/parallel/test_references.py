@@ -75,6 +75,10 @@ def check_fgda(comm, out, q, generator, sync, first, *, executor="loop", reducti
 @pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize("sync, first", list(itertools.product(SYNC, FIRST)))
 def test_every_matrix_and_reading(comm, out, generator, sync, first):
+    """All on one rank; on two, three and four a third each, with every pair of settings on each of these."""
+    number = [*GENERATORS].index(generator) + SYNC.index(sync) + FIRST.index(first)
+    if comm.size > 1 and (number - comm.size) % 3:
+        pytest.skip("compared on another number of ranks")
     check_fgda(comm, out, 3, generator, sync, first)
 
 
