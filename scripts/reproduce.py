@@ -79,7 +79,7 @@ EXPERIMENTS = {
     "001_text": Experiment("auc", ("problem.dataset", "algorithm.q|algorithm.p"), TEXT),
     "001_text_skewed": Experiment("auc", ("problem.dataset",), TEXT),
     "001_heavy_tails": Experiment("error"),
-    "002_affine": Experiment("err_D", ("oracle.noise.name",)),
+    "002_affine": Experiment("err_D", ("problem.smooth", "oracle.noise.name")),
     "002_bounds": Experiment("err_D", ("rounds",), (), bound=lambda setting: theorem_of(setting)[1]),
     "002_composite": Experiment("err_c"),
     "003_robust": Experiment("objective", paper=(SEEDS, "rounds=1000", 'problem.model="mlp"'), also=("worst_loss",)),

@@ -10,7 +10,7 @@ hypothesis.settings.register_profile("mpifed", deadline=None, derandomize=True, 
 hypothesis.settings.load_profile("mpifed")
 
 #: Files that take a minute or more, in the order in which they are begun.
-LONGEST = ("test_slurm.py", "test_torture.py", "test_job_files.py", "test_shrink.py", "test_readme.py",
+LONGEST = ("test_slurm.py", "test_torture.py", "test_job_files.py", "test_shrink.py", "test_readme.py", "test_one_rank.py",
            "test_signals.py", "test_hangs.py", "test_faults.py", "test_kills.py", "test_disk.py", "test_own_data.py")
 
 
@@ -27,5 +27,5 @@ def out(tmp_path_factory, comm):
 
 
 def pytest_collection_modifyitems(items):
-    """The longest files first: with two workers, the rest fits behind them."""
+    """The longest files first: with some workers, the rest fits behind them."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))

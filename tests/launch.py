@@ -19,6 +19,8 @@ SETTINGS = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks outnumber cores
     "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONWARNINGS": "error",
 }
+#: The tests that run under mpirun.
+PARALLEL = Path(__file__).parent / "parallel"
 #: MPICH beside the Open MPI of this interpreter, where scripts/environment puts it.
 MPICH = Path(sys.prefix) / "mpich"
 
@@ -64,3 +66,10 @@ def finish(process: subprocess.Popen, limit: float) -> tuple[int, str]:
 def launch(ranks: int, arguments: list[str], limit: float = 60, **options) -> tuple[int, str]:
     """Run to the end: exit code and output of both streams."""
     return finish(start(ranks, arguments, **options), limit)
+
+
+def suite(ranks: int, folder: Path, *arguments: object, mpi: str = "openmpi") -> None:
+    """pytest with ``arguments`` on some ranks, with its temporary files in ``folder``: all must pass, and some."""
+    code, output = launch(ranks, [PARALLEL / "main.py", folder, *arguments], limit=600, mpi=mpi)
+    assert code == 0, output
+    assert " passed" in output, output
