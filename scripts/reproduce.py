@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import shlex
 import subprocess
 import sys
@@ -107,7 +108,7 @@ def panel_of(setting: Setting, keys: Sequence[str]) -> str:
     words = []
     for key, *others in (names.split("|") for names in keys):
         value = next(setting.settings[name] for name in (key, *others) if name in setting.settings)
-        words.append(str(value) if key == "problem.dataset" else f"{key.rpartition('.')[2]} = {value}")
+        words.append(str(value) if isinstance(value, str) else f"{key.rpartition('.')[2]} = {value}")
     return ", ".join(words)
 
 
@@ -127,11 +128,11 @@ def draw(name: str, folder: Path) -> Path:
     for one in settings:
         groups.setdefault(panel_of(one, what.panels), []).append(one)
     metrics = (what.metric, *what.also)
-    columns = min(3, len(groups))
+    columns = 2 if len(groups) == 4 else min(3, len(groups))
     rows = -(-len(groups) // columns)
     figure = Figure(figsize=(0.8 + 3.4 * columns, 0.4 + 3 * rows * len(metrics)), dpi=100, layout="constrained")
     grid = figure.subplots(rows * len(metrics), columns, squeeze=False).reshape(len(metrics), -1)
-    for number, (title, rivals) in enumerate(sorted(groups.items())):
+    for number, (title, rivals) in enumerate(sorted(groups.items(), key=_in_order)):
         chosen = best(rivals, rule)
         for cell, metric in zip(grid[:, number], metrics):
             _draw(cell, metric, {label_of(one, rivals): one for one in chosen}, what.bound)
@@ -142,6 +143,11 @@ def draw(name: str, folder: Path) -> Path:
     figure.savefig(path)
     report([folder], folder, rule)
     return path
+
+
+def _in_order(group: tuple[str, list[Setting]]) -> list:
+    """Titles by their words, and by their numbers as such."""
+    return [(float(word), "") if re.fullmatch(r"-?\d[\d.]*(e-?\d+)?", word) else (math.inf, word) for word in re.split(r"[\s,]+", group[0])]
 
 
 def _draw(cell, metric: str, settings: dict[str, Setting], bound: Callable[[Setting], float] | None) -> None:
