@@ -1,8 +1,8 @@
 """What 002 proves of its methods: the step size that a theorem prescribes, and the bound on E[err_D] that it then gives.
 
 Every function takes the modulus ``L`` of the operator, the noise's standard deviation ``sigma`` (E‖noise‖² ≤ σ²), local steps
-``K``, rounds ``R``, clients ``M`` and the radius ``D`` of err_D's ball, and returns ``(eta, bound)``. All clients have the same
-monotone operator. A larger L, σ or D than the true one leaves the statement true.
+``K``, rounds ``R``, clients ``M`` and the radius ``D`` of err_D's ball, which is free, and returns ``(eta, bound)``. All clients
+have the same monotone operator. Numbers L and σ that are larger than need be leave the statements true.
 """
 
 from __future__ import annotations
