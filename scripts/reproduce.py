@@ -85,7 +85,7 @@ EXPERIMENTS = {
     "002_composite": Experiment("err_c"),
     "003_robust": Experiment("objective", paper=(SEEDS, "rounds=1000", 'problem.model="mlp"'), also=("worst_loss",)),
     "003_sinusoid": Experiment("adapted_error", paper=(SEEDS, "rounds=5000", 'problem.model="mlp"')),
-    "003_omniglot": Experiment("accuracy", paper=(SEEDS, "rounds=5000", 'problem.model="conv4"', "problem.size=28", "problem.tests=200")),
+    "003_omniglot": Experiment("accuracy", paper=(SEEDS, "rounds=5000", 'problem.model="conv4"', "problem.size=28", "problem.tests=200"), also=("objective",)),
     "004_wgan": Experiment("squared_distance", ("problem.lam",)),
     "004_fair": Experiment("worst_accuracy", ("algorithm.K",), (SEEDS, "rounds=2000", "oracle.batch_size=100", 'problem.model="cnn"'),
                            also=("mean_accuracy",)),
