@@ -154,12 +154,13 @@ def test_labels_out_of_range_are_refused(tmp_path):
 def test_digits_hold_out_every_fifth_image():
     from sklearn.datasets import load_digits
 
-    images, target = DATASETS["digits"](), load_digits().target
+    images, digits = DATASETS["digits"](), load_digits()
+    target, pixels = digits.target, torch.from_numpy(digits.images / 16)
     assert images.shape == (1, 8, 8) and images.classes == 10
     assert (len(images.train), len(images.test)) == (1438, 359)
     assert images.test_labels.tolist() == target[4::5].tolist()
     assert images.train_labels[:5].tolist() == target[[0, 1, 2, 3, 5]].tolist()
-    assert images.train.min() == 0 and images.train.max() == 1
+    assert torch.equal(images.test[:][:, 0].double(), pixels[4::5]) and torch.equal(images.train[:4][:, 0].double(), pixels[:4])
 
 
 @pytest.mark.parametrize("name, smallest, largest", [("mnist", 5421, 6742), ("fashion-mnist", 6000, 6000)])
