@@ -14,10 +14,16 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, InstanceOf, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as _dataclass
 
-__all__ = ["hyperparameters", "choice", "build", "explain", "flatten", "near_miss"]
+__all__ = ["hyperparameters", "problem_settings", "choice", "build", "explain", "flatten", "near_miss"]
 
-#: Decorator of every record of settings: frozen, validated on construction, unknown names refused.
-hyperparameters = _dataclass(frozen=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True))
+#: Validated on construction, unknown names refused; what checks it is made when it is first needed.
+_STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, defer_build=True)
+
+#: Decorator of every record of settings: frozen.
+hyperparameters = _dataclass(frozen=True, config=_STRICT)
+
+#: Decorator of a problem: its settings go by name, and it may keep what it prepares.
+problem_settings = _dataclass(kw_only=True, config=_STRICT)
 
 
 def near_miss(name: str, options: Iterable[str]) -> str:

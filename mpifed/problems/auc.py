@@ -6,18 +6,18 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from mpifed.data import Partition, thin
 from mpifed.data.partition import IID
+from mpifed.options import problem_settings
 from mpifed.problem import Minimax, Named
 from mpifed.records import Blocks
 
 __all__ = ["AUC"]
 
 
-@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+@problem_settings
 class AUC(Minimax):
     """min over (w, a, b), max over α of the batch mean of the bracket of 000, eq. 13, for a scoring function h(w; ·).
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from mpifed.data import DATASETS, Dataset, Partition
 from mpifed.data.partition import IID
 from mpifed.models import Linear, Model
+from mpifed.options import problem_settings
 from mpifed.problem import Named
 
 __all__ = ["Classification", "accuracies"]
@@ -18,7 +18,7 @@ __all__ = ["Classification", "accuracies"]
 CHUNK = 1000
 
 
-@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+@problem_settings
 class Classification:
     """A network with one output a class, and labelled images divided among clients: a part of a problem."""
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from mpifed.data import DATASETS, Dataset
 from mpifed.models import LeNet5, Model
+from mpifed.options import problem_settings
 from mpifed.problem import Named
 from mpifed.problems.auc import AUC
 
@@ -18,7 +18,7 @@ __all__ = ["DeepAUC"]
 CHUNK = 1000
 
 
-@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+@problem_settings
 class DeepAUC(AUC):
     """min over (w, a, b), max over α of the batch mean of the bracket of 000, eq. 13, for a network h(w; ·).
 

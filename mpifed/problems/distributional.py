@@ -15,11 +15,11 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from mpifed.data import Partition
 from mpifed.data.partition import Dirichlet
+from mpifed.options import problem_settings
 from mpifed.problem import Composition, Named
 from mpifed.problems.classification import Classification
 from mpifed.records import Blocks
@@ -27,7 +27,7 @@ from mpifed.records import Blocks
 __all__ = ["DistributionallyRobust"]
 
 
-@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+@problem_settings
 class DistributionallyRobust(Classification, Composition):
     """min over x of F(x) = (1/N) Σ_n f(L_n(x)), f(u) = λ exp(u/λ), L_n the mean cross-entropy of client n.
 

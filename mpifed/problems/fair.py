@@ -11,9 +11,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
 
+from mpifed.options import problem_settings
 from mpifed.problem import Minimax, Named
 from mpifed.problems.classification import Classification, accuracies
 from mpifed.projections import Sets, Simplex
@@ -22,7 +21,7 @@ from mpifed.records import Blocks
 __all__ = ["FairClassification"]
 
 
-@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+@problem_settings
 class FairClassification(Classification, Minimax):
     """min over the network x, max over y on the simplex of Σ_c y_c F_c(x), F_c the cross-entropy of class c."""
 

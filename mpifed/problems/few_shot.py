@@ -13,12 +13,11 @@ from typing import Annotated
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import AfterValidator, ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import AfterValidator, Field
 
 from mpifed.data import DATASETS, load_omniglot
 from mpifed.models import Conv4, Model
-from mpifed.options import near_miss
+from mpifed.options import near_miss, problem_settings
 from mpifed.problem import Named
 from mpifed.problems.maml import MAML
 from mpifed.records import Blocks
@@ -34,7 +33,7 @@ def _known(name: str) -> str:
     return name
 
 
-@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+@problem_settings
 class FewShotMAML(MAML):
     """min over x of (1/N) Σ_n f_n(x - η ∇f_n(x)), f_n the mean cross-entropy of a network on client n's few classes.
 

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
+from mpifed.options import problem_settings
 from mpifed.problem import Named, Operator
 from mpifed.problems.constants import around, rotation
 from mpifed.problems.trust_region import maximize_on_ball
@@ -22,8 +22,6 @@ from mpifed.records import Blocks
 from mpifed.streams import Stream, generator
 
 __all__ = ["AffineGame", "Bilinear", "L1BoxBilinear"]
-
-_SETTINGS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
 def _apply(J: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -86,7 +84,7 @@ def _flat(z: Named) -> np.ndarray:
     return torch.cat([part.reshape(-1) for part in z.values()]).cpu().double().numpy()
 
 
-@dataclass(config=_SETTINGS, kw_only=True)
+@problem_settings
 class AffineGame(_Affine):
     """V_n(z) = A_n z + b_n, monotone: A_n is positive semidefinite plus antisymmetric, with a known solution.
 
@@ -178,7 +176,7 @@ class _Coupled(_Affine):
         return torch.cat([C @ y, -(C.mT @ x)], dim=-2).squeeze(-1) + offset
 
 
-@dataclass(config=_SETTINGS, kw_only=True)
+@problem_settings
 class Bilinear(_Coupled):
     """f_n(x, y) = xᵀA_n y + a_nᵀx + b_nᵀy, a pure rotation, with an optional φ of z = (x, y) and a known solution.
 
@@ -215,7 +213,7 @@ class Bilinear(_Coupled):
         self._know(solution)
 
 
-@dataclass(config=_SETTINGS, kw_only=True)
+@problem_settings
 class L1BoxBilinear(_Coupled):
     """min_x max_y of the mean of ⟨A_n x - b_n, y⟩ + λ‖x‖₁ - λ‖y‖₁ over the box ‖x‖∞, ‖y‖∞ ≤ D.
 

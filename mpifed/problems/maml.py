@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
+from mpifed.options import problem_settings
 from mpifed.problem import Composition, Named
 from mpifed.records import Blocks
 from mpifed.streams import Stream, generator
@@ -65,7 +65,7 @@ class MAML(Composition):
         return {"objective": float(value), "grad_norm": float(gradient.norm())}
 
 
-@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+@problem_settings
 class LinearMAML(MAML):
     """min over w of F(w) = (1/N) Σ_n L_n(w - η ∇L_n(w)) for least-squares losses L_n.
 

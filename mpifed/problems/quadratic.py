@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
+from mpifed.options import problem_settings
 from mpifed.problem import Minimax, Named
 from mpifed.problems.constants import around, rotation
 from mpifed.records import Blocks
@@ -14,10 +14,8 @@ from mpifed.streams import Stream, generator
 
 __all__ = ["QuadraticNCPL", "TwoSidedPL"]
 
-_SETTINGS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-
-@dataclass(config=_SETTINGS, kw_only=True)
+@problem_settings
 class QuadraticNCPL(Minimax):
     """f_n(x, y) = xᵀP_n x/2 + xᵀR_n y - yᵀS_n y/2 + p_nᵀx + s_nᵀy, nonconvex in x; the mean is μ-PL in y and ℓ-smooth.
 
@@ -128,7 +126,7 @@ class QuadraticNCPL(Minimax):
         return {"grad_phi": float(np.linalg.norm(gradient)), "phi_gap": gap, "x_error": float(np.linalg.norm(error))}
 
 
-@dataclass(config=_SETTINGS, kw_only=True)
+@problem_settings
 class TwoSidedPL(Minimax):
     """f(x, y) = Σ_j x_j² + 3 sin²x_j sin²y_j - 4y_j² - 10 sin²y_j, nonconvex-nonconcave, PL in x and in y; saddle 0.
 

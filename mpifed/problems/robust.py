@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from mpifed.models import MLP, Model
+from mpifed.options import problem_settings
 from mpifed.problem import Minimax, Named
 from mpifed.problems.classification import Classification, accuracies
 from mpifed.projections import Ball, Sets
@@ -22,7 +22,7 @@ from mpifed.records import Blocks
 __all__ = ["RobustRegression"]
 
 
-@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+@problem_settings
 class RobustRegression(Classification, Minimax):
     """min over w, max over ‖ν‖ ≤ radius of the mean of ‖h(w; image + ν) - one-hot label‖².
 

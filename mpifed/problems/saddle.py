@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
+from mpifed.options import problem_settings
 from mpifed.problem import Minimax, Named
 from mpifed.records import Blocks
 from mpifed.streams import Stream
@@ -16,7 +16,7 @@ from mpifed.streams import Stream
 __all__ = ["Saddle"]
 
 
-@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+@problem_settings
 class Saddle(Minimax):
     """f^k(x, y) = (τ/2)‖x‖² - (‖y‖²/2 - b_kᵀy + yᵀA_k x) with A_k = t_k I, t_k ~ U(0, t_max), b'_k ~ N(0, s² I).
 

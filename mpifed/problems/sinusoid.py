@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
 from mpifed.models import MLP, Model
+from mpifed.options import problem_settings
 from mpifed.problem import Named
 from mpifed.problems.maml import MAML
 from mpifed.records import Blocks
@@ -21,7 +21,7 @@ __all__ = ["SinusoidMAML"]
 GRID = 100
 
 
-@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+@problem_settings
 class SinusoidMAML(MAML):
     """min over x of (1/N) Σ_n f_n(x - η ∇f_n(x)), f_n the mean squared error of a network on client n's sinusoid.
 

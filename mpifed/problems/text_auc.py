@@ -11,13 +11,12 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import AfterValidator, ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import AfterValidator, Field
 
 from mpifed.data import TEXTS
 from mpifed.data.vectors import encode, word_vectors, words_of
 from mpifed.models import RNN, SequenceModel
-from mpifed.options import near_miss
+from mpifed.options import near_miss, problem_settings
 from mpifed.problem import Named
 from mpifed.problems.auc import AUC
 
@@ -33,7 +32,7 @@ def _known(name: str) -> str:
     return name
 
 
-@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+@problem_settings
 class TextAUC(AUC):
     """The minimax problem of DeepAUC for texts, whose words are vectors that a recurrent network reads in order.
 

@@ -11,9 +11,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import ConfigDict, Field
-from pydantic.dataclasses import dataclass
+from pydantic import Field
 
+from mpifed.options import problem_settings
 from mpifed.problem import Minimax, Named
 from mpifed.records import Blocks
 from mpifed.streams import Stream
@@ -21,7 +21,7 @@ from mpifed.streams import Stream
 __all__ = ["WGAN"]
 
 
-@dataclass(config=ConfigDict(extra="forbid", arbitrary_types_allowed=True), kw_only=True)
+@problem_settings
 class WGAN(Minimax):
     """min over (μ, σ), max over φ of E[D(x_real) - D(μ + σz)] - λ‖φ‖² with D(x) = φ_1 x + φ_2 x².
 
