@@ -4,6 +4,7 @@ import gc
 
 # What is imported here stays, all of torch above all. Looking for garbage among it, while importing and in the collections at
 # the end of every process, would take a quarter of a short run's time.
+_collecting = gc.isenabled()
 gc.disable()
 
 from mpifed.algorithm import Algorithm, Phase  # noqa: E402
@@ -16,7 +17,8 @@ from mpifed.run import Result, resume, run  # noqa: E402
 from mpifed.schedules import Rate  # noqa: E402
 
 gc.freeze()
-gc.enable()
+if _collecting:
+    gc.enable()
 
 __all__ = [
     "Algorithm", "Blocks", "Config", "ConfigError", "Minimax", "Phase", "Rate", "Record", "Result", "Sets",
