@@ -90,10 +90,12 @@ class Orthogonalize:
         return (X.mT if tall else X).reshape(part.shape)
 
     def _factor(self, U: torch.Tensor) -> torch.Tensor:
-        """The factors of wide matrices ``[C, m, n]``, m ≤ n."""
+        """The factors of wide matrices ``[C, m, n]``, m ≤ n; NaN, as by arithmetic, where one is not finite."""
         if self.method != "svd":
             return self._newton_schulz(U)
-        return _polar(U) if U.dtype == torch.float64 else _polar_of_gram(U)
+        finite = torch.isfinite(U).all(dim=-1, keepdim=True).all(dim=-2, keepdim=True)
+        polar = _polar if U.dtype == torch.float64 else _polar_of_gram
+        return torch.where(finite, polar(torch.where(finite, U, 0.0)), torch.nan)  # decompositions raise, or forget an ∞
 
     def _newton_schulz(self, U: torch.Tensor) -> torch.Tensor:
         a, b, c = QUINTIC if self.method == "newton_schulz" else CUBIC

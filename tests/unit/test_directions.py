@@ -63,5 +63,17 @@ def test_single_precision_is_as_near_as_its_rounding(shape):
     torch.testing.assert_close(factor[:3].double(), exact, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("method", ["svd", "newton_schulz"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_client_that_is_not_finite_stays_so_and_alone(method, dtype, value):
+    u, direction = clients().to(dtype), Orthogonalize(method)
+    expected = direction(u, SHAPES)
+    u[1, 0] = value
+    factors = direction(u, SHAPES)
+    assert not torch.isfinite(factors[1, :8]).any() and torch.isfinite(factors[1, 8:]).all()
+    torch.testing.assert_close(factors[[0, 2, 3]], expected[[0, 2, 3]])
+
+
 def test_identity():
     assert torch.equal(Identity()(clients(), SHAPES), clients())
