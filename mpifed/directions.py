@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
+from mpifed.decomposition import where_finite
 from mpifed.options import choice, hyperparameters
 
 __all__ = ["Identity", "Normalize", "Clip", "Orthogonalize", "DIRECTIONS", "Direction"]
@@ -90,12 +91,10 @@ class Orthogonalize:
         return (X.mT if tall else X).reshape(part.shape)
 
     def _factor(self, U: torch.Tensor) -> torch.Tensor:
-        """The factors of wide matrices ``[C, m, n]``, m ≤ n; NaN, as by arithmetic, where one is not finite."""
+        """The factors of wide matrices ``[C, m, n]``, m ≤ n."""
         if self.method != "svd":
             return self._newton_schulz(U)
-        finite = torch.isfinite(U).all(dim=-1, keepdim=True).all(dim=-2, keepdim=True)
-        polar = _polar if U.dtype == torch.float64 else _polar_of_gram
-        return torch.where(finite, polar(torch.where(finite, U, 0.0)), torch.nan)  # decompositions raise, or forget an ∞
+        return where_finite(_polar if U.dtype == torch.float64 else _polar_of_gram, U)
 
     def _newton_schulz(self, U: torch.Tensor) -> torch.Tensor:
         a, b, c = QUINTIC if self.method == "newton_schulz" else CUBIC

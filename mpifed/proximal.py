@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
+from mpifed.decomposition import where_finite
 from mpifed.options import choice, hyperparameters
 from mpifed.projections import Set
 
@@ -64,8 +65,11 @@ class Nuclear:
     lam: float = Field(default=0.1, ge=0, description="weight λ")
 
     def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
-        P, s, Q = torch.linalg.svd(v.reshape(*v.shape[:-1], *self.shape), full_matrices=False)
-        return ((P * (s - weight * self.lam).clamp(min=0).unsqueeze(-2)) @ Q).reshape(v.shape)
+        def soft(matrices):
+            P, s, Q = torch.linalg.svd(matrices, full_matrices=False)
+            return (P * (s - weight * self.lam).clamp(min=0).unsqueeze(-2)) @ Q
+
+        return where_finite(soft, v.reshape(*v.shape[:-1], *self.shape)).reshape(v.shape)
 
     def value(self, v: torch.Tensor) -> torch.Tensor:
         """φ(v), one value a row."""

@@ -10,7 +10,7 @@ PACKAGE = Path(mpifed.__file__).parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 #: Layers from the bottom: a module may import what stands on a lower line, or what its own line allows.
 LAYERS = [
-    {"options", "files", "records", "streams", "comm", "scalars"},
+    {"options", "files", "records", "streams", "comm", "scalars", "decomposition", "theory"},
     {"schedules", "adaptive", "projections", "noise", "placement", "directions", "devices", "provenance", "signals", "survival", "watchdog"},
     {"proximal", "channels"},
     {"algorithm", "problem", "sections", "transport"},
