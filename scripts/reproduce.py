@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import shlex
 import subprocess
 import sys
@@ -104,13 +103,16 @@ def arguments(name: str, paper: bool, changes: Sequence[str]) -> list[str]:
     return [str(JOBS / f"{name}.toml"), f"run.out={place(name, paper)}", *sizes, *changes]
 
 
-def panel_of(setting: Setting, keys: Sequence[str]) -> str:
+def panel_of(setting: Setting, keys: Sequence[str]) -> tuple:
     """The panel that a setting belongs to: its values of the experiment's ``panels``, which count as one whatever their names."""
-    words = []
-    for key, *others in (names.split("|") for names in keys):
-        value = next(setting.settings[name] for name in (key, *others) if name in setting.settings)
-        words.append(str(value) if isinstance(value, str) else f"{key.rpartition('.')[2]} = {value}")
-    return ", ".join(words)
+    names = (key.split("|") for key in keys)
+    return tuple(next(setting.settings[name] for name in own if name in setting.settings) for own in names)
+
+
+def title_of(panel: tuple, keys: Sequence[str]) -> str:
+    """A panel's values; numbers with their setting's name."""
+    names = (key.partition("|")[0].rpartition(".")[2] for key in keys)
+    return ", ".join(value if isinstance(value, str) else f"{name} = {value}" for name, value in zip(names, panel))
 
 
 def label_of(setting: Setting, rivals: Sequence[Setting]) -> str:
@@ -133,22 +135,17 @@ def draw(name: str, folder: Path) -> Path:
     rows = -(-len(groups) // columns)
     figure = Figure(figsize=(0.8 + 3.4 * columns, 0.4 + 3 * rows * len(metrics)), dpi=100, layout="constrained")
     grid = figure.subplots(rows * len(metrics), columns, squeeze=False).reshape(len(metrics), -1)
-    for number, (title, rivals) in enumerate(sorted(groups.items(), key=_in_order)):
+    for number, (panel, rivals) in enumerate(sorted(groups.items())):
         chosen = best(rivals, rule)
         for cell, metric in zip(grid[:, number], metrics):
             _draw(cell, metric, {label_of(one, rivals): one for one in chosen}, what.bound)
-            cell.set_title(title, fontsize=10)
+            cell.set_title(title_of(panel, what.panels), fontsize=10)
     for cell in grid[:, len(groups) :].flat:
         cell.remove()
     path = folder / "figure.png"
     figure.savefig(path)
     report([folder], folder, rule)
     return path
-
-
-def _in_order(group: tuple[str, list[Setting]]) -> list:
-    """Titles by their words, and by their numbers as such."""
-    return [(float(word), "") if re.fullmatch(r"-?\d[\d.]*(e-?\d+)?", word) else (math.inf, word) for word in re.split(r"[\s,]+", group[0])]
 
 
 def _draw(cell, metric: str, settings: dict[str, Setting], bound: Callable[[Setting], float] | None) -> None:
