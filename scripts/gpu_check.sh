@@ -13,7 +13,7 @@ export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-0}
 export CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES%%,*}
 python - <<'PYTHON' || exit 2
 import sys
-from mpifed.devices import device_for
+from mpifed.parallel.devices import device_for
 try:
     device_for("cuda", None, 0)
 except ValueError as fault:

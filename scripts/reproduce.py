@@ -26,13 +26,13 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from mpifed.comparison import Rule, Setting, best, settings_of
-from mpifed.config import read_table
-from mpifed.figures import STYLES
-from mpifed.options import near_miss
-from mpifed.report import report
-from mpifed.results import find_runs, load
-from mpifed.theory import theorem_2, theorem_6
+from mpifed.report.comparison import Rule, Setting, best, settings_of
+from mpifed.config.job import read_table
+from mpifed.report.figures import STYLES
+from mpifed.core.settings import near_miss
+from mpifed.report.report import report
+from mpifed.storage.results import find_runs, load
+from mpifed.algorithms.theory import theorem_2, theorem_6
 
 JOBS = Path(__file__).resolve().parent.parent / "jobs/papers"
 SEEDS = "sweep.seed=[0, 1, 2, 3, 4]"

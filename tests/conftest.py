@@ -1,9 +1,9 @@
-"""Fixtures for all tests. This folder is on the path: tests import ``games``, ``launch`` and ``reference``."""
+"""Fixtures for all tests. This folder and ``support`` are on the path: tests import ``reference``, ``games``, ``launch``."""
 
 import hypothesis
 import pytest
 
-from mpifed.comm import share, world
+from mpifed.parallel.comm import share, world
 
 # The same examples every time, and no verdict on time: the machine may be busy.
 hypothesis.settings.register_profile("mpifed", deadline=None, derandomize=True, database=None, max_examples=50)

@@ -15,10 +15,10 @@ from launch import environment, launch
 from realdata import ROOT as DATA
 from realdata import real
 
-from mpifed.config import read_table
-from mpifed.options import flatten
-from mpifed.results import find_runs, load
-from mpifed.sweep import variants
+from mpifed.config.job import read_table
+from mpifed.core.settings import flatten
+from mpifed.storage.results import find_runs, load
+from mpifed.running.sweep import variants
 
 ROOT = Path(__file__).parent.parent
 FILES = {path.stem: path for path in sorted((ROOT / "jobs/papers").glob("*.toml"))}
@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
     files = [str(path) for path in FILES.values() if DATA.exists() or "dataset" not in path.read_text()]
     if DATA.exists():
         unpacked(data)
-    code, output = launch(2, [str(ROOT / "tests/job_files.py"), str(folder), str(data), *files], 300)
+    code, output = launch(2, [str(ROOT / "tests/support/job_files.py"), str(folder), str(data), *files], 300)
     assert code == 0, output
     return folder
 

@@ -42,7 +42,7 @@ def test_examples_are_short(name):
 
 
 def test_every_job_file_is_valid():
-    from mpifed.config import Config
+    from mpifed.config.job import Config
 
     jobs = sorted((README.parent / "jobs").glob("*.toml"))  # those of jobs/papers: test_job_files.py
     assert jobs

@@ -17,11 +17,11 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from mpifed.adaptive import Identity, Matrix
-from mpifed.algorithm import Algorithm, Phase
-from mpifed.options import hyperparameters
-from mpifed.records import Record
-from mpifed.schedules import Rate
+from mpifed.core.adaptive import Identity, Matrix
+from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.settings import hyperparameters
+from mpifed.core.records import Record
+from mpifed.core.schedules import Rate
 
 __all__ = ["MFCGD", "AdaMFCGD"]
 

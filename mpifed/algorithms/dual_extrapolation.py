@@ -14,9 +14,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from mpifed.algorithm import Algorithm, Phase
-from mpifed.options import hyperparameters
-from mpifed.records import Record
+from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.settings import hyperparameters
+from mpifed.core.records import Record
 
 __all__ = ["LocalDualExtrapolation"]
 

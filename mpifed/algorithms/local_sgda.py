@@ -6,10 +6,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from mpifed.algorithm import Algorithm
-from mpifed.options import hyperparameters
-from mpifed.records import Record
-from mpifed.schedules import Rate
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.settings import hyperparameters
+from mpifed.core.records import Record
+from mpifed.core.schedules import Rate
 
 __all__ = ["LocalSGDA"]
 

@@ -11,9 +11,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from mpifed.algorithm import Algorithm, Phase
-from mpifed.options import hyperparameters
-from mpifed.records import Record
+from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.settings import hyperparameters
+from mpifed.core.records import Record
 
 __all__ = ["FSGDA", "FESSGDA", "SmoothedGDA"]
 

@@ -1,6 +1,6 @@
 """Real data: files read and checked, and their division among clients."""
 
-from mpifed.data.files import DataError
+from mpifed.data.sources import DataError
 from mpifed.data.npz import Omniglot, load_omniglot
 from mpifed.data.partition import PARTITIONS, Partition, thin
 from mpifed.data.registry import DATASETS, TEXTS, Dataset

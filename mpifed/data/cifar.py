@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.data.files import DataError, Source, opened
+from mpifed.data.sources import DataError, Source, opened
 from mpifed.data.samples import Images, Pixels
 
 __all__ = ["Cifar", "CIFAR10_MD5", "CIFAR100_MD5"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpifed.data.files import DataError, Source
+from mpifed.data.sources import DataError, Source
 
 __all__ = ["describe", "read_idx"]
 

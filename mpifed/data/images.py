@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.data.files import DataError, Source, opened
+from mpifed.data.sources import DataError, Source, opened
 from mpifed.data.idx import read_idx
 from mpifed.data.samples import Images, Pixels
 

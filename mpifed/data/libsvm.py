@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mpifed.data.files import DataError, Source, opened
+from mpifed.data.sources import DataError, Source, opened
 from mpifed.data.samples import Table
 
 __all__ = ["LibSVM"]

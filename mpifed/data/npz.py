@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.data.files import DataError, Source, opened
+from mpifed.data.sources import DataError, Source, opened
 from mpifed.data.samples import Images, Pixels
-from mpifed.files import DataFile
+from mpifed.core.problem import DataFile
 
 __all__ = ["MedMnist", "Omniglot", "load_omniglot"]
 

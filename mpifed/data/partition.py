@@ -13,8 +13,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from mpifed.options import choice, hyperparameters
-from mpifed.streams import generator
+from mpifed.core.settings import choice, hyperparameters
+from mpifed.core.streams import generator
 
 __all__ = ["IID", "Dirichlet", "ByClass", "PositiveRatios", "Quantity", "PARTITIONS", "Partition", "thin"]
 

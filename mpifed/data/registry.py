@@ -7,12 +7,12 @@ from typing import Annotated
 from pydantic import AfterValidator
 
 from mpifed.data.cifar import CIFAR10_MD5, CIFAR100_MD5, Cifar
-from mpifed.data.folder import ImageFolder
+from mpifed.data.image_folder import ImageFolder
 from mpifed.data.images import IdxImages, load_digits
 from mpifed.data.libsvm import LibSVM
 from mpifed.data.npz import MedMnist
 from mpifed.data.texts import TextColumns, TextLines, TextSet
-from mpifed.options import near_miss
+from mpifed.core.settings import near_miss
 
 __all__ = ["DATASETS", "TEXTS", "Dataset"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from mpifed.files import DataFile
+from mpifed.core.problem import DataFile
 
 __all__ = ["Labelled", "Images", "Table", "Texts", "Pixels"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifed.data.files import DataError, Source, opened
+from mpifed.data.sources import DataError, Source, opened
 from mpifed.data.samples import Texts
 
 __all__ = ["TextColumns", "TextLines", "TextSet"]

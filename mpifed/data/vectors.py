@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mpifed.data.files import DataError, Source, opened
+from mpifed.data.sources import DataError, Source, opened
 from mpifed.data.npz import read_arrays
-from mpifed.files import DataFile
-from mpifed.streams import generator
+from mpifed.core.problem import DataFile
+from mpifed.core.streams import generator
 
 __all__ = ["WordVectors", "encode", "random_vectors", "read_vectors", "word_vectors", "words_of"]
 

@@ -4,7 +4,7 @@ from mpifed.models.convolutional import CNN, CNN7, Conv4, LeNet5
 from mpifed.models.dense import MLP, Linear
 from mpifed.models.recurrent import RNN
 from mpifed.models.resnet import ResNet
-from mpifed.options import choice
+from mpifed.core.settings import choice
 
 #: Every network by name.
 MODELS = {

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 
 from mpifed.models.base import ACTIVATIONS, Network, Params, Shapes, he, layers
-from mpifed.options import hyperparameters
+from mpifed.core.settings import hyperparameters
 
 __all__ = ["LeNet5", "CNN", "CNN7", "Conv4"]
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 
 from mpifed.models.base import Network, Params, Shapes, uniform
-from mpifed.options import hyperparameters
+from mpifed.core.settings import hyperparameters
 
 __all__ = ["RNN"]
 

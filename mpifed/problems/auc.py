@@ -10,9 +10,9 @@ from pydantic import Field
 
 from mpifed.data import Partition, thin
 from mpifed.data.partition import IID
-from mpifed.options import problem_settings
-from mpifed.problem import Minimax, Named
-from mpifed.records import Blocks
+from mpifed.core.settings import problem_settings
+from mpifed.core.problem import Minimax, Named
+from mpifed.core.records import Blocks
 
 __all__ = ["AUC"]
 

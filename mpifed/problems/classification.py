@@ -9,8 +9,8 @@ from pydantic import Field
 from mpifed.data import DATASETS, Dataset, Partition
 from mpifed.data.partition import IID
 from mpifed.models import Linear, Model
-from mpifed.options import problem_settings
-from mpifed.problem import Named
+from mpifed.core.settings import problem_settings
+from mpifed.core.problem import Named
 
 __all__ = ["Classification", "accuracies"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpifed.streams import Stream
+from mpifed.core.streams import Stream
 
 __all__ = ["around", "rotation"]
 

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from mpifed.data import DATASETS, Dataset
 from mpifed.models import LeNet5, Model
-from mpifed.options import problem_settings
-from mpifed.problem import Named
+from mpifed.core.settings import problem_settings
+from mpifed.core.problem import Named
 from mpifed.problems.auc import AUC
 
 __all__ = ["DeepAUC"]

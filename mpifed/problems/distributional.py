@@ -19,10 +19,10 @@ from pydantic import Field
 
 from mpifed.data import Partition
 from mpifed.data.partition import Dirichlet
-from mpifed.options import problem_settings
-from mpifed.problem import Composition, Named
+from mpifed.core.settings import problem_settings
+from mpifed.core.problem import Composition, Named
 from mpifed.problems.classification import Classification
-from mpifed.records import Blocks
+from mpifed.core.records import Blocks
 
 __all__ = ["DistributionallyRobust"]
 

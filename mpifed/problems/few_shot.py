@@ -17,11 +17,11 @@ from pydantic import AfterValidator, Field
 
 from mpifed.data import DATASETS, load_omniglot
 from mpifed.models import Conv4, Model
-from mpifed.options import near_miss, problem_settings
-from mpifed.problem import Named
+from mpifed.core.settings import near_miss, problem_settings
+from mpifed.core.problem import Named
 from mpifed.problems.maml import MAML
-from mpifed.records import Blocks
-from mpifed.streams import generator
+from mpifed.core.records import Blocks
+from mpifed.core.streams import generator
 
 __all__ = ["FewShotMAML"]
 

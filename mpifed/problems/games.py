@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.options import problem_settings
-from mpifed.problem import Named, Operator
+from mpifed.core.settings import problem_settings
+from mpifed.core.problem import Named, Operator
 from mpifed.problems.constants import around, rotation
 from mpifed.problems.trust_region import maximize_on_ball
-from mpifed.proximal import L1Box, Proximal, Zero
-from mpifed.records import Blocks
-from mpifed.streams import Stream, generator
+from mpifed.core.proximal import L1Box, Proximal, Zero
+from mpifed.core.records import Blocks
+from mpifed.core.streams import Stream, generator
 
 __all__ = ["AffineGame", "Bilinear", "L1BoxBilinear"]
 

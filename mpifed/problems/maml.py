@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.options import problem_settings
-from mpifed.problem import Composition, Named
-from mpifed.records import Blocks
-from mpifed.streams import Stream, generator
+from mpifed.core.settings import problem_settings
+from mpifed.core.problem import Composition, Named
+from mpifed.core.records import Blocks
+from mpifed.core.streams import Stream, generator
 
 __all__ = ["MAML", "LinearMAML"]
 

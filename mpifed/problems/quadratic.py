@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.options import problem_settings
-from mpifed.problem import Minimax, Named
+from mpifed.core.settings import problem_settings
+from mpifed.core.problem import Minimax, Named
 from mpifed.problems.constants import around, rotation
-from mpifed.records import Blocks
-from mpifed.streams import Stream, generator
+from mpifed.core.records import Blocks
+from mpifed.core.streams import Stream, generator
 
 __all__ = ["QuadraticNCPL", "TwoSidedPL"]
 

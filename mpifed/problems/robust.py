@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from mpifed.models import MLP, Model
-from mpifed.options import problem_settings
-from mpifed.problem import Minimax, Named
+from mpifed.core.settings import problem_settings
+from mpifed.core.problem import Minimax, Named
 from mpifed.problems.classification import Classification, accuracies
-from mpifed.projections import Ball, Sets
-from mpifed.records import Blocks
+from mpifed.core.sets import Ball, Sets
+from mpifed.core.records import Blocks
 
 __all__ = ["RobustRegression"]
 

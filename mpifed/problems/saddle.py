@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.options import problem_settings
-from mpifed.problem import Minimax, Named
-from mpifed.records import Blocks
-from mpifed.streams import Stream
+from mpifed.core.settings import problem_settings
+from mpifed.core.problem import Minimax, Named
+from mpifed.core.records import Blocks
+from mpifed.core.streams import Stream
 
 __all__ = ["Saddle"]
 

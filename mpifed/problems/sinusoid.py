@@ -9,11 +9,11 @@ import torch
 from pydantic import Field
 
 from mpifed.models import MLP, Model
-from mpifed.options import problem_settings
-from mpifed.problem import Named
+from mpifed.core.settings import problem_settings
+from mpifed.core.problem import Named
 from mpifed.problems.maml import MAML
-from mpifed.records import Blocks
-from mpifed.streams import Stream
+from mpifed.core.records import Blocks
+from mpifed.core.streams import Stream
 
 __all__ = ["SinusoidMAML"]
 

@@ -16,8 +16,8 @@ from pydantic import AfterValidator, Field
 from mpifed.data import TEXTS
 from mpifed.data.vectors import encode, word_vectors, words_of
 from mpifed.models import RNN, SequenceModel
-from mpifed.options import near_miss, problem_settings
-from mpifed.problem import Named
+from mpifed.core.settings import near_miss, problem_settings
+from mpifed.core.problem import Named
 from mpifed.problems.auc import AUC
 
 __all__ = ["TextAUC"]

@@ -129,9 +129,9 @@ class Floor:
 
 def simulate(workload: str, method: str, clients: int, executor: str, options):
     """A simulation past its first round, which differs from the others, and the size of its minibatches."""
-    from mpifed.comm import world
-    from mpifed.config import Config
-    from mpifed.simulation import Simulation
+    from mpifed.parallel.comm import world
+    from mpifed.config.job import Config
+    from mpifed.simulation.simulation import Simulation
 
     batch_size = 0 if workload == "saddle" else options.batch
     config = Config.from_table({
@@ -215,7 +215,7 @@ def work(options) -> None:
     """All rows of one number of ranks; rank 0 prints each as a line of JSON."""
     from mpi4py import MPI
 
-    from mpifed.comm import CollectiveError
+    from mpifed.parallel.comm import CollectiveError
 
     measure = executors if options.executors else against_floor
     for workload in options.workloads:

@@ -11,15 +11,15 @@ from __future__ import annotations
 import sys
 import time
 
-from mpifed.comm import SerialComm
-from mpifed.config import Config, read_table
-from mpifed.coordinator import Coordinator
-from mpifed.executor import Batched, Loop
-from mpifed.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
-from mpifed.reduction import ExactReduction, FusedReduction
-from mpifed.sampling import Sampler
-from mpifed.simulation import Simulation
-from mpifed.sweep import variants
+from mpifed.parallel.comm import SerialComm
+from mpifed.config.job import Config, read_table
+from mpifed.simulation.coordinator import Coordinator
+from mpifed.simulation.executor import Batched, Loop
+from mpifed.core.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
+from mpifed.parallel.reduction import ExactReduction, FusedReduction
+from mpifed.core.sampling import Sampler
+from mpifed.simulation.simulation import Simulation
+from mpifed.running.sweep import variants
 
 PARTS = {
     "gradients": [(MinimaxOracle, "grad"), (OperatorOracle, "operator"),

@@ -36,7 +36,7 @@ HEADINGS = ("d", "ranks", "compute", "model", "ratio", "allreduce", "model", "ra
 
 def configure(d: int, clients: int):
     """The saddle job in dimension ``d``; uncentred, because denormal numbers near 0 are slow."""
-    from mpifed.config import Config
+    from mpifed.config.job import Config
 
     return Config.load(JOB, [f"problem.d={d}", f"problem.clients={clients}", "problem.centred=false", "run.dtype=float32",
                              "run.threads=1", "run.device=cpu"])
@@ -55,7 +55,7 @@ def rounds(comm, config, seconds: float) -> dict:
     """Median seconds a round: of all, of computing and of communicating, the slowest rank of each round."""
     import numpy as np
 
-    from mpifed.simulation import Simulation
+    from mpifed.simulation.simulation import Simulation
 
     simulation = Simulation(config, comm)
     simulation.start()
@@ -80,8 +80,8 @@ def rounds(comm, config, seconds: float) -> dict:
 
 def work(options) -> None:
     """What a job of its own does on its ranks."""
-    from mpifed import bench
-    from mpifed.comm import world
+    from mpifed.scaling import measurement as bench
+    from mpifed.parallel.comm import world
 
     comm = world()
     result = {"rounds": {}, "jobs": {}}
@@ -117,7 +117,7 @@ def launch(ranks: int, worker: str) -> dict:
 
 def compare(model: dict, d: int, ranks: int, found: dict, clients: int) -> dict:
     """A row: measured, predicted and their ratio, in milliseconds."""
-    from mpifed.prediction import machine_of, work_of
+    from mpifed.scaling.prediction import machine_of, work_of
 
     measured = model["measured"]
     machine, _ = machine_of(measured, None, None, max(ranks, measured["machine"]["cores_per_node"]), None)
@@ -152,7 +152,7 @@ def main() -> None:
     options = parse()
     if options.worker:
         return work(options)
-    from mpifed.bench import print_measurement
+    from mpifed.scaling.measurement import print_measurement
 
     model = launch(MEASURED, "model")
     print_measurement(model["measured"])

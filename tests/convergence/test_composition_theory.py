@@ -13,11 +13,11 @@ import torch
 from games import configuration
 from mpifed import Blocks
 from mpifed.algorithms import MFCGD
-from mpifed.comm import SerialComm
-from mpifed.noise import Gaussian
-from mpifed.problem import Composition
-from mpifed.simulation import Simulation
-from mpifed.streams import generator
+from mpifed.parallel.comm import SerialComm
+from mpifed.core.noise import Gaussian
+from mpifed.core.problem import Composition
+from mpifed.simulation.simulation import Simulation
+from mpifed.core.streams import generator
 
 DIM, CLIENTS, SIGMA = 16, 2, 0.2
 WEIGHTS = ["alpha", "beta", "varrho"]

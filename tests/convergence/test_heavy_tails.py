@@ -12,11 +12,11 @@ import torch
 from games import configuration
 from mpifed import Blocks, Minimax
 from mpifed.algorithms import FSGDA, FedMuonDA, FedNSGDAM, FedSGDAClip, LocalSGDA
-from mpifed.comm import SerialComm
-from mpifed.noise import AlphaStable, Gaussian
+from mpifed.parallel.comm import SerialComm
+from mpifed.core.noise import AlphaStable, Gaussian
 from mpifed.problems import Saddle
-from mpifed.simulation import Simulation
-from mpifed.streams import generator
+from mpifed.simulation.simulation import Simulation
+from mpifed.core.streams import generator
 
 CLIENTS, P, ETA, ROUNDS, SEEDS = 4, 5, 0.02, 120, 5
 START = 0.75 * 8**0.5

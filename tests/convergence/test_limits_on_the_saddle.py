@@ -10,9 +10,9 @@ import pytest
 import torch
 from games import configuration
 from mpifed import run
-from mpifed.adaptive import MATRICES
+from mpifed.core.adaptive import MATRICES
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
-from mpifed.comm import SerialComm
+from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle
 
 Q, ETA_X, ETA_Y = 10, 0.005, 0.05

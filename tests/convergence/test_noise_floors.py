@@ -11,7 +11,7 @@ import pytest
 from games import configuration
 from mpifed import run
 from mpifed.algorithms import FGDA, LocalSGDA
-from mpifed.comm import SerialComm
+from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle
 
 D, SIGMA, TAU = 1000, 0.1, 10.0

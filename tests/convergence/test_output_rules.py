@@ -8,7 +8,7 @@ import pytest
 from games import configuration
 from mpifed import run
 from mpifed.algorithms import FGDA, LocalSGDA
-from mpifed.comm import SerialComm
+from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle
 
 METHODS = [LocalSGDA(q=2, eta_x=0.005, eta_y=0.05), FGDA(q=2, gamma=0.005, lam=0.05)]

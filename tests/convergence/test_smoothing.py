@@ -12,9 +12,9 @@ import torch
 from games import configuration
 from mpifed import Blocks, Minimax
 from mpifed.algorithms import FESSGDA, FSGDA, SmoothedGDA
-from mpifed.comm import SerialComm
+from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle
-from mpifed.simulation import Simulation
+from mpifed.simulation.simulation import Simulation
 
 A = C = 0.5
 KAPPAS = np.array([4, 8, 16, 32])

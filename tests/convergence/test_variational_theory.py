@@ -15,16 +15,16 @@ from fields import Field
 from games import configuration
 from mpifed import Blocks, Minimax, Sets
 from mpifed.algorithms import LESGD, LIPPAX, LSGD, SLIPPAX, LocalDualExtrapolation
-from mpifed.comm import SerialComm
-from mpifed.noise import Gaussian
-from mpifed.problem import Operator
+from mpifed.parallel.comm import SerialComm
+from mpifed.core.noise import Gaussian
+from mpifed.core.problem import Operator
 from mpifed.problems import Saddle
 from mpifed.problems.trust_region import maximize_on_ball
-from mpifed.projections import Box, Simplex
-from mpifed.proximal import L1, Zero
-from mpifed.simulation import Simulation
-from mpifed.streams import generator
-from mpifed.theory import theorem_1, theorem_2, theorem_6
+from mpifed.core.sets import Box, Simplex
+from mpifed.core.proximal import L1, Zero
+from mpifed.simulation.simulation import Simulation
+from mpifed.core.streams import generator
+from mpifed.algorithms.theory import theorem_1, theorem_2, theorem_6
 from scipy.optimize import root
 
 DIM = 6

@@ -12,7 +12,7 @@ import pytest
 from processes import all_ranks, wait_until
 from small_job import LIMIT, STEP, command, end, final, saved
 
-WRITE = "mpifed.checkpoint:write"
+WRITE = "mpifed.storage.checkpoint:write"
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def small_disk(tmp_path):
 def test_the_disk_is_full_for_a_while(small_disk, whole, size, check):
     """Found out before writing (check), or by HDF5 half way. The checkpoints of rounds 6 to 12 are lost, the run goes on."""
     ballast = small_disk / "run" / "ballast"
-    faults = [f"0 fill:{ballast} {WRITE} 2", f"0 free:{ballast} {WRITE} 5"] + ["0 skip mpifed.checkpoint:_room 1"] * (not check)
+    faults = [f"0 fill:{ballast} {WRITE} 2", f"0 free:{ballast} {WRITE} 5"] + ["0 skip mpifed.storage.checkpoint:_room 1"] * (not check)
     code, output = launch.launch(size, command(small_disk, *faults), LIMIT)
     assert code == 0 and "Traceback" not in output, output
     warnings = re.findall(r"mpifed: warning: the files of round (\d+) could not be written to .* \((.*)\); the newest checkpoint is "
@@ -45,7 +45,7 @@ def test_the_disk_is_full_for_a_while(small_disk, whole, size, check):
 def test_the_disk_stays_full(small_disk, whole, size, check):
     """The last files must be written: an error, the old checkpoint sound, and the job resumes when there is room."""
     ballast = small_disk / "run" / "ballast"
-    faults = [f"0 fill:{ballast} {WRITE} 5"] + ["0 skip mpifed.checkpoint:_room 1"] * (not check)
+    faults = [f"0 fill:{ballast} {WRITE} 5"] + ["0 skip mpifed.storage.checkpoint:_room 1"] * (not check)
     code, output = launch.launch(size, command(small_disk, *faults), LIMIT)
     assert code == 2 and "Traceback" not in output, output
     assert re.search(r"mpifed: the files of round 20 could not be written to .*No space left on device.*is of round 12\n", output), output

@@ -11,7 +11,7 @@ import pytest
 from launch import launch
 from small_job import LIMIT, STEP, command, end, final, job, saved
 
-FAULTY = Path(__file__).with_name("faulty.py")
+FAULTY = Path(__file__).parents[1] / "support" / "faulty.py"
 ENDS = {"openmpi": [1], "mpich": [1, 9]}  # MPI_Abort(1): MPICH's launcher may pass on the end of a rank that it has killed instead
 
 

@@ -12,7 +12,7 @@ import pytest
 from processes import alive, all_ranks, segments, wait_for_the_end
 from small_job import ALLREDUCE, LIMIT, STEP, command, end, saved
 
-BCAST, DIGEST, SEND = "mpifed.comm:MpiComm.bcast_", "mpifed.checkpoint:_digest", "mpifed.comm:MpiComm.send"
+BCAST, DIGEST, SEND = "mpifed.parallel.comm:MpiComm.bcast_", "mpifed.storage.checkpoint:_digest", "mpifed.parallel.comm:MpiComm.send"
 REPLACE = "os:replace"
 #: Seconds from the death of a rank to the end of the job.
 PATIENCE = 10

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 from launch import launch
 
-OWN_DATA = Path(__file__).with_name("own_data.py")
+OWN_DATA = Path(__file__).parents[1] / "support" / "own_data.py"
 LIMIT = 100
 JOB = """
 rounds = 2

@@ -13,7 +13,7 @@ from small_job import LIMIT, STEP, command, final, saved
 
 ULFM = ("--with-ft", "ulfm")
 SHRINK = ["run.on_rank_failure=shrink"]
-COMM = "mpifed.survival:SurvivingComm"
+COMM = "mpifed.running.recovery:SurvivingComm"
 
 
 @pytest.mark.parametrize("faults, ranks, ranks_left", [

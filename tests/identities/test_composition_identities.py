@@ -16,11 +16,11 @@ from games import configuration
 from identity_games import ROUNDING, VISIBLE, Renamed, Timed, distance
 from mpifed import Blocks, Minimax
 from mpifed.algorithms import MFCGD, AdaMFCGD, LocalSGDA
-from mpifed.comm import SerialComm
-from mpifed.noise import Gaussian
-from mpifed.problem import Composition
-from mpifed.simulation import Simulation
-from mpifed.streams import Stream, generator
+from mpifed.parallel.comm import SerialComm
+from mpifed.core.noise import Gaussian
+from mpifed.core.problem import Composition
+from mpifed.simulation.simulation import Simulation
+from mpifed.core.streams import Stream, generator
 
 SEED, NOISE = 1, Gaussian(scale=0.3)
 GAMMA, ETA, Q = 0.06, 0.9, 3

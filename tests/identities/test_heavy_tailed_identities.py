@@ -14,10 +14,10 @@ from games import DX, DY, Game, configuration, reference_gradient, start_of
 from identity_games import ROUNDING, VISIBLE, Exchanged, Rearranged, Renamed, Scaled, Swapped, distance, path
 from mpifed import Blocks, Minimax, hyperparameters
 from mpifed.algorithms import FedMuonDA, FedNSGDAM, FedSGDAClip
-from mpifed.comm import SerialComm
-from mpifed.noise import Gaussian
-from mpifed.simulation import Simulation
-from mpifed.streams import generator
+from mpifed.parallel.comm import SerialComm
+from mpifed.core.noise import Gaussian
+from mpifed.simulation.simulation import Simulation
+from mpifed.core.streams import generator
 from scipy.linalg import polar
 
 NOISE = Gaussian(scale=0.3)

@@ -10,8 +10,8 @@ import pytest
 from games import Game
 from identity_games import BINDING, ROUNDING, VISIBLE, Affine, Rearranged, Started, Timed, distance, path
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
-from mpifed.noise import Gaussian
-from mpifed.streams import generator
+from mpifed.core.noise import Gaussian
+from mpifed.core.streams import generator
 
 GAMMA, LAM, ETA = 0.05, 0.04, 0.9
 POWER = {"name": "power", "scale": 1.5, "offset": 2.0}

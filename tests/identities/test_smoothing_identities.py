@@ -12,9 +12,9 @@ import torch
 from games import DX, Game, configuration
 from identity_games import BINDING, ROUNDING, VISIBLE, Exchanged, Rearranged, Renamed, Swapped, distance, path
 from mpifed.algorithms import FESSGDA, FSGDA, LocalSGDA, SmoothedGDA
-from mpifed.comm import SerialComm
-from mpifed.noise import Gaussian
-from mpifed.simulation import Simulation
+from mpifed.parallel.comm import SerialComm
+from mpifed.core.noise import Gaussian
+from mpifed.simulation.simulation import Simulation
 
 NOISE = Gaussian(scale=0.3)
 SAMPLED = {"batch_size": 2, "noise": NOISE}

@@ -10,9 +10,9 @@ from identity_games import (
     BINDING, ROUNDING, VISIBLE, Exchanged, Rearranged, Reflected, Renamed, Scaled, Swapped, Timed, Turned, distance,
     path, reflection,
 )
-from mpifed.adaptive import AdaBelief, Adam, AMSGrad
+from mpifed.core.adaptive import AdaBelief, Adam, AMSGrad
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
-from mpifed.noise import Gaussian
+from mpifed.core.noise import Gaussian
 
 NOISE = Gaussian(scale=0.3)
 RATES = {"q": 3, "gamma": 0.05, "lam": 0.04, "eta": 0.9, "alpha": 0.3, "beta": 0.5}

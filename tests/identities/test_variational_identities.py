@@ -16,14 +16,14 @@ from games import DX, Game, configuration
 from identity_games import BINDING, ROUNDING, VISIBLE, Renamed, Timed, distance
 from mpifed import Blocks
 from mpifed.algorithms import LESGD, LIPPAX, LSGD, SLIPPAX, LocalDualExtrapolation, LocalSGDA
-from mpifed.comm import SerialComm
-from mpifed.noise import Gaussian
-from mpifed.problem import Operator
+from mpifed.parallel.comm import SerialComm
+from mpifed.core.noise import Gaussian
+from mpifed.core.problem import Operator
 from mpifed.problems import Saddle
-from mpifed.projections import Box
-from mpifed.proximal import L1, Indicator, Zero
-from mpifed.simulation import Simulation
-from mpifed.streams import generator
+from mpifed.core.sets import Box
+from mpifed.core.proximal import L1, Indicator, Zero
+from mpifed.simulation.simulation import Simulation
+from mpifed.core.streams import generator
 
 SEED, NOISE, ETA = 1, Gaussian(scale=0.3), 0.05
 EXECUTORS = ["loop", "batched"]

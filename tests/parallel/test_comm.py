@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from mpifed import comm as communication
-from mpifed.comm import CollectiveError, SerialComm, agree, share
+from mpifed.parallel import comm as communication
+from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
 
 pytestmark = pytest.mark.mpi
 

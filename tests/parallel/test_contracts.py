@@ -10,9 +10,9 @@ from everything import METHODS, MISFITS, PAIRS, SETTINGS, method, problem
 from games import configuration
 from mpifed import resume, run
 from mpifed.algorithms import ALGORITHMS
-from mpifed.comm import SerialComm
+from mpifed.parallel.comm import SerialComm
 from mpifed.problems import PROBLEMS
-from mpifed.simulation import Simulation
+from mpifed.simulation.simulation import Simulation
 
 pytestmark = pytest.mark.mpi
 

@@ -7,15 +7,16 @@ import torch.distributed as dist
 from games import Game, configuration
 from staging import LateCopies
 
-import mpifed.reduction
-import mpifed.simulation
-from mpifed import channels, resume, run
+import mpifed.parallel.reduction
+import mpifed.simulation.simulation
+from mpifed import resume, run
+from mpifed.parallel import channels
 from mpifed.algorithms import AdaFGDA
-from mpifed.comm import CollectiveError
-from mpifed.devices import choose_device
-from mpifed.placement import Cohort, Placement
-from mpifed.reduction import ExactReduction, FusedReduction
-from mpifed.transport import Alone, CudaMpi, Host, Nccl, choose_transport, probe
+from mpifed.parallel.comm import CollectiveError
+from mpifed.parallel.devices import choose_device
+from mpifed.parallel.placement import Cohort, Placement
+from mpifed.parallel.reduction import ExactReduction, FusedReduction
+from mpifed.parallel.transport import Alone, CudaMpi, Host, Nccl, choose_transport, probe
 
 pytestmark = pytest.mark.mpi
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible")
@@ -58,7 +59,7 @@ def test_average_and_control_value(transport, comm, kind, weighted, members):
 @pytest.mark.parametrize("reduction", ["fused", "exact"])
 def test_a_control_value_counts_once_in_a_round_of_several_sums(comm, monkeypatch, reduction):
     """Two phases, and chunks of ``exact`` that hold one element each."""
-    monkeypatch.setattr(mpifed.reduction, "CHUNK", 1)
+    monkeypatch.setattr(mpifed.parallel.reduction, "CHUNK", 1)
     algorithm = AdaFGDA(q=2, gamma=0.02, lam=0.02, matrix="norm", sync_estimator="mean_after")
     simulation = mpifed.simulation.Simulation(configuration(algorithm, Game(clients=5), "unused", reduction=reduction), comm)
     assert len(simulation.algorithm.phases) > 1
@@ -90,7 +91,7 @@ def test_runs_agree_with_the_host(comm, out, monkeypatch, name):
     """1e-12 in float64: the sums of up to four ranks in another order, three rounds."""
     points = []
     for number, kind in enumerate(("host", name)):
-        monkeypatch.setattr(mpifed.simulation, "choose_transport", lambda *_: TRANSPORTS[kind](comm))
+        monkeypatch.setattr(mpifed.simulation.simulation, "choose_transport", lambda *_: TRANSPORTS[kind](comm))
         result = run(configuration(AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{number}"), comm)
         points.append(torch.cat(list(result.point.values())).numpy())
         assert not dist.is_initialized(), "a run gives its process group back"

@@ -12,8 +12,8 @@ import torch
 from games import Game, configuration
 from mpifed import resume, run
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
-from mpifed.comm import SerialComm, share
-from mpifed.config import Config
+from mpifed.parallel.comm import SerialComm, share
+from mpifed.config.job import Config
 from mpifed.problems import DeepAUC, Saddle
 
 pytestmark = pytest.mark.mpi

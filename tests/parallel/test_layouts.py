@@ -11,13 +11,14 @@ import pytest
 import torch
 from everything import METHODS, PAIRS, method, problem
 from games import Game, configuration
-from mpifed import checkpoint, resume, run
+from mpifed import resume, run
+from mpifed.storage import checkpoint
 from mpifed.algorithms import AdaFGDA, LocalSGDA
-from mpifed.comm import CollectiveError, MpiComm, SerialComm
-from mpifed.placement import Placement
+from mpifed.parallel.comm import CollectiveError, MpiComm, SerialComm
+from mpifed.parallel.placement import Placement
 from mpifed.problems import Saddle
-from mpifed.simulation import Simulation
-from mpifed.streams import generator
+from mpifed.simulation.simulation import Simulation
+from mpifed.core.streams import generator
 
 pytestmark = pytest.mark.mpi
 
@@ -39,7 +40,7 @@ class Skewed(Game):
 @pytest.fixture
 def forced(monkeypatch):
     """Costs as given instead of measured ones."""
-    monkeypatch.setattr("mpifed.simulation.client_costs", lambda *_: np.array(COSTS))
+    monkeypatch.setattr("mpifed.simulation.simulation.client_costs", lambda *_: np.array(COSTS))
 
 
 def bits(result) -> np.ndarray:
@@ -96,7 +97,7 @@ def assert_measures_nothing(monkeypatch):
     def fail(*_):
         raise AssertionError("the checkpoint holds the costs")
 
-    monkeypatch.setattr("mpifed.simulation.client_costs", fail)
+    monkeypatch.setattr("mpifed.simulation.simulation.client_costs", fail)
 
 
 def test_resumed_on_other_rank_counts(comm, out, forced, monkeypatch):

@@ -11,16 +11,16 @@ import pytest
 import torch
 from fields import Chain, Field, reference_chain, reference_operator
 from games import Game, configuration, reference_gradient, start_of, trace
-from mpifed.adaptive import MATRICES
+from mpifed.core.adaptive import MATRICES
 from mpifed.algorithms import (
     FESSGDA, FSGDA, LESGD, LIPPAX, LSGD, MFCGD, SLIPPAX, AdaMFCGD, FedMuonDA, FedNSGDAM, FedSGDAClip, LocalDualExtrapolation,
     SmoothedGDA,
 )
-from mpifed.noise import Gaussian
-from mpifed.placement import Cohort
-from mpifed.projections import Ball, Box, Simplex
-from mpifed.proximal import L1, Indicator, Nuclear, Zero
-from mpifed.streams import Stream, generator
+from mpifed.core.noise import Gaussian
+from mpifed.parallel.placement import Cohort
+from mpifed.core.sets import Ball, Box, Simplex
+from mpifed.core.proximal import L1, Indicator, Nuclear, Zero
+from mpifed.core.streams import Stream, generator
 from reference import matrices as plain
 from reference import proximal
 from reference.fess_gda import fess_gda, fsgda, smoothed_gda

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from games import Game, configuration, reference_gradient, sizes, start_of, trace
-from mpifed.adaptive import MATRICES
+from mpifed.core.adaptive import MATRICES
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
-from mpifed.noise import Gaussian
-from mpifed.placement import Cohort
-from mpifed.projections import Ball
+from mpifed.core.noise import Gaussian
+from mpifed.parallel.placement import Cohort
+from mpifed.core.sets import Ball
 from reference import matrices as plain
 from reference.fgda import fgda
 from reference.local_sgda import local_sgda

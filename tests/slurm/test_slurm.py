@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from batch import command, run_command, slurm_answers, submit, workplace
 from launch import mpirun_path
-from mpifed.comm import SerialComm
+from mpifed.parallel.comm import SerialComm
 
 pytestmark = pytest.mark.skipif(not slurm_answers(), reason="no Slurm answers to sinfo")
 

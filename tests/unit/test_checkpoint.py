@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mpifed import checkpoint, files
-from mpifed.comm import SerialComm
-from mpifed.files import replacing, sweep
-from mpifed.placement import Cohort, Placement
+from mpifed.storage import checkpoint
+from mpifed.storage import atomic as files
+from mpifed.parallel.comm import SerialComm
+from mpifed.storage.atomic import replacing, sweep
+from mpifed.parallel.placement import Cohort, Placement
 
 ARRAYS = {"shared": np.arange(5.0), "empty": np.zeros((0, 3)), "table": np.arange(6.0).reshape(2, 3)}
 

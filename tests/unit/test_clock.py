@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import launch
 
-from mpifed.clock import FederatedClock, member_seconds
-from mpifed.comm import SerialComm
-from mpifed.config import Config, ConfigError
-from mpifed.run import run
-from mpifed.sections import Clock
-from mpifed.traffic import Traffic
+from mpifed.simulation.federated_clock import FederatedClock, member_seconds
+from mpifed.parallel.comm import SerialComm
+from mpifed.config.job import Config, ConfigError
+from mpifed.running.run import run
+from mpifed.config.sections import Clock
+from mpifed.simulation.traffic import Traffic
 
 PLAIN = dict(bandwidth_down=512.0, bandwidth_up=1024.0, gradients_per_second=4.0)
 SENT = Traffic(up=256, down=1024, allreduce=0, bcast=0)

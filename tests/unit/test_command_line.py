@@ -6,11 +6,12 @@ import sys
 import pytest
 from click.testing import CliRunner
 from launch import launch
-from mpifed import run, simulation
-from mpifed.__main__ import cli, main
-from mpifed.catalogue import catalogue
-from mpifed.comm import CollectiveError, SerialComm
-from mpifed.config import Config, ConfigError
+from mpifed import run
+from mpifed.simulation import simulation
+from mpifed.cli.main import cli, main
+from mpifed.cli.catalogue import catalogue
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.config.job import Config, ConfigError
 
 JOB = """
 rounds = 3

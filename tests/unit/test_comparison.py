@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from runfiles import write
 
-from mpifed.comparison import Rule, Spread, best, columns, labels, settings_of
+from mpifed.report.comparison import Rule, Spread, best, columns, labels, settings_of
 from mpifed.problems import PROBLEMS
-from mpifed.results import load
-from mpifed.simulation import NON_FINITE
+from mpifed.storage.results import load
+from mpifed.simulation.simulation import NON_FINITE
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from games import configuration
 
 from mpifed import run
 from mpifed.algorithms import MFCGD, AdaMFCGD
-from mpifed.comm import SerialComm
+from mpifed.parallel.comm import SerialComm
 from mpifed.data import DATASETS, Images
-from mpifed.oracle import CompositionOracle
+from mpifed.core.oracle import CompositionOracle
 from mpifed.problems.distributional import DistributionallyRobust
 from mpifed.problems.maml import LinearMAML
-from mpifed.sampling import Sampler
+from mpifed.core.sampling import Sampler
 
 #: A smooth network, so that differences meet no kink.
 SMOOTH = {"name": "mlp", "hidden": [5], "activation": "tanh"}

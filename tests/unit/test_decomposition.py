@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from mpifed.proximal import Nuclear
-from mpifed.streams import generator
+from mpifed.core.proximal import Nuclear
+from mpifed.core.streams import generator
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from mpifed.directions import Clip, Identity, Normalize, Orthogonalize
-from mpifed.streams import generator
+from mpifed.core.directions import Clip, Identity, Normalize, Orthogonalize
+from mpifed.core.streams import generator
 from reference.heavy_tailed import direction_of
 
 SHAPES = {"tall": (4, 2), "bias": (3,), "wide": (2, 5), "square": (3, 3)}

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from runfiles import decay, write
 
-from mpifed import figures
-from mpifed.comparison import settings_of
-from mpifed.results import load
+from mpifed.report import figures
+from mpifed.report.comparison import settings_of
+from mpifed.storage.results import load
 
 
 def single(folder, *names, **options):

@@ -9,8 +9,8 @@ import threading
 import time
 
 import pytest
-from mpifed import folder as module
-from mpifed.folder import LOCK_FILE, Folder
+from mpifed.storage import folder as module
+from mpifed.storage.folder import LOCK_FILE, Folder
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,13 @@ import pytest
 import torch
 from scipy.optimize import linprog, minimize
 
-from mpifed.catalogue import example
-from mpifed.oracle import OperatorOracle
+from mpifed.cli.catalogue import example
+from mpifed.core.oracle import OperatorOracle
 from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.trust_region import maximize_on_ball
-from mpifed.projections import Box
-from mpifed.proximal import L1Box, L1, Indicator
-from mpifed.sampling import Sampler
+from mpifed.core.sets import Box
+from mpifed.core.proximal import L1Box, L1, Indicator
+from mpifed.core.sampling import Sampler
 
 GAMES = [
     AffineGame(d=5, clients=3, strong=0.2, heterogeneity=0.7),

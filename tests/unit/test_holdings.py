@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 from matplotlib.image import imread
 
-from mpifed.__main__ import cli
-from mpifed.config import Config, ConfigError
-from mpifed.holdings import Holdings, draw, holdings, print_holdings
+from mpifed.cli.main import cli
+from mpifed.config.job import Config, ConfigError
+from mpifed.report.client_samples import Holdings, draw, holdings, print_holdings
 
 JOB = """
 [algorithm]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mpifed.data import DATASETS, DataError
-from mpifed.data.files import Source
+from mpifed.data.sources import Source
 from mpifed.data.idx import read_idx
 from mpifed.data.images import IdxImages
 

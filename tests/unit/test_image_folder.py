@@ -14,7 +14,7 @@ from PIL import Image
 from realdata import real
 
 from mpifed.data import DATASETS, DataError
-from mpifed.data.folder import ImageFolder
+from mpifed.data.image_folder import ImageFolder
 from mpifed.problems import FairClassification
 
 PETS = ImageFolder("pets", "photos", ("pets",), "https://example.org/pets")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from mpifed import slurm
-from mpifed.config import ConfigError
-from mpifed.slurm import launch, sweep
+from mpifed.cli import launch as slurm
+from mpifed.config.job import ConfigError
+from mpifed.cli.launch import launch, sweep
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "jobs/slurm").glob("*.sbatch"))
@@ -42,7 +42,7 @@ def test_five_kinds_are_shipped():
     assert {file.stem for file in SHIPPED} == {"gpu_nodes", "shared_gpu", "cpu", "array", "preemptible"}
 
 
-@pytest.mark.parametrize("file", [*SHIPPED, ROOT / "mpifed/launcher.sh"], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [*SHIPPED, ROOT / "mpifed/cli/launcher.sh"], ids=lambda file: file.name)
 def test_scripts_are_bash(file):
     subprocess.run(["bash", "-n", file], check=True, timeout=20)
 

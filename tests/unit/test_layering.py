@@ -8,30 +8,23 @@ import pytest
 
 PACKAGE = Path(mpifed.__file__).parent
 SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
-#: Layers from the bottom: a module may import what stands on a lower line, or what its own line allows.
-LAYERS = [
-    {"options", "files", "records", "streams", "comm", "scalars", "decomposition", "theory"},
-    {"schedules", "adaptive", "projections", "noise", "placement", "directions", "devices", "provenance", "signals", "survival", "watchdog"},
-    {"proximal", "channels"},
-    {"algorithm", "problem", "sections", "transport"},
-    {"data", "models", "reduction", "sampling", "traffic"},
-    {"oracle", "clock"},
-    {"algorithms", "problems"},
-    {"config", "coordinator", "executor", "checkpoint", "timing"},
-    {"simulation"},
-    {"recorder"},
-    {"folder"},
-    {"restart"},
-    {"run", "results", "scaling", "holdings"},
-    {"__init__", "catalogue", "check", "bench", "prediction", "sweep", "comparison"},
-    {"figures", "tables", "slurm"},
-    {"page"},
-    {"report"},
-    {"commands"},
-    {"__main__"},
-]
-LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-INSIDE = {"check": {"catalogue"}}
+#: Room → the rooms that it may import from, beside itself.
+RULES = {
+    "core": "",
+    "models": "core", "data": "core", "algorithms": "core", "parallel": "core",
+    "problems": "core data models",
+    "config": "core algorithms problems",
+    "simulation": "config parallel core",
+    "storage": "simulation parallel core",
+    "running": "storage simulation config parallel core",
+    "report": "storage config core",
+    "scaling": "simulation storage config parallel core",
+}
+#: Library → the only places that import it.
+USERS = {
+    "mpi4py": ("parallel/comm.py",), "h5py": ("storage/",), "matplotlib": ("report/", "scaling/"),
+    "rich": ("report/", "scaling/", "cli/"), "click": ("cli/",),
+}
 
 
 def imports(tree: ast.Module):
@@ -45,36 +38,29 @@ def imports(tree: ast.Module):
                 yield from (f"mpifed.{alias.name}" for alias in node.names)
 
 
-def rooms(tree: ast.Module) -> set[str]:
-    return {name.split(".")[1] for name in imports(tree) if name.startswith("mpifed.") and name.split(".")[1] in LEVEL}
+@pytest.mark.parametrize("room, allowed", RULES.items(), ids=RULES)
+def test_rooms_import_what_they_may(room, allowed):
+    for file in (file for file in SOURCES if file.startswith(f"{room}/")):
+        entered = {name.split(".")[1] for name in imports(SOURCES[file]) if name.startswith("mpifed.")} - {room}
+        assert entered <= set(allowed.split()), file
 
 
-@pytest.mark.parametrize("file", SOURCES)
-def test_imports_point_downwards(file):
-    room = file.split("/")[0].removesuffix(".py")
-    for other in rooms(SOURCES[file]) - {room} - INSIDE.get(room, set()):
-        assert LEVEL[other] < LEVEL[room], f"{file} imports {other}"
+def test_every_folder_is_a_room():
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} == {*RULES, "cli"}
+    assert {file for file in SOURCES if "/" not in file} == {"__init__.py", "__main__.py"}
 
 
-@pytest.mark.parametrize("library, users", [("mpi4py", {"comm.py"}), ("h5py", {"checkpoint.py", "recorder.py", "results.py"})])
-def test_one_room_for_a_library(library, users):
+@pytest.mark.parametrize("library, users", USERS.items(), ids=USERS)
+def test_one_place_for_a_library(library, users):
     found = {file for file, tree in SOURCES.items() if any(name.split(".")[0] == library for name in imports(tree))}
-    assert found == users
-
-
-def test_algorithms_and_problems_do_not_meet():
-    for file, tree in SOURCES.items():
-        if file.startswith("algorithms/"):
-            assert not rooms(tree) & {"problems", "comm", "executor", "coordinator", "simulation", "oracle"}, file
-        if file.startswith("problems/"):
-            assert not rooms(tree) & {"algorithms", "comm", "executor", "coordinator", "simulation", "oracle"}, file
+    assert found and all(file.startswith(users) for file in found), found
 
 
 def test_no_collective_under_a_rank_test():
     """No call of a collective inside ``if ... rank ...`` of a module other than the communicators themselves."""
     collectives = {"allreduce_", "bcast_", "alltoallv", "allgatherv", "barrier", "agree", "share"}
     for file, tree in SOURCES.items():
-        if file == "comm.py":
+        if file == "parallel/comm.py":
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.If) and "rank" in ast.unparse(node.test):

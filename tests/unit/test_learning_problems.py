@@ -9,15 +9,15 @@ from games import configuration
 
 from mpifed import run
 from mpifed.algorithms import FESSGDA, AdaFGDA
-from mpifed.comm import SerialComm
+from mpifed.parallel.comm import SerialComm
 from mpifed.data import DATASETS, Images
-from mpifed.options import build
-from mpifed.oracle import MinimaxOracle
+from mpifed.core.settings import build
+from mpifed.core.oracle import MinimaxOracle
 from mpifed.problems.fair import FairClassification
 from mpifed.problems.robust import RobustRegression
 from mpifed.problems.wgan import WGAN
-from mpifed.sampling import Sampler
-from mpifed.streams import Stream
+from mpifed.core.sampling import Sampler
+from mpifed.core.streams import Stream
 
 #: A smooth network, so that differences meet no kink.
 SMOOTH = {"name": "mlp", "hidden": [5], "activation": "tanh"}

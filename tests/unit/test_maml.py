@@ -11,15 +11,15 @@ from games import configuration
 
 from mpifed import run
 from mpifed.algorithms import MFCGD, AdaMFCGD
-from mpifed.comm import SerialComm
+from mpifed.parallel.comm import SerialComm
 from mpifed.data import Omniglot
-from mpifed.files import DataFile
+from mpifed.core.problem import DataFile
 from mpifed.models import MLP, Conv4
-from mpifed.options import build
-from mpifed.oracle import CompositionOracle
+from mpifed.core.settings import build
+from mpifed.core.oracle import CompositionOracle
 from mpifed.problems import FewShotMAML, SinusoidMAML, few_shot
-from mpifed.sampling import Sampler
-from mpifed.simulation import Simulation
+from mpifed.core.sampling import Sampler
+from mpifed.simulation.simulation import Simulation
 
 #: Smooth networks, so that differences meet no kink.
 CASES = {

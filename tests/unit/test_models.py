@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mpifed.models import MLP, MODELS, LeNet5, Linear
-from mpifed.options import build
+from mpifed.core.settings import build
 
 IMAGE = (1, 28, 28)
 ALL = [Linear(), MLP(), MLP(hidden=(5,), activation="tanh"), LeNet5(), LeNet5(activation="tanh")]

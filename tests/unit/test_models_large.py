@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mpifed.models import CNN, CNN7, RNN, Conv4, ResNet
-from mpifed.options import build
+from mpifed.core.settings import build
 from mpifed.problems import DeepAUC
 
 SMALL = ResNet(blocks=(2, 1), width=8, groups=4)

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from mpifed.noise import AlphaStable, Gaussian, Pareto, StudentT
-from mpifed.streams import Stream
+from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
+from mpifed.core.streams import Stream
 from scipy import stats
 
 DRAWS = 40_000

@@ -15,10 +15,10 @@ from browser import Browser
 from matplotlib.image import imread
 from runfiles import decay, write
 
-from mpifed.comparison import Rule, best, settings_of
-from mpifed.page import page
-from mpifed.results import find_runs, load
-from mpifed.simulation import NON_FINITE
+from mpifed.report.comparison import Rule, best, settings_of
+from mpifed.report.page import page
+from mpifed.storage.results import find_runs, load
+from mpifed.simulation.simulation import NON_FINITE
 
 #: Elements without an end.
 VOID = {"meta", "img", "input", "br", "hr", "wbr", "line", "link"}

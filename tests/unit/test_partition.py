@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpifed.data.partition import IID, PARTITIONS, ByClass, Dirichlet, PositiveRatios, Quantity, thin
-from mpifed.options import build
+from mpifed.core.settings import build
 
 seeds = st.integers(0, 2**32)
 quick = settings(deadline=None, max_examples=40)  # no deadline: a shared machine may stall any single example

@@ -11,14 +11,14 @@ import torch
 from games import Game
 from hypothesis import given
 from hypothesis import strategies as st
-from mpifed import timing
-from mpifed.comm import SerialComm
-from mpifed.noise import Gaussian
-from mpifed.placement import Placement
-from mpifed.problem import Game as AsGame
+from mpifed.simulation import client_costs as timing
+from mpifed.parallel.comm import SerialComm
+from mpifed.core.noise import Gaussian
+from mpifed.parallel.placement import Placement
+from mpifed.core.problem import Game as AsGame
 from mpifed.problems import LinearMAML
-from mpifed.sampling import Sampler
-from mpifed.sections import Oracle
+from mpifed.core.sampling import Sampler
+from mpifed.config.sections import Oracle
 
 #: Costs that often tie, and costs as long as runs take (nanoseconds).
 COSTS = st.integers(1, 4) | st.integers(1, 10**12)

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from mpifed.data import DATASETS, Images
-from mpifed.options import build
-from mpifed.oracle import MinimaxOracle
+from mpifed.core.settings import build
+from mpifed.core.oracle import MinimaxOracle
 from mpifed.problems import PROBLEMS, DeepAUC, Saddle
-from mpifed.sampling import Sampler
+from mpifed.core.sampling import Sampler
 
 
 def prepared(problem, seed=0):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from mpifed.comm import CollectiveError, SerialComm
-from mpifed.files import DataFile
-from mpifed.problem import as_family
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.core.problem import DataFile
+from mpifed.core.problem import as_family
 from mpifed.problems import FairClassification
-from mpifed.provenance import _difference, _ranks, agree_on_data
+from mpifed.simulation.provenance import _difference, _ranks, agree_on_data
 
 
 def table(**digests: str) -> dict:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from mpifed.catalogue import example
-from mpifed.oracle import MinimaxOracle
+from mpifed.cli.catalogue import example
+from mpifed.core.oracle import MinimaxOracle
 from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
-from mpifed.sampling import Sampler
+from mpifed.core.sampling import Sampler
 
 QUADRATICS = [
     QuadraticNCPL(dx=6, dy=5, rank=3, clients=3, kappa=20.0, ell=2.0, heterogeneity=0.4),

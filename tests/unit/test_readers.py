@@ -16,7 +16,7 @@ from realdata import real
 
 from mpifed.data import DATASETS, DataError, Images, Table, load_omniglot, npz
 from mpifed.data.cifar import CIFAR10_MD5, Cifar
-from mpifed.data.files import Source
+from mpifed.data.sources import Source
 from mpifed.data.libsvm import LibSVM
 from mpifed.data.npz import MedMnist
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mpifed.records import Blocks, Record
+from mpifed.core.records import Blocks, Record
 
 KINDS = st.sampled_from(["x", "y", "scalar"])
 FIELDS = st.dictionaries(

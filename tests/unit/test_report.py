@@ -12,14 +12,14 @@ from click.testing import CliRunner
 from matplotlib.image import imread
 from runfiles import write
 
-from mpifed.__main__ import cli
-from mpifed.comm import SerialComm
-from mpifed.config import Config
-from mpifed.holdings import holdings
-from mpifed.recorder import COSTS
-from mpifed.report import report
-from mpifed.results import load
-from mpifed.run import resume, run
+from mpifed.cli.main import cli
+from mpifed.parallel.comm import SerialComm
+from mpifed.config.job import Config
+from mpifed.report.client_samples import holdings
+from mpifed.storage.format import COSTS
+from mpifed.report.report import report
+from mpifed.storage.results import load
+from mpifed.running.run import resume, run
 
 JOB = """
 rounds = 4

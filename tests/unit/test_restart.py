@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from mpifed import resume, run
-from mpifed.comm import CollectiveError, SerialComm
-from mpifed.config import Config
-from mpifed.folder import Folder
-from mpifed.recorder import Recorder, ending
-from mpifed.restart import checkpoint, choose, complete, newest
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.config.job import Config
+from mpifed.storage.folder import Folder
+from mpifed.storage.recorder import Recorder, ending
+from mpifed.running.resume import checkpoint, choose, complete, newest
 
 COMM = SerialComm()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from runfiles import decay, write
 
-from mpifed.results import find_runs, load
+from mpifed.storage.results import find_runs, load
 
 
 @pytest.mark.parametrize("by_file", [False, True], ids=["folder", "file"])

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import launch
 
-from mpifed.algorithm import Phase
-from mpifed.comm import SerialComm
-from mpifed.config import Config, ConfigError
-from mpifed.prediction import BYTES_A_SECOND, SECONDS, machine_of, quantity, rank_numbers, read, rows, work_of
-from mpifed.records import Blocks, Record
-from mpifed.scaling import Link, Machine, Work, allreduce, bcast, fit_link, fit_rate, phases_of, reduce
-from mpifed.simulation import Simulation
-from mpifed.traffic import Traffic, traffic
+from mpifed.core.algorithm import Phase
+from mpifed.parallel.comm import SerialComm
+from mpifed.config.job import Config, ConfigError
+from mpifed.scaling.prediction import BYTES_A_SECOND, SECONDS, machine_of, quantity, rank_numbers, read, rows, work_of
+from mpifed.core.records import Blocks, Record
+from mpifed.scaling.model import Link, Machine, Work, allreduce, bcast, fit_link, fit_rate, phases_of, reduce
+from mpifed.simulation.simulation import Simulation
+from mpifed.simulation.traffic import Traffic, traffic
 
 LINK, GAMMA = Link(alpha=100.0, beta=1.0, both=2.0), 0.5
 FAR = Link(alpha=1000.0, beta=4.0, both=4.0)

@@ -6,10 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from mpifed.adaptive import MATRICES, BarzilaiBorwein
+from mpifed.core.adaptive import MATRICES, BarzilaiBorwein
 from mpifed.algorithms import FGDA, AdaFGDA
-from mpifed.projections import Ball, Box, Simplex
-from mpifed.schedules import Constant, Power, Squared, Steps
+from mpifed.core.sets import Ball, Box, Simplex
+from mpifed.core.schedules import Constant, Power, Squared, Steps
 
 VECTORS = arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 6)), elements=st.floats(-5, 5)).map(torch.from_numpy)
 

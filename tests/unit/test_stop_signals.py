@@ -10,12 +10,13 @@ import time
 import h5py
 import pytest
 import torch
-from mpifed import run, simulation
-from mpifed.comm import CollectiveError, SerialComm
-from mpifed.config import Config
-from mpifed.executor import Loop
-from mpifed.restart import checkpoint
-from mpifed.signals import EXIT_INTERRUPTED, StopSignals, held
+from mpifed import run
+from mpifed.simulation import simulation
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.config.job import Config
+from mpifed.simulation.executor import Loop
+from mpifed.running.resume import checkpoint
+from mpifed.running.signals import EXIT_INTERRUPTED, StopSignals, held
 
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
 
@@ -50,7 +51,7 @@ def send(monkeypatch):
             super().__init__(*arguments)
             watched.append(self)
 
-    monkeypatch.setattr(sys.modules["mpifed.run"], "StopSignals", Watched)  # mpifed.run is the function
+    monkeypatch.setattr(sys.modules["mpifed.running.run"], "StopSignals", Watched)  # mpifed.run is the function
 
     def arm(number, owner, name, call):
         method, calls = getattr(owner, name), []

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mpifed.streams import Stream, generator, philox
+from mpifed.core.streams import Stream, generator, philox
 
 FULL = 0xFFFFFFFF
 

@@ -4,11 +4,11 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from mpifed.__main__ import cli
-from mpifed.comm import SerialComm
-from mpifed.config import Config, ConfigError
-from mpifed.results import load
-from mpifed.sweep import LONGEST, expand, sweep, taken, variants
+from mpifed.cli.main import cli
+from mpifed.parallel.comm import SerialComm
+from mpifed.config.job import Config, ConfigError
+from mpifed.storage.results import load
+from mpifed.running.sweep import LONGEST, expand, sweep, taken, variants
 
 JOB = """
 rounds = 3

@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 from runfiles import write
 
-from mpifed import tables
-from mpifed.comparison import Rule, Spread, columns, settings_of
-from mpifed.results import load
+from mpifed.report import tables
+from mpifed.report.comparison import Rule, Spread, columns, settings_of
+from mpifed.storage.results import load
 
 
 def settings(*folders):

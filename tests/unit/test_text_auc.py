@@ -12,16 +12,16 @@ from games import configuration
 
 from mpifed import run
 from mpifed.algorithms import FedNSGDAM
-from mpifed.comm import SerialComm
+from mpifed.parallel.comm import SerialComm
 from mpifed.data import TEXTS, DataError, Texts
 from mpifed.data.vectors import VECTORS, encode, random_vectors, read_vectors, word_vectors, words_of
 from mpifed.models import RNN
-from mpifed.noise import StudentT
-from mpifed.options import build
-from mpifed.oracle import MinimaxOracle
+from mpifed.core.noise import StudentT
+from mpifed.core.settings import build
+from mpifed.core.oracle import MinimaxOracle
 from mpifed.problems import DeepAUC, TextAUC
-from mpifed.sampling import Sampler
-from mpifed.sections import Oracle
+from mpifed.core.sampling import Sampler
+from mpifed.config.sections import Oracle
 
 SMALL = dict(dataset="sentences", clients=2, vectors="random", dimension=4, length=5, model={"name": "rnn", "hidden": 3})
 

@@ -10,10 +10,12 @@ import torch
 from launch import launch
 from staging import LateCopies
 
-from mpifed import channels, transport
-from mpifed.comm import CollectiveError, SerialComm
-from mpifed.devices import describe_memory, deterministic, device_for, usage
-from mpifed.transport import choose_transport, probe
+from mpifed.parallel import channels
+from mpifed.parallel import transport
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.report.tables import describe_memory
+from mpifed.parallel.devices import deterministic, device_for, usage
+from mpifed.parallel.transport import choose_transport, probe
 
 CPU = torch.device("cpu")
 SCRIPTS = Path(__file__).parents[2] / "scripts"

@@ -4,12 +4,14 @@ import threading
 import time
 
 import pytest
-from mpifed import checkpoint, run, watchdog
-from mpifed.comm import SerialComm
-from mpifed.config import Config
-from mpifed.executor import Loop
-from mpifed.simulation import Simulation
-from mpifed.watchdog import EXIT_HANG, SLACK, Watchdog
+from mpifed import run
+from mpifed.storage import checkpoint
+from mpifed.running import watchdog
+from mpifed.parallel.comm import SerialComm
+from mpifed.config.job import Config
+from mpifed.simulation.executor import Loop
+from mpifed.simulation.simulation import Simulation
+from mpifed.running.watchdog import EXIT_HANG, SLACK, Watchdog
 
 #: The threads of these watchdogs end by SystemExit, where real ones end the process.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

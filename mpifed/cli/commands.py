@@ -1,0 +1,108 @@
+"""The commands beside a run: ``mpifed bench comm`` and ``mpifed scale`` for the model of scaling, ``mpifed report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from mpifed.parallel.comm import agree, world
+
+__all__ = ["bench", "report", "scale"]
+
+
+@click.group()
+def bench():
+    """Measure this machine."""
+
+
+@bench.command("comm")
+@click.argument("job", required=False, type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--out", default="comm.json", show_default=True, type=click.Path(dir_okay=False), metavar="FILE",
+              help="The result (JSON).")
+@click.option("--largest", default=2**26, show_default=True, type=click.IntRange(64), help="Bytes of the largest message.")
+def bench_comm(job, overrides, out, largest):
+    """Measure messages between ranks, and what a round of JOB computes: mpirun -n P mpifed bench comm [JOB].
+
+    Best with no more ranks on a node than it has cores, and for a cluster with ranks on two nodes. `mpifed scale` reads FILE.
+    """
+    from mpifed.scaling import measurement as bench
+    from mpifed.config.job import Config, ConfigError
+
+    comm = world()
+    config, error = None, None
+    try:
+        config = Config.load(job, list(overrides)) if job else None
+    except ConfigError as fault:
+        error = str(fault)
+    agree(comm, error or _no_folder(out))
+    result = bench.measure(comm, largest)
+    if config is not None:
+        result["job"] = bench.measure_job(comm, config)
+    if comm.rank == 0:
+        bench.write(result, Path(out))
+        bench.print_measurement(result)
+        click.echo(out)
+
+
+@click.command()
+@click.argument("job", required=False, type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--comm", "measurement", default="comm.json", show_default=True, help="Result of `mpifed bench comm`.")
+@click.option("--ranks", default=",".join(str(2**k) for k in range(13)), show_default=True, help="Numbers of ranks.")
+@click.option("--ranks-per-node", type=click.IntRange(1), help="By default the cores of a node.")
+@click.option("--cores", type=click.IntRange(1), help="Cores of a node; by default what the system showed when it was measured.")
+@click.option("--latency", help="Between nodes, e.g. 1.5us (as measured, else 1.5us).")
+@click.option("--bandwidth", help="Between nodes, e.g. 12GB/s (as measured, else 12GB/s).")
+@click.option("--client-seconds", type=click.FloatRange(0, min_open=True), help="Computing of a client in a round.")
+@click.option("--out", default="scale.png", show_default=True, type=click.Path(dir_okay=False), help="The figure.")
+def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, bandwidth, client_seconds, out):
+    """Predict the time of a round of JOB (by default the one measured) on many ranks, by the model of mpifed.scaling."""
+    from mpifed.scaling import prediction
+    from mpifed.config.job import Config, ConfigError
+
+    if _no_folder(out):
+        raise ConfigError(_no_folder(out))
+    numbers = prediction.rank_numbers(ranks)
+    config = Config.load(job, list(overrides)) if job else None
+    latency = latency and prediction.quantity(latency, prediction.SECONDS, "--latency")
+    bandwidth = bandwidth and prediction.quantity(bandwidth, prediction.BYTES_A_SECOND, "--bandwidth")
+    measured = prediction.read(measurement)
+    machine, about_machine = prediction.machine_of(measured, latency, bandwidth, ranks_per_node, cores)
+    work, about_work = prediction.work_of(measured, config, client_seconds)
+    predicted = prediction.rows(machine, work, numbers)
+    prediction.print_rows(predicted, [*about_machine, *about_work])
+    prediction.draw(predicted, out)
+    click.echo(out)
+
+
+@click.command()
+@click.argument("places", nargs=-1, required=True, type=click.Path(), metavar="FOLDER...")
+@click.option("--out", default="report", show_default=True, help="Folder for the page, the figures and the tables.")
+@click.option("--metric", help="The metric that decides which setting is best; by default the runs' first.")
+@click.option("--best", "by", type=click.Choice(["final", "best"]), default="final", show_default=True,
+              help="Whether a run counts with its last value or with its best.")
+@click.option("--target", type=float, help="A value of the metric: tell the rounds that it takes to reach it.")
+@click.option("--each", multiple=True, metavar="SETTING",
+              help="A setting of methods, e.g. q, that is not tuned: choose the best for each of its values.")
+def report(places, out, metric, by, target, each):
+    """Compare the runs in FOLDER... and below: report.html for a browser, curves.png, table.txt, table.csv, settings.csv.
+
+    Runs that differ only in the seed are averaged, and of every method the best setting is chosen: fewest runs that end in
+    non-finite values, then the best mean of the metric over the seeds. Problems declare which metrics are to be maximised.
+    """
+    from mpifed.report.comparison import Rule
+    from mpifed.report.report import report as write_report
+
+    try:
+        for path in write_report(places, out, Rule(metric, by, target, each)):
+            click.echo(path)
+    except (OSError, ValueError) as fault:
+        raise click.UsageError(str(fault)) from None
+
+
+def _no_folder(file: str) -> str | None:
+    """What is wrong with the place of a file to be written."""
+    parent = Path(file).parent
+    return None if parent.is_dir() else f"cannot write {file}: there is no folder {parent}"

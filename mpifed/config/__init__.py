@@ -1,0 +1,1 @@
+"""Job files: their sections, the classes and files that they name, grids of settings."""

@@ -1,0 +1,193 @@
+"""Adaptive matrices: how the averaged estimators become the matrices A and B of the adaptive methods.
+
+Each is a pure function of its moments and of the point and estimator averaged at a synchronisation:
+``moments, A = matrix(moments, w, x)`` with ``x -= gamma * eta * w / A``. A is a diagonal, shape ``[d]``, or a
+multiple of the identity, shape ``[1]``; always A ⪰ ρ I. ``moments`` is a tuple that starts as zeros; ``state`` names
+the kind of each moment ("block" like x, or "scalar").
+
+``matrix.refer(moments, w, x)`` tells those that compare with the synchronisation before what stands for it until the
+first one: the averaged estimator and the point at the common start. It accumulates nothing.
+
+Sources: 000 Algorithm 1 line 6 and the example below it; 003 eqs. 4-6. The papers use no bias correction, so the first
+matrices are about (1 - varrho)^(-1/2) smaller than corrected ones, and the first steps that much larger.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from mpifed.core.settings import choice, hyperparameters
+
+__all__ = ["MATRICES", "Matrix", "Identity", "Adam", "AdaBelief", "AMSGrad", "Norm", "AdaGradNorm", "BarzilaiBorwein"]
+
+Moments = tuple[torch.Tensor, ...]
+
+
+class _Matrix:
+    state: ClassVar[tuple[str, ...]] = ("block",)
+    kind: ClassVar[str] = "block"
+
+    def fields(self, block: str) -> tuple[str, ...]:
+        """The kinds of the moments for this block of variables, as a record wants them."""
+        return tuple(block if kind == "block" else "scalar" for kind in self.state)
+
+    def shape(self, block: str) -> str:
+        """The kind of the matrix itself for this block."""
+        return block if self.kind == "block" else "scalar"
+
+    def refer(self, moments: Moments, w: torch.Tensor, x: torch.Tensor) -> Moments:
+        """The moments once the common starting point is known."""
+        return moments
+
+    def refresh(self, r: int, moments: Moments, w: torch.Tensor, x: torch.Tensor, first_matrix: str, q: int):
+        """The moments and the matrix after round ``r``; after the start (r = 0) what ``first_matrix`` asks for.
+
+        With rounds of one step (q = 1) and the rule at the start, the start is the first synchronisation; the caller leaves
+        out round 1, which averages the same estimators again.
+        """
+        if r > 0:
+            return self(moments, w, x)
+        moments = self.refer(moments, w, x)
+        if first_matrix != "rule":
+            return moments, None
+        moments, matrix = self(moments, w, x)
+        return moments if q == 1 else self.refer(moments, w, x), matrix
+
+
+@hyperparameters
+class Identity(_Matrix):
+    """A = I: FGDA, MFCGD."""
+
+    state: ClassVar = ()
+    kind: ClassVar = "scalar"
+    rho: ClassVar[float] = 1.0
+
+    def __call__(self, moments: Moments, w, x):
+        return moments, w.new_ones(1)
+
+
+@hyperparameters
+class Adam(_Matrix):
+    """a ← ϱ a + (1 - ϱ) w², A = diag(√a + ρ) (000, line 6). ``bias_correction`` divides a by 1 - ϱⁿ, which no paper does."""
+
+    varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the second moment")
+    rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
+    bias_correction: bool = Field(default=False, description="divide the moment by 1 - ϱ^n")
+    state: ClassVar = ("block", "scalar")
+
+    def __call__(self, moments: Moments, w, x):
+        a, n = moments
+        a, n = self.varrho * a + (1 - self.varrho) * w**2, n + 1
+        corrected = a / (1 - self.varrho**n) if self.bias_correction else a
+        return (a, n), corrected.sqrt() + self.rho
+
+
+@hyperparameters
+class AdaBelief(_Matrix):
+    """a ← ϱ a + (1 - ϱ)(w - w')², A = diag(√a + ρ), w' the average at the synchronisation before (000, below line 6).
+
+    The paper prints ρ for ϱ and leaves w' open until the first synchronisation: ``belief_reference``. With "initial"
+    the first matrix by rule is ρ I.
+    """
+
+    varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the belief")
+    rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
+    belief_reference: Literal["zero", "initial"] = Field(
+        default="zero", description="w' until there is one: 0, or the averaged initial estimator"
+    )
+    state: ClassVar = ("block", "block")
+
+    def __call__(self, moments: Moments, w, x):
+        a, reference = moments
+        a = self.varrho * a + (1 - self.varrho) * (w - reference) ** 2
+        return (a, w), a.sqrt() + self.rho
+
+    def refer(self, moments: Moments, w, x):
+        a, reference = moments
+        return a, w if self.belief_reference == "initial" else torch.zeros_like(w)
+
+
+@hyperparameters
+class AMSGrad(_Matrix):
+    """Adam's moment with its running maximum: â ← max(â, a), A = diag(√â + ρ)."""
+
+    varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the second moment")
+    rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
+    state: ClassVar = ("block", "block")
+
+    def __call__(self, moments: Moments, w, x):
+        a, largest = moments
+        a = self.varrho * a + (1 - self.varrho) * w**2
+        largest = torch.maximum(largest, a)
+        return (a, largest), largest.sqrt() + self.rho
+
+
+@hyperparameters
+class Norm(_Matrix):
+    """a ← ϑ a + (1 - ϑ)‖w‖, A = (a + ρ) I, literally 003 eq. 6; ``root``: the mean of ‖w‖² and then its root."""
+
+    vartheta: float = Field(default=0.9, ge=0, lt=1, description="decay ϑ of the norm")
+    rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
+    root: bool = Field(default=False, description="average the squared norm and take the root")
+    state: ClassVar = ("scalar",)
+    kind: ClassVar = "scalar"
+
+    def __call__(self, moments: Moments, w, x):
+        (a,) = moments
+        norm = torch.linalg.vector_norm(w)
+        a = self.vartheta * a + (1 - self.vartheta) * (norm**2 if self.root else norm)
+        return (a,), (a.sqrt() if self.root else a) + self.rho
+
+
+@hyperparameters
+class AdaGradNorm(_Matrix):
+    """a ← a + ‖w‖², A = (√a + ρ) I: non-decreasing."""
+
+    rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
+    state: ClassVar = ("scalar",)
+    kind: ClassVar = "scalar"
+
+    def __call__(self, moments: Moments, w, x):
+        (a,) = moments
+        a = a + torch.linalg.vector_norm(w) ** 2
+        return (a,), a.sqrt() + self.rho
+
+
+@hyperparameters
+class BarzilaiBorwein(_Matrix):
+    """A = (|⟨Δw, Δx⟩| / ‖Δx‖² + ρ) I from the last two synchronisations.
+
+    While Δx is zero to rounding, the last quotient stays (0 at first, so that A = ρ I).
+    """
+
+    rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
+    state: ClassVar = ("block", "block", "scalar")
+    kind: ClassVar = "scalar"
+
+    def __call__(self, moments: Moments, w, x):
+        last_w, last_x, a = moments
+        dw, dx = w - last_w, x - last_x
+        square = dx @ dx
+        moved = square > (8 * torch.finfo(x.dtype).eps) ** 2 * (x @ x)  # averages of equal points differ by rounding
+        a = torch.where(moved, (dw @ dx).abs() / torch.where(moved, square, 1.0), a)
+        return (w, x, a), a + self.rho
+
+    def refer(self, moments: Moments, w, x):
+        return w, x, moments[2]
+
+
+MATRICES = {
+    "identity": Identity,
+    "adam": Adam,
+    "adabelief": AdaBelief,
+    "amsgrad": AMSGrad,
+    "norm": Norm,
+    "adagrad_norm": AdaGradNorm,
+    "barzilai_borwein": BarzilaiBorwein,
+}
+
+#: An adaptive matrix by name, table or instance.
+Matrix = choice("matrix", MATRICES)

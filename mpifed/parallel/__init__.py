@@ -1,0 +1,1 @@
+"""Ranks: communicators, devices, placement of clients, the ways of messages, averages over ranks."""

@@ -1,0 +1,266 @@
+"""The communicators: one process, or MPI. The only module that imports mpi4py.
+
+Everything here moves buffers: contiguous NumPy arrays of a known dtype, in place, never pickled objects. The arrays are
+host memory; :mod:`mpifed.parallel.transport` sees to GPUs.
+
+A launcher and an MPI library that do not fit start N processes that each believe to be alone, with exit code 0;
+:func:`world` compares the size with what the launcher has announced and refuses to go on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+
+import numpy as np
+
+__all__ = ["SerialComm", "MpiComm", "world", "agree", "share", "CollectiveError", "LaunchError", "EXIT_LAUNCH", "FAULT_TOLERANT"]
+
+#: Exit code when the processes cannot find each other.
+EXIT_LAUNCH = 71
+#: Elements in one call: MPI counts are 32-bit, and some libraries compute byte displacements in 32 bits.
+MAX_COUNT = 2**28
+#: Bytes of a text for the witnesses.
+WITNESS_BYTES = 256
+
+#: Set to 1 for its ranks by `mpirun --with-ft ulfm`.
+FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
+
+_LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
+_LAUNCHER_MARKS = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MV2_COMM_", "MPI_LOCALRANKID", "PALS_", "FLUX_", "ALPS_")
+
+
+class LaunchError(RuntimeError):
+    """The launcher started more processes than MPI can see."""
+
+
+class CollectiveError(RuntimeError):
+    """An error that all ranks raise together: they end in order, without an abort, and rank 0 says why."""
+
+
+def _checked(array: np.ndarray) -> np.ndarray:
+    """``array`` as one flat run of memory; a strided or transposed view would be reduced in memory order."""
+    if not isinstance(array, np.ndarray):
+        return array.view(-1)  # a tensor in GPU memory for a CUDA-aware MPI; view refuses what is not flat
+    if array.dtype not in (np.float32, np.float64, np.int64, np.uint8):
+        raise TypeError(f"cannot communicate dtype {array.dtype}: use float32, float64, int64 or uint8")
+    if not array.flags.c_contiguous:
+        raise ValueError("cannot communicate an array that is not contiguous")
+    return array.reshape(-1)
+
+
+class SerialComm:
+    """A communicator of one process. Every collective is the identity."""
+
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+    #: The first rank on this rank's node.
+    node = 0
+    mpi = "none (one process)"
+    #: The collective that this rank is in, "" outside; read by the watchdog's thread.
+    calling = ""
+
+    def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
+        """Replace ``array`` by its sum ("sum"), maximum ("max") or minimum ("min") over the ranks, on all ranks."""
+        _checked(array)
+
+    def bcast_(self, array: np.ndarray, root: int = 0) -> None:
+        """Replace ``array`` by that of rank ``root``."""
+        _checked(array)
+
+    def alltoallv(self, send: np.ndarray, counts: list[int], receive: np.ndarray, from_counts: list[int]) -> None:
+        """Send consecutive pieces of ``send`` (sizes ``counts``) to the ranks; receive theirs one after another."""
+        _checked(receive)[...] = _checked(send)
+
+    def allgatherv(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
+        """Concatenate every rank's ``send`` (sizes ``counts``) into ``receive`` on all ranks."""
+        _checked(receive)[...] = _checked(send)
+
+    def send(self, array: np.ndarray, to: int) -> None:
+        """Send ``array`` to rank ``to``, which must be receiving."""
+        raise RuntimeError("there is no other rank to send to")
+
+    def receive(self, array: np.ndarray, source: int) -> None:
+        """Receive an array of this size and dtype from rank ``source``."""
+        raise RuntimeError("there is no other rank to receive from")
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def witness(self, text: str, seconds: float) -> dict[int, str] | None:
+        """Tell ranks 0 and 1 a text, from any thread and without waiting for them.
+
+        Returns:
+            On ranks 0 and 1 the texts by rank that arrived within ``seconds``, their own among them; elsewhere ``None``.
+        """
+        return {0: text}
+
+    def abort(self, code: int) -> None:
+        """End all ranks at once with exit code ``code``."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class MpiComm(SerialComm):
+    """A communicator over MPI ranks.
+
+    Args:
+        mpi: the communicator to duplicate, ``COMM_WORLD`` when omitted.
+    """
+
+    def __init__(self, mpi=None):
+        import mpi4py
+
+        mpi4py.rc.finalize = os.environ.get(FAULT_TOLERANT) != "1"  # survivors may wait in it for the dead
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self._comm = (mpi or MPI.COMM_WORLD).Dup()
+        self._witnesses = self._comm.Dup()
+        self.rank, self.size = self._comm.rank, self._comm.size
+        node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.local_rank, self.local_size = node.rank, node.size
+        leader = np.array([self.rank])
+        node.Bcast(leader)
+        self.node = int(leader[0])
+        node.Free()
+        self.mpi = MPI.Get_library_version().split("\n")[0].strip().rstrip("\0")
+
+    def allreduce_(self, array, op="sum"):
+        operation = {"sum": self._mpi.SUM, "max": self._mpi.MAX, "min": self._mpi.MIN}[op]
+        self.calling = "Allreduce"
+        for piece in _pieces(array):
+            self._comm.Allreduce(self._mpi.IN_PLACE, piece, operation)
+        self.calling = ""
+
+    def bcast_(self, array, root=0):
+        self.calling = "Bcast"
+        for piece in _pieces(array):
+            self._comm.Bcast(piece, root)
+        self.calling = ""
+
+    def alltoallv(self, send, counts, receive, from_counts):
+        self.calling = "Alltoallv"
+        self._comm.Alltoallv([_checked(send), counts], [_checked(receive), from_counts])
+        self.calling = ""
+
+    def allgatherv(self, send, receive, counts):
+        self.calling = "Allgatherv"
+        self._comm.Allgatherv(_checked(send), [_checked(receive), counts])
+        self.calling = ""
+
+    def send(self, array, to):
+        self.calling = f"Send to rank {to}"
+        for piece in _pieces(array):
+            self._comm.Send(piece, to)
+        self.calling = ""
+
+    def receive(self, array, source):
+        self.calling = f"Recv from rank {source}"
+        for piece in _pieces(array):
+            self._comm.Recv(piece, source)
+        self.calling = ""
+
+    def barrier(self):
+        self.calling = "Barrier"
+        self._comm.Barrier()
+        self.calling = ""
+
+    def witness(self, text, seconds):
+        letter = np.frombuffer(text.encode()[:WITNESS_BYTES].ljust(WITNESS_BYTES), dtype=np.uint8)
+        self._letters = [letter, *(self._witnesses.Isend(letter, to) for to in (0, 1) if to < self.size and to != self.rank)]
+        if self.rank > 1:
+            return None
+        texts, end = {self.rank: text}, time.monotonic() + seconds
+        while time.monotonic() < end and len(texts) < self.size:
+            status = self._mpi.Status()
+            if self._witnesses.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status):
+                arrived = np.empty(WITNESS_BYTES, dtype=np.uint8)
+                self._witnesses.Recv(arrived, status.Get_source())
+                texts[status.Get_source()] = arrived.tobytes().decode(errors="replace").rstrip()
+            else:
+                time.sleep(0.01)
+        return texts
+
+    def abort(self, code):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._comm.Abort(code)
+
+
+def share(comm: SerialComm, text: str | None, root: int = 0) -> str:
+    """The text of rank ``root``, on all ranks. Collective."""
+    data = np.frombuffer((text or "").encode(), dtype=np.uint8).copy()
+    length = np.array([len(data)], dtype=np.int64)
+    comm.bcast_(length, root)
+    if comm.rank != root:
+        data = np.empty(length[0], dtype=np.uint8)
+    comm.bcast_(data, root)
+    return data.tobytes().decode()
+
+
+def agree(comm: SerialComm, error: str | None) -> None:
+    """Go on only if no rank has met an error. Collective.
+
+    Raises:
+        CollectiveError: on all ranks, with the message of the first rank that passed one.
+    """
+    first = np.array([comm.size if error is None else comm.rank], dtype=np.int64)
+    comm.allreduce_(first, "min")
+    if first[0] < comm.size:
+        message = share(comm, error, int(first[0]))
+        where = f" (on rank {first[0]})" if first[0] else ""
+        raise CollectiveError(message + where)
+
+
+def _pieces(array: np.ndarray):
+    flat = _checked(array)
+    if len(flat) <= MAX_COUNT:
+        return (flat,)
+    return (flat[start : start + MAX_COUNT] for start in range(0, len(flat), MAX_COUNT))
+
+
+def _announced() -> int:
+    """The number of ranks that the launcher says it has started, 1 when it says nothing."""
+    names = [*_LAUNCHER_SIZES, *(["SLURM_STEP_NUM_TASKS"] if "SLURM_PROCID" in os.environ else [])]
+    for name in names:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 1
+
+
+def world() -> SerialComm:
+    """The communicator of all processes that were started together.
+
+    MPI when a launcher (mpirun, mpiexec, srun) has started this process, one process otherwise. Under MPI, an exception
+    that nobody catches ends all ranks: MPI itself would leave the others waiting for ever.
+
+    Raises:
+        LaunchError: the launcher started more processes than MPI can see.
+    """
+    announced = _announced()
+    launched = any(name.startswith(_LAUNCHER_MARKS) for name in os.environ) or announced > 1
+    if not launched:
+        return SerialComm()
+    comm = MpiComm()
+    if comm.size != announced and announced > 1:
+        library = " ".join(comm.mpi.split(",")[0].split())
+        raise LaunchError(
+            f"the launcher started {announced} processes, but this MPI ({library}) sees {comm.size}: launcher and library do not "
+            "fit, and each process would run the whole job alone. Use the mpirun of this MPI, or under Slurm `srun --mpi="
+            f"{'pmix' if library.startswith('Open MPI') else 'pmi2'}`; a script of `mpifed launch` finds out by itself"
+        )
+    if comm.size > 1:
+        sys.excepthook = lambda *error: _abort_on(comm, *error)
+    return comm
+
+
+def _abort_on(comm: SerialComm, kind, error, trace) -> None:
+    print(f"rank {comm.rank} of {comm.size} failed:", file=sys.stderr)
+    traceback.print_exception(kind, error, trace)
+    comm.abort(1)

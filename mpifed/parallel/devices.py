@@ -1,0 +1,141 @@
+"""The device of a rank, the memory it has used, and deterministic algorithms."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mpifed.parallel.comm import CollectiveError, SerialComm, agree
+
+__all__ = ["choose_device", "device_for", "threads", "identity", "wait_for", "deterministic", "usage"]
+
+#: cuBLAS sums in a fixed order only with a workspace of a fixed size; it reads this when its first handle is made.
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+#: Torch's threads when the process starts: the cores that it may use, or OMP_NUM_THREADS.
+_THREADS = torch.get_num_threads()
+
+
+def threads(wanted: int | None, exact: bool, local_size: int) -> int:
+    """Torch threads of a rank: as wanted; 1 under ``exact``, where sums must not be split; else a fair share of the node."""
+    return wanted or (1 if exact else max(1, _THREADS // local_size))
+
+
+def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = None) -> torch.device:
+    """The device of this rank, made torch's current one. Collective.
+
+    Args:
+        wanted, gpus: as for :func:`device_for`.
+
+    Raises:
+        CollectiveError: on all ranks together: a GPU is asked for and some rank sees none or cannot use it, or a part of
+            the ranks would compute on the CPU.
+    """
+    device, error = torch.device("cpu"), None
+    try:
+        device = device_for(wanted, gpus, comm.local_rank)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+    except (ValueError, RuntimeError) as fault:
+        error = str(fault)
+    agree(comm, error)
+    on_gpu = np.array([device.type == "cuda"], dtype=np.int64)
+    comm.allreduce_(on_gpu)
+    if 0 < on_gpu[0] < comm.size:
+        raise CollectiveError(
+            f"run.device = {wanted!r} finds a GPU for {on_gpu[0]} of {comm.size} ranks: expected one on every node or on none "
+            "(options: run.device = 'cpu', or nodes that are alike)"
+        )
+    return device
+
+
+def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torch.device:
+    """The device of the rank ``local_rank`` of a node: a GPU in turn, or the CPU.
+
+    Args:
+        wanted: "cpu", "cuda", or "auto" (CUDA where there is a GPU).
+        gpus: GPU numbers for the local ranks 0, 1, ..., from the front again when they are used up; all GPUs in their
+            order when omitted.
+
+    Raises:
+        ValueError: a GPU is asked for, and there is none or none of that number.
+    """
+    if wanted == "cpu":
+        return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    if not visible and (gpus or wanted == "cuda"):
+        asked = f"run.gpus = {list(gpus)}" if gpus else f"run.device = {wanted!r}"
+        raise ValueError(f"{asked} asks for a GPU, but this process sees none: {_why_none()} (options: run.device = auto, cpu)")
+    missing = [gpu for gpu in gpus or () if gpu >= visible]
+    if missing:
+        raise ValueError(f"run.gpus = {list(gpus)}: expected numbers from 0 to {visible - 1}, the GPUs that this process sees, "
+                         f"got {', '.join(map(str, missing))}")
+    order = gpus or range(visible)
+    return torch.device("cuda", order[local_rank % len(order)]) if visible else torch.device("cpu")
+
+
+def _why_none() -> str:
+    """What decides whether a GPU is seen: torch's build, the driver, the environment."""
+    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA (install a CUDA build)"
+    driver = "loaded" if Path("/proc/driver/nvidia/version").exists() else "not loaded"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    mask = "not set" if visible is None else repr(visible)
+    return f"torch {torch.__version__} is built {build}, the NVIDIA driver is {driver}, CUDA_VISIBLE_DEVICES is {mask}"
+
+
+def identity(device: torch.device) -> int:
+    """A positive number that ranks on the same GPU share, whatever they call it; 0 for the CPU."""
+    if device.type != "cuda":
+        return 0
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return 1 + int.from_bytes(hashlib.sha256(uuid.encode()).digest()[:7], "big")
+
+
+def wait_for(device: torch.device) -> None:
+    """Wait until the device has done what it has been given so far."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+@contextlib.contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """With ``on``, torch uses algorithms that give the same bits every time, in full precision, or refuses to go on.
+
+    cuBLAS obeys only where it has not been used before in the process, or was told by ``CUBLAS_WORKSPACE_CONFIG``.
+    All settings are restored in the end.
+    """
+    if not on:
+        yield
+        return
+    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    precision, workspace, cudnn = torch.get_float32_matmul_precision(), os.environ.get(_WORKSPACE), torch.backends.cudnn
+    os.environ.setdefault(_WORKSPACE, ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with cudnn.flags(enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        if workspace is None:
+            os.environ.pop(_WORKSPACE, None)
+
+
+def usage(comm: SerialComm, device: torch.device) -> dict[str, np.ndarray]:
+    """Each rank's GPU (-1: the CPU) and its process's peak memory in bytes, by rank. Collective.
+
+    Of a GPU the most that torch has held counts; the CUDA context (some hundred MB a process) comes on top.
+    """
+    on_gpu = device.type == "cuda"
+    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+    mine = [device.index if on_gpu else -1, host, torch.cuda.max_memory_reserved(device) if on_gpu else 0]
+    rows = np.empty(3 * comm.size, dtype=np.int64)
+    comm.allgatherv(np.array(mine, dtype=np.int64), rows, [3] * comm.size)
+    return dict(zip(("gpu", "peak_host_bytes", "peak_gpu_bytes"), rows.reshape(-1, 3).T))

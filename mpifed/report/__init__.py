@@ -1,0 +1,1 @@
+"""Finished runs side by side: curves, tables, a page. Never the simulator."""

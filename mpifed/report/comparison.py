@@ -1,0 +1,238 @@
+"""Runs side by side: which of them differ in nothing but the seed, and which settings of a method do best.
+
+The settings of an algorithm are there to be tuned. All other settings (problem, data, participation, oracle, rounds ...) say
+what it is tuned for, so the best of a method is chosen once for each of their combinations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from mpifed.core.settings import flatten, near_miss
+from mpifed.storage.results import RunData
+
+__all__ = ["Spread", "Curve", "Setting", "Rule", "settings_of", "best", "differing", "columns", "labels", "metrics_of"]
+
+#: The settings of [run] that can change a result or its speed; the others say where files lie and how often they are written.
+_EXECUTION = ("device", "dtype", "executor", "matrices", "placement", "reduction", "transport")
+
+
+class Spread(NamedTuple):
+    """Mean and sample standard deviation (n - 1) of some runs; the deviation of a single run is NaN."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Of one value a run; NaN as soon as one of them is not finite."""
+        values = np.array([*values], dtype=float)
+        if not len(values) or not np.isfinite(values).all():
+            return cls(np.nan, np.nan)
+        return cls(values.mean().item(), values.std(ddof=1).item() if len(values) > 1 else np.nan)
+
+
+class Curve(NamedTuple):
+    """A metric against the rounds, ``[E]`` each; the deviation is NaN where there is one run."""
+
+    rounds: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """Runs that differ in nothing but the seed, with their settings as ``{dotted name: value}``.
+
+    ``repetition`` tells apart settings that are the same altogether, where one seed has been run more than once.
+    """
+
+    runs: tuple[RunData, ...]
+    settings: dict[str, object]
+    repetition: int
+
+    @property
+    def name(self) -> str:
+        """The method's name."""
+        return self.runs[0].name
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that all runs have."""
+        return [name for name in self.runs[0].metrics if all(len(run.metrics.get(name, ())) for run in self.runs)]
+
+    def maximises(self, metric: str) -> bool:
+        """Whether more of the metric is better."""
+        return metric in self.runs[0].maximised
+
+    def spread(self, value: Callable[[RunData], float]) -> Spread:
+        """Of a figure of each run."""
+        return Spread.of(value(run) for run in self.runs)
+
+    def curve(self, metric: str) -> Curve:
+        """Mean and deviation over the runs, at all rounds at which one of them was evaluated.
+
+        Between its own evaluations a run counts with the straight line. The curve ends where the first run ends, and has a
+        gap (NaN) where a run's value is not finite, so that it always is a mean over the same runs.
+        """
+        taken = [run.metric_rounds for run in self.runs]
+        rounds = np.unique(np.concatenate(taken))
+        rounds = rounds[rounds <= min(own[-1] for own in taken)]
+        with np.errstate(all="ignore"):  # of values that diverge
+            values = np.stack([np.interp(rounds, run.metric_rounds, run.metrics[metric]) for run in self.runs])
+            values[~np.isfinite(values)] = np.nan
+            deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(len(rounds), np.nan)
+            return Curve(rounds, values.mean(axis=0), deviation)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the best setting of a method is chosen.
+
+    Attributes:
+        metric: by default the first metric of the runs.
+        by: a run's last value, or its best.
+        target: a value of the metric, to tell the rounds that it takes; it does not decide.
+        each: settings of methods, such as ``q``, that are part of the task: for each of their values there is a best setting.
+    """
+
+    metric: str | None = None
+    by: Literal["final", "best"] = "final"
+    target: float | None = None
+    each: tuple[str, ...] = ()
+
+    def metric_of(self, setting: Setting) -> str | None:
+        """The metric that decides; the first where the setting does not have the one asked for."""
+        return self.metric if self.metric in setting.metrics else next(iter(setting.metrics), None)
+
+    def check(self, settings: Sequence[Setting]) -> None:
+        """Raises:
+        ValueError: no run has the metric, or no method a setting of ``each``.
+        """
+        known = metrics_of(settings)
+        if self.metric is not None and self.metric not in known:
+            raise ValueError(f"no run has the metric {self.metric!r}: {near_miss(self.metric, known)}")
+        own = {key.removeprefix("algorithm.") for one in settings for key in one.settings if key.startswith("algorithm.")}
+        for name in self.each:
+            if name not in own:
+                raise ValueError(f"no method has the setting {name!r}: {near_miss(name, sorted(own))}")
+
+    def value(self, run: RunData, metric: str) -> float:
+        """A run's figure; NaN where it has diverged."""
+        return np.nan if run.diverged else final(run, metric) if self.by == "final" else best_value(run, metric)
+
+    def rank(self, setting: Setting) -> tuple[int, float]:
+        """Less is better: runs without a finite figure, then the mean figure, with its sign turned if more is better."""
+        metric = self.metric_of(setting)
+        if metric is None:
+            return 0, 0.0
+        values = np.array([self.value(run, metric) for run in setting.runs])
+        mean = values.mean() * (-1 if setting.maximises(metric) else 1)
+        return int(np.sum(~np.isfinite(values))), mean if np.isfinite(mean) else np.inf
+
+    def rounds_to_target(self, run: RunData, metric: str | None) -> int | None:
+        """Rounds until the first evaluation that reaches the target, ``None`` where none does."""
+        values = run.metrics.get(metric, np.zeros(0))
+        reached = values >= self.target if metric in run.maximised else values <= self.target
+        return int(run.metric_rounds[np.argmax(reached)]) if reached.any() else None
+
+    def is_task(self, key: str) -> bool:
+        """Whether a dotted setting says what a method is tuned for; the others are tuned."""
+        return not key.startswith("algorithm.") or key.removeprefix("algorithm.") in self.each
+
+    def describe(self, settings: Sequence[Setting]) -> str:
+        """The rule in words."""
+        goals = []
+        for metric in dict.fromkeys(filter(None, map(self.metric_of, settings))):
+            more = any(one.maximises(metric) for one in settings if metric in one.metrics)
+            goals.append(f"the {'largest' if more else 'smallest'} {self.by} {metric}")
+        which = "at the last evaluation" if self.by == "final" else "at the run's best evaluation"
+        return (f"The best setting of a method has the fewest runs that end in non-finite values, then {' or '.join(goals)} "
+                f"({which}; mean over the seeds).")
+
+
+def final(run: RunData, metric: str) -> float:
+    """The last value of a metric, NaN where there is none."""
+    return [np.nan, *run.metrics[metric].tolist()][-1]
+
+
+def best_value(run: RunData, metric: str) -> float:
+    """The largest finite value of a metric of which more is better, the smallest of any other; NaN where there is none."""
+    values = run.metrics[metric]
+    pick = max if metric in run.maximised else min
+    return pick(values[np.isfinite(values)].tolist(), default=np.nan)
+
+
+def settings_of(runs: Iterable[RunData]) -> list[Setting]:
+    """The runs grouped by their settings but for the seed, in their order."""
+    groups: dict[tuple[str, int], list[RunData]] = {}
+    flat: dict[str, dict] = {}
+    for run in runs:
+        settings = _compared(run.config)
+        key, repetition = json.dumps(settings, sort_keys=True), 0
+        while any(_seed(other) == _seed(run) for other in groups.get((key, repetition), ())):
+            repetition += 1
+        groups.setdefault((key, repetition), []).append(run)
+        flat[key] = settings
+    return [Setting(tuple(members), flat[key], repetition) for (key, repetition), members in groups.items()]
+
+
+def _seed(run: RunData) -> int | None:
+    return run.config.get("seed")
+
+
+def _compared(config: dict) -> dict[str, object]:
+    """What makes a setting: everything but the seed, what is recorded, and where results go. A schedule's value has its name."""
+    table = {key: value for key, value in config.items() if key not in {"seed", "record", "run"}}
+    table["run"] = {key: value for key, value in config.get("run", {}).items() if key in _EXECUTION}
+    return {key.removesuffix(".value"): value for key, value in flatten(table).items() if value is not None}
+
+
+def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
+    """The best setting of each method under each combination of the settings that are not tuned."""
+    rivals: dict[str, list[Setting]] = {}
+    for one in settings:
+        task = {key: value for key, value in one.settings.items() if rule.is_task(key)}
+        method = one.settings["algorithm.name"]
+        rivals.setdefault(json.dumps([method, one.repetition, task], sort_keys=True), []).append(one)
+    return [min(group, key=rule.rank) for group in rivals.values()]
+
+
+def metrics_of(settings: Iterable[Setting]) -> list[str]:
+    """All metrics of the settings, each once."""
+    return list(dict.fromkeys(metric for one in settings for metric in one.metrics))
+
+
+def differing(settings: Sequence[Setting]) -> list[str]:
+    """The dotted names of the settings that do not have one value throughout."""
+    keys = dict.fromkeys(key for one in settings for key in one.settings)
+    return [key for key in keys if len({json.dumps(one.settings.get(key)) for one in settings}) > 1]
+
+
+def columns(settings: Sequence[Setting]) -> list[str]:
+    """The settings that a table of these shows: the methods' own that vary within a method, and all others that vary."""
+    names = dict.fromkeys(one.name for one in settings)
+    varied = {key for name in names for key in differing([one for one in settings if one.name == name])}
+    return [key for key in differing(settings) if key in varied or not key.startswith("algorithm.")]
+
+
+def labels(settings: Sequence[Setting]) -> list[str]:
+    """A name for each: its method, what sets it apart from others of the method, and its folder where nothing else does."""
+    result = []
+    for one in settings:
+        apart = differing([other for other in settings if other.name == one.name])
+        words = [_word(key, one.settings[key], apart) for key in apart if key in one.settings]
+        result.append(", ".join([one.name, *words]))
+    return [f"{label} ({one.runs[0].folder.name})" if result.count(label) > 1 else label for one, label in zip(settings, result)]
+
+
+def _word(key: str, value: object, keys: Sequence[str]) -> str:
+    """``gamma=0.1``, with as much of the dotted name as tells it from the others."""
+    last = key.rpartition(".")[2]
+    alone = sum(other.rpartition(".")[2] == last for other in keys) == 1
+    return str(value) if last == "name" and alone else f"{last if alone else key}={value}"

@@ -1,0 +1,172 @@
+"""Curves of runs: every metric against every cost on :data:`AXES`.
+
+Which method is ahead depends on what is paid for: rounds, gradients, bytes or time. A curve is the mean over the seeds of a
+setting, its band one standard deviation to either side.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from mpifed.report.comparison import Curve, Setting, labels, metrics_of
+from mpifed.storage.results import RunData, expect
+
+__all__ = ["AXES", "STYLES", "Axis", "axes_of", "scales", "curves", "panels"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A horizontal axis: the sum of some cost columns, in the largest of ``units`` that leaves numbers above 2.
+
+    An ``optional`` axis is for the runs alone whose cost on it is not zero throughout.
+    """
+
+    label: str
+    columns: tuple[str, ...]
+    units: tuple[tuple[float, str], ...] = ((1, ""),)
+    optional: bool = False
+
+    def of(self, run: RunData, rounds: np.ndarray) -> np.ndarray:
+        """The cost at some rounds, which the run has done, ``[E]``."""
+        rows = np.searchsorted(run.costs["round"], rounds)
+        return sum(run.costs[column][rows].astype(float) for column in self.columns)
+
+    def suits(self, setting: Setting) -> bool:
+        """Whether the setting is drawn against this axis."""
+        return not self.optional or all(self.of(run, run.metric_rounds).any() for run in setting.runs)
+
+    def scale(self, settings: Sequence[Setting]) -> tuple[float, str]:
+        """Divisor and label that suit the largest cost of the runs."""
+        largest = max(np.max(self.of(run, run.metric_rounds), initial=0) for one in settings for run in one.runs)
+        size, name = next((unit for unit in reversed(self.units) if largest >= 2 * unit[0]), self.units[0])
+        return size, f"{self.label} ({name})" if name else self.label
+
+
+_TIME = ((1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h"))
+#: What a metric is drawn against. Bytes are those that federated clients would send and receive.
+AXES = (
+    Axis("rounds", ("round",)),
+    Axis("oracle calls", ("oracle_calls",), ((1, ""), (1e3, "thousands"), (1e6, "millions"), (1e9, "billions"))),
+    Axis("bytes, up + down", ("bytes_up", "bytes_down"), ((1, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"))),
+    Axis("wall time without evaluation", ("seconds",), _TIME),
+    Axis("federated wall time", ("federated_seconds",), _TIME, optional=True),
+)
+
+# Okabe and Ito's palette without its yellow, which is too faint on white. Seven colours and four dash patterns have no
+# common factor, so that 28 curves look different, and neighbours differ in both.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+DIVERGED = 1e100  # what lies beyond flattens the rest of a curve, and overflows in the margins of an axis
+STYLES = [dict(color=COLOURS[i % 7], linestyle=DASHES[i % 4], linewidth=1.7) for i in range(28)]
+#: Most points of a curve in the page.
+POINTS = 200
+
+
+def axes_of(settings: Sequence[Setting]) -> list[Axis]:
+    """The axes that suit one of the settings."""
+    return [axis for axis in AXES if any(axis.suits(one) for one in settings)]
+
+
+def scales(settings: Sequence[Setting], metric: str) -> list[str]:
+    """The vertical scales that show something, the better one first: logarithmic where all is positive and spreads widely."""
+    means = np.concatenate([one.curve(metric).mean for one in settings if metric in one.metrics])
+    means = means[np.abs(means) < DIVERGED]
+    spread = means.max() / means.min() if len(means) and means.min() > 0 else 1
+    return ["log", "linear"] if spread > 100 else ["linear", "log"] if spread > 3 else ["linear"]
+
+
+def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = None) -> None:
+    """Write a PNG with a row a metric (all, or the one named) and a column for each of :data:`AXES` that suits a setting.
+
+    Raises:
+        ValueError: no setting has the metric, or none has any.
+    """
+    metrics = metrics_of(settings)
+    expect(metrics if metric is None else metric in metrics, f"a metric of these runs ({', '.join(metrics)})", metric)
+    metrics = metrics if metric is None else [metric]
+    names = [name.replace("$", r"\$") for name in labels(settings)]
+    columns = max(1, min(len(names), 150 // (max(map(len, names)) + 10)))
+    height = 0.7 + 2.5 * len(metrics) + 0.22 * -(-len(names) // columns)
+    axes = axes_of(settings)
+    figure = Figure(figsize=(3.375 * len(axes), height), dpi=150, layout="constrained", facecolor="white")
+    grid = figure.subplots(len(metrics), len(axes), squeeze=False, sharex="col", sharey="row")
+    for row, one in zip(grid, metrics):
+        for cell, axis in zip(row, axes):
+            _draw(cell, settings, one, axis)
+        _set_scale(row[0], settings, one, scales(settings, one)[0])
+        row[0].set_ylabel(one, fontsize=10)
+    for cell, axis in zip(grid[-1], axes):
+        cell.set_xlabel(axis.scale(settings)[1], fontsize=10)
+    handles = [Line2D([], [], **_style(number)) for number in range(len(settings))]
+    figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3)
+    figure.align_ylabels(grid[:, 0])
+    figure.savefig(path, format="png")
+
+
+def panels(settings: Sequence[Setting], metric: str, axis: Axis) -> dict[str, bytes]:
+    """One metric against one axis: an SVG for each of :func:`scales`, without a legend, its text in a font of the reader."""
+    figure = Figure(figsize=(7.2, 4), facecolor="white")
+    cell = figure.subplots(gridspec_kw=dict(left=0.14, right=0.98, bottom=0.14, top=0.97))  # as good as fitted, in half the time
+    _draw(cell, settings, metric, axis, POINTS)
+    cell.set_xlabel(axis.scale(settings)[1], fontsize=11)
+    cell.set_ylabel(metric, fontsize=11)
+    texts = {}
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpifed"}):
+        for scale in scales(settings, metric):
+            _set_scale(cell, settings, metric, scale)
+            with io.BytesIO() as file:
+                figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+                texts[scale] = file.getvalue()
+    return texts
+
+
+def _style(number: int) -> dict:
+    return STYLES[number % len(STYLES)]
+
+
+def _draw(cell, settings: Sequence[Setting], metric: str, axis: Axis, points: int | None = None) -> None:
+    """The curves of the settings. Values that diverged or are NaN leave a gap; one alone between gaps is a dot."""
+    size = axis.scale(settings)[0]
+    for number, setting in enumerate(settings):
+        if metric not in setting.metrics or not axis.suits(setting):
+            continue
+        curve = _thinned(setting.curve(metric), points)
+        across = np.mean([axis.of(run, curve.rounds) for run in setting.runs], axis=0) / size
+        seen = np.pad(np.abs(curve.mean) < DIVERGED, 1)
+        alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
+        heights, style = np.where(seen[1:-1], curve.mean, np.nan), _style(number)
+        cell.plot(across, heights, marker="o", markersize=5, markevery=alone, **style)
+        if len(setting.runs) > 1:
+            around = np.where(curve.deviation < DIVERGED, curve.deviation, np.nan)
+            cell.fill_between(across, heights - around, heights + around, color=style["color"], alpha=0.16, linewidth=0)
+    cell.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis.columns == ("round",)))
+    cell.set_axisbelow(True)
+    cell.grid(True, which="major", color="0.88", linewidth=0.8)
+    cell.spines[["top", "right"]].set_visible(False)
+    cell.tick_params(labelsize=9, color="0.4")
+
+
+def _set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> None:
+    """A logarithmic axis ends a little below the means: a band that reaches 0 would stretch it without end."""
+    cell.set_yscale(scale)
+    cell.autoscale(axis="y")
+    if scale == "log":
+        least = min(np.nanmin(one.curve(metric).mean, initial=np.inf) for one in settings if metric in one.metrics)
+        cell.set_ylim(bottom=max(cell.get_ylim()[0], least / 3))
+
+
+def _thinned(curve: Curve, points: int | None) -> Curve:
+    """At most so many of the curve's points, evenly spread, the first and the last among them."""
+    if points is None or len(curve.rounds) <= points:
+        return curve
+    kept = np.unique(np.linspace(0, len(curve.rounds) - 1, points).round().astype(int))
+    return Curve(*(column[kept] for column in curve))

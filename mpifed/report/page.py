@@ -1,0 +1,182 @@
+"""The report as one HTML page that needs nothing beside itself: figures, style and script stand inside."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from importlib import resources
+
+from jinja2 import Environment, StrictUndefined
+
+from mpifed.report.comparison import Rule, Setting, Spread, columns, labels, metrics_of
+from mpifed.report.figures import STYLES, axes_of, panels
+from mpifed.report.client_samples import Holdings, draw, title
+from mpifed.core.settings import flatten
+from mpifed.storage.results import RunData
+from mpifed.report.tables import cell, cost_rows, run_names, run_rows, setting_rows
+
+__all__ = ["page"]
+
+#: Texts with more characters than this are broken into lines.
+LONG = 24
+#: What the columns of the tables mean, by their name or the last word of it.
+COLUMNS = {
+    "name": "the run's folder, or its method where there is one run only",
+    "method": "the algorithm",
+    "setting": "the method, with the settings that set it apart from others of the same method",
+    "seed": "first part of the address of every random number of the run, the partition of the data among them",
+    "runs": "number of runs with these settings, one a seed; every figure of the row is their mean ± standard deviation",
+    "diverged": "how many of the runs ended in non-finite values; they have no final and no best value",
+    "not finished": "how many of the runs are still going on or were killed; they count with their values so far",
+    "final": "value of the metric at the last evaluation",
+    "best": "largest value of the metric at any evaluation if more of it is better, else the smallest",
+    "reached by": "number of runs that reach the target; the mean of the rounds is over these",
+    "rounds": "communication rounds done",
+    "oracle calls": "gradients or operator values of one sample or batch, added up over all clients",
+    "phases": "message exchanges between clients and server; some methods need more than one a round",
+    "bytes up": "what all federated clients would send to the server",
+    "bytes down": "what the server would send to all federated clients",
+    "wire bytes": "what this simulation moved between its ranks",
+    "seconds": "wall time of the simulation, without evaluation and files",
+    "federated seconds": "wall time that federated clients would take, by the clock of the job file",
+    "communication %": "share of communication in the time that the ranks spent computing and communicating",
+    "peak memory per rank": "most memory that a process has held (MB = 1,000,000 bytes), least to largest over the ranks",
+    "stopped": "why the run ended",
+}
+
+
+def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> str:
+    """The text of the page.
+
+    Args:
+        settings: everything that was run.
+        chosen: the best setting of every method.
+    """
+    runs, apart, choosing = [run for one in settings for run in one.runs], columns(settings), len(chosen) < len(settings)
+    common, own = _configs(runs)
+    shows = {"best": chosen} | ({"every": settings} if choosing and len(settings) <= len(STYLES) else {})
+    tables = {
+        "best": _table(setting_rows(chosen, rule, apart)) if len(runs) > len(chosen) else None,
+        "settings": _table(setting_rows(settings, rule, apart), [one in chosen for one in settings]) if choosing else None,
+        "runs": _table(run_rows(settings, rule, costs=False)),
+        "costs": _table(cost_rows(chosen)),
+        "files": _table(_files(runs)), "places": _table(_places(runs)), "versions": _table(_versions(runs)), "own": _table(own),
+    }
+    text = resources.files("mpifed.report").joinpath("templates/report.html").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(text).render(
+        heading=_heading(settings), counts=_counts(settings, runs), rule=rule.describe(settings),
+        figures=_figures(shows), metrics=[(one, one) for one in metrics_of(settings)],
+        axes=[(axis.label, axis.label) for axis in axes_of(settings)], shows={name: _legend(own) for name, own in shows.items()},
+        tables=tables, choosing=choosing, several=len(runs) > 1, glossary=_glossary(tables), holdings=_holdings(settings),
+        common=common,
+    )
+
+
+def _heading(settings: Sequence[Setting]) -> str:
+    methods = list(dict.fromkeys(one.name for one in settings))
+    problems = list(dict.fromkeys(str(one.settings.get("problem.name", "")).rpartition(":")[2] for one in settings))
+    return ", ".join(methods) + (f" on {', '.join(problems)}" if any(problems) else "")
+
+
+def _counts(settings: Sequence[Setting], runs: Sequence[RunData]) -> str:
+    """How many of everything, or how the only run ended, as a sentence."""
+    if len(runs) == 1:
+        return runs[0].stopped or "not finished"
+    numbers = {"run": len(runs), "setting": len(settings), "method": len({one.name for one in settings})}
+    words = [f"{number} {name}{'' if number == 1 else 's'}" for name, number in numbers.items()]
+    ends = {"ended in non-finite values": sum(run.diverged for run in runs), "not finished": sum(not run.stopped for run in runs)}
+    words += [f"{number} {name}" for name, number in ends.items() if number]
+    return ", ".join(words)
+
+
+def _figures(shows: dict[str, Sequence[Setting]]) -> list[dict]:
+    """Every combination of settings shown, metric, axis and scale as an image; the first of each metric has its better scale."""
+    return [
+        {"show": show, "metric": metric, "axis": axis.label, "scale": scale, "image": _uri(text, "svg+xml")}
+        for show, own in shows.items() for metric in metrics_of(own)
+        for axis in axes_of(own) for scale, text in panels(own, metric, axis).items()
+    ]
+
+
+def _legend(settings: Sequence[Setting]) -> list[dict]:
+    entries = []
+    for number, label in enumerate(labels(settings)):
+        style = STYLES[number % len(STYLES)]
+        dashes = [] if style["linestyle"] == "-" else [2 * part for part in style["linestyle"][1]]
+        entries.append({"label": label, "color": style["color"], "dashes": " ".join(map(str, dashes))})
+    return entries
+
+
+def _uri(content: bytes, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def _table(rows: Sequence[dict], marks: Sequence[bool] = ()) -> dict | None:
+    """Rows as texts, with a kind for each column: number, short (never broken) or long."""
+    if not rows:
+        return None
+    texts, kinds = [[cell(column, value) for column, value in row.items()] for row in rows], []
+    for number, column in enumerate(rows[0]):
+        numeric = any(isinstance(row[column], int | float | Spread) for row in rows)
+        kinds.append("number" if numeric else "long" if max(len(row[number]) for row in texts) > LONG else "short")
+    return {"columns": list(rows[0]), "kinds": kinds, "rows": texts, "marks": list(marks) or [False] * len(rows)}
+
+
+def _glossary(tables: dict[str, dict | None]) -> dict[str, str]:
+    """The meaning of every column that occurs."""
+    found = {name: tables[name]["columns"] for name in ("best", "settings", "runs", "costs") if tables[name]}
+    columns = dict.fromkeys(column for names in found.values() for column in names)
+    meanings = {column: COLUMNS[column] for column in columns if column in COLUMNS}
+    meanings |= {f"… {word}": COLUMNS[word] for word in ("final", "best") if any(name.endswith(f" {word}") for name in columns)}
+    targets = {column: "rounds to the first evaluation at which the metric reaches the target"
+               for column in columns if column.startswith("rounds to ")}
+    return meanings | targets
+
+
+def _holdings(settings: Sequence[Setting]) -> list[dict]:
+    """Who holds what in the first run of every problem with classes."""
+    firsts: dict[str, RunData] = {}
+    for run in (one.runs[0] for one in settings):
+        if run.class_counts is not None:
+            firsts.setdefault(json.dumps(run.config["problem"], sort_keys=True), run)
+    found = []
+    for run in firsts.values():
+        with io.BytesIO() as file:
+            draw(Holdings(title(run.config), run.class_counts, run.classes), file)
+            found.append({"title": title(run.config), "image": _uri(file.getvalue(), "png")})
+    return found
+
+
+def _files(runs: Sequence[RunData]) -> list[dict]:
+    """The data files that were read, each version once."""
+    found = {(name, file["digest"], file["path"]): None for run in runs for name, file in run.data.items()}
+    return [{"data file": name, "path": path, "SHA-256": digest} for name, digest, path in sorted(found)]
+
+
+def _places(runs: Sequence[RunData]) -> list[dict]:
+    """Where each run's results lie, and what it ran on."""
+    names = dict.fromkeys(key for run in runs for key, value in run.layout.items() if not isinstance(value, list | dict))
+    return [{"run": name, "results": str(run.path)} | {key: run.layout.get(key) for key in names}
+            for name, run in zip(run_names(runs), runs)]
+
+
+def _versions(runs: Sequence[RunData]) -> list[dict]:
+    """Every version of every software that a run has used."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for name, version in run.versions.items():
+            found.setdefault(name, {})[str(version)] = None
+    return [{"software": name, "version": ", ".join(versions)} for name, versions in found.items()]
+
+
+def _configs(runs: Sequence[RunData]) -> tuple[dict[str, str], list[dict]]:
+    """All settings as JSON texts: those that the runs share, and a row a run of the others."""
+    configs = [{key: json.dumps(value) for key, value in flatten(run.config).items()} for run in runs]
+    keys = dict.fromkeys(key for config in configs for key in config)
+    apart = [key for key in keys if len({config.get(key) for config in configs}) > 1]
+    common = {key: configs[0][key] for key in keys if key not in apart}
+    own = [{"run": name} | {key: config.get(key) for key in apart} for name, config in zip(run_names(runs), configs)]
+    return common, own if apart else []

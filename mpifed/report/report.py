@@ -1,0 +1,64 @@
+"""The report of finished runs, and of runs that stopped half way: curves, tables and a page to read in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from mpifed.report.comparison import Rule, Setting, best, columns, metrics_of, settings_of
+from mpifed.report.figures import curves
+from mpifed.report.page import page
+from mpifed.storage.results import find_runs, load
+from mpifed.report.tables import cost_rows, print_table, run_rows, setting_rows, to_csv
+
+__all__ = ["report"]
+
+
+def report(places: Iterable[str | Path], out: str | Path, rule: Rule = Rule()) -> list[Path]:
+    """Compare runs; write and print what was found.
+
+    Args:
+        places: run files, or folders that hold some at any depth.
+        out: folder for ``report.html``, ``curves.png`` (if there are any metrics), ``table.txt``, ``table.csv`` with a row a
+            run, and with several runs ``settings.csv`` with a row for all those that differ only in the seed.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ValueError: no runs, one that cannot be read, or a rule with a metric that no run has.
+    """
+    out, settings = Path(out), settings_of([load(path) for path in find_runs(places)])
+    rule.check(settings)
+    chosen, rows = best(settings, rule), run_rows(settings, rule)
+    out.mkdir(parents=True, exist_ok=True)
+    written = [out / "report.html", out / "table.txt", out / "table.csv"]
+    written[0].write_text(page(settings, chosen, rule), encoding="utf-8")
+    with open(written[1], "w", encoding="utf-8") as file:
+        console = Console(file=file, width=100, color_system=None)
+        _print(console, settings, chosen, rule)
+        print_table(rows, console)
+    to_csv(rows, written[2])
+    if len(rows) > 1:
+        written.append(out / "settings.csv")
+        to_csv(setting_rows(settings, rule, columns(settings)), written[-1])
+    if metrics_of(settings):
+        written.insert(1, out / "curves.png")
+        curves(chosen, written[1])
+    if len(chosen) == len(rows):
+        print_table(rows)
+    else:
+        _print(Console(), settings, chosen, rule)
+    return written
+
+
+def _print(console: Console, settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> None:
+    """The best settings and their costs, where there is something to choose from or to average."""
+    runs = sum(len(one.runs) for one in settings)
+    if len(chosen) < runs:
+        console.print(Text(f"{runs} runs, {len(settings)} settings. {rule.describe(settings)}"))
+        print_table(setting_rows(chosen, rule, columns(settings)), console)
+        print_table(cost_rows(chosen), console)

@@ -1,0 +1,182 @@
+"""Tables of runs and of settings: as rows, as CSV, on the console."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+from rich import box, filesize
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mpifed.report.comparison import Rule, Setting, Spread, best_value, columns, final, labels, metrics_of
+from mpifed.storage.results import RunData
+
+__all__ = ["describe_memory", "run_rows", "setting_rows", "cost_rows", "run_names", "cell", "to_csv", "print_table"]
+
+
+def run_names(runs: Sequence[RunData]) -> list[str]:
+    """A name for each run: its algorithm if it is the only one, else as much of its folder's path as sets it apart."""
+    if len(runs) == 1:
+        return [runs[0].name]
+    folders = [str(run.folder) for run in runs]
+    common = os.path.commonpath(folders) if len(set(folders)) > 1 else str(Path(folders[0]).parent)
+    return [os.path.relpath(folder, common) for folder in folders]
+
+
+def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> list[dict]:
+    """One row a run, with or without its costs, all rows with the same keys; ``None`` where a run does not have a figure.
+
+    ``bytes`` are those of federated clients, ``wire bytes`` those moved between ranks; ``communication %`` is the share
+    of communication in the time spent computing and communicating.
+    """
+    pairs = [(setting, run) for setting in settings for run in setting.runs]
+    runs, apart = [run for _, run in pairs], [key for key in columns(settings) if key != "rounds"]
+    seeds = len({run.config.get("seed") for run in runs}) > 1
+    rows = []
+    for (setting, run), name in zip(pairs, run_names(runs)):
+        row = {"name": name} | ({"method": run.name} if len(runs) > 1 else {})
+        row |= {key: setting.settings.get(key) for key in apart}
+        row |= {"seed": run.config.get("seed")} if seeds else {}
+        row["rounds"] = int(run.costs["round"][-1])
+        for metric in metrics_of(settings):
+            has = metric in run.metrics
+            row[f"{metric} final"] = final(run, metric) if has else None
+            row[f"{metric} best"] = best_value(run, metric) if has else None
+        if rule.target is not None:
+            row[_target(rule)] = rule.rounds_to_target(run, rule.metric_of(setting))
+        rows.append(row | (_costs(run, runs) if costs else {}) | {"stopped": run.stopped})
+    return rows
+
+
+def _costs(run: RunData, runs: Sequence[RunData]) -> dict:
+    """Total costs of a run; columns that are empty for all runs are left out."""
+    last = {name: values[-1].item() if "seconds" in name else int(values[-1]) for name, values in run.costs.items()}
+    busy = last["compute_seconds"] + last["communication_seconds"]
+    row = {"oracle calls": last["oracle_calls"], "bytes": last["bytes_up"] + last["bytes_down"]}
+    row |= {"wire bytes": last["wire_bytes"], "seconds": last["seconds"]}
+    if any(other.costs["federated_seconds"].any() for other in runs):
+        row |= {"federated seconds": last["federated_seconds"] or None}
+    row |= {"communication %": 100 * last["communication_seconds"] / busy if busy > 0 else math.nan}
+    if any(other.ranks for other in runs):
+        row |= {"peak memory per rank": describe_memory(run.ranks) if run.ranks else None}
+    return row
+
+
+def _target(rule: Rule) -> str:
+    return f"rounds to {rule.target:g}"
+
+
+def setting_rows(settings: Sequence[Setting], rule: Rule, apart: Sequence[str]) -> list[dict]:
+    """One row a setting, with its values of the settings ``apart``, how its runs ended, and figures as :class:`Spread`."""
+    rows = []
+    for one in settings:
+        row = {"method": one.name} | {key: one.settings.get(key) for key in apart}
+        row |= {"runs": len(one.runs), "diverged": sum(run.diverged for run in one.runs)}
+        row |= {"not finished": sum(not run.stopped for run in one.runs)}
+        for metric in metrics_of(settings):
+            has = metric in one.metrics
+            row[f"{metric} final"] = one.spread(lambda run: Rule(by="final").value(run, metric)) if has else None
+            row[f"{metric} best"] = one.spread(lambda run: Rule(by="best").value(run, metric)) if has else None
+        if rule.target is not None:
+            metric = rule.metric_of(one)
+            taken = [rounds for run in one.runs if (rounds := rule.rounds_to_target(run, metric)) is not None]
+            row |= {_target(rule): Spread.of(taken) if taken else None, "reached by": len(taken)}
+        rows.append(row)
+    return rows
+
+
+def cost_rows(settings: Sequence[Setting]) -> list[dict]:
+    """One row a setting with what it has cost, in the mean over its runs."""
+    clocked = any(run.costs["federated_seconds"].any() for one in settings for run in one.runs)
+    rows = []
+    for one, name in zip(settings, labels(settings)):
+        total = {column: np.mean([run.costs[column][-1] for run in one.runs]).item() for column in one.runs[0].costs}
+        busy = total["compute_seconds"] + total["communication_seconds"]
+        row = {"setting": name, "rounds": total["round"], "oracle calls": total["oracle_calls"], "phases": total["phases"]}
+        row |= {"bytes up": total["bytes_up"], "bytes down": total["bytes_down"], "wire bytes": total["wire_bytes"]}
+        row |= {"seconds": total["seconds"]}
+        row |= {"federated seconds": total["federated_seconds"] or None} if clocked else {}
+        row |= {"communication %": 100 * total["communication_seconds"] / busy if busy > 0 else math.nan}
+        ranks = [run.ranks for run in one.runs if run.ranks]
+        memory = {name: np.concatenate([own[name] for own in ranks]) for name in ranks[0]} if ranks else None
+        rows.append(row | {"peak memory per rank": describe_memory(memory) if memory else None})
+    return rows
+
+
+def cell(column: str, value) -> str:
+    """A value as people read it."""
+    if isinstance(value, Spread):
+        around = f" ± {value.deviation:.2g}" if math.isfinite(value.deviation) else ""
+        return f"{value.mean:.4g}{around}" if math.isfinite(value.mean) else "-"
+    if value is None or isinstance(value, str):
+        return "-" if value is None else value or ("not finished" if column == "stopped" else "")
+    if "bytes" in column.split():
+        return filesize.decimal(round(value))
+    if "seconds" in column.split():
+        return f"{value:.3g} s" if value < 99.5 else str(timedelta(seconds=round(value)))
+    if column in {"rounds", "oracle calls", "phases"}:
+        return f"{value:,.0f}"
+    if isinstance(value, float) and "." not in column:  # a dotted column is a setting, shown as it was written
+        return format(value, ".1f" if column == "communication %" else ".4g")
+    return str(value)
+
+
+def to_csv(rows: Sequence[dict], path: str | Path) -> None:
+    """Write rows with full precision; what a row does not have is left empty, and a spread takes two columns."""
+    flat = []
+    for row in rows:
+        flat.append({})
+        for column, value in row.items():
+            spread = any(isinstance(other[column], Spread) for other in rows)
+            mean, deviation = value if isinstance(value, Spread) else (value, None)
+            flat[-1] |= {f"{column} mean": mean, f"{column} deviation": deviation} if spread else {column: value}
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(flat[0]))
+        writer.writeheader()
+        writer.writerows(flat)
+
+
+def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
+    """Print rows: one as a list, several as tables no wider than the console, each with the first column."""
+    console = console or Console()
+    if len(rows) == 1:
+        single = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+        for column, value in rows[0].items():
+            single.add_row(Text(column, style="bold"), Text(cell(column, value)))
+        console.print(single)
+        return
+    first, *others = rows[0]
+
+    def page(columns: Sequence[str]) -> Table:
+        grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in (first, *columns):
+            layout = dict(max_width=30, overflow="fold") if column in {first, "stopped"} else dict(justify="right", no_wrap=True)
+            grid.add_column(Text(column.replace(" ", "\n")), vertical="top", **layout)
+        for row in rows:
+            grid.add_row(*(Text(cell(column, row[column])) for column in (first, *columns)))
+        return grid
+
+    pages: list[list[str]] = [[]]
+    for column in others:
+        wider = console.measure(page([*pages[-1], column]), options=console.options.update(width=100_000))
+        if pages[-1] and wider.maximum > console.width:
+            pages.append([])
+        pages[-1].append(column)
+    for columns in pages:
+        console.print(page(columns))
+
+
+def describe_memory(ranks: Mapping[str, np.ndarray]) -> str:
+    """Peak memory per rank as people read it, from the columns of the group ``ranks``."""
+    ranges = []
+    for name in ("host", "gpu"):
+        low, high = (f"{pick(ranks[f'peak_{name}_bytes']) / 1e6:.0f}" for pick in (np.min, np.max))
+        ranges.append(low if low == high else f"{low}-{high}")
+    return f"host {ranges[0]} MB, GPU {ranges[1]} MB"

@@ -1,0 +1,1 @@
+"""The loop around rounds: stopping, evaluation, checkpoints, signals, sweeps."""

@@ -1,0 +1,106 @@
+"""Requests to stop: SIGUSR1, SIGTERM and Ctrl-C end a run in order at the next round boundary.
+
+Slurm's ``--signal``, a preemption, mpirun's forwarding and a keyboard reach any subset of the ranks. A rank that has
+been asked raises :attr:`StopSignals.requested`; the run lets that ride on the next round's first Allreduce, so all ranks
+stop after the same round. A second SIGINT ends all ranks at once.
+
+Python runs a signal handler only between two instructions of the main thread, which may be waiting in MPI for long. The
+interpreter's C handler writes the signal's number to a pipe at once, and a thread that reads the pipe acts on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+from mpifed.parallel.comm import SerialComm
+
+__all__ = ["StopSignals", "held", "EXIT_RESUME", "EXIT_INTERRUPTED"]
+
+#: Exit code of a run that was asked to stop and has written a checkpoint: start the same job again.
+EXIT_RESUME = 85
+#: Exit code after the second SIGINT.
+EXIT_INTERRUPTED = 130
+
+_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+
+
+class _Noted(list):
+    """A handler that keeps the numbers of the signals that came."""
+
+    def __call__(self, number, frame):
+        self.append(number)
+
+
+@contextlib.contextmanager
+def held():
+    """Hold the signals around a run: :class:`StopSignals` takes those that came before it, later ones have no effect.
+
+    A process that is about to begin a run or has just ended it must not die of them with an exit code that says nothing.
+    """
+    noted = _Noted()
+    before = {number: signal.signal(number, noted) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if signal.getsignal(number) is noted:  # a process that leaves ignores them
+                signal.signal(number, handler)
+
+
+class StopSignals:
+    """Catches the signals between ``with`` and its end; the handlers of before are put back.
+
+    Outside the main thread, where Python allows no handlers, nothing is caught.
+
+    Args:
+        where: returns a few words on where the run stands, for the message.
+
+    Attributes:
+        requested: name of the first signal received, "" while there is none.
+    """
+
+    def __init__(self, comm: SerialComm, where: Callable[[], str]):
+        self.comm, self.where, self.requested = comm, where, ""
+
+    def __enter__(self) -> StopSignals:
+        self._active = threading.current_thread() is threading.main_thread()
+        if self._active:
+            self._read, self._write = os.pipe()
+            os.set_blocking(self._write, False)
+            self._old = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+            self._old_pipe = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+            self._thread = threading.Thread(target=self._watch, name="mpifed-signals", daemon=True)
+            self._thread.start()
+            early = self._old[_SIGNALS[0]]
+            if isinstance(early, _Noted):
+                os.write(self._write, bytes(early))
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._active:
+            signal.set_wakeup_fd(self._old_pipe)
+            for number, handler in self._old.items():
+                signal.signal(number, handler)
+            os.close(self._write)  # the thread reads the end of the pipe
+            self._thread.join()
+            os.close(self._read)
+
+    def _watch(self) -> None:
+        interrupts = 0
+        while number := os.read(self._read, 1):
+            if number[0] not in _SIGNALS:
+                continue
+            name = signal.Signals(number[0]).name
+            interrupts += name == "SIGINT"
+            if interrupts > 1:
+                print(f"mpifed: second SIGINT on rank {self.comm.rank}: ending at once", file=sys.stderr, flush=True)
+                self.comm.abort(EXIT_INTERRUPTED)
+            if not self.requested:
+                self.requested = name
+                if self.comm.rank == 0:
+                    print(f"mpifed: {name} {self.where()}", file=sys.stderr, flush=True)

@@ -1,0 +1,95 @@
+"""The federated clock: the wall time that a round would take with clients behind networks of their own.
+
+A phase is one synchronous round trip: the server sends to every member of the cohort, each evaluates its gradients and sends
+its message, and the server goes on when the last one has arrived. For one attempt of one member::
+
+    down / bandwidth_down + slowness * jitter * calls / gradients_per_second + up / bandwidth_up + 2 * latency
+
+with slowness = exp(stragglers Z_client), drawn once a client, and jitter = exp(jitter Z_client,round,phase): lognormal factors
+of median 1. An attempt is lost with probability ``dropout``, independently of all others; the server waits for ``timeout``
+seconds and asks again, until an attempt succeeds. A phase takes as long as its slowest member, and ``server_seconds`` more.
+
+The clock is a gauge: it never changes an iterate, a cohort or a message. A client that drops out is late, not absent. Every draw
+has an address (client, round, phase), so the clock is the same for every number of ranks and after a resumption.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mpifed.parallel.comm import SerialComm
+from mpifed.config.sections import Clock
+from mpifed.core.streams import Stream
+from mpifed.simulation.traffic import Traffic
+
+__all__ = ["FederatedClock", "member_seconds"]
+
+
+def member_seconds(
+    clock: Clock, seed: int, r: int, phase: int, clients: np.ndarray, calls: np.ndarray, traffic: Traffic
+) -> np.ndarray:
+    """Seconds from the start of a phase until each member's message has arrived, ``[C]``.
+
+    Args:
+        r, phase: the round, and the phase's number in it.
+        clients: global numbers of the members, ``[C]``.
+        calls: gradients that each evaluates in the phase, ``[C]``.
+        traffic: bytes of the phase.
+    """
+
+    def stream(purpose: str, round: int, index: int) -> Stream:
+        return Stream(seed, f"clock-{purpose}", clients, round, 1, index)
+
+    compute = np.asarray(calls) / clock.gradients_per_second
+    if clock.stragglers:
+        compute = compute * np.exp(clock.stragglers * stream("slowness", 0, 0).normal()[:, 0])
+    if clock.jitter:
+        compute = compute * np.exp(clock.jitter * stream("jitter", r, phase).normal()[:, 0])
+    transfer = traffic.down / clock.bandwidth_down + traffic.up / clock.bandwidth_up + 2 * clock.latency
+    seconds = compute + transfer
+    if clock.dropout:  # lost attempts before the first success: geometric, by inversion
+        lost = np.floor(np.log(stream("dropout", r, phase).uniform()[:, 0]) / np.log(clock.dropout))
+        seconds = seconds + lost * clock.timeout
+    return seconds
+
+
+class FederatedClock:
+    """Notes the phases of every round as one rank sees them; the ranks meet only when the history is wanted.
+
+    Args:
+        clock: what clients are like, ``None`` for a clock that stands still.
+        seed: the run's.
+        clients: global numbers of the clients on this rank.
+    """
+
+    def __init__(self, clock: Clock | None, seed: int, clients: np.ndarray):
+        self.settings, self.seed, self.clients = clock, seed, clients
+        self._rounds: list[list[float]] = []  # the slowest member of each phase on this rank
+
+    def begin_round(self) -> None:
+        """A round begins; the phases noted from here on are its own."""
+        self._rounds.append([])
+
+    def phase(self, r: int, members: np.ndarray, calls: np.ndarray, traffic: Traffic) -> None:
+        """Note the next phase of round ``r``.
+
+        Args:
+            members: positions of this rank's members among its clients, ``[C]``.
+            calls: gradients that each has evaluated, ``[C]``.
+            traffic: bytes of the phase.
+        """
+        if self.settings is not None:
+            phase = len(self._rounds[-1])
+            seconds = member_seconds(self.settings, self.seed, r, phase, self.clients[members], calls, traffic)
+            self._rounds[-1].append(seconds.max(initial=0.0))
+
+    def collect(self, comm: SerialComm) -> np.ndarray:
+        """Seconds of each round since the last call, ``[R]``, the same on all ranks. Collective."""
+        rounds, self._rounds = self._rounds, []
+        if self.settings is None:
+            return np.zeros(len(rounds))
+        slowest = np.array([seconds for phases in rounds for seconds in phases])
+        comm.allreduce_(slowest, "max")
+        ends = np.cumsum([0, *(len(phases) for phases in rounds)])
+        server = self.settings.server_seconds
+        return np.array([sum(slowest[start:end].tolist()) + (end - start) * server for start, end in zip(ends, ends[1:])])

@@ -1,0 +1,86 @@
+"""Which data files a problem has read, and whether all ranks have read the same, before and after an interruption.
+
+Ranks compare what the files hold, not where they lie: copies on each node are as good as one shared folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+
+from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
+from mpifed.core.problem import DataFile
+
+__all__ = ["agree_on_data", "digests", "expect_same", "to_json"]
+
+Files = dict[str, DataFile]
+
+
+def to_json(files: Files) -> str:
+    """Name → path and digest, as a JSON text with sorted names."""
+    return json.dumps({name: file._asdict() for name, file in sorted(files.items())})
+
+
+def digests(files: Files) -> dict[str, str]:
+    """Name → digest: what a checkpoint knows of the data."""
+    return {name: file.digest for name, file in sorted(files.items())}
+
+
+def expect_same(before: dict[str, str], files: Files) -> None:
+    """Hold the data of a run that continues against those that it began with, by their digests.
+
+    Raises:
+        CollectiveError: the first file that differs. All ranks have read the same data, so that it is raised on all.
+    """
+    after = digests(files)
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            was, now = (f"SHA-256 {table[name][:12]}" if name in table else "no such file" for table in (before, after))
+            raise CollectiveError(f"data file {name} has changed since the checkpoint was written: expected {was}, found {now}. "
+                                  "Bring the data back, or set run.overwrite=true to start over")
+
+
+def agree_on_data(comm: SerialComm, files: Files, error: str | None) -> None:
+    """Go on only if every rank could prepare its problem and all have read the same data. Collective.
+
+    Args:
+        files: what this rank has read.
+        error: why this rank's preparation failed, ``None`` if it did not.
+
+    Raises:
+        CollectiveError: on all ranks, with the first error, or the first file that differs and the ranks that have it.
+    """
+    agree(comm, error)
+    contents = json.dumps([(name, file.digest) for name, file in sorted(files.items())])
+    least = np.frombuffer(hashlib.sha256(contents.encode()).digest()[:8], np.int64).copy()
+    most = least.copy()
+    comm.allreduce_(least, "min")
+    comm.allreduce_(most, "max")
+    if least[0] != most[0]:
+        tables = [json.loads(share(comm, to_json(files), rank)) for rank in range(comm.size)]
+        raise CollectiveError(_difference(tables))
+
+
+def _difference(tables: list[dict]) -> str:
+    """In words, the first file by name that some of the ranks' ``tables`` lack or hold with another digest."""
+    for name in sorted(set().union(*tables)):
+        holders: dict[str | None, list[int]] = {}
+        for rank, table in enumerate(tables):
+            holders.setdefault(table.get(name, {}).get("digest"), []).append(rank)
+        if len(holders) > 1:
+            break
+    versions = []
+    for digest, ranks in holders.items():
+        read = f"read {digest[:12]} ({tables[ranks[0]][name]['path']})" if digest else "did not read it"
+        versions.append(f"{_ranks(ranks)} {read}")
+    return f"data file {name} differs between ranks: {'; '.join(versions)}: copy one version to every node"
+
+
+def _ranks(ranks: list[int]) -> str:
+    """``rank 0`` or ``ranks 1-3, 7``."""
+    breaks = [i for i in range(1, len(ranks)) if ranks[i] != ranks[i - 1] + 1]
+    runs = [ranks[i:j] for i, j in zip([0, *breaks], [*breaks, len(ranks)])]
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(texts)

@@ -1,0 +1,177 @@
+"""Checkpoints: {config, round, records, one row per client}, one HDF5 file each, written by rank 0.
+
+Client rows are streamed to rank 0 block by block, so rank 0 needs the memory of one block, and stream back to whatever
+ranks host the clients at resumption. No random state is stored: streams have addresses.
+
+A file is written beside its final name, sealed with a digest of all its bytes, synced and renamed; :func:`newest` takes the
+newest file whose digest holds and says which it passed over. The digest stands before the HDF5 part and is compared before
+HDF5 sees a byte, since HDF5 can crash on a damaged file. No compression: weights do not compress.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from mpifed.parallel.comm import SerialComm
+from mpifed.storage.atomic import replacing, shielded
+from mpifed.parallel.placement import Placement
+
+__all__ = ["write", "newest", "read_clients", "FORMAT"]
+
+#: Version of the file layout.
+FORMAT = 2
+#: Bytes of client rows in flight.
+BLOCK = 64 * 2**20
+#: Bytes before the HDF5 part, HDF5's user block: a line with the format, a line with the digest.
+SEAL = 512
+#: How the first line begins.
+MAGIC = b"mpifed checkpoint "
+#: Bytes that must stay free beside a checkpoint's data: HDF5 keeps its own books.
+MARGIN = 4 * 2**20
+
+
+def _spans(first: int, last: int, row_bytes: int):
+    """``first:last`` in pieces of at most ``BLOCK`` bytes."""
+    step = max(1, BLOCK // max(1, row_bytes))
+    return ((start, min(start + step, last)) for start in range(first, last, step))
+
+
+def _digest(file) -> bytes:
+    """Hexadecimal BLAKE2 digest of what follows the seal in an open file."""
+    digest = hashlib.blake2b(digest_size=16)
+    file.seek(SEAL)
+    while block := file.read(2**20):
+        digest.update(block)
+    return digest.hexdigest().encode()
+
+
+def write(folder: Path, keep: int, header: dict, arrays: dict[str, np.ndarray], rows: np.ndarray,
+          comm: SerialComm, placement: Placement) -> None:
+    """Write the checkpoint of round ``header["round"]`` and drop all but the ``keep`` newest. Collective.
+
+    A disk that is full leaves the older checkpoints as they are, and no rank waiting.
+
+    Args:
+        header: JSON-able values (rank 0's are written).
+        arrays: whole arrays, at least one axis each (rank 0's are written).
+        rows: this rank's client rows ``[C, size]``.
+
+    Raises:
+        OSError, RuntimeError: on rank 0: the file cannot be written.
+    """
+    row_bytes = rows.shape[1] * rows.itemsize
+    if comm.rank != 0:
+        for start, stop in _spans(0, len(rows), row_bytes):
+            comm.send(rows[start:stop], 0)
+        return
+    final = Path(folder) / f"checkpoint-{header['round']:08d}.h5"
+    blocks = _arriving(rows, comm, placement)
+    try:
+        needed = sum(array.nbytes for array in arrays.values()) + placement.clients * row_bytes
+        _room(final.parent, needed)
+        with replacing(final) as temporary:
+            _fill(temporary, header, arrays, blocks, (placement.clients, rows.shape[1]), rows.dtype)
+    finally:
+        for _ in blocks:  # the other ranks send whatever happens here
+            pass
+    # A file of a later round could not be continued from: it must not push out this one.
+    for old in [path for path in sorted(final.parent.glob("checkpoint-*.h5")) if path <= final][:-keep]:
+        old.unlink(missing_ok=True)
+
+
+def _arriving(rows: np.ndarray, comm: SerialComm, placement: Placement):
+    """Client rows as they come to rank 0: the number of the first one, and the rows."""
+    yield 0, rows
+    for rank in range(1, comm.size):
+        for start, stop in _spans(*placement.edges[rank : rank + 2], rows.shape[1] * rows.itemsize):
+            block = np.empty((stop - start, rows.shape[1]), rows.dtype)
+            comm.receive(block, rank)
+            yield start, block
+
+
+def _room(folder: Path, needed: int) -> None:
+    """Refuse a file that cannot fit before HDF5 meets the end of the disk half way."""
+    free = shutil.disk_usage(folder).free
+    if free < needed + MARGIN:
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed:,} bytes needed, {free:,} free")
+
+
+def _fill(path: Path, header: dict, arrays: dict[str, np.ndarray], blocks, shape: tuple[int, int], dtype) -> None:
+    with shielded(path) as target, h5py.File(target, "w", userblock_size=SEAL) as file:
+        for name, array in arrays.items():
+            file[name] = array
+        clients = file.create_dataset("clients", shape, dtype)
+        for start, block in blocks:
+            clients[start : start + len(block)] = block
+        file.attrs["header"] = json.dumps(header)
+    with open(path, "r+b") as file:
+        digest = _digest(file)
+        file.seek(0)
+        file.write(b"%s%d\n%s\n" % (MAGIC, FORMAT, digest))
+
+
+def _check(path: Path) -> None:
+    """Raises:
+        ValueError: the file is of another format, incomplete, truncated or altered.
+    """
+    with open(path, "rb") as file:
+        first, _, rest = file.read(SEAL).partition(b"\n")
+        if first != MAGIC + b"%d" % FORMAT:
+            old = first.startswith(b"\x89HDF")
+            found = "of format 1" if old else f"of format {first[len(MAGIC) :].decode(errors='replace')}" if first.startswith(MAGIC) else "no checkpoint"
+            raise ValueError(f"it is {found}, expected format {FORMAT}")
+        if rest.partition(b"\n")[0] != _digest(file):
+            raise ValueError("its bytes do not match their digest")
+
+
+def _load(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
+    """Header and whole arrays of a file.
+
+    Raises:
+        ValueError: as :func:`_check`, or it cannot be read.
+    """
+    try:
+        _check(path)
+        with h5py.File(path, "r") as file:
+            arrays = {name: dataset[...] for name, dataset in file.items() if name != "clients"}
+            return json.loads(file.attrs["header"]), arrays
+    except OSError as error:
+        raise ValueError(str(error)) from None
+
+
+def newest(folder: Path) -> tuple[Path | None, dict, dict[str, np.ndarray], list[str]]:
+    """The newest sound checkpoint of a folder.
+
+    Returns:
+        Its path (``None``: there is none), header, whole arrays, and a line for each newer file that is damaged or foreign.
+    """
+    complaints = []
+    for path in sorted(Path(folder).glob("checkpoint-*.h5"), reverse=True):
+        try:
+            return path, *_load(path), complaints
+        except ValueError as error:
+            complaints.append(f"{path.name} cannot be used ({error}); falling back to the one before it")
+    return None, {}, {}, complaints
+
+
+def read_clients(path: Path | None, rows: np.ndarray, comm: SerialComm, placement: Placement) -> None:
+    """Fill ``rows`` with this rank's clients from a checkpoint that rank 0 reads. Collective."""
+    row_bytes = rows.shape[1] * rows.itemsize
+    if comm.rank != 0:
+        for start, stop in _spans(0, len(rows), row_bytes):
+            comm.receive(rows[start:stop], 0)
+        return
+    with h5py.File(path, "r") as file:
+        clients = file["clients"]
+        rows[...] = clients[: len(rows)]
+        for rank in range(1, comm.size):
+            for start, stop in _spans(*placement.edges[rank : rank + 2], row_bytes):
+                comm.send(np.ascontiguousarray(clients[start:stop]), rank)

@@ -1,0 +1,164 @@
+"""Collects the history of a run and writes its results file (:mod:`mpifed.storage.format`).
+
+History stays in memory on rank 0 and the file is replaced as a whole at every checkpoint and at the end, so a reader
+never meets half a file. Ranks meet for their costs only when the history is wanted.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.devices import usage
+from mpifed.storage.format import COSTS, RUN_FILE
+from mpifed.storage.atomic import replacing, shielded
+from mpifed.simulation.provenance import to_json
+from mpifed.storage.tensorboard import Scalars
+from mpifed.simulation.simulation import Simulation
+
+__all__ = ["Recorder", "ending"]
+
+#: Columns that add up over the ranks; the others are means.
+_SUMMED = np.array([name in ("oracle_calls", "wire_bytes") for name in COSTS])
+#: The column that every rank holds alike.
+_CLOCK = COSTS.index("federated_seconds")
+#: Bytes of recorded iterates that rank 0 holds at most.
+MEMORY = 4 * 2**30
+
+
+class Recorder:
+    """Collects the history of a run. On ranks other than 0 it only contributes costs.
+
+    Args:
+        blocks: the blocks whose averaged iterate is kept every round.
+
+    Raises:
+        ValueError: a block does not exist, its iterates would not fit into memory, or there is nothing to write for
+            TensorBoard with.
+    """
+
+    def __init__(self, simulation: Simulation, comm: SerialComm):
+        self.simulation, self.comm, config = simulation, comm, simulation.config
+        sizes = simulation.blocks.sizes
+        self.blocks = config.record
+        for block in self.blocks:
+            if block not in sizes:
+                raise ValueError(f"record = {list(self.blocks)}: there is no block {block!r} (options: {', '.join(sizes)})")
+        needed = sum(sizes[block] for block in self.blocks) * config.rounds * simulation.shared.buffer.element_size()
+        if needed > MEMORY:
+            raise ValueError(f"record = {list(self.blocks)} needs {needed / 2**30:.1f} GiB for {config.rounds} rounds, more than "
+                             f"{MEMORY / 2**30:.0f} GiB: record fewer blocks")
+        self._base = np.zeros(len(COSTS))
+        self._pending: list[list[float]] = []
+        self.costs = np.zeros((0, len(COSTS)))
+        self.metrics: dict[str, list[float]] = {}
+        self._usage: dict[str, np.ndarray] = {}
+        self.iterates: dict[str, list[np.ndarray]] = {block: [] for block in self.blocks}
+        first = comm.rank == 0
+        self._scalars = Scalars(config.run.out) if first and config.run.tensorboard else None
+        self._class_counts = config.problem.class_counts() if first else None
+
+    def note_round(self) -> None:
+        """Keep the costs, and on rank 0 the iterates, of the round just done."""
+        costs = self.simulation.costs
+        self._pending.append([self.simulation.round, *(getattr(costs, name, 0.0) for name in COSTS[1:])])
+        if self.comm.rank == 0 and self.simulation.round > 0:
+            for block in self.blocks:
+                self.iterates[block].append(getattr(self.simulation.shared, block).cpu().numpy().copy())
+
+    def note_metrics(self, values: dict[str, float]) -> None:
+        """Keep the metrics of the round just done (rank 0)."""
+        for name, value in {"round": self.simulation.round, **values}.items():
+            self.metrics.setdefault(name, []).append(value)
+        if self._scalars:
+            self._scalars.write("metrics", values, self.simulation.round)
+
+    def gather(self) -> None:
+        """Bring the costs of the rounds since the last call, and the memory used, to rank 0. Collective."""
+        rows = np.array(self._pending, dtype=np.float64).reshape(-1, len(COSTS))
+        self._pending = []
+        self.comm.allreduce_(rows)
+        rows = np.where(_SUMMED, rows, rows / self.comm.size)
+        rows[:, 1:] += self._base[1:]
+        clock = self.simulation.clock.collect(self.comm)[: len(rows)]  # without the round that a non-finite value has cut short
+        rows[:, _CLOCK] = np.cumsum([self._base[_CLOCK], *clock])[1:]  # in the order of the rounds, with or without a resumption
+        self._base[_CLOCK] = rows[-1, _CLOCK] if len(rows) else self._base[_CLOCK]
+        self.costs = np.concatenate([self.costs, rows])
+        self._usage = usage(self.comm, self.simulation.device)
+        if self._scalars:
+            for row in rows[np.isin(rows[:, 0], self.metrics["round"])]:
+                self._scalars.write("costs", dict(zip(COSTS[1:], row[1:])), int(row[0]))
+            self._scalars.flush()
+
+    def history(self) -> tuple[dict, dict[str, np.ndarray]]:
+        """What a checkpoint needs to continue the history: JSON-able names and arrays."""
+        arrays = {"costs": self.costs, "metrics": np.array(list(self.metrics.values())).reshape(len(self.metrics), -1)}
+        for block, rows in self.iterates.items():
+            arrays[f"iterates_{block}"] = np.array(rows).reshape(len(rows), -1)
+        return {"metrics": list(self.metrics)}, arrays
+
+    def restore(self, header: dict, arrays: dict[str, np.ndarray]) -> None:
+        """Take up the history of a checkpoint (the arrays are rank 0's; the others pass none)."""
+        if self.comm.rank == 0:
+            self.costs, self._base = arrays["costs"], arrays["costs"][-1].copy()
+            self.metrics = {name: list(row) for name, row in zip(header["metrics"], arrays["metrics"])}
+            self.iterates = {block: list(arrays.get(f"iterates_{block}", ())) for block in self.blocks}
+
+    def write(self, folder: Path, stopped: str, final: dict[str, float]) -> None:
+        """Replace the results file (rank 0).
+
+        Args:
+            stopped: why the run ended, "" while it goes on.
+            final: metrics of the output point, empty while the run goes on.
+        """
+        simulation = self.simulation
+        with replacing(Path(folder) / RUN_FILE) as temporary, shielded(temporary) as target, h5py.File(target, "w") as file:
+            file.attrs["config"] = json.dumps(simulation.config.table())
+            file.attrs["versions"] = json.dumps(_versions() | {"mpi": self.comm.mpi})
+            file.attrs["layout"] = json.dumps({
+                "ranks": self.comm.size, "device": str(simulation.device), "placement": simulation.config.run.placement,
+                "clients": simulation.placement.counts, "transport": simulation.transport.name,
+            })
+            file.attrs["data"] = to_json(simulation.problem.files)
+            file.attrs["maximised"] = json.dumps(sorted(simulation.config.problem.maximised))
+            file.attrs["stopped"] = stopped
+            for name, column in zip(COSTS, self.costs.T):
+                file[f"costs/{name}"] = column if name.endswith("seconds") else column.astype(np.int64)
+            for name, values in self._usage.items():
+                file[f"ranks/{name}"] = values
+            metrics = file.create_group("metrics", track_order=True)  # the problem's first metric stays the first
+            for name, values in self.metrics.items():
+                metrics[name] = np.array(values)
+            if self._class_counts:
+                counts, classes = self._class_counts
+                file["holdings"] = counts.astype(np.int32)
+                file["holdings"].attrs["classes"] = json.dumps(classes)
+            for block in simulation.blocks:
+                file[f"final/{block}"] = getattr(simulation.output, block).cpu().numpy()
+            file["final"].attrs.update(final)
+            for block, rows in self.iterates.items():
+                file[f"iterates/{block}"] = np.array(rows)
+            if self.blocks:
+                file["iterates/round"] = self.costs[1:, 0]
+
+
+def ending(folder: Path) -> tuple[dict, str]:
+    """Settings and reason of the end that a folder's results file names; empty where there is no such file or it cannot be read."""
+    try:
+        with h5py.File(Path(folder) / RUN_FILE, "r") as file:
+            return json.loads(file.attrs["config"]), file.attrs["stopped"]
+    except (OSError, KeyError, ValueError):
+        return {}, ""
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    packages = {name: version(name) for name in ("mpifed", "torch", "numpy", "h5py", "mpi4py")}
+    return {"python": platform.python_version(), **packages}

@@ -1,0 +1,138 @@
+"""Reading finished runs, and runs that stopped half way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from mpifed.storage.format import COSTS, RUN_FILE
+from mpifed.simulation.simulation import NON_FINITE
+
+__all__ = ["RunData", "find_runs", "load", "expect"]
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """A run, named by its algorithm: ``costs`` are ``[R + 1]``, ``metrics`` ``[E]``, taken after ``metric_rounds``.
+
+    ``layout`` and ``data`` say what the run ran on and which files it read; ``maximised`` are the metrics of which more is
+    better. ``ranks`` has one value a rank. ``class_counts`` are samples by client and class, ``[N, classes]``, and ``classes``
+    the classes' names, where samples have any.
+    """
+
+    path: Path
+    name: str
+    config: dict
+    versions: dict
+    costs: dict[str, np.ndarray]
+    metric_rounds: np.ndarray
+    metrics: dict[str, np.ndarray]
+    stopped: str
+    layout: dict
+    data: dict
+    maximised: frozenset[str]
+    ranks: dict[str, np.ndarray]
+    class_counts: np.ndarray | None
+    classes: list[str]
+
+    @property
+    def folder(self) -> Path:
+        """Where the run lies."""
+        return self.path.parent if self.path.name == RUN_FILE else self.path
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run ended in non-finite values."""
+        return self.stopped.startswith(NON_FINITE)
+
+
+def find_runs(places: Iterable[str | Path]) -> list[Path]:
+    """The run files that the places are or hold, at any depth, each once.
+
+    Raises:
+        ValueError: one of the places is none and holds none.
+    """
+    found: dict[Path, None] = {}
+    for place in map(Path, places):
+        files = sorted(place.rglob(RUN_FILE)) if place.is_dir() else [place]
+        expect(files, f"a run file {RUN_FILE} in {place} or below", "none")
+        found |= {file.resolve(): None for file in files}
+    return list(found)
+
+
+def load(path: str | Path) -> RunData:
+    """Read a run from its folder or its file.
+
+    Raises:
+        ValueError: the file is missing, damaged, or not a run file; says which file, what was expected, what was found.
+    """
+    file = Path(path).resolve()
+    file = file / RUN_FILE if file.is_dir() else file
+    try:
+        expect(file.is_file(), "a run file", "no such file")
+        with h5py.File(file, "r") as source:
+            return _read(source, file)
+    except (OSError, RuntimeError, ValueError) as error:  # HDF5 raises the first two on foreign and on damaged bytes
+        raise ValueError(f"{file} is not a readable run file: {error}") from error
+
+
+def expect(holds, expected: str, found) -> None:
+    """Raise a :class:`ValueError` that says what was expected and found unless ``holds``."""
+    if not holds:
+        raise ValueError(f"expected {expected}, found {found}")
+
+
+def _read(source: h5py.File, file: Path) -> RunData:
+    config, versions, layout, data = (_json(source, name) for name in ("config", "versions", "layout", "data"))
+    maximised, stopped = _json(source, "maximised", list), source.attrs.get("stopped")
+    algorithm = config.get("algorithm")
+    name = algorithm.get("name") if isinstance(algorithm, dict) else None
+    expect(isinstance(name, str), "the algorithm's name in the attribute 'config'", f"algorithm = {algorithm!r}")
+    expect(isinstance(stopped, str), "text in the attribute 'stopped'", repr(stopped))
+    costs, metrics = _columns(source, "costs", COSTS), _columns(source, "metrics", ("round",))
+    rounds, taken = costs["round"], metrics.pop("round")
+    expect(len(rounds) and np.all(np.diff(rounds) > 0), "growing numbers in 'costs/round'", rounds[:10].tolist())
+    expect(np.isfinite([*costs.values()]).all(), "finite numbers in the group 'costs'", "inf or nan")
+    expect(np.isin(taken, rounds).all(), "metrics of rounds in 'costs/round'", f"{np.setdiff1d(taken, rounds)[:10]}")
+    ranks = _columns(source, "ranks", ("peak_host_bytes", "peak_gpu_bytes")) if "ranks" in source else {}
+    return RunData(file, name.rpartition(":")[2], config, versions, costs, taken, metrics, stopped, layout, data,
+                   frozenset(maximised), ranks, *_holdings(source))
+
+
+def _holdings(source: h5py.File) -> tuple[np.ndarray | None, list[str]]:
+    """Samples by client and class, and the classes' names."""
+    if "holdings" not in source:
+        return None, []
+    counts, classes = source["holdings"], _json(source["holdings"], "classes", list)
+    sound = isinstance(counts, h5py.Dataset) and counts.dtype.kind in "iu" and counts.shape[1:] == (len(classes),)
+    expect(sound, f"whole numbers [clients, {len(classes)}] in 'holdings'", counts)
+    return counts[:], classes
+
+
+def _json(source, name: str, kind: type = dict):
+    """The JSON table (or list) in an attribute of the file or of a dataset."""
+    text = source.attrs.get(name)
+    try:
+        value = json.loads(text)
+    except (TypeError, ValueError):
+        value = None
+    expect(isinstance(value, kind), f"a JSON {'table' if kind is dict else 'list'} in the attribute {name!r}", repr(text)[:80])
+    return value
+
+
+def _columns(source: h5py.File, group: str, required: Sequence[str]) -> dict[str, np.ndarray]:
+    """All datasets of a group, which must be numbers, one-dimensional and equally long."""
+    node = source.get(group)
+    expect(isinstance(node, h5py.Group), f"a group {group!r}", ", ".join(source) or "an empty file")
+    expect({*required} <= {*node}, f"{', '.join(required)} in the group {group!r}", ", ".join(node) or "nothing")
+    for name, data in node.items():
+        numbers = isinstance(data, h5py.Dataset) and data.ndim == 1 and data.dtype.kind in "iuf"
+        expect(numbers, f"a column of numbers in '{group}/{name}'", data)
+    lengths = {name: len(data) for name, data in node.items()}
+    expect(len(set(lengths.values())) == 1, f"columns of one length in the group {group!r}", lengths)
+    return {name: data[:] for name, data in node.items()}

@@ -1,0 +1,99 @@
+"""mpifed's command line with faults: driver.py FAULT... -- ARGUMENTS OF mpifed
+
+A fault is ``RANK ACTION MODULE:FUNCTION CALL``, for example ``"1 kill mpifed.parallel.comm:MpiComm.bcast_ 7"``: when rank 1 enters its
+7th call of that function it kills itself. ``kill-after`` lets the call return first. The other actions, all on entering:
+
+raise, exit:CODE      an error, ``sys.exit``
+sleep, stop, gil      hang: asleep, by SIGSTOP, in C with Python's lock held
+pause:FOLDER          make FOLDER/arrived-CALL, then wait for FOLDER/go-CALL, which somebody makes
+fill:FILE             write FILE until the disk is full but for LEFT bytes
+free:FILE             remove FILE
+skip                  from here on, calls do nothing
+"""
+
+import contextlib
+import ctypes
+import functools
+import importlib
+import itertools
+import os
+import shlex
+import signal
+import sys
+import time
+from pathlib import Path
+
+from mpifed.cli.main import main
+
+#: Bytes for the beginning of a file.
+LEFT = 8192
+
+
+def hang_in_c(_):
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def pause(argument):
+    Path(argument.format("arrived")).touch()
+    while not Path(argument.format("go")).exists():
+        time.sleep(0.01)
+
+
+def fill(path):
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    os.truncate(path, max(0, os.path.getsize(path) - LEFT))
+
+
+def raise_error(_):
+    raise RuntimeError("the dog ate my gradient")
+
+
+ACTIONS = {
+    "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "raise": raise_error,
+    "exit": lambda code: sys.exit(int(code)),
+    "sleep": lambda _: time.sleep(1000),
+    "stop": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    "gil": hang_in_c,
+    "pause": pause,
+    "fill": fill,
+    "free": os.unlink,
+}
+
+
+def install(fault: str) -> None:
+    """Patch this process if the fault is for its rank."""
+    rank, action, place, call = shlex.split(fault)
+    mine = next((os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ), "0")
+    if rank != mine:
+        return
+    action, _, argument = action.partition(":")
+    if action == "pause":
+        argument = f"{argument}/{{}}-{call}"
+    module, _, path = place.partition(":")
+    *outer, name = path.split(".")
+    owner = functools.reduce(getattr, outer, importlib.import_module(module))
+    whole, calls = getattr(owner, name), itertools.count(1)
+
+    @functools.wraps(whole)
+    def faulty(*arguments, **options):
+        number = next(calls)
+        if action == "skip":
+            return None if number >= int(call) else whole(*arguments, **options)
+        if action == "kill-after":
+            result = whole(*arguments, **options)
+            return ACTIONS["kill"]("") if number == int(call) else result
+        if number == int(call):
+            ACTIONS[action](argument)
+        return whole(*arguments, **options)
+
+    setattr(owner, name, faulty)
+
+
+split = sys.argv.index("--")
+for text in sys.argv[1:split]:
+    install(text)
+sys.argv[1:] = sys.argv[split + 1 :]
+main()

