@@ -10,8 +10,21 @@ from mpifed.core.settings import hyperparameters
 from mpifed.running.run import Result, resume, run
 
 __all__ = [
-    "Algorithm", "Blocks", "Composition", "Config", "ConfigError", "Minimax", "Operator", "Phase", "Rate", "Record", "Result",
-    "Sets", "hyperparameters", "resume", "run",
+    "Algorithm",
+    "Blocks",
+    "Composition",
+    "Config",
+    "ConfigError",
+    "Minimax",
+    "Operator",
+    "Phase",
+    "Rate",
+    "Record",
+    "Result",
+    "Sets",
+    "hyperparameters",
+    "resume",
+    "run",
 ]
 
 __version__ = "0.1.0"

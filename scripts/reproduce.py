@@ -26,13 +26,13 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from mpifed.report.comparison import Rule, Setting, best, settings_of
+from mpifed.algorithms.theory import theorem_2, theorem_6
 from mpifed.config.job import read_table
-from mpifed.report.figures import STYLES
 from mpifed.core.settings import near_miss
+from mpifed.report.comparison import Rule, Setting, best, settings_of
+from mpifed.report.figures import STYLES
 from mpifed.report.report import report
 from mpifed.storage.results import find_runs, load
-from mpifed.algorithms.theory import theorem_2, theorem_6
 
 JOBS = Path(__file__).resolve().parent.parent / "jobs/papers"
 SEEDS = "sweep.seed=[0, 1, 2, 3, 4]"
@@ -60,8 +60,16 @@ class Experiment:
 def theorem_of(setting: Setting) -> tuple[float, float]:
     """The step and the bound of 002 for a setting of 002_bounds: Theorem 2 for LESGD, Theorem 6 for LSGD."""
     settings = setting.settings
-    L, sigma = settings["problem.smooth"] + settings["problem.skew"], settings["oracle.noise.scale"] * math.sqrt(settings["problem.d"])
-    rest = settings["algorithm.K"], settings["rounds"], settings["problem.clients"], settings["problem.radius"]
+    L, sigma = (
+        settings["problem.smooth"] + settings["problem.skew"],
+        settings["oracle.noise.scale"] * math.sqrt(settings["problem.d"]),
+    )
+    rest = (
+        settings["algorithm.K"],
+        settings["rounds"],
+        settings["problem.clients"],
+        settings["problem.radius"],
+    )
     return (theorem_2 if setting.name == "LESGD" else theorem_6)(L, sigma, *rest)
 
 
@@ -75,20 +83,32 @@ EXPERIMENTS = {
     "000_auc_cifar100": Experiment("auc", paper=(*RESNET_AUC, 'problem.dataset="cifar100"')),
     "000_auc_tiny_imagenet": Experiment("auc", paper=RESNET_AUC),
     "000_auc_pneumonia": Experiment("auc", paper=RESNET_AUC),
-    "000_robust": Experiment("perturbed_accuracy", ("problem.dataset", "algorithm.q"), AUC, also=("accuracy",)),
+    "000_robust": Experiment(
+        "perturbed_accuracy", ("problem.dataset", "algorithm.q"), AUC, also=("accuracy",)
+    ),
     "001_text": Experiment("auc", ("problem.dataset", "algorithm.q|algorithm.p"), TEXT),
     "001_text_skewed": Experiment("auc", ("problem.dataset",), TEXT),
     "001_heavy_tails": Experiment("error"),
     "002_affine": Experiment("err_D", ("problem.smooth", "oracle.noise.name")),
     "002_bounds": Experiment("err_D", ("rounds",), (), bound=lambda setting: theorem_of(setting)[1]),
     "002_composite": Experiment("err_c"),
-    "003_robust": Experiment("objective", paper=(SEEDS, "rounds=1000", 'problem.model="mlp"'), also=("worst_loss",)),
+    "003_robust": Experiment(
+        "objective", paper=(SEEDS, "rounds=1000", 'problem.model="mlp"'), also=("worst_loss",)
+    ),
     "003_sinusoid": Experiment("adapted_error", paper=(SEEDS, "rounds=5000", 'problem.model="mlp"')),
-    "003_omniglot": Experiment("accuracy", (), (SEEDS, "rounds=5000", 'problem.model="conv4"', "problem.size=28", "problem.tests=200"),
-                               also=("objective",)),
+    "003_omniglot": Experiment(
+        "accuracy",
+        (),
+        (SEEDS, "rounds=5000", 'problem.model="conv4"', "problem.size=28", "problem.tests=200"),
+        also=("objective",),
+    ),
     "004_wgan": Experiment("squared_distance", ("problem.lam",)),
-    "004_fair": Experiment("worst_accuracy", ("algorithm.K",), (SEEDS, "rounds=2000", "oracle.batch_size=100", 'problem.model="cnn"'),
-                           also=("mean_accuracy",)),
+    "004_fair": Experiment(
+        "worst_accuracy",
+        ("algorithm.K",),
+        (SEEDS, "rounds=2000", "oracle.batch_size=100", 'problem.model="cnn"'),
+        also=("mean_accuracy",),
+    ),
 }
 
 
@@ -112,28 +132,43 @@ def panel_of(setting: Setting, keys: Sequence[str]) -> tuple:
 def title_of(panel: tuple, keys: Sequence[str]) -> str:
     """A panel's values; numbers with their setting's name."""
     names = (key.partition("|")[0].rpartition(".")[2] for key in keys)
-    return ", ".join(value if isinstance(value, str) else f"{name} = {value}" for name, value in zip(names, panel))
+    return ", ".join(
+        value if isinstance(value, str) else f"{name} = {value}" for name, value in zip(names, panel)
+    )
 
 
 def label_of(setting: Setting, rivals: Sequence[Setting]) -> str:
     """The method with the settings that were tuned."""
     own = [one for one in rivals if one.name == setting.name]
-    tuned = [key for key in setting.settings if key.startswith("algorithm.") and len({json.dumps(one.settings.get(key)) for one in own}) > 1]
-    return " ".join([setting.name, *(f"{key.removeprefix('algorithm.')}={setting.settings[key]}" for key in tuned)])
+    tuned = [
+        key
+        for key in setting.settings
+        if key.startswith("algorithm.") and len({json.dumps(one.settings.get(key)) for one in own}) > 1
+    ]
+    return " ".join(
+        [setting.name, *(f"{key.removeprefix('algorithm.')}={setting.settings[key]}" for key in tuned)]
+    )
 
 
 def draw(name: str, folder: Path) -> Path:
     """``figure.png``: for each metric a panel for each value of the experiment's settings."""
     what = EXPERIMENTS[name]
     settings = settings_of([load(path) for path in find_runs([folder])])
-    each = tuple(key.removeprefix("algorithm.") for names in what.panels for key in names.split("|") if key.startswith("algorithm."))
+    each = tuple(
+        key.removeprefix("algorithm.")
+        for names in what.panels
+        for key in names.split("|")
+        if key.startswith("algorithm.")
+    )
     rule, groups = Rule(what.metric, each=each), {}
     for one in settings:
         groups.setdefault(panel_of(one, what.panels), []).append(one)
     metrics = (what.metric, *what.also)
     columns = 2 if len(groups) == 4 else min(3, len(groups))
     rows = -(-len(groups) // columns)
-    figure = Figure(figsize=(0.8 + 3.4 * columns, 0.4 + 3 * rows * len(metrics)), dpi=100, layout="constrained")
+    figure = Figure(
+        figsize=(0.8 + 3.4 * columns, 0.4 + 3 * rows * len(metrics)), dpi=100, layout="constrained"
+    )
     grid = figure.subplots(rows * len(metrics), columns, squeeze=False).reshape(len(metrics), -1)
     for number, (panel, rivals) in enumerate(sorted(groups.items())):
         chosen = best(rivals, rule)
@@ -152,7 +187,11 @@ def _draw(cell, metric: str, settings: dict[str, Setting], bound: Callable[[Sett
     """Curves with the seeds' deviation, logarithmic where less is better, for which the band ends at a tenth of the mean."""
     for (label, one), style in zip(settings.items(), STYLES):
         curve, more = one.curve(metric), one.maximises(metric)
-        lower = curve.mean - curve.deviation if more else np.maximum(curve.mean - curve.deviation, curve.mean / 10)
+        lower = (
+            curve.mean - curve.deviation
+            if more
+            else np.maximum(curve.mean - curve.deviation, curve.mean / 10)
+        )
         cell.plot(curve.rounds, curve.mean, label=label, **style)
         cell.fill_between(curve.rounds, lower, curve.mean + curve.deviation, color=style["color"], alpha=0.16)
         if bound:
@@ -164,19 +203,40 @@ def _draw(cell, metric: str, settings: dict[str, Setting], bound: Callable[[Sett
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a file of jobs/papers without its ending, or all; KEY=VALUE changes settings")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a file of jobs/papers without its ending, or all; KEY=VALUE changes settings",
+    )
     parser.add_argument("--paper", action="store_true", help="the papers' sizes, for a cluster")
     parser.add_argument("--ranks", type=int, default=2, help="MPI ranks (default 2)")
-    parser.add_argument("--launch", metavar="OPTIONS", help="a Slurm job array of each, with these options of `mpifed launch`")
+    parser.add_argument(
+        "--launch", metavar="OPTIONS", help="a Slurm job array of each, with these options of `mpifed launch`"
+    )
     parser.add_argument("--draw", action="store_true", help="draw what is there, run nothing")
     given = parser.parse_args()
-    names, changes = [one for one in given.names if "=" not in one], [one for one in given.names if "=" in one]
+    names, changes = (
+        [one for one in given.names if "=" not in one],
+        [one for one in given.names if "=" in one],
+    )
     for name in names:
         if name not in (*EXPERIMENTS, "all"):
             parser.error(f"no experiment {name!r}: {near_miss(name, [*EXPERIMENTS, 'all'])}")
     if not names:
-        print("\n".join((JOBS / f"{name}.toml").read_text().splitlines()[0].removeprefix("# ").join([f"{name:24}", ""]) for name in EXPERIMENTS))
+        print(
+            "\n".join(
+                (JOBS / f"{name}.toml")
+                .read_text()
+                .splitlines()[0]
+                .removeprefix("# ")
+                .join([f"{name:24}", ""])
+                for name in EXPERIMENTS
+            )
+        )
     for name in EXPERIMENTS if "all" in names else names:
         job, folder = arguments(name, given.paper, changes), place(name, given.paper)
         if given.launch is not None:

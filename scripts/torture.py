@@ -89,8 +89,11 @@ class Torture:
         for path in left:
             path.unlink(missing_ok=True)
         fault = self.judge(code, seconds, gone)
-        print(f"rank {victim} of {size} at {moment:5.2f} s, newest checkpoint {newest(out):3d}: exit code {code:3d} after "
-              f"{seconds:.2f} s{': LOST, ' + fault if fault else ''}", flush=True)
+        print(
+            f"rank {victim} of {size} at {moment:5.2f} s, newest checkpoint {newest(out):3d}: exit code {code:3d} after "
+            f"{seconds:.2f} s{': LOST, ' + fault if fault else ''}",
+            flush=True,
+        )
         return fault
 
     def judge(self, code: int, seconds: float, gone: bool) -> str:
@@ -134,10 +137,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",")], default=[2, 3, 4], help="numbers to choose from")
+    parser.add_argument(
+        "--ranks",
+        type=lambda text: [int(one) for one in text.split(",")],
+        default=[2, 3, 4],
+        help="numbers to choose from",
+    )
     parser.add_argument("--mpi", choices=["openmpi", "mpich"], default="openmpi")
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--limit", type=float, default=10.0, help="seconds from a kill to the end of the launcher")
+    parser.add_argument(
+        "--limit", type=float, default=10.0, help="seconds from a kill to the end of the launcher"
+    )
     parser.add_argument("settings", nargs="*", help="KEY=VALUE for the job")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mpifed-torture-") as folder:

@@ -6,12 +6,26 @@ import pytest
 from mpifed.parallel.comm import share, world
 
 # The same examples every time, and no verdict on time: the machine may be busy.
-hypothesis.settings.register_profile("mpifed", deadline=None, derandomize=True, database=None, max_examples=50)
+hypothesis.settings.register_profile(
+    "mpifed", deadline=None, derandomize=True, database=None, max_examples=50
+)
 hypothesis.settings.load_profile("mpifed")
 
 #: Files that take a minute or more, in the order in which they are begun.
-LONGEST = ("test_slurm.py", "test_torture.py", "test_job_files.py", "test_shrink.py", "test_readme.py", "test_one_rank.py",
-           "test_signals.py", "test_hangs.py", "test_faults.py", "test_kills.py", "test_disk.py", "test_own_data.py")
+LONGEST = (
+    "test_slurm.py",
+    "test_torture.py",
+    "test_job_files.py",
+    "test_shrink.py",
+    "test_readme.py",
+    "test_one_rank.py",
+    "test_signals.py",
+    "test_hangs.py",
+    "test_faults.py",
+    "test_kills.py",
+    "test_disk.py",
+    "test_own_data.py",
+)
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from realdata import real
 
 from mpifed.config.job import read_table
 from mpifed.core.settings import flatten
-from mpifed.storage.results import find_runs, load
 from mpifed.running.sweep import variants
+from mpifed.storage.results import find_runs, load
 
 ROOT = Path(__file__).parent.parent
 FILES = {path.stem: path for path in sorted((ROOT / "jobs/papers").glob("*.toml"))}
@@ -58,7 +58,10 @@ def test_two_rounds_on_two_ranks(name, folder):
     assert run.metric_rounds.tolist() == [0, 2]
     shown = [EXPERIMENTS[name].metric, *EXPERIMENTS[name].also]
     assert all(np.isfinite(run.metrics[metric]).all() for metric in shown), run.metrics
-    assert all(panel.partition(".")[0] in ("problem", "algorithm", "oracle", "rounds") for panel in EXPERIMENTS[name].panels)
+    assert all(
+        panel.partition(".")[0] in ("problem", "algorithm", "oracle", "rounds")
+        for panel in EXPERIMENTS[name].panels
+    )
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -70,21 +73,31 @@ def test_the_steps_beside_bounds_are_those_of_the_theorems():
     runs = [one.config for one in variants(FILES["002_bounds"])]
     for config in runs:
         setting = SimpleNamespace(name=type(config.algorithm).__name__, settings=flatten(config.table()))
-        assert config.algorithm.eta == pytest.approx(REPRODUCE["theorem_of"](setting)[0], rel=1e-8)  # ten decimals in the file
+        assert config.algorithm.eta == pytest.approx(
+            REPRODUCE["theorem_of"](setting)[0], rel=1e-8
+        )  # ten decimals in the file
     assert len(runs) == 30
 
 
 def test_every_file_has_its_experiment_and_folder():
     assert set(FILES) == set(EXPERIMENTS)
-    assert {name: read_table(path)["run"]["out"] for name, path in FILES.items()} == {name: f"runs/papers/{name}" for name in FILES}
+    assert {name: read_table(path)["run"]["out"] for name, path in FILES.items()} == {
+        name: f"runs/papers/{name}" for name in FILES
+    }
 
 
 def test_reproduce_runs_draws_and_goes_on(tmp_path):
     command = [sys.executable, str(SCRIPT), "002_composite", "rounds=4", "sweep.seed=[0, 1]"]
     for before, more in ((0, []), (8, ["--ranks", "1"])):
-        done = subprocess.run([*command, *more], cwd=tmp_path, env=environment(), timeout=120, capture_output=True, text=True)
-        assert done.returncode == 0 and f"8 runs done, {before} of them before" in done.stdout, done.stdout + done.stderr
+        done = subprocess.run(
+            [*command, *more], cwd=tmp_path, env=environment(), timeout=120, capture_output=True, text=True
+        )
+        assert done.returncode == 0 and f"8 runs done, {before} of them before" in done.stdout, (
+            done.stdout + done.stderr
+        )
     folder = tmp_path / "runs/papers/002_composite"
     assert (folder / "figure.png").read_bytes()[:4] == b"\x89PNG" and (folder / "report.html").exists()
-    wrong = subprocess.run([sys.executable, str(SCRIPT), "004_wgn"], cwd=tmp_path, timeout=60, capture_output=True, text=True)
+    wrong = subprocess.run(
+        [sys.executable, str(SCRIPT), "004_wgn"], cwd=tmp_path, timeout=60, capture_output=True, text=True
+    )
     assert wrong.returncode == 2 and "no experiment '004_wgn'" in wrong.stderr and "004_wgan" in wrong.stderr

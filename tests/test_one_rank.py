@@ -17,7 +17,12 @@ def test_a_run_moves_between_the_libraries(tmp_path):
     """Three rounds under Open MPI and three under MPICH end in the bits of one process."""
 
     def point(name, rounds, ranks, mpi="openmpi"):
-        settings = [f"rounds={rounds}", f"run.out={tmp_path / name}", "run.reduction=exact", "run.progress=false"]
+        settings = [
+            f"rounds={rounds}",
+            f"run.out={tmp_path / name}",
+            "run.reduction=exact",
+            "run.progress=false",
+        ]
         code, output = launch(ranks, ["-m", "mpifed", "run", SADDLE, "--no-report", *settings], mpi=mpi)
         assert code == 0, output
         with h5py.File(tmp_path / name / "run.h5") as file:

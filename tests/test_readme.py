@@ -27,10 +27,19 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(folder, command):
     words = shlex.split(command, comments=True)
-    names = {"mpirun": [mpirun_path()], "mpifed": [sys.executable, "-m", "mpifed"], "python": [sys.executable]}
+    names = {
+        "mpirun": [mpirun_path()],
+        "mpifed": [sys.executable, "-m", "mpifed"],
+        "python": [sys.executable],
+    }
     done = subprocess.run(
-        [part for word in words for part in names.get(word, [word])], cwd=folder, env=environment(), timeout=120,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [part for word in words for part in names.get(word, [word])],
+        cwd=folder,
+        env=environment(),
+        timeout=120,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert done.returncode == 0, done.stdout
     assert "FAILS" not in done.stdout, done.stdout

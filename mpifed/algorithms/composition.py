@@ -19,9 +19,9 @@ from pydantic import Field
 
 from mpifed.core.adaptive import Identity, Matrix
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.settings import hyperparameters
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
+from mpifed.core.settings import hyperparameters
 
 __all__ = ["MFCGD", "AdaMFCGD"]
 

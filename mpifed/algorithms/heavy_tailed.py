@@ -22,8 +22,8 @@ from pydantic import Field
 
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.directions import Clip, Normalize, NormOver, Orthogonalize
-from mpifed.core.settings import hyperparameters
 from mpifed.core.records import Record
+from mpifed.core.settings import hyperparameters
 
 __all__ = ["FedNSGDAM", "FedMuonDA", "FedSGDAClip"]
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.settings import hyperparameters
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
+from mpifed.core.settings import hyperparameters
 
 __all__ = ["LocalSGDA"]
 

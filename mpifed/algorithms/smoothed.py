@@ -12,8 +12,8 @@ from typing import ClassVar
 from pydantic import Field
 
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.settings import hyperparameters
 from mpifed.core.records import Record
+from mpifed.core.settings import hyperparameters
 
 __all__ = ["FSGDA", "FESSGDA", "SmoothedGDA"]
 

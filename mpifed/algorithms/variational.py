@@ -17,8 +17,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.settings import hyperparameters
 from mpifed.core.records import Record
+from mpifed.core.settings import hyperparameters
 
 __all__ = ["LSGD", "LESGD", "LIPPAX", "SLIPPAX"]
 

@@ -13,31 +13,41 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from mpifed.core.adaptive import MATRICES
-from mpifed.core.algorithm import Algorithm
 from mpifed.algorithms import ALGORITHMS
 from mpifed.config.job import describe, find
+from mpifed.core.adaptive import MATRICES
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.noise import NOISES
+from mpifed.core.records import Record
+from mpifed.core.schedules import SCHEDULES
+from mpifed.core.sets import SETS
+from mpifed.core.settings import build, near_miss
 from mpifed.data import DATASETS, TEXTS
 from mpifed.data.partition import PARTITIONS
 from mpifed.models import MODELS
-from mpifed.core.noise import NOISES
-from mpifed.core.settings import build, near_miss
 from mpifed.problems import PROBLEMS
-from mpifed.core.sets import SETS
-from mpifed.core.records import Record
-from mpifed.core.schedules import SCHEDULES
 
 __all__ = ["catalogue", "print_catalogue", "print_info", "example"]
 
 GROUPS = {
-    "methods": ALGORITHMS, "problems": PROBLEMS, "datasets": DATASETS, "texts": TEXTS, "models": MODELS, "partitions": PARTITIONS,
-    "matrices": MATRICES, "schedules": SCHEDULES, "noises": NOISES, "sets": SETS,
+    "methods": ALGORITHMS,
+    "problems": PROBLEMS,
+    "datasets": DATASETS,
+    "texts": TEXTS,
+    "models": MODELS,
+    "partitions": PARTITIONS,
+    "matrices": MATRICES,
+    "schedules": SCHEDULES,
+    "noises": NOISES,
+    "sets": SETS,
 }
 
 
 def catalogue() -> dict[str, dict[str, str]]:
     """Group → name → one line."""
-    return {group: {name: _first_line(one) for name, one in members.items()} for group, members in GROUPS.items()}
+    return {
+        group: {name: _first_line(one) for name, one in members.items()} for group, members in GROUPS.items()
+    }
 
 
 def _first_line(thing) -> str:
@@ -77,7 +87,9 @@ def _default(field: dataclasses.Field):
     """A field's default, whether it is written in dataclass or in pydantic manner; MISSING for none."""
     default = field.default
     if isinstance(default, FieldInfo):
-        return dataclasses.MISSING if default.is_required() else default.get_default(call_default_factory=True)
+        return (
+            dataclasses.MISSING if default.is_required() else default.get_default(call_default_factory=True)
+        )
     return default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
@@ -96,7 +108,9 @@ def print_info(name: str) -> None:
         return _print_user_class(console, name)
     from mpifed.config.job import ConfigError
 
-    raise ConfigError(f"nothing is called {name!r}: {near_miss(name, [one for members in GROUPS.values() for one in members])}")
+    raise ConfigError(
+        f"nothing is called {name!r}: {near_miss(name, [one for members in GROUPS.values() for one in members])}"
+    )
 
 
 def _print_user_class(console: Console, name: str) -> None:
@@ -151,10 +165,14 @@ def _print_method(console: Console, method: Algorithm) -> None:
             table.add_row(f"message of {phase.name!r} ({when})", _fields(phase.message))
     console.print(table)
     up = sum((_sizes(phase.message, phase.up or phase.message.fields) for phase in method.phases), Counter())
-    down = sum((_sizes(method.shared, phase.down or method.shared.fields) for phase in method.phases), Counter())
+    down = sum(
+        (_sizes(method.shared, phase.down or method.shared.fields) for phase in method.phases), Counter()
+    )
     console.print("cost per client and round:")
-    console.print(f"  counted, with the default options: up {_sum(up)}; down {_sum(down)}; {len(method.phases)} phase(s); "
-                  f"{method.calls_per_step} evaluation(s) a local step")
+    console.print(
+        f"  counted, with the default options: up {_sum(up)}; down {_sum(down)}; {len(method.phases)} phase(s); "
+        f"{method.calls_per_step} evaluation(s) a local step"
+    )
     if method.paper_cost:
         console.print(f"  in the papers (D numbers of variables): {method.paper_cost}")
     part = "yes" if method.partial_participation else "no, every client in every round"
@@ -162,7 +180,13 @@ def _print_method(console: Console, method: Algorithm) -> None:
 
 
 def _fields(record: Record) -> str:
-    return ", ".join(f"{name} ({kind if isinstance(kind, str) else ' + '.join(kind)})" for name, kind in record.fields.items()) or "none"
+    return (
+        ", ".join(
+            f"{name} ({kind if isinstance(kind, str) else ' + '.join(kind)})"
+            for name, kind in record.fields.items()
+        )
+        or "none"
+    )
 
 
 def _sizes(record: Record, names) -> Counter:
@@ -171,5 +195,8 @@ def _sizes(record: Record, names) -> Counter:
 
 
 def _sum(sizes: Counter) -> str:
-    terms = [("" if count == 1 else f"{count}") + (f"|{kind}|" if kind != "scalar" else "1") for kind, count in sizes.items()]
+    terms = [
+        ("" if count == 1 else f"{count}") + (f"|{kind}|" if kind != "scalar" else "1")
+        for kind, count in sizes.items()
+    ]
     return " + ".join(terms) or "nothing"

@@ -15,18 +15,18 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from mpifed.core.algorithm import Algorithm
-from mpifed.algorithms import LocalDualExtrapolation, LocalSGDA, MFCGD
+from mpifed.algorithms import MFCGD, LocalDualExtrapolation, LocalSGDA
 from mpifed.cli.catalogue import example
-from mpifed.parallel.comm import SerialComm, share
 from mpifed.config.job import Config, ConfigError, find, override
+from mpifed.core.algorithm import Algorithm
 from mpifed.core.oracle import MinimaxOracle
 from mpifed.core.problem import Minimax, Problem
+from mpifed.core.sampling import Sampler
+from mpifed.core.streams import generator
+from mpifed.parallel.comm import SerialComm, share
 from mpifed.problems import Saddle
 from mpifed.running.run import resume, run
 from mpifed.simulation.simulation import Simulation
-from mpifed.core.sampling import Sampler
-from mpifed.core.streams import generator
 
 __all__ = ["check_class"]
 
@@ -56,14 +56,21 @@ def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
     for text in settings:
         override(table, text)
     subject = _build(name, table)
-    checks = _method_checks(subject, name, comm) if isinstance(subject, Algorithm) else _problem_checks(subject, comm)
+    checks = (
+        _method_checks(subject, name, comm)
+        if isinstance(subject, Algorithm)
+        else _problem_checks(subject, comm)
+    )
     console = Console(highlight=False, markup=False)
     sound = True
     for sentence, test in checks:
         reason = _reason(test)
         sound &= reason is None
         if comm.rank == 0:
-            console.print(f"{'holds' if reason is None else 'FAILS'}  {sentence}" + (f"\n       {reason}" if reason else ""))
+            console.print(
+                f"{'holds' if reason is None else 'FAILS'}  {sentence}"
+                + (f"\n       {reason}" if reason else "")
+            )
     return sound
 
 
@@ -92,8 +99,17 @@ def _reason(test: Callable[[], None]) -> str | None:
 
 
 def _config(method: Algorithm, problem: Problem, out: str, **changes) -> Config:
-    settings = {"dtype": "float64", "device": "cpu", "progress": False, "overwrite": True, "out": out, "eval_every": ROUNDS,
-                "reduction": "exact", "checkpoint_every": 2, **changes}
+    settings = {
+        "dtype": "float64",
+        "device": "cpu",
+        "progress": False,
+        "overwrite": True,
+        "out": out,
+        "eval_every": ROUNDS,
+        "reduction": "exact",
+        "checkpoint_every": 2,
+        **changes,
+    }
     return Config(algorithm=method, problem=problem, rounds=ROUNDS, oracle={"batch_size": 2}, run=settings)
 
 
@@ -117,14 +133,25 @@ def _method_checks(method: Algorithm, name: str, comm: SerialComm):
     yield "its hyperparameters are a frozen dataclass", lambda: hash(method)
     yield f"{ROUNDS} rounds on the saddle problem stay finite", lambda: _point(method, problem, serial)
     yield "clients write nothing but their own records", lambda: _clients_keep_to_themselves(method, problem)
-    yield "the batched executor agrees with the loop", lambda: _same(
-        _point(method, problem, serial), _point(method, problem, serial, executor="batched"), "their outputs", 1e-12)
-    yield "a second run gives the same bits", lambda: _same(
-        _point(method, problem, serial), _point(method, problem, serial), "the two outputs")
+    yield (
+        "the batched executor agrees with the loop",
+        lambda: _same(
+            _point(method, problem, serial),
+            _point(method, problem, serial, executor="batched"),
+            "their outputs",
+            1e-12,
+        ),
+    )
+    yield (
+        "a second run gives the same bits",
+        lambda: _same(_point(method, problem, serial), _point(method, problem, serial), "the two outputs"),
+    )
     yield "a resumed run ends in the same bits", lambda: _resumes(method, name, problem)
     if comm.size > 1:
-        yield f"{comm.size} ranks give the same bits as one", lambda: _same(
-            _point(method, problem, comm), _point(method, problem, serial), "the outputs")
+        yield (
+            f"{comm.size} ranks give the same bits as one",
+            lambda: _same(_point(method, problem, comm), _point(method, problem, serial), "the outputs"),
+        )
 
 
 def _clients_keep_to_themselves(method, problem) -> None:
@@ -137,7 +164,9 @@ def _clients_keep_to_themselves(method, problem) -> None:
         inner(phase, r, cohort, shared, messages)
         if not torch.equal(before, shared.buffer):
             changed = shared.layout.field_at(int((before != shared.buffer).nonzero()[0]))
-            raise AssertionError(f"client_{phase.name} changed shared.{changed}; an in-place operation on a view of it?")
+            raise AssertionError(
+                f"client_{phase.name} changed shared.{changed}; an in-place operation on a view of it?"
+            )
 
     simulation.executor.run = watched
     simulation.start()
@@ -160,13 +189,27 @@ def _problem_checks(problem: Problem, comm: SerialComm):
     if problem.family == "minimax":
         yield "gradients agree with finite differences of the loss", lambda: _finite_differences(problem)
     method = PROBES[problem.family]
-    yield f"{ROUNDS} rounds of {type(method).__name__} stay finite", lambda: _point(method, problem, SerialComm())
-    yield "the batched executor agrees with the loop", lambda: _same(
-        _point(method, problem, SerialComm()), _point(method, problem, SerialComm(), executor="batched"), "their outputs", 1e-9)
+    yield (
+        f"{ROUNDS} rounds of {type(method).__name__} stay finite",
+        lambda: _point(method, problem, SerialComm()),
+    )
+    yield (
+        "the batched executor agrees with the loop",
+        lambda: _same(
+            _point(method, problem, SerialComm()),
+            _point(method, problem, SerialComm(), executor="batched"),
+            "their outputs",
+            1e-9,
+        ),
+    )
     yield "metrics are numbers", lambda: _metrics(problem)
     if comm.size > 1:
-        yield f"{comm.size} ranks give the same bits as one", lambda: _same(
-            _point(method, problem, comm), _point(method, problem, SerialComm()), "the outputs")
+        yield (
+            f"{comm.size} ranks give the same bits as one",
+            lambda: _same(
+                _point(method, problem, comm), _point(method, problem, SerialComm()), "the outputs"
+            ),
+        )
 
 
 def _start(problem: Problem) -> list[torch.Tensor]:
@@ -193,10 +236,14 @@ def _finite_differences(problem: Problem) -> None:
             for step in (h, -h):
                 moved = [x.clone(), y.clone()]
                 moved[position][j] += step
-                values.append(float(problem.loss(*(blocks.unflatten(b, m) for b, m in zip("xy", moved)), batch)))
+                values.append(
+                    float(problem.loss(*(blocks.unflatten(b, m) for b, m in zip("xy", moved)), batch))
+                )
             slope = (values[0] - values[1]) / (2 * h)
             if abs(slope - float(gradient[0, j])) > 1e-4 * max(1.0, abs(slope)):
-                raise AssertionError(f"∂f/∂{block}[{j}] is {slope:.6g} by differences, {float(gradient[0, j]):.6g} by the gradient")
+                raise AssertionError(
+                    f"∂f/∂{block}[{j}] is {slope:.6g} by differences, {float(gradient[0, j]):.6g} by the gradient"
+                )
 
 
 def _metrics(problem: Problem) -> None:

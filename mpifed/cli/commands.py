@@ -19,16 +19,28 @@ def bench():
 @bench.command("comm")
 @click.argument("job", required=False, type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--out", default="comm.json", show_default=True, type=click.Path(dir_okay=False), metavar="FILE",
-              help="The result (JSON).")
-@click.option("--largest", default=2**26, show_default=True, type=click.IntRange(64), help="Bytes of the largest message.")
+@click.option(
+    "--out",
+    default="comm.json",
+    show_default=True,
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="The result (JSON).",
+)
+@click.option(
+    "--largest",
+    default=2**26,
+    show_default=True,
+    type=click.IntRange(64),
+    help="Bytes of the largest message.",
+)
 def bench_comm(job, overrides, out, largest):
     """Measure messages between ranks, and what a round of JOB computes: mpirun -n P mpifed bench comm [JOB].
 
     Best with no more ranks on a node than it has cores, and for a cluster with ranks on two nodes. `mpifed scale` reads FILE.
     """
-    from mpifed.scaling import measurement as bench
     from mpifed.config.job import Config, ConfigError
+    from mpifed.scaling import measurement as bench
 
     comm = world()
     config, error = None, None
@@ -49,18 +61,30 @@ def bench_comm(job, overrides, out, largest):
 @click.command()
 @click.argument("job", required=False, type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--comm", "measurement", default="comm.json", show_default=True, help="Result of `mpifed bench comm`.")
-@click.option("--ranks", default=",".join(str(2**k) for k in range(13)), show_default=True, help="Numbers of ranks.")
+@click.option(
+    "--comm", "measurement", default="comm.json", show_default=True, help="Result of `mpifed bench comm`."
+)
+@click.option(
+    "--ranks", default=",".join(str(2**k) for k in range(13)), show_default=True, help="Numbers of ranks."
+)
 @click.option("--ranks-per-node", type=click.IntRange(1), help="By default the cores of a node.")
-@click.option("--cores", type=click.IntRange(1), help="Cores of a node; by default what the system showed when it was measured.")
+@click.option(
+    "--cores",
+    type=click.IntRange(1),
+    help="Cores of a node; by default what the system showed when it was measured.",
+)
 @click.option("--latency", help="Between nodes, e.g. 1.5us (as measured, else 1.5us).")
 @click.option("--bandwidth", help="Between nodes, e.g. 12GB/s (as measured, else 12GB/s).")
-@click.option("--client-seconds", type=click.FloatRange(0, min_open=True), help="Computing of a client in a round.")
-@click.option("--out", default="scale.png", show_default=True, type=click.Path(dir_okay=False), help="The figure.")
+@click.option(
+    "--client-seconds", type=click.FloatRange(0, min_open=True), help="Computing of a client in a round."
+)
+@click.option(
+    "--out", default="scale.png", show_default=True, type=click.Path(dir_okay=False), help="The figure."
+)
 def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, bandwidth, client_seconds, out):
     """Predict the time of a round of JOB (by default the one measured) on many ranks, by the model of mpifed.scaling."""
-    from mpifed.scaling import prediction
     from mpifed.config.job import Config, ConfigError
+    from mpifed.scaling import prediction
 
     if _no_folder(out):
         raise ConfigError(_no_folder(out))
@@ -79,13 +103,27 @@ def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, ba
 
 @click.command()
 @click.argument("places", nargs=-1, required=True, type=click.Path(), metavar="FOLDER...")
-@click.option("--out", default="report", show_default=True, help="Folder for the page, the figures and the tables.")
+@click.option(
+    "--out", default="report", show_default=True, help="Folder for the page, the figures and the tables."
+)
 @click.option("--metric", help="The metric that decides which setting is best; by default the runs' first.")
-@click.option("--best", "by", type=click.Choice(["final", "best"]), default="final", show_default=True,
-              help="Whether a run counts with its last value or with its best.")
-@click.option("--target", type=float, help="A value of the metric: tell the rounds that it takes to reach it.")
-@click.option("--each", multiple=True, metavar="SETTING",
-              help="A setting of methods, e.g. q, that is not tuned: choose the best for each of its values.")
+@click.option(
+    "--best",
+    "by",
+    type=click.Choice(["final", "best"]),
+    default="final",
+    show_default=True,
+    help="Whether a run counts with its last value or with its best.",
+)
+@click.option(
+    "--target", type=float, help="A value of the metric: tell the rounds that it takes to reach it."
+)
+@click.option(
+    "--each",
+    multiple=True,
+    metavar="SETTING",
+    help="A setting of methods, e.g. q, that is not tuned: choose the best for each of its values.",
+)
 def report(places, out, metric, by, target, each):
     """Compare the runs in FOLDER... and below: report.html for a browser, curves.png, table.txt, table.csv, settings.csv.
 

@@ -79,10 +79,15 @@ class Batch:
         """The text of the batch script."""
         elements = len(self.tasks) or (self.parts if self.parts > 1 else 0)
         options = [
-            f"--job-name={Path(self.job).stem}", f"--nodes={self.nodes}", f"--ntasks-per-node={self.ranks_per_node}",
-            f"--cpus-per-task={self.cpus_per_rank}", self.gpus_per_node and f"--gpus-per-node={self.gpus_per_node}",
-            self.time and f"--time={self.time}", self.partition and f"--partition={self.partition}",
-            elements and f"--array=0-{elements - 1}", f"--signal=B:USR1@{self.warning}",
+            f"--job-name={Path(self.job).stem}",
+            f"--nodes={self.nodes}",
+            f"--ntasks-per-node={self.ranks_per_node}",
+            f"--cpus-per-task={self.cpus_per_rank}",
+            self.gpus_per_node and f"--gpus-per-node={self.gpus_per_node}",
+            self.time and f"--time={self.time}",
+            self.partition and f"--partition={self.partition}",
+            elements and f"--array=0-{elements - 1}",
+            f"--signal=B:USR1@{self.warning}",
             *(["--requeue", "--open-mode=append"] if self.preemptible else []),
             *(line.removeprefix("#SBATCH").strip() for line in self.extra),
         ]
@@ -90,7 +95,9 @@ class Batch:
         lines += [f"#SBATCH {option}" for option in options if option]
         lines += [*self.setup, *(["export MPIFED_REQUEUE=1"] if self.preemptible else [])]
         if self.tasks:
-            cases = (f'  {number}) set -- {shlex.join(task)} "$@" ;;' for number, task in enumerate(self.tasks))
+            cases = (
+                f'  {number}) set -- {shlex.join(task)} "$@" ;;' for number, task in enumerate(self.tasks)
+            )
             lines += ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]
         return "\n".join(lines) + "\n" + _TAIL + self._command() + ' "$@"\n'
 
@@ -108,12 +115,16 @@ class Batch:
         """What is allowed and surely not meant, one line each."""
         found = []
         if self.ranks > clients:
-            found.append(f"{self.ranks} ranks for {clients} clients: {self.ranks - clients} would have nothing to do")
+            found.append(
+                f"{self.ranks} ranks for {clients} clients: {self.ranks - clients} would have nothing to do"
+            )
         if self.gpus > self.ranks_per_node:
             found.append(f"{self.gpus} GPUs a node for {self.ranks_per_node} ranks: a rank uses one GPU")
         limit = _seconds(self.time) if self.time else None
         if limit and limit <= self.warning:
-            found.append(f"the time limit of {limit} s lies before the warning, {self.warning} s ahead of it: see --warning")
+            found.append(
+                f"the time limit of {limit} s lies before the warning, {self.warning} s ahead of it: see --warning"
+            )
         return found
 
 
@@ -169,7 +180,9 @@ def _time(ctx, parameter, value):
 def _extra(ctx, parameter, value):
     for line in value:
         if not line.removeprefix("#SBATCH").strip().startswith("-"):
-            raise click.BadParameter(f"--extra takes an option of sbatch, e.g. --account=abc123, got {line!r}")
+            raise click.BadParameter(
+                f"--extra takes an option of sbatch, e.g. --account=abc123, got {line!r}"
+            )
     return value
 
 
@@ -183,21 +196,60 @@ def _gpus(ctx, parameter, value):
 @click.argument("job", type=click.Path())
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of a run.")
-@click.option("--ranks-per-node", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks on each node.")
-@click.option("--cpus-per-rank", type=click.IntRange(1), default=1, show_default=True, help="Cores and threads of a rank.")
-@click.option("--gpus-per-node", metavar="[TYPE:]N", callback=_gpus, help="GPUs of each node; its ranks take them in turn.")
+@click.option(
+    "--ranks-per-node", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks on each node."
+)
+@click.option(
+    "--cpus-per-rank",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Cores and threads of a rank.",
+)
+@click.option(
+    "--gpus-per-node",
+    metavar="[TYPE:]N",
+    callback=_gpus,
+    help="GPUs of each node; its ranks take them in turn.",
+)
 @click.option("--time", metavar="LIMIT", callback=_time, help="Time limit: minutes, H:M:S or D-H:M:S.")
 @click.option("--partition", help="Partition (queue).")
-@click.option("--array", "axes", multiple=True, metavar="KEY=V1,V2,...",
-              help="A job array with one run for each value, in folders below run.out; given again, all combinations.")
-@click.option("--parts", type=click.IntRange(1), metavar="N",
-              help="A job array of N elements that share the runs of the job file's [sweep].  [default: 1]")
-@click.option("--preemptible", is_flag=True, help="Back into the queue, to resume, when preempted or out of time.")
-@click.option("--warning", type=click.IntRange(1), default=120, show_default=True,
-              help="Seconds before the time limit at which the run writes a checkpoint and ends with exit code 85.")
-@click.option("--extra", multiple=True, metavar="OPTION", callback=_extra, help='Another option of sbatch, e.g. "--account=abc123".')
-@click.option("--setup", multiple=True, metavar="LINE", help='A line of shell to run first, e.g. "module load cuda".')
-@click.option("--script", "path", type=click.Path(dir_okay=False), help="The script's file, else job.sbatch in run.out.")
+@click.option(
+    "--array",
+    "axes",
+    multiple=True,
+    metavar="KEY=V1,V2,...",
+    help="A job array with one run for each value, in folders below run.out; given again, all combinations.",
+)
+@click.option(
+    "--parts",
+    type=click.IntRange(1),
+    metavar="N",
+    help="A job array of N elements that share the runs of the job file's [sweep].  [default: 1]",
+)
+@click.option(
+    "--preemptible", is_flag=True, help="Back into the queue, to resume, when preempted or out of time."
+)
+@click.option(
+    "--warning",
+    type=click.IntRange(1),
+    default=120,
+    show_default=True,
+    help="Seconds before the time limit at which the run writes a checkpoint and ends with exit code 85.",
+)
+@click.option(
+    "--extra",
+    multiple=True,
+    metavar="OPTION",
+    callback=_extra,
+    help='Another option of sbatch, e.g. "--account=abc123".',
+)
+@click.option(
+    "--setup", multiple=True, metavar="LINE", help='A line of shell to run first, e.g. "module load cuda".'
+)
+@click.option(
+    "--script", "path", type=click.Path(dir_okay=False), help="The script's file, else job.sbatch in run.out."
+)
 @click.option("--no-submit", is_flag=True, help="Write the script, do not submit it.")
 @click.option("--dry-run", is_flag=True, help="Print the script; write and submit nothing.")
 @click.pass_context
@@ -217,7 +269,9 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     config, out, tasks, parts = _planned(job, list(settings), axes, parts)
     batch = Batch(job, settings, tasks, parts, command=ctx.meta["arguments"], **sizes)
     if batch.preemptible and config.run.overwrite:
-        raise click.UsageError("run.overwrite=true would start a preemptible job over each time: leave it out")
+        raise click.UsageError(
+            "run.overwrite=true would start a preemptible job over each time: leave it out"
+        )
     for line in batch.warnings(config.problem.clients):
         click.echo(f"mpifed: warning: {line}", err=True)
     if dry_run:
@@ -226,15 +280,21 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
         _write(Path(path or Path(out) / "job.sbatch"), batch.script(), not no_submit)
 
 
-def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | None) -> tuple[Config, str, tuple, int]:
+def _planned(
+    job: str, settings: list[str], axes: tuple[str, ...], parts: int | None
+) -> tuple[Config, str, tuple, int]:
     """A configuration to hold the sizes against, the folder of all results, and ``tasks`` and ``parts`` of the batch."""
     if "sweep" in read_table(job):
         if axes:
-            raise click.UsageError(f"{job} has a [sweep]: --parts N shares its runs among the elements of a job array, --array is for other files")
+            raise click.UsageError(
+                f"{job} has a [sweep]: --parts N shares its runs among the elements of a job array, --array is for other files"
+            )
         config = variants(job, settings)[0].config
         return config, str(Path(config.run.out).parent), (), parts or 1
     if parts:
-        raise click.UsageError(f"--parts is for a job file with a [sweep], which {job} does not have: --array KEY=V1,V2,... makes an array")
+        raise click.UsageError(
+            f"--parts is for a job file with a [sweep], which {job} does not have: --array KEY=V1,V2,... makes an array"
+        )
     config = Config.load(job, settings)
     try:
         tasks = tuple(sweep(axes, config.run.out)) if axes else ()
@@ -247,10 +307,14 @@ def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | 
 
 def _write(path: Path, text: str, submit: bool) -> None:
     if submit and not shutil.which("sbatch"):
-        raise click.UsageError("there is no sbatch on this machine: --no-submit writes the script, --dry-run prints it")
+        raise click.UsageError(
+            "there is no sbatch on this machine: --no-submit writes the script, --dry-run prints it"
+        )
     try:
         if path.exists() and MARK not in path.read_text(errors="replace"):
-            raise click.UsageError(f"{path} exists and is no script of mpifed launch: choose another --script")
+            raise click.UsageError(
+                f"{path} exists and is no script of mpifed launch: choose another --script"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as error:

@@ -17,17 +17,22 @@ from pathlib import Path
 import click
 
 from mpifed import __version__
-from mpifed.parallel.comm import EXIT_LAUNCH, CollectiveError, LaunchError, agree, world
 from mpifed.cli.commands import bench, report, scale
-from mpifed.running.signals import EXIT_RESUME, held
 from mpifed.cli.launch import launch
+from mpifed.parallel.comm import EXIT_LAUNCH, CollectiveError, LaunchError, agree, world
+from mpifed.running.signals import EXIT_RESUME, held
 
 __all__ = ["main"]
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
-_report_option = click.option("--report/--no-report", "with_report", default=True, help="Draw curves and write the report at the end (default).")
+_report_option = click.option(
+    "--report/--no-report",
+    "with_report",
+    default=True,
+    help="Draw curves and write the report at the end (default).",
+)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -50,8 +55,14 @@ def cli():
 @click.argument("file", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--data-dir", help="Folder of the data files (else $MPIFED_DATA, else ../shared/data).")
-@click.option("--resume", "resume_", type=click.Choice(["auto", "never", "must"]), default="auto", show_default=True,
-              help="Continue from a checkpoint of this job in run.out: where there is one, never, or only so.")
+@click.option(
+    "--resume",
+    "resume_",
+    type=click.Choice(["auto", "never", "must"]),
+    default="auto",
+    show_default=True,
+    help="Continue from a checkpoint of this job in run.out: where there is one, never, or only so.",
+)
 @_report_option
 @held()
 def run(file, overrides, data_dir, resume_, with_report):
@@ -97,7 +108,13 @@ def resume(folder, overrides, with_report):
 @click.argument("file", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--list", "only_list", is_flag=True, help="Print the names of the runs and end.")
-@click.option("--part", default="0/1", show_default=True, metavar="I/N", help="Every N-th run from the I-th (from 0), for an array of N jobs.")
+@click.option(
+    "--part",
+    default="0/1",
+    show_default=True,
+    metavar="I/N",
+    help="Every N-th run from the I-th (from 0), for an array of N jobs.",
+)
 @held()
 def sweep(file, overrides, only_list, part):
     """Carry out all runs of the job FILE's [sweep], one after another, each in a folder of run.out.
@@ -123,7 +140,9 @@ def sweep(file, overrides, only_list, part):
     if outcome.unfinished:
         _end(EXIT_RESUME)
     if comm.rank == 0:
-        click.echo(f"{outcome.done} runs done, {outcome.before} of them before, {outcome.diverged} ended in non-finite values")
+        click.echo(
+            f"{outcome.done} runs done, {outcome.before} of them before, {outcome.diverged} ended in non-finite values"
+        )
 
 
 @cli.command("list")
@@ -138,7 +157,9 @@ def list_(as_json):
 @cli.command()
 @click.argument("name")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--out", type=click.Path(), help="For a job: the figure's file (else JOB.clients.png beside it).")
+@click.option(
+    "--out", type=click.Path(), help="For a job: the figure's file (else JOB.clients.png beside it)."
+)
 def info(name, overrides, out):
     """Explain NAME: settings with role and default, records, phases, cost per round, source, readings.
 
@@ -245,4 +266,3 @@ def main() -> None:
         if not isinstance(error, ConfigError):
             raise
         _fail(str(error), 2)
-

@@ -19,13 +19,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 
-from mpifed.core.algorithm import Algorithm
 from mpifed.algorithms import ALGORITHMS
-from mpifed.core.settings import build, explain, near_miss
-from mpifed.core.problem import Problem
-from mpifed.problems import PROBLEMS
-from mpifed.core.proximal import Zero
 from mpifed.config.sections import SECTIONS, Clock, Oracle, Participation, Run, Stop
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.problem import Problem
+from mpifed.core.proximal import Zero
+from mpifed.core.settings import build, explain, near_miss
+from mpifed.problems import PROBLEMS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,8 +48,12 @@ class Config(BaseModel):
     problem: InstanceOf[Problem]
     seed: int = Field(0, ge=0, description="first part of the address of every random stream")
     rounds: int = Field(100, ge=1, description="communication rounds")
-    output: Literal["last", "average", "uniform"] | None = Field(None, description="the point returned: last, average, random round; by default the paper's rule")
-    record: tuple[str, ...] = Field((), description="blocks whose averaged iterate is stored every round, e.g. [\"x\", \"y\"]")
+    output: Literal["last", "average", "uniform"] | None = Field(
+        None, description="the point returned: last, average, random round; by default the paper's rule"
+    )
+    record: tuple[str, ...] = Field(
+        (), description='blocks whose averaged iterate is stored every round, e.g. ["x", "y"]'
+    )
     oracle: Oracle = Oracle()
     participation: Participation = Participation()
     stop: Stop = Stop()
@@ -73,7 +77,9 @@ class Config(BaseModel):
                 f"{', '.join(n for n, c in ALGORITHMS.items() if c.composite)}"
             )
         if cohort is not None and cohort > problem.clients:
-            raise ValueError(f"participation.cohort = {cohort} is more than problem.clients = {problem.clients}")
+            raise ValueError(
+                f"participation.cohort = {cohort} is more than problem.clients = {problem.clients}"
+            )
         if cohort not in (None, problem.clients) and not algorithm.partial_participation:
             raise ValueError(
                 f"{name} needs every client in every round, got participation.cohort = {cohort} of {problem.clients}: leave it "
@@ -106,7 +112,9 @@ class Config(BaseModel):
             ConfigError: something in it is wrong.
         """
         if "sweep" in table:
-            raise ConfigError("the job file has a [sweep], which makes many runs: start it with `mpifed sweep`")
+            raise ConfigError(
+                "the job file has a [sweep], which makes many runs: start it with `mpifed sweep`"
+            )
         table, sources = dict(table), {}
         for section, group in (("algorithm", ALGORITHMS), ("problem", PROBLEMS)):
             settings = table.get(section)
@@ -178,13 +186,19 @@ def find(name: str, section: str) -> type:
         points = {point.name: point for point in importlib.metadata.entry_points(group=f"mpifed.{section}s")}
         if name not in points:
             hint = near_miss(name, [*known, *points])
-            raise ConfigError(f"unknown {section} {name!r}: {hint}; your own: \"./file.py:Class\" or \"package.module:Class\"")
+            raise ConfigError(
+                f'unknown {section} {name!r}: {hint}; your own: "./file.py:Class" or "package.module:Class"'
+            )
         found = points[name].load()
     else:
         loaded = _load_file(module) if _is_file(name) else _import(module, name)
         found = getattr(loaded, attribute, None)
         if found is None:
-            classes = [key for key, value in vars(loaded).items() if isinstance(value, type) and issubclass(value, base)]
+            classes = [
+                key
+                for key, value in vars(loaded).items()
+                if isinstance(value, type) and issubclass(value, base)
+            ]
             raise ConfigError(f"{module} has no {attribute!r}: {near_miss(attribute, classes)}")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(f"{name} is not a subclass of mpifed.{base.__name__}")

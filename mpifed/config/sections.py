@@ -18,15 +18,21 @@ class _Section(BaseModel):
 class Oracle(_Section):
     """[oracle]: how the stochastic oracle answers."""
 
-    batch_size: int = Field(32, ge=0, description="rows of a client's data in one sample ξ; 0 takes all (exact local gradients)")
-    noise: Noise | None = Field(None, description="additive gradient noise, e.g. { name = \"gaussian\", scale = 0.1 }")
+    batch_size: int = Field(
+        32, ge=0, description="rows of a client's data in one sample ξ; 0 takes all (exact local gradients)"
+    )
+    noise: Noise | None = Field(
+        None, description='additive gradient noise, e.g. { name = "gaussian", scale = 0.1 }'
+    )
 
 
 class Participation(_Section):
     """[participation]: who takes part in a round and how much each counts."""
 
     cohort: int | None = Field(None, ge=1, description="clients drawn for a round; all when left out")
-    weights: Literal["uniform", "samples"] = Field("uniform", description="equal weights, or by number of samples")
+    weights: Literal["uniform", "samples"] = Field(
+        "uniform", description="equal weights, or by number of samples"
+    )
 
 
 class Stop(_Section):
@@ -50,39 +56,73 @@ class Run(_Section):
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
     gpus: tuple[NonNegativeInt, ...] | None = Field(
-        None, min_length=1, description="numbers of the GPUs that the ranks of a node take in turn; all when left out")
+        None,
+        min_length=1,
+        description="numbers of the GPUs that the ranks of a node take in turn; all when left out",
+    )
     transport: Literal["auto", "host", "cuda-mpi", "nccl"] = Field(
-        "auto", description="way of messages; auto: nccl where each rank has its own GPU, else through host memory")
-    dtype: Literal["float32", "float64"] = Field("float32", description="precision of all state and gradients")
-    executor: Literal["loop", "batched"] = Field("loop", description="clients of a rank one by one, or all at once")
-    reduction: Literal["fused", "exact"] = Field("fused", description="one Allreduce, or the same bits on every layout")
+        "auto",
+        description="way of messages; auto: nccl where each rank has its own GPU, else through host memory",
+    )
+    dtype: Literal["float32", "float64"] = Field(
+        "float32", description="precision of all state and gradients"
+    )
+    executor: Literal["loop", "batched"] = Field(
+        "loop", description="clients of a rank one by one, or all at once"
+    )
+    reduction: Literal["fused", "exact"] = Field(
+        "fused", description="one Allreduce, or the same bits on every layout"
+    )
     placement: Literal["even", "balanced"] = Field(
-        "even", description="equal numbers of clients a rank, or equal work by measured time, with which fused's last digits vary")
-    matrices: Literal["coordinator", "replicated"] = Field("coordinator", description="adaptive matrices on rank 0, or everywhere")
-    eval_every: int = Field(10, ge=1, description="rounds between evaluations; the first and last round always count")
-    checkpoint_every: int = Field(50, ge=0, description="rounds between checkpoints; 0 writes one only when a signal ends the run")
+        "even",
+        description="equal numbers of clients a rank, or equal work by measured time, with which fused's last digits vary",
+    )
+    matrices: Literal["coordinator", "replicated"] = Field(
+        "coordinator", description="adaptive matrices on rank 0, or everywhere"
+    )
+    eval_every: int = Field(
+        10, ge=1, description="rounds between evaluations; the first and last round always count"
+    )
+    checkpoint_every: int = Field(
+        50, ge=0, description="rounds between checkpoints; 0 writes one only when a signal ends the run"
+    )
     keep: int = Field(3, ge=1, description="checkpoints kept")
     out: str = Field("runs/run", description="folder of the results file and the checkpoints")
     overwrite: bool = Field(False, description="start over and replace what lies in out")
-    data_dir: str | None = Field(None, description="folder of the data files; else $MPIFED_DATA, else ../shared/data")
-    threads: int | None = Field(None, ge=1, description="torch threads a rank; cores / ranks of the node when left out")
-    watchdog: float = Field(60.0, ge=0, description="least seconds without progress that end the run, ten times as many before the first round is done; 0 switches it off")
+    data_dir: str | None = Field(
+        None, description="folder of the data files; else $MPIFED_DATA, else ../shared/data"
+    )
+    threads: int | None = Field(
+        None, ge=1, description="torch threads a rank; cores / ranks of the node when left out"
+    )
+    watchdog: float = Field(
+        60.0,
+        ge=0,
+        description="least seconds without progress that end the run, ten times as many before the first round is done; 0 switches it off",
+    )
     on_rank_failure: Literal["abort", "shrink"] = Field(
-        "abort", description="a rank that dies ends the run, or the others go on from the last checkpoint (mpirun --with-ft ulfm)"
+        "abort",
+        description="a rank that dies ends the run, or the others go on from the last checkpoint (mpirun --with-ft ulfm)",
     )
     progress: bool = Field(True, description="progress bar on rank 0")
-    tensorboard: bool = Field(False, description="write metrics and costs for TensorBoard into out/tensorboard as well")
+    tensorboard: bool = Field(
+        False, description="write metrics and costs for TensorBoard into out/tensorboard as well"
+    )
 
     @model_validator(mode="after")
     def _one_device(self):
         if self.gpus and self.device == "cpu":
-            raise ValueError(f"gpus = {list(self.gpus)} names GPUs, but device = 'cpu': leave gpus out, or device = auto, cuda")
+            raise ValueError(
+                f"gpus = {list(self.gpus)} names GPUs, but device = 'cpu': leave gpus out, or device = auto, cuda"
+            )
         return self
 
     @model_validator(mode="after")
     def _can_roll_back(self):
         if self.on_rank_failure == "shrink" and not self.checkpoint_every:
-            raise ValueError('on_rank_failure = "shrink" goes back to the newest checkpoint: set checkpoint_every above 0')
+            raise ValueError(
+                'on_rank_failure = "shrink" goes back to the newest checkpoint: set checkpoint_every above 0'
+            )
         if self.on_rank_failure == "shrink" and self.transport not in ("auto", "host"):
             raise ValueError(f'on_rank_failure = "shrink" needs transport = "host", got {self.transport!r}')
         return self
@@ -97,10 +137,18 @@ class Clock(_Section):
     bandwidth_up: float = Field(gt=0, description="bytes a second from a client to the server")
     gradients_per_second: float = Field(gt=0, description="oracle calls a second of the median client")
     latency: float = Field(0.0, ge=0, description="seconds of a message one way; a phase takes two messages")
-    stragglers: float = Field(0.0, ge=0, description="σ of the lognormal factor, drawn once a client, on its compute time")
-    jitter: float = Field(0.0, ge=0, description="σ of the lognormal factor, drawn every phase, on a client's compute time")
-    dropout: float = Field(0.0, ge=0, lt=1, description="probability that an attempt of a client in a phase is lost and repeated")
-    timeout: float | None = Field(None, gt=0, description="seconds that a lost attempt costs; needed with dropout")
+    stragglers: float = Field(
+        0.0, ge=0, description="σ of the lognormal factor, drawn once a client, on its compute time"
+    )
+    jitter: float = Field(
+        0.0, ge=0, description="σ of the lognormal factor, drawn every phase, on a client's compute time"
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="probability that an attempt of a client in a phase is lost and repeated"
+    )
+    timeout: float | None = Field(
+        None, gt=0, description="seconds that a lost attempt costs; needed with dropout"
+    )
     server_seconds: float = Field(0.0, ge=0, description="seconds of the server after each phase")
 
     @model_validator(mode="after")

@@ -21,7 +21,17 @@ from pydantic import Field
 
 from mpifed.core.settings import choice, hyperparameters
 
-__all__ = ["MATRICES", "Matrix", "Identity", "Adam", "AdaBelief", "AMSGrad", "Norm", "AdaGradNorm", "BarzilaiBorwein"]
+__all__ = [
+    "MATRICES",
+    "Matrix",
+    "Identity",
+    "Adam",
+    "AdaBelief",
+    "AMSGrad",
+    "Norm",
+    "AdaGradNorm",
+    "BarzilaiBorwein",
+]
 
 Moments = tuple[torch.Tensor, ...]
 
@@ -171,7 +181,9 @@ class BarzilaiBorwein(_Matrix):
         last_w, last_x, a = moments
         dw, dx = w - last_w, x - last_x
         square = dx @ dx
-        moved = square > (8 * torch.finfo(x.dtype).eps) ** 2 * (x @ x)  # averages of equal points differ by rounding
+        moved = square > (8 * torch.finfo(x.dtype).eps) ** 2 * (
+            x @ x
+        )  # averages of equal points differ by rounding
         a = torch.where(moved, (dw @ dx).abs() / torch.where(moved, square, 1.0), a)
         return (w, x, a), a + self.rho
 

@@ -88,7 +88,9 @@ class Algorithm:
         super().__init_subclass__(**kwargs)
         for name, kind in vars(cls).get("__annotations__", {}).items():
             if hasattr(Algorithm, name) and "ClassVar" not in str(kind):
-                raise TypeError(f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which the contract of algorithms uses")
+                raise TypeError(
+                    f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which the contract of algorithms uses"
+                )
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -33,7 +33,9 @@ def _norms(u: torch.Tensor, shapes: Shapes, over: str) -> torch.Tensor:
     """The norm that each coordinate's block or tensor has, broadcastable against ``u``."""
     if over == "block":
         return torch.linalg.vector_norm(u, dim=-1, keepdim=True)
-    return _each(u, shapes, lambda part, _: torch.linalg.vector_norm(part, dim=-1, keepdim=True).expand_as(part))
+    return _each(
+        u, shapes, lambda part, _: torch.linalg.vector_norm(part, dim=-1, keepdim=True).expand_as(part)
+    )
 
 
 @hyperparameters
@@ -48,7 +50,9 @@ class Identity:
 class Normalize:
     """u / ‖u‖ (001, Algorithm 1, line 6)."""
 
-    norm_over: NormOver = Field(default="block", description="norm over the whole block, or per parameter tensor")
+    norm_over: NormOver = Field(
+        default="block", description="norm over the whole block, or per parameter tensor"
+    )
 
     def __call__(self, u: torch.Tensor, shapes: Shapes) -> torch.Tensor:
         norms = _norms(u, shapes, self.norm_over)
@@ -60,7 +64,9 @@ class Clip:
     """min(1, τ / ‖u‖) u (001, eq. 21)."""
 
     tau: float = Field(default=0.1, gt=0, description="largest norm τ that is left alone")
-    norm_over: NormOver = Field(default="block", description="norm over the whole block, or per parameter tensor")
+    norm_over: NormOver = Field(
+        default="block", description="norm over the whole block, or per parameter tensor"
+    )
 
     def __call__(self, u: torch.Tensor, shapes: Shapes) -> torch.Tensor:
         norms = _norms(u, shapes, self.norm_over)
@@ -76,7 +82,9 @@ class Orthogonalize:
     with more than two axes are matrices of their first axis by the others.
     """
 
-    method: Literal["svd", "newton_schulz", "newton_schulz_cubic"] = Field(default="svd", description="how it is computed")
+    method: Literal["svd", "newton_schulz", "newton_schulz_cubic"] = Field(
+        default="svd", description="how it is computed"
+    )
     steps: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
 
     def __call__(self, u: torch.Tensor, shapes: Shapes) -> torch.Tensor:

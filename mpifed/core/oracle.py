@@ -160,7 +160,9 @@ class CompositionOracle(_Oracle):
             with warnings.catch_warnings():  # torch deprecates a part of itself on first use of forward mode
                 warnings.simplefilter("ignore", DeprecationWarning)
                 torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
-        self._jacobian = (torch.func.jacrev if self._p <= self._d else torch.func.jacfwd)(self._inner, has_aux=True)
+        self._jacobian = (torch.func.jacrev if self._p <= self._d else torch.func.jacfwd)(
+            self._inner, has_aux=True
+        )
         self._gradient = torch.func.grad(problem.outer)
 
     @staticmethod

@@ -11,9 +11,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from mpifed.core.sets import Sets
 from mpifed.core.proximal import Zero
 from mpifed.core.records import Blocks
+from mpifed.core.sets import Sets
 from mpifed.core.streams import Stream
 
 __all__ = ["Problem", "Minimax", "Operator", "Composition", "DataFile", "Game", "Named", "as_family"]
@@ -197,11 +197,16 @@ class Game(Operator):
 
     def variables(self) -> Blocks:
         """One block z; its parameters are called ``x.name`` and ``y.name``."""
-        return Blocks(z={f"{block}.{name}": shape for block in "xy" for name, shape in self._blocks[block].items()})
+        return Blocks(
+            z={f"{block}.{name}": shape for block in "xy" for name, shape in self._blocks[block].items()}
+        )
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         start = self.problem.initial(rng)
-        parts = [torch.as_tensor(start.get(block, torch.zeros(size))).reshape(-1) for block, size in zip("xy", self.split)]
+        parts = [
+            torch.as_tensor(start.get(block, torch.zeros(size))).reshape(-1)
+            for block, size in zip("xy", self.split)
+        ]
         return {"z": torch.cat(parts)}
 
     def _point(self, z: Named) -> list[Named]:

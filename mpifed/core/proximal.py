@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 
 from mpifed.core.linalg import where_finite
-from mpifed.core.settings import choice, hyperparameters
 from mpifed.core.sets import Set
+from mpifed.core.settings import choice, hyperparameters
 
 __all__ = ["Zero", "L1", "L1Box", "Nuclear", "Indicator", "PROXIMALS", "Proximal"]
 

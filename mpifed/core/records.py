@@ -32,7 +32,9 @@ class Blocks(Mapping):
     """
 
     def __init__(self, **blocks: Mapping[str, Shape]):
-        self._shapes = {name: {key: tuple(shape) for key, shape in shapes.items()} for name, shapes in blocks.items()}
+        self._shapes = {
+            name: {key: tuple(shape) for key, shape in shapes.items()} for name, shapes in blocks.items()
+        }
 
     def __getitem__(self, block: str) -> dict[str, Shape]:
         return self._shapes[block]
@@ -46,7 +48,10 @@ class Blocks(Mapping):
     @property
     def sizes(self) -> dict[str, int]:
         """Number of elements of each block."""
-        return {block: sum(math.prod(shape) for shape in shapes.values()) for block, shapes in self._shapes.items()}
+        return {
+            block: sum(math.prod(shape) for shape in shapes.values())
+            for block, shapes in self._shapes.items()
+        }
 
     def unflatten(self, block: str, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """The block's named parameters as views of ``flat`` (``[..., d]`` → ``[..., *shape]``)."""
@@ -91,7 +96,9 @@ class Record:
             parts = []
             for one in (kind,) if isinstance(kind, str) else kind:
                 if one not in sizes:
-                    raise ValueError(f"field {name!r} is of kind {one!r}; this problem has {', '.join(sorted(sizes))}")
+                    raise ValueError(
+                        f"field {name!r} is of kind {one!r}; this problem has {', '.join(sorted(sizes))}"
+                    )
                 parts.append((start, start + sizes[one]))
                 start += sizes[one]
             slots[name] = tuple(parts)

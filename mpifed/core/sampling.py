@@ -33,12 +33,16 @@ class Sampler:
         noise: additive noise or ``None``; ``noise_width``: numbers of noise that a sample carries.
     """
 
-    def __init__(self, problem: Problem, clients, seed: int, batch_size: int, noise, noise_width: int, dtype, device):
+    def __init__(
+        self, problem: Problem, clients, seed: int, batch_size: int, noise, noise_width: int, dtype, device
+    ):
         self.problem, self.seed, self.batch_size, self.noise = problem, seed, batch_size, noise
         self.clients = np.asarray(clients, dtype=np.int64)
         self.dtype, self.device = dtype, device
         self.width = noise_width
-        parts = [tuple(self._load(tensor) for tensor in problem.client_data(int(client))) for client in clients]
+        parts = [
+            tuple(self._load(tensor) for tensor in problem.client_data(int(client))) for client in clients
+        ]
         self.sizes = np.array([len(part[0]) if part else 0 for part in parts], dtype=np.int64)
         self.offsets = np.concatenate(([0], np.cumsum(self.sizes)[:-1])) if parts else self.sizes
         self.data = tuple(torch.cat(column) for column in zip(*parts))
@@ -100,7 +104,10 @@ class Sampler:
 
     def _everything(self, rows: slice) -> tuple[torch.Tensor, ...]:
         """All rows of clients of one size."""
-        blocks = [slice(self.offsets[member], self.offsets[member] + self.sizes[member]) for member in self.members[rows]]
+        blocks = [
+            slice(self.offsets[member], self.offsets[member] + self.sizes[member])
+            for member in self.members[rows]
+        ]
         if len(blocks) == 1:
             return tuple(column[blocks[0]].unsqueeze(0) for column in self.data)
         return tuple(torch.stack([column[block] for block in blocks]) for column in self.data)

@@ -44,7 +44,9 @@ def build(cls: type, settings: dict[str, Any], what: str):
     if not dataclasses.is_dataclass(cls):
         raise ValueError(f"{cls.__name__} must be a dataclass: its fields are its settings")
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-    wrong = [f"{what} has no setting {key!r}: {near_miss(key, fields)}" for key in settings if key not in fields]
+    wrong = [
+        f"{what} has no setting {key!r}: {near_miss(key, fields)}" for key in settings if key not in fields
+    ]
     if wrong:
         raise ValueError("\n".join(wrong))
     try:
@@ -57,7 +59,9 @@ def explain(faults: list, what: str) -> str:
     """The faults of a validation error, one line each: where, what was expected, what was got."""
     lines = []
     for fault in faults:
-        where = ".".join([what, *(str(part) for part in fault["loc"] if not str(part).startswith("function-"))])
+        where = ".".join(
+            [what, *(str(part) for part in fault["loc"] if not str(part).startswith("function-"))]
+        )
         message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         if fault["type"] in {"missing", "missing_argument"}:
             lines.append(f"{where} is missing: it has no default")
@@ -90,7 +94,9 @@ def choice(kind: str, classes: dict[str, type]):
         if not isinstance(value, dict):
             if isinstance(value, tuple(classes.values())):
                 return value
-            raise ValueError(f"expected the name of a {kind} or a table with one, got {value!r}: {near_miss('', classes)}")
+            raise ValueError(
+                f"expected the name of a {kind} or a table with one, got {value!r}: {near_miss('', classes)}"
+            )
         settings = dict(value)
         name = settings.pop("name", None)
         if name not in classes:

@@ -96,7 +96,9 @@ class Stream:
         number = int(np.prod(shape, dtype=np.int64))
         words = self.words(2 * number)
         high, low = words[..., 0::2], words[..., 1::2]
-        values = ((high << _HALF | low) >> np.uint64(12)).astype(np.float64)  # 52 bits, so that + 0.5 is exact
+        values = ((high << _HALF | low) >> np.uint64(12)).astype(
+            np.float64
+        )  # 52 bits, so that + 0.5 is exact
         return ((values + 0.5) * 2.0**-52).reshape(len(self.clients), self.count, *shape)
 
     def normal(self, *shape: int) -> np.ndarray:

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.data.sources import DataError, Source, opened
 from mpifed.data.samples import Images, Pixels
+from mpifed.data.sources import DataError, Source, opened
 
 __all__ = ["Cifar", "CIFAR10_MD5", "CIFAR100_MD5"]
 
@@ -80,14 +80,21 @@ class Cifar:
             parts = [self._batch(source, batch) for batch in present]
             test = self._batch(source, self.test)
         if absent := [batch for batch in self.train if batch not in present]:
-            warnings.warn(f"{self.name}: training on {', '.join(present)} alone, {', '.join(absent)} are absent", stacklevel=2)
+            warnings.warn(
+                f"{self.name}: training on {', '.join(present)} alone, {', '.join(absent)} are absent",
+                stacklevel=2,
+            )
         pixels, labels = zip(*parts)
-        return Images(Pixels(np.concatenate(pixels)), torch.cat(labels), Pixels(test[0]), test[1], source.files)
+        return Images(
+            Pixels(np.concatenate(pixels)), torch.cat(labels), Pixels(test[0]), test[1], source.files
+        )
 
     def _batch(self, source: Source, name: str) -> tuple[np.ndarray, torch.Tensor]:
         """Pixels ``[n, 3, 32, 32]`` and labels of a batch."""
         published = f" with the MD5 sum {self.md5[name]}" if self.md5 else ""
-        expected = f"a CIFAR batch{published}: a pickled dictionary with n x 3072 bytes of data and n {self.labels}"
+        expected = (
+            f"a CIFAR batch{published}: a pickled dictionary with n x 3072 bytes of data and n {self.labels}"
+        )
         path, content = source.read(name, expected)
         if self.md5 and (found := hashlib.md5(content, usedforsecurity=False).hexdigest()) != self.md5[name]:
             raise DataError(f"{path}: expected {expected}, found {found} of {len(content)} bytes")
@@ -107,7 +114,15 @@ class Cifar:
 
 #: What unpickling foreign or damaged bytes, or using what comes out, may raise.
 _FOREIGN = (
-    pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, MemoryError,
+    pickle.UnpicklingError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
 )
 
 
@@ -118,7 +133,12 @@ def _unpickle(content, key: str) -> tuple[np.ndarray, np.ndarray]:
     # Python 2, which wrote the published files, has bytes for keys.
     batch = {name.decode() if isinstance(name, bytes) else name: value for name, value in batch.items()}
     pixels, labels = batch["data"], np.asarray(batch[key])
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or labels.dtype.kind != "i" or labels.ndim != 1:
+    if (
+        not isinstance(pixels, np.ndarray)
+        or pixels.dtype != np.uint8
+        or labels.dtype.kind != "i"
+        or labels.ndim != 1
+    ):
         raise ValueError(f"{type(pixels).__name__} and labels of type {labels.dtype}")
     if pixels.shape != (len(labels), 3072) or not len(labels):
         raise ValueError(f"data of shape {pixels.shape} and {len(labels)} labels")

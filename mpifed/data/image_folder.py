@@ -18,14 +18,22 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mpifed.data.sources import DataError, Source, opened
 from mpifed.data.samples import Images, Pixels
+from mpifed.data.sources import DataError, Source, opened
 
 __all__ = ["ImageFolder"]
 
 _KINDS = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm")
 #: What reading and decoding damaged bytes may raise.
-_DAMAGE = (OSError, ValueError, SyntaxError, EOFError, zipfile.BadZipFile, zlib.error, Image.DecompressionBombError)
+_DAMAGE = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+    Image.DecompressionBombError,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,19 +107,34 @@ class ImageFolder:
                 raise DataError(f"{tree.path}: expected images in {part}, a folder a class, found none")
             classes = sorted(set(train.values()))
             if strange := set(test.values()) - set(classes):
-                raise DataError(f"{tree.path}: expected the classes of train in test, found {sorted(strange)[0]!r} too")
+                raise DataError(
+                    f"{tree.path}: expected the classes of train in test, found {sorted(strange)[0]!r} too"
+                )
             size = _size(tree, next(iter(train)))
-            held_out = Pixels(_Decoded(tree, list(test), size)[:])  # at once, since every evaluation needs them
-            return Images(Pixels(_Decoded(tree, list(train), size)), _numbers(train, classes),
-                          held_out, _numbers(test, classes), source.files)
+            held_out = Pixels(
+                _Decoded(tree, list(test), size)[:]
+            )  # at once, since every evaluation needs them
+            return Images(
+                Pixels(_Decoded(tree, list(train), size)),
+                _numbers(train, classes),
+                held_out,
+                _numbers(test, classes),
+                source.files,
+            )
 
     def _tree(self, source: Source) -> _Tree:
         """The folder, or else the archive."""
         folder = source.folder / self.root if source.folder else None
         if folder and folder.is_dir():
-            names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+            names = sorted(
+                path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
+            )
             tree = _Tree(folder, names, lambda name: (folder / name).read_bytes())
-            source.note(self.root, folder, *(part for name in names for part in (name.encode(), b"\0", tree.read(name))))
+            source.note(
+                self.root,
+                folder,
+                *(part for name in names for part in (name.encode(), b"\0", tree.read(name))),
+            )
             return tree
         expected = f"a zip archive of the folder {self.root}"
         archive = f"{self.root}.zip"
@@ -143,7 +166,9 @@ def _annotated(tree: _Tree) -> dict[str, str]:
     present = {name for name in tree.names if name.startswith("val/images/")}
     if listed.keys() != present:
         wrong = sorted(listed.keys() ^ present)[0]
-        raise DataError(f"{tree.path}: expected one line of {annotations} for each image of val, found a difference in {wrong}")
+        raise DataError(
+            f"{tree.path}: expected one line of {annotations} for each image of val, found a difference in {wrong}"
+        )
     return listed
 
 
@@ -153,7 +178,9 @@ def _size(tree: _Tree, name: str) -> tuple[int, int]:
         with Image.open(io.BytesIO(tree.read(name))) as image:
             return image.size[::-1]
     except _DAMAGE as error:
-        raise DataError(f"{tree.path}, {name}: expected an image, found a file that cannot be read: {error}") from error
+        raise DataError(
+            f"{tree.path}, {name}: expected an image, found a file that cannot be read: {error}"
+        ) from error
 
 
 def _numbers(files: dict[str, str], classes: list[str]) -> torch.Tensor:

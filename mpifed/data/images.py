@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.data.sources import DataError, Source, opened
 from mpifed.data.idx import read_idx
 from mpifed.data.samples import Images, Pixels
+from mpifed.data.sources import DataError, Source, opened
 
 __all__ = ["IdxImages", "load_digits"]
 
@@ -56,7 +56,9 @@ class IdxImages:
                 expected and found, the folders searched and the home page.
         """
         with opened(self.name, self.home, data_dir) as source:
-            return Images(*self._part(source, "train", self.train), *self._part(source, "t10k", self.test), source.files)
+            return Images(
+                *self._part(source, "train", self.train), *self._part(source, "t10k", self.test), source.files
+            )
 
     def _part(self, source: Source, part: str, count: int) -> tuple[Pixels, torch.Tensor]:
         """Images and labels of the part ``"train"`` or ``"t10k"``."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mpifed.data.sources import DataError, Source, opened
 from mpifed.data.samples import Table
+from mpifed.data.sources import DataError, Source, opened
 
 __all__ = ["LibSVM"]
 
@@ -47,7 +47,9 @@ class LibSVM:
 
     def _read(self, source: Source, name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows ``[n, d]``, float32, and labels 0 or 1."""
-        from sklearn.datasets import load_svmlight_file  # here, because it takes a second that others need not pay
+        from sklearn.datasets import (
+            load_svmlight_file,
+        )  # here, because it takes a second that others need not pay
 
         low, high = self.labels
         expected = f"{count} rows of LIBSVM text with labels {low} and {high} and columns 1 to {self.columns}"

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.data.sources import DataError, Source, opened
-from mpifed.data.samples import Images, Pixels
 from mpifed.core.problem import DataFile
+from mpifed.data.samples import Images, Pixels
+from mpifed.data.sources import DataError, Source, opened
 
 __all__ = ["MedMnist", "Omniglot", "load_omniglot"]
 
@@ -25,8 +25,17 @@ CHARACTERS = {"background": 964, "evaluation": 659}
 Arrays = dict[str, np.ndarray]
 #: What damaged bytes may raise on their way through zip, its compressions, NumPy and the tokeniser it reads headers with.
 _DAMAGE = (
-    OSError, ValueError, EOFError, MemoryError, NotImplementedError, OverflowError, SyntaxError, tokenize.TokenError,
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError,
+    OSError,
+    ValueError,
+    EOFError,
+    MemoryError,
+    NotImplementedError,
+    OverflowError,
+    SyntaxError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
 )
 
 
@@ -47,7 +56,9 @@ def read_arrays(source: Source, name: str, wanted: dict[str, tuple[str, int]]) -
     for key, (kinds, number) in wanted.items():
         array = arrays[key]
         if array.dtype.kind not in kinds or array.ndim != number:
-            raise DataError(f"{path}: expected {expected}, found {key} of type {array.dtype} and shape {array.shape}")
+            raise DataError(
+                f"{path}: expected {expected}, found {key} of type {array.dtype} and shape {array.shape}"
+            )
     return path, expected, arrays
 
 
@@ -80,10 +91,14 @@ class MedMnist:
     def _part(self, path: Path, expected: str, arrays: Arrays, part: str) -> tuple[Pixels, torch.Tensor]:
         pixels, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
         if labels.shape != (len(pixels), 1) or not len(labels):
-            raise DataError(f"{path}: expected {expected}, one label an image, found {part} labels of shape {labels.shape} for "
-                            f"{len(pixels)} images")
+            raise DataError(
+                f"{path}: expected {expected}, one label an image, found {part} labels of shape {labels.shape} for "
+                f"{len(pixels)} images"
+            )
         if labels.min() < 0 or labels.max() >= self.classes:
-            raise DataError(f"{path}: expected labels from 0 to {self.classes - 1}, found {labels.min()} to {labels.max()}")
+            raise DataError(
+                f"{path}: expected labels from 0 to {self.classes - 1}, found {labels.min()} to {labels.max()}"
+            )
         return Pixels(pixels[:, None]), torch.from_numpy(labels[:, 0].astype(np.int64))
 
 
@@ -111,6 +126,8 @@ def load_omniglot(data_dir: str | None = None) -> Omniglot:
             path, expected, arrays = read_arrays(source, f"images_{part}.npz", {"images": ("b", 4)})
             images, shape = arrays["images"], (characters, 20, 105, 105)
             if images.shape != shape:
-                raise DataError(f"{path}: expected {expected}, images of shape {shape}, found shape {images.shape}")
+                raise DataError(
+                    f"{path}: expected {expected}, images of shape {shape}, found shape {images.shape}"
+                )
             drawings.append(np.logical_not(images, out=images))
     return Omniglot(*drawings, source.files)

@@ -27,7 +27,9 @@ REDRAWS = 1000
 def _split(members: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
     """``members`` in random order in ``clients`` parts whose sizes differ by one at most."""
     if len(members) < clients:
-        raise ValueError(f"{clients} clients are to share {len(members)} samples: expected a sample for each at least")
+        raise ValueError(
+            f"{clients} clients are to share {len(members)} samples: expected a sample for each at least"
+        )
     return [np.sort(part) for part in np.array_split(rng.permutation(members), clients)]
 
 
@@ -73,7 +75,9 @@ class ByClass:
     With fewer clients than groups, client k holds all groups g with g mod clients = k.
     """
 
-    groups: int = Field(default=5, ge=1, description="number of groups, each of one positive and one negative class")
+    groups: int = Field(
+        default=5, ge=1, description="number of groups, each of one positive and one negative class"
+    )
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
         above, below = np.unique(labels[positive]), np.unique(labels[~positive])
@@ -101,12 +105,15 @@ class PositiveRatios:
     """
 
     ratios: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
-        min_length=1, description="positive ratio of each client; 001 has 0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25"
+        min_length=1,
+        description="positive ratio of each client; 001 has 0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25",
     )
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
         if len(self.ratios) != clients:
-            raise ValueError(f"positive_ratios: expected one ratio for each of {clients} clients, got {len(self.ratios)}")
+            raise ValueError(
+                f"positive_ratios: expected one ratio for each of {clients} clients, got {len(self.ratios)}"
+            )
         above = generator(seed, "partition", round=1).permutation(np.flatnonzero(positive))
         below = _split(np.flatnonzero(~positive), clients, generator(seed, "partition"))
         wanted = [round(ratio / (1 - ratio) * len(part)) for ratio, part in zip(self.ratios, below)]
@@ -131,7 +138,9 @@ class Quantity:
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
         rest = len(labels) - clients
         if rest < 0:
-            raise ValueError(f"{clients} clients are to share {len(labels)} samples: expected a sample for each at least")
+            raise ValueError(
+                f"{clients} clients are to share {len(labels)} samples: expected a sample for each at least"
+            )
         rng = generator(seed, "partition")
         ends = np.floor(np.cumsum(rng.dirichlet(np.full(clients, self.alpha))) * rest).astype(np.int64)
         cuts = (ends + np.arange(1, clients + 1))[:-1]
@@ -139,7 +148,11 @@ class Quantity:
 
 
 PARTITIONS = {
-    "iid": IID, "dirichlet": Dirichlet, "by_class": ByClass, "positive_ratios": PositiveRatios, "quantity": Quantity,
+    "iid": IID,
+    "dirichlet": Dirichlet,
+    "by_class": ByClass,
+    "positive_ratios": PositiveRatios,
+    "quantity": Quantity,
 }
 
 #: A partition by name, table or instance.

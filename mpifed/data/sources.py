@@ -75,7 +75,9 @@ class Source:
         try:
             content = _content(path)
         except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise DataError(f"{path}: expected {expected}, found a file that cannot be read: {error}") from error
+            raise DataError(
+                f"{path}: expected {expected}, found a file that cannot be read: {error}"
+            ) from error
         self.note(name, path, content)
         return path, content
 
@@ -117,7 +119,11 @@ def opened(name: str, home: str, data_dir: str | None, *folders: str) -> Iterato
     if data_dir is not None:
         places = [*(Path(data_dir, one) for one in names), Path(data_dir)]
     else:
-        roots = [os.environ.get("MPIFED_DATA"), "../shared/data", Path(__file__).resolve().parents[3] / "shared/data"]
+        roots = [
+            os.environ.get("MPIFED_DATA"),
+            "../shared/data",
+            Path(__file__).resolve().parents[3] / "shared/data",
+        ]
         places = [Path(root, one) for root in roots if root for one in names]
     try:
         yield Source(name, places)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpifed.data.sources import DataError, Source, opened
 from mpifed.data.samples import Texts
+from mpifed.data.sources import DataError, Source, opened
 
 __all__ = ["TextColumns", "TextLines", "TextSet"]
 
@@ -23,7 +23,9 @@ def _lines(source: Source, name: str, expected: str, encoding: str) -> tuple:
     try:
         text = bytes(content).decode(encoding)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected {expected}, found bytes that are not {encoding}: {error}") from error
+        raise DataError(
+            f"{path}: expected {expected}, found bytes that are not {encoding}: {error}"
+        ) from error
     if not text.endswith("\n"):
         raise DataError(f"{path}: expected {expected}, found a last line without an end")
     return path, text
@@ -69,7 +71,9 @@ class TextColumns:
         quoting = csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
         # Without a number of rows to go by, a quotation mark that is never closed must not swallow the rest.
         strict = self.rows is None
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=self.delimiter, quoting=quoting, strict=strict)
+        rows = csv.reader(
+            io.StringIO(text, newline=""), delimiter=self.delimiter, quoting=quoting, strict=strict
+        )
         texts, labels, total = [], [], 0
         try:
             for number, row in enumerate(rows):

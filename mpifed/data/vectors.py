@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mpifed.data.sources import DataError, Source, opened
-from mpifed.data.npz import read_arrays
 from mpifed.core.problem import DataFile
 from mpifed.core.streams import generator
+from mpifed.data.npz import read_arrays
+from mpifed.data.sources import DataError, Source, opened
 
 __all__ = ["WordVectors", "encode", "random_vectors", "read_vectors", "word_vectors", "words_of"]
 
@@ -72,7 +72,9 @@ def _from_archive(source: Source, name: str, vocabulary: set[str]) -> tuple[dict
     path, expected, arrays = read_arrays(source, name, {"words": ("U", 1), "vectors": ("f", 2)})
     words, vectors = arrays["words"].tolist(), arrays["vectors"]
     if len(words) != len(vectors) or not np.isfinite(vectors).all():
-        raise DataError(f"{path}: expected {expected}, found {len(words)} words and {len(vectors)} vectors, or infinite numbers")
+        raise DataError(
+            f"{path}: expected {expected}, found {len(words)} words and {len(vectors)} vectors, or infinite numbers"
+        )
     return {word: vector for word, vector in zip(words, vectors) if word in vocabulary}, vectors.shape[1]
 
 
@@ -106,7 +108,9 @@ def random_vectors(vocabulary: Iterable[str], d: int, seed: int = 0) -> WordVect
         digest.update(f"\n{word}".encode())
         vector = generator(seed, f"word vector {word}").standard_normal(d)
         found[word] = vector / np.linalg.norm(vector)
-    return _table(found, d, {"word vectors": DataFile("none: a random vector for each word", digest.hexdigest())})
+    return _table(
+        found, d, {"word vectors": DataFile("none: a random vector for each word", digest.hexdigest())}
+    )
 
 
 def word_vectors(name: str, vocabulary: Iterable[str], d: int, data_dir: str | None = None) -> WordVectors:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 
-from mpifed.models.base import ACTIVATIONS, Network, Params, Shapes, he, layers
 from mpifed.core.settings import hyperparameters
+from mpifed.models.base import ACTIVATIONS, Network, Params, Shapes, he, layers
 
 __all__ = ["LeNet5", "CNN", "CNN7", "Conv4"]
 
@@ -22,7 +22,9 @@ class LeNet5(Network):
     Images of 28 x 28 are padded to the 32 x 32 that the network is made for.
     """
 
-    activation: Literal["relu", "tanh"] = Field(default="relu", description="nonlinearity of the hidden layers")
+    activation: Literal["relu", "tanh"] = Field(
+        default="relu", description="nonlinearity of the hidden layers"
+    )
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
         """Shapes of the parameters, in order, for images of shape ``(c, h, w)``.
@@ -114,7 +116,9 @@ class CNN7(CNN):
     stages: tuple[tuple[PositiveInt, ...], ...] = Field(
         default=((32, 32), (64, 64)), description="channels of the convolutions of each stage"
     )
-    hidden: tuple[PositiveInt, ...] = Field(default=(512, 128), description="widths of the hidden full layers")
+    hidden: tuple[PositiveInt, ...] = Field(
+        default=(512, 128), description="widths of the hidden full layers"
+    )
 
 
 @hyperparameters
@@ -144,5 +148,7 @@ class Conv4(_ReLUNetwork):
         """Outputs ``[b, outputs]`` for images ``[b, c, h, w]``."""
         h = samples
         for i in range(1, 5):
-            h = torch.relu(F.conv2d(h, params[f"conv{i}.weight"], params[f"conv{i}.bias"], stride=2, padding=1))
+            h = torch.relu(
+                F.conv2d(h, params[f"conv{i}.weight"], params[f"conv{i}.bias"], stride=2, padding=1)
+            )
         return F.linear(h.mean((-2, -1)), params["fc1.weight"], params["fc1.bias"])

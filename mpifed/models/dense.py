@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 
-from mpifed.models.base import ACTIVATIONS, Network, Params, Shapes, layers
 from mpifed.core.settings import hyperparameters
+from mpifed.models.base import ACTIVATIONS, Network, Params, Shapes, layers
 
 __all__ = ["Linear", "MLP"]
 
@@ -33,7 +33,9 @@ class MLP(Network):
     """A multilayer perceptron; two hidden layers make the 3-layer network of 000, section 6.3."""
 
     hidden: tuple[PositiveInt, ...] = Field(default=(128, 64), description="widths of the hidden layers")
-    activation: Literal["relu", "tanh"] = Field(default="relu", description="nonlinearity of the hidden layers")
+    activation: Literal["relu", "tanh"] = Field(
+        default="relu", description="nonlinearity of the hidden layers"
+    )
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
         """Shapes of the parameters, in order, for samples of any shape."""

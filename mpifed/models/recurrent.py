@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 
-from mpifed.models.base import Network, Params, Shapes, uniform
 from mpifed.core.settings import hyperparameters
+from mpifed.models.base import Network, Params, Shapes, uniform
 
 __all__ = ["RNN"]
 
@@ -26,7 +26,9 @@ class RNN(Network):
 
     hidden: PositiveInt = Field(default=4096, description="width of each layer")
     layers: PositiveInt = Field(default=2, description="number of layers")
-    cell: Literal["tanh", "lstm"] = Field(default="tanh", description="plain recurrence, or long short-term memory")
+    cell: Literal["tanh", "lstm"] = Field(
+        default="tanh", description="plain recurrence, or long short-term memory"
+    )
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
         """Shapes of the parameters, in order, for sequences of shape ``(length, d)``.
@@ -35,7 +37,9 @@ class RNN(Network):
             ValueError: the samples are no sequences of vectors.
         """
         if len(sample_shape) != 2:
-            raise ValueError(f"rnn takes sequences of vectors, got samples of shape {' x '.join(map(str, sample_shape))}")
+            raise ValueError(
+                f"rnn takes sequences of vectors, got samples of shape {' x '.join(map(str, sample_shape))}"
+            )
         rows, shapes = self.hidden * (4 if self.cell == "lstm" else 1), {}
         for layer in range(self.layers):
             shapes |= {

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 
-from mpifed.models.base import Network, Params, Shapes, layers, uniform
 from mpifed.core.settings import hyperparameters
+from mpifed.models.base import Network, Params, Shapes, layers, uniform
 
 __all__ = ["ResNet"]
 
@@ -36,8 +36,12 @@ class ResNet(Network):
     blocks: tuple[PositiveInt, ...] = Field(
         default=(3, 4, 6, 3), min_length=1, description="blocks of each stage; (3, 4, 23, 3) makes ResNet-101"
     )
-    width: PositiveInt = Field(default=64, description="channels of the first convolution and inside the first stage's blocks")
-    groups: Annotated[int, Field(ge=1)] = Field(default=32, description="groups of channels that are normalised together")
+    width: PositiveInt = Field(
+        default=64, description="channels of the first convolution and inside the first stage's blocks"
+    )
+    groups: Annotated[int, Field(ge=1)] = Field(
+        default=32, description="groups of channels that are normalised together"
+    )
     stem: Literal["large", "small"] = Field(
         default="large",
         description="first layer: 7 x 7 with stride 2 and pooling, or 3 x 3 with neither, for images of 32 x 32 or so",
@@ -45,7 +49,9 @@ class ResNet(Network):
 
     def __post_init__(self):
         if self.width % self.groups:
-            raise ValueError(f"expected a width that is a multiple of groups = {self.groups}, got width = {self.width}")
+            raise ValueError(
+                f"expected a width that is a multiple of groups = {self.groups}, got width = {self.width}"
+            )
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
         """Shapes of the parameters, in order, for images of shape ``(c, h, w)``.
@@ -54,16 +60,24 @@ class ResNet(Network):
             ValueError: the samples are no images.
         """
         if len(sample_shape) != 3:
-            raise ValueError(f"resnet50 takes images, got samples of shape {' x '.join(map(str, sample_shape))}")
+            raise ValueError(
+                f"resnet50 takes images, got samples of shape {' x '.join(map(str, sample_shape))}"
+            )
         size, channels = 7 if self.stem == "large" else 3, self.width
-        shapes: Shapes = {"conv1.weight": (channels, sample_shape[0], size, size), **layers(norm1=(channels,))}
+        shapes: Shapes = {
+            "conv1.weight": (channels, sample_shape[0], size, size),
+            **layers(norm1=(channels,)),
+        }
         for name, inside, stride in self._plan():
             out = EXPANSION * inside
             kernels = (inside, channels, 1, 1), (inside, inside, 3, 3), (out, inside, 1, 1)
             for i, kernel in enumerate(kernels, 1):
                 shapes |= {f"{name}.conv{i}.weight": kernel, **layers(**{f"{name}.norm{i}": kernel[:1]})}
             if stride > 1 or channels != out:
-                shapes |= {f"{name}.shortcut.weight": (out, channels, 1, 1), **layers(**{f"{name}.norm": (out,)})}
+                shapes |= {
+                    f"{name}.shortcut.weight": (out, channels, 1, 1),
+                    **layers(**{f"{name}.norm": (out,)}),
+                }
             channels = out
         return shapes | layers(fc=(outputs, channels))
 

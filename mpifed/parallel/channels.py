@@ -95,7 +95,9 @@ class StagedChannel(Channel):
         """Copy to the host if ``send``, run the collective, copy back if ``receive``, chunk by chunk."""
         self._copies.begin()
         start = time.perf_counter()
-        landed = [self._copies.to_host(self._host[chunk], self.tensor[chunk]) for chunk in self._chunks if send]
+        landed = [
+            self._copies.to_host(self._host[chunk], self.tensor[chunk]) for chunk in self._chunks if send
+        ]
         for number, chunk in enumerate(self._chunks):
             if send:
                 landed[number].synchronize()  # MPI must not read what is still being written

@@ -16,7 +16,17 @@ import traceback
 
 import numpy as np
 
-__all__ = ["SerialComm", "MpiComm", "world", "agree", "share", "CollectiveError", "LaunchError", "EXIT_LAUNCH", "FAULT_TOLERANT"]
+__all__ = [
+    "SerialComm",
+    "MpiComm",
+    "world",
+    "agree",
+    "share",
+    "CollectiveError",
+    "LaunchError",
+    "EXIT_LAUNCH",
+    "FAULT_TOLERANT",
+]
 
 #: Exit code when the processes cannot find each other.
 EXIT_LAUNCH = 71
@@ -29,7 +39,16 @@ WITNESS_BYTES = 256
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
-_LAUNCHER_MARKS = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MV2_COMM_", "MPI_LOCALRANKID", "PALS_", "FLUX_", "ALPS_")
+_LAUNCHER_MARKS = (
+    "OMPI_COMM_WORLD_",
+    "PMI_",
+    "PMIX_",
+    "MV2_COMM_",
+    "MPI_LOCALRANKID",
+    "PALS_",
+    "FLUX_",
+    "ALPS_",
+)
 
 
 class LaunchError(RuntimeError):
@@ -72,7 +91,9 @@ class SerialComm:
         """Replace ``array`` by that of rank ``root``."""
         _checked(array)
 
-    def alltoallv(self, send: np.ndarray, counts: list[int], receive: np.ndarray, from_counts: list[int]) -> None:
+    def alltoallv(
+        self, send: np.ndarray, counts: list[int], receive: np.ndarray, from_counts: list[int]
+    ) -> None:
         """Send consecutive pieces of ``send`` (sizes ``counts``) to the ranks; receive theirs one after another."""
         _checked(receive)[...] = _checked(send)
 
@@ -173,7 +194,10 @@ class MpiComm(SerialComm):
 
     def witness(self, text, seconds):
         letter = np.frombuffer(text.encode()[:WITNESS_BYTES].ljust(WITNESS_BYTES), dtype=np.uint8)
-        self._letters = [letter, *(self._witnesses.Isend(letter, to) for to in (0, 1) if to < self.size and to != self.rank)]
+        self._letters = [
+            letter,
+            *(self._witnesses.Isend(letter, to) for to in (0, 1) if to < self.size and to != self.rank),
+        ]
         if self.rank > 1:
             return None
         texts, end = {self.rank: text}, time.monotonic() + seconds

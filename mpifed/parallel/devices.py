@@ -71,11 +71,15 @@ def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torc
     visible = torch.cuda.device_count()
     if not visible and (gpus or wanted == "cuda"):
         asked = f"run.gpus = {list(gpus)}" if gpus else f"run.device = {wanted!r}"
-        raise ValueError(f"{asked} asks for a GPU, but this process sees none: {_why_none()} (options: run.device = auto, cpu)")
+        raise ValueError(
+            f"{asked} asks for a GPU, but this process sees none: {_why_none()} (options: run.device = auto, cpu)"
+        )
     missing = [gpu for gpu in gpus or () if gpu >= visible]
     if missing:
-        raise ValueError(f"run.gpus = {list(gpus)}: expected numbers from 0 to {visible - 1}, the GPUs that this process sees, "
-                         f"got {', '.join(map(str, missing))}")
+        raise ValueError(
+            f"run.gpus = {list(gpus)}: expected numbers from 0 to {visible - 1}, the GPUs that this process sees, "
+            f"got {', '.join(map(str, missing))}"
+        )
     order = gpus or range(visible)
     return torch.device("cuda", order[local_rank % len(order)]) if visible else torch.device("cpu")
 
@@ -113,8 +117,15 @@ def deterministic(on: bool) -> Iterator[None]:
     if not on:
         yield
         return
-    enabled, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    precision, workspace, cudnn = torch.get_float32_matmul_precision(), os.environ.get(_WORKSPACE), torch.backends.cudnn
+    enabled, warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    precision, workspace, cudnn = (
+        torch.get_float32_matmul_precision(),
+        os.environ.get(_WORKSPACE),
+        torch.backends.cudnn,
+    )
     os.environ.setdefault(_WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.set_float32_matmul_precision("highest")

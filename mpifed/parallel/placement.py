@@ -92,7 +92,9 @@ class Cohort:
         total: sum of the members' weights (their number when uniform).
     """
 
-    def __init__(self, members: np.ndarray, placement: Placement, rank: int, weights: np.ndarray | None = None):
+    def __init__(
+        self, members: np.ndarray, placement: Placement, rank: int, weights: np.ndarray | None = None
+    ):
         self.members = members
         ranks = placement.rank_of[members]
         self.order = np.argsort(np.argsort(ranks, kind="stable"), kind="stable")

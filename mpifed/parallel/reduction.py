@@ -86,7 +86,9 @@ class ExactReduction(_Reduction):
         step = max(1, CHUNK // max(1, len(cohort.members)))
         for start in range(0, max(size, 1), step):
             stop = min(start + step, size)
-            controls += self._chunk(rows[:, start:stop], result[start:stop], cohort, control if start == 0 else 0.0)
+            controls += self._chunk(
+                rows[:, start:stop], result[start:stop], cohort, control if start == 0 else 0.0
+            )
         result /= result.dtype.type(cohort.total)
         if self.mean is not self._result:
             self.mean.copy_(self._result)
@@ -96,7 +98,9 @@ class ExactReduction(_Reduction):
         ranks = self.comm.size
         edges = np.linspace(0, rows.shape[1], ranks + 1).astype(int)
         widths = np.diff(edges)
-        packed = [np.ascontiguousarray(rows[:, left:right]).reshape(-1) for left, right in zip(edges, edges[1:])]
+        packed = [
+            np.ascontiguousarray(rows[:, left:right]).reshape(-1) for left, right in zip(edges, edges[1:])
+        ]
         send = np.concatenate(packed)
         width = widths[self.comm.rank]
         received = np.empty(len(cohort.members) * width, rows.dtype)

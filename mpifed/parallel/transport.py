@@ -30,7 +30,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from mpifed.parallel.channels import Channel, CudaCopies, DirectChannel, HostChannel, LoneChannel, StagedChannel
+from mpifed.parallel.channels import (
+    Channel,
+    CudaCopies,
+    DirectChannel,
+    HostChannel,
+    LoneChannel,
+    StagedChannel,
+)
 from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
 from mpifed.parallel.devices import identity
 
@@ -48,8 +55,21 @@ MPI.COMM_SELF.Allreduce(one, two)
 sys.exit(None if float(two) == 1 else f"the sum of 1 was {float(two)}")
 """
 #: What a launcher leaves in the environment of a rank; without it a process is alone.
-_LAUNCHER = ("OMPI_COMM_WORLD_", "OMPI_MCA_ess", "OMPI_MCA_orte_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "MV2_COMM_",
-             "MPI_LOCALRANKID", "PALS_", "FLUX_", "ALPS_", "SLURM_")
+_LAUNCHER = (
+    "OMPI_COMM_WORLD_",
+    "OMPI_MCA_ess",
+    "OMPI_MCA_orte_",
+    "PMI_",
+    "PMIX_",
+    "PRTE_",
+    "HYDRA_",
+    "MV2_COMM_",
+    "MPI_LOCALRANKID",
+    "PALS_",
+    "FLUX_",
+    "ALPS_",
+    "SLURM_",
+)
 
 
 class Transport:
@@ -141,7 +161,9 @@ class Nccl(Transport):
         store, place = self._attempt(self._open_store)
         place = share(comm, place)
         self._attempt(lambda: self._join(backend, store, place))
-        self.close = weakref.finalize(self, dist.destroy_process_group)  # at the exit of the process at the latest
+        self.close = weakref.finalize(
+            self, dist.destroy_process_group
+        )  # at the exit of the process at the latest
 
     def _attempt(self, action):
         result, error = None, None
@@ -159,14 +181,22 @@ class Nccl(Transport):
         if self.comm.rank:
             return None, ""
         host = "127.0.0.1" if self.comm.local_size == self.comm.size else socket.gethostname()
-        store = dist.TCPStore(host, 0, self.comm.size, True, timedelta(seconds=PATIENCE), wait_for_workers=False)
+        store = dist.TCPStore(
+            host, 0, self.comm.size, True, timedelta(seconds=PATIENCE), wait_for_workers=False
+        )
         return store, f"{host} {store.port}"
 
     def _join(self, backend: str, store: dist.TCPStore | None, place: str) -> None:
         patience, (host, port) = timedelta(seconds=PATIENCE), place.split()
-        store = store or dist.TCPStore(host, int(port), self.comm.size, False, patience, wait_for_workers=False)
+        store = store or dist.TCPStore(
+            host, int(port), self.comm.size, False, patience, wait_for_workers=False
+        )
         dist.init_process_group(
-            backend, store=store, rank=self.comm.rank, world_size=self.comm.size, timeout=patience,
+            backend,
+            store=store,
+            rank=self.comm.rank,
+            world_size=self.comm.size,
+            timeout=patience,
             device_id=self.device if self.device.type == "cuda" else None,
         )
 
@@ -219,8 +249,10 @@ def _unsuitable(wanted: str, gpus: list[int], built: bool, exact: bool) -> str |
         return f"run.transport = 'nccl' needs a torch with NCCL, got torch {torch.__version__} without it ({options})"
     if len(set(gpus)) < len(gpus):
         second = next(rank for rank, gpu in enumerate(gpus) if gpu in gpus[:rank])
-        return (f"run.transport = 'nccl' needs a GPU for each rank alone, got {len(gpus)} ranks on {len(set(gpus))}: ranks "
-                f"{gpus.index(gpus[second])} and {second} share one ({options}, or fewer ranks)")
+        return (
+            f"run.transport = 'nccl' needs a GPU for each rank alone, got {len(gpus)} ranks on {len(set(gpus))}: ranks "
+            f"{gpus.index(gpus[second])} and {second} share one ({options}, or fewer ranks)"
+        )
     return None
 
 
@@ -232,7 +264,12 @@ def probe(device: torch.device, mpi: str) -> str | None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER)}
     try:
         child = subprocess.run(
-            [sys.executable, "-c", PROBE, str(device)], env=environment, capture_output=True, text=True, timeout=PATIENCE)
+            [sys.executable, "-c", PROBE, str(device)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
     except subprocess.TimeoutExpired:
         end = f"did not end within {PATIENCE} s"
     else:

@@ -17,8 +17,21 @@ from mpifed.problems.wgan import WGAN
 PROBLEMS = {
     cls.__name__: cls
     for cls in (
-        Saddle, DeepAUC, TextAUC, RobustRegression, AffineGame, Bilinear, L1BoxBilinear, DistributionallyRobust, LinearMAML,
-        SinusoidMAML, FewShotMAML, WGAN, FairClassification, QuadraticNCPL, TwoSidedPL,
+        Saddle,
+        DeepAUC,
+        TextAUC,
+        RobustRegression,
+        AffineGame,
+        Bilinear,
+        L1BoxBilinear,
+        DistributionallyRobust,
+        LinearMAML,
+        SinusoidMAML,
+        FewShotMAML,
+        WGAN,
+        FairClassification,
+        QuadraticNCPL,
+        TwoSidedPL,
     )
 }
 

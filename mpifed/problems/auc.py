@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.data import Partition, thin
-from mpifed.data.partition import IID
-from mpifed.core.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
+from mpifed.core.settings import problem_settings
+from mpifed.data import Partition, thin
+from mpifed.data.partition import IID
 
 __all__ = ["AUC"]
 
@@ -32,10 +32,14 @@ class AUC(Minimax):
     clients: int = Field(default=10, ge=1, description="number of clients")
     partition: Partition = Field(default=IID(), description="how samples are divided among clients")
     imbalance: float | None = Field(
-        default=None, gt=0, lt=1, description="positive ratio of the training data, reached by dropping positives"
+        default=None,
+        gt=0,
+        lt=1,
+        description="positive ratio of the training data, reached by dropping positives",
     )
     p: Literal["pooled", "client"] = Field(
-        default="pooled", description="positive ratio in the loss: of all training data, or of each client's own"
+        default="pooled",
+        description="positive ratio in the loss: of all training data, or of each client's own",
     )
     score: Literal["identity", "sigmoid"] = Field(
         default="identity", description="h is the network's output, or its sigmoid"
@@ -44,7 +48,9 @@ class AUC(Minimax):
     source = "000, eq. 13"
     maximised = frozenset({"auc"})
 
-    def _divide(self, labels: np.ndarray, kept: np.ndarray, positive: np.ndarray, test_positive: np.ndarray, seed: int) -> None:
+    def _divide(
+        self, labels: np.ndarray, kept: np.ndarray, positive: np.ndarray, test_positive: np.ndarray, seed: int
+    ) -> None:
         """Thin and part the training data, and note what the test data are.
 
         Args:
@@ -102,7 +108,9 @@ class AUC(Minimax):
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """``auc``: area under the ROC curve of the test samples, NaN where an output is not finite."""
-        from sklearn.metrics import roc_auc_score  # here, because it takes a second that only evaluation should pay
+        from sklearn.metrics import (
+            roc_auc_score,
+        )  # here, because it takes a second that only evaluation should pay
 
         if not torch.isfinite(predictions).all():
             return {"auc": float("nan")}

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.core.problem import Named
+from mpifed.core.settings import problem_settings
 from mpifed.data import DATASETS, Dataset, Partition
 from mpifed.data.partition import IID
 from mpifed.models import Linear, Model
-from mpifed.core.settings import problem_settings
-from mpifed.core.problem import Named
 
 __all__ = ["Classification", "accuracies"]
 

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.core.problem import Named
+from mpifed.core.settings import problem_settings
 from mpifed.data import DATASETS, Dataset
 from mpifed.models import LeNet5, Model
-from mpifed.core.settings import problem_settings
-from mpifed.core.problem import Named
 from mpifed.problems.auc import AUC
 
 __all__ = ["DeepAUC"]
@@ -35,7 +35,8 @@ class DeepAUC(AUC):
         default=None, description="classes that count as positive; by default the upper half"
     )
     negative_classes: tuple[int, ...] | None = Field(
-        default=None, description="classes that count as negative, others being left out; by default all but the positive ones"
+        default=None,
+        description="classes that count as negative, others being left out; by default all but the positive ones",
     )
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
@@ -57,7 +58,9 @@ class DeepAUC(AUC):
     def _sides(self, classes: int) -> tuple[list[int], list[int]]:
         """The positive and the negative classes, sorted."""
         everything = set(range(classes))
-        above = set(range((classes + 1) // 2, classes) if self.positive_classes is None else self.positive_classes)
+        above = set(
+            range((classes + 1) // 2, classes) if self.positive_classes is None else self.positive_classes
+        )
         below = everything - above if self.negative_classes is None else set(self.negative_classes)
         if not above or not below or not above | below <= everything:
             raise ValueError(
@@ -65,7 +68,9 @@ class DeepAUC(AUC):
                 f"{self.dataset}, got {sorted(above)} as positive and {sorted(below)} as negative"
             )
         if both := above & below:
-            raise ValueError(f"the classes {sorted(both)} are in positive_classes and in negative_classes: expected one of these")
+            raise ValueError(
+                f"the classes {sorted(both)} are in positive_classes and in negative_classes: expected one of these"
+            )
         return sorted(above), sorted(below)
 
     def class_names(self) -> list[str]:

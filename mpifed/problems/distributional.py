@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from mpifed.core.problem import Composition, Named
+from mpifed.core.records import Blocks
+from mpifed.core.settings import problem_settings
 from mpifed.data import Partition
 from mpifed.data.partition import Dirichlet
-from mpifed.core.settings import problem_settings
-from mpifed.core.problem import Composition, Named
 from mpifed.problems.classification import Classification
-from mpifed.core.records import Blocks
 
 __all__ = ["DistributionallyRobust"]
 
@@ -36,8 +36,12 @@ class DistributionallyRobust(Classification, Composition):
     exp(L_n/λ) overflow: in float32 where L_n > 88 λ.
     """
 
-    partition: Partition = Field(default=Dirichlet(alpha=0.5), description="how samples are divided among clients")
-    lam: float = Field(default=1.0, gt=0, description="weight λ of KL; a small one lets bad clients count more")
+    partition: Partition = Field(
+        default=Dirichlet(alpha=0.5), description="how samples are divided among clients"
+    )
+    lam: float = Field(
+        default=1.0, gt=0, description="weight λ of KL; a small one lets bad clients count more"
+    )
 
     source = "003, eq. 3"
 

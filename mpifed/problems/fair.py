@@ -12,11 +12,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mpifed.core.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
-from mpifed.problems.classification import Classification, accuracies
-from mpifed.core.sets import Sets, Simplex
 from mpifed.core.records import Blocks
+from mpifed.core.sets import Sets, Simplex
+from mpifed.core.settings import problem_settings
+from mpifed.problems.classification import Classification, accuracies
 
 __all__ = ["FairClassification"]
 

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from pydantic import AfterValidator, Field
 
+from mpifed.core.problem import Named
+from mpifed.core.records import Blocks
+from mpifed.core.settings import near_miss, problem_settings
+from mpifed.core.streams import generator
 from mpifed.data import DATASETS, load_omniglot
 from mpifed.models import Conv4, Model
-from mpifed.core.settings import near_miss, problem_settings
-from mpifed.core.problem import Named
 from mpifed.problems.maml import MAML
-from mpifed.core.records import Blocks
-from mpifed.core.streams import generator
 
 __all__ = ["FewShotMAML"]
 
@@ -41,13 +41,17 @@ class FewShotMAML(MAML):
     to ``size`` x ``size``; of another data set all have the same classes, clients training and held-out tasks test images.
     """
 
-    dataset: Annotated[str, AfterValidator(_known)] = Field(default="omniglot", description="omniglot, or another data set")
+    dataset: Annotated[str, AfterValidator(_known)] = Field(
+        default="omniglot", description="omniglot, or another data set"
+    )
     model: Model = Field(default=Conv4(), description="network with one output a class of a task")
     clients: int = Field(default=10, ge=1, description="number of clients, each with a task of its own")
     ways: int = Field(default=5, ge=2, description="classes of a task")
     shots: int = Field(default=1, ge=1, description="images a class that a held-out task is adapted to")
     samples: int = Field(default=20, ge=2, description="images a class of a task, where the data has as many")
-    size: int = Field(default=28, ge=1, le=105, description="height and width that Omniglot's characters are averaged to")
+    size: int = Field(
+        default=28, ge=1, le=105, description="height and width that Omniglot's characters are averaged to"
+    )
     eta: float = Field(default=0.4, ge=0, description="step size η of the adaptation to a task")
     tests: int = Field(default=100, ge=1, description="number of held-out tasks")
 
@@ -67,7 +71,10 @@ class FewShotMAML(MAML):
             )
         self._tasks = [self._task(train, seed, "few-shot", client) for client in range(self.clients)]
         self._held_out = [self._task(test, seed, "few-shot test", number) for number in range(self.tests)]
-        self._shapes, self.test_rows = self.model.shapes(tuple(self._tasks[0].shape[2:]), self.ways), self.tests
+        self._shapes, self.test_rows = (
+            self.model.shapes(tuple(self._tasks[0].shape[2:]), self.ways),
+            self.tests,
+        )
 
     def _pools(self, data_dir: str | None) -> list:
         """Classes to train and to test on, each with its images."""
@@ -79,7 +86,9 @@ class FewShotMAML(MAML):
         self.files, pools = images.files, []
         for samples, labels in ((images.train, images.train_labels), (images.test, images.test_labels)):
             number = min(self.samples, int(torch.bincount(labels, minlength=images.classes).min()))
-            pools.append([samples[torch.nonzero(labels == c).flatten()[:number]] for c in range(images.classes)])
+            pools.append(
+                [samples[torch.nonzero(labels == c).flatten()[:number]] for c in range(images.classes)]
+            )
         return pools
 
     def _task(self, pool, seed: int, purpose: str, number: int) -> torch.Tensor:
@@ -98,7 +107,9 @@ class FewShotMAML(MAML):
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """The network's random start."""
-        return {"x": torch.cat([tensor.flatten() for tensor in self.model.initial(self._shapes, rng).values()])}
+        return {
+            "x": torch.cat([tensor.flatten() for tensor in self.model.initial(self._shapes, rng).values()])
+        }
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Images ``[n, ways, c, h, w]``, one of each class a row."""
@@ -116,7 +127,9 @@ class FewShotMAML(MAML):
     @torch.no_grad()
     def predict(self, x: Named, rows: slice) -> torch.Tensor:
         """Accuracies ``[n]`` on held-out tasks after one step on the first ``shots`` images of each class."""
-        return torch.stack([self._accuracy(x, task.to(next(iter(x.values())))) for task in self._held_out[rows]])
+        return torch.stack(
+            [self._accuracy(x, task.to(next(iter(x.values())))) for task in self._held_out[rows]]
+        )
 
     def _accuracy(self, x: Named, task: torch.Tensor) -> torch.Tensor:
         query = task[self.shots :]

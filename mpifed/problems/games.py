@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.core.settings import problem_settings
 from mpifed.core.problem import Named, Operator
-from mpifed.problems.constants import around, rotation
-from mpifed.problems.trust_region import maximize_on_ball
 from mpifed.core.proximal import L1Box, Proximal, Zero
 from mpifed.core.records import Blocks
+from mpifed.core.settings import problem_settings
 from mpifed.core.streams import Stream, generator
+from mpifed.problems.constants import around, rotation
+from mpifed.problems.trust_region import maximize_on_ball
 
 __all__ = ["AffineGame", "Bilinear", "L1BoxBilinear"]
 
@@ -64,7 +64,9 @@ class _Affine(Operator):
         """Note a solution, and for φ = 0 the directions in which it is the only one."""
         self._solution = solution
         _, s, rows = np.linalg.svd(self._J)
-        self._unique = rows[s > 1e-12 * s.max(initial=0.0)] if isinstance(self.phi, Zero) else np.eye(len(solution))
+        self._unique = (
+            rows[s > 1e-12 * s.max(initial=0.0)] if isinstance(self.phi, Zero) else np.eye(len(solution))
+        )
 
     def solution(self) -> torch.Tensor:
         """A solution z*, ``[d]`` float64."""
@@ -96,13 +98,19 @@ class AffineGame(_Affine):
 
     d: int = Field(default=10, ge=1, description="dimension of z")
     clients: int = Field(default=10, ge=1, description="number of clients")
-    strong: float = Field(default=0.0, ge=0, description="strong monotonicity: least eigenvalue of the symmetric part")
-    smooth: float = Field(default=1.0, ge=0, description="largest eigenvalue of the symmetric part of the mean")
+    strong: float = Field(
+        default=0.0, ge=0, description="strong monotonicity: least eigenvalue of the symmetric part"
+    )
+    smooth: float = Field(
+        default=1.0, ge=0, description="largest eigenvalue of the symmetric part of the mean"
+    )
     skew: float = Field(default=1.0, ge=0, description="norm of the antisymmetric part of the mean")
     heterogeneity: float = Field(default=0.0, ge=0, description="how far the clients differ, h")
     shared_jacobian: bool = Field(default=False, description="all A_n are equal, only the b_n differ")
     radius: float = Field(default=10.0, gt=0, description="radius D of err_D")
-    start: Literal["normal", "zero"] = Field(default="normal", description="starting point z_0: standard normal, or 0")
+    start: Literal["normal", "zero"] = Field(
+        default="normal", description="starting point z_0: standard normal, or 0"
+    )
 
     source = "002, section 3 and Theorem 2"
 
@@ -130,7 +138,9 @@ class AffineGame(_Affine):
         Q, planes = rotation(rng, self.d), self.d // 2
         first, second = Q[:, :planes] * np.linspace(1, 0, planes, endpoint=False), Q[:, planes : 2 * planes]
         turn = np.einsum("ij,kj->ik", first, second)
-        own = around(np.zeros((self.d, self.d)), scale, stream) / np.sqrt(8 * self.d)  # G - Gᵀ has norm about √(8d)
+        own = around(np.zeros((self.d, self.d)), scale, stream) / np.sqrt(
+            8 * self.d
+        )  # G - Gᵀ has norm about √(8d)
         return self.skew * (turn - turn.T + own - own.swapaxes(1, 2))
 
     @property
@@ -168,7 +178,9 @@ class _Coupled(_Affine):
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """One row: C_n ``[1, dx, dy]`` and the constant part of V_n ``[1, dx + dy]``."""
-        return torch.from_numpy(self._C[client][None].copy()), torch.from_numpy(self._offsets[client][None].copy())
+        return torch.from_numpy(self._C[client][None].copy()), torch.from_numpy(
+            self._offsets[client][None].copy()
+        )
 
     def operator(self, z: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         C, offset = batch[0][:, 0], batch[1][:, 0]  # all rows of a batch are the client's only one
@@ -189,11 +201,15 @@ class Bilinear(_Coupled):
     dy: int = Field(default=5, ge=1, description="dimension of y")
     clients: int = Field(default=10, ge=1, description="number of clients")
     coupling: float = Field(default=1.0, gt=0, description="norm of the mean of the A_n")
-    phi: Proximal = Field(default=Zero(), description="convex function φ of z = (x, y), through its proximal map")
+    phi: Proximal = Field(
+        default=Zero(), description="convex function φ of z = (x, y), through its proximal map"
+    )
     heterogeneity: float = Field(default=0.0, ge=0, description="how far the clients differ")
     shared_jacobian: bool = Field(default=False, description="all A_n are equal, only a_n and b_n differ")
     radius: float = Field(default=10.0, gt=0, description="radius D of err_D")
-    start: Literal["normal", "zero"] = Field(default="normal", description="starting point z_0: standard normal, or 0")
+    start: Literal["normal", "zero"] = Field(
+        default="normal", description="starting point z_0: standard normal, or 0"
+    )
 
     source = "002, sections 3 and 5"
 
@@ -226,7 +242,9 @@ class L1BoxBilinear(_Coupled):
     clients: int = Field(default=10, ge=1, description="number of clients")
     lam: float = Field(default=0.1, ge=0, description="weight λ of the ℓ1 norms")
     bound: float = Field(default=0.05, gt=0, description="half-width D of the box")
-    heterogeneity: float = Field(default=0.0, ge=0, description="standard deviation of the entries of A_n and b_n")
+    heterogeneity: float = Field(
+        default=0.0, ge=0, description="standard deviation of the entries of A_n and b_n"
+    )
 
     source = "002, section 5; Bai & Bullins 2024"
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.core.settings import problem_settings
 from mpifed.core.problem import Composition, Named
 from mpifed.core.records import Blocks
+from mpifed.core.settings import problem_settings
 from mpifed.core.streams import Stream, generator
 
 __all__ = ["MAML", "LinearMAML"]

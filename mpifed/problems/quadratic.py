@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.core.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
-from mpifed.problems.constants import around, rotation
 from mpifed.core.records import Blocks
+from mpifed.core.settings import problem_settings
 from mpifed.core.streams import Stream, generator
+from mpifed.problems.constants import around, rotation
 
 __all__ = ["QuadraticNCPL", "TwoSidedPL"]
 
@@ -30,13 +30,17 @@ class QuadraticNCPL(Minimax):
 
     dx: int = Field(default=10, ge=1, description="dimension of x")
     dy: int = Field(default=10, ge=1, description="dimension of y")
-    rank: int = Field(default=5, ge=1, description="rank of the Hessian in y; f is strongly concave in y if it is dy")
+    rank: int = Field(
+        default=5, ge=1, description="rank of the Hessian in y; f is strongly concave in y if it is dy"
+    )
     clients: int = Field(default=10, ge=1, description="number of clients")
     ell: float = Field(default=1.0, gt=0, description="smoothness ℓ: spectral norm of the mean Hessian")
     kappa: float = Field(default=10.0, gt=1, description="condition number κ = ℓ/μ")
     heterogeneity: float = Field(default=0.0, ge=0, description="how far the clients differ, h")
     shared_hessian: bool = Field(default=False, description="only p_n and s_n differ (004, Assumption 2.3)")
-    scale: float = Field(default=1.0, ge=0, description="standard deviation of the coordinates of the starting point")
+    scale: float = Field(
+        default=1.0, ge=0, description="standard deviation of the coordinates of the starting point"
+    )
 
     source = "004, Assumptions 2.1 to 2.4 and 3.1"
 
@@ -95,7 +99,9 @@ class QuadraticNCPL(Minimax):
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         """The Hessian times (x, y) plus the linear part; all rows of a batch are the client's only one."""
         H, linear = batch[0][:, 0], batch[1][:, 0]
-        return ((H @ torch.cat([x, y], dim=-1).unsqueeze(-1)).squeeze(-1) + linear).split((self.dx, self.dy), dim=-1)
+        return ((H @ torch.cat([x, y], dim=-1).unsqueeze(-1)).squeeze(-1) + linear).split(
+            (self.dx, self.dy), dim=-1
+        )
 
     def solution(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The minimiser x* of Φ and a maximiser y* of f(x*, ·), ``[dx]`` and ``[dy]`` float64."""
@@ -123,7 +129,11 @@ class QuadraticNCPL(Minimax):
         gradient, error = self.grad_phi(point), point - self._point[: self.dx]
         # Φ is quadratic with its minimum at x*: the gap without cancellation.
         gap = float(gradient @ error) / 2
-        return {"grad_phi": float(np.linalg.norm(gradient)), "phi_gap": gap, "x_error": float(np.linalg.norm(error))}
+        return {
+            "grad_phi": float(np.linalg.norm(gradient)),
+            "phi_gap": gap,
+            "x_error": float(np.linalg.norm(error)),
+        }
 
 
 @problem_settings
@@ -137,8 +147,12 @@ class TwoSidedPL(Minimax):
     d: int = Field(default=1, ge=1, description="dimension of x and of y")
     clients: int = Field(default=10, ge=1, description="number of clients")
     shift: float = Field(default=1.0, ge=0, description="standard deviation of a_n and b_n")
-    scaling: float = Field(default=0.0, ge=0, description="standard deviation of log t_n, before the mean is made 1")
-    scale: float = Field(default=3.0, ge=0, description="standard deviation of the coordinates of the starting point")
+    scaling: float = Field(
+        default=0.0, ge=0, description="standard deviation of log t_n, before the mean is made 1"
+    )
+    scale: float = Field(
+        default=3.0, ge=0, description="standard deviation of the coordinates of the starting point"
+    )
 
     source = "004, section 3.2.5; Yang, Kiyavash & He 2020"
 

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
-from mpifed.models import MLP, Model
-from mpifed.core.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
-from mpifed.problems.classification import Classification, accuracies
-from mpifed.core.sets import Ball, Sets
 from mpifed.core.records import Blocks
+from mpifed.core.sets import Ball, Sets
+from mpifed.core.settings import problem_settings
+from mpifed.models import MLP, Model
+from mpifed.problems.classification import Classification, accuracies
 
 __all__ = ["RobustRegression"]
 
@@ -30,7 +30,9 @@ class RobustRegression(Classification, Minimax):
     """
 
     model: Model = Field(default=MLP(), description="network h")
-    radius: float = Field(default=1.0, gt=0, description="bound on the Euclidean norm of ν; pixels are in [0, 1]")
+    radius: float = Field(
+        default=1.0, gt=0, description="bound on the Euclidean norm of ν; pixels are in [0, 1]"
+    )
 
     source = "000, eq. 14"
     maximised = frozenset({"accuracy", "perturbed_accuracy"})
@@ -70,6 +72,7 @@ class RobustRegression(Classification, Minimax):
         labels = self._images.test_labels
         counts = labels.unique(return_counts=True)[1].numpy()
         clean, perturbed = (
-            float(np.average(accuracies(part, labels), weights=counts)) for part in predictions.chunk(2, dim=1)
+            float(np.average(accuracies(part, labels), weights=counts))
+            for part in predictions.chunk(2, dim=1)
         )
         return {"accuracy": clean, "perturbed_accuracy": perturbed}

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.core.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
+from mpifed.core.settings import problem_settings
 from mpifed.core.streams import Stream
 
 __all__ = ["Saddle"]
@@ -30,7 +30,9 @@ class Saddle(Minimax):
     s: float = Field(default=1.0, ge=0, description="heterogeneity: standard deviation of b'")
     t_max: float = Field(default=0.1, ge=0, description="upper end of the couplings t_k")
     centred: bool = Field(default=True, description="subtract the clients' mean from b'")
-    start: Literal["normal", "zero"] = Field(default="normal", description="starting point: standard normal, or 0")
+    start: Literal["normal", "zero"] = Field(
+        default="normal", description="starting point: standard normal, or 0"
+    )
 
     source = "000, eq. 12"
 

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.models import MLP, Model
-from mpifed.core.settings import problem_settings
 from mpifed.core.problem import Named
-from mpifed.problems.maml import MAML
 from mpifed.core.records import Blocks
+from mpifed.core.settings import problem_settings
 from mpifed.core.streams import Stream
+from mpifed.models import MLP, Model
+from mpifed.problems.maml import MAML
 
 __all__ = ["SinusoidMAML"]
 
@@ -29,7 +29,9 @@ class SinusoidMAML(MAML):
     in (-5, 5). Held-out tasks of the same law measure what one step on a few rows makes of the parameters.
     """
 
-    model: Model = Field(default=MLP(hidden=(40, 40)), description="network, of one number and with one output")
+    model: Model = Field(
+        default=MLP(hidden=(40, 40)), description="network, of one number and with one output"
+    )
     clients: int = Field(default=10, ge=1, description="number of clients, each with a task of its own")
     samples: int = Field(default=100, ge=1, description="rows of a client")
     eta: float = Field(default=0.01, ge=0, description="step size η of the adaptation to a task")
@@ -43,7 +45,9 @@ class SinusoidMAML(MAML):
             ValueError: the model takes no single numbers.
         """
         self._shapes = self.model.shapes((1,), outputs=1)
-        self._inputs, self._targets = _rows(Stream(seed, "sinusoid", np.arange(self.clients)), self.samples)[0]
+        self._inputs, self._targets = _rows(Stream(seed, "sinusoid", np.arange(self.clients)), self.samples)[
+            0
+        ]
         held_out = Stream(seed, "sinusoid test", np.arange(self.tests))
         self._support, self._query = _rows(held_out, self.shots)
         self.test_rows = self.tests
@@ -53,7 +57,9 @@ class SinusoidMAML(MAML):
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """The network's random start."""
-        return {"x": torch.cat([tensor.flatten() for tensor in self.model.initial(self._shapes, rng).values()])}
+        return {
+            "x": torch.cat([tensor.flatten() for tensor in self.model.initial(self._shapes, rng).values()])
+        }
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Inputs and targets, ``[n, 1]`` each."""
@@ -73,7 +79,9 @@ class SinusoidMAML(MAML):
         def errors(support, query):
             return torch.stack([self.task_loss(x, query), self.task_loss(self.adapted(x, support), query)])
 
-        support, query = (tuple(part[rows].to(like) for part in half) for half in (self._support, self._query))
+        support, query = (
+            tuple(part[rows].to(like) for part in half) for half in (self._support, self._query)
+        )
         return torch.func.vmap(errors)(support, query)
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
@@ -86,6 +94,9 @@ class SinusoidMAML(MAML):
 def _rows(stream: Stream, rows: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
     """Inputs and targets of each task of a stream, ``[tasks, rows, 1]``, at random places and then on the grid."""
     amplitude, phase = 0.1 + 4.9 * stream.uniform(1), math.pi * stream.uniform(1)
-    places = 10 * stream.uniform(rows) - 5, np.broadcast_to(np.linspace(-5, 5, GRID), (len(stream.clients), 1, GRID))
+    places = (
+        10 * stream.uniform(rows) - 5,
+        np.broadcast_to(np.linspace(-5, 5, GRID), (len(stream.clients), 1, GRID)),
+    )
     halves = ((t, amplitude * np.sin(t - phase)) for t in places)
     return tuple(tuple(torch.from_numpy(part[:, 0, :, None].copy()) for part in half) for half in halves)

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from pydantic import AfterValidator, Field
 
+from mpifed.core.problem import Named
+from mpifed.core.settings import near_miss, problem_settings
 from mpifed.data import TEXTS
 from mpifed.data.vectors import encode, word_vectors, words_of
 from mpifed.models import RNN, SequenceModel
-from mpifed.core.settings import near_miss, problem_settings
-from mpifed.core.problem import Named
 from mpifed.problems.auc import AUC
 
 __all__ = ["TextAUC"]
@@ -63,7 +63,9 @@ class TextAUC(AUC):
         self.files = {**texts.files, **vectors.files}
         self._table, self._placed = torch.from_numpy(vectors.table), {}
         self._shapes = self.model.shapes((self.length, self._table.shape[1]), outputs=2)
-        self._train, self._test = (torch.from_numpy(encode(part, vectors.rows, self.length)) for part in (train, test))
+        self._train, self._test = (
+            torch.from_numpy(encode(part, vectors.rows, self.length)) for part in (train, test)
+        )
         labels, kept = texts.train_labels, np.arange(len(train))
         self._divide(labels, kept, labels == 1, texts.test_labels == 1, seed)
 
@@ -85,4 +87,6 @@ class TextAUC(AUC):
     @torch.no_grad()
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
         """The outputs of the test texts ``rows``, ``[n]``."""
-        return torch.cat([self.outputs(x, chunk.to(x["a"].device)) for chunk in self._test[rows].split(CHUNK)])
+        return torch.cat(
+            [self.outputs(x, chunk.to(x["a"].device)) for chunk in self._test[rows].split(CHUNK)]
+        )

@@ -32,7 +32,10 @@ def maximize_on_ball(Q: np.ndarray, c: np.ndarray, radius: float) -> tuple[float
     # Components below eps² are rounding of 0: dropped, they change the value by less than its last bit.
     beta[np.abs(beta) <= np.finfo(float).eps ** 2 * np.abs(beta).max(initial=0.0)] = 0.0
     least = max(0.0, q[-1])
-    gap, active = least - q, beta != 0  # gap of the leading eigenvalue is exactly 0 where Q has a positive one
+    gap, active = (
+        least - q,
+        beta != 0,
+    )  # gap of the leading eigenvalue is exactly 0 where Q has a positive one
     excess = _secular(beta[active], gap[active], radius)
     v = np.zeros_like(beta)
     v[active] = beta[active] / (gap[active] + excess)
@@ -67,5 +70,7 @@ def _checked(Q, c, radius: float) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"radius must be positive, got {radius}")
     skew = np.abs(Q - Q.T).max(initial=0.0)
     if skew > 1e-12 * np.abs(Q).max(initial=0.0):
-        raise ValueError(f"Q must be symmetric, its entries differ from the transposed ones by up to {skew:g}")
+        raise ValueError(
+            f"Q must be symmetric, its entries differ from the transposed ones by up to {skew:g}"
+        )
     return Q, c

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.core.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
+from mpifed.core.settings import problem_settings
 from mpifed.core.streams import Stream
 
 __all__ = ["WGAN"]
@@ -33,9 +33,12 @@ class WGAN(Minimax):
     lam: float = Field(default=0.01, gt=0, description="regularisation λ of φ; 004 takes .001, .005, .01")
     mean: float = Field(default=0.0, description="mean μ̂ of the real data")
     std: float = Field(default=0.1, gt=0, description="standard deviation σ̂ of each client's real data")
-    s: float = Field(default=0.0, ge=0, description="heterogeneity: standard deviation of the clients' means μ_k")
+    s: float = Field(
+        default=0.0, ge=0, description="heterogeneity: standard deviation of the clients' means μ_k"
+    )
     latent: Literal["paired", "fresh"] = Field(
-        default="paired", description="z of the generator: the one behind the real datum, or an independent one"
+        default="paired",
+        description="z of the generator: the one behind the real datum, or an independent one",
     )
 
     source = "004, section 4.1"
@@ -50,7 +53,10 @@ class WGAN(Minimax):
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """Standard normal μ and φ, and σ the absolute value of a standard normal number."""
         mu, sigma, *phi = rng.standard_normal(4)
-        return {"x": torch.tensor([mu, abs(sigma)], dtype=torch.float64), "y": torch.tensor(phi, dtype=torch.float64)}
+        return {
+            "x": torch.tensor([mu, abs(sigma)], dtype=torch.float64),
+            "y": torch.tensor(phi, dtype=torch.float64),
+        }
 
     def client_size(self, client: int) -> int:
         """1: clients draw their samples, so all count alike."""

@@ -50,7 +50,10 @@ def holdings(config: Config) -> Holdings:
     found = problem.class_counts()
     if found is None and not problem.client_data(0):
         raise ConfigError(f"{type(problem).__name__} makes its samples as it goes: clients hold no data")
-    counts, names = found or (np.array([[problem.client_size(client)] for client in range(problem.clients)]), ["samples"])
+    counts, names = found or (
+        np.array([[problem.client_size(client)] for client in range(problem.clients)]),
+        ["samples"],
+    )
     return Holdings(title(config.table()), counts, names)
 
 
@@ -86,7 +89,11 @@ def print_holdings(held: Holdings, console: Console | None = None) -> None:
     columns = held.names if wide else ["classes", "largest class %"] if len(held.names) > 1 else []
     for column in ("client", "samples", *columns):
         table.add_column(column, justify="right", overflow="fold")
-    shown = range(len(counts)) if len(counts) <= ROWS else [*range(ROWS // 2), *range(len(counts) - ROWS // 2, len(counts))]
+    shown = (
+        range(len(counts))
+        if len(counts) <= ROWS
+        else [*range(ROWS // 2), *range(len(counts) - ROWS // 2, len(counts))]
+    )
     for place, client in enumerate(shown):
         if place and client != shown[place - 1] + 1:
             table.add_row("...")
@@ -106,15 +113,23 @@ def draw(held: Holdings, file: Path | BinaryIO) -> None:
     """Write a PNG, to a path or an open file, with one bar a client, stacked from its samples of each class."""
     counts = held.counts
     clients, classes = counts.shape
-    figure = Figure(figsize=(min(14, 5 + 0.25 * clients), 4.5), dpi=150, layout="constrained", facecolor="white")
+    figure = Figure(
+        figsize=(min(14, 5 + 0.25 * clients), 4.5), dpi=150, layout="constrained", facecolor="white"
+    )
     axes = figure.subplots()
-    colours = colormaps["tab10" if classes <= 10 else "turbo"].resampled(max(classes, 10 if classes <= 10 else 1))
+    colours = colormaps["tab10" if classes <= 10 else "turbo"].resampled(
+        max(classes, 10 if classes <= 10 else 1)
+    )
     tops = np.concatenate([np.zeros((clients, 1), int), np.cumsum(counts, axis=1)], axis=1)
     left, right = np.arange(clients) - 0.4, np.arange(clients) + 0.4
-    for k, name in enumerate(held.names):  # one collection a class: a patch a bar would take minutes for large jobs
+    for k, name in enumerate(
+        held.names
+    ):  # one collection a class: a patch a bar would take minutes for large jobs
         low, high = tops[:, k], tops[:, k + 1]
         corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)
-        axes.add_collection(PolyCollection(corners, facecolors=[colours(k)], linewidths=0, label=name.replace("$", r"\$")))
+        axes.add_collection(
+            PolyCollection(corners, facecolors=[colours(k)], linewidths=0, label=name.replace("$", r"\$"))
+        )
     axes.set_xlim(-0.7, clients - 0.3)
     axes.set_ylim(0, 1.04 * max(tops[:, -1].max(), 1))
     axes.xaxis.set_major_locator(MaxNLocator(min(clients + 1, 20), steps=[1, 2, 5, 10], integer=True))
@@ -122,8 +137,12 @@ def draw(held: Holdings, file: Path | BinaryIO) -> None:
     axes.title.set(fontsize=9, wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
     if 1 < classes <= COLUMNS:
-        figure.legend(*(part[::-1] for part in axes.get_legend_handles_labels()), title="class", loc="outside right center",
-                      frameon=False)
+        figure.legend(
+            *(part[::-1] for part in axes.get_legend_handles_labels()),
+            title="class",
+            loc="outside right center",
+            frameon=False,
+        )
     elif classes > 1:
         figure.colorbar(ScalarMappable(Normalize(0, classes - 1), colours), ax=axes, label="class")
     figure.savefig(file, format="png")

@@ -16,7 +16,18 @@ import numpy as np
 from mpifed.core.settings import flatten, near_miss
 from mpifed.storage.results import RunData
 
-__all__ = ["Spread", "Curve", "Setting", "Rule", "settings_of", "best", "differing", "columns", "labels", "metrics_of"]
+__all__ = [
+    "Spread",
+    "Curve",
+    "Setting",
+    "Rule",
+    "settings_of",
+    "best",
+    "differing",
+    "columns",
+    "labels",
+    "metrics_of",
+]
 
 #: The settings of [run] that can change a result or its speed; the others say where files lie and how often they are written.
 _EXECUTION = ("device", "dtype", "executor", "matrices", "placement", "reduction", "transport")
@@ -64,7 +75,9 @@ class Setting:
     @property
     def metrics(self) -> list[str]:
         """The metrics that all runs have."""
-        return [name for name in self.runs[0].metrics if all(len(run.metrics.get(name, ())) for run in self.runs)]
+        return [
+            name for name in self.runs[0].metrics if all(len(run.metrics.get(name, ())) for run in self.runs)
+        ]
 
     def maximises(self, metric: str) -> bool:
         """Whether more of the metric is better."""
@@ -84,7 +97,9 @@ class Setting:
         rounds = np.unique(np.concatenate(taken))
         rounds = rounds[rounds <= min(own[-1] for own in taken)]
         with np.errstate(all="ignore"):  # of values that diverge
-            values = np.stack([np.interp(rounds, run.metric_rounds, run.metrics[metric]) for run in self.runs])
+            values = np.stack(
+                [np.interp(rounds, run.metric_rounds, run.metrics[metric]) for run in self.runs]
+            )
             values[~np.isfinite(values)] = np.nan
             deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(len(rounds), np.nan)
             return Curve(rounds, values.mean(axis=0), deviation)
@@ -117,14 +132,21 @@ class Rule:
         known = metrics_of(settings)
         if self.metric is not None and self.metric not in known:
             raise ValueError(f"no run has the metric {self.metric!r}: {near_miss(self.metric, known)}")
-        own = {key.removeprefix("algorithm.") for one in settings for key in one.settings if key.startswith("algorithm.")}
+        own = {
+            key.removeprefix("algorithm.")
+            for one in settings
+            for key in one.settings
+            if key.startswith("algorithm.")
+        }
         for name in self.each:
             if name not in own:
                 raise ValueError(f"no method has the setting {name!r}: {near_miss(name, sorted(own))}")
 
     def value(self, run: RunData, metric: str) -> float:
         """A run's figure; NaN where it has diverged."""
-        return np.nan if run.diverged else final(run, metric) if self.by == "final" else best_value(run, metric)
+        return (
+            np.nan if run.diverged else final(run, metric) if self.by == "final" else best_value(run, metric)
+        )
 
     def rank(self, setting: Setting) -> tuple[int, float]:
         """Less is better: runs without a finite figure, then the mean figure, with its sign turned if more is better."""
@@ -152,8 +174,10 @@ class Rule:
             more = any(one.maximises(metric) for one in settings if metric in one.metrics)
             goals.append(f"the {'largest' if more else 'smallest'} {self.by} {metric}")
         which = "at the last evaluation" if self.by == "final" else "at the run's best evaluation"
-        return (f"The best setting of a method has the fewest runs that end in non-finite values, then {' or '.join(goals)} "
-                f"({which}; mean over the seeds).")
+        return (
+            f"The best setting of a method has the fewest runs that end in non-finite values, then {' or '.join(goals)} "
+            f"({which}; mean over the seeds)."
+        )
 
 
 def final(run: RunData, metric: str) -> float:
@@ -228,7 +252,10 @@ def labels(settings: Sequence[Setting]) -> list[str]:
         apart = differing([other for other in settings if other.name == one.name])
         words = [_word(key, one.settings[key], apart) for key in apart if key in one.settings]
         result.append(", ".join([one.name, *words]))
-    return [f"{label} ({one.runs[0].folder.name})" if result.count(label) > 1 else label for one, label in zip(settings, result)]
+    return [
+        f"{label} ({one.runs[0].folder.name})" if result.count(label) > 1 else label
+        for one, label in zip(settings, result)
+    ]
 
 
 def _word(key: str, value: object, keys: Sequence[str]) -> str:

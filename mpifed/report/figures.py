@@ -46,7 +46,9 @@ class Axis:
 
     def scale(self, settings: Sequence[Setting]) -> tuple[float, str]:
         """Divisor and label that suit the largest cost of the runs."""
-        largest = max(np.max(self.of(run, run.metric_rounds), initial=0) for one in settings for run in one.runs)
+        largest = max(
+            np.max(self.of(run, run.metric_rounds), initial=0) for one in settings for run in one.runs
+        )
         size, name = next((unit for unit in reversed(self.units) if largest >= 2 * unit[0]), self.units[0])
         return size, f"{self.label} ({name})" if name else self.label
 
@@ -55,7 +57,9 @@ _TIME = ((1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h"))
 #: What a metric is drawn against. Bytes are those that federated clients would send and receive.
 AXES = (
     Axis("rounds", ("round",)),
-    Axis("oracle calls", ("oracle_calls",), ((1, ""), (1e3, "thousands"), (1e6, "millions"), (1e9, "billions"))),
+    Axis(
+        "oracle calls", ("oracle_calls",), ((1, ""), (1e3, "thousands"), (1e6, "millions"), (1e9, "billions"))
+    ),
     Axis("bytes, up + down", ("bytes_up", "bytes_down"), ((1, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"))),
     Axis("wall time without evaluation", ("seconds",), _TIME),
     Axis("federated wall time", ("federated_seconds",), _TIME, optional=True),
@@ -91,7 +95,11 @@ def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = N
         ValueError: no setting has the metric, or none has any.
     """
     metrics = metrics_of(settings)
-    expect(metrics if metric is None else metric in metrics, f"a metric of these runs ({', '.join(metrics)})", metric)
+    expect(
+        metrics if metric is None else metric in metrics,
+        f"a metric of these runs ({', '.join(metrics)})",
+        metric,
+    )
     metrics = metrics if metric is None else [metric]
     names = [name.replace("$", r"\$") for name in labels(settings)]
     columns = max(1, min(len(names), 150 // (max(map(len, names)) + 10)))
@@ -107,7 +115,9 @@ def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = N
     for cell, axis in zip(grid[-1], axes):
         cell.set_xlabel(axis.scale(settings)[1], fontsize=10)
     handles = [Line2D([], [], **_style(number)) for number in range(len(settings))]
-    figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3)
+    figure.legend(
+        handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3
+    )
     figure.align_ylabels(grid[:, 0])
     figure.savefig(path, format="png")
 
@@ -115,7 +125,9 @@ def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = N
 def panels(settings: Sequence[Setting], metric: str, axis: Axis) -> dict[str, bytes]:
     """One metric against one axis: an SVG for each of :func:`scales`, without a legend, its text in a font of the reader."""
     figure = Figure(figsize=(7.2, 4), facecolor="white")
-    cell = figure.subplots(gridspec_kw=dict(left=0.14, right=0.98, bottom=0.14, top=0.97))  # as good as fitted, in half the time
+    cell = figure.subplots(
+        gridspec_kw=dict(left=0.14, right=0.98, bottom=0.14, top=0.97)
+    )  # as good as fitted, in half the time
     _draw(cell, settings, metric, axis, POINTS)
     cell.set_xlabel(axis.scale(settings)[1], fontsize=11)
     cell.set_ylabel(metric, fontsize=11)
@@ -124,7 +136,9 @@ def panels(settings: Sequence[Setting], metric: str, axis: Axis) -> dict[str, by
         for scale in scales(settings, metric):
             _set_scale(cell, settings, metric, scale)
             with io.BytesIO() as file:
-                figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+                figure.savefig(
+                    file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+                )
                 texts[scale] = file.getvalue()
     return texts
 
@@ -147,7 +161,9 @@ def _draw(cell, settings: Sequence[Setting], metric: str, axis: Axis, points: in
         cell.plot(across, heights, marker="o", markersize=5, markevery=alone, **style)
         if len(setting.runs) > 1:
             around = np.where(curve.deviation < DIVERGED, curve.deviation, np.nan)
-            cell.fill_between(across, heights - around, heights + around, color=style["color"], alpha=0.16, linewidth=0)
+            cell.fill_between(
+                across, heights - around, heights + around, color=style["color"], alpha=0.16, linewidth=0
+            )
     cell.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis.columns == ("round",)))
     cell.set_axisbelow(True)
     cell.grid(True, which="major", color="0.88", linewidth=0.8)
@@ -160,7 +176,9 @@ def _set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> No
     cell.set_yscale(scale)
     cell.autoscale(axis="y")
     if scale == "log":
-        least = min(np.nanmin(one.curve(metric).mean, initial=np.inf) for one in settings if metric in one.metrics)
+        least = min(
+            np.nanmin(one.curve(metric).mean, initial=np.inf) for one in settings if metric in one.metrics
+        )
         cell.set_ylim(bottom=max(cell.get_ylim()[0], least / 3))
 
 

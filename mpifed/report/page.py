@@ -10,12 +10,12 @@ from importlib import resources
 
 from jinja2 import Environment, StrictUndefined
 
+from mpifed.core.settings import flatten
+from mpifed.report.client_samples import Holdings, draw, title
 from mpifed.report.comparison import Rule, Setting, Spread, columns, labels, metrics_of
 from mpifed.report.figures import STYLES, axes_of, panels
-from mpifed.report.client_samples import Holdings, draw, title
-from mpifed.core.settings import flatten
-from mpifed.storage.results import RunData
 from mpifed.report.tables import cell, cost_rows, run_names, run_rows, setting_rows
+from mpifed.storage.results import RunData
 
 __all__ = ["page"]
 
@@ -54,30 +54,51 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
         settings: everything that was run.
         chosen: the best setting of every method.
     """
-    runs, apart, choosing = [run for one in settings for run in one.runs], columns(settings), len(chosen) < len(settings)
+    runs, apart, choosing = (
+        [run for one in settings for run in one.runs],
+        columns(settings),
+        len(chosen) < len(settings),
+    )
     common, own = _configs(runs)
     shows = {"best": chosen} | ({"every": settings} if choosing and len(settings) <= len(STYLES) else {})
     tables = {
         "best": _table(setting_rows(chosen, rule, apart)) if len(runs) > len(chosen) else None,
-        "settings": _table(setting_rows(settings, rule, apart), [one in chosen for one in settings]) if choosing else None,
+        "settings": _table(setting_rows(settings, rule, apart), [one in chosen for one in settings])
+        if choosing
+        else None,
         "runs": _table(run_rows(settings, rule, costs=False)),
         "costs": _table(cost_rows(chosen)),
-        "files": _table(_files(runs)), "places": _table(_places(runs)), "versions": _table(_versions(runs)), "own": _table(own),
+        "files": _table(_files(runs)),
+        "places": _table(_places(runs)),
+        "versions": _table(_versions(runs)),
+        "own": _table(own),
     }
     text = resources.files("mpifed.report").joinpath("templates/report.html").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return environment.from_string(text).render(
-        heading=_heading(settings), counts=_counts(settings, runs), rule=rule.describe(settings),
-        figures=_figures(shows), metrics=[(one, one) for one in metrics_of(settings)],
-        axes=[(axis.label, axis.label) for axis in axes_of(settings)], shows={name: _legend(own) for name, own in shows.items()},
-        tables=tables, choosing=choosing, several=len(runs) > 1, glossary=_glossary(tables), holdings=_holdings(settings),
+        heading=_heading(settings),
+        counts=_counts(settings, runs),
+        rule=rule.describe(settings),
+        figures=_figures(shows),
+        metrics=[(one, one) for one in metrics_of(settings)],
+        axes=[(axis.label, axis.label) for axis in axes_of(settings)],
+        shows={name: _legend(own) for name, own in shows.items()},
+        tables=tables,
+        choosing=choosing,
+        several=len(runs) > 1,
+        glossary=_glossary(tables),
+        holdings=_holdings(settings),
         common=common,
     )
 
 
 def _heading(settings: Sequence[Setting]) -> str:
     methods = list(dict.fromkeys(one.name for one in settings))
-    problems = list(dict.fromkeys(str(one.settings.get("problem.name", "")).rpartition(":")[2] for one in settings))
+    problems = list(
+        dict.fromkeys(str(one.settings.get("problem.name", "")).rpartition(":")[2] for one in settings)
+    )
     return ", ".join(methods) + (f" on {', '.join(problems)}" if any(problems) else "")
 
 
@@ -87,7 +108,10 @@ def _counts(settings: Sequence[Setting], runs: Sequence[RunData]) -> str:
         return runs[0].stopped or "not finished"
     numbers = {"run": len(runs), "setting": len(settings), "method": len({one.name for one in settings})}
     words = [f"{number} {name}{'' if number == 1 else 's'}" for name, number in numbers.items()]
-    ends = {"ended in non-finite values": sum(run.diverged for run in runs), "not finished": sum(not run.stopped for run in runs)}
+    ends = {
+        "ended in non-finite values": sum(run.diverged for run in runs),
+        "not finished": sum(not run.stopped for run in runs),
+    }
     words += [f"{number} {name}" for name, number in ends.items() if number]
     return ", ".join(words)
 
@@ -96,8 +120,10 @@ def _figures(shows: dict[str, Sequence[Setting]]) -> list[dict]:
     """Every combination of settings shown, metric, axis and scale as an image; the first of each metric has its better scale."""
     return [
         {"show": show, "metric": metric, "axis": axis.label, "scale": scale, "image": _uri(text, "svg+xml")}
-        for show, own in shows.items() for metric in metrics_of(own)
-        for axis in axes_of(own) for scale, text in panels(own, metric, axis).items()
+        for show, own in shows.items()
+        for metric in metrics_of(own)
+        for axis in axes_of(own)
+        for scale, text in panels(own, metric, axis).items()
     ]
 
 
@@ -121,8 +147,15 @@ def _table(rows: Sequence[dict], marks: Sequence[bool] = ()) -> dict | None:
     texts, kinds = [[cell(column, value) for column, value in row.items()] for row in rows], []
     for number, column in enumerate(rows[0]):
         numeric = any(isinstance(row[column], int | float | Spread) for row in rows)
-        kinds.append("number" if numeric else "long" if max(len(row[number]) for row in texts) > LONG else "short")
-    return {"columns": list(rows[0]), "kinds": kinds, "rows": texts, "marks": list(marks) or [False] * len(rows)}
+        kinds.append(
+            "number" if numeric else "long" if max(len(row[number]) for row in texts) > LONG else "short"
+        )
+    return {
+        "columns": list(rows[0]),
+        "kinds": kinds,
+        "rows": texts,
+        "marks": list(marks) or [False] * len(rows),
+    }
 
 
 def _glossary(tables: dict[str, dict | None]) -> dict[str, str]:
@@ -130,9 +163,16 @@ def _glossary(tables: dict[str, dict | None]) -> dict[str, str]:
     found = {name: tables[name]["columns"] for name in ("best", "settings", "runs", "costs") if tables[name]}
     columns = dict.fromkeys(column for names in found.values() for column in names)
     meanings = {column: COLUMNS[column] for column in columns if column in COLUMNS}
-    meanings |= {f"… {word}": COLUMNS[word] for word in ("final", "best") if any(name.endswith(f" {word}") for name in columns)}
-    targets = {column: "rounds to the first evaluation at which the metric reaches the target"
-               for column in columns if column.startswith("rounds to ")}
+    meanings |= {
+        f"… {word}": COLUMNS[word]
+        for word in ("final", "best")
+        if any(name.endswith(f" {word}") for name in columns)
+    }
+    targets = {
+        column: "rounds to the first evaluation at which the metric reaches the target"
+        for column in columns
+        if column.startswith("rounds to ")
+    }
     return meanings | targets
 
 
@@ -158,9 +198,13 @@ def _files(runs: Sequence[RunData]) -> list[dict]:
 
 def _places(runs: Sequence[RunData]) -> list[dict]:
     """Where each run's results lie, and what it ran on."""
-    names = dict.fromkeys(key for run in runs for key, value in run.layout.items() if not isinstance(value, list | dict))
-    return [{"run": name, "results": str(run.path)} | {key: run.layout.get(key) for key in names}
-            for name, run in zip(run_names(runs), runs)]
+    names = dict.fromkeys(
+        key for run in runs for key, value in run.layout.items() if not isinstance(value, list | dict)
+    )
+    return [
+        {"run": name, "results": str(run.path)} | {key: run.layout.get(key) for key in names}
+        for name, run in zip(run_names(runs), runs)
+    ]
 
 
 def _versions(runs: Sequence[RunData]) -> list[dict]:
@@ -178,5 +222,8 @@ def _configs(runs: Sequence[RunData]) -> tuple[dict[str, str], list[dict]]:
     keys = dict.fromkeys(key for config in configs for key in config)
     apart = [key for key in keys if len({config.get(key) for config in configs}) > 1]
     common = {key: configs[0][key] for key in keys if key not in apart}
-    own = [{"run": name} | {key: config.get(key) for key in apart} for name, config in zip(run_names(runs), configs)]
+    own = [
+        {"run": name} | {key: config.get(key) for key in apart}
+        for name, config in zip(run_names(runs), configs)
+    ]
     return common, own if apart else []

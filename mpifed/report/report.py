@@ -11,8 +11,8 @@ from rich.text import Text
 from mpifed.report.comparison import Rule, Setting, best, columns, metrics_of, settings_of
 from mpifed.report.figures import curves
 from mpifed.report.page import page
-from mpifed.storage.results import find_runs, load
 from mpifed.report.tables import cost_rows, print_table, run_rows, setting_rows, to_csv
+from mpifed.storage.results import find_runs, load
 
 __all__ = ["report"]
 

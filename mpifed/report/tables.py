@@ -18,7 +18,16 @@ from rich.text import Text
 from mpifed.report.comparison import Rule, Setting, Spread, best_value, columns, final, labels, metrics_of
 from mpifed.storage.results import RunData
 
-__all__ = ["describe_memory", "run_rows", "setting_rows", "cost_rows", "run_names", "cell", "to_csv", "print_table"]
+__all__ = [
+    "describe_memory",
+    "run_rows",
+    "setting_rows",
+    "cost_rows",
+    "run_names",
+    "cell",
+    "to_csv",
+    "print_table",
+]
 
 
 def run_names(runs: Sequence[RunData]) -> list[str]:
@@ -57,7 +66,10 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
 
 def _costs(run: RunData, runs: Sequence[RunData]) -> dict:
     """Total costs of a run; columns that are empty for all runs are left out."""
-    last = {name: values[-1].item() if "seconds" in name else int(values[-1]) for name, values in run.costs.items()}
+    last = {
+        name: values[-1].item() if "seconds" in name else int(values[-1])
+        for name, values in run.costs.items()
+    }
     busy = last["compute_seconds"] + last["communication_seconds"]
     row = {"oracle calls": last["oracle_calls"], "bytes": last["bytes_up"] + last["bytes_down"]}
     row |= {"wire bytes": last["wire_bytes"], "seconds": last["seconds"]}
@@ -82,8 +94,12 @@ def setting_rows(settings: Sequence[Setting], rule: Rule, apart: Sequence[str]) 
         row |= {"not finished": sum(not run.stopped for run in one.runs)}
         for metric in metrics_of(settings):
             has = metric in one.metrics
-            row[f"{metric} final"] = one.spread(lambda run: Rule(by="final").value(run, metric)) if has else None
-            row[f"{metric} best"] = one.spread(lambda run: Rule(by="best").value(run, metric)) if has else None
+            row[f"{metric} final"] = (
+                one.spread(lambda run: Rule(by="final").value(run, metric)) if has else None
+            )
+            row[f"{metric} best"] = (
+                one.spread(lambda run: Rule(by="best").value(run, metric)) if has else None
+            )
         if rule.target is not None:
             metric = rule.metric_of(one)
             taken = [rounds for run in one.runs if (rounds := rule.rounds_to_target(run, metric)) is not None]
@@ -97,10 +113,22 @@ def cost_rows(settings: Sequence[Setting]) -> list[dict]:
     clocked = any(run.costs["federated_seconds"].any() for one in settings for run in one.runs)
     rows = []
     for one, name in zip(settings, labels(settings)):
-        total = {column: np.mean([run.costs[column][-1] for run in one.runs]).item() for column in one.runs[0].costs}
+        total = {
+            column: np.mean([run.costs[column][-1] for run in one.runs]).item()
+            for column in one.runs[0].costs
+        }
         busy = total["compute_seconds"] + total["communication_seconds"]
-        row = {"setting": name, "rounds": total["round"], "oracle calls": total["oracle_calls"], "phases": total["phases"]}
-        row |= {"bytes up": total["bytes_up"], "bytes down": total["bytes_down"], "wire bytes": total["wire_bytes"]}
+        row = {
+            "setting": name,
+            "rounds": total["round"],
+            "oracle calls": total["oracle_calls"],
+            "phases": total["phases"],
+        }
+        row |= {
+            "bytes up": total["bytes_up"],
+            "bytes down": total["bytes_down"],
+            "wire bytes": total["wire_bytes"],
+        }
         row |= {"seconds": total["seconds"]}
         row |= {"federated seconds": total["federated_seconds"] or None} if clocked else {}
         row |= {"communication %": 100 * total["communication_seconds"] / busy if busy > 0 else math.nan}
@@ -123,7 +151,9 @@ def cell(column: str, value) -> str:
         return f"{value:.3g} s" if value < 99.5 else str(timedelta(seconds=round(value)))
     if column in {"rounds", "oracle calls", "phases"}:
         return f"{value:,.0f}"
-    if isinstance(value, float) and "." not in column:  # a dotted column is a setting, shown as it was written
+    if (
+        isinstance(value, float) and "." not in column
+    ):  # a dotted column is a setting, shown as it was written
         return format(value, ".1f" if column == "communication %" else ".4g")
     return str(value)
 
@@ -136,7 +166,9 @@ def to_csv(rows: Sequence[dict], path: str | Path) -> None:
         for column, value in row.items():
             spread = any(isinstance(other[column], Spread) for other in rows)
             mean, deviation = value if isinstance(value, Spread) else (value, None)
-            flat[-1] |= {f"{column} mean": mean, f"{column} deviation": deviation} if spread else {column: value}
+            flat[-1] |= (
+                {f"{column} mean": mean, f"{column} deviation": deviation} if spread else {column: value}
+            )
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(flat[0]))
         writer.writeheader()
@@ -157,7 +189,11 @@ def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
     def page(columns: Sequence[str]) -> Table:
         grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in (first, *columns):
-            layout = dict(max_width=30, overflow="fold") if column in {first, "stopped"} else dict(justify="right", no_wrap=True)
+            layout = (
+                dict(max_width=30, overflow="fold")
+                if column in {first, "stopped"}
+                else dict(justify="right", no_wrap=True)
+            )
             grid.add_column(Text(column.replace(" ", "\n")), vertical="top", **layout)
         for row in rows:
             grid.add_row(*(Text(cell(column, row[column])) for column in (first, *columns)))

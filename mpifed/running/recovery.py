@@ -86,7 +86,8 @@ def surviving(comm: SerialComm, wanted: str) -> SerialComm:
         "there is one process only": comm.size == 1,
         f"it needs Open MPI 5, this is {comm.mpi}": "Open MPI v5" not in comm.mpi,
         "the job was not started by `mpirun --with-ft ulfm`": os.environ.get(FAULT_TOLERANT) != "1",
-        "the ranks are on more than one node, where recovery has been seen to hang": comm.local_size < comm.size,
+        "the ranks are on more than one node, where recovery has been seen to hang": comm.local_size
+        < comm.size,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
     agree(comm, reason and f'run.on_rank_failure = "shrink" cannot be had: {reason} (options: abort, shrink)')
@@ -110,5 +111,8 @@ def carry_on(comm: SerialComm, attempt: Callable[[SerialComm], object]):
         if comm.size == before:
             raise failure or RuntimeError("another rank has met an error of MPI, and no rank has died")
         if comm.rank == 0:
-            print(f"mpifed: {before - comm.size} of {before} ranks died: going on with {comm.size} from the newest checkpoint",
-                  file=sys.stderr, flush=True)
+            print(
+                f"mpifed: {before - comm.size} of {before} ranks died: going on with {comm.size} from the newest checkpoint",
+                file=sys.stderr,
+                flush=True,
+            )

@@ -11,17 +11,28 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.storage import checkpoint
-from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
 from mpifed.config.job import Config, override
-from mpifed.storage.folder import Folder
-from mpifed.core.settings import flatten
-from mpifed.simulation.provenance import expect_same
-from mpifed.storage.recorder import Recorder, ending
 from mpifed.core.records import State
+from mpifed.core.settings import flatten
+from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
+from mpifed.simulation.provenance import expect_same
 from mpifed.simulation.simulation import NON_FINITE, Simulation
+from mpifed.storage import checkpoint
+from mpifed.storage.folder import Folder
+from mpifed.storage.recorder import Recorder, ending
 
-__all__ = ["Saved", "find_saved", "choose", "newest", "changed", "records", "sizes", "take_up", "complete", "is_done"]
+__all__ = [
+    "Saved",
+    "find_saved",
+    "choose",
+    "newest",
+    "changed",
+    "records",
+    "sizes",
+    "take_up",
+    "complete",
+    "is_done",
+]
 
 #: Sections that may change from one start of a job to the next: they say how and how long it runs, not what it computes.
 _FREE = ("rounds", "stop", "run")
@@ -63,13 +74,17 @@ def choose(folder: Folder, config: Config, resume: str) -> Saved | None:
     path, overwrite = folder.path, config.run.overwrite
     if not folder.ours and (resume == "never" or (resume == "auto" and overwrite)):
         if folder.results() and not overwrite:
-            raise ValueError(f"{path} holds a run already: continue it with --resume auto, choose another run.out, or set run.overwrite=true")
+            raise ValueError(
+                f"{path} holds a run already: continue it with --resume auto, choose another run.out, or set run.overwrite=true"
+            )
         return None
     if not folder.checkpoints():
         if resume == "must":
             raise ValueError(f"there is no checkpoint in {path} to continue from (--resume must)")
         if folder.results():
-            raise ValueError(f"{path} holds a run already, and no checkpoint to continue it from: choose another run.out, or set run.overwrite=true")
+            raise ValueError(
+                f"{path} holds a run already, and no checkpoint to continue it from: choose another run.out, or set run.overwrite=true"
+            )
         return None
     saved = _sound(folder)
     other = _differences(saved.header["config"], config.table())
@@ -97,7 +112,10 @@ def newest(folder: Folder) -> Saved:
 def _sound(folder: Folder) -> Saved:
     path, header, arrays, complaints = checkpoint.newest(folder.path)
     if path is None:
-        raise ValueError(f"none of the checkpoints in {folder.path} can be used; run.overwrite=true starts over:\n" + "\n".join(complaints))
+        raise ValueError(
+            f"none of the checkpoints in {folder.path} can be used; run.overwrite=true starts over:\n"
+            + "\n".join(complaints)
+        )
     for line in complaints:
         print(f"mpifed: warning: {line}", file=sys.stderr)
     return Saved(header, path, arrays)
@@ -129,20 +147,28 @@ def is_done(folder: Folder, config: Config) -> bool:
     if stopped.startswith(NON_FINITE):
         return not _differences(old, config.table())
     path, header, _, _ = checkpoint.newest(folder.path)
-    return bool(path and not _differences(header["config"], config.table()) and complete(Saved(header), config))
+    return bool(
+        path and not _differences(header["config"], config.table()) and complete(Saved(header), config)
+    )
 
 
 def _check_rounds(saved: Saved, config: Config) -> None:
     """Raises:
-        ValueError: the saved run is past the last round asked for.
+    ValueError: the saved run is past the last round asked for.
     """
     if saved.header["round"] > config.rounds:
-        raise ValueError(f"{config.run.out} is at round {saved.header['round']} already: rounds = {config.rounds} lies behind")
+        raise ValueError(
+            f"{config.run.out} is at round {saved.header['round']} already: rounds = {config.rounds} lies behind"
+        )
 
 
 def records(simulation: Simulation) -> dict[str, State]:
     """The records that a checkpoint holds as a whole; ``clients`` goes row by row."""
-    return {"shared": simulation.shared, "coordinator": simulation.coordinator.moments, "output": simulation.output}
+    return {
+        "shared": simulation.shared,
+        "coordinator": simulation.coordinator.moments,
+        "output": simulation.output,
+    }
 
 
 def sizes(simulation: Simulation) -> dict:
@@ -161,7 +187,9 @@ def take_up(saved: Saved, simulation: Simulation, recorder: Recorder, comm: Seri
     expect_same(saved.header["data"], simulation.problem.files)
     there, here = saved.header["sizes"], sizes(simulation)
     if there != here:
-        raise CollectiveError(f"the checkpoint does not fit these settings: its state is {there}, theirs {here}")
+        raise CollectiveError(
+            f"the checkpoint does not fit these settings: its state is {there}, theirs {here}"
+        )
     dtype = np.dtype(simulation.config.run.dtype)
     for name, state in records(simulation).items():
         array = saved.arrays[name] if comm.rank == 0 else np.empty(state.buffer.numel(), dtype)
@@ -189,8 +217,16 @@ def complete(saved: Saved, config: Config) -> str:
 
 def _differences(old: dict, new: dict) -> list[str]:
     """What two jobs' settings disagree on, but for how and how long they run."""
-    flat = [flatten({key: value for key, value in table.items() if key not in _FREE} | {"run.dtype": table["run"]["dtype"]})
-            for table in (old, new)]
+    flat = [
+        flatten(
+            {key: value for key, value in table.items() if key not in _FREE}
+            | {"run.dtype": table["run"]["dtype"]}
+        )
+        for table in (old, new)
+    ]
     keys = dict.fromkeys([*flat[0], *flat[1]])
-    return [f"{key} is {flat[0].get(key, 'not set')} there and {flat[1].get(key, 'not set')} here"
-            for key in keys if flat[0].get(key) != flat[1].get(key)]
+    return [
+        f"{key} is {flat[0].get(key, 'not set')} there and {flat[1].get(key, 'not set')} here"
+        for key in keys
+        if flat[0].get(key) != flat[1].get(key)
+    ]

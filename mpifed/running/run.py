@@ -16,20 +16,30 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from mpifed.storage import checkpoint
-from mpifed.parallel.comm import SerialComm, agree, world
 from mpifed.config.job import Config
-from mpifed.parallel.devices import deterministic, threads
-from mpifed.storage.folder import Folder
 from mpifed.core.settings import near_miss
+from mpifed.parallel.comm import SerialComm, agree, world
+from mpifed.parallel.devices import deterministic, threads
+from mpifed.running.recovery import carry_on, surviving
+from mpifed.running.resume import (
+    Saved,
+    changed,
+    choose,
+    complete,
+    find_saved,
+    newest,
+    records,
+    sizes,
+    take_up,
+)
+from mpifed.running.signals import StopSignals
+from mpifed.running.watchdog import Watchdog
 from mpifed.simulation.provenance import digests
+from mpifed.simulation.simulation import NonFiniteError, Simulation
+from mpifed.storage import checkpoint
+from mpifed.storage.folder import Folder
 from mpifed.storage.format import COSTS, RUN_FILE
 from mpifed.storage.recorder import Recorder, ending
-from mpifed.running.resume import Saved, changed, choose, complete, find_saved, newest, records, sizes, take_up
-from mpifed.running.signals import StopSignals
-from mpifed.simulation.simulation import NonFiniteError, Simulation
-from mpifed.running.recovery import carry_on, surviving
-from mpifed.running.watchdog import Watchdog
 
 __all__ = ["Result", "run", "resume"]
 
@@ -120,8 +130,10 @@ class _Runner:
 
     def _where(self) -> str:
         done = self.simulation.round if self.simulation else 0
-        return (f"received in round {done}: the run stops after round {done + 1} at the latest, with a checkpoint, if the ranks "
-                f"live to see it; the newest is of round {self._safe}")
+        return (
+            f"received in round {done}: the run stops after round {done + 1} at the latest, with a checkpoint, if the ranks "
+            f"live to see it; the newest is of round {self._safe}"
+        )
 
     def carry_out(self, saved: Saved | None) -> Result:
         """Set up, then run from the start or from ``saved``. Collective."""
@@ -173,14 +185,22 @@ class _Runner:
                 error = self._try(lambda: self.recorder.write(self.folder.path, stopped, final))
             agree(self.comm, error)
             return self._result(stopped, final)
-        bar = tqdm(total=config.rounds, initial=simulation.round, unit="round", disable=not (rank0 and config.run.progress),
-                   desc=type(config.algorithm).__name__, dynamic_ncols=True,
-                   mininterval=0.1 if sys.stderr.isatty() else 2)
+        bar = tqdm(
+            total=config.rounds,
+            initial=simulation.round,
+            unit="round",
+            disable=not (rank0 and config.run.progress),
+            desc=type(config.algorithm).__name__,
+            dynamic_ncols=True,
+            mininterval=0.1 if sys.stderr.isatty() else 2,
+        )
         with bar:
             if fresh:
                 self.recorder.note_round()
                 stopped = self._evaluate(bar)
-                for path in self.folder.results() if rank0 else ():  # the job has been checked to the last: now overwrite
+                for path in (
+                    self.folder.results() if rank0 else ()
+                ):  # the job has been checked to the last: now overwrite
                     path.unlink()
             while not stopped:
                 stopped = self._round(bar)
@@ -196,7 +216,9 @@ class _Runner:
         simulation, config = self.simulation, self.config
         if simulation.round >= config.rounds:
             return f"all {config.rounds} rounds done"
-        late = config.stop.seconds is not None and self.comm.rank == 0 and self._elapsed() >= config.stop.seconds
+        late = (
+            config.stop.seconds is not None and self.comm.rank == 0 and self._elapsed() >= config.stop.seconds
+        )
         control = simulation.step(LATE * late + ASKED * bool(self.signals.requested))
         self._asked, out_of_time = control >= ASKED, control % ASKED == LATE
         self.recorder.note_round()
@@ -233,7 +255,9 @@ class _Runner:
                     error = f"stop.metric = {stop.metric!r} is no metric of this problem: {near_miss(stop.metric, values)}"
                 else:
                     value = values[stop.metric]
-                    reached[0] = value >= stop.at_least if stop.at_least is not None else value <= stop.at_most
+                    reached[0] = (
+                        value >= stop.at_least if stop.at_least is not None else value <= stop.at_most
+                    )
         agree(self.comm, error)
         self.comm.bcast_(reached)
         self.watchdog.beat(simulation.round)
@@ -252,14 +276,22 @@ class _Runner:
         self.watchdog.beat(simulation.round, "checkpoint")
         self.recorder.gather()
         header, arrays = self.recorder.history() if self.comm.rank == 0 else ({}, {})
-        header |= {"round": simulation.round, "config": config.table(), "stopped": stopped,
-                   "client_costs": simulation.client_costs.tolist(), "sizes": sizes(simulation), "data": digests(simulation.problem.files)}
+        header |= {
+            "round": simulation.round,
+            "config": config.table(),
+            "stopped": stopped,
+            "client_costs": simulation.client_costs.tolist(),
+            "sizes": sizes(simulation),
+            "data": digests(simulation.problem.files),
+        }
         arrays |= {name: state.buffer.cpu().numpy() for name, state in records(simulation).items()}
 
         def write():
             if config.run.checkpoint_every or self._asked:
                 rows = simulation.clients.buffer.cpu().numpy()
-                checkpoint.write(self.folder.path, config.run.keep, header, arrays, rows, self.comm, simulation.placement)
+                checkpoint.write(
+                    self.folder.path, config.run.keep, header, arrays, rows, self.comm, simulation.placement
+                )
                 self._safe, self.folder.ours = simulation.round, True
             if self.comm.rank == 0:
                 self.recorder.write(self.folder.path, stopped, final)
@@ -275,8 +307,10 @@ class _Runner:
         try:
             write()
         except (OSError, RuntimeError) as fault:  # HDF5 raises either
-            return (f"the files of round {self.simulation.round} could not be written to {self.folder.path} ({fault}); the newest "
-                    f"checkpoint is of round {self._safe}")
+            return (
+                f"the files of round {self.simulation.round} could not be written to {self.folder.path} ({fault}); the newest "
+                f"checkpoint is of round {self._safe}"
+            )
         return None
 
     def _leave(self) -> Result:

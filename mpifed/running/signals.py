@@ -98,7 +98,11 @@ class StopSignals:
             name = signal.Signals(number[0]).name
             interrupts += name == "SIGINT"
             if interrupts > 1:
-                print(f"mpifed: second SIGINT on rank {self.comm.rank}: ending at once", file=sys.stderr, flush=True)
+                print(
+                    f"mpifed: second SIGINT on rank {self.comm.rank}: ending at once",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 self.comm.abort(EXIT_INTERRUPTED)
             if not self.requested:
                 self.requested = name

@@ -29,12 +29,12 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpifed.parallel.comm import SerialComm, share
 from mpifed.config.job import Config, ConfigError, override, read_table
-from mpifed.storage.folder import Folder
+from mpifed.parallel.comm import SerialComm, share
 from mpifed.running.resume import is_done
 from mpifed.running.run import run
 from mpifed.simulation.simulation import NonFiniteError
+from mpifed.storage.folder import Folder
 
 __all__ = ["Variant", "Outcome", "expand", "variants", "taken", "sweep"]
 
@@ -71,7 +71,10 @@ def expand(choices: dict) -> list[dict]:
             else:
                 single.append({key: value})
         alternatives.append(single)
-    return [{key: value for part in parts for key, value in part.items()} for parts in itertools.product(*alternatives)]
+    return [
+        {key: value for part in parts for key, value in part.items()}
+        for parts in itertools.product(*alternatives)
+    ]
 
 
 def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
@@ -86,7 +89,9 @@ def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
     choices = table.pop("sweep", None)
     tables = choices if isinstance(choices, list) else [choices]
     if not tables or not all(isinstance(one, dict) and one for one in tables):
-        raise ConfigError(f'{path} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single run is started with `mpifed run`')
+        raise ConfigError(
+            f"{path} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single run is started with `mpifed run`"
+        )
     parts = [expand(one) for one in tables]
     if not all(parts):
         raise ConfigError("[sweep] has an empty list, which leaves no run")
@@ -103,7 +108,9 @@ def _names(combinations: list[dict]) -> list[str]:
     keys = dict.fromkeys(key for one in combinations for key in one)
     varied = [key for key in keys if len({json.dumps(one[key]) for one in combinations if key in one}) > 1]
     for chosen in (varied, list(keys)):
-        names = [_name({_short(key, chosen): one[key] for key in chosen if key in one}) for one in combinations]
+        names = [
+            _name({_short(key, chosen): one[key] for key in chosen if key in one}) for one in combinations
+        ]
         if len(set(names)) == len(names):
             break
     return names
@@ -166,7 +173,9 @@ def sweep(runs: list[Variant], comm: SerialComm) -> Outcome:
     """
     outcome = Outcome()
     for number, variant in enumerate(runs, 1):
-        if _agreed(comm, is_done(Folder(variant.config.run.out), variant.config) if comm.rank == 0 else False):
+        if _agreed(
+            comm, is_done(Folder(variant.config.run.out), variant.config) if comm.rank == 0 else False
+        ):
             outcome.before += 1
         else:
             if comm.rank == 0:

@@ -78,7 +78,9 @@ class Watchdog:
             began, pause = time.monotonic(), min(left, self.least / 2)
             if self._done.wait(pause):
                 return
-            if time.monotonic() - began > pause + self._limit:  # the process has been stopped, and is to continue or to end
+            if (
+                time.monotonic() - began > pause + self._limit
+            ):  # the process has been stopped, and is to continue or to end
                 self._deadline = time.monotonic() + self._limit
 
     def _expire(self) -> None:
@@ -107,7 +109,9 @@ class Watchdog:
     def _report(self, answers: dict[int, str]) -> str:
         ranks = range(self.comm.size)
         arrived = [rank for rank in ranks if answers.get(rank, "").startswith("waits")]
-        missing = [f"rank {rank} {answers.get(rank, 'does not answer')}" for rank in ranks if rank not in arrived]
+        missing = [
+            f"rank {rank} {answers.get(rank, 'does not answer')}" for rank in ranks if rank not in arrived
+        ]
         return (
             f"mpifed: no progress for {self._limit:.3g} s in the {self._kind} after round {self.round} (run.watchdog = {self.least:g}). "
             f"Arrived: {', '.join(map(str, arrived)) or 'none'}. Not arrived: {'; '.join(missing) or 'none'}"

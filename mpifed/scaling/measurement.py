@@ -20,11 +20,11 @@ from rich import box, filesize
 from rich.console import Console
 from rich.table import Table
 
-from mpifed.parallel.comm import SerialComm, agree
 from mpifed.config.job import Config
-from mpifed.storage.atomic import replacing
+from mpifed.parallel.comm import SerialComm, agree
 from mpifed.scaling.model import PARAMETERS, Link, Machine, fit_link, fit_rate
 from mpifed.simulation.simulation import Simulation
+from mpifed.storage.atomic import replacing
 
 __all__ = ["measure", "measure_job", "print_measurement", "write"]
 
@@ -65,14 +65,22 @@ def measure(comm: SerialComm, largest: int) -> dict:
             result[name] = {"alpha": alpha, "beta": beta, "both": both, "seconds": times}
     result["gamma"] = fit_rate(long, [_median(comm, _summing(size), 1) for size in long])
     result["allreduce"] = [_median(comm, _on(comm.allreduce_, size), _batch(size)) for size in sizes]
-    result["bcast"] = [_median(comm, _on(comm.bcast_, size), 1) for size in sizes]  # in a batch, the root would run ahead
+    result["bcast"] = [
+        _median(comm, _on(comm.bcast_, size), 1) for size in sizes
+    ]  # in a batch, the root would run ahead
     return result
 
 
 def _machine(comm: SerialComm, nodes: int) -> dict:
     return {
-        "host": platform.node(), "processor": _processor(), "cores_per_node": os.cpu_count(), "mpi": comm.mpi,
-        "ranks": comm.size, "nodes": nodes, "ranks_per_node": -(-comm.size // nodes), "load": os.getloadavg()[0],
+        "host": platform.node(),
+        "processor": _processor(),
+        "cores_per_node": os.cpu_count(),
+        "mpi": comm.mpi,
+        "ranks": comm.size,
+        "nodes": nodes,
+        "ranks_per_node": -(-comm.size // nodes),
+        "load": os.getloadavg()[0],
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -83,7 +91,10 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _buffer(size: int) -> np.ndarray:
@@ -168,13 +179,21 @@ def measure_job(comm: SerialComm, config: Config) -> dict:
     stepped = members > 0
     mine = np.zeros(4)
     if stepped.any():
-        mine[:] = [np.median(clients[stepped] / members[stepped]), np.median((whole - clients)[stepped]),
-                   np.median(calls[stepped] / members[stepped]), 1]
+        mine[:] = [
+            np.median(clients[stepped] / members[stepped]),
+            np.median((whole - clients)[stepped]),
+            np.median(calls[stepped] / members[stepped]),
+            1,
+        ]
     comm.allreduce_(mine)
     client, server, evaluations = (mine[:3] / mine[3]).tolist()
     return {
-        "config": config.table(), "client_seconds": client, "server_seconds": server, "rounds": len(rounds),
-        "gradients": evaluations, "gradient_seconds": client / evaluations if evaluations else None,
+        "config": config.table(),
+        "client_seconds": client,
+        "server_seconds": server,
+        "rounds": len(rounds),
+        "gradients": evaluations,
+        "gradient_seconds": client / evaluations if evaluations else None,
     }
 
 
@@ -214,9 +233,19 @@ def write(result: dict, path: Path) -> None:
 def print_measurement(result: dict) -> None:
     """Times next to those of the fitted model, by size; then the parameters."""
     machine = result["machine"]
-    links = {name: Link(*(result[name][key] for key in PARAMETERS)) for name in ("intra", "inter") if name in result}
+    links = {
+        name: Link(*(result[name][key] for key in PARAMETERS))
+        for name in ("intra", "inter")
+        if name in result
+    }
     intra = links.get("intra") or links["inter"]
-    model = Machine(intra, links.get("inter", intra), result["gamma"], machine["cores_per_node"], machine["ranks_per_node"])
+    model = Machine(
+        intra,
+        links.get("inter", intra),
+        result["gamma"],
+        machine["cores_per_node"],
+        machine["ranks_per_node"],
+    )
     columns = {
         f"{name}-node message": (result[name]["seconds"], lambda n, link=link: link.alpha + link.beta * n)
         for name, link in links.items()
@@ -227,18 +256,28 @@ def print_measurement(result: dict) -> None:
     for heading in ("bytes", *(text for name in columns for text in (f"{name}\nµs", "model\nµs"))):
         table.add_column(heading, justify="right")
     for row, size in enumerate(result["bytes"]):
-        cells = [f"{1e6 * value:.4g}" for times, formula in columns.values() for value in (times[row], formula(size))]
+        cells = [
+            f"{1e6 * value:.4g}"
+            for times, formula in columns.values()
+            for value in (times[row], formula(size))
+        ]
         table.add_row(filesize.decimal(size), *cells)
     console = Console(highlight=False, markup=False, width=WIDTH)
     console.print(table)
     for name, link in links.items():
         console.print(f"{name}-node: {link}")
-    console.print(f"γ = {1e9 * result['gamma']:.3g} ns/B; {machine['ranks']} ranks on {machine['nodes']} node(s) of "
-                  f"{machine['cores_per_node']} cores, load {machine['load']:.2g}")
+    console.print(
+        f"γ = {1e9 * result['gamma']:.3g} ns/B; {machine['ranks']} ranks on {machine['nodes']} node(s) of "
+        f"{machine['cores_per_node']} cores, load {machine['load']:.2g}"
+    )
     if "job" in result:
         job = result["job"]
-        console.print(f"job: {job['gradients']:.4g} gradients a client and round, "
-                      f"{1e6 * (job['gradient_seconds'] or 0):.4g} µs each; "
-                      f"{1e6 * job['server_seconds']:.4g} µs a round beside the clients")
+        console.print(
+            f"job: {job['gradients']:.4g} gradients a client and round, "
+            f"{1e6 * (job['gradient_seconds'] or 0):.4g} µs each; "
+            f"{1e6 * job['server_seconds']:.4g} µs a round beside the clients"
+        )
     if machine["ranks_per_node"] > machine["cores_per_node"]:
-        console.print("more ranks than cores: these numbers contain the waiting for a core; `mpifed scale` needs fewer ranks")
+        console.print(
+            "more ranks than cores: these numbers contain the waiting for a core; `mpifed scale` needs fewer ranks"
+        )

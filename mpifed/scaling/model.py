@@ -34,8 +34,19 @@ from mpifed.config.job import Config
 from mpifed.core.problem import as_family
 from mpifed.simulation.traffic import traffic
 
-__all__ = ["PARAMETERS", "Link", "Machine", "Work", "Prediction", "fit_link", "fit_rate", "phases_of",
-           "allreduce", "reduce", "bcast"]
+__all__ = [
+    "PARAMETERS",
+    "Link",
+    "Machine",
+    "Work",
+    "Prediction",
+    "fit_link",
+    "fit_rate",
+    "phases_of",
+    "allreduce",
+    "reduce",
+    "bcast",
+]
 
 
 @dataclass(frozen=True)
@@ -47,8 +58,10 @@ class Link:
     both: float
 
     def __str__(self) -> str:
-        return (f"α = {1e6 * self.alpha:.3g} µs, β = {1e9 * self.beta:.3g} ns/B ({1e-9 / self.beta:.3g} GB/s), "
-                f"β' = {1e9 * self.both:.3g} ns/B")
+        return (
+            f"α = {1e6 * self.alpha:.3g} µs, β = {1e9 * self.beta:.3g} ns/B ({1e-9 / self.beta:.3g} GB/s), "
+            f"β' = {1e9 * self.both:.3g} ns/B"
+        )
 
 
 #: A link's parameters in the measurement's file.
@@ -65,7 +78,9 @@ def fit_link(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
     sizes, logs = np.asarray(sizes, dtype=np.float64), np.log(np.asarray(seconds, dtype=np.float64))
     order = np.argsort(sizes)
     start = [logs[order[0]], logs[order[-1]] - np.log(sizes[order[-1]])]  # all latency, all bandwidth
-    fit = least_squares(lambda at: np.logaddexp(at[0], at[1] + np.log(sizes)) - logs, start, xtol=1e-12, ftol=1e-12)
+    fit = least_squares(
+        lambda at: np.logaddexp(at[0], at[1] + np.log(sizes)) - logs, start, xtol=1e-12, ftol=1e-12
+    )
     return tuple(np.exp(fit.x).tolist())
 
 
@@ -106,7 +121,9 @@ def reduce(ranks: int, n: float, link: Link, gamma: float) -> float:
 def bcast(ranks: int, n: float, link: Link) -> float:
     """Seconds of a Bcast of ``n`` bytes on links of one kind."""
     s, f = _steps(ranks), (ranks - 1) / ranks
-    return min(s * (link.alpha + n * link.beta), (s + ranks - 1) * link.alpha + f * n * (link.beta + link.both))
+    return min(
+        s * (link.alpha + n * link.beta), (s + ranks - 1) * link.alpha + f * n * (link.beta + link.both)
+    )
 
 
 @dataclass(frozen=True)
@@ -176,8 +193,11 @@ class Machine:
         per_rank = -(-work.clients // ranks)
         busy = min(inside, -(-work.clients // nodes))  # ranks of a node that have a client
         return Prediction(
-            ranks, nodes, per_rank,
-            compute=max(1.0, busy / self.cores) * per_rank * work.client_seconds + turns * work.server_seconds,
+            ranks,
+            nodes,
+            per_rank,
+            compute=max(1.0, busy / self.cores) * per_rank * work.client_seconds
+            + turns * work.server_seconds,
             allreduce=sum(self.allreduce(ranks, n) for n, _ in work.phases),
             bcast=sum(self.bcast(ranks, n) for _, n in work.phases if n),
         )

@@ -65,7 +65,9 @@ def rank_numbers(text: str) -> list[int]:
     """
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--ranks needs positive numbers with commas between them, e.g. 1,2,4, got {text!r}")
+        raise ConfigError(
+            f"--ranks needs positive numbers with commas between them, e.g. 1,2,4, got {text!r}"
+        )
     return [int(part) for part in parts]
 
 
@@ -77,22 +79,45 @@ def read(path: str | Path) -> dict:
     """
     try:
         measured = json.loads(Path(path).read_text())
-        links = [float(measured[name][key]) for name in ("intra", "inter") if name in measured for key in PARAMETERS]
-        sound = bool(links) and min(links) > 0 and float(measured["gamma"]) > 0 and int(measured["machine"]["cores_per_node"]) > 0
+        links = [
+            float(measured[name][key])
+            for name in ("intra", "inter")
+            if name in measured
+            for key in PARAMETERS
+        ]
+        sound = (
+            bool(links)
+            and min(links) > 0
+            and float(measured["gamma"]) > 0
+            and int(measured["machine"]["cores_per_node"]) > 0
+        )
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; it is made by `mpirun -n 2 mpifed bench comm`") from None
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}; it is made by `mpirun -n 2 mpifed bench comm`"
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is no result of `mpifed bench comm`: {type(error).__name__}: {error}") from None
+        raise ConfigError(
+            f"{path} is no result of `mpifed bench comm`: {type(error).__name__}: {error}"
+        ) from None
     if not sound:
-        raise ConfigError(f"{path} is no result of `mpifed bench comm`: it needs a link, gamma and cores_per_node")
+        raise ConfigError(
+            f"{path} is no result of `mpifed bench comm`: it needs a link, gamma and cores_per_node"
+        )
     return measured
 
 
-def machine_of(measured: dict, latency: float | None, bandwidth: float | None, ranks_per_node: int | None,
-               cores: int | None) -> tuple[Machine, list[str]]:
+def machine_of(
+    measured: dict,
+    latency: float | None,
+    bandwidth: float | None,
+    ranks_per_node: int | None,
+    cores: int | None,
+) -> tuple[Machine, list[str]]:
     """The machine to predict for, and one line on each of its numbers: where it comes from."""
     here = measured["machine"]
-    origin = f"measured on {here.get('host', 'a machine without name')}, {here.get('time', 'at an unknown time')}"
+    origin = (
+        f"measured on {here.get('host', 'a machine without name')}, {here.get('time', 'at an unknown time')}"
+    )
     inter, source = _inter(measured, latency, bandwidth, origin)
     intra = _measured_link(measured.get("intra") or measured["inter"])
     width = ranks_per_node or cores or here["cores_per_node"]
@@ -113,8 +138,10 @@ def _inter(measured: dict, latency: float | None, bandwidth: float | None, origi
     link = found or Link(LATENCY, 1 / BANDWIDTH, 1 / BANDWIDTH)
     link = replace(link, alpha=latency) if latency else link
     link = replace(link, beta=1 / bandwidth, both=1 / bandwidth) if bandwidth else link
-    words = [f"{name} {'given' if value else 'measured' if found else 'by default'}"
-             for name, value in (("latency", latency), ("bandwidth", bandwidth))]
+    words = [
+        f"{name} {'given' if value else 'measured' if found else 'by default'}"
+        for name, value in (("latency", latency), ("bandwidth", bandwidth))
+    ]
     return link, f"ASSUMED: {', '.join(words)}"
 
 
@@ -130,7 +157,9 @@ def work_of(measured: dict, config: Config | None, client_seconds: float | None)
     """
     job = measured.get("job")
     if config is None and job is None:
-        raise ConfigError("the measurement names no job: give JOB, or measure with `mpirun -n 2 mpifed bench comm JOB`")
+        raise ConfigError(
+            "the measurement names no job: give JOB, or measure with `mpirun -n 2 mpifed bench comm JOB`"
+        )
     config = config or Config.from_table(job["config"])
     server_seconds, source = 0.0, "given"
     if client_seconds is None:
@@ -139,7 +168,11 @@ def work_of(measured: dict, config: Config | None, client_seconds: float | None)
                 "the computing of this job has not been measured: `mpirun -n 2 mpifed bench comm JOB --out FILE` with the same "
                 "[algorithm], [problem] (but for clients), [oracle] and [run], or give --client-seconds"
             )
-        client_seconds, server_seconds, source = job["client_seconds"], job["server_seconds"], "measured with this job"
+        client_seconds, server_seconds, source = (
+            job["client_seconds"],
+            job["server_seconds"],
+            "measured with this job",
+        )
     phases = phases_of(config)
     clients = config.participation.cohort or config.problem.clients
     lines = [
@@ -148,7 +181,9 @@ def work_of(measured: dict, config: Config | None, client_seconds: float | None)
         f"{' + '.join(f'{n:,}' for n, _ in phases)}, Bcast {' + '.join(f'{n:,}' for _, n in phases)} (from the job)",
     ]
     if config.run.reduction == "exact":
-        lines.append("reduction = exact moves the rows of all clients, which the model leaves out: these are the times of fused")
+        lines.append(
+            "reduction = exact moves the rows of all clients, which the model leaves out: these are the times of fused"
+        )
     return Work(clients, client_seconds, server_seconds, phases), lines
 
 
@@ -156,7 +191,11 @@ def _computing(table: dict) -> dict:
     """The settings that the seconds of a client depend on."""
     problem = {key: value for key, value in table["problem"].items() if key != "clients"}
     run = {key: table["run"][key] for key in ("device", "dtype", "executor", "threads")}
-    return json.loads(json.dumps({"algorithm": table["algorithm"], "problem": problem, "oracle": table["oracle"], "run": run}))
+    return json.loads(
+        json.dumps(
+            {"algorithm": table["algorithm"], "problem": problem, "oracle": table["oracle"], "run": run}
+        )
+    )
 
 
 def rows(machine: Machine, work: Work, ranks: Sequence[int]) -> list[Row]:
@@ -179,15 +218,34 @@ def _time(seconds: float) -> str:
 def print_rows(predicted: Sequence[Row], lines: Sequence[str], console: Console | None = None) -> None:
     """A table of the predictions below ``lines``."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, collapse_padding=True)
-    for heading in ("ranks", "nodes", "Allreduce", "Bcast", "clients\na rank", "compute\n(strong)", "round", "efficiency",
-                    "compute\n(weak)", "round", "efficiency"):
+    for heading in (
+        "ranks",
+        "nodes",
+        "Allreduce",
+        "Bcast",
+        "clients\na rank",
+        "compute\n(strong)",
+        "round",
+        "efficiency",
+        "compute\n(weak)",
+        "round",
+        "efficiency",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in predicted:
         strong, weak = row.strong, row.weak
         table.add_row(
-            f"{strong.ranks:,}", f"{strong.nodes:,}", _time(strong.allreduce), _time(strong.bcast), str(strong.per_rank),
-            _time(strong.compute), _time(strong.total), f"{row.strong_efficiency:.1%}",
-            _time(weak.compute), _time(weak.total), f"{row.weak_efficiency:.1%}",
+            f"{strong.ranks:,}",
+            f"{strong.nodes:,}",
+            _time(strong.allreduce),
+            _time(strong.bcast),
+            str(strong.per_rank),
+            _time(strong.compute),
+            _time(strong.total),
+            f"{row.strong_efficiency:.1%}",
+            _time(weak.compute),
+            _time(weak.total),
+            f"{row.weak_efficiency:.1%}",
         )
     console = console or Console(highlight=False, markup=False, width=110)
     for line in (*lines, "strong: the job's clients on all ranks; weak: one client a rank"):
@@ -200,13 +258,22 @@ def draw(predicted: Sequence[Row], path: str | Path) -> None:
     figure = Figure(figsize=(13.5, 4), dpi=150, layout="constrained", facecolor="white")
     strong, weak, efficiency = figure.subplots(1, 3)
     ranks = [row.strong.ranks for row in predicted]
-    for cell, name, kind in ((strong, "fixed clients (strong)", "strong"), (weak, "one client a rank (weak)", "weak")):
+    for cell, name, kind in (
+        (strong, "fixed clients (strong)", "strong"),
+        (weak, "one client a rank (weak)", "weak"),
+    ):
         for part, style in (("total", "k-"), ("compute", "C0--"), ("allreduce", "C1--"), ("bcast", "C2:")):
             values = [getattr(getattr(row, kind), part) or math.nan for row in predicted]
             if not all(map(math.isnan, values)):
                 cell.plot(ranks, values, style, marker="o", markersize=3, label=part)
         cell.set(title=name, ylabel="seconds a round, predicted", yscale="log")
-        efficiency.plot(ranks, [getattr(row, f"{kind}_efficiency") for row in predicted], marker="o", markersize=3, label=kind)
+        efficiency.plot(
+            ranks,
+            [getattr(row, f"{kind}_efficiency") for row in predicted],
+            marker="o",
+            markersize=3,
+            label=kind,
+        )
     efficiency.set(title="parallel efficiency", ylim=(0, 1.05))
     for cell in (strong, weak, efficiency):
         cell.set_xscale("log", base=2)

@@ -8,13 +8,13 @@ import time
 import numpy as np
 import torch
 
-from mpifed.parallel.comm import SerialComm, agree
+from mpifed.config.sections import Oracle
 from mpifed.core.oracle import ORACLES
-from mpifed.parallel.placement import Placement
 from mpifed.core.problem import Problem
 from mpifed.core.sampling import Sampler
-from mpifed.config.sections import Oracle
 from mpifed.core.streams import generator
+from mpifed.parallel.comm import SerialComm, agree
+from mpifed.parallel.placement import Placement
 
 __all__ = ["client_costs"]
 
@@ -29,7 +29,9 @@ _EVALUATIONS = {
 
 
 @torch.no_grad()
-def client_costs(problem: Problem, comm: SerialComm, seed: int, settings: Oracle, dtype, device) -> np.ndarray:
+def client_costs(
+    problem: Problem, comm: SerialComm, seed: int, settings: Oracle, dtype, device
+) -> np.ndarray:
     """Nanoseconds that each client takes to draw a sample and evaluate the oracle there at the starting point, ``[N]``.
 
     Every rank measures an equal number of clients, stepped one by one as the executor ``loop`` does, and keeps no data of
@@ -47,7 +49,9 @@ def client_costs(problem: Problem, comm: SerialComm, seed: int, settings: Oracle
     try:
         width = ORACLES[problem.family].noise_width(problem)
         sampler = Sampler(problem, mine, seed, settings.batch_size, settings.noise, width, dtype, device)
-        least = _measure(ORACLES[problem.family](problem, sampler, batched=False), _start(problem, seed, dtype, device))
+        least = _measure(
+            ORACLES[problem.family](problem, sampler, batched=False), _start(problem, seed, dtype, device)
+        )
         del sampler
     except (ValueError, OSError) as fault:
         error = str(fault)
@@ -62,7 +66,10 @@ def _start(problem: Problem, seed: int, dtype, device) -> list[torch.Tensor]:
     """The starting point, one flat vector a block."""
     point = problem.initial(generator(seed, "initial"))
     sizes = problem.variables().sizes
-    return [torch.as_tensor(point.get(block, torch.zeros(sizes[block]))).reshape(-1).to(device, dtype) for block in sizes]
+    return [
+        torch.as_tensor(point.get(block, torch.zeros(sizes[block]))).reshape(-1).to(device, dtype)
+        for block in sizes
+    ]
 
 
 def _measure(oracle, point: list[torch.Tensor]) -> np.ndarray:
@@ -71,7 +78,11 @@ def _measure(oracle, point: list[torch.Tensor]) -> np.ndarray:
     Other work on the machine must not pass for a client's cost: on the CPU the clock runs only while this thread does, the
     clients take turns, and the least time counts.
     """
-    sampler, evaluate, gpu = oracle.sampler, _EVALUATIONS[oracle.problem.family], oracle.sampler.device.type == "cuda"
+    sampler, evaluate, gpu = (
+        oracle.sampler,
+        _EVALUATIONS[oracle.problem.family],
+        oracle.sampler.device.type == "cuda",
+    )
     clock = time.perf_counter_ns if gpu else time.thread_time_ns
     times = np.zeros((REPEATS, len(sampler.clients)), dtype=np.int64)
     for turn in times:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from mpifed.core.algorithm import Algorithm
-from mpifed.parallel.placement import Cohort, Placement
 from mpifed.core.records import State
+from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
 
 __all__ = ["Coordinator"]
@@ -27,8 +27,19 @@ class Coordinator:
         weights: one weight a client or ``None`` for uniform.
     """
 
-    def __init__(self, algorithm: Algorithm, transport: Transport, placement: Placement, moments: State, shared: State, *,
-                 seed: int, cohort: int, weights: np.ndarray | None, replicated: bool):
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        transport: Transport,
+        placement: Placement,
+        moments: State,
+        shared: State,
+        *,
+        seed: int,
+        cohort: int,
+        weights: np.ndarray | None,
+        replicated: bool,
+    ):
         self.algorithm, self.comm, self.placement = algorithm, transport.comm, placement
         self.moments, self.shared = moments, shared
         self.seed, self.cohort_size, self.weights, self.replicated = seed, cohort, weights, replicated

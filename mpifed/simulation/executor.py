@@ -13,10 +13,10 @@ import numpy as np
 
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.oracle import ORACLES
-from mpifed.parallel.placement import Cohort
 from mpifed.core.problem import Problem
 from mpifed.core.records import State
 from mpifed.core.sampling import Sampler
+from mpifed.parallel.placement import Cohort
 
 __all__ = ["EXECUTORS", "Loop", "Batched"]
 

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpifed.parallel.comm import SerialComm
 from mpifed.config.sections import Clock
 from mpifed.core.streams import Stream
+from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.traffic import Traffic
 
 __all__ = ["FederatedClock", "member_seconds"]
@@ -80,7 +80,9 @@ class FederatedClock:
         """
         if self.settings is not None:
             phase = len(self._rounds[-1])
-            seconds = member_seconds(self.settings, self.seed, r, phase, self.clients[members], calls, traffic)
+            seconds = member_seconds(
+                self.settings, self.seed, r, phase, self.clients[members], calls, traffic
+            )
             self._rounds[-1].append(seconds.max(initial=0.0))
 
     def collect(self, comm: SerialComm) -> np.ndarray:
@@ -92,4 +94,6 @@ class FederatedClock:
         comm.allreduce_(slowest, "max")
         ends = np.cumsum([0, *(len(phases) for phases in rounds)])
         server = self.settings.server_seconds
-        return np.array([sum(slowest[start:end].tolist()) + (end - start) * server for start, end in zip(ends, ends[1:])])
+        return np.array(
+            [sum(slowest[start:end].tolist()) + (end - start) * server for start, end in zip(ends, ends[1:])]
+        )

@@ -10,8 +10,8 @@ import json
 
 import numpy as np
 
-from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
 from mpifed.core.problem import DataFile
+from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
 
 __all__ = ["agree_on_data", "digests", "expect_same", "to_json"]
 
@@ -37,9 +37,14 @@ def expect_same(before: dict[str, str], files: Files) -> None:
     after = digests(files)
     for name in sorted({*before, *after}):
         if before.get(name) != after.get(name):
-            was, now = (f"SHA-256 {table[name][:12]}" if name in table else "no such file" for table in (before, after))
-            raise CollectiveError(f"data file {name} has changed since the checkpoint was written: expected {was}, found {now}. "
-                                  "Bring the data back, or set run.overwrite=true to start over")
+            was, now = (
+                f"SHA-256 {table[name][:12]}" if name in table else "no such file"
+                for table in (before, after)
+            )
+            raise CollectiveError(
+                f"data file {name} has changed since the checkpoint was written: expected {was}, found {now}. "
+                "Bring the data back, or set run.overwrite=true to start over"
+            )
 
 
 def agree_on_data(comm: SerialComm, files: Files, error: str | None) -> None:

@@ -13,24 +13,24 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from mpifed.core.algorithm import Phase
-from mpifed.simulation.federated_clock import FederatedClock
-from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.config.job import Config
-from mpifed.simulation.coordinator import Coordinator
-from mpifed.parallel.devices import choose_device
-from mpifed.simulation.executor import EXECUTORS
+from mpifed.core.algorithm import Phase
 from mpifed.core.oracle import ORACLES
-from mpifed.parallel.placement import Cohort, Placement
 from mpifed.core.problem import as_family
-from mpifed.simulation.provenance import agree_on_data
 from mpifed.core.records import Record, State
-from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.core.sampling import Sampler
 from mpifed.core.streams import Stream, generator
-from mpifed.simulation.client_costs import client_costs
-from mpifed.simulation.traffic import Traffic, traffic
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.parallel.devices import choose_device
+from mpifed.parallel.placement import Cohort, Placement
+from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import choose_transport
+from mpifed.simulation.client_costs import client_costs
+from mpifed.simulation.coordinator import Coordinator
+from mpifed.simulation.executor import EXECUTORS
+from mpifed.simulation.federated_clock import FederatedClock
+from mpifed.simulation.provenance import agree_on_data
+from mpifed.simulation.traffic import Traffic, traffic
 
 __all__ = ["Simulation", "Costs", "NonFiniteError", "NON_FINITE"]
 
@@ -95,11 +95,19 @@ class Simulation:
         self.problem = as_family(config.problem, self.algorithm.family)
         self.client_costs, balanced = np.array(costs, dtype=np.int64), run.placement == "balanced"
         if balanced and len(costs) != self.problem.clients:
-            self.client_costs = client_costs(self.problem, comm, config.seed, config.oracle, self.dtype, self.device)
-        self.placement = Placement.balanced(self.client_costs, comm.size) if balanced else Placement(self.problem.clients, comm.size)
+            self.client_costs = client_costs(
+                self.problem, comm, config.seed, config.oracle, self.dtype, self.device
+            )
+        self.placement = (
+            Placement.balanced(self.client_costs, comm.size)
+            if balanced
+            else Placement(self.problem.clients, comm.size)
+        )
         self.blocks, self.kinds = self.problem.variables(), self.problem.kinds()
         self.round, self.costs = 0, Costs()
-        self.transport = choose_transport(comm, self.device, run.transport if run.on_rank_failure == "abort" else "host", self.exact)
+        self.transport = choose_transport(
+            comm, self.device, run.transport if run.on_rank_failure == "abort" else "host", self.exact
+        )
         self.clock = FederatedClock(config.clock, config.seed, self.placement.of(comm.rank))
         self._allocate()
 
@@ -124,17 +132,34 @@ class Simulation:
         self.output = self._state(Record(**{block: block for block in self.blocks}))
         weights = None
         if config.participation.weights == "samples":
-            weights = np.array([self.problem.client_size(k) for k in range(self.problem.clients)], dtype=np.float64)
+            weights = np.array(
+                [self.problem.client_size(k) for k in range(self.problem.clients)], dtype=np.float64
+            )
         self.coordinator = Coordinator(
-            algorithm, self.transport, self.placement, self._state(algorithm.coordinator), self.shared, seed=config.seed,
-            cohort=config.participation.cohort or self.problem.clients, weights=weights,
+            algorithm,
+            self.transport,
+            self.placement,
+            self._state(algorithm.coordinator),
+            self.shared,
+            seed=config.seed,
+            cohort=config.participation.cohort or self.problem.clients,
+            weights=weights,
             replicated=config.run.matrices == "replicated",
         )
         width = ORACLES[self.problem.family].noise_width(self.problem)
         sampler = Sampler(
-            self.problem, mine, config.seed, config.oracle.batch_size, config.oracle.noise, width, self.dtype, self.device
+            self.problem,
+            mine,
+            config.seed,
+            config.oracle.batch_size,
+            config.oracle.noise,
+            width,
+            self.dtype,
+            self.device,
         )
-        self.executor = EXECUTORS[config.run.executor](algorithm, self.problem, sampler, self.clients, self.exact)
+        self.executor = EXECUTORS[config.run.executor](
+            algorithm, self.problem, sampler, self.clients, self.exact
+        )
         self._start = [self._stage(phase, len(mine)) for phase in algorithm.start]
         self._stages = [self._stage(phase, len(mine)) for phase in algorithm.phases]
 
@@ -142,7 +167,9 @@ class Simulation:
         """Refuse client records that cannot fit, before they are allocated: a dense Jacobian grows as p · d."""
         size = self.algorithm.client.layout(self.blocks, self.kinds).size * self.shared.buffer.element_size()
         if size * clients > CLIENT_MEMORY:
-            kinds = ", ".join(f"{name} {number:,}" for name, number in (self.blocks.sizes | self.kinds).items())
+            kinds = ", ".join(
+                f"{name} {number:,}" for name, number in (self.blocks.sizes | self.kinds).items()
+            )
             raise ValueError(
                 f"the client records of {type(self.algorithm).__name__} need {size * clients / 2**30:.1f} GiB on one rank ({clients} "
                 f"clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: fewer clients a rank, or a smaller model"
@@ -242,7 +269,9 @@ class Simulation:
         first = np.array([culprit if culprit >= 0 else none], dtype=np.int64)
         self.comm.allreduce_(first, "min")
         if first[0] == none:
-            raise NonFiniteError(f"{NON_FINITE} in round {self.round}: the sum of finite messages overflows, phase {stage.phase.name!r}")
+            raise NonFiniteError(
+                f"{NON_FINITE} in round {self.round}: the sum of finite messages overflows, phase {stage.phase.name!r}"
+            )
         client, element = divmod(int(first[0]), stage.mean.layout.size)
         raise NonFiniteError(
             f"{NON_FINITE} in round {self.round}: client {client}, field {stage.mean.layout.field_at(element)!r} of "
@@ -280,7 +309,9 @@ class Simulation:
         """Scores of all held-out rows, computed in blocks spread over the ranks."""
         total = self.problem.test_rows
         blocks = -(-total // SCORE_ROWS)
-        edges = [min(total, rank * blocks // self.comm.size * SCORE_ROWS) for rank in range(self.comm.size + 1)]
+        edges = [
+            min(total, rank * blocks // self.comm.size * SCORE_ROWS) for rank in range(self.comm.size + 1)
+        ]
         first, last = edges[self.comm.rank], edges[self.comm.rank + 1]
         parts = [
             self.problem.predict(*point, slice(start, min(start + SCORE_ROWS, last)))

@@ -27,7 +27,9 @@ class Traffic:
     bcast: int
 
 
-def traffic(algorithm: Algorithm, phase: Phase, blocks: Blocks, kinds: Mapping[str, int], item: int) -> Traffic:
+def traffic(
+    algorithm: Algorithm, phase: Phase, blocks: Blocks, kinds: Mapping[str, int], item: int
+) -> Traffic:
     """The bytes of a phase of ``algorithm``, from its records alone.
 
     Args:

@@ -31,7 +31,13 @@ class _Shield:
 
     def __init__(self, file):
         self.file, self.error = file, None
-        self.read, self.readinto, self.seek, self.tell, self.flush = file.read, file.readinto, file.seek, file.tell, file.flush
+        self.read, self.readinto, self.seek, self.tell, self.flush = (
+            file.read,
+            file.readinto,
+            file.seek,
+            file.tell,
+            file.flush,
+        )
 
     def _try(self, action):
         if self.error is None:

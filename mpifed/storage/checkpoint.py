@@ -21,8 +21,8 @@ import h5py
 import numpy as np
 
 from mpifed.parallel.comm import SerialComm
-from mpifed.storage.atomic import replacing, shielded
 from mpifed.parallel.placement import Placement
+from mpifed.storage.atomic import replacing, shielded
 
 __all__ = ["write", "newest", "read_clients", "FORMAT"]
 
@@ -53,8 +53,15 @@ def _digest(file) -> bytes:
     return digest.hexdigest().encode()
 
 
-def write(folder: Path, keep: int, header: dict, arrays: dict[str, np.ndarray], rows: np.ndarray,
-          comm: SerialComm, placement: Placement) -> None:
+def write(
+    folder: Path,
+    keep: int,
+    header: dict,
+    arrays: dict[str, np.ndarray],
+    rows: np.ndarray,
+    comm: SerialComm,
+    placement: Placement,
+) -> None:
     """Write the checkpoint of round ``header["round"]`` and drop all but the ``keep`` newest. Collective.
 
     A disk that is full leaves the older checkpoints as they are, and no rank waiting.
@@ -104,7 +111,9 @@ def _room(folder: Path, needed: int) -> None:
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {needed:,} bytes needed, {free:,} free")
 
 
-def _fill(path: Path, header: dict, arrays: dict[str, np.ndarray], blocks, shape: tuple[int, int], dtype) -> None:
+def _fill(
+    path: Path, header: dict, arrays: dict[str, np.ndarray], blocks, shape: tuple[int, int], dtype
+) -> None:
     with shielded(path) as target, h5py.File(target, "w", userblock_size=SEAL) as file:
         for name, array in arrays.items():
             file[name] = array
@@ -120,13 +129,19 @@ def _fill(path: Path, header: dict, arrays: dict[str, np.ndarray], blocks, shape
 
 def _check(path: Path) -> None:
     """Raises:
-        ValueError: the file is of another format, incomplete, truncated or altered.
+    ValueError: the file is of another format, incomplete, truncated or altered.
     """
     with open(path, "rb") as file:
         first, _, rest = file.read(SEAL).partition(b"\n")
         if first != MAGIC + b"%d" % FORMAT:
             old = first.startswith(b"\x89HDF")
-            found = "of format 1" if old else f"of format {first[len(MAGIC) :].decode(errors='replace')}" if first.startswith(MAGIC) else "no checkpoint"
+            found = (
+                "of format 1"
+                if old
+                else f"of format {first[len(MAGIC) :].decode(errors='replace')}"
+                if first.startswith(MAGIC)
+                else "no checkpoint"
+            )
             raise ValueError(f"it is {found}, expected format {FORMAT}")
         if rest.partition(b"\n")[0] != _digest(file):
             raise ValueError("its bytes do not match their digest")

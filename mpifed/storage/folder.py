@@ -67,16 +67,22 @@ class Folder:
             self._drop()
             if patient:
                 return False
-            raise ValueError(f"run.out = {self.path} is in use by {holder}: wait for it, or choose another run.out") from None
+            raise ValueError(
+                f"run.out = {self.path} is in use by {holder}: wait for it, or choose another run.out"
+            ) from None
         except OSError as fault:
-            print(f"mpifed: warning: {self.path} cannot be locked ({fault.strerror}): take care that no second run writes to it",
-                  file=sys.stderr)
+            print(
+                f"mpifed: warning: {self.path} cannot be locked ({fault.strerror}): take care that no second run writes to it",
+                file=sys.stderr,
+            )
         if not self._holds():  # its holder has just removed the empty folder
             self._drop()
             return False
         self._lock.truncate(0)
         job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
-        self._lock.write(f"process {os.getpid()} on {socket.gethostname()}{job}, since {datetime.now():%Y-%m-%d %H:%M:%S}\n")
+        self._lock.write(
+            f"process {os.getpid()} on {socket.gethostname()}{job}, since {datetime.now():%Y-%m-%d %H:%M:%S}\n"
+        )
         self._lock.flush()
         return True
 

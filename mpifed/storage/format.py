@@ -22,5 +22,15 @@ __all__ = ["RUN_FILE", "COSTS"]
 
 RUN_FILE = "run.h5"
 #: Columns of the cost history.
-COSTS = ("round", "oracle_calls", "phases", "bytes_up", "bytes_down", "wire_bytes", "compute_seconds",
-         "communication_seconds", "seconds", "federated_seconds")
+COSTS = (
+    "round",
+    "oracle_calls",
+    "phases",
+    "bytes_up",
+    "bytes_down",
+    "wire_bytes",
+    "compute_seconds",
+    "communication_seconds",
+    "seconds",
+    "federated_seconds",
+)

@@ -17,11 +17,11 @@ import numpy as np
 
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import usage
-from mpifed.storage.format import COSTS, RUN_FILE
-from mpifed.storage.atomic import replacing, shielded
 from mpifed.simulation.provenance import to_json
-from mpifed.storage.tensorboard import Scalars
 from mpifed.simulation.simulation import Simulation
+from mpifed.storage.atomic import replacing, shielded
+from mpifed.storage.format import COSTS, RUN_FILE
+from mpifed.storage.tensorboard import Scalars
 
 __all__ = ["Recorder", "ending"]
 
@@ -50,11 +50,19 @@ class Recorder:
         self.blocks = config.record
         for block in self.blocks:
             if block not in sizes:
-                raise ValueError(f"record = {list(self.blocks)}: there is no block {block!r} (options: {', '.join(sizes)})")
-        needed = sum(sizes[block] for block in self.blocks) * config.rounds * simulation.shared.buffer.element_size()
+                raise ValueError(
+                    f"record = {list(self.blocks)}: there is no block {block!r} (options: {', '.join(sizes)})"
+                )
+        needed = (
+            sum(sizes[block] for block in self.blocks)
+            * config.rounds
+            * simulation.shared.buffer.element_size()
+        )
         if needed > MEMORY:
-            raise ValueError(f"record = {list(self.blocks)} needs {needed / 2**30:.1f} GiB for {config.rounds} rounds, more than "
-                             f"{MEMORY / 2**30:.0f} GiB: record fewer blocks")
+            raise ValueError(
+                f"record = {list(self.blocks)} needs {needed / 2**30:.1f} GiB for {config.rounds} rounds, more than "
+                f"{MEMORY / 2**30:.0f} GiB: record fewer blocks"
+            )
         self._base = np.zeros(len(COSTS))
         self._pending: list[list[float]] = []
         self.costs = np.zeros((0, len(COSTS)))
@@ -87,8 +95,12 @@ class Recorder:
         self.comm.allreduce_(rows)
         rows = np.where(_SUMMED, rows, rows / self.comm.size)
         rows[:, 1:] += self._base[1:]
-        clock = self.simulation.clock.collect(self.comm)[: len(rows)]  # without the round that a non-finite value has cut short
-        rows[:, _CLOCK] = np.cumsum([self._base[_CLOCK], *clock])[1:]  # in the order of the rounds, with or without a resumption
+        clock = self.simulation.clock.collect(self.comm)[
+            : len(rows)
+        ]  # without the round that a non-finite value has cut short
+        rows[:, _CLOCK] = np.cumsum([self._base[_CLOCK], *clock])[
+            1:
+        ]  # in the order of the rounds, with or without a resumption
         self._base[_CLOCK] = rows[-1, _CLOCK] if len(rows) else self._base[_CLOCK]
         self.costs = np.concatenate([self.costs, rows])
         self._usage = usage(self.comm, self.simulation.device)
@@ -99,7 +111,10 @@ class Recorder:
 
     def history(self) -> tuple[dict, dict[str, np.ndarray]]:
         """What a checkpoint needs to continue the history: JSON-able names and arrays."""
-        arrays = {"costs": self.costs, "metrics": np.array(list(self.metrics.values())).reshape(len(self.metrics), -1)}
+        arrays = {
+            "costs": self.costs,
+            "metrics": np.array(list(self.metrics.values())).reshape(len(self.metrics), -1),
+        }
         for block, rows in self.iterates.items():
             arrays[f"iterates_{block}"] = np.array(rows).reshape(len(rows), -1)
         return {"metrics": list(self.metrics)}, arrays
@@ -119,13 +134,22 @@ class Recorder:
             final: metrics of the output point, empty while the run goes on.
         """
         simulation = self.simulation
-        with replacing(Path(folder) / RUN_FILE) as temporary, shielded(temporary) as target, h5py.File(target, "w") as file:
+        with (
+            replacing(Path(folder) / RUN_FILE) as temporary,
+            shielded(temporary) as target,
+            h5py.File(target, "w") as file,
+        ):
             file.attrs["config"] = json.dumps(simulation.config.table())
             file.attrs["versions"] = json.dumps(_versions() | {"mpi": self.comm.mpi})
-            file.attrs["layout"] = json.dumps({
-                "ranks": self.comm.size, "device": str(simulation.device), "placement": simulation.config.run.placement,
-                "clients": simulation.placement.counts, "transport": simulation.transport.name,
-            })
+            file.attrs["layout"] = json.dumps(
+                {
+                    "ranks": self.comm.size,
+                    "device": str(simulation.device),
+                    "placement": simulation.config.run.placement,
+                    "clients": simulation.placement.counts,
+                    "transport": simulation.transport.name,
+                }
+            )
             file.attrs["data"] = to_json(simulation.problem.files)
             file.attrs["maximised"] = json.dumps(sorted(simulation.config.problem.maximised))
             file.attrs["stopped"] = stopped
@@ -133,7 +157,9 @@ class Recorder:
                 file[f"costs/{name}"] = column if name.endswith("seconds") else column.astype(np.int64)
             for name, values in self._usage.items():
                 file[f"ranks/{name}"] = values
-            metrics = file.create_group("metrics", track_order=True)  # the problem's first metric stays the first
+            metrics = file.create_group(
+                "metrics", track_order=True
+            )  # the problem's first metric stays the first
             for name, values in self.metrics.items():
                 metrics[name] = np.array(values)
             if self._class_counts:

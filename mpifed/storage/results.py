@@ -10,8 +10,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from mpifed.storage.format import COSTS, RUN_FILE
 from mpifed.simulation.simulation import NON_FINITE
+from mpifed.storage.format import COSTS, RUN_FILE
 
 __all__ = ["RunData", "find_runs", "load", "expect"]
 
@@ -77,7 +77,11 @@ def load(path: str | Path) -> RunData:
         expect(file.is_file(), "a run file", "no such file")
         with h5py.File(file, "r") as source:
             return _read(source, file)
-    except (OSError, RuntimeError, ValueError) as error:  # HDF5 raises the first two on foreign and on damaged bytes
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # HDF5 raises the first two on foreign and on damaged bytes
         raise ValueError(f"{file} is not a readable run file: {error}") from error
 
 
@@ -88,20 +92,43 @@ def expect(holds, expected: str, found) -> None:
 
 
 def _read(source: h5py.File, file: Path) -> RunData:
-    config, versions, layout, data = (_json(source, name) for name in ("config", "versions", "layout", "data"))
+    config, versions, layout, data = (
+        _json(source, name) for name in ("config", "versions", "layout", "data")
+    )
     maximised, stopped = _json(source, "maximised", list), source.attrs.get("stopped")
     algorithm = config.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, dict) else None
-    expect(isinstance(name, str), "the algorithm's name in the attribute 'config'", f"algorithm = {algorithm!r}")
+    expect(
+        isinstance(name, str), "the algorithm's name in the attribute 'config'", f"algorithm = {algorithm!r}"
+    )
     expect(isinstance(stopped, str), "text in the attribute 'stopped'", repr(stopped))
     costs, metrics = _columns(source, "costs", COSTS), _columns(source, "metrics", ("round",))
     rounds, taken = costs["round"], metrics.pop("round")
-    expect(len(rounds) and np.all(np.diff(rounds) > 0), "growing numbers in 'costs/round'", rounds[:10].tolist())
+    expect(
+        len(rounds) and np.all(np.diff(rounds) > 0), "growing numbers in 'costs/round'", rounds[:10].tolist()
+    )
     expect(np.isfinite([*costs.values()]).all(), "finite numbers in the group 'costs'", "inf or nan")
-    expect(np.isin(taken, rounds).all(), "metrics of rounds in 'costs/round'", f"{np.setdiff1d(taken, rounds)[:10]}")
+    expect(
+        np.isin(taken, rounds).all(),
+        "metrics of rounds in 'costs/round'",
+        f"{np.setdiff1d(taken, rounds)[:10]}",
+    )
     ranks = _columns(source, "ranks", ("peak_host_bytes", "peak_gpu_bytes")) if "ranks" in source else {}
-    return RunData(file, name.rpartition(":")[2], config, versions, costs, taken, metrics, stopped, layout, data,
-                   frozenset(maximised), ranks, *_holdings(source))
+    return RunData(
+        file,
+        name.rpartition(":")[2],
+        config,
+        versions,
+        costs,
+        taken,
+        metrics,
+        stopped,
+        layout,
+        data,
+        frozenset(maximised),
+        ranks,
+        *_holdings(source),
+    )
 
 
 def _holdings(source: h5py.File) -> tuple[np.ndarray | None, list[str]]:
@@ -109,7 +136,9 @@ def _holdings(source: h5py.File) -> tuple[np.ndarray | None, list[str]]:
     if "holdings" not in source:
         return None, []
     counts, classes = source["holdings"], _json(source["holdings"], "classes", list)
-    sound = isinstance(counts, h5py.Dataset) and counts.dtype.kind in "iu" and counts.shape[1:] == (len(classes),)
+    sound = (
+        isinstance(counts, h5py.Dataset) and counts.dtype.kind in "iu" and counts.shape[1:] == (len(classes),)
+    )
     expect(sound, f"whole numbers [clients, {len(classes)}] in 'holdings'", counts)
     return counts[:], classes
 
@@ -121,7 +150,11 @@ def _json(source, name: str, kind: type = dict):
         value = json.loads(text)
     except (TypeError, ValueError):
         value = None
-    expect(isinstance(value, kind), f"a JSON {'table' if kind is dict else 'list'} in the attribute {name!r}", repr(text)[:80])
+    expect(
+        isinstance(value, kind),
+        f"a JSON {'table' if kind is dict else 'list'} in the attribute {name!r}",
+        repr(text)[:80],
+    )
     return value
 
 
@@ -129,7 +162,9 @@ def _columns(source: h5py.File, group: str, required: Sequence[str]) -> dict[str
     """All datasets of a group, which must be numbers, one-dimensional and equally long."""
     node = source.get(group)
     expect(isinstance(node, h5py.Group), f"a group {group!r}", ", ".join(source) or "an empty file")
-    expect({*required} <= {*node}, f"{', '.join(required)} in the group {group!r}", ", ".join(node) or "nothing")
+    expect(
+        {*required} <= {*node}, f"{', '.join(required)} in the group {group!r}", ", ".join(node) or "nothing"
+    )
     for name, data in node.items():
         numbers = isinstance(data, h5py.Dataset) and data.ndim == 1 and data.dtype.kind in "iuf"
         expect(numbers, f"a column of numbers in '{group}/{name}'", data)

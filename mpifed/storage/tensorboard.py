@@ -24,7 +24,9 @@ class Scalars:
         try:
             import tensorboardX.event_file_writer  # noqa: F401
         except ImportError:
-            raise ValueError("run.tensorboard = true needs the package tensorboardX: pip install 'mpifed[tensorboard]'") from None
+            raise ValueError(
+                "run.tensorboard = true needs the package tensorboardX: pip install 'mpifed[tensorboard]'"
+            ) from None
         self._folder, self._writer, self._failed = Path(folder, "tensorboard"), None, False
 
     def write(self, group: str, values: Mapping[str, float], step: int) -> None:
@@ -36,21 +38,31 @@ class Scalars:
         from tensorboardX.proto.summary_pb2 import Summary
 
         figures = [Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in values.items()]
-        self._try(lambda: self._opened(step).write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=figures))))
+        self._try(
+            lambda: self._opened(step).write_event(
+                Event(wall_time=time.time(), step=step, summary=Summary(value=figures))
+            )
+        )
 
     def flush(self) -> None:
         """Bring what was added to disk."""
         self._try(lambda: self._writer and self._writer.flush())
 
     def _opened(self, step: int):
-        from tensorboardX.event_file_writer import EventsWriter  # SummaryWriter has a queue that does not say when it is empty
+        from tensorboardX.event_file_writer import (
+            EventsWriter,
+        )  # SummaryWriter has a queue that does not say when it is empty
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         if self._writer is None:
             self._folder.mkdir(exist_ok=True)
-            self._writer = EventsWriter(str(self._folder / "events"), f".{step:08d}")  # after the time, so that names sort by step
+            self._writer = EventsWriter(
+                str(self._folder / "events"), f".{step:08d}"
+            )  # after the time, so that names sort by step
             weakref.finalize(self, self._writer.close)
-            self._writer.write_event(Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START)))
+            self._writer.write_event(
+                Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
+            )
         return self._writer
 
     def _try(self, action) -> None:
@@ -60,4 +72,6 @@ class Scalars:
             action()
         except OSError as fault:
             self._failed = True
-            print(f"mpifed: warning: no more scalars for TensorBoard: {fault}; the run goes on", file=sys.stderr)
+            print(
+                f"mpifed: warning: no more scalars for TensorBoard: {fault}; the run goes on", file=sys.stderr
+            )

@@ -44,8 +44,10 @@ WORKLOADS = {
 CLIENTS = 8
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_")
 SETTINGS = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_btl": "^ofi",  # the scan for fabrics takes a second a launch
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks may outnumber cores
     "OMP_NUM_THREADS": "1",
@@ -64,15 +66,23 @@ class Floor:
         self.problem, algorithm = simulation.problem, simulation.algorithm
         self.samples, self.points = algorithm.local_steps, algorithm.calls_per_step
         self.clients = [
-            tuple(tensor.to(simulation.device, simulation.dtype) for tensor in self.problem.client_data(int(client)))
+            tuple(
+                tensor.to(simulation.device, simulation.dtype)
+                for tensor in self.problem.client_data(int(client))
+            )
             for client in simulation.placement.of(simulation.comm.rank)
         ]
         self.calls_per_round = self.samples * self.points * len(self.clients)
-        self.rows = [torch.randint(len(data[0]), (self.samples, batch_size), device=simulation.device) for data in self.clients]
+        self.rows = [
+            torch.randint(len(data[0]), (self.samples, batch_size), device=simulation.device)
+            for data in self.clients
+        ]
         x, y = (getattr(simulation.shared, block).clone() for block in "xy")
         self.evaluate = self._by_hand(x, y) if self.problem.gradients else self._by_autograd(x, y)
         message = algorithm.phases[0].message.layout(self.problem.variables())
-        self.buffer = torch.zeros(message.size + 1, dtype=simulation.dtype, device=simulation.device)  # and the control value
+        self.buffer = torch.zeros(
+            message.size + 1, dtype=simulation.dtype, device=simulation.device
+        )  # and the control value
         self.reduce = self._reduction(MPI)
 
     def _reduction(self, MPI):
@@ -105,7 +115,9 @@ class Floor:
 
         gradient, blocks, named = torch.zeros(len(x) + len(y), device=x.device), self.problem.variables(), []
         for block, flat, part in zip("xy", (x, y), gradient.split((len(x), len(y)))):
-            named.append({name: view.detach().requires_grad_() for name, view in blocks.unflatten(block, flat).items()})
+            named.append(
+                {name: view.detach().requires_grad_() for name, view in blocks.unflatten(block, flat).items()}
+            )
             for leaf, view in zip(named[-1].values(), blocks.unflatten(block, part).values()):
                 leaf.grad = view
 
@@ -129,17 +141,19 @@ class Floor:
 
 def simulate(workload: str, method: str, clients: int, executor: str, options):
     """A simulation past its first round, which differs from the others, and the size of its minibatches."""
-    from mpifed.parallel.comm import world
     from mpifed.config.job import Config
+    from mpifed.parallel.comm import world
     from mpifed.simulation.simulation import Simulation
 
     batch_size = 0 if workload == "saddle" else options.batch
-    config = Config.from_table({
-        "algorithm": {"name": method, "q": options.q, **METHODS[method]},
-        "problem": {"clients": clients, **WORKLOADS[workload][0]},
-        "oracle": {"batch_size": batch_size},
-        "run": {"device": options.device, "dtype": "float32", "executor": executor, "reduction": "fused"},
-    })
+    config = Config.from_table(
+        {
+            "algorithm": {"name": method, "q": options.q, **METHODS[method]},
+            "problem": {"clients": clients, **WORKLOADS[workload][0]},
+            "oracle": {"batch_size": batch_size},
+            "run": {"device": options.device, "dtype": "float32", "executor": executor, "reduction": "fused"},
+        }
+    )
     simulation = Simulation(config, world())
     simulation.start()
     for _ in range(2):
@@ -178,8 +192,11 @@ def summary(first: list[float], second: list[float], names: tuple[str, str]) -> 
     """Milliseconds a round of both sides (medians) and their ratio."""
     low, middle, high = statistics.quantiles([a / b for a, b in zip(first, second)], n=4)
     return {
-        f"{names[0]}_ms": 1e3 * statistics.median(first), f"{names[1]}_ms": 1e3 * statistics.median(second),
-        "ratio": middle, "ratio_quartiles": [low, high], "fastest": min(first) / min(second),
+        f"{names[0]}_ms": 1e3 * statistics.median(first),
+        f"{names[1]}_ms": 1e3 * statistics.median(second),
+        "ratio": middle,
+        "ratio_quartiles": [low, high],
+        "fastest": min(first) / min(second),
     }
 
 
@@ -191,14 +208,20 @@ def against_floor(workload: str, method: str, options) -> dict:
     simulation, batch_size = simulate(workload, method, options.clients * world.size, "loop", options)
     floor, costs, before = Floor(simulation, batch_size), simulation.costs, simulation.round
     calls, seconds, communication = costs.oracle_calls, costs.seconds, costs.communication_seconds
-    package, bare = paired(simulation.step, floor.round, options.rounds or rounds, block, idle(simulation.device))
+    package, bare = paired(
+        simulation.step, floor.round, options.rounds or rounds, block, idle(simulation.device)
+    )
     made, due = costs.oracle_calls - calls, floor.calls_per_round * (simulation.round - before)
     if made != due:
-        raise RuntimeError(f"the package evaluated {made} gradients, the floor {due}: they must do the same work")
+        raise RuntimeError(
+            f"the package evaluated {made} gradients, the floor {due}: they must do the same work"
+        )
     share = (costs.communication_seconds - communication) / (costs.seconds - seconds)
     simulation.transport.close()
     return summary(package, bare, ("package", "floor")) | {
-        "clients": simulation.problem.clients, "bytes": floor.buffer.nbytes, "communication_share": share,
+        "clients": simulation.problem.clients,
+        "bytes": floor.buffer.nbytes,
+        "communication_share": share,
         "transport": simulation.transport.name,
     }
 
@@ -235,7 +258,9 @@ def launch(ranks: int, arguments: list[str]) -> list[dict]:
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
     if mpirun is None:
         sys.exit("no mpirun beside the interpreter or on the path: install an MPI")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)} | SETTINGS
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)
+    } | SETTINGS
     checkout = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), checkout]))
     command, rows = [mpirun, "-n", str(ranks), sys.executable, __file__, *arguments, "--worker"], []
@@ -268,12 +293,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--rounds", type=int, help="rounds of each side; by default the workload's own number")
+    parser.add_argument(
+        "--rounds", type=int, help="rounds of each side; by default the workload's own number"
+    )
     parser.add_argument("--clients", type=int, default=1, help="clients a rank")
     parser.add_argument("--batch", type=int, default=32, help="rows of a minibatch")
     parser.add_argument("--q", type=int, default=12, help="local steps a round")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where both sides compute")
-    parser.add_argument("--executors", action="store_true", help=f"loop against batched: {CLIENTS} clients on one rank")
+    parser.add_argument(
+        "--executors", action="store_true", help=f"loop against batched: {CLIENTS} clients on one rank"
+    )
     parser.add_argument("--json", type=Path, help="file for the rows, the settings and the machine")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -284,15 +313,25 @@ def main() -> None:
     if options.worker:
         return work(options)
     sides = ("loop ms", "batched ms") if options.executors else ("package ms", "floor ms")
-    print(f"{'workload':<12} {'method':<10} {'ranks':>5} {sides[0]:>11} {sides[1]:>11} {'ratio':>7}  {'quartiles':<11} "
-          f"{'fastest':>8}{'' if options.executors else ' in comm'}")
+    print(
+        f"{'workload':<12} {'method':<10} {'ranks':>5} {sides[0]:>11} {sides[1]:>11} {'ratio':>7}  {'quartiles':<11} "
+        f"{'fastest':>8}{'' if options.executors else ' in comm'}"
+    )
     rows = []
     for ranks in [1] if options.executors else options.ranks:
         rows += launch(ranks, sys.argv[1:])
     if options.json:
-        settings = {key: value for key, value in vars(options).items() if key not in ("json", "worker", "ranks")}
-        machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-        options.json.write_text(json.dumps({"settings": settings, "machine": machine, "rows": rows}, indent=1) + "\n")
+        settings = {
+            key: value for key, value in vars(options).items() if key not in ("json", "worker", "ranks")
+        }
+        machine = {
+            "cores": os.cpu_count(),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+        }
+        options.json.write_text(
+            json.dumps({"settings": settings, "machine": machine, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -11,19 +11,22 @@ from __future__ import annotations
 import sys
 import time
 
-from mpifed.parallel.comm import SerialComm
 from mpifed.config.job import Config, read_table
+from mpifed.core.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
+from mpifed.core.sampling import Sampler
+from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.reduction import ExactReduction, FusedReduction
+from mpifed.running.sweep import variants
 from mpifed.simulation.coordinator import Coordinator
 from mpifed.simulation.executor import Batched, Loop
-from mpifed.core.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
-from mpifed.parallel.reduction import ExactReduction, FusedReduction
-from mpifed.core.sampling import Sampler
 from mpifed.simulation.simulation import Simulation
-from mpifed.running.sweep import variants
 
 PARTS = {
-    "gradients": [(MinimaxOracle, "grad"), (OperatorOracle, "operator"),
-                  *((CompositionOracle, name) for name in ("g", "g_and_jacobian", "grad_f"))],
+    "gradients": [
+        (MinimaxOracle, "grad"),
+        (OperatorOracle, "operator"),
+        *((CompositionOracle, name) for name in ("g", "g_and_jacobian", "grad_f")),
+    ],
     "drawing and gathering samples": [(Sampler, "begin"), (Sampler, "sample")],
     "updates of the clients": [(Loop, "run"), (Batched, "run")],
     "averaging": [(FusedReduction, "__call__"), (ExactReduction, "__call__")],
@@ -69,7 +72,9 @@ def profile(config: Config) -> None:
         begun = time.perf_counter()
         simulation.evaluate(simulation.shared)
         evaluation = time.perf_counter() - begun
-        per_round = simulation.problem.clients * config.algorithm.local_steps * max(1, config.oracle.batch_size)
+        per_round = (
+            simulation.problem.clients * config.algorithm.local_steps * max(1, config.oracle.batch_size)
+        )
         rounds = -(-samples // per_round)
         clock, whole = Clock(), {}
         for part, places in PARTS.items():
@@ -81,8 +86,10 @@ def profile(config: Config) -> None:
         for (owner, name), function in whole.items():
             setattr(owner, name, function) if function else delattr(owner, name)
     total = sum(clock.seconds.values())
-    print(f"\n{type(config.algorithm).__name__} on {type(config.problem).__name__}: {rounds} rounds, {samples} samples, {total:.1f} s; "
-          f"loading {loaded:.1f} s, one evaluation {evaluation:.1f} s")
+    print(
+        f"\n{type(config.algorithm).__name__} on {type(config.problem).__name__}: {rounds} rounds, {samples} samples, {total:.1f} s; "
+        f"loading {loaded:.1f} s, one evaluation {evaluation:.1f} s"
+    )
     for part, seconds in clock.seconds.items():
         print(f"  {part:32} {seconds:8.2f} s {seconds / total:7.1%}")
 
@@ -92,7 +99,9 @@ def main() -> None:
     if "sweep" not in read_table(file):
         configs = [Config.load(file, changes)]
     else:
-        configs = [*{type(one.config.algorithm): one.config for one in reversed(variants(file, changes))}.values()][::-1]
+        configs = [
+            *{type(one.config.algorithm): one.config for one in reversed(variants(file, changes))}.values()
+        ][::-1]
     for config in configs:
         profile(config)
 

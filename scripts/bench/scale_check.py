@@ -21,8 +21,10 @@ from pathlib import Path
 JOB = Path(__file__).resolve().parents[2] / "jobs" / "saddle.toml"
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_")
 SETTINGS = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_btl": "^ofi",  # the scan for fabrics takes a second a launch
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks outnumber cores
     "OMP_NUM_THREADS": "1",
@@ -31,15 +33,37 @@ SETTINGS = {
 MEASURED = 2
 #: Begins the line of a job's output that holds its result.
 MARK = "scale-check "
-HEADINGS = ("d", "ranks", "compute", "model", "ratio", "allreduce", "model", "ratio", "round", "model", "ratio", "load")
+HEADINGS = (
+    "d",
+    "ranks",
+    "compute",
+    "model",
+    "ratio",
+    "allreduce",
+    "model",
+    "ratio",
+    "round",
+    "model",
+    "ratio",
+    "load",
+)
 
 
 def configure(d: int, clients: int):
     """The saddle job in dimension ``d``; uncentred, because denormal numbers near 0 are slow."""
     from mpifed.config.job import Config
 
-    return Config.load(JOB, [f"problem.d={d}", f"problem.clients={clients}", "problem.centred=false", "run.dtype=float32",
-                             "run.threads=1", "run.device=cpu"])
+    return Config.load(
+        JOB,
+        [
+            f"problem.d={d}",
+            f"problem.clients={clients}",
+            "problem.centred=false",
+            "run.dtype=float32",
+            "run.threads=1",
+            "run.device=cpu",
+        ],
+    )
 
 
 def prepare(config, comm) -> None:
@@ -80,8 +104,8 @@ def rounds(comm, config, seconds: float) -> dict:
 
 def work(options) -> None:
     """What a job of its own does on its ranks."""
-    from mpifed.scaling import measurement as bench
     from mpifed.parallel.comm import world
+    from mpifed.scaling import measurement as bench
 
     comm = world()
     result = {"rounds": {}, "jobs": {}}
@@ -104,7 +128,9 @@ def launch(ranks: int, worker: str) -> dict:
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
     if mpirun is None:
         sys.exit("no mpirun beside the interpreter or on the path: install an MPI")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)} | SETTINGS
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)
+    } | SETTINGS
     checkout = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), checkout]))
     command = [mpirun, "-n", str(ranks), sys.executable, __file__, *sys.argv[1:], "--worker", worker]
@@ -127,22 +153,33 @@ def compare(model: dict, d: int, ranks: int, found: dict, clients: int) -> dict:
     guesses = {"compute": predicted.compute, "allreduce": predicted.allreduce, "round": predicted.total}
     for name, guess in guesses.items():
         value = found[name]
-        row |= {name: 1e3 * value, f"{name} model": 1e3 * guess, f"{name} ratio": guess / value if value and guess else None}
+        row |= {
+            name: 1e3 * value,
+            f"{name} model": 1e3 * guess,
+            f"{name} ratio": guess / value if value and guess else None,
+        }
     return row
 
 
 def show(row: dict) -> str:
-    cells = [f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value) for value in row.values()]
+    cells = [
+        f"{value:.3g}" if isinstance(value, float) else "-" if value is None else str(value)
+        for value in row.values()
+    ]
     return " ".join(f"{cell:>9}" for cell in cells)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1000, 100_000, 1_000_000], help="dimensions of x and of y")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[1000, 100_000, 1_000_000], help="dimensions of x and of y"
+    )
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=3.0, help="of measured rounds, for each row")
-    parser.add_argument("--largest", type=int, default=2**26, help="bytes of the largest message of the model")
+    parser.add_argument(
+        "--largest", type=int, default=2**26, help="bytes of the largest message of the model"
+    )
     parser.add_argument("--json", type=Path, help="file for the rows and the model's parameters")
     parser.add_argument("--worker", choices=("model", "rounds"), help=argparse.SUPPRESS)
     return parser.parse_args()

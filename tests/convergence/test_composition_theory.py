@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from games import configuration
+
 from mpifed import Blocks
 from mpifed.algorithms import MFCGD
-from mpifed.parallel.comm import SerialComm
 from mpifed.core.noise import Gaussian
 from mpifed.core.problem import Composition
-from mpifed.simulation.simulation import Simulation
 from mpifed.core.streams import generator
+from mpifed.parallel.comm import SerialComm
+from mpifed.simulation.simulation import Simulation
 
 DIM, CLIENTS, SIGMA = 16, 2, 0.2
 WEIGHTS = ["alpha", "beta", "varrho"]
@@ -70,7 +71,9 @@ NOISES = [Part(scale=SIGMA), OfJacobian(scale=SIGMA), OfOuter(scale=SIGMA)]
 
 def simulate(method, problem, rounds, noise=None):
     """The averaged iterate of every round, ``[rounds, d]``."""
-    config = configuration(method, problem, "unused", rounds=rounds, noise=None, batch_size=0, executor="batched")
+    config = configuration(
+        method, problem, "unused", rounds=rounds, noise=None, batch_size=0, executor="batched"
+    )
     config = config.model_copy(update={"oracle": config.oracle.model_copy(update={"noise": noise})})
     simulation = Simulation(config, SerialComm())
     simulation.start()
@@ -93,7 +96,9 @@ def stationary(step, weight):
 def test_each_weight_filters_the_noise_of_its_own_estimator(noise, weight):
     """α filters g, β its Jacobian, ϱ ∇f; the others leave the noise as it is (up to products of small errors)."""
     step, rounds = 0.5, 300 if noise == weight else 140
-    q = 1 if noise == 1 else 2  # ∇f_k, which multiplies Jacobian noise, has norm 1 at 0, less after local steps
+    q = (
+        1 if noise == 1 else 2
+    )  # ∇f_k, which multiplies Jacobian noise, has norm 1 at 0, less after local steps
     a = 0.05 if noise == weight else 1.0
     weights = {name: 0.05 if j == weight else 1.0 for j, name in enumerate(WEIGHTS)}
     points = simulate(MFCGD(q=q, gamma=step, **weights), Quadratic(), rounds, NOISES[noise])

@@ -10,20 +10,23 @@ import numpy as np
 import pytest
 import torch
 from games import configuration
+
 from mpifed import Blocks, Minimax
 from mpifed.algorithms import FSGDA, FedMuonDA, FedNSGDAM, FedSGDAClip, LocalSGDA
-from mpifed.parallel.comm import SerialComm
 from mpifed.core.noise import AlphaStable, Gaussian
+from mpifed.core.streams import generator
+from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle
 from mpifed.simulation.simulation import Simulation
-from mpifed.core.streams import generator
 
 CLIENTS, P, ETA, ROUNDS, SEEDS = 4, 5, 0.02, 120, 5
 START = 0.75 * 8**0.5
 #: γ = ηp is plain averaging: all methods take local steps of one scale, and differ in the direction alone.
 HEAVY = dict(p=P, eta_x=ETA, eta_y=ETA, gamma_x=ETA * P, gamma_y=ETA * P)
 METHODS = {
-    "normalised": FedNSGDAM(**HEAVY), "polar": FedMuonDA(**HEAVY), "clipped": FedSGDAClip(**HEAVY, tau=2.0),
+    "normalised": FedNSGDAM(**HEAVY),
+    "polar": FedMuonDA(**HEAVY),
+    "clipped": FedSGDAClip(**HEAVY, tau=2.0),
     "plain": LocalSGDA(q=P, eta_x=ETA, eta_y=ETA),
 }
 #: Symmetric stable noise of scale 1 becomes normal with variance 2 as α goes to 2.
@@ -110,7 +113,9 @@ def test_smaller_steps_come_nearer_under_infinite_variance():
     levels = []
     for scale in (1, 4):
         rates = {name: value / scale if name != "p" else value for name, value in HEAVY.items()}
-        paths = [distances(FedNSGDAM(**rates), NOISES["stable"], seed, 150 * scale, start=0.0) for seed in range(3)]
+        paths = [
+            distances(FedNSGDAM(**rates), NOISES["stable"], seed, 150 * scale, start=0.0) for seed in range(3)
+        ]
         levels.append(np.sqrt(np.mean(np.square(paths)[:, 50 * scale :])))
     assert levels[1] < 0.7 * levels[0]
 
@@ -139,9 +144,13 @@ def stationary(step, h, clients):
 
 
 @pytest.mark.parametrize("clients", [1, 4, 16])
-@pytest.mark.parametrize("method", [
-    LocalSGDA(q=10, eta_x=STEPS["x"], eta_y=STEPS["y"]), FSGDA(K=10, eta_xl=STEPS["x"], eta_yl=STEPS["y"]),
-])
+@pytest.mark.parametrize(
+    "method",
+    [
+        LocalSGDA(q=10, eta_x=STEPS["x"], eta_y=STEPS["y"]),
+        FSGDA(K=10, eta_xl=STEPS["x"], eta_yl=STEPS["y"]),
+    ],
+)
 def test_the_noise_of_plain_steps_falls_with_the_number_of_clients(method, clients):
     found = floors(method, clients, 12)  # an error lives for two rounds
     for block, h in CURVATURES.items():
@@ -155,7 +164,10 @@ def test_the_noise_of_normalised_steps_falls_with_the_number_of_clients(clients)
     the floor is 1 / N of one client's but for that factor, at most (1 + 1/p)^(1/2) = 1.05."""
     p, norm = 10, SIGMA * D**0.5
     eta = {block: step * norm for block, step in STEPS.items()}
-    local, server = {f"eta_{block}": eta[block] for block in "xy"}, {f"gamma_{block}": p * eta[block] for block in "xy"}
+    local, server = (
+        {f"eta_{block}": eta[block] for block in "xy"},
+        {f"gamma_{block}": p * eta[block] for block in "xy"},
+    )
     method = FedNSGDAM(p=p, **local, **server, beta_x=1.0, beta_y=1.0)
     found = floors(method, clients, 12)
     for block, h in CURVATURES.items():

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from games import configuration
+
 from mpifed import run
-from mpifed.core.adaptive import MATRICES
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
+from mpifed.core.adaptive import MATRICES
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle
 
@@ -29,8 +30,16 @@ class Unequal(Saddle):
 
 def path(method, problem, out, rounds=100, **settings) -> np.ndarray:
     """The averaged iterate of every round without noise, ``[rounds, 2 d]``."""
-    settings = {"batch_size": 0, "noise": None, "executor": "batched", "eval_every": 10**6, "watchdog": 0} | settings
-    with h5py.File(run(configuration(method, problem, out, rounds=rounds, **settings), SerialComm()).path) as file:
+    settings = {
+        "batch_size": 0,
+        "noise": None,
+        "executor": "batched",
+        "eval_every": 10**6,
+        "watchdog": 0,
+    } | settings
+    with h5py.File(
+        run(configuration(method, problem, out, rounds=rounds, **settings), SerialComm()).path
+    ) as file:
         return np.concatenate([file["iterates/x"][...], file["iterates/y"][...]], axis=1)
 
 
@@ -47,7 +56,10 @@ def weighted_saddle(problem, n) -> np.ndarray:
     """The saddle of Σ n_k f^k / Σ n_k: (τ + t̄²) x = t̄ b̄, y = b̄ - t̄ x with weighted means."""
     n = np.array(n) / np.sum(n)
     data = [problem.client_data(k) for k in range(problem.clients)]
-    t, b = sum(w * float(t[0]) for w, (t, _) in zip(n, data)), sum(w * b[0].numpy() for w, (_, b) in zip(n, data))
+    t, b = (
+        sum(w * float(t[0]) for w, (t, _) in zip(n, data)),
+        sum(w * b[0].numpy() for w, (_, b) in zip(n, data)),
+    )
     x = t * b / (problem.tau + t**2)
     return np.concatenate([x, b - t * x])
 
@@ -87,7 +99,9 @@ def test_without_forgetting_fgda_ends_at_the_saddle(tmp_path, sync, weights, oth
     """α = β = 0 without noise: the mean estimator sums exact increments, and the clients' drift leaves no bias."""
     problem = Unequal(centred=False)
     end = path(fgda(sync, 0.0), problem, tmp_path, weights=weights)[-1]
-    assert np.linalg.norm(end - weighted_saddle(problem, COUNTS[weights])) < 10 * ROUNDING  # nor is rounding forgotten
+    assert (
+        np.linalg.norm(end - weighted_saddle(problem, COUNTS[weights])) < 10 * ROUNDING
+    )  # nor is rounding forgotten
     assert np.linalg.norm(end - weighted_saddle(problem, COUNTS[other])) > 0.1
 
 
@@ -105,8 +119,14 @@ def test_adafgda_ends_at_the_saddle(tmp_path, matrix):
     """With any matrices, for the steps vanish where the mean field does (α = β = 0, no noise). Matrices that do not
     shrink with the estimators want larger steps."""
     scale = {"adagrad_norm": 20.0, "barzilai_borwein": 4.0, "amsgrad": 3.0}.get(matrix, 1.0)
-    method = AdaFGDA(q=Q, gamma=scale * ETA_X, lam=scale * ETA_Y, alpha=0.0, beta=0.0,
-                     matrix={"name": matrix, **({} if matrix == "identity" else {"rho": 1.0})})
+    method = AdaFGDA(
+        q=Q,
+        gamma=scale * ETA_X,
+        lam=scale * ETA_Y,
+        alpha=0.0,
+        beta=0.0,
+        matrix={"name": matrix, **({} if matrix == "identity" else {"rho": 1.0})},
+    )
     errors = np.linalg.norm(path(method, Saddle(), tmp_path, 200), axis=1)
     assert errors[0] > 0.1
     assert errors[-1] < 1e-10

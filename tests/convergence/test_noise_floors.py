@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from games import configuration
+
 from mpifed import run
 from mpifed.algorithms import FGDA, LocalSGDA
 from mpifed.parallel.comm import SerialComm
@@ -22,8 +23,16 @@ SPREAD = 5 * (2 / D) ** 0.5
 
 def path(method, problem, out, rounds, **settings):
     """The averaged iterates of x and of y after every round."""
-    settings = {"batch_size": 0, "noise": None, "executor": "batched", "eval_every": 10**6, "watchdog": 0} | settings
-    with h5py.File(run(configuration(method, problem, out, rounds=rounds, **settings), SerialComm()).path) as file:
+    settings = {
+        "batch_size": 0,
+        "noise": None,
+        "executor": "batched",
+        "eval_every": 10**6,
+        "watchdog": 0,
+    } | settings
+    with h5py.File(
+        run(configuration(method, problem, out, rounds=rounds, **settings), SerialComm()).path
+    ) as file:
         return file["iterates/x"][...], file["iterates/y"][...]
 
 
@@ -98,8 +107,13 @@ def test_a_sampled_cohort_of_local_sgda_stays_around_the_solution(tmp_path):
     x, y = path(LocalSGDA(q=Q, eta_x=ETA_X, eta_y=ETA_Y), problem, tmp_path, rounds, cohort=size)
     x, y = x[100:], y[100:] - problem.solution()[1].numpy()  # 0.6^100 forgets the start
     assert np.abs(x).max() < 1e-12
-    b = np.concatenate([problem.client_data(k)[1].numpy() for k in range(clients)]) - problem.solution()[1].numpy()
-    spread = b.var(axis=0, ddof=1) / size * (1 - size / clients)  # of the mean of a sample without replacement
+    b = (
+        np.concatenate([problem.client_data(k)[1].numpy() for k in range(clients)])
+        - problem.solution()[1].numpy()
+    )
+    spread = (
+        b.var(axis=0, ddof=1) / size * (1 - size / clients)
+    )  # of the mean of a sample without replacement
     assert (np.abs(y) <= np.abs(b).max(axis=0) + 1e-12).all()  # convex combinations
     # The sum of y - P y' = (1 - P) b̄ makes the mean over the rounds that of b̄, up to O(1 / rounds).
     assert (np.abs(y.mean(axis=0)) < 4 * np.sqrt(spread / len(y))).all()

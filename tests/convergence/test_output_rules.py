@@ -6,6 +6,7 @@ import h5py
 import numpy as np
 import pytest
 from games import configuration
+
 from mpifed import run
 from mpifed.algorithms import FGDA, LocalSGDA
 from mpifed.parallel.comm import SerialComm
@@ -17,7 +18,9 @@ METHODS = [LocalSGDA(q=2, eta_x=0.005, eta_y=0.05), FGDA(q=2, gamma=0.005, lam=0
 def output(method, out, rule, rounds=5, seed=1):
     """The returned point and the iterates of all rounds."""
     settings = dict(batch_size=0, noise=0.1, seed=seed, rounds=rounds, eval_every=10**6, watchdog=0)
-    config = configuration(method, Saddle(d=2, clients=2), out, **settings).model_copy(update={"output": rule})
+    config = configuration(method, Saddle(d=2, clients=2), out, **settings).model_copy(
+        update={"output": rule}
+    )
     result = run(config, SerialComm())
     with h5py.File(result.path) as file:
         final = np.concatenate([file["final/x"][...], file["final/y"][...]])
@@ -38,7 +41,9 @@ def test_last(tmp_path, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_average_is_the_mean_of_all_rounds(tmp_path, method):
     point, iterates = output(method, tmp_path, "average", rounds=30)
-    np.testing.assert_allclose(point, iterates.mean(axis=0), rtol=0, atol=1e-15)  # a running mean of numbers of about 1
+    np.testing.assert_allclose(
+        point, iterates.mean(axis=0), rtol=0, atol=1e-15
+    )  # a running mean of numbers of about 1
     assert np.abs(point - iterates[-1]).max() > 0.1  # nor is the start among them
     assert len(iterates) == 30
 

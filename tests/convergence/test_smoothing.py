@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from games import configuration
+
 from mpifed import Blocks, Minimax
 from mpifed.algorithms import FESSGDA, FSGDA, SmoothedGDA
 from mpifed.parallel.comm import SerialComm
@@ -45,7 +46,9 @@ class Nonconvex(Minimax):
 
     def gradients(self, x, y, batch):
         x1, x2, sign = x[..., :1], x[..., 1:], batch[0][:, 0]
-        return torch.cat([self.b * y - A * x1 + sign, C * x2 - sign], dim=-1), self.b * x1 - self.mu * y + 0.1 * sign
+        return torch.cat(
+            [self.b * y - A * x1 + sign, C * x2 - sign], dim=-1
+        ), self.b * x1 - self.mu * y + 0.1 * sign
 
 
 def norms(method, kappa, limit):
@@ -121,7 +124,10 @@ def moments(clients, rounds, h, eta, eta_g, p, beta):
     """E x² after ``rounds`` rounds from 0. K local steps take x to ρ x + e with Var e = η²σ² Σ (1 - ηh)^2k; the server
     makes x⁺ = x + η_g ((ρ - 1) x + ē) - η η_g K p (x - z), then z moves to z + β (x⁺ - z)."""
     K, pull = RATES["K"], eta * eta_g * RATES["K"] * p
-    rho, variance = (1 - eta * h) ** K, eta**2 * SIGMA**2 * sum((1 - eta * h) ** (2 * k) for k in range(K)) / clients
+    rho, variance = (
+        (1 - eta * h) ** K,
+        eta**2 * SIGMA**2 * sum((1 - eta * h) ** (2 * k) for k in range(K)) / clients,
+    )
     row = np.array([1 + eta_g * (rho - 1) - pull, pull])
     M = np.array([row, beta * row + [0, 1 - beta]])
     noise, S = eta_g * np.array([1, beta]), np.zeros((2, 2))

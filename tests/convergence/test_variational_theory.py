@@ -13,19 +13,20 @@ import pytest
 import torch
 from fields import Field
 from games import configuration
+from scipy.optimize import root
+
 from mpifed import Blocks, Minimax, Sets
 from mpifed.algorithms import LESGD, LIPPAX, LSGD, SLIPPAX, LocalDualExtrapolation
-from mpifed.parallel.comm import SerialComm
+from mpifed.algorithms.theory import theorem_1, theorem_2, theorem_6
 from mpifed.core.noise import Gaussian
 from mpifed.core.problem import Operator
+from mpifed.core.proximal import L1, Zero
+from mpifed.core.sets import Box, Simplex
+from mpifed.core.streams import generator
+from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle
 from mpifed.problems.trust_region import maximize_on_ball
-from mpifed.core.sets import Box, Simplex
-from mpifed.core.proximal import L1, Zero
 from mpifed.simulation.simulation import Simulation
-from mpifed.core.streams import generator
-from mpifed.algorithms.theory import theorem_1, theorem_2, theorem_6
-from scipy.optimize import root
 
 DIM = 6
 ROTATION = np.array([[0.0, 1.0], [-1.0, 0.0]])
@@ -93,10 +94,20 @@ def random_problem(kind, L, clients, seed):
 
 
 #: (L, σ, K, R, M, D) and whether the start exceeds the bounds: where it does not, they say little.
-CASES = [((1.0, 0.0, 4, 100, 1, 3.0), True), ((1.0, 0.02, 4, 100, 2, 3.0), True), ((0.3, 0.005, 8, 60, 8, 3.0), True),
-         ((5.0, 0.1, 1, 200, 4, 1.0), False), ((1.0, 0.1, 8, 60, 8, 1.0), False)]
-THEOREMS = [(theorem_1, LESGD, "monotone"), (theorem_1, LESGD, "skew"), (theorem_2, LESGD, "monotone"),
-            (theorem_2, LESGD, "skew"), (theorem_6, LSGD, "symmetric")]
+CASES = [
+    ((1.0, 0.0, 4, 100, 1, 3.0), True),
+    ((1.0, 0.02, 4, 100, 2, 3.0), True),
+    ((0.3, 0.005, 8, 60, 8, 3.0), True),
+    ((5.0, 0.1, 1, 200, 4, 1.0), False),
+    ((1.0, 0.1, 8, 60, 8, 1.0), False),
+]
+THEOREMS = [
+    (theorem_1, LESGD, "monotone"),
+    (theorem_1, LESGD, "skew"),
+    (theorem_2, LESGD, "monotone"),
+    (theorem_2, LESGD, "skew"),
+    (theorem_6, LSGD, "symmetric"),
+]
 
 
 def test_the_statements_of_the_theorems():
@@ -144,11 +155,16 @@ def test_only_lsgd_diverges_on_a_rotation(K):
     """V(z) = J z, J orthogonal and skew, has modulus 1, and J has the eigenvalues ± i: the norms change by
     |1 - iη| (LSGD), |1 - iη - η²| (LESGD), 1 / |1 + iη| (LIPPAX in the limit) a step."""
     problem, eta, R = Affine(ROTATION, np.zeros(2), np.array([1.0, 0.0]), 2), 0.5, 20
-    rates = {LSGD(K=K, eta=eta): abs(1 - 1j * eta), LESGD(K=K, eta=eta): abs(1 - 1j * eta - eta**2),
-             LIPPAX(K=K, eta=eta, H=150, L=1.0): 1 / abs(1 + 1j * eta)}
+    rates = {
+        LSGD(K=K, eta=eta): abs(1 - 1j * eta),
+        LESGD(K=K, eta=eta): abs(1 - 1j * eta - eta**2),
+        LIPPAX(K=K, eta=eta, H=150, L=1.0): 1 / abs(1 + 1j * eta),
+    }
     for method, rate in rates.items():
         *_, simulation = simulate(method, problem, R)
-        assert float(simulation.shared.z.norm()) == pytest.approx(rate ** (K * R), rel=1e-11)  # K R steps of 1e-16 each
+        assert float(simulation.shared.z.norm()) == pytest.approx(
+            rate ** (K * R), rel=1e-11
+        )  # K R steps of 1e-16 each
         assert (rate > 1) == isinstance(method, LSGD)
 
 
@@ -165,7 +181,9 @@ def test_the_inner_loop_of_lippax_is_geometric_at_the_rate_of_the_field(eta_L):
     first = np.linalg.norm(problem.start - exact)
     for H in (0, 1, 2, 5, 20):
         distance = np.linalg.norm(output(LIPPAX(K=1, eta=eta, H=H, L=L), problem, 1) - exact)
-        assert distance == pytest.approx(rate**H * first, rel=1e-9)  # 1e-16 of numbers of 1 beside 0.6^20 = 1e-4
+        assert distance == pytest.approx(
+            rate**H * first, rel=1e-9
+        )  # 1e-16 of numbers of 1 beside 0.6^20 = 1e-4
 
 
 @pytest.mark.parametrize("eta_L", [1.0, 0.3])
@@ -183,7 +201,9 @@ def test_the_inner_loop_of_lippax_is_geometric_on_a_nonlinear_field(eta_L):
 
     exact = root(residual, z.numpy(), tol=1e-14).x
     assert np.abs(residual(exact)).max() < 1e-12
-    distances = [np.linalg.norm(output(LIPPAX(K=1, eta=eta, H=H, L=L), problem, 1) - exact) for H in range(0, 40, 4)]
+    distances = [
+        np.linalg.norm(output(LIPPAX(K=1, eta=eta, H=H, L=L), problem, 1) - exact) for H in range(0, 40, 4)
+    ]
     for before, after in zip(distances, distances[1:]):
         assert after**2 <= (1 - 1 / (eta_L + 1) ** 2) ** 4 * before**2 + 1e-20
     assert distances[-1] < 1e-3 * distances[0]
@@ -225,7 +245,9 @@ def test_dual_averages_keep_zeros_that_primal_averages_lose():
 def test_the_output_of_dual_extrapolation_approaches_the_composite_solution():
     """Without local drift (K = 1) the average over the steps is off by O(1 / T)."""
     problem, star = composite()
-    errors = [np.linalg.norm(output(LocalDualExtrapolation(K=1, eta=0.1), problem, T) - star) for T in (200, 800)]
+    errors = [
+        np.linalg.norm(output(LocalDualExtrapolation(K=1, eta=0.1), problem, T) - star) for T in (200, 800)
+    ]
     assert errors[1] < 0.3 * errors[0]
     assert errors[1] < 0.05
 
@@ -264,17 +286,29 @@ class Matching(Minimax):
 INNER = dict(K=3, eta=0.3, H=2, L=3.0)
 
 
-@pytest.mark.parametrize("method", [
-    LSGD(K=3, eta=0.3), LESGD(K=3, eta=0.3), LESGD(K=3, eta=0.3, sync_extrapolation=False), LIPPAX(**INNER),
-    SLIPPAX(**INNER, delta=0.2), LocalDualExtrapolation(K=3, eta=0.3),
-])
+@pytest.mark.parametrize(
+    "method",
+    [
+        LSGD(K=3, eta=0.3),
+        LESGD(K=3, eta=0.3),
+        LESGD(K=3, eta=0.3, sync_extrapolation=False),
+        LIPPAX(**INNER),
+        SLIPPAX(**INNER, delta=0.2),
+        LocalDualExtrapolation(K=3, eta=0.3),
+    ],
+)
 def test_games_stay_in_the_sets_of_the_minimax_problem(method):
     """Points and outputs: means of points of a convex set stay in it."""
+
     def infeasibility(problem):
-        states = [(step.shared.z.clone(), step.output.z.clone()) for step in simulate(method, problem, 6, sigma=1.0)]
+        states = [
+            (step.shared.z.clone(), step.output.z.clone()) for step in simulate(method, problem, 6, sigma=1.0)
+        ]
         z = torch.stack([point for pair in states for point in pair])
         x, y = z[:, :2], z[:, 2:]
-        return float(torch.stack([(-0.2 - x).max(), (x - 0.3).max(), -y.min(), (y.sum(1) - 1).abs().max()]).max())
+        return float(
+            torch.stack([(-0.2 - x).max(), (x - 0.3).max(), -y.min(), (y.sum(1) - 1).abs().max()]).max()
+        )
 
     assert infeasibility(Matching(sets=Sets())) > 0.1
     assert infeasibility(Matching()) < 1e-14  # rounding of means

@@ -20,7 +20,12 @@ def small_disk(tmp_path):
     """A file system of 8 MB at ``tmp_path/run``."""
     place = tmp_path / "run"
     place.mkdir()
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place], capture_output=True).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place], capture_output=True
+        ).returncode
+    ):
         pytest.skip("mounting is not permitted here")
     yield tmp_path
     subprocess.run(["umount", place], check=True)
@@ -30,13 +35,20 @@ def small_disk(tmp_path):
 def test_the_disk_is_full_for_a_while(small_disk, whole, size, check):
     """Found out before writing (check), or by HDF5 half way. The checkpoints of rounds 6 to 12 are lost, the run goes on."""
     ballast = small_disk / "run" / "ballast"
-    faults = [f"0 fill:{ballast} {WRITE} 2", f"0 free:{ballast} {WRITE} 5"] + ["0 skip mpifed.storage.checkpoint:_room 1"] * (not check)
+    faults = [f"0 fill:{ballast} {WRITE} 2", f"0 free:{ballast} {WRITE} 5"] + [
+        "0 skip mpifed.storage.checkpoint:_room 1"
+    ] * (not check)
     code, output = launch.launch(size, command(small_disk, *faults), LIMIT)
     assert code == 0 and "Traceback" not in output, output
-    warnings = re.findall(r"mpifed: warning: the files of round (\d+) could not be written to .* \((.*)\); the newest checkpoint is "
-                          r"of round 3; the run goes on\n", output)
+    warnings = re.findall(
+        r"mpifed: warning: the files of round (\d+) could not be written to .* \((.*)\); the newest checkpoint is "
+        r"of round 3; the run goes on\n",
+        output,
+    )
     assert [round for round, _ in warnings] == ["6", "9", "12"], output
-    assert all(("bytes needed" in why) == check and "No space left on device" in why for _, why in warnings), output
+    assert all(
+        ("bytes needed" in why) == check and "No space left on device" in why for _, why in warnings
+    ), output
     np.testing.assert_array_equal(final(small_disk), whole)
     assert saved(small_disk) == 20 and not list((small_disk / "run").glob("*.tmp.*"))
 
@@ -48,7 +60,10 @@ def test_the_disk_stays_full(small_disk, whole, size, check):
     faults = [f"0 fill:{ballast} {WRITE} 5"] + ["0 skip mpifed.storage.checkpoint:_room 1"] * (not check)
     code, output = launch.launch(size, command(small_disk, *faults), LIMIT)
     assert code == 2 and "Traceback" not in output, output
-    assert re.search(r"mpifed: the files of round 20 could not be written to .*No space left on device.*is of round 12\n", output), output
+    assert re.search(
+        r"mpifed: the files of round 20 could not be written to .*No space left on device.*is of round 12\n",
+        output,
+    ), output
     ballast.unlink()
     np.testing.assert_array_equal(end(small_disk), whole)
 

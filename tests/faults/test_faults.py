@@ -12,13 +12,19 @@ from launch import launch
 from small_job import LIMIT, STEP, command, end, final, job, saved
 
 FAULTY = Path(__file__).parents[1] / "support" / "faulty.py"
-ENDS = {"openmpi": [1], "mpich": [1, 9]}  # MPI_Abort(1): MPICH's launcher may pass on the end of a rank that it has killed instead
+ENDS = {
+    "openmpi": [1],
+    "mpich": [1, 9],
+}  # MPI_Abort(1): MPICH's launcher may pass on the end of a rank that it has killed instead
 
 
-@pytest.mark.parametrize("fault, says, mpi", [
-    ("raise", "RuntimeError: the dog ate my gradient", "openmpi"),
-    ("exit:0", "sys.exit(0) was called in the middle of a run", "mpich"),
-])
+@pytest.mark.parametrize(
+    "fault, says, mpi",
+    [
+        ("raise", "RuntimeError: the dog ate my gradient", "openmpi"),
+        ("exit:0", "sys.exit(0) was called in the middle of a run", "mpich"),
+    ],
+)
 def test_one_rank_fails(tmp_path, whole, fault, says, mpi):
     code, output = launch(3, command(tmp_path, f"1 {fault} {STEP} 5"), LIMIT, mpi=mpi)
     assert code in ENDS[mpi], output
@@ -27,10 +33,13 @@ def test_one_rank_fails(tmp_path, whole, fault, says, mpi):
     np.testing.assert_array_equal(end(tmp_path), whole)
 
 
-@pytest.mark.parametrize("fault, says", [
-    ("nan", "round 5: client 3, field 'y' of `message`"),
-    ("server", "round 5: field 'y' of `shared`"),
-])
+@pytest.mark.parametrize(
+    "fault, says",
+    [
+        ("nan", "round 5: client 3, field 'y' of `message`"),
+        ("server", "round 5: field 'y' of `shared`"),
+    ],
+)
 def test_non_finite_values_stop_all_ranks(tmp_path, fault, says):
     method = f"algorithm={{name='{FAULTY}:Faulty', fault='{fault}'}}"
     code, output = launch(2, ["-m", "mpifed", "run", job(tmp_path), method], LIMIT)
@@ -53,7 +62,9 @@ def test_damaged_checkpoints_on_several_ranks(tmp_path, whole):
     for path in (tmp_path / "run").glob("checkpoint-*.h5"):
         path.write_bytes(b"")
     code, output = launch(2, command(tmp_path), LIMIT)
-    assert code == 2 and "none of the checkpoints in" in output and "run.overwrite=true starts over" in output, output
+    assert (
+        code == 2 and "none of the checkpoints in" in output and "run.overwrite=true starts over" in output
+    ), output
     assert output.count("mpifed: ") == 1 and "Traceback" not in output, output
 
 
@@ -61,7 +72,11 @@ def test_launcher_that_does_not_fit():
     """A launcher that announces four ranks to a library that sees one: refused, not four runs of one rank."""
     announced = {**os.environ, "PMI_SIZE": "4", "PMI_RANK": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "mpifed", "run", "no.toml"], env=announced, capture_output=True, text=True, timeout=LIMIT
+        [sys.executable, "-m", "mpifed", "run", "no.toml"],
+        env=announced,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
     )
     assert done.returncode == 71, done.stderr
     assert "the launcher started 4 processes" in done.stderr

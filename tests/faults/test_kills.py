@@ -12,7 +12,11 @@ import pytest
 from processes import alive, all_ranks, segments, wait_for_the_end
 from small_job import ALLREDUCE, LIMIT, STEP, command, end, saved
 
-BCAST, DIGEST, SEND = "mpifed.parallel.comm:MpiComm.bcast_", "mpifed.storage.checkpoint:_digest", "mpifed.parallel.comm:MpiComm.send"
+BCAST, DIGEST, SEND = (
+    "mpifed.parallel.comm:MpiComm.bcast_",
+    "mpifed.storage.checkpoint:_digest",
+    "mpifed.parallel.comm:MpiComm.send",
+)
 REPLACE = "os:replace"
 #: Seconds from the death of a rank to the end of the job.
 PATIENCE = 10
@@ -26,7 +30,11 @@ OPEN_MPI = [
 ]
 MPICH = [
     (2, f"1 kill {ALLREDUCE} 5", 3),
-    (2, f"0 kill {DIGEST} 2", 3),  # the first is of reading; the data of round 6 are written, their seal is not
+    (
+        2,
+        f"0 kill {DIGEST} 2",
+        3,
+    ),  # the first is of reading; the data of round 6 are written, their seal is not
     (2, f"0 kill-after {REPLACE} 1", 6),  # the name is not synced
     (2, f"1 kill {SEND} 1", 6),  # client rows of round 9 are on their way to rank 0
 ]
@@ -58,10 +66,16 @@ def test_kills_at_named_moments(tmp_path, whole, mpi, chain):
         output = killed(tmp_path, size, fault, mpi)
         assert saved(tmp_path) == newest, (fault, output)
         if mpi == "mpich":
-            assert "EXIT STRING: Killed (signal 9)" in output, output  # it is all that is said: the others die at once, too
+            assert "EXIT STRING: Killed (signal 9)" in output, (
+                output
+            )  # it is all that is said: the others die at once, too
         else:
-            assert re.search(rf"process rank {fault[0]} with PID \d+ on node \S+ exited on\s+signal 9", output), output
+            assert re.search(
+                rf"process rank {fault[0]} with PID \d+ on node \S+ exited on\s+signal 9", output
+            ), output
             if fault[0] != "0":  # rank 0 lives long enough to say where the run stands
-                assert re.search(rf"mpifed: SIGTERM received in round \d+: .*; the newest is of round {newest}\n", output), output
+                assert re.search(
+                    rf"mpifed: SIGTERM received in round \d+: .*; the newest is of round {newest}\n", output
+                ), output
     np.testing.assert_array_equal(end(tmp_path), whole)
     assert not list((tmp_path / "run").glob("*.tmp.*")), "half a file is left"

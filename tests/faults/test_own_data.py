@@ -34,7 +34,10 @@ out = "run"
 
 
 def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def write_data(folder: Path, ranks: int) -> list[Path]:
@@ -50,7 +53,9 @@ def write_data(folder: Path, ranks: int) -> list[Path]:
 
 def start(folder: Path, ranks: int, *settings: str) -> tuple[int, str]:
     (folder / "job.toml").write_text(JOB)
-    return launch(ranks, [OWN_DATA, folder / "data", "run", "job.toml", "--no-report", *settings], LIMIT, cwd=folder)
+    return launch(
+        ranks, [OWN_DATA, folder / "data", "run", "job.toml", "--no-report", *settings], LIMIT, cwd=folder
+    )
 
 
 def test_a_file_that_differs_is_named_with_its_ranks(tmp_path):
@@ -61,7 +66,9 @@ def test_a_file_that_differs_is_named_with_its_ranks(tmp_path):
     path.write_bytes(content)
     code, output = start(tmp_path, 3)
     assert code == 2 and "Traceback" not in output, output
-    assert output.count("data file train-images-idx3-ubyte differs between ranks: ranks 0-1 read ") == 1, output
+    assert output.count("data file train-images-idx3-ubyte differs between ranks: ranks 0-1 read ") == 1, (
+        output
+    )
     assert f"({folders[0] / path.name}); rank 2 read " in output and f"({path})" in output, output
     assert not (tmp_path / "run").exists()
 
@@ -85,7 +92,9 @@ def test_a_packed_copy_is_the_same_data_and_the_results_say_what_was_read(tmp_pa
     with h5py.File(tmp_path / "run" / "run.h5") as file:
         data = json.loads(file.attrs["data"])
     assert sorted(data) == sorted(one.name for one in folders[0].iterdir())
-    assert {name: one["path"] for name, one in data.items()} == {one.name: str(one) for one in folders[0].iterdir()}
+    assert {name: one["path"] for name, one in data.items()} == {
+        one.name: str(one) for one in folders[0].iterdir()
+    }
     for one in folders[0].iterdir():
         assert data[one.name]["digest"] == hashlib.sha256(one.read_bytes()).hexdigest()
 
@@ -97,4 +106,9 @@ def test_data_that_changed_between_two_starts_are_named(tmp_path):
     path.write_bytes(path.read_bytes()[:8] + path.read_bytes()[:7:-1])  # the labels in reverse
     code, output = start(tmp_path, 1, "rounds=2")
     assert code == 2 and "Traceback" not in output, output
-    assert output.count("data file train-labels-idx1-ubyte has changed since the checkpoint was written: expected SHA-256 ") == 1, output
+    assert (
+        output.count(
+            "data file train-labels-idx1-ubyte has changed since the checkpoint was written: expected SHA-256 "
+        )
+        == 1
+    ), output

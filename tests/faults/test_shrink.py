@@ -16,12 +16,15 @@ SHRINK = ["run.on_rank_failure=shrink"]
 COMM = "mpifed.running.recovery:SurvivingComm"
 
 
-@pytest.mark.parametrize("faults, ranks, ranks_left", [
-    ([f"1 kill {STEP} 1"], 3, 2),  # before the first checkpoint: from the beginning
-    ([f"2 kill {COMM}.alltoallv 17", f"3 kill {COMM}.alltoallv 20"], 4, 2),  # two, one after the other
-    ([f"2 kill {COMM}.send 2"], 3, 2),  # client rows on their way into a checkpoint
-    ([f"1 kill {COMM}.all_done 1"], 3, 2),  # when all is done
-])
+@pytest.mark.parametrize(
+    "faults, ranks, ranks_left",
+    [
+        ([f"1 kill {STEP} 1"], 3, 2),  # before the first checkpoint: from the beginning
+        ([f"2 kill {COMM}.alltoallv 17", f"3 kill {COMM}.alltoallv 20"], 4, 2),  # two, one after the other
+        ([f"2 kill {COMM}.send 2"], 3, 2),  # client rows on their way into a checkpoint
+        ([f"1 kill {COMM}.all_done 1"], 3, 2),  # when all is done
+    ],
+)
 def test_ranks_die_at_named_moments(tmp_path, whole, faults, ranks, ranks_left):
     code, output = launch(ranks, command(tmp_path, *faults, settings=SHRINK), LIMIT, flags=ULFM)
     assert code == 0, output
@@ -46,11 +49,14 @@ def test_a_rank_dies_at_a_random_moment(tmp_path, whole, seed):
     np.testing.assert_array_equal(final(tmp_path), whole)
 
 
-@pytest.mark.parametrize("ranks, mpi, flags, says", [
-    (2, "openmpi", (), "the job was not started by `mpirun --with-ft ulfm`"),
-    (2, "mpich", (), "it needs Open MPI 5, this is MPICH"),
-    (0, "openmpi", (), "there is one process only"),
-])
+@pytest.mark.parametrize(
+    "ranks, mpi, flags, says",
+    [
+        (2, "openmpi", (), "the job was not started by `mpirun --with-ft ulfm`"),
+        (2, "mpich", (), "it needs Open MPI 5, this is MPICH"),
+        (0, "openmpi", (), "there is one process only"),
+    ],
+)
 def test_where_it_cannot_be_had(tmp_path, ranks, mpi, flags, says):
     code, output = launch(ranks, command(tmp_path, settings=SHRINK), LIMIT, mpi=mpi, flags=flags)
     assert code == 2, output

@@ -29,7 +29,9 @@ class Held:
         self.round = self.base + call if self.base else call - 1
         fault = f"{max(size - 1, 0)} pause:{self.place} {STEP} {call}"
         self.process = launch.start(size, command(folder, fault), mpi=mpi)
-        wait_until(lambda: (self.place / f"arrived-{call}").exists() or self.process.poll() is not None, LIMIT)
+        wait_until(
+            lambda: (self.place / f"arrived-{call}").exists() or self.process.poll() is not None, LIMIT
+        )
         self.pids = all_ranks(self.process, size)
 
     def go(self) -> tuple[int, str]:
@@ -56,7 +58,10 @@ def stop_and_continue(folder, steps, mpi):
         # At the end of the round that follows the one in progress; one more where a signal was late on a busy machine.
         assert saved(folder) - held.round in (1, 2), (signals, held.round, saved(folder), output)
         if signals[0][0] in (0, "launcher"):
-            assert f"{signals[0][1].name} received in round {held.round}: the run stops after round {held.round + 1}" in output, output
+            assert (
+                f"{signals[0][1].name} received in round {held.round}: the run stops after round {held.round + 1}"
+                in output
+            ), output
         if held.base:
             assert f"from round {held.base}" in output, output
         assert "Traceback" not in output, output

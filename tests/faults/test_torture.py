@@ -20,5 +20,7 @@ def test_twenty_random_kills():
 
 def test_a_job_that_ends_in_other_bits_is_lost():
     """Without the exact reduction a restart on another number of ranks has other last digits."""
-    code, output = torture("--kills", "1", "--ranks", "1,2", "--rounds", "40", "--seed", "4", "run.reduction=fused")
+    code, output = torture(
+        "--kills", "1", "--ranks", "1,2", "--rounds", "40", "--seed", "4", "run.reduction=fused"
+    )
     assert code == 1 and output.endswith("survived 0 of 1, lost 1\n") and "other bits than" in output, output

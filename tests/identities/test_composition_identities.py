@@ -14,20 +14,25 @@ import torch
 from fields import DX, Chain, reference_chain
 from games import configuration
 from identity_games import ROUNDING, VISIBLE, Renamed, Timed, distance
+
 from mpifed import Blocks, Minimax
 from mpifed.algorithms import MFCGD, AdaMFCGD, LocalSGDA
-from mpifed.parallel.comm import SerialComm
 from mpifed.core.noise import Gaussian
 from mpifed.core.problem import Composition
-from mpifed.simulation.simulation import Simulation
 from mpifed.core.streams import Stream, generator
+from mpifed.parallel.comm import SerialComm
+from mpifed.simulation.simulation import Simulation
 
 SEED, NOISE = 1, Gaussian(scale=0.3)
 GAMMA, ETA, Q = 0.06, 0.9, 3
 POWER = {"name": "power", "scale": 1.5, "offset": 2.0}
 #: (α, β, ϱ); the last follow the step size.
-MOMENTA = [(1.0, 1.0, 1.0), (0.3, 0.6, 0.45), (0.0, 0.0, 0.0),
-           ({"name": "squared", "c": 0.4}, 0.2, POWER | {"scale": 0.5})]
+MOMENTA = [
+    (1.0, 1.0, 1.0),
+    (0.3, 0.6, 0.45),
+    (0.0, 0.0, 0.0),
+    ({"name": "squared", "c": 0.4}, 0.2, POWER | {"scale": 0.5}),
+]
 EXECUTORS = ["loop", "batched"]
 
 
@@ -97,16 +102,24 @@ def test_c2_without_noise_every_weight_makes_comfedl(momenta, q):
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_identity_matrices_make_mfcgd(executor, q, first):
     options = dict(q=q, eta=POWER, C_g=0.8, C_f=0.5)
-    left = path(mfcgd(cls=AdaMFCGD, matrix="identity", first_matrix=first, **options), Chain(), executor=executor)
-    assert np.array_equal(left, path(mfcgd(**options), Chain(), executor=executor))  # a division by 1 changes no bit
+    left = path(
+        mfcgd(cls=AdaMFCGD, matrix="identity", first_matrix=first, **options), Chain(), executor=executor
+    )
+    assert np.array_equal(
+        left, path(mfcgd(**options), Chain(), executor=executor)
+    )  # a division by 1 changes no bit
 
 
 @pytest.mark.parametrize("matrix", ["adam", "adabelief", "norm"])
 def test_large_offsets_make_mfcgd(matrix):
     """A = ρ (I + O(1 / ρ)) with γ / ρ fixed."""
     right = path(mfcgd(), Chain())
-    gaps = [distance(right, path(mfcgd(cls=AdaMFCGD, gamma=GAMMA * rho, matrix={"name": matrix, "rho": rho}), Chain()))
-            for rho in (1e3, 1e5)]
+    gaps = [
+        distance(
+            right, path(mfcgd(cls=AdaMFCGD, gamma=GAMMA * rho, matrix={"name": matrix, "rho": rho}), Chain())
+        )
+        for rho in (1e3, 1e5)
+    ]
     assert gaps[0] < 1e-2
     assert gaps[1] < gaps[0] / 50  # a factor 100, to first order in 1 / ρ
 
@@ -229,8 +242,11 @@ class Rearranged(Chain):
 def methods():
     matrices = ["adam", "adabelief", "amsgrad", "norm", "adagrad_norm", "barzilai_borwein"]
     options = {name: {"name": name, "rho": 0.3} for name in matrices}
-    return {"MFCGD": mfcgd(), "bounds": mfcgd(C_g=0.8, C_f=0.5),
-            **{name: mfcgd(cls=AdaMFCGD, matrix=matrix) for name, matrix in options.items()}}
+    return {
+        "MFCGD": mfcgd(),
+        "bounds": mfcgd(C_g=0.8, C_f=0.5),
+        **{name: mfcgd(cls=AdaMFCGD, matrix=matrix) for name, matrix in options.items()},
+    }
 
 
 def rearranged(name, order, **settings):
@@ -257,10 +273,15 @@ def test_d3_permuted_clients(name):
 @pytest.mark.parametrize("momenta", MOMENTA)
 def test_d6_the_period_is_nothing_to_one_client(momenta):
     """12 steps in rounds of 1 to 12, with a noise that belongs to the step: 2 samples each, 0 at the start."""
+
     def end(q, **options):
         method = mfcgd(momenta, q=q, eta=POWER, C_g=0.8, C_f=0.5, **options)
-        return path(method, Chain(clients=1), noise=Timed(scale=0.3, q=2 * q), rounds=12 // q, batch_size=0)[-1:]
+        return path(method, Chain(clients=1), noise=Timed(scale=0.3, q=2 * q), rounds=12 // q, batch_size=0)[
+            -1:
+        ]
 
     assert max(distance(end(12), end(q)) for q in (1, 2, 4)) < ROUNDING
     adaptive = dict(cls=AdaMFCGD, matrix="adam")
-    assert distance(end(12, **adaptive), end(4, **adaptive)) > VISIBLE  # its matrix is refreshed at synchronisations
+    assert (
+        distance(end(12, **adaptive), end(4, **adaptive)) > VISIBLE
+    )  # its matrix is refreshed at synchronisations

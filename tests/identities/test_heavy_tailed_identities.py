@@ -12,13 +12,14 @@ import pytest
 import torch
 from games import DX, DY, Game, configuration, reference_gradient, start_of
 from identity_games import ROUNDING, VISIBLE, Exchanged, Rearranged, Renamed, Scaled, Swapped, distance, path
+from scipy.linalg import polar
+
 from mpifed import Blocks, Minimax, hyperparameters
 from mpifed.algorithms import FedMuonDA, FedNSGDAM, FedSGDAClip
-from mpifed.parallel.comm import SerialComm
 from mpifed.core.noise import Gaussian
-from mpifed.simulation.simulation import Simulation
 from mpifed.core.streams import generator
-from scipy.linalg import polar
+from mpifed.parallel.comm import SerialComm
+from mpifed.simulation.simulation import Simulation
 
 NOISE = Gaussian(scale=0.3)
 SAMPLED = {"batch_size": 2, "noise": NOISE}
@@ -147,7 +148,9 @@ def test_a19_one_client_and_one_step_are_normalised_momentum_sgda(tmp_path, firs
 
 
 def test_a19_needs_one_local_step(tmp_path):
-    paths = [path(FedNSGDAM(**RATES | {"eta_x": eta}), Game(clients=1), tmp_path, **SAMPLED) for eta in (0.03, 0.5)]
+    paths = [
+        path(FedNSGDAM(**RATES | {"eta_x": eta}), Game(clients=1), tmp_path, **SAMPLED) for eta in (0.03, 0.5)
+    ]
     assert distance(*paths) > VISIBLE
 
 
@@ -157,7 +160,9 @@ def test_a20_one_column_matrices_make_fedmuon_normalise(tmp_path, first_round, o
     """The polar factor of a column or row is u / ‖u‖, of every tensor by itself; of the block where it is one tensor.
     The cubic iteration starts 1e-7 below 1 and squares that distance."""
     muon = FedMuonDA(**RATES, first_round=first_round, orthogonalize=orthogonalize)
-    tensor, block = (FedNSGDAM(**RATES, first_round=first_round, norm_over=over) for over in ("tensor", "block"))
+    tensor, block = (
+        FedNSGDAM(**RATES, first_round=first_round, norm_over=over) for over in ("tensor", "block")
+    )
     for joined in (False, True):
         game = Columns(joined=joined)
         left = path(muon, game, tmp_path, **SAMPLED)
@@ -178,7 +183,9 @@ def test_fedmuon_steps_along_polar_factors(tmp_path, tall, executor):
         for u, step in zip(Watched.momenta, Watched.taken):
             for row_u, row in zip(u.numpy(), step.numpy()):
                 if len(row) == 8:
-                    np.testing.assert_allclose(row[6:], row_u[6:] / np.linalg.norm(row_u[6:]), rtol=0, atol=ROUNDING)
+                    np.testing.assert_allclose(
+                        row[6:], row_u[6:] / np.linalg.norm(row_u[6:]), rtol=0, atol=ROUNDING
+                    )
                 shape = (2, 2) if len(row) == 4 else (3, 2) if tall else (2, 3)
                 size = shape[0] * shape[1]
                 yield row_u[:size].reshape(shape), row[:size].reshape(shape)
@@ -186,11 +193,15 @@ def test_fedmuon_steps_along_polar_factors(tmp_path, tall, executor):
     for options in ({}, {"orthogonalize": "newton_schulz_cubic", "steps": 30}):
         for U, step in steps(**options):
             assert np.linalg.svd(U, compute_uv=False)[-1] > 1e-2
-            np.testing.assert_allclose(step, polar(U)[0], rtol=0, atol=1e3 * ROUNDING)  # conditions of up to 1e3
+            np.testing.assert_allclose(
+                step, polar(U)[0], rtol=0, atol=1e3 * ROUNDING
+            )  # conditions of up to 1e3
     for U, step in steps(orthogonalize="newton_schulz"):
         values = np.linalg.svd(step, compute_uv=False)
         assert 0.6 < values.min() and values.max() < 1.3
-        assert np.trace(step.T @ polar(U)[0]) == pytest.approx(values.sum(), rel=1e-9)  # the same singular vectors
+        assert np.trace(step.T @ polar(U)[0]) == pytest.approx(
+            values.sum(), rel=1e-9
+        )  # the same singular vectors
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.5])

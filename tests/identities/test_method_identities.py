@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from games import Game
 from identity_games import BINDING, ROUNDING, VISIBLE, Affine, Rearranged, Started, Timed, distance, path
+
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
 from mpifed.core.noise import Gaussian
 from mpifed.core.streams import generator
@@ -19,8 +20,12 @@ SYNC = ["stem", "local", "mean_after", "box"]
 READINGS = SYNC[:3]
 #: Settings of a matrix, with ρ left open.
 MATRICES = {
-    "adam": {"varrho": 0.8}, "adabelief": {"varrho": 0.8}, "amsgrad": {"varrho": 0.8}, "norm": {"vartheta": 0.7},
-    "adagrad_norm": {}, "barzilai_borwein": {},
+    "adam": {"varrho": 0.8},
+    "adabelief": {"varrho": 0.8},
+    "amsgrad": {"varrho": 0.8},
+    "norm": {"vartheta": 0.7},
+    "adagrad_norm": {},
+    "barzilai_borwein": {},
 }
 
 
@@ -36,7 +41,9 @@ def adafgda(matrix, rho=0.3, **settings):
 def local_sgda(q=3, eta=ETA):
     """Local-SGDA with the rates γη_t, λη_t."""
     if isinstance(eta, dict):
-        return LocalSGDA(q=q, eta_x=eta | {"scale": GAMMA * eta["scale"]}, eta_y=eta | {"scale": LAM * eta["scale"]})
+        return LocalSGDA(
+            q=q, eta_x=eta | {"scale": GAMMA * eta["scale"]}, eta_y=eta | {"scale": LAM * eta["scale"]}
+        )
     return LocalSGDA(q=q, eta_x=GAMMA * eta, eta_y=LAM * eta)
 
 
@@ -120,9 +127,14 @@ def test_e2_full_weights_and_averaging_after_are_a_shifted_local_sgda(tmp_path, 
     assert distance(left, path(local_sgda(q=q), Game(), tmp_path, rounds=rounds, noise=noise(q))) > VISIBLE
 
 
-@pytest.mark.parametrize("alpha, beta, weights", [
-    (0.0, 1.0, "uniform"), (0.3, 0.05, "samples"), ({"name": "squared", "c": 0.4}, POWER | {"scale": 0.5}, "samples"),
-])
+@pytest.mark.parametrize(
+    "alpha, beta, weights",
+    [
+        (0.0, 1.0, "uniform"),
+        (0.3, 0.05, "samples"),
+        ({"name": "squared", "c": 0.4}, POWER | {"scale": 0.5}, "samples"),
+    ],
+)
 def test_a13_local_reading_without_noise_is_local_gda(tmp_path, alpha, beta, weights):
     """Without noise a client's own estimator is its exact gradient, whatever the weights of the correction."""
     right = path(local_sgda(eta=POWER), Game(), tmp_path, weights=weights)
@@ -138,9 +150,15 @@ def test_a13_needs_exact_gradients(tmp_path):
     assert distance(left, path(local_sgda(), Game(), tmp_path, noise=noise)) > VISIBLE
 
 
-@pytest.mark.parametrize("project, matrix", [
-    ("step", None), ("none", None), ("mixed", None), *(("mixed", matrix) for matrix in MATRICES),
-])
+@pytest.mark.parametrize(
+    "project, matrix",
+    [
+        ("step", None),
+        ("none", None),
+        ("mixed", None),
+        *(("mixed", matrix) for matrix in MATRICES),
+    ],
+)
 @pytest.mark.parametrize("clients, q", [(1, 3), (3, 1)])
 def test_a15_readings_coincide_for_one_client_or_one_step(tmp_path, clients, q, matrix, project):
     """Averaging one client's estimator changes nothing. With q = 1 all clients stand at one point, only the mean of the
@@ -187,7 +205,9 @@ def test_a16_a_large_rho_makes_fgda(tmp_path, matrix, sync, first):
     limit = path(fgda(sync_estimator=sync), Game(), tmp_path, **settings)
     rhos, gaps = [1e3, 1e4, 1e5], []
     for rho in rhos:
-        method = adafgda(matrix, rho, gamma=GAMMA * rho, lam=LAM * rho, sync_estimator=sync, first_matrix=first)
+        method = adafgda(
+            matrix, rho, gamma=GAMMA * rho, lam=LAM * rho, sync_estimator=sync, first_matrix=first
+        )
         gaps.append(distance(path(method, Game(), tmp_path, **settings), limit))
     slopes = np.diff(np.log(gaps)) / np.diff(np.log(rhos))
     # The next term is √a / ρ of the first, with √a < 10 at most 1 %, which tilts a decade by 0.01 / log 10.

@@ -11,9 +11,10 @@ import pytest
 import torch
 from games import DX, Game, configuration
 from identity_games import BINDING, ROUNDING, VISIBLE, Exchanged, Rearranged, Renamed, Swapped, distance, path
+
 from mpifed.algorithms import FESSGDA, FSGDA, LocalSGDA, SmoothedGDA
-from mpifed.parallel.comm import SerialComm
 from mpifed.core.noise import Gaussian
+from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
 
 NOISE = Gaussian(scale=0.3)
@@ -39,7 +40,10 @@ def states(method, problem, out, rounds=5, **settings):
 def test_a1_no_smoothing_makes_fsgda(tmp_path, beta, cohort, weights, ball):
     settings = SAMPLED | {"cohort": cohort, "weights": weights}
     right = path(FSGDA(**RATES), Game(ball=ball), tmp_path, **settings)
-    assert distance(path(FESSGDA(**RATES, p=0.0, beta=beta), Game(ball=ball), tmp_path, **settings), right) < ROUNDING
+    assert (
+        distance(path(FESSGDA(**RATES, p=0.0, beta=beta), Game(ball=ball), tmp_path, **settings), right)
+        < ROUNDING
+    )
     smoothed = path(FESSGDA(**RATES, p=2.0, beta=beta), Game(ball=ball), tmp_path, **settings)
     assert distance(smoothed, right) > VISIBLE
     assert distance(smoothed[:1], right[:1]) < ROUNDING  # z_0 = x_0: the first round has nothing to pull
@@ -102,10 +106,14 @@ def test_a4_for_smoothed_gda(tmp_path):
         assert distance(path(method, Game(), tmp_path, **SAMPLED), right) < ROUNDING
 
 
-@pytest.mark.parametrize("method", [
-    FESSGDA(**RATES, p=2.0, beta=0.3), SmoothedGDA(eta_x=0.05, eta_y=0.04, p=2.0, beta=0.3),
-    SmoothedGDA(eta_x=0.05, eta_y=0.04, p=2.0, beta=0.3, alternating=True),
-])
+@pytest.mark.parametrize(
+    "method",
+    [
+        FESSGDA(**RATES, p=2.0, beta=0.3),
+        SmoothedGDA(eta_x=0.05, eta_y=0.04, p=2.0, beta=0.3),
+        SmoothedGDA(eta_x=0.05, eta_y=0.04, p=2.0, beta=0.3, alternating=True),
+    ],
+)
 def test_the_smoothing_point_averages_the_iterates(tmp_path, method):
     """z_{t+1} = z_t + β (x_{t+1} - z_t), from z_0 = x_0."""
     path = list(states(method, Game(), tmp_path))
@@ -128,9 +136,14 @@ def test_d1_smoothing_tells_x_from_y(tmp_path):
     assert gap(FESSGDA, p=2.0) > VISIBLE
 
 
-@pytest.mark.parametrize("method", [
-    FSGDA(**RATES), FESSGDA(**RATES, p=2.0, beta=0.3), SmoothedGDA(eta_x=0.05, eta_y=0.04, p=2.0, beta=0.3),
-])
+@pytest.mark.parametrize(
+    "method",
+    [
+        FSGDA(**RATES),
+        FESSGDA(**RATES, p=2.0, beta=0.3),
+        SmoothedGDA(eta_x=0.05, eta_y=0.04, p=2.0, beta=0.3),
+    ],
+)
 def test_d2_d3_duplicated_and_permuted_clients(tmp_path, method):
     """Only means over the clients enter, and their weights go with them."""
 
@@ -144,10 +157,14 @@ def test_d2_d3_duplicated_and_permuted_clients(tmp_path, method):
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize("executor, reduction", list(itertools.product(["loop", "batched"], ["fused", "exact"])))
+@pytest.mark.parametrize(
+    "executor, reduction", list(itertools.product(["loop", "batched"], ["fused", "exact"]))
+)
 def test_d8_a_cohort_of_everybody_is_full_participation(tmp_path, executor, reduction, weights):
     settings = SAMPLED | dict(weights=weights, executor=executor, reduction=reduction)
     method = FESSGDA(**RATES, p=2.0, beta=0.3)
-    full, everybody, fewer = (path(method, Game(clients=5), tmp_path, cohort=c, **settings) for c in (None, 5, 4))
+    full, everybody, fewer = (
+        path(method, Game(clients=5), tmp_path, cohort=c, **settings) for c in (None, 5, 4)
+    )
     assert np.array_equal(full, everybody)
     assert distance(full, fewer) > VISIBLE

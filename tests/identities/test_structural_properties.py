@@ -7,11 +7,24 @@ import numpy as np
 import pytest
 from games import DX, DY, Game
 from identity_games import (
-    BINDING, ROUNDING, VISIBLE, Exchanged, Rearranged, Reflected, Renamed, Scaled, Swapped, Timed, Turned, distance,
-    path, reflection,
+    BINDING,
+    ROUNDING,
+    VISIBLE,
+    Exchanged,
+    Rearranged,
+    Reflected,
+    Renamed,
+    Scaled,
+    Swapped,
+    Timed,
+    Turned,
+    distance,
+    path,
+    reflection,
 )
-from mpifed.core.adaptive import AdaBelief, Adam, AMSGrad
+
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
+from mpifed.core.adaptive import AdaBelief, Adam, AMSGrad
 from mpifed.core.noise import Gaussian
 
 NOISE = Gaussian(scale=0.3)
@@ -19,9 +32,14 @@ RATES = {"q": 3, "gamma": 0.05, "lam": 0.04, "eta": 0.9, "alpha": 0.3, "beta": 0
 ROLES = {"q": 3, "gamma": 0.04, "lam": 0.05, "eta": 0.9, "alpha": 0.5, "beta": 0.3}
 SYNC = ["stem", "local", "mean_after", "box"]
 MATRICES = {
-    "adam": {"varrho": 0.8}, "adam corrected": {"varrho": 0.8, "bias_correction": True},
-    "adabelief": {"varrho": 0.8}, "amsgrad": {"varrho": 0.8}, "norm": {"vartheta": 0.7},
-    "norm root": {"vartheta": 0.7, "root": True}, "adagrad_norm": {}, "barzilai_borwein": {},
+    "adam": {"varrho": 0.8},
+    "adam corrected": {"varrho": 0.8, "bias_correction": True},
+    "adabelief": {"varrho": 0.8},
+    "amsgrad": {"varrho": 0.8},
+    "norm": {"vartheta": 0.7},
+    "norm root": {"vartheta": 0.7, "root": True},
+    "adagrad_norm": {},
+    "barzilai_borwein": {},
 }
 
 
@@ -81,7 +99,9 @@ def test_d4_adafgda_without_offset_does_not_see_the_scale_of_f(tmp_path, name, f
     def gap(rho):
         method = AdaFGDA(**RATES | {"q": q}, matrix=matrix(name, rho), first_matrix=first)
         left = path(method, Game(), tmp_path, batch_size=2, noise=NOISE)
-        return distance(left, path(method, Scaled(factor=4.0), tmp_path, batch_size=2, noise=Gaussian(scale=1.2)))
+        return distance(
+            left, path(method, Scaled(factor=4.0), tmp_path, batch_size=2, noise=Gaussian(scale=1.2))
+        )
 
     assert gap(0.0) == 0.0
     assert gap(0.3) > VISIBLE
@@ -116,7 +136,9 @@ def test_d5_orthogonal_change_of_variables(tmp_path, method):
 
 def alone(method_of_q, q, out):
     """One client after 6 and 12 steps, in rounds of q; the noise of a step does not depend on q."""
-    return path(method_of_q(q), Game(clients=1), out, rounds=12 // q, noise=Timed(scale=0.3, q=q))[6 // q - 1 :: 6 // q]
+    return path(method_of_q(q), Game(clients=1), out, rounds=12 // q, noise=Timed(scale=0.3, q=q))[
+        6 // q - 1 :: 6 // q
+    ]
 
 
 @pytest.mark.parametrize("sync", [None, "stem", "local", "mean_after"])
@@ -127,7 +149,9 @@ def test_d6_one_client_does_not_see_the_period(tmp_path, sync):
     def method(q):
         if sync is None:
             return LocalSGDA(q=q, eta_x={**eta, "scale": 0.075}, eta_y={**eta, "scale": 0.06})
-        return FGDA(**RATES | {"q": q, "eta": eta, "alpha": {"name": "squared", "c": 0.4}}, sync_estimator=sync)
+        return FGDA(
+            **RATES | {"q": q, "eta": eta, "alpha": {"name": "squared", "c": 0.4}}, sync_estimator=sync
+        )
 
     first = alone(method, 1, tmp_path)
     for q in (2, 3, 6):
@@ -146,10 +170,15 @@ def test_d6_the_printed_line_numbers_see_the_period(tmp_path):
     assert distance(*paths) > VISIBLE
 
 
-@pytest.mark.parametrize("executor, reduction, weights", [
-    ("loop", "fused", "uniform"), ("batched", "fused", "samples"),
-    ("loop", "exact", "samples"), ("batched", "exact", "uniform"),
-])
+@pytest.mark.parametrize(
+    "executor, reduction, weights",
+    [
+        ("loop", "fused", "uniform"),
+        ("batched", "fused", "samples"),
+        ("loop", "exact", "samples"),
+        ("batched", "exact", "uniform"),
+    ],
+)
 def test_d8_a_cohort_of_everybody_is_full_participation(tmp_path, executor, reduction, weights):
     settings = dict(batch_size=2, noise=NOISE, weights=weights, executor=executor, reduction=reduction)
     for method in (LocalSGDA(q=3, eta_x=0.05, eta_y=0.04), FGDA(**RATES)):
@@ -159,5 +188,7 @@ def test_d8_a_cohort_of_everybody_is_full_participation(tmp_path, executor, redu
 
 def test_d8_a_smaller_cohort_is_not(tmp_path):
     method = LocalSGDA(q=3, eta_x=0.05, eta_y=0.04)
-    paths = [path(method, Game(clients=5), tmp_path, batch_size=2, noise=NOISE, cohort=cohort) for cohort in (4, 5)]
+    paths = [
+        path(method, Game(clients=5), tmp_path, batch_size=2, noise=NOISE, cohort=cohort) for cohort in (4, 5)
+    ]
     assert distance(*paths) > VISIBLE

@@ -14,16 +14,17 @@ import torch
 from fields import D, Field, reference_operator
 from games import DX, Game, configuration
 from identity_games import BINDING, ROUNDING, VISIBLE, Renamed, Timed, distance
+
 from mpifed import Blocks
 from mpifed.algorithms import LESGD, LIPPAX, LSGD, SLIPPAX, LocalDualExtrapolation, LocalSGDA
-from mpifed.parallel.comm import SerialComm
 from mpifed.core.noise import Gaussian
 from mpifed.core.problem import Operator
-from mpifed.problems import Saddle
-from mpifed.core.sets import Box
 from mpifed.core.proximal import L1, Indicator, Zero
-from mpifed.simulation.simulation import Simulation
+from mpifed.core.sets import Box
 from mpifed.core.streams import generator
+from mpifed.parallel.comm import SerialComm
+from mpifed.problems import Saddle
+from mpifed.simulation.simulation import Simulation
 
 SEED, NOISE, ETA = 1, Gaussian(scale=0.3), 0.05
 EXECUTORS = ["loop", "batched"]
@@ -34,9 +35,12 @@ def methods(K=3, delta=0.2):
     rates, inner, local = dict(K=K, eta=ETA), dict(H=2, L=3.0), dict(sync_extrapolation=False)
     return {
         "LSGD": LSGD(**rates),
-        "LESGD": LESGD(**rates), "LESGD z-only": LESGD(**rates, **local),
-        "LIPPAX": LIPPAX(**rates, **inner), "SLIPPAX": SLIPPAX(**rates, **inner, delta=delta),
-        "LDE": LocalDualExtrapolation(**rates), "LDE z-only": LocalDualExtrapolation(**rates, **local),
+        "LESGD": LESGD(**rates),
+        "LESGD z-only": LESGD(**rates, **local),
+        "LIPPAX": LIPPAX(**rates, **inner),
+        "SLIPPAX": SLIPPAX(**rates, **inner, delta=delta),
+        "LDE": LocalDualExtrapolation(**rates),
+        "LDE z-only": LocalDualExtrapolation(**rates, **local),
     }
 
 
@@ -197,7 +201,8 @@ def test_d9_lippax_with_many_inner_steps_is_the_exact_proximal_point_method(spre
     # An inner step leaves at most (1 - 1 / (ηL + 1)²)^(1/2) of the error; that to the power H is below 1e-16.
     H = int(np.ceil(np.log(1e-16) / np.log(1 - 1 / (eta * L + 1) ** 2) * 2))
     points, outputs = simulate(
-        LIPPAX(K=K, eta=eta, H=H, L=L), problem, noise=None, rounds=rounds, batch_size=0, executor="batched")
+        LIPPAX(K=K, eta=eta, H=H, L=L), problem, noise=None, rounds=rounds, batch_size=0, executor="batched"
+    )
     (A, b), z, path = problem.mean(), problem.initial(generator(SEED, "initial"))["z"], []
     for _ in range(K * rounds):
         z = torch.linalg.solve(eta * A + torch.eye(D, dtype=A.dtype), z - eta * b)
@@ -244,8 +249,11 @@ def rearranged(name, order, phi, **settings):
 
 
 #: Methods with the convex functions that they handle.
-PHIS = [(name, phi) for name in NAMES
-        for phi in [Zero(), *([L1(lam=0.4), Indicator(set=Box(-0.5, 0.4))] if name.startswith("LDE") else [])]]
+PHIS = [
+    (name, phi)
+    for name in NAMES
+    for phi in [Zero(), *([L1(lam=0.4), Indicator(set=Box(-0.5, 0.4))] if name.startswith("LDE") else [])]
+]
 
 
 @pytest.mark.parametrize("name, phi", PHIS)
@@ -261,10 +269,13 @@ def test_d2_d3_duplicated_and_permuted_clients(name, phi):
 @pytest.mark.parametrize("name, phi", PHIS)
 def test_d6_the_period_is_nothing_to_one_client(name, phi):
     """Rounds of 2, 4 and 12 steps; the mirror maps of dual extrapolation count steps, not those of a round."""
+
     def end(K):
         method = methods(K=K, delta=0.0)[name]
         noise = Timed(scale=0.3, q=method.calls_per_step * K)
-        points, outputs = simulate(method, Field(clients=1, phi=phi), noise=noise, rounds=12 // K, batch_size=0)
+        points, outputs = simulate(
+            method, Field(clients=1, phi=phi), noise=noise, rounds=12 // K, batch_size=0
+        )
         return points[-1:], outputs[-1:]
 
     assert max(gap(end(12), end(K)) for K in (2, 4)) < ROUNDING

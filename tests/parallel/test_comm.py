@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from mpifed.parallel import comm as communication
 from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
 
@@ -48,10 +49,16 @@ def test_unequal_pieces(any_comm):
     np.testing.assert_array_equal(gathered, np.repeat(np.arange(float(size)), counts))
 
 
-@pytest.mark.parametrize("array, error", [
-    (np.zeros((4, 3)).T, ValueError), (np.zeros(6)[::2], ValueError), (np.zeros(3, np.float16), TypeError),
-    (np.zeros(3, ">f8"), TypeError), (np.zeros(3, complex), TypeError),
-])
+@pytest.mark.parametrize(
+    "array, error",
+    [
+        (np.zeros((4, 3)).T, ValueError),
+        (np.zeros(6)[::2], ValueError),
+        (np.zeros(3, np.float16), TypeError),
+        (np.zeros(3, ">f8"), TypeError),
+        (np.zeros(3, complex), TypeError),
+    ],
+)
 def test_refuses_what_mpi_would_garble(any_comm, array, error):
     with pytest.raises(error, match="cannot communicate"):
         any_comm.allreduce_(array)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from everything import METHODS, MISFITS, PAIRS, SETTINGS, method, problem
 from games import configuration
+
 from mpifed import resume, run
 from mpifed.algorithms import ALGORITHMS
 from mpifed.parallel.comm import SerialComm
@@ -18,7 +19,9 @@ pytestmark = pytest.mark.mpi
 
 
 def job(method_, problem_, out, **settings):
-    config = configuration(method_, problem_, out, rounds=3, batch_size=2, noise=0.05, reduction="exact", **settings)
+    config = configuration(
+        method_, problem_, out, rounds=3, batch_size=2, noise=0.05, reduction="exact", **settings
+    )
     return config.model_copy(update={"record": ()})
 
 
@@ -61,7 +64,9 @@ def test_clients_write_nothing_but_their_own_records(comm, out, name):
     def watched(phase, r, cohort, shared, messages):
         before, moments = shared.buffer.clone(), simulation.coordinator.moments.buffer.clone()
         inner(phase, r, cohort, shared, messages)
-        changes.append(torch.equal(before, shared.buffer) and torch.equal(moments, simulation.coordinator.moments.buffer))
+        changes.append(
+            torch.equal(before, shared.buffer) and torch.equal(moments, simulation.coordinator.moments.buffer)
+        )
 
     simulation.executor.run = watched
     simulation.start()

@@ -10,8 +10,8 @@ from staging import LateCopies
 import mpifed.parallel.reduction
 import mpifed.simulation.simulation
 from mpifed import resume, run
-from mpifed.parallel import channels
 from mpifed.algorithms import AdaFGDA
+from mpifed.parallel import channels
 from mpifed.parallel.comm import CollectiveError
 from mpifed.parallel.devices import choose_device
 from mpifed.parallel.placement import Cohort, Placement
@@ -50,8 +50,12 @@ def test_average_and_control_value(transport, comm, kind, weighted, members):
         for row, client in enumerate(placement.of(comm.rank)[cohort.local]):
             reduction.rows[row] = torch.arange(size) * 10.0 + client
         controls = reduction(cohort, repetition * (comm.rank + 1.0))
-        expected = np.arange(size) * 10.0 + np.average(members, weights=None if weights is None else weights[members])
-        np.testing.assert_allclose(reduction.mean.numpy(), expected, rtol=1e-14)  # three additions and a division
+        expected = np.arange(size) * 10.0 + np.average(
+            members, weights=None if weights is None else weights[members]
+        )
+        np.testing.assert_allclose(
+            reduction.mean.numpy(), expected, rtol=1e-14
+        )  # three additions and a division
         assert controls == repetition * comm.size * (comm.size + 1) / 2
     assert (transport.wire_bytes > 0) == (comm.size > 1) and transport.seconds > 0
 
@@ -61,10 +65,16 @@ def test_a_control_value_counts_once_in_a_round_of_several_sums(comm, monkeypatc
     """Two phases, and chunks of ``exact`` that hold one element each."""
     monkeypatch.setattr(mpifed.parallel.reduction, "CHUNK", 1)
     algorithm = AdaFGDA(q=2, gamma=0.02, lam=0.02, matrix="norm", sync_estimator="mean_after")
-    simulation = mpifed.simulation.Simulation(configuration(algorithm, Game(clients=5), "unused", reduction=reduction), comm)
+    simulation = mpifed.simulation.Simulation(
+        configuration(algorithm, Game(clients=5), "unused", reduction=reduction), comm
+    )
     assert len(simulation.algorithm.phases) > 1
     simulation.start()
-    assert [simulation.step(value * (comm.rank + 1)) for value in (0.0, 2.0, 0.0)] == [0.0, comm.size * (comm.size + 1.0), 0.0]
+    assert [simulation.step(value * (comm.rank + 1)) for value in (0.0, 2.0, 0.0)] == [
+        0.0,
+        comm.size * (comm.size + 1.0),
+        0.0,
+    ]
 
 
 def test_broadcast(transport, comm):
@@ -72,7 +82,9 @@ def test_broadcast(transport, comm):
     channel = transport.channel(tensor[1:4])
     for _ in range(2):
         channel.bcast_()
-        assert tensor[1:4].tolist() == [1.0, 2.0, 3.0] and tensor[0] == comm.rank, "in place, and nothing beside it"
+        assert tensor[1:4].tolist() == [1.0, 2.0, 3.0] and tensor[0] == comm.rank, (
+            "in place, and nothing beside it"
+        )
         tensor[1:4] += comm.rank
 
 
@@ -91,8 +103,12 @@ def test_runs_agree_with_the_host(comm, out, monkeypatch, name):
     """1e-12 in float64: the sums of up to four ranks in another order, three rounds."""
     points = []
     for number, kind in enumerate(("host", name)):
-        monkeypatch.setattr(mpifed.simulation.simulation, "choose_transport", lambda *_: TRANSPORTS[kind](comm))
-        result = run(configuration(AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{number}"), comm)
+        monkeypatch.setattr(
+            mpifed.simulation.simulation, "choose_transport", lambda *_: TRANSPORTS[kind](comm)
+        )
+        result = run(
+            configuration(AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{number}"), comm
+        )
         points.append(torch.cat(list(result.point.values())).numpy())
         assert not dist.is_initialized(), "a run gives its process group back"
     np.testing.assert_allclose(points[1], points[0], rtol=1e-12, atol=1e-12)
@@ -105,7 +121,9 @@ def test_automatic_transport(comm):
 
 @pytest.mark.parametrize("wanted", ["nccl", "cuda-mpi"])
 def test_transports_of_gpus_are_refused_on_the_cpu(comm, wanted):
-    with pytest.raises(CollectiveError, match="needs a GPU on every rank, got .* the CPU .options: auto, host"):
+    with pytest.raises(
+        CollectiveError, match="needs a GPU on every rank, got .* the CPU .options: auto, host"
+    ):
         choose_transport(comm, CPU, wanted, False)
 
 
@@ -126,7 +144,9 @@ def test_ranks_that_see_no_gpu_or_not_all(comm, monkeypatch):
     """As if the last rank alone saw none."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(comm.rank < comm.size - 1))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    with pytest.raises(CollectiveError, match=f"asks for a GPU, but this process sees none.*{comm.size - 1 or ''}"):
+    with pytest.raises(
+        CollectiveError, match=f"asks for a GPU, but this process sees none.*{comm.size - 1 or ''}"
+    ):
         choose_device(comm, "cuda")
     if comm.size == 1:
         assert choose_device(comm, "auto") == CPU
@@ -151,7 +171,9 @@ def test_device_agrees_with_host(comm, out, reduction, executor, matrices):
     settings = dict(reduction=reduction, executor=executor, matrices=matrices, checkpoint_every=2)
     points = []
     for device in ("cpu", "cuda"):
-        config = configuration(AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{device}", device=device, **settings)
+        config = configuration(
+            AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{device}", device=device, **settings
+        )
         result = run(config, comm)
         points.append(torch.cat([block.cpu() for block in result.point.values()]).numpy())
     np.testing.assert_allclose(points[1], points[0], rtol=1e-9, atol=1e-9)

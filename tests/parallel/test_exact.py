@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from games import Game, configuration
+
 from mpifed import resume, run
 from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
-from mpifed.parallel.comm import SerialComm, share
 from mpifed.config.job import Config
+from mpifed.parallel.comm import SerialComm, share
 from mpifed.problems import DeepAUC, Saddle
 
 pytestmark = pytest.mark.mpi
@@ -49,24 +50,52 @@ def assert_layout_does_not_matter(config, comm, out):
 @pytest.mark.parametrize("matrices", ["coordinator", "replicated"])
 @pytest.mark.parametrize("method", METHODS)
 def test_same_bits_as_one_process(comm, out, method, matrices, executor):
-    config = configuration(METHODS[method], Game(clients=5), out, reduction="exact", matrices=matrices, executor=executor,
-                           dtype="float32", eval_every=1)
+    config = configuration(
+        METHODS[method],
+        Game(clients=5),
+        out,
+        reduction="exact",
+        matrices=matrices,
+        executor=executor,
+        dtype="float32",
+        eval_every=1,
+    )
     assert_layout_does_not_matter(config, comm, out)
 
 
 @pytest.mark.parametrize("executor", ["loop", "batched"])
 def test_network_and_held_out_metric(comm, out, executor):
-    problem = DeepAUC(dataset="digits", model={"name": "mlp"}, clients=8, partition={"name": "dirichlet", "alpha": 0.5})
-    config = configuration(METHODS["adam"], problem, out, batch_size=8, noise=None, reduction="exact", executor=executor,
-                           dtype="float32", eval_every=1)
+    problem = DeepAUC(
+        dataset="digits", model={"name": "mlp"}, clients=8, partition={"name": "dirichlet", "alpha": 0.5}
+    )
+    config = configuration(
+        METHODS["adam"],
+        problem,
+        out,
+        batch_size=8,
+        noise=None,
+        reduction="exact",
+        executor=executor,
+        dtype="float32",
+        eval_every=1,
+    )
     assert_layout_does_not_matter(config, comm, out)
 
 
 @pytest.mark.parametrize("cohort, weights", [(1, "uniform"), (3, "samples"), (5, "samples")])
 @pytest.mark.parametrize("executor", ["loop", "batched"])
 def test_cohorts_and_weights(comm, out, cohort, weights, executor):
-    config = configuration(METHODS["local"], Game(clients=5), out, rounds=6, cohort=cohort, weights=weights, reduction="exact",
-                           executor=executor, dtype="float32")
+    config = configuration(
+        METHODS["local"],
+        Game(clients=5),
+        out,
+        rounds=6,
+        cohort=cohort,
+        weights=weights,
+        reduction="exact",
+        executor=executor,
+        dtype="float32",
+    )
     assert_layout_does_not_matter(config, comm, out)
 
 
@@ -102,5 +131,7 @@ def test_fused_agrees_to_rounding(comm, out):
     """1e-5 in float32: sums in another order differ by some 1e-7, and the game amplifies that a little."""
     job = dict(dtype="float32", executor="loop")
     fused = run(configuration(METHODS["adam"], Game(clients=5), f"{out}/fused", **job), comm)
-    exact = run(configuration(METHODS["adam"], Game(clients=5), f"{out}/exact", reduction="exact", **job), comm)
+    exact = run(
+        configuration(METHODS["adam"], Game(clients=5), f"{out}/exact", reduction="exact", **job), comm
+    )
     np.testing.assert_allclose(bits(fused), bits(exact), rtol=1e-5, atol=1e-6)

@@ -11,14 +11,15 @@ import pytest
 import torch
 from everything import METHODS, PAIRS, method, problem
 from games import Game, configuration
+
 from mpifed import resume, run
-from mpifed.storage import checkpoint
 from mpifed.algorithms import AdaFGDA, LocalSGDA
+from mpifed.core.streams import generator
 from mpifed.parallel.comm import CollectiveError, MpiComm, SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.problems import Saddle
 from mpifed.simulation.simulation import Simulation
-from mpifed.core.streams import generator
+from mpifed.storage import checkpoint
 
 pytestmark = pytest.mark.mpi
 
@@ -33,7 +34,8 @@ class Skewed(Game):
     def prepare(self, seed, data_dir=None):
         super().prepare(seed, data_dir)
         self.rows = [
-            torch.from_numpy(generator(seed, "game", k).standard_normal((4 * (k + 1) ** 2, 5))) for k in range(self.clients)
+            torch.from_numpy(generator(seed, "game", k).standard_normal((4 * (k + 1) ** 2, 5)))
+            for k in range(self.clients)
         ]
 
 
@@ -63,8 +65,18 @@ def test_same_bits_as_even(comm, out, forced, executor, cohort, weights):
     method_ = ADA if cohort is None else LocalSGDA(q=3, eta_x=0.02, eta_y=0.02)
     results = {}
     for kind in ("even", "balanced"):
-        config = configuration(method_, Game(clients=5), f"{out}/{kind}", reduction="exact", executor=executor, cohort=cohort,
-                               weights=weights, placement=kind, dtype="float32", eval_every=1)
+        config = configuration(
+            method_,
+            Game(clients=5),
+            f"{out}/{kind}",
+            reduction="exact",
+            executor=executor,
+            cohort=cohort,
+            weights=weights,
+            placement=kind,
+            dtype="float32",
+            eval_every=1,
+        )
         results[kind] = run(config, comm)
     assert_same(results["balanced"], results["even"])
     if comm.rank == 0:
@@ -78,11 +90,16 @@ def test_same_bits_as_even(comm, out, forced, executor, cohort, weights):
 def test_same_bits_with_measured_costs_of_full_batches(comm, out):
     settings = dict(batch_size=0, noise=None, reduction="exact", checkpoint_every=1)
     even = run(configuration(ADA, Skewed(clients=5), f"{out}/even", **settings), comm)
-    balanced = run(configuration(ADA, Skewed(clients=5), f"{out}/balanced", placement="balanced", **settings), comm)
+    balanced = run(
+        configuration(ADA, Skewed(clients=5), f"{out}/balanced", placement="balanced", **settings), comm
+    )
     assert_same(balanced, even)
     if comm.rank == 0:
         costs = checkpoint.newest(f"{out}/balanced")[1]["client_costs"]
-        assert len(costs) == 5 and layout(balanced)["clients"] == Placement.balanced(np.array(costs), comm.size).counts
+        assert (
+            len(costs) == 5
+            and layout(balanced)["clients"] == Placement.balanced(np.array(costs), comm.size).counts
+        )
         assert checkpoint.newest(f"{out}/even")[1]["client_costs"] == []
 
 
@@ -102,7 +119,9 @@ def assert_measures_nothing(monkeypatch):
 
 def test_resumed_on_other_rank_counts(comm, out, forced, monkeypatch):
     """From one rank to all, from all to one, and from all to all but one."""
-    settings = dict(rounds=4, reduction="exact", placement="balanced", checkpoint_every=1, keep=9, batch_size=1)
+    settings = dict(
+        rounds=4, reduction="exact", placement="balanced", checkpoint_every=1, keep=9, batch_size=1
+    )
     whole = run(configuration(ADA, Saddle(clients=5, d=4), out, **settings), comm)
     if comm.rank == 0:
         run(configuration(ADA, Saddle(clients=5, d=4), f"{out}/alone", **settings), SerialComm())
@@ -122,7 +141,10 @@ def test_resumed_on_other_rank_counts(comm, out, forced, monkeypatch):
         if comm.rank < comm.size - 1:
             fewer = resume(f"{out}/fewer", comm=MpiComm(some))
             assert_same(fewer, whole)
-            assert comm.rank or layout(fewer)["clients"] == Placement.balanced(np.array(COSTS), comm.size - 1).counts
+            assert (
+                comm.rank
+                or layout(fewer)["clients"] == Placement.balanced(np.array(COSTS), comm.size - 1).counts
+            )
         some.Free()
 
 
@@ -138,7 +160,10 @@ def test_an_even_run_resumed_by_cost_and_the_other_way(comm, out, forced, monkey
         halted(f"{out}/balanced", 3, "even")
     comm.barrier()
     even = resume(f"{out}/balanced/even", ["run.placement=even"], comm)
-    for result, kind in ((balanced, Placement.balanced(np.array(COSTS), comm.size)), (even, Placement(5, comm.size))):
+    for result, kind in (
+        (balanced, Placement.balanced(np.array(COSTS), comm.size)),
+        (even, Placement(5, comm.size)),
+    ):
         assert_same(result, whole)
         assert comm.rank or layout(result)["clients"] == kind.counts
 
@@ -152,7 +177,9 @@ def test_client_rows_of_any_blocks(comm, out, monkeypatch, width):
         Placement(clients, comm.size),
         Placement(clients, comm.size, [0] * comm.size + [clients]),  # everybody on the last rank
         Placement(clients, comm.size, [0] + [clients] * comm.size),  # everybody on rank 0
-        Placement(clients, comm.size, [0, *[min(5, clients * last)] * last, clients]),  # the ranks between host nobody
+        Placement(
+            clients, comm.size, [0, *[min(5, clients * last)] * last, clients]
+        ),  # the ranks between host nobody
     ]
     table = np.arange(clients * width, dtype=np.float64).reshape(clients, width)
     for number, source in enumerate(placements):
@@ -161,7 +188,9 @@ def test_client_rows_of_any_blocks(comm, out, monkeypatch, width):
         checkpoint.write(folder, 1, {"round": 1}, {}, table[source.of(comm.rank)], comm, source)
         for target in placements:
             rows = np.full((len(target.of(comm.rank)), width), -1.0)
-            checkpoint.read_clients(folder / "checkpoint-00000001.h5" if comm.rank == 0 else None, rows, comm, target)
+            checkpoint.read_clients(
+                folder / "checkpoint-00000001.h5" if comm.rank == 0 else None, rows, comm, target
+            )
             np.testing.assert_array_equal(rows, table[target.of(comm.rank)])
 
 
@@ -185,7 +214,9 @@ def test_a_phase_is_one_allreduce(comm, out, name, placement):
     """And one broadcast where rank 0 makes the matrices; nothing else, and nothing at all in one process."""
     problem_ = problem(next(other for one, other in PAIRS if one == name))
     counting = Counting(comm)
-    simulation = Simulation(configuration(method(name), problem_, out, placement=placement, noise=None), counting)
+    simulation = Simulation(
+        configuration(method(name), problem_, out, placement=placement, noise=None), counting
+    )
     simulation.start()
     phases = simulation.algorithm.phases
     for _ in range(2):

@@ -11,22 +11,34 @@ import pytest
 import torch
 from fields import Chain, Field, reference_chain, reference_operator
 from games import Game, configuration, reference_gradient, start_of, trace
-from mpifed.core.adaptive import MATRICES
-from mpifed.algorithms import (
-    FESSGDA, FSGDA, LESGD, LIPPAX, LSGD, MFCGD, SLIPPAX, AdaMFCGD, FedMuonDA, FedNSGDAM, FedSGDAClip, LocalDualExtrapolation,
-    SmoothedGDA,
-)
-from mpifed.core.noise import Gaussian
-from mpifed.parallel.placement import Cohort
-from mpifed.core.sets import Ball, Box, Simplex
-from mpifed.core.proximal import L1, Indicator, Nuclear, Zero
-from mpifed.core.streams import Stream, generator
 from reference import matrices as plain
 from reference import proximal
 from reference.fess_gda import fess_gda, fsgda, smoothed_gda
 from reference.heavy_tailed import fed_nsgda_m
 from reference.mfcgd import mfcgd
-from reference.vi import local_dual_extrapolation, lesgd, lippax, lsgd, slippax
+from reference.vi import lesgd, lippax, local_dual_extrapolation, lsgd, slippax
+
+from mpifed.algorithms import (
+    FESSGDA,
+    FSGDA,
+    LESGD,
+    LIPPAX,
+    LSGD,
+    MFCGD,
+    SLIPPAX,
+    AdaMFCGD,
+    FedMuonDA,
+    FedNSGDAM,
+    FedSGDAClip,
+    LocalDualExtrapolation,
+    SmoothedGDA,
+)
+from mpifed.core.adaptive import MATRICES
+from mpifed.core.noise import Gaussian
+from mpifed.core.proximal import L1, Indicator, Nuclear, Zero
+from mpifed.core.sets import Ball, Box, Simplex
+from mpifed.core.streams import Stream, generator
+from mpifed.parallel.placement import Cohort
 
 pytestmark = pytest.mark.mpi
 
@@ -40,7 +52,10 @@ def assert_path(config, comm, expected, tolerance=1e-10, ball=None):
     path, _ = trace(config, comm)
     if comm.rank == 0:
         points, free = (
-            [torch.cat([torch.as_tensor(part).reshape(-1) for part in point]).numpy() for point in expected(projection)]
+            [
+                torch.cat([torch.as_tensor(part).reshape(-1) for part in point]).numpy()
+                for point in expected(projection)
+            ]
             for projection in (Ball(ball) if ball else None, None)
         )
         np.testing.assert_allclose(path, points, rtol=tolerance, atol=tolerance)
@@ -49,20 +64,45 @@ def assert_path(config, comm, expected, tolerance=1e-10, ball=None):
 
 def job(method, problem, out, execution, **changes):
     executor, reduction = execution
-    return configuration(method, problem, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=0.3, executor=executor,
-                         reduction=reduction, **changes)
+    return configuration(
+        method,
+        problem,
+        out,
+        seed=SEED,
+        rounds=ROUNDS,
+        batch_size=BATCH,
+        noise=0.3,
+        executor=executor,
+        reduction=reduction,
+        **changes,
+    )
 
 
 HEAVY = dict(p=3, eta_x=0.03, eta_y=0.02, gamma_x=0.1, gamma_y=0.07, beta_x=0.7, beta_y=0.4)
 DIRECTIONS = {
     "normalize": (FedNSGDAM, {}, dict(direction="normalize")),
-    "normalize tensors": (FedNSGDAM, {"norm_over": "tensor"}, dict(direction="normalize", norm_over="tensor")),
+    "normalize tensors": (
+        FedNSGDAM,
+        {"norm_over": "tensor"},
+        dict(direction="normalize", norm_over="tensor"),
+    ),
     "clip": (FedSGDAClip, {"tau": 1.0}, dict(direction="clip", tau=1.0)),
-    "clip tensors": (FedSGDAClip, {"tau": 0.8, "norm_over": "tensor"}, dict(direction="clip", tau=0.8, norm_over="tensor")),
+    "clip tensors": (
+        FedSGDAClip,
+        {"tau": 0.8, "norm_over": "tensor"},
+        dict(direction="clip", tau=0.8, norm_over="tensor"),
+    ),
     "svd": (FedMuonDA, {}, dict(direction="orthogonalize", svd="svd")),
-    "newton_schulz": (FedMuonDA, {"orthogonalize": "newton_schulz"}, dict(direction="orthogonalize", svd="newton_schulz")),
+    "newton_schulz": (
+        FedMuonDA,
+        {"orthogonalize": "newton_schulz"},
+        dict(direction="orthogonalize", svd="newton_schulz"),
+    ),
     "newton_schulz_cubic": (
-        FedMuonDA, {"orthogonalize": "newton_schulz_cubic"}, dict(direction="orthogonalize", svd="newton_schulz_cubic")),
+        FedMuonDA,
+        {"orthogonalize": "newton_schulz_cubic"},
+        dict(direction="orthogonalize", svd="newton_schulz_cubic"),
+    ),
 }
 
 
@@ -90,9 +130,25 @@ def test_heavy_tailed(comm, out, direction, first_round, execution=("loop", "fus
     config = job(cls(**HEAVY, first_round=first_round, **options), game, out, execution)
     shapes = ([(2, 1), (1,)], [(1, 2)]) if matrices else (SHAPES_X, SHAPES_Y)
     gradient = reference_gradient(game, SEED, HEAVY["p"], BATCH, NOISE)
-    assert_path(config, comm, lambda _: [(state["x"], state["y"]) for state in fed_nsgda_m(
-        gradient, clients, *start_of(game, SEED), rounds=ROUNDS, first_round=first_round, shapes_x=shapes[0],
-        shapes_y=shapes[1], **HEAVY, **counterpart)], 1e-7 if "newton" in direction else 1e-10)
+    assert_path(
+        config,
+        comm,
+        lambda _: [
+            (state["x"], state["y"])
+            for state in fed_nsgda_m(
+                gradient,
+                clients,
+                *start_of(game, SEED),
+                rounds=ROUNDS,
+                first_round=first_round,
+                shapes_x=shapes[0],
+                shapes_y=shapes[1],
+                **HEAVY,
+                **counterpart,
+            )
+        ],
+        1e-7 if "newton" in direction else 1e-10,
+    )
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -102,16 +158,34 @@ def test_heavy_tailed_executions(comm, out, direction, execution):
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("cohort, ball, p", [(None, None, 0.0), (None, 0.15, 0.7), (2, 0.15, 0.7), (3, None, 2.0)])
+@pytest.mark.parametrize(
+    "cohort, ball, p", [(None, None, 0.0), (None, 0.15, 0.7), (2, 0.15, 0.7), (3, None, 2.0)]
+)
 def test_fess_gda(comm, out, execution, cohort, ball, p):
     rates = dict(K=3, eta_xl=0.03, eta_yl=0.02, eta_xg=1.3, eta_yg=0.9)
     game = Game(clients=4, ball=ball)
     config = job(FESSGDA(p=p, beta=0.4, **rates), game, out, execution, cohort=cohort)
     cohorts = [Cohort.draw(SEED, r, 4, cohort or 4).tolist() for r in (1, 2, 3)]
     gradient = reference_gradient(game, SEED, 3, BATCH, NOISE)
-    assert_path(config, comm, lambda projection: [point[:2] for point in fess_gda(
-        gradient, 4, *start_of(game, SEED), rounds=ROUNDS, p=p, beta=0.4, cohorts=cohorts,
-        project_y=projection, **rates)], ball=ball)
+    assert_path(
+        config,
+        comm,
+        lambda projection: [
+            point[:2]
+            for point in fess_gda(
+                gradient,
+                4,
+                *start_of(game, SEED),
+                rounds=ROUNDS,
+                p=p,
+                beta=0.4,
+                cohorts=cohorts,
+                project_y=projection,
+                **rates,
+            )
+        ],
+        ball=ball,
+    )
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -122,8 +196,14 @@ def test_fsgda(comm, out, execution, cohort, ball):
     config = job(FSGDA(**rates), game, out, execution, cohort=cohort)
     cohorts = [Cohort.draw(SEED, r, 4, cohort or 4).tolist() for r in (1, 2, 3)]
     gradient = reference_gradient(game, SEED, 3, BATCH, NOISE)
-    assert_path(config, comm, lambda projection: fsgda(
-        gradient, 4, *start_of(game, SEED), rounds=ROUNDS, cohorts=cohorts, project_y=projection, **rates), ball=ball)
+    assert_path(
+        config,
+        comm,
+        lambda projection: fsgda(
+            gradient, 4, *start_of(game, SEED), rounds=ROUNDS, cohorts=cohorts, project_y=projection, **rates
+        ),
+        ball=ball,
+    )
 
 
 @pytest.mark.parametrize("ball", [None, 0.15])
@@ -138,9 +218,24 @@ def test_smoothed_gda(comm, out, ball):
         parts = [gradient(k, x, y, 1) for k in range(3)]
         return sum(gx for gx, _ in parts) / 3, sum(gy for _, gy in parts) / 3
 
-    assert_path(config, comm, lambda projection: [point[:2] for point in smoothed_gda(
-        full, *start_of(game, SEED), rounds=ROUNDS, eta_x=0.05, eta_y=0.04, p=0.6, beta=0.3,
-        project_y=projection)], ball=ball)
+    assert_path(
+        config,
+        comm,
+        lambda projection: [
+            point[:2]
+            for point in smoothed_gda(
+                full,
+                *start_of(game, SEED),
+                rounds=ROUNDS,
+                eta_x=0.05,
+                eta_y=0.04,
+                p=0.6,
+                beta=0.3,
+                project_y=projection,
+            )
+        ],
+        ball=ball,
+    )
 
 
 def check_field(comm, out, method, execution, calls, expected, phi=Zero(), clients=4, primal=True):
@@ -154,7 +249,9 @@ def check_field(comm, out, method, execution, calls, expected, phi=Zero(), clien
         reference = expected(operator, clients, z0)
         np.testing.assert_allclose(output, reference[-1][1].numpy(), rtol=1e-10, atol=1e-10)
         if primal:
-            np.testing.assert_allclose(path, torch.stack([z for z, _ in reference]).numpy(), rtol=1e-10, atol=1e-10)
+            np.testing.assert_allclose(
+                path, torch.stack([z for z, _ in reference]).numpy(), rtol=1e-10, atol=1e-10
+            )
 
 
 STEPS = dict(K=3, rounds=ROUNDS, eta=0.05)
@@ -168,25 +265,47 @@ def test_lsgd(comm, out, execution):
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("sync", [True, False])
 def test_lesgd(comm, out, execution, sync):
-    check_field(comm, out, LESGD(K=3, eta=0.05, sync_extrapolation=sync), execution, 2,
-                lambda V, n, z0: lesgd(V, n, z0, sync_extrapolation=sync, **STEPS))
+    check_field(
+        comm,
+        out,
+        LESGD(K=3, eta=0.05, sync_extrapolation=sync),
+        execution,
+        2,
+        lambda V, n, z0: lesgd(V, n, z0, sync_extrapolation=sync, **STEPS),
+    )
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("H, rate", [(0, {"gamma": 0.1}), (2, {"L": 3.0}), (3, {"gamma": 0.02})])
 def test_lippax(comm, out, execution, H, rate):
-    check_field(comm, out, LIPPAX(K=3, eta=0.05, H=H, **rate), execution, H + 1,
-                lambda V, n, z0: lippax(V, n, z0, H=H, **rate, **STEPS))
+    check_field(
+        comm,
+        out,
+        LIPPAX(K=3, eta=0.05, H=H, **rate),
+        execution,
+        H + 1,
+        lambda V, n, z0: lippax(V, n, z0, H=H, **rate, **STEPS),
+    )
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("delta, number", [(0.2, 0.2), (0.0, 0.0), ("derived", 0.05 * 2 / 4**0.25), ("theorem", 0.05 * 2 / 4**0.5)])
+@pytest.mark.parametrize(
+    "delta, number", [(0.2, 0.2), (0.0, 0.0), ("derived", 0.05 * 2 / 4**0.25), ("theorem", 0.05 * 2 / 4**0.5)]
+)
 def test_slippax(comm, out, execution, delta, number):
     def smooth(k, t, j):
-        return torch.from_numpy(Stream(SEED, "normal", [k], (t - 1) // 3 + 1, 1, ((t - 1) % 3) * 2 + j).normal(4)[0, 0])
+        return torch.from_numpy(
+            Stream(SEED, "normal", [k], (t - 1) // 3 + 1, 1, ((t - 1) % 3) * 2 + j).normal(4)[0, 0]
+        )
 
-    check_field(comm, out, SLIPPAX(K=3, eta=0.05, H=2, L=3.0, delta=delta, sigma=2.0), execution, 3,
-                lambda V, n, z0: slippax(V, n, z0, H=2, L=3.0, delta=number, smooth=smooth, **STEPS))
+    check_field(
+        comm,
+        out,
+        SLIPPAX(K=3, eta=0.05, H=2, L=3.0, delta=delta, sigma=2.0),
+        execution,
+        3,
+        lambda V, n, z0: slippax(V, n, z0, H=2, L=3.0, delta=number, smooth=smooth, **STEPS),
+    )
 
 
 PHIS = {
@@ -206,8 +325,18 @@ def test_dual_extrapolation(comm, out, phi, sync, mirror, execution=("loop", "fu
     """The recorded points are primal here and dual in the reference, so the outputs are compared."""
     ours, theirs = PHIS[phi]
     method = LocalDualExtrapolation(K=3, eta=0.05, sync_extrapolation=sync, t0_mirror=mirror)
-    check_field(comm, out, method, execution, 2, lambda V, n, z0: local_dual_extrapolation(
-        V, n, z0, prox=theirs, sync_extrapolation=sync, t0_mirror=mirror, **STEPS), phi=ours, primal=False)
+    check_field(
+        comm,
+        out,
+        method,
+        execution,
+        2,
+        lambda V, n, z0: local_dual_extrapolation(
+            V, n, z0, prox=theirs, sync_extrapolation=sync, t0_mirror=mirror, **STEPS
+        ),
+        phi=ours,
+        primal=False,
+    )
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
@@ -231,9 +360,24 @@ def check_chain(comm, out, method, execution, q, clients=3, **options):
     config = job(method, problem, out, execution)
     x1 = problem.initial(generator(SEED, "initial"))["x"]
     weights = {name: (lambda t, value=value: value) for name, value in WEIGHTS.items()}
-    assert_path(config, comm, lambda _: [(x,) for x in mfcgd(
-        *reference_chain(problem, SEED, q, BATCH, NOISE), clients, x1, q=q, rounds=ROUNDS, gamma=0.06, eta=lambda t: 0.9,
-        **weights, **options)])
+    assert_path(
+        config,
+        comm,
+        lambda _: [
+            (x,)
+            for x in mfcgd(
+                *reference_chain(problem, SEED, q, BATCH, NOISE),
+                clients,
+                x1,
+                q=q,
+                rounds=ROUNDS,
+                gamma=0.06,
+                eta=lambda t: 0.9,
+                **weights,
+                **options,
+            )
+        ],
+    )
 
 
 @pytest.mark.parametrize("generator_name", GENERATORS)
@@ -241,11 +385,20 @@ def check_chain(comm, out, method, execution, q, clients=3, **options):
 @pytest.mark.parametrize("q", [1, 3])
 def test_adamfcgd(comm, out, generator_name, first, q, execution=("loop", "fused")):
     options, counterpart = GENERATORS[generator_name]
-    method = AdaMFCGD(q=q, gamma=0.06, eta=0.9, first_matrix=first, matrix=MATRICES[generator_name.split()[0]](**options), **WEIGHTS)
+    method = AdaMFCGD(
+        q=q,
+        gamma=0.06,
+        eta=0.9,
+        first_matrix=first,
+        matrix=MATRICES[generator_name.split()[0]](**options),
+        **WEIGHTS,
+    )
     check_chain(comm, out, method, execution, q, matrix=counterpart, first_matrix=first)
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("bounds", [{}, {"C_g": 0.8, "C_f": 0.5}])
 def test_mfcgd(comm, out, execution, bounds):
-    check_chain(comm, out, MFCGD(q=3, gamma=0.06, eta=0.9, **WEIGHTS, **bounds), execution, 3, clients=4, **bounds)
+    check_chain(
+        comm, out, MFCGD(q=3, gamma=0.06, eta=0.9, **WEIGHTS, **bounds), execution, 3, clients=4, **bounds
+    )

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 import torch
 from games import Game, configuration, reference_gradient, sizes, start_of, trace
-from mpifed.core.adaptive import MATRICES
-from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
-from mpifed.core.noise import Gaussian
-from mpifed.parallel.placement import Cohort
-from mpifed.core.sets import Ball
 from reference import matrices as plain
 from reference.fgda import fgda
 from reference.local_sgda import local_sgda
+
+from mpifed.algorithms import FGDA, AdaFGDA, LocalSGDA
+from mpifed.core.adaptive import MATRICES
+from mpifed.core.noise import Gaussian
+from mpifed.core.sets import Ball
+from mpifed.parallel.placement import Cohort
 
 pytestmark = pytest.mark.mpi
 
@@ -28,9 +29,15 @@ FIRST = ["rule", "identity", "rho"]
 GENERATORS = {
     "identity": ({}, plain.Identity),
     "adam": ({"varrho": 0.8, "rho": 0.3}, lambda: plain.Adam(0.3, 0.8)),
-    "adam corrected": ({"varrho": 0.8, "rho": 0.3, "bias_correction": True}, lambda: plain.Adam(0.3, 0.8, True)),
+    "adam corrected": (
+        {"varrho": 0.8, "rho": 0.3, "bias_correction": True},
+        lambda: plain.Adam(0.3, 0.8, True),
+    ),
     "adabelief": ({"varrho": 0.8, "rho": 0.3}, lambda: plain.AdaBelief(0.3, 0.8)),
-    "adabelief initial": ({"varrho": 0.8, "rho": 0.3, "belief_reference": "initial"}, lambda: plain.AdaBelief(0.3, 0.8, "initial")),
+    "adabelief initial": (
+        {"varrho": 0.8, "rho": 0.3, "belief_reference": "initial"},
+        lambda: plain.AdaBelief(0.3, 0.8, "initial"),
+    ),
     "amsgrad": ({"varrho": 0.8, "rho": 0.3}, lambda: plain.AMSGrad(0.3, 0.8)),
     "norm": ({"vartheta": 0.7, "rho": 0.3}, lambda: plain.Norm(0.3, 0.7)),
     "norm root": ({"vartheta": 0.7, "rho": 0.3, "root": True}, lambda: plain.Norm(0.3, 0.7, True)),
@@ -54,22 +61,60 @@ def assert_same(config, comm, reference, ball=None):
         assert not ball or np.abs(expected[-1] - torch.cat(reference(None)[-1]).numpy()).max() > 1e-3
 
 
-def check_fgda(comm, out, q, generator, sync, first, *, executor="loop", reduction="fused", project="mixed", ball=None,
-               weights="uniform", clients=3):
+def check_fgda(
+    comm,
+    out,
+    q,
+    generator,
+    sync,
+    first,
+    *,
+    executor="loop",
+    reduction="fused",
+    project="mixed",
+    ball=None,
+    weights="uniform",
+    clients=3,
+):
     settings, counterpart = GENERATORS[generator]
     rates = {"eta": 0.9, "alpha": {"name": "power", "scale": 0.7}, "beta": 0.4}
     common = dict(q=q, gamma=0.05, lam=0.04, sync_estimator=sync, project_y=project, **rates)
     method = AdaFGDA(matrix=MATRICES[generator.split()[0]](**settings), first_matrix=first, **common)
     game = Game(clients=clients, ball=ball)
-    config = configuration(method, game, out, seed=SEED, batch_size=BATCH, noise=NOISE, executor=executor,
-                               reduction=reduction, weights=weights)
-    assert_same(config, comm, lambda projection: fgda(
-        reference_gradient(game, SEED, q, BATCH, Gaussian(scale=NOISE)), clients, *start_of(game, SEED), q=q, rounds=3,
-        gamma=0.05, lam=0.04, eta=lambda t: 0.9, alpha=lambda t: 0.7 / t ** (1 / 3), beta=lambda t: 0.4,
-        matrix=counterpart, sync_estimator=sync, first_matrix=first,
-        project=projection, project_where=project if project != "none" else "mixed",
-        weights=sizes(game).tolist() if weights == "samples" else None,
-    ), ball if project != "none" else None)
+    config = configuration(
+        method,
+        game,
+        out,
+        seed=SEED,
+        batch_size=BATCH,
+        noise=NOISE,
+        executor=executor,
+        reduction=reduction,
+        weights=weights,
+    )
+    assert_same(
+        config,
+        comm,
+        lambda projection: fgda(
+            reference_gradient(game, SEED, q, BATCH, Gaussian(scale=NOISE)),
+            clients,
+            *start_of(game, SEED),
+            q=q,
+            rounds=3,
+            gamma=0.05,
+            lam=0.04,
+            eta=lambda t: 0.9,
+            alpha=lambda t: 0.7 / t ** (1 / 3),
+            beta=lambda t: 0.4,
+            matrix=counterpart,
+            sync_estimator=sync,
+            first_matrix=first,
+            project=projection,
+            project_where=project if project != "none" else "mixed",
+            weights=sizes(game).tolist() if weights == "samples" else None,
+        ),
+        ball if project != "none" else None,
+    )
 
 
 @pytest.mark.parametrize("generator", GENERATORS)
@@ -82,15 +127,21 @@ def test_every_matrix_and_reading(comm, out, generator, sync, first):
     check_fgda(comm, out, 3, generator, sync, first)
 
 
-@pytest.mark.parametrize("executor, reduction", [("batched", "fused"), ("batched", "exact"), ("loop", "exact")])
+@pytest.mark.parametrize(
+    "executor, reduction", [("batched", "fused"), ("batched", "exact"), ("loop", "exact")]
+)
 @pytest.mark.parametrize("sync", SYNC)
 def test_executors_and_reductions(comm, out, sync, executor, reduction):
-    check_fgda(comm, out, 3, "adabelief initial", sync, "rule", executor=executor, reduction=reduction, clients=5)
+    check_fgda(
+        comm, out, 3, "adabelief initial", sync, "rule", executor=executor, reduction=reduction, clients=5
+    )
 
 
 @pytest.mark.filterwarnings("ignore:sync_estimator = 'box' with q = 1")
 @pytest.mark.parametrize("generator", GENERATORS)
-@pytest.mark.parametrize("sync, first", [("stem", "rule"), ("stem", "identity"), ("box", "rule"), ("mean_after", "rho")])
+@pytest.mark.parametrize(
+    "sync, first", [("stem", "rule"), ("stem", "identity"), ("box", "rule"), ("mean_after", "rho")]
+)
 def test_one_step_rounds(comm, out, generator, sync, first):
     check_fgda(comm, out, 1, generator, sync, first)
 
@@ -112,22 +163,60 @@ def test_fgda_has_identity_matrices(comm, out, sync, executor):
     game = Game(clients=4)
     config = configuration(method, game, out, seed=SEED, executor=executor)
     gradient = reference_gradient(game, SEED, 3, BATCH, Gaussian(scale=NOISE))
-    assert_same(config, comm, lambda _: fgda(gradient, 4, *start_of(game, SEED), q=3, rounds=3, gamma=0.05, lam=0.04, eta=lambda t: 0.9,
-                    alpha=lambda t: 0.2, beta=lambda t: 0.4, sync_estimator=sync))
+    assert_same(
+        config,
+        comm,
+        lambda _: fgda(
+            gradient,
+            4,
+            *start_of(game, SEED),
+            q=3,
+            rounds=3,
+            gamma=0.05,
+            lam=0.04,
+            eta=lambda t: 0.9,
+            alpha=lambda t: 0.2,
+            beta=lambda t: 0.4,
+            sync_estimator=sync,
+        ),
+    )
 
 
-@pytest.mark.parametrize("executor, reduction", list(itertools.product(["loop", "batched"], ["fused", "exact"])))
-@pytest.mark.parametrize("cohort, weights, ball, clients", [
-    (None, "uniform", None, 3), (2, "uniform", None, 5), (3, "samples", 0.15, 5), (None, "samples", 0.15, 2), (1, "samples", None, 5),
-])
+@pytest.mark.parametrize(
+    "executor, reduction", list(itertools.product(["loop", "batched"], ["fused", "exact"]))
+)
+@pytest.mark.parametrize(
+    "cohort, weights, ball, clients",
+    [
+        (None, "uniform", None, 3),
+        (2, "uniform", None, 5),
+        (3, "samples", 0.15, 5),
+        (None, "samples", 0.15, 2),
+        (1, "samples", None, 5),
+    ],
+)
 def test_local_sgda(comm, out, executor, reduction, cohort, weights, ball, clients):
-    method = LocalSGDA(q=3, eta_x={"name": "steps", "value": 0.05, "boundaries": [4], "factor": 0.5}, eta_y=0.04)
+    method = LocalSGDA(
+        q=3, eta_x={"name": "steps", "value": 0.05, "boundaries": [4], "factor": 0.5}, eta_y=0.04
+    )
     game = Game(clients=clients, ball=ball)
-    config = configuration(method, game, out, seed=SEED, executor=executor, reduction=reduction, cohort=cohort,
-                               weights=weights)
-    assert_same(config, comm, lambda projection: local_sgda(
-        reference_gradient(game, SEED, 3, BATCH, Gaussian(scale=NOISE)), clients, *start_of(game, SEED), q=3, rounds=3,
-        eta_x=lambda t: 0.05 if t <= 4 else 0.025, eta_y=lambda t: 0.04, project=projection,
-        weights=sizes(game).tolist() if weights == "samples" else None,
-        cohorts=[Cohort.draw(SEED, r, clients, cohort or clients).tolist() for r in (1, 2, 3)],
-    ), ball)
+    config = configuration(
+        method, game, out, seed=SEED, executor=executor, reduction=reduction, cohort=cohort, weights=weights
+    )
+    assert_same(
+        config,
+        comm,
+        lambda projection: local_sgda(
+            reference_gradient(game, SEED, 3, BATCH, Gaussian(scale=NOISE)),
+            clients,
+            *start_of(game, SEED),
+            q=3,
+            rounds=3,
+            eta_x=lambda t: 0.05 if t <= 4 else 0.025,
+            eta_y=lambda t: 0.04,
+            project=projection,
+            weights=sizes(game).tolist() if weights == "samples" else None,
+            cohorts=[Cohort.draw(SEED, r, clients, cohort or clients).tolist() for r in (1, 2, 3)],
+        ),
+        ball,
+    )

@@ -8,11 +8,12 @@ import shlex
 from pathlib import Path
 
 import h5py
-import mpifed
 import numpy as np
 import pytest
 from batch import command, run_command, slurm_answers, submit, workplace
 from launch import mpirun_path
+
+import mpifed
 from mpifed.parallel.comm import SerialComm
 
 pytestmark = pytest.mark.skipif(not slurm_answers(), reason="no Slurm answers to sinfo")
@@ -55,12 +56,15 @@ def test_the_readme_shows_these_commands():
     assert {GPU_NODES, SHARED_GPU, CPU, ARRAY, PREEMPTIBLE, PARTS, LAUNCH} <= lines
 
 
-@pytest.mark.parametrize("mpi, asked, used", [
-    ("openmpi", {}, "srun --mpi=pmix"),
-    ("openmpi", {"MPIFED_LAUNCHER": "pmi2 mpirun"}, "mpirun"),
-    ("mpich", {}, "srun --mpi=pmi2"),
-    ("mpich", {"MPIFED_LAUNCHER": "pmix mpirun"}, "mpirun"),
-])
+@pytest.mark.parametrize(
+    "mpi, asked, used",
+    [
+        ("openmpi", {}, "srun --mpi=pmix"),
+        ("openmpi", {"MPIFED_LAUNCHER": "pmi2 mpirun"}, "mpirun"),
+        ("mpich", {}, "srun --mpi=pmi2"),
+        ("mpich", {"MPIFED_LAUNCHER": "pmix mpirun"}, "mpirun"),
+    ],
+)
 def test_every_launcher_that_fits(tmp_path, mpi, asked, used):
     """The script's own choice, and the second of two where the first does not fit."""
     folder = workplace(tmp_path)
@@ -70,22 +74,30 @@ def test_every_launcher_that_fits(tmp_path, mpi, asked, used):
     np.testing.assert_array_equal(point(folder / "runs/saddle", ranks=4), uninterrupted(folder, SHORT))
 
 
-@pytest.mark.parametrize("mpi, launcher", [("openmpi", "pmi2"), ("openmpi", "none"), ("mpich", "pmix"), ("mpich", "none")])
+@pytest.mark.parametrize(
+    "mpi, launcher", [("openmpi", "pmi2"), ("openmpi", "none"), ("mpich", "pmix"), ("mpich", "none")]
+)
 def test_a_launcher_that_does_not_fit_is_refused(tmp_path, mpi, launcher):
     folder = workplace(tmp_path)
     line = CPU.replace("sbatch", "sbatch --ntasks-per-node=1", 1)
     state, code, log = submit(line, folder, mpi=mpi, MPIFED_LAUNCHER=launcher).end()
     assert (state, code) == ("FAILED", 71), log
     assert "launcher and MPI library do not fit: nothing joins 2 ranks" in log, log
-    assert f"unset MPIFED_LAUNCHER={launcher}" in log and "Open MPI goes with pmix, MPICH with pmi2" in log, log
+    assert f"unset MPIFED_LAUNCHER={launcher}" in log and "Open MPI goes with pmix, MPICH with pmi2" in log, (
+        log
+    )
     assert not (folder / "runs").exists()
 
 
 def test_the_wrong_mpirun_is_refused(tmp_path):
     folder = workplace(tmp_path)
     script = (folder / "jobs/slurm/cpu.sbatch").read_text()
-    (folder / "wrong.sbatch").write_text(script.replace("here=", f"PATH={Path(mpirun_path('mpich')).parent}:$PATH\nhere=", 1))
-    state, code, log = submit("sbatch --ntasks-per-node=1 wrong.sbatch", folder, MPIFED_LAUNCHER="mpirun").end()
+    (folder / "wrong.sbatch").write_text(
+        script.replace("here=", f"PATH={Path(mpirun_path('mpich')).parent}:$PATH\nhere=", 1)
+    )
+    state, code, log = submit(
+        "sbatch --ntasks-per-node=1 wrong.sbatch", folder, MPIFED_LAUNCHER="mpirun"
+    ).end()
     assert (state, code) == ("FAILED", 71), log
     assert "2 processes were started, and one of them sees 1" in log, log
 
@@ -106,7 +118,9 @@ def test_a_run_without_a_script_refuses_too(tmp_path, how):
     how = how.replace("mpirun", mpirun_path("mpich"))
     code, output = run_command(f"{how} mpifed run jobs/saddle.toml", workplace(tmp_path))
     assert code == 71, output
-    assert "the launcher started 2 processes, but this MPI (Open MPI" in output and "srun --mpi=pmix" in output, output
+    assert (
+        "the launcher started 2 processes, but this MPI (Open MPI" in output and "srun --mpi=pmix" in output
+    ), output
     assert not (tmp_path / "runs").exists()
 
 
@@ -149,11 +163,15 @@ def test_time_limit_then_another_number_of_nodes(tmp_path):
     """Slurm may warn a minute early, so this warning comes at once. The next job has other nodes and the other MPI."""
     folder = workplace(tmp_path)
     (folder / "hold").touch()
-    state, code, log = submit(CPU.replace("sbatch", "sbatch --time=1 --signal=B:USR1@50", 1) + HELD, folder).end()
+    state, code, log = submit(
+        CPU.replace("sbatch", "sbatch --time=1 --signal=B:USR1@50", 1) + HELD, folder
+    ).end()
     assert (state, code) == ("FAILED", 85), log
     assert "stopped by a signal: submit the same script again" in log, log
     (folder / "hold").unlink()
-    state, code, log = submit(CPU.replace("sbatch", "sbatch --nodes=3 --ntasks-per-node=1", 1) + HELD, folder, mpi="mpich").end()
+    state, code, log = submit(
+        CPU.replace("sbatch", "sbatch --nodes=3 --ntasks-per-node=1", 1) + HELD, folder, mpi="mpich"
+    ).end()
     assert (state, code) == ("COMPLETED", 0), log
     np.testing.assert_array_equal(point(folder / "runs/saddle", ranks=3), uninterrupted(folder, HELD))
 
@@ -177,8 +195,12 @@ def test_preemption(tmp_path):
     for job, (mpi, launcher) in zip(jobs, ways):
         state, code, log = job.end()
         assert (state, code) == ("COMPLETED", 0), log
-        assert "back into the queue with exit code 85" in log and "continuing runs/saddle from round" in log, log
-        np.testing.assert_array_equal(point(job.folder / "runs/saddle", ranks=2), uninterrupted(job.folder, HELD))
+        assert (
+            "back into the queue with exit code 85" in log and "continuing runs/saddle from round" in log
+        ), log
+        np.testing.assert_array_equal(
+            point(job.folder / "runs/saddle", ranks=2), uninterrupted(job.folder, HELD)
+        )
 
 
 def test_a_cancelled_job_stays_cancelled(tmp_path):

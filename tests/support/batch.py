@@ -30,10 +30,17 @@ def slurm_answers() -> bool:
 def run_command(line: str, folder: Path, mpi: str = "openmpi", **variables: str) -> tuple[int, str]:
     """Exit code and output of a command line, run in ``folder`` in an environment with the package and one MPI."""
     kept = {key: os.environ[key] for key in ("SLURM_CONF",) if key in os.environ}
-    path = os.pathsep.join([str(Path(mpirun_path(mpi)).parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join(
+        [str(Path(mpirun_path(mpi)).parent), str(Path(sys.executable).parent), os.environ["PATH"]]
+    )
     done = subprocess.run(
-        shlex.split(line), cwd=folder, env=environment(mpi) | kept | {"PATH": path, "PYTHONWARNINGS": "default"} | variables,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90,
+        shlex.split(line),
+        cwd=folder,
+        env=environment(mpi) | kept | {"PATH": path, "PYTHONWARNINGS": "default"} | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=90,
     )
     return done.returncode, done.stdout
 
@@ -69,7 +76,9 @@ class Job:
         while not reached(fields := self.fields(task)):
             if time.monotonic() > end:
                 command(f"scancel {self.number}", self.folder)
-                raise AssertionError(f"job {self.number} is {fields['JobState']} after {limit} s; its output:\n{self.log(task)}")
+                raise AssertionError(
+                    f"job {self.number} is {fields['JobState']} after {limit} s; its output:\n{self.log(task)}"
+                )
             time.sleep(0.1)
         return fields
 

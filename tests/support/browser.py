@@ -41,7 +41,9 @@ class Browser:
         os.close(there), os.close(here)
         self._buffer, self._number, self._session, self.events = b"", 0, None, []
         page = next(one for one in self._ask("Target.getTargets")["targetInfos"] if one["type"] == "page")
-        self._session = self._ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
+        self._session = self._ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._ask(f"{domain}.enable")
 
@@ -59,14 +61,22 @@ class Browser:
 
     def click(self, script: str) -> None:
         """Click with the mouse on the middle of the element that an expression gives."""
-        box = self.run(f"(() => {{ const e = {script}; e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect();"
-                       " return {x: b.x + b.width / 2, y: b.y + b.height / 2} })()")
+        box = self.run(
+            f"(() => {{ const e = {script}; e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect();"
+            " return {x: b.x + b.width / 2, y: b.y + b.height / 2} })()"
+        )
         for kind in ("mousePressed", "mouseReleased"):
             self._ask("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **box)
 
     def resize(self, width: int, height: int) -> None:
         """The size of the window in pixels."""
-        self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self._ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def screenshot(self, file: Path) -> None:
         """Write what the window shows as a PNG."""
@@ -74,11 +84,19 @@ class Browser:
 
     def requests(self) -> list[str]:
         """The addresses that the page has asked for."""
-        return [event["params"]["request"]["url"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
+        return [
+            event["params"]["request"]["url"]
+            for event in self.events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
 
     def complaints(self) -> list[dict]:
         """Errors of scripts and of the page."""
-        return [event for event in self.events if event["method"] in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")]
+        return [
+            event
+            for event in self.events
+            if event["method"] in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
+        ]
 
     def close(self) -> None:
         """End the browser."""
@@ -88,7 +106,9 @@ class Browser:
 
     def _ask(self, method: str, **parameters) -> dict:
         self._number += 1
-        message = {"id": self._number, "method": method, "params": parameters} | ({"sessionId": self._session} if self._session else {})
+        message = {"id": self._number, "method": method, "params": parameters} | (
+            {"sessionId": self._session} if self._session else {}
+        )
         os.write(self._commands, json.dumps(message).encode() + b"\0")
         while (answer := self._message()).get("id") != self._number:
             self.events.append(answer)

@@ -66,7 +66,9 @@ ACTIONS = {
 def install(fault: str) -> None:
     """Patch this process if the fault is for its rank."""
     rank, action, place, call = shlex.split(fault)
-    mine = next((os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ), "0")
+    mine = next(
+        (os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ), "0"
+    )
     if rank != mine:
         return
     action, _, argument = action.partition(":")

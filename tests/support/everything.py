@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.data import TEXTS, Texts
 from mpifed.core.settings import build
+from mpifed.data import TEXTS, Texts
 from mpifed.problems import PROBLEMS
 
 HEAVY = dict(p=2, eta_x=0.01, eta_y=0.01, gamma_x=0.02, gamma_y=0.02)
@@ -48,14 +48,21 @@ SETTINGS = {
     "Saddle": dict(clients=3, d=3, centred=False),
     "DeepAUC": dict(clients=3, dataset="digits", model="linear", partition="iid"),
     "TextAUC": dict(
-        clients=3, dataset="sentences", vectors="random", dimension=3, length=4, model={"name": "rnn", "hidden": 3, "cell": "lstm"}
+        clients=3,
+        dataset="sentences",
+        vectors="random",
+        dimension=3,
+        length=4,
+        model={"name": "rnn", "hidden": 3, "cell": "lstm"},
     ),
     "RobustRegression": dict(clients=3, dataset="digits", model="linear"),
     "FairClassification": dict(clients=3, dataset="digits", model="linear"),
     "DistributionallyRobust": dict(clients=3, dataset="digits", model="linear"),
     "LinearMAML": dict(clients=3),
     "SinusoidMAML": dict(clients=3, samples=6, model={"name": "mlp", "hidden": [3]}, tests=2),
-    "FewShotMAML": dict(clients=3, dataset="digits", ways=2, samples=4, model={"name": "conv4", "filters": 1}, tests=2),
+    "FewShotMAML": dict(
+        clients=3, dataset="digits", ways=2, samples=4, model={"name": "conv4", "filters": 1}, tests=2
+    ),
     "WGAN": dict(clients=3, lam=1.0),
     "AffineGame": dict(clients=3, d=4),
     "Bilinear": dict(clients=3, dx=3, dy=2),

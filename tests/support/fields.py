@@ -79,8 +79,12 @@ class Chain(Composition):
         self.rows = []
         for client in range(self.clients):
             rng = generator(seed, "chain", client)
-            self.rows.append((torch.from_numpy(rng.standard_normal((5 + client, P, DX))),
-                              torch.from_numpy(rng.standard_normal((5 + client, P)))))
+            self.rows.append(
+                (
+                    torch.from_numpy(rng.standard_normal((5 + client, P, DX))),
+                    torch.from_numpy(rng.standard_normal((5 + client, P))),
+                )
+            )
 
     def variables(self):
         return Blocks(x={"a": (DX - 1,), "b": (1,)})
@@ -131,5 +135,3 @@ def reference_chain(problem: Chain, seed: int, q: int, batch_size: int, noise):
         return u - c.mean(0) - torch.sin(u) / 2 + extra[P + P * DX :]
 
     return inner, jacobian, outer_grad
-
-

@@ -15,8 +15,8 @@ import torch
 from mpifed import Blocks, Config, Minimax, Sets
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball
-from mpifed.simulation.simulation import Simulation
 from mpifed.core.streams import Stream, generator
+from mpifed.simulation.simulation import Simulation
 
 DX, DY = 3, 2
 
@@ -39,7 +39,10 @@ class Game(Minimax):
         return Blocks(x={"u": (DX - 1,), "v": (1,)}, y={"y": (DY,)})
 
     def initial(self, rng):
-        return {"x": torch.from_numpy(rng.standard_normal(DX)), "y": torch.from_numpy(rng.standard_normal(DY)) / 3}
+        return {
+            "x": torch.from_numpy(rng.standard_normal(DX)),
+            "y": torch.from_numpy(rng.standard_normal(DY)) / 3,
+        }
 
     def client_data(self, k):
         n = len(self.rows[k])
@@ -76,13 +79,37 @@ def reference_gradient(game: Game, seed: int, q: int, batch_size: int, noise: Ga
     return grad
 
 
-def configuration(algorithm, problem, out, *, rounds=3, seed=1, batch_size=2, noise=0.3, cohort=None, weights="uniform", **run):
+def configuration(
+    algorithm,
+    problem,
+    out,
+    *,
+    rounds=3,
+    seed=1,
+    batch_size=2,
+    noise=0.3,
+    cohort=None,
+    weights="uniform",
+    **run,
+):
     """A float64 job without progress bar; ``run`` are settings of [run]."""
-    settings = {"dtype": "float64", "progress": False, "out": str(out), "overwrite": True, "checkpoint_every": 0, **run}
+    settings = {
+        "dtype": "float64",
+        "progress": False,
+        "out": str(out),
+        "overwrite": True,
+        "checkpoint_every": 0,
+        **run,
+    }
     return Config(
-        algorithm=algorithm, problem=problem, seed=seed, rounds=rounds, record=("x", "y"),
+        algorithm=algorithm,
+        problem=problem,
+        seed=seed,
+        rounds=rounds,
+        record=("x", "y"),
         oracle={"batch_size": batch_size, "noise": Gaussian(scale=noise) if noise else None},
-        participation={"cohort": cohort, "weights": weights}, run=settings,
+        participation={"cohort": cohort, "weights": weights},
+        run=settings,
     )
 
 

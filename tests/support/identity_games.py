@@ -13,10 +13,11 @@ import h5py
 import numpy as np
 import torch
 from games import DX, DY, Game, configuration
+
 from mpifed import Blocks, Minimax, hyperparameters, run
-from mpifed.parallel.comm import SerialComm
 from mpifed.core.noise import Gaussian
 from mpifed.core.streams import generator
+from mpifed.parallel.comm import SerialComm
 
 #: The same real numbers by different float64 operations: some hundred of them on values of about 1 leave 1e-14, and the
 #: games here enlarge a difference by less than a hundred.
@@ -215,7 +216,10 @@ class Affine(Minimax):
         return Blocks(x={"x": (DX,)}, y={"y": (DY,)})
 
     def initial(self, rng):
-        return {"x": torch.from_numpy(rng.standard_normal(DX)), "y": torch.from_numpy(rng.standard_normal(DY))}
+        return {
+            "x": torch.from_numpy(rng.standard_normal(DX)),
+            "y": torch.from_numpy(rng.standard_normal(DY)),
+        }
 
     def client_data(self, k):
         rows = self.rows[k]

@@ -15,7 +15,9 @@ def main() -> None:
     warnings.filterwarnings("ignore", ".* are absent")  # a part of CIFAR-10's files will do
     folder, data, *files = sys.argv[1:]
     for file in files:
-        runs = variants(file, ["run.eval_every=2", f"run.out={folder}/{Path(file).stem}", f'run.data_dir="{data}"'])
+        runs = variants(
+            file, ["run.eval_every=2", f"run.out={folder}/{Path(file).stem}", f'run.data_dir="{data}"']
+        )
         method = type(runs[-1].config.algorithm)
         first = next(one for one in runs if type(one.config.algorithm) is method)
         sweep([Variant(first.name, first.config.model_copy(update={"rounds": 2}))], world())

@@ -13,11 +13,15 @@ import pytest
 
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_", "MPIFED_LAUNCHER")
 SETTINGS = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
     "OMPI_MCA_btl": "^ofi",  # the scan for fabrics takes a second a launch
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks outnumber cores
-    "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONWARNINGS": "error",
+    "OMP_NUM_THREADS": "1",
+    "NO_COLOR": "1",
+    "PYTHONWARNINGS": "error",
 }
 #: The tests that run under mpirun.
 PARALLEL = Path(__file__).parents[1] / "parallel"
@@ -39,16 +43,27 @@ def environment(mpi: str = "openmpi") -> dict[str, str]:
     """The environment of a job: nothing of a launcher around the tests, settings for more ranks than cores, and the MPI."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)}
     library = MPICH / "lib"
-    mpich = {"MPI4PY_MPIABI": "mpich", "MPI4PY_LIBMPI": str(library / "libmpi.so.12"), "LD_LIBRARY_PATH": str(library)}
+    mpich = {
+        "MPI4PY_MPIABI": "mpich",
+        "MPI4PY_LIBMPI": str(library / "libmpi.so.12"),
+        "LD_LIBRARY_PATH": str(library),
+    }
     return kept | SETTINGS | (mpich if mpi == "mpich" else {})
 
 
-def start(ranks: int, arguments: list[str], mpi: str = "openmpi", flags: tuple[str, ...] = (), **options) -> subprocess.Popen:
+def start(
+    ranks: int, arguments: list[str], mpi: str = "openmpi", flags: tuple[str, ...] = (), **options
+) -> subprocess.Popen:
     """Start ``python arguments`` on ``ranks`` ranks (0: without mpirun) in a session of its own; ``flags`` are mpirun's."""
     launcher = [mpirun_path(mpi), *flags, "-n", str(ranks)] if ranks else []
     return subprocess.Popen(
-        [*launcher, sys.executable, *map(str, arguments)], env=environment(mpi), stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, start_new_session=True, **options,
+        [*launcher, sys.executable, *map(str, arguments)],
+        env=environment(mpi),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        **options,
     )
 
 
@@ -70,6 +85,8 @@ def launch(ranks: int, arguments: list[str], limit: float = 60, **options) -> tu
 
 def suite(ranks: int, folder: Path, *arguments: object, mpi: str = "openmpi") -> None:
     """pytest with ``arguments`` on some ranks, with its temporary files in ``folder``: all must pass, and some."""
-    code, output = launch(ranks, [Path(__file__).with_name("mpi_main.py"), folder, *arguments], limit=600, mpi=mpi)
+    code, output = launch(
+        ranks, [Path(__file__).with_name("mpi_main.py"), folder, *arguments], limit=600, mpi=mpi
+    )
     assert code == 0, output
     assert " passed" in output, output

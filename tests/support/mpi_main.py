@@ -19,7 +19,11 @@ class AbortOnFailure:
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
-            print(f"rank {self.comm.rank} of {self.comm.size}: {report.nodeid} failed\n{report.longreprtext}", file=sys.__stderr__, flush=True)
+            print(
+                f"rank {self.comm.rank} of {self.comm.size}: {report.nodeid} failed\n{report.longreprtext}",
+                file=sys.__stderr__,
+                flush=True,
+            )
             self.comm.abort(1)
 
 
@@ -29,7 +33,16 @@ if __name__ == "__main__":
     if comm.rank:
         sys.stdout = open(os.devnull, "w")  # one report is enough; failures go to the error stream
     code = pytest.main(
-        ["--with-mpi", "-m", "mpi", "-x", "-p", "no:cacheprovider", f"--basetemp={temporary}/rank{comm.rank}", *tests],
+        [
+            "--with-mpi",
+            "-m",
+            "mpi",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            f"--basetemp={temporary}/rank{comm.rank}",
+            *tests,
+        ],
         plugins=[AbortOnFailure(comm)],
     )
     sys.exit(code)

@@ -33,12 +33,18 @@ def ranks(launcher: int) -> dict[int, int]:
     found = {}
     for pid in sorted(descendants(launcher)):
         try:
-            variables = dict(pair.split("=", 1) for pair in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in pair)
+            variables = dict(
+                pair.split("=", 1)
+                for pair in Path(f"/proc/{pid}/environ").read_text().split("\0")
+                if "=" in pair
+            )
         except OSError:
             continue
         for name in RANK_VARIABLES:
             if name in variables:
-                found.setdefault(int(variables[name]), pid)  # a child of a rank has the same variables and a later number
+                found.setdefault(
+                    int(variables[name]), pid
+                )  # a child of a rank has the same variables and a later number
     return found
 
 
@@ -68,7 +74,9 @@ def segments(pids) -> set[Path]:
             lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
         except OSError:
             continue
-        found |= {Path(line[line.index("/dev/shm/") :].split(" ")[0]) for line in lines if "/dev/shm/" in line}
+        found |= {
+            Path(line[line.index("/dev/shm/") :].split(" ")[0]) for line in lines if "/dev/shm/" in line
+        }
     return found
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-
 ROOT = Path(os.environ.get("MPIFED_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 
 

@@ -14,7 +14,17 @@ COSTS = dict(
 )  # fmt: skip
 
 
-def write(folder, algorithm="FGDA", rounds=20, every=5, stopped="all rounds done", config=None, maximised=(), costs=None, **metrics):
+def write(
+    folder,
+    algorithm="FGDA",
+    rounds=20,
+    every=5,
+    stopped="all rounds done",
+    config=None,
+    maximised=(),
+    costs=None,
+    **metrics,
+):
     """A run folder: costs grow by :data:`COSTS` a round, metrics are given or functions of the round.
 
     Args:
@@ -27,7 +37,13 @@ def write(folder, algorithm="FGDA", rounds=20, every=5, stopped="all rounds done
     table = {"seed": 0, "rounds": rounds, **(config or {})}
     table["algorithm"] = {"name": algorithm, **table.get("algorithm", {})}
     with h5py.File(folder / "run.h5", "w") as file:
-        attributes = dict(config=table, versions=dict(torch="2.0"), layout=dict(ranks=1, device="cpu"), data={}, maximised=list(maximised))
+        attributes = dict(
+            config=table,
+            versions=dict(torch="2.0"),
+            layout=dict(ranks=1, device="cpu"),
+            data={},
+            maximised=list(maximised),
+        )
         for name, value in attributes.items():
             file.attrs[name] = json.dumps(value)
         file.attrs["stopped"] = stopped

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+
 from mpifed import run
-from mpifed.parallel.comm import SerialComm
 from mpifed.config.job import Config
+from mpifed.parallel.comm import SerialComm
 
 DRIVER = Path(__file__).with_name("driver.py")
 #: Seconds in which real processes on a busy machine of two cores must be through; a hang takes for ever.

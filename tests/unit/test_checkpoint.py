@@ -7,25 +7,30 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mpifed.storage import checkpoint
-from mpifed.storage import atomic as files
+
 from mpifed.parallel.comm import SerialComm
-from mpifed.storage.atomic import replacing, sweep
 from mpifed.parallel.placement import Cohort, Placement
+from mpifed.storage import atomic as files
+from mpifed.storage import checkpoint
+from mpifed.storage.atomic import replacing, sweep
 
 ARRAYS = {"shared": np.arange(5.0), "empty": np.zeros((0, 3)), "table": np.arange(6.0).reshape(2, 3)}
 
 
 def save(folder, r, clients=4, keep=3, size=3):
     rows = np.arange(float(clients * size)).reshape(clients, size) + r
-    checkpoint.write(folder, keep, {"round": r, "words": ["ä"]}, ARRAYS, rows, SerialComm(), Placement(clients, 1))
+    checkpoint.write(
+        folder, keep, {"round": r, "words": ["ä"]}, ARRAYS, rows, SerialComm(), Placement(clients, 1)
+    )
     return rows
 
 
 def test_round_trip_and_the_last_ones_kept(tmp_path):
     for r in range(1, 6):
         rows = save(tmp_path, r)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == [f"checkpoint-0000000{r}.h5" for r in (3, 4, 5)]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        f"checkpoint-0000000{r}.h5" for r in (3, 4, 5)
+    ]
     path, header, arrays, complaints = checkpoint.newest(tmp_path)
     assert header == {"round": 5, "words": ["ä"]} and complaints == []
     for name, array in ARRAYS.items():
@@ -69,17 +74,23 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path):
     assert checkpoint.newest(tmp_path)[1]["round"] == 2
 
 
-@pytest.mark.parametrize("content, says", [
-    (b"\x89HDF\r\n\x1a\n" + bytes(1000), "it is of format 1, expected format 2"),
-    (b"mpifed checkpoint 3\n0123\n" + bytes(1000), "it is of format 3, expected format 2"),
-    (b"mpifed checkpoint 2\n0123\n" + bytes(1000), "its bytes do not match their digest"),
-    (b"", "it is no checkpoint, expected format 2"),
-    (bytes(1000), "it is no checkpoint, expected format 2"),
-])
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        (b"\x89HDF\r\n\x1a\n" + bytes(1000), "it is of format 1, expected format 2"),
+        (b"mpifed checkpoint 3\n0123\n" + bytes(1000), "it is of format 3, expected format 2"),
+        (b"mpifed checkpoint 2\n0123\n" + bytes(1000), "its bytes do not match their digest"),
+        (b"", "it is no checkpoint, expected format 2"),
+        (bytes(1000), "it is no checkpoint, expected format 2"),
+    ],
+)
 def test_incomplete_and_foreign_files(tmp_path, content, says):
     (tmp_path / "checkpoint-00000001.h5").write_bytes(content)
     path, _, _, (complaint,) = checkpoint.newest(tmp_path)
-    assert path is None and complaint == f"checkpoint-00000001.h5 cannot be used ({says}); falling back to the one before it"
+    assert (
+        path is None
+        and complaint == f"checkpoint-00000001.h5 cannot be used ({says}); falling back to the one before it"
+    )
 
 
 def test_a_damaged_file_of_a_later_round_does_not_push_the_new_one_out(tmp_path):
@@ -124,7 +135,11 @@ def test_shielded_files_hold_what_was_written(tmp_path):
         file["x"] = np.arange(10**5)
     with h5py.File(tmp_path / "file") as file:
         np.testing.assert_array_equal(file["x"][...], np.arange(10**5))
-    with pytest.raises(OSError, match="No space left on device"), files.shielded("/dev/full") as target, h5py.File(target, "w") as file:
+    with (
+        pytest.raises(OSError, match="No space left on device"),
+        files.shielded("/dev/full") as target,
+        h5py.File(target, "w") as file,
+    ):
         file["x"] = np.arange(1000)
 
 

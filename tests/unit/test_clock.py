@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import launch
 
-from mpifed.simulation.federated_clock import FederatedClock, member_seconds
-from mpifed.parallel.comm import SerialComm
 from mpifed.config.job import Config, ConfigError
-from mpifed.running.run import run
 from mpifed.config.sections import Clock
+from mpifed.parallel.comm import SerialComm
+from mpifed.running.run import run
+from mpifed.simulation.federated_clock import FederatedClock, member_seconds
 from mpifed.simulation.traffic import Traffic
 
 PLAIN = dict(bandwidth_down=512.0, bandwidth_up=1024.0, gradients_per_second=4.0)
@@ -45,11 +45,15 @@ checkpoint_every = 2
 
 def seconds(clock, clients=(0,), calls=None, r=1, phase=0, sent=SENT):
     clients = np.array(clients)
-    return member_seconds(clock, 3, r, phase, clients, np.full(len(clients), 6) if calls is None else np.array(calls), sent)
+    return member_seconds(
+        clock, 3, r, phase, clients, np.full(len(clients), 6) if calls is None else np.array(calls), sent
+    )
 
 
 def test_one_client_by_hand():
-    assert seconds(Clock(**PLAIN)).tolist() == [2.0 + 0.25 + 1.5]  # 1024 / 512 down, 256 / 1024 up, 6 gradients at 4 a second
+    assert seconds(Clock(**PLAIN)).tolist() == [
+        2.0 + 0.25 + 1.5
+    ]  # 1024 / 512 down, 256 / 1024 up, 6 gradients at 4 a second
     assert seconds(Clock(**PLAIN, latency=0.125)).tolist() == [4.0]
     assert seconds(Clock(**PLAIN), calls=[0], sent=Traffic(0, 0, 9, 9)).tolist() == [0.0]
 
@@ -81,10 +85,16 @@ CLOCKS = st.builds(
 
 
 @settings(max_examples=60, deadline=None)
-@given(CLOCKS, st.sampled_from(["bandwidth_down", "bandwidth_up", "gradients_per_second", "latency", "timeout"]), st.floats(1, 1e3),
-       st.integers(0, 50))
+@given(
+    CLOCKS,
+    st.sampled_from(["bandwidth_down", "bandwidth_up", "gradients_per_second", "latency", "timeout"]),
+    st.floats(1, 1e3),
+    st.integers(0, 50),
+)
 def test_a_better_client_is_never_slower(clock, name, factor, r):
-    better = getattr(clock, name) / factor if name in ("latency", "timeout") else getattr(clock, name) * factor
+    better = (
+        getattr(clock, name) / factor if name in ("latency", "timeout") else getattr(clock, name) * factor
+    )
     slow = seconds(clock, range(20), r=r)
     assert (seconds(clock.model_copy(update={name: better}), range(20), r=r) <= slow).all()
 
@@ -95,7 +105,10 @@ def test_stragglers_stay_and_jitter_does_not():
     compute = seconds(still, sent=Traffic(0, 0, 0, 0))
     for name in ("stragglers", "jitter"):
         clock = Clock(**PLAIN, **{name: 0.5})
-        times = [seconds(clock, clients, r=r, phase=phase, sent=Traffic(0, 0, 0, 0)) for r, phase in ((1, 0), (1, 1), (2, 0))]
+        times = [
+            seconds(clock, clients, r=r, phase=phase, sent=Traffic(0, 0, 0, 0))
+            for r, phase in ((1, 0), (1, 1), (2, 0))
+        ]
         logs = np.log(times / compute)
         assert abs(logs[0].mean()) < 0.032 and abs(logs[0].std() - 0.5) < 0.023
         same = [np.array_equal(logs[0], other) for other in logs[1:]]
@@ -134,7 +147,12 @@ def run_here(job, *overrides):
 @pytest.mark.parametrize("executor", ["loop", "batched"])
 def test_a_whole_run_by_hand(job, tmp_path, executor):
     """d = 4 in float32: 8 numbers, 32 bytes each way; 3 gradients."""
-    changes = ["clock.bandwidth_down=32.0", "clock.bandwidth_up=64.0", "clock.gradients_per_second=12.0", "clock.latency=0.0"]
+    changes = [
+        "clock.bandwidth_down=32.0",
+        "clock.bandwidth_up=64.0",
+        "clock.gradients_per_second=12.0",
+        "clock.latency=0.0",
+    ]
     result = run_here(job, f"run.out={tmp_path / 'a'}", f"run.executor={executor}", *changes)
     assert result.costs["federated_seconds"].tolist() == [1.75 * r for r in range(7)]
 
@@ -145,8 +163,12 @@ def test_a_method_of_two_phases_pays_for_both(job, tmp_path):
     table = Config.load(job).table() | {"algorithm": settings, "participation": {}}
     table["run"] |= {"out": str(tmp_path / "a")}
     costs = run(Config.from_table(table), SerialComm()).costs
-    sent = costs["bytes_up"][-1] / clock.bandwidth_up + costs["bytes_down"][-1] / clock.bandwidth_down  # of 5 like clients
-    expected = (sent + costs["oracle_calls"][-1] / clock.gradients_per_second) / 5 + costs["phases"][-1] * 2 * clock.latency
+    sent = (
+        costs["bytes_up"][-1] / clock.bandwidth_up + costs["bytes_down"][-1] / clock.bandwidth_down
+    )  # of 5 like clients
+    expected = (sent + costs["oracle_calls"][-1] / clock.gradients_per_second) / 5 + costs["phases"][
+        -1
+    ] * 2 * clock.latency
     assert costs["phases"][-1] >= 12 and costs["federated_seconds"][-1] == pytest.approx(expected, rel=1e-12)
 
 
@@ -156,7 +178,9 @@ def test_the_clock_changes_no_iterate(job, tmp_path):
     del table["clock"]
     without = run(Config.from_table(table), SerialComm())
     assert all(torch.equal(with_clock.point[block], without.point[block]) for block in "xy")
-    assert (np.diff(with_clock.costs["federated_seconds"]) > 0).all() and not without.costs["federated_seconds"].any()
+    assert (np.diff(with_clock.costs["federated_seconds"]) > 0).all() and not without.costs[
+        "federated_seconds"
+    ].any()
 
 
 def column(folder):
@@ -169,7 +193,10 @@ def test_the_same_column_on_other_ranks_and_after_a_resumption(job, tmp_path):
     whole = run_here(job, f"run.out={tmp_path / 'one'}", *EVENTFUL).costs["federated_seconds"].tolist()
     assert column(tmp_path / "one") == whole and len(set(whole)) == 7
     cut = tmp_path / "cut"
-    for ranks, command, rounds in ((3, ["run", job, *EVENTFUL, f"run.out={cut}", "rounds=3"], 3), (2, ["resume", cut, "rounds=6"], 6)):
+    for ranks, command, rounds in (
+        (3, ["run", job, *EVENTFUL, f"run.out={cut}", "rounds=3"], 3),
+        (2, ["resume", cut, "rounds=6"], 6),
+    ):
         code, output = launch(ranks, ["-m", "mpifed", *command], limit=120)
         assert code == 0, output
         assert column(cut) == whole[: rounds + 1]

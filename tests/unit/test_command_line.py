@@ -6,12 +6,13 @@ import sys
 import pytest
 from click.testing import CliRunner
 from launch import launch
+
 from mpifed import run
-from mpifed.simulation import simulation
-from mpifed.cli.main import cli, main
 from mpifed.cli.catalogue import catalogue
-from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.cli.main import cli, main
 from mpifed.config.job import Config, ConfigError
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.simulation import simulation
 
 JOB = """
 rounds = 3
@@ -37,36 +38,42 @@ def job(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("override, says", [
-    ("algorithm.gama=0.1", "algorithm has no setting 'gama': did you mean 'gamma'?"),
-    ("algorithm.q=0", "algorithm.q: Input should be greater than or equal to 1, got 0"),
-    ("algorithm.q=2.5", "algorithm.q: Input should be a valid integer"),
-    ("algorithm.eta=-1", "algorithm.eta: expected a finite number >= 0 or a schedule, got -1"),
-    ("algorithm.eta.name=powr", "unknown schedule 'powr': did you mean 'power'?"),
-    ("algorithm.matrix=adm", "unknown matrix 'adm': did you mean 'adam'?"),
-    ("algorithm.matrix={name='adam', rh=1}", "matrix 'adam' has no setting 'rh': did you mean 'rho'?"),
-    ("algorithm={name='FGDA', q=2, matrix='adam'}", "algorithm has no setting 'matrix'"),
-    ("algorithm.name=AdaFGD", "unknown algorithm 'AdaFGD': did you mean 'AdaFGDA'?"),
-    ("algorithm={name='LocalSGDA', q=2, eta_x=0.1}", "algorithm.eta_y is missing"),
-    ("problem.name=Sadle", "unknown problem 'Sadle': did you mean 'Saddle'?"),
-    ("problem.clients=0", "problem.clients: Input should be greater than or equal to 1"),
-    ("participation.cohort=5", "participation.cohort = 5 is more than problem.clients = 4"),
-    ("participation.cohort=3", "AdaFGDA needs every client in every round"),
-    ("run.devise=cpu", "[run] has no setting 'devise': did you mean 'device'?"),
-    ("run.dtype=float16", "run.dtype"),
-    ("rnds=3", "a job file has no setting 'rnds': did you mean 'rounds'?"),
-    ("rounds=many", "rounds"),
-    ("stop.metric=error", "a target needs metric and exactly one of at_least, at_most"),
-    ("stop={metric='eror', at_most=1}", "stop.metric = 'eror' is no metric of this problem: did you mean 'error'?"),
-    ("record=['z']", "there is no block 'z' (options: x, y)"),
-    ("oracle.noise.scale=1", "unknown noise None"),
-    ("oracle.noise={name='gaussian', scale=0}", "Input should be greater than 0"),
-    ("no-equals-sign", "an override is key=value"),
-    ("problem={name='DeepAUC', dataset='minst'}", "minst"),
-    ("algorithm.name=./nothing.py:Method", "there is no file ./nothing.py"),
-    ("algorithm.name=os.path:join", "os.path:join is not a subclass of mpifed.Algorithm"),
-    ("algorithm.name=no.such.package:Method", "cannot import 'no.such.package'"),
-])
+@pytest.mark.parametrize(
+    "override, says",
+    [
+        ("algorithm.gama=0.1", "algorithm has no setting 'gama': did you mean 'gamma'?"),
+        ("algorithm.q=0", "algorithm.q: Input should be greater than or equal to 1, got 0"),
+        ("algorithm.q=2.5", "algorithm.q: Input should be a valid integer"),
+        ("algorithm.eta=-1", "algorithm.eta: expected a finite number >= 0 or a schedule, got -1"),
+        ("algorithm.eta.name=powr", "unknown schedule 'powr': did you mean 'power'?"),
+        ("algorithm.matrix=adm", "unknown matrix 'adm': did you mean 'adam'?"),
+        ("algorithm.matrix={name='adam', rh=1}", "matrix 'adam' has no setting 'rh': did you mean 'rho'?"),
+        ("algorithm={name='FGDA', q=2, matrix='adam'}", "algorithm has no setting 'matrix'"),
+        ("algorithm.name=AdaFGD", "unknown algorithm 'AdaFGD': did you mean 'AdaFGDA'?"),
+        ("algorithm={name='LocalSGDA', q=2, eta_x=0.1}", "algorithm.eta_y is missing"),
+        ("problem.name=Sadle", "unknown problem 'Sadle': did you mean 'Saddle'?"),
+        ("problem.clients=0", "problem.clients: Input should be greater than or equal to 1"),
+        ("participation.cohort=5", "participation.cohort = 5 is more than problem.clients = 4"),
+        ("participation.cohort=3", "AdaFGDA needs every client in every round"),
+        ("run.devise=cpu", "[run] has no setting 'devise': did you mean 'device'?"),
+        ("run.dtype=float16", "run.dtype"),
+        ("rnds=3", "a job file has no setting 'rnds': did you mean 'rounds'?"),
+        ("rounds=many", "rounds"),
+        ("stop.metric=error", "a target needs metric and exactly one of at_least, at_most"),
+        (
+            "stop={metric='eror', at_most=1}",
+            "stop.metric = 'eror' is no metric of this problem: did you mean 'error'?",
+        ),
+        ("record=['z']", "there is no block 'z' (options: x, y)"),
+        ("oracle.noise.scale=1", "unknown noise None"),
+        ("oracle.noise={name='gaussian', scale=0}", "Input should be greater than 0"),
+        ("no-equals-sign", "an override is key=value"),
+        ("problem={name='DeepAUC', dataset='minst'}", "minst"),
+        ("algorithm.name=./nothing.py:Method", "there is no file ./nothing.py"),
+        ("algorithm.name=os.path:join", "os.path:join is not a subclass of mpifed.Algorithm"),
+        ("algorithm.name=no.such.package:Method", "cannot import 'no.such.package'"),
+    ],
+)
 def test_one_clear_message(job, override, says, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["mpifed", "run", str(job), override])
     with pytest.raises(SystemExit) as end:
@@ -77,7 +84,9 @@ def test_one_clear_message(job, override, says, monkeypatch, capsys):
     assert not (job.parent / "run" / "run.h5").exists()
 
 
-@pytest.mark.parametrize("override", ["algorithm.gama=0.1", "problem={name='DeepAUC', dataset='mnist'}", "run.out=/proc/no"])
+@pytest.mark.parametrize(
+    "override", ["algorithm.gama=0.1", "problem={name='DeepAUC', dataset='mnist'}", "run.out=/proc/no"]
+)
 def test_the_same_on_all_ranks(job, override, tmp_path):
     """Settings, missing data and folders: exit code 2, one message from rank 0, no traceback, no hang."""
     command = ["-m", "mpifed", "run", job, override, "--data-dir", tmp_path]
@@ -98,9 +107,24 @@ def test_unreadable_job_files(tmp_path):
 
 
 def test_overrides_reach_every_depth(job):
-    config = Config.load(job, ["seed=7", "algorithm.matrix.rho=0.5", "algorithm.matrix.name=norm", "run.device=cpu",
-                               "problem.s=3", "oracle.noise={name='gaussian', scale=2}", "record=['x']"])
-    assert config.seed == 7 and config.algorithm.matrix.rho == 0.5 and config.problem.s == 3 and config.oracle.noise.scale == 2
+    config = Config.load(
+        job,
+        [
+            "seed=7",
+            "algorithm.matrix.rho=0.5",
+            "algorithm.matrix.name=norm",
+            "run.device=cpu",
+            "problem.s=3",
+            "oracle.noise={name='gaussian', scale=2}",
+            "record=['x']",
+        ],
+    )
+    assert (
+        config.seed == 7
+        and config.algorithm.matrix.rho == 0.5
+        and config.problem.s == 3
+        and config.oracle.noise.scale == 2
+    )
     assert Config.from_table(json.loads(json.dumps(config.table()))).table() == config.table()
 
 
@@ -111,14 +135,26 @@ def test_run_resume_report(job, tmp_path):
     assert done.exit_code == 0, done.output
     assert "AdaFGDA" in done.output and "error final" in done.output
     names = {path.name for path in out.iterdir()}
-    assert names == {"run.h5", "run.lock", "checkpoint-00000002.h5", "checkpoint-00000003.h5",
-                     "report.html", "curves.png", "table.txt", "table.csv"}
+    assert names == {
+        "run.h5",
+        "run.lock",
+        "checkpoint-00000002.h5",
+        "checkpoint-00000003.h5",
+        "report.html",
+        "curves.png",
+        "table.txt",
+        "table.csv",
+    }
     written = {path: path.stat().st_mtime_ns for path in out.glob("*.h5")}
     again = invoke("run", job)
-    assert again.exit_code == 0 and f"mpifed: {out} is complete: all 3 rounds done" in again.output, again.output
+    assert again.exit_code == 0 and f"mpifed: {out} is complete: all 3 rounds done" in again.output, (
+        again.output
+    )
     assert written == {path: path.stat().st_mtime_ns for path in out.glob("*.h5")}
     longer = invoke("resume", out, "rounds=5")
-    assert longer.exit_code == 0 and "continuing" in longer.output and (out / "checkpoint-00000005.h5").exists(), longer.output
+    assert (
+        longer.exit_code == 0 and "continuing" in longer.output and (out / "checkpoint-00000005.h5").exists()
+    ), longer.output
     shorter = invoke("resume", out, "rounds=2")
     assert "is at round 5 already" in str(shorter.exception)
     nothing = invoke("resume", tmp_path)
@@ -129,18 +165,38 @@ def test_run_resume_report(job, tmp_path):
 
 
 def test_targets_and_budgets_stop_the_run(job):
-    for override, reason in (("stop={metric='error', at_most=1e9}", "error is at most"), ("stop.seconds=1e-9", "wall-time budget")):
-        result = run(Config.load(job, ["rounds=1000", "run.eval_every=1", "run.overwrite=true", override]), SerialComm())
+    for override, reason in (
+        ("stop={metric='error', at_most=1e9}", "error is at most"),
+        ("stop.seconds=1e-9", "wall-time budget"),
+    ):
+        result = run(
+            Config.load(job, ["rounds=1000", "run.eval_every=1", "run.overwrite=true", override]),
+            SerialComm(),
+        )
         assert reason in result.stopped and result.costs["round"][-1] <= 1
 
 
-@pytest.mark.parametrize("word, shows", [
-    ("AdaFGDA", ["q", "required", "000, Algorithm 1", "message of 'round'", "2|x| + 2|y|", "mean_after", "in the papers"]),
-    ("LocalSGDA", ["up |x| + |y|", "partial participation: yes"]),
-    ("DeepAUC", ["imbalance", "000, eq. 13"]),
-    ("adam", ["varrho", "0.9"]),
-    ("mnist", ["IDX"]),
-])
+@pytest.mark.parametrize(
+    "word, shows",
+    [
+        (
+            "AdaFGDA",
+            [
+                "q",
+                "required",
+                "000, Algorithm 1",
+                "message of 'round'",
+                "2|x| + 2|y|",
+                "mean_after",
+                "in the papers",
+            ],
+        ),
+        ("LocalSGDA", ["up |x| + |y|", "partial participation: yes"]),
+        ("DeepAUC", ["imbalance", "000, eq. 13"]),
+        ("adam", ["varrho", "0.9"]),
+        ("mnist", ["IDX"]),
+    ],
+)
 def test_info(word, shows):
     output = CliRunner().invoke(cli, ["info", word]).output
     for text in shows:
@@ -159,15 +215,25 @@ def test_info_of_everything():
 def test_client_records_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     """A dense Jacobian of a large inner map: said before anything is allocated."""
     monkeypatch.setattr(simulation, "CLIENT_MEMORY", 2**20)
-    table = {"algorithm": {"name": "MFCGD", "q": 2}, "problem": {"name": "LinearMAML", "d": 200}, "run": {"out": str(tmp_path)}}
-    with pytest.raises(CollectiveError, match="the client records of MFCGD need .* GiB on one rank .*jacobian 40,000"):
+    table = {
+        "algorithm": {"name": "MFCGD", "q": 2},
+        "problem": {"name": "LinearMAML", "d": 200},
+        "run": {"out": str(tmp_path)},
+    }
+    with pytest.raises(
+        CollectiveError, match="the client records of MFCGD need .* GiB on one rank .*jacobian 40,000"
+    ):
         run(Config.from_table(table), SerialComm())
 
 
 def test_list_and_help():
     table = json.loads(CliRunner().invoke(cli, ["list", "--json"]).output)
-    assert {"AdaFGDA", "FGDA", "LocalSGDA"} <= set(table["methods"]) and {"Saddle", "DeepAUC"} <= set(table["problems"])
-    assert all(line for members in table.values() for line in members.values()), "everything has a description"
+    assert {"AdaFGDA", "FGDA", "LocalSGDA"} <= set(table["methods"]) and {"Saddle", "DeepAUC"} <= set(
+        table["problems"]
+    )
+    assert all(line for members in table.values() for line in members.values()), (
+        "everything has a description"
+    )
     assert "barzilai_borwein" in CliRunner().invoke(cli, ["list"]).output
     for words in ([], ["run"], ["resume"], ["list"], ["info"], ["check"], ["report"]):
         assert "Usage" in CliRunner().invoke(cli, [*words, "--help"]).output

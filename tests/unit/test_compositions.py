@@ -9,12 +9,12 @@ from games import configuration
 
 from mpifed import run
 from mpifed.algorithms import MFCGD, AdaMFCGD
-from mpifed.parallel.comm import SerialComm
-from mpifed.data import DATASETS, Images
 from mpifed.core.oracle import CompositionOracle
+from mpifed.core.sampling import Sampler
+from mpifed.data import DATASETS, Images
+from mpifed.parallel.comm import SerialComm
 from mpifed.problems.distributional import DistributionallyRobust
 from mpifed.problems.maml import LinearMAML
-from mpifed.core.sampling import Sampler
 
 #: A smooth network, so that differences meet no kink.
 SMOOTH = {"name": "mlp", "hidden": [5], "activation": "tanh"}
@@ -97,7 +97,9 @@ def test_jacobians_and_outer_gradients_by_central_differences(case, batched):
         zeta, xi = oracle.sample(0), oracle.sample(1)
         value, jacobian = oracle.g_and_jacobian(x, zeta)
         assert value.shape == (len(clients), problem.inner_size)
-        torch.testing.assert_close(oracle.g(x, zeta), value, rtol=0, atol=1e-14)  # ulps of numbers of about one
+        torch.testing.assert_close(
+            oracle.g(x, zeta), value, rtol=0, atol=1e-14
+        )  # ulps of numbers of about one
         # Truncation is of order h² = 1e-12, rounding 1e-16 of values of about 10, over h.
         torch.testing.assert_close(jacobian, differences(lambda v: oracle.g(v, zeta), x), rtol=0, atol=1e-8)
         gradient = oracle.grad_f(value, xi)
@@ -148,7 +150,9 @@ def test_training_reduces_the_objective(tmp_path, case, executor):
     robust = DistributionallyRobust(dataset="digits", clients=3)
     problem, gamma, share = {"robust": (robust, 0.003, 0.5), "maml": (LinearMAML(clients=3), 0.03, 0.6)}[case]
     for method in (MFCGD(q=5, gamma=0.05), AdaMFCGD(q=5, gamma=gamma)):
-        config = configuration(method, problem, tmp_path, rounds=12, batch_size=16, noise=0, executor=executor)
+        config = configuration(
+            method, problem, tmp_path, rounds=12, batch_size=16, noise=0, executor=executor
+        )
         result = run(config.model_copy(update={"record": ()}), SerialComm())
         first = result.history
         assert result.metrics["objective"] < share * first["objective"][0], method
@@ -169,7 +173,9 @@ def test_robust_loss_is_the_value_of_the_penalised_maximum():
     assert metrics["robust_loss"] == pytest.approx(penalised(p), abs=1e-13)
     assert metrics["robust_loss"] == pytest.approx(lam * np.log(metrics["objective"] / lam), abs=1e-13)
     rng = np.random.default_rng(0)
-    assert all(penalised(torch.from_numpy(rng.dirichlet(np.ones(3)))) < metrics["robust_loss"] for _ in range(100))
+    assert all(
+        penalised(torch.from_numpy(rng.dirichlet(np.ones(3)))) < metrics["robust_loss"] for _ in range(100)
+    )
     assert metrics["mean_loss"] < metrics["robust_loss"] < metrics["worst_loss"]
     assert metrics["worst_loss"] == losses.max().item()
 

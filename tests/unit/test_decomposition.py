@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from mpifed.core.proximal import Nuclear
 from mpifed.core.streams import generator
 

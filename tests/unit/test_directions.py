@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from reference.heavy_tailed import direction_of
+
 from mpifed.core.directions import Clip, Identity, Normalize, Orthogonalize
 from mpifed.core.streams import generator
-from reference.heavy_tailed import direction_of
 
 SHAPES = {"tall": (4, 2), "bias": (3,), "wide": (2, 5), "square": (3, 3)}
 SIZE = 8 + 3 + 10 + 9
@@ -15,7 +16,10 @@ CASES = {
     "clip tensor": (Clip(1.5, "tensor"), dict(direction="clip", tau=1.5, norm_over="tensor")),
     "svd": (Orthogonalize(), dict(direction="orthogonalize", svd="svd")),
     "newton_schulz": (Orthogonalize("newton_schulz"), dict(direction="orthogonalize", svd="newton_schulz")),
-    "cubic": (Orthogonalize("newton_schulz_cubic"), dict(direction="orthogonalize", svd="newton_schulz_cubic")),
+    "cubic": (
+        Orthogonalize("newton_schulz_cubic"),
+        dict(direction="orthogonalize", svd="newton_schulz_cubic"),
+    ),
 }
 
 
@@ -51,12 +55,17 @@ def test_single_precision_is_as_near_as_its_rounding(shape):
     """Condition numbers up to 1e3, a zero matrix and one of rank one, against the polar factor in double precision."""
     rng, small = generator(0, "single", *shape), min(shape)
     P, Q = (torch.linalg.qr(torch.from_numpy(rng.standard_normal((5, size, small))))[0] for size in shape)
-    values = torch.logspace(0, -3, small, dtype=torch.float64) * torch.tensor([1.0, 1e-6, 1e6, 0, 1]).double()[:, None]
+    values = (
+        torch.logspace(0, -3, small, dtype=torch.float64)
+        * torch.tensor([1.0, 1e-6, 1e6, 0, 1]).double()[:, None]
+    )
     values[4, 1:] = 0
     U = ((P * values.unsqueeze(1)) @ Q.mT).float()
     factor = Orthogonalize()(U.reshape(5, -1), {"U": shape}).reshape(U.shape)
     assert factor.dtype == torch.float32
-    expected = (P @ Q.mT).index_copy(0, torch.tensor([3, 4]), torch.stack([0 * U[3].double(), torch.outer(P[4, :, 0], Q[4, :, 0])]))
+    expected = (P @ Q.mT).index_copy(
+        0, torch.tensor([3, 4]), torch.stack([0 * U[3].double(), torch.outer(P[4, :, 0], Q[4, :, 0])])
+    )
     # rounding U moves the factor by 6e-8 times the condition number
     torch.testing.assert_close(factor.double(), expected, rtol=0, atol=2e-4)
     exact = Orthogonalize()(U[:3].double().reshape(3, -1), {"U": shape}).reshape(3, *shape)

@@ -19,7 +19,7 @@ from mpifed.storage.results import load
 
 def single(folder, *names, **options):
     """One setting with one run."""
-    one, = settings_of([load(write(folder, *names, **options))])
+    (one,) = settings_of([load(write(folder, *names, **options))])
     return one
 
 
@@ -52,7 +52,9 @@ def test_every_axis_is_read_at_the_rounds_of_the_metrics(tmp_path):
     one = single(tmp_path / "a", every=10, auc=[0.5, 0.6, 0.7])
     expected = {"rounds": [0, 10, 20], "oracle calls": [0, 960, 1920], "bytes, up + down": [0, 40_000, 80_000],
                 "wall time without evaluation": [0, 5, 10], "federated wall time": [0, 0, 0]}  # fmt: skip
-    assert {axis.label: axis.of(one.runs[0], one.runs[0].metric_rounds).tolist() for axis in figures.AXES} == expected
+    assert {
+        axis.label: axis.of(one.runs[0], one.runs[0].metric_rounds).tolist() for axis in figures.AXES
+    } == expected
     assert [axis.scale([one])[1] for axis in figures.axes_of([one])] == [
         "rounds", "oracle calls", "bytes, up + down (kB)", "wall time without evaluation (s)",
     ]  # fmt: skip
@@ -83,9 +85,20 @@ def test_curves_show_every_setting_and_leave_matplotlib_alone(tmp_path):
 
 
 def test_a_curve_is_the_mean_over_the_seeds_and_its_band_one_deviation(tmp_path, drawn):
-    runs = [load(write(tmp_path / str(seed), config={"seed": seed}, rounds=2, every=1, auc=values, costs={"seconds": 0.5 + seed}))
-            for seed, values in enumerate([[1, 2, 3], [3, 6, 3]])]
-    setting, = settings_of(runs)
+    runs = [
+        load(
+            write(
+                tmp_path / str(seed),
+                config={"seed": seed},
+                rounds=2,
+                every=1,
+                auc=values,
+                costs={"seconds": 0.5 + seed},
+            )
+        )
+        for seed, values in enumerate([[1, 2, 3], [3, 6, 3]])
+    ]
+    (setting,) = settings_of(runs)
     figures.curves([setting], tmp_path / "a.png")
     cells = drawn[0].axes
     assert cells[0].lines[0].get_ydata().tolist() == [2, 4, 3]
@@ -110,8 +123,10 @@ def test_logarithmic_where_positive_and_wide(tmp_path, drawn, values, scales):
 
 
 def test_a_band_down_to_zero_does_not_stretch_a_logarithmic_axis(tmp_path, drawn):
-    runs = [load(write(tmp_path / str(seed), config={"seed": seed}, rounds=2, every=1, error=[1000, 10, last]))
-            for seed, last in enumerate([0.171573, 1.0])]  # mean - deviation is 1.5e-7
+    runs = [
+        load(write(tmp_path / str(seed), config={"seed": seed}, rounds=2, every=1, error=[1000, 10, last]))
+        for seed, last in enumerate([0.171573, 1.0])
+    ]  # mean - deviation is 1.5e-7
     figures.curves(settings_of(runs), tmp_path / "a.png")
     low, high = drawn[0].axes[0].get_ylim()
     assert 0.1 < low < 0.5 and high > 1000, "the mean ends at 0.59"
@@ -134,7 +149,10 @@ def test_curves_of_a_run_that_diverged(tmp_path):
 
 
 def test_curves_of_runs_with_different_metrics(tmp_path):
-    settings = [single(tmp_path / "a", "FGDA", auc=lambda r: r / 40), single(tmp_path / "b", "_My$^^$", rounds=7, every=7, vi_gap=decay(1.0))]
+    settings = [
+        single(tmp_path / "a", "FGDA", auc=lambda r: r / 40),
+        single(tmp_path / "b", "_My$^^$", rounds=7, every=7, vi_gap=decay(1.0)),
+    ]
     figures.curves(settings, tmp_path / "curves.png")
     image = pixels(tmp_path / "curves.png")
     assert all(has_colour(image, colour) for colour in figures.COLOURS[:2])
@@ -148,7 +166,9 @@ def test_points_between_gaps_are_seen(tmp_path):
     for name, values in {"dots": [0.5, math.nan, 0.7], "none": [math.nan] * 3}.items():
         figures.curves([single(tmp_path / name, rounds=10, auc=values)], tmp_path / "a.png")
         blue[name] = count(pixels(tmp_path / "a.png"), figures.COLOURS[0])
-    assert blue["dots"] > blue["none"] + 320  # eight dots, 10 pixels wide, 40 of the 80 pixels of each for certain
+    assert (
+        blue["dots"] > blue["none"] + 320
+    )  # eight dots, 10 pixels wide, 40 of the 80 pixels of each for certain
 
 
 def test_long_curves_are_thinned_in_the_page_alone(tmp_path, drawn):

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+
 from mpifed.storage import folder as module
 from mpifed.storage.folder import LOCK_FILE, Folder
 
@@ -23,7 +24,10 @@ def test_one_run_at_a_time(tmp_path):
     first.open(create=True)
     with pytest.raises(ValueError) as refused:
         second.open(create=True)
-    assert f"run.out = {tmp_path / 'run'} is in use by process {os.getpid()} on {socket.gethostname()}, since " in str(refused.value)
+    assert (
+        f"run.out = {tmp_path / 'run'} is in use by process {os.getpid()} on {socket.gethostname()}, since "
+        in str(refused.value)
+    )
     second.close()  # must not take the lock of the first away
     with pytest.raises(ValueError, match="is in use"):
         second.open(create=False)
@@ -44,9 +48,15 @@ def test_a_job_that_is_requeued_waits_for_the_end_of_its_predecessor(tmp_path, m
 
 def test_the_lock_ends_with_the_process(tmp_path):
     holder = subprocess.Popen(
-        [sys.executable, "-c", f"import fcntl, time; lock = open({str(tmp_path / LOCK_FILE)!r}, 'w'); fcntl.flock(lock, fcntl.LOCK_EX); "
-         "print('process 1 on mars', file=lock, flush=True); print('locked', flush=True); time.sleep(100)"],
-        stdout=subprocess.PIPE, text=True)
+        [
+            sys.executable,
+            "-c",
+            f"import fcntl, time; lock = open({str(tmp_path / LOCK_FILE)!r}, 'w'); fcntl.flock(lock, fcntl.LOCK_EX); "
+            "print('process 1 on mars', file=lock, flush=True); print('locked', flush=True); time.sleep(100)",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert holder.stdout.readline() == "locked\n"
     with pytest.raises(ValueError, match="is in use by process 1 on mars"):
         Folder(tmp_path).open(create=True)
@@ -112,12 +122,19 @@ def test_a_folder_made_for_a_run_that_never_began_goes(tmp_path):
 def test_places_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(ValueError, match=f"cannot write to run.out = {place}: (Not a directory|File exists)"):
+        with pytest.raises(
+            ValueError, match=f"cannot write to run.out = {place}: (Not a directory|File exists)"
+        ):
             Folder(place).open(create=True)
 
 
 def test_a_read_only_file_system(tmp_path):
-    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path], capture_output=True).returncode:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path], capture_output=True
+        ).returncode
+    ):
         pytest.skip("mounting is not permitted here")
     try:
         begin = time.monotonic()

@@ -9,11 +9,11 @@ from scipy.optimize import linprog, minimize
 
 from mpifed.cli.catalogue import example
 from mpifed.core.oracle import OperatorOracle
+from mpifed.core.proximal import L1, Indicator, L1Box
+from mpifed.core.sampling import Sampler
+from mpifed.core.sets import Box
 from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.trust_region import maximize_on_ball
-from mpifed.core.sets import Box
-from mpifed.core.proximal import L1Box, L1, Indicator
-from mpifed.core.sampling import Sampler
 
 GAMES = [
     AffineGame(d=5, clients=3, strong=0.2, heterogeneity=0.7),
@@ -123,7 +123,9 @@ def test_heterogeneity_is_the_spread_of_the_operators_at_the_solution():
         oracle = oracle_of(problem, batched=True)
         values = oracle.operator(problem.solution(), oracle.sample(0))
         # Five standard errors of 5000 normal numbers, less one degree of freedom in 50.
-        assert values.std(dim=0).pow(2).mean().sqrt().item() == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(2 * 4900))
+        assert values.std(dim=0).pow(2).mean().sqrt().item() == pytest.approx(
+            0.5, abs=5 * 0.5 / np.sqrt(2 * 4900)
+        )
 
 
 @pytest.mark.parametrize("problem", SOLVED)
@@ -164,12 +166,16 @@ def brute(function, center: np.ndarray, radius: float, d: int, seed: int) -> flo
     """The largest value of a smooth function on a ball, by samples and local maximisation from the best."""
     rng = np.random.default_rng(seed)
     v = rng.standard_normal((4000, d))
-    shrink = rng.uniform(size=(4000, 1)) ** (rng.integers(2, size=(4000, 1)) / d)  # half of them on the boundary
+    shrink = rng.uniform(size=(4000, 1)) ** (
+        rng.integers(2, size=(4000, 1)) / d
+    )  # half of them on the boundary
     v *= radius * shrink / np.linalg.norm(v, axis=1)[:, None]
     order = np.argsort([-function(center + one) for one in v])[:6]
     inside = {"type": "ineq", "fun": lambda u: radius**2 - u @ u, "jac": lambda u: -2 * u}
     ends = [
-        minimize(lambda u: -function(center + u), v[k], constraints=inside, options={"ftol": 1e-14, "maxiter": 300}).x
+        minimize(
+            lambda u: -function(center + u), v[k], constraints=inside, options={"ftol": 1e-14, "maxiter": 300}
+        ).x
         for k in order
     ]
     ends = [end * min(1.0, radius / np.linalg.norm(end)) for end in ends]
@@ -185,7 +191,9 @@ def test_err_D_by_brute_force(problem, offset):
     expected = brute(lambda w: problem.mean_operator(w) @ (z - w), start, problem.radius, size(problem), 5)
     exact = problem.metrics(named(problem, z), None)["err_D"]
     # Local maximisation ends within 1e-7 of values of up to 300, and never above the exact one but for rounding.
-    assert expected <= exact + 1e-10 * (1 + abs(exact)) and exact == pytest.approx(expected, rel=1e-6, abs=1e-7)
+    assert expected <= exact + 1e-10 * (1 + abs(exact)) and exact == pytest.approx(
+        expected, rel=1e-6, abs=1e-7
+    )
     assert exact > 0 or offset == 30.0
 
 
@@ -212,7 +220,10 @@ QUADRATICS = {
     "hard": lambda rng, d: (np.diag(np.linspace(-2, 3, d)), 0.3 * without_last(rng, d, 1)),
     "hard, double": lambda rng, d: (np.diag([-1.0] * (d - 2) + [2.0] * 2), 0.3 * without_last(rng, d, 2)),
     "hard but full": lambda rng, d: (np.diag(np.linspace(-2, 3, d)), 30 * without_last(rng, d, 1)),
-    "nearly hard": lambda rng, d: (np.diag(np.linspace(-2, 3, d)), 0.3 * np.where(np.arange(d) < d - 1, 1.0, 1e-13)),
+    "nearly hard": lambda rng, d: (
+        np.diag(np.linspace(-2, 3, d)),
+        0.3 * np.where(np.arange(d) < d - 1, 1.0, 1e-13),
+    ),
     "no linear part": lambda rng, d: (np.diag(np.linspace(-2, 3, d)), np.zeros(d)),
 }
 
@@ -247,7 +258,9 @@ def test_trust_region_by_brute_force(kind):
     value, _ = maximize_on_ball(Q, c, 1.3)
     expected = brute(lambda v: c @ v + v @ Q @ v / 2, np.zeros(d), 1.3, d, 9)
     # As above: local maximisation ends a little below the exact value.
-    assert expected <= value + 1e-12 * (1 + abs(value)) and value == pytest.approx(expected, rel=1e-6, abs=1e-7)
+    assert expected <= value + 1e-12 * (1 + abs(value)) and value == pytest.approx(
+        expected, rel=1e-6, abs=1e-7
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1e8])
@@ -322,7 +335,9 @@ def test_l1_box_is_the_proximal_map_of_its_function():
             best = grid[np.argmin((grid - v) ** 2 / 2 + weight * 0.7 * abs(grid))]
             got = phi(torch.tensor([v], dtype=torch.float64), weight).item()
             assert got == pytest.approx(best, abs=0.51e-4)  # half of the grid's step
-    assert phi.value(torch.tensor([[0.5, -0.5], [0.1, 0.0]])).tolist() == pytest.approx([0.7, 0.07])  # float32
+    assert phi.value(torch.tensor([[0.5, -0.5], [0.1, 0.0]])).tolist() == pytest.approx(
+        [0.7, 0.07]
+    )  # float32
 
 
 def test_constants_depend_on_the_seed_and_runs_can_be_built_from_names():

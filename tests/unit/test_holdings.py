@@ -35,7 +35,9 @@ def job(tmp_path):
 
 
 def test_counts_are_those_of_the_clients_data(job):
-    config = Config.load(job("FairClassification", 'dataset = "digits"\npartition = { name = "dirichlet", alpha = 0.5 }'))
+    config = Config.load(
+        job("FairClassification", 'dataset = "digits"\npartition = { name = "dirichlet", alpha = 0.5 }')
+    )
     held = holdings(config)
     assert held.counts.shape == (4, 10) and held.counts.sum() == 1438
     for client in range(4):
@@ -53,22 +55,35 @@ def test_given_positive_ratios_show_in_the_counts_and_in_the_loss(job):
     found = held.counts[:, 5:].sum(axis=1) / held.counts.sum(axis=1)
     assert np.abs(found - ratios).max() < 0.005  # half a sample of the 180 negatives of a client, at least
     fair = Config.load(job("FairClassification", f'dataset = "digits"\n{partition}'))
-    counts = holdings(fair).counts  # its classes count by their share in what the clients hold, not in the files
+    counts = holdings(
+        fair
+    ).counts  # its classes count by their share in what the clients hold, not in the files
     # torch rounds a reciprocal and a product instead of a quotient.
-    assert fair.problem._inverse_share.tolist() == pytest.approx((counts.sum() / counts.sum(axis=0)).tolist(), rel=1e-15)
+    assert fair.problem._inverse_share.tolist() == pytest.approx(
+        (counts.sum() / counts.sum(axis=0)).tolist(), rel=1e-15
+    )
     assert config.problem._ratio == held.counts[:, 5:].sum() / held.counts.sum()
 
 
 def test_info_of_a_job_prints_a_table_and_writes_a_figure(job, tmp_path):
     path = job("DeepAUC", 'dataset = "digits"\nmodel = "linear"')
-    done = CliRunner().invoke(cli, ["info", str(path), "problem.clients=3", "problem.partition.name=iid"], catch_exceptions=False)
+    done = CliRunner().invoke(
+        cli, ["info", str(path), "problem.clients=3", "problem.partition.name=iid"], catch_exceptions=False
+    )
     assert done.exit_code == 0 and "3 clients" in done.output
     rows = [line.split() for line in done.output.splitlines()]
     assert ["client", "samples", "0-", "1-", "2-", "3-", "4-", "5+", "6+", "7+", "8+", "9+"] in rows
-    assert [row[1] for row in rows if row and row[0] in ("0", "1", "2", "all")] == ["480", "479", "479", "1438"]
+    assert [row[1] for row in rows if row and row[0] in ("0", "1", "2", "all")] == [
+        "480",
+        "479",
+        "479",
+        "1438",
+    ]
     assert str(tmp_path / "job.clients.png") in done.output
     image = imread(tmp_path / "job.clients.png")
-    assert len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 10  # ten classes, ten colours at least
+    assert (
+        len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 10
+    )  # ten classes, ten colours at least
     CliRunner().invoke(cli, ["info", str(path), "--out", str(tmp_path / "other.png")], catch_exceptions=False)
     assert (tmp_path / "other.png").exists()
 

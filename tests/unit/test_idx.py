@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from mpifed.data import DATASETS, DataError
-from mpifed.data.sources import Source
 from mpifed.data.idx import read_idx
 from mpifed.data.images import IdxImages
+from mpifed.data.sources import Source
 
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 HOME = "https://example.org/tiny"
@@ -101,7 +101,9 @@ def test_a_data_set_is_read_from_its_folder_or_from_data_dir_itself(tmp_path, su
     images = TINY(tmp_path)
     assert images.shape == (1, 3, 2) and images.classes == 5
     assert images.train[:].dtype == torch.float32 and images.train_labels.dtype == torch.int64
-    np.testing.assert_array_equal(images.test[:, 0].numpy(), pixels(4, 3, 2).astype(np.float32) / np.float32(255))
+    np.testing.assert_array_equal(
+        images.test[:, 0].numpy(), pixels(4, 3, 2).astype(np.float32) / np.float32(255)
+    )
     assert images.train_labels.tolist() == [k % 5 for k in range(12)]
 
 
@@ -130,7 +132,15 @@ def test_the_message_of_a_missing_file_says_all_there_is_to_know(tmp_path):
     (tmp_path / "tiny" / "train-images-idx3-ubyte.gz").unlink()
     with pytest.raises(DataError) as caught:
         TINY(tmp_path)
-    for part in ("train-images-idx3-ubyte,", "ubyte.gz,", "ubyte.xz", "0x00000803", "12 x 3 x 2", str(tmp_path), HOME):
+    for part in (
+        "train-images-idx3-ubyte,",
+        "ubyte.gz,",
+        "ubyte.xz",
+        "0x00000803",
+        "12 x 3 x 2",
+        str(tmp_path),
+        HOME,
+    ):
         assert part in str(caught.value)
 
 

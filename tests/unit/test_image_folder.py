@@ -62,7 +62,9 @@ def test_classes_are_numbered_by_name_and_pixels_in_place(tmp_path, archive, par
     images = PETS(tmp_path)
     assert images.shape == (3, 6, 4)
     assert images.train_labels.tolist() == [0, 0, 0, 0, 1, 1] and images.test_labels.tolist() == [0, 1]
-    expected = np.stack([picture(i).transpose(2, 0, 1) for i in range(6)]).astype(np.float32) / np.float32(255)
+    expected = np.stack([picture(i).transpose(2, 0, 1) for i in range(6)]).astype(np.float32) / np.float32(
+        255
+    )
     np.testing.assert_array_equal(images.train[torch.tensor([5, 0, 5])].numpy(), expected[[5, 0, 5]])
     np.testing.assert_array_equal(images.train[:].numpy(), expected)
     assert [file.path for file in images.files.values()] == [str(path)]
@@ -83,7 +85,9 @@ def test_the_digest_changes_with_a_name_and_with_a_byte(tmp_path):
     files = tree()
     renamed = {name.replace("b.png", "c.png"): content for name, content in files.items()}
     changed = files | {"train/dog/b.png": png(picture(99))}
-    assert len({digest(files), digest(renamed), digest(changed)}) == 3 and digest(files) == digest(dict(reversed(files.items())))
+    assert len({digest(files), digest(renamed), digest(changed)}) == 3 and digest(files) == digest(
+        dict(reversed(files.items()))
+    )
 
 
 @pytest.mark.parametrize("archive", [False, True])
@@ -98,17 +102,34 @@ def test_a_client_decodes_its_own_images_only(tmp_path, monkeypatch, archive):
     for client in range(3):
         if client != owner:
             assert problem.client_data(client)[0].shape == (2, 3, 6, 4)
-    with pytest.raises(DataError, match="train/cat/deep/2.png: expected an image of 6 x 4 pixels, found a file that cannot"):
+    with pytest.raises(
+        DataError, match="train/cat/deep/2.png: expected an image of 6 x 4 pixels, found a file that cannot"
+    ):
         problem.client_data(owner)
 
 
-@pytest.mark.parametrize("changes, says", [
-    ({"test/cat/x.png": png(picture(0))[:50]}, "test/cat/x.png: expected an image of 6 x 4 pixels, found a file that cannot"),
-    ({"test/cat/x.png": b"GIF89a"}, "test/cat/x.png: expected an image of 6 x 4 pixels, found a file that cannot"),
-    ({"test/cat/x.png": png(picture(0, (4, 6)))}, "test/cat/x.png: expected an image of 6 x 4 pixels, found 4 x 6"),
-    ({"train/cat/deep/0.png": b""}, "train/cat/deep/0.png: expected an image, found a file that cannot be read"),
-    ({"test/cow/z.png": png(picture(0))}, "expected the classes of train in test, found 'cow' too"),
-])
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        (
+            {"test/cat/x.png": png(picture(0))[:50]},
+            "test/cat/x.png: expected an image of 6 x 4 pixels, found a file that cannot",
+        ),
+        (
+            {"test/cat/x.png": b"GIF89a"},
+            "test/cat/x.png: expected an image of 6 x 4 pixels, found a file that cannot",
+        ),
+        (
+            {"test/cat/x.png": png(picture(0, (4, 6)))},
+            "test/cat/x.png: expected an image of 6 x 4 pixels, found 4 x 6",
+        ),
+        (
+            {"train/cat/deep/0.png": b""},
+            "train/cat/deep/0.png: expected an image, found a file that cannot be read",
+        ),
+        ({"test/cow/z.png": png(picture(0))}, "expected the classes of train in test, found 'cow' too"),
+    ],
+)
 def test_what_is_wrong_with_the_held_out_images_is_said_at_once(tmp_path, changes, says):
     write(tmp_path, tree() | changes)
     with pytest.raises(DataError, match=says):
@@ -125,7 +146,10 @@ def test_both_parts_are_needed(tmp_path, lost, says):
 def test_archives_that_are_truncated_or_of_another_root_or_absent(tmp_path):
     path = write(tmp_path, tree(), archive=True)
     path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(DataError, match="photos.zip: expected a zip archive of the folder photos, found File is not a zip file"):
+    with pytest.raises(
+        DataError,
+        match="photos.zip: expected a zip archive of the folder photos, found File is not a zip file",
+    ):
         PETS(tmp_path)
     with zipfile.ZipFile(path, "w") as target:
         target.writestr("other/train/cat/0.png", b"")

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from mpifed.cli import launch as slurm
-from mpifed.config.job import ConfigError
 from mpifed.cli.launch import launch, sweep
+from mpifed.config.job import ConfigError
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "jobs/slurm").glob("*.sbatch"))
@@ -49,13 +50,39 @@ def test_scripts_are_bash(file):
 
 def test_options_of_sbatch():
     lines = script(
-        "rounds=20", "--nodes", 2, "--ranks-per-node", 3, "--cpus-per-rank", 4, "--gpus-per-node", "a100:2", "--time", "1-12",
-        "--partition", "long", "--warning", 300, "--extra", "#SBATCH --account=abc", "--extra", "--exclusive",
-        "--setup", "module load x",
+        "rounds=20",
+        "--nodes",
+        2,
+        "--ranks-per-node",
+        3,
+        "--cpus-per-rank",
+        4,
+        "--gpus-per-node",
+        "a100:2",
+        "--time",
+        "1-12",
+        "--partition",
+        "long",
+        "--warning",
+        300,
+        "--extra",
+        "#SBATCH --account=abc",
+        "--extra",
+        "--exclusive",
+        "--setup",
+        "module load x",
     )
     assert [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")] == [
-        "--job-name=saddle", "--nodes=2", "--ntasks-per-node=3", "--cpus-per-task=4", "--gpus-per-node=a100:2", "--time=1-12",
-        "--partition=long", "--signal=B:USR1@300", "--account=abc", "--exclusive",
+        "--job-name=saddle",
+        "--nodes=2",
+        "--ntasks-per-node=3",
+        "--cpus-per-task=4",
+        "--gpus-per-node=a100:2",
+        "--time=1-12",
+        "--partition=long",
+        "--signal=B:USR1@300",
+        "--account=abc",
+        "--exclusive",
     ]
     assert "module load x" in lines and "export MPIFED_REQUEUE=1" not in lines
     assert lines[-1] == 'mpifed_launch mpifed run jobs/saddle.toml rounds=20 "$@"'
@@ -65,11 +92,16 @@ def test_a_sweep_in_parts():
     job = "jobs/papers/002_composite.toml"
     lines = invoke(job, "rounds=3", "--parts", 4, "--dry-run").stdout.splitlines()
     assert "#SBATCH --array=0-3" in lines and lines[2].startswith("# a sweep in 4 part(s);")
-    assert lines[-1] == f'mpifed_launch mpifed sweep {job} rounds=3 --part "${{SLURM_ARRAY_TASK_ID:-0}}/4" "$@"'
+    assert (
+        lines[-1] == f'mpifed_launch mpifed sweep {job} rounds=3 --part "${{SLURM_ARRAY_TASK_ID:-0}}/4" "$@"'
+    )
     alone = invoke(job, "--dry-run").stdout
     assert "--array" not in alone and '--part "${SLURM_ARRAY_TASK_ID:-0}/1"' in alone
     assert "--parts N shares its runs" in invoke(job, "--array", "seed=0,1", "--dry-run").output
-    assert "--parts is for a job file with a [sweep]" in invoke("jobs/saddle.toml", "--parts", 2, "--dry-run").output
+    assert (
+        "--parts is for a job file with a [sweep]"
+        in invoke("jobs/saddle.toml", "--parts", 2, "--dry-run").output
+    )
 
 
 def test_preemptible():
@@ -81,32 +113,53 @@ def test_array_is_the_product_of_its_axes():
     values = 'algorithm={name="FGDA", q=5, gamma=0.1},{name="LocalSGDA", q=5, eta_x=0.1, eta_y=0.1}'
     tasks = sweep(["seed=0,1", values], "runs/a")
     assert [task[:2] for task in tasks] == [
-        (seed, f"algorithm={algorithm}") for seed in ("seed=0", "seed=1")
+        (seed, f"algorithm={algorithm}")
+        for seed in ("seed=0", "seed=1")
         for algorithm in ('{name="FGDA", q=5, gamma=0.1}', '{name="LocalSGDA", q=5, eta_x=0.1, eta_y=0.1}')
     ]
-    assert len({task[2] for task in tasks}) == 4 and all(task[2].startswith("run.out=runs/a/") for task in tasks)
+    assert len({task[2] for task in tasks}) == 4 and all(
+        task[2].startswith("run.out=runs/a/") for task in tasks
+    )
 
 
 def test_a_task_of_an_array_gets_its_settings():
     lines = script("--array", "seed=3,4", "--array", 'record=[],["x"]')
     assert "#SBATCH --array=0-3" in lines
-    choice = lines[lines.index("case $SLURM_ARRAY_TASK_ID in"):lines.index("esac") + 1]
+    choice = lines[lines.index("case $SLURM_ARRAY_TASK_ID in") : lines.index("esac") + 1]
     chosen = subprocess.run(
-        ["bash", "-c", "\n".join([*choice, 'printf "%s\\n" "$@"']), "bash", "last=1"], env={"SLURM_ARRAY_TASK_ID": "3"},
-        capture_output=True, text=True, timeout=20, check=True,
+        ["bash", "-c", "\n".join([*choice, 'printf "%s\\n" "$@"']), "bash", "last=1"],
+        env={"SLURM_ARRAY_TASK_ID": "3"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
     )
-    assert chosen.stdout.splitlines() == ["seed=4", 'record=["x"]', "run.out=runs/saddle/seed=4_record=_x_", "last=1"]
+    assert chosen.stdout.splitlines() == [
+        "seed=4",
+        'record=["x"]',
+        "run.out=runs/saddle/seed=4_record=_x_",
+        "last=1",
+    ]
 
 
-@pytest.mark.parametrize("arguments, says", [
-    (["--nodes", "0"], "0 is not in the range x>=1"),
-    (["--time", "soon"], "expected minutes, H:M:S or D-H:M:S, got 'soon'"),
-    (["--gpus-per-node", "many"], "expected a number or TYPE:NUMBER, e.g. 4 or a100:4, got 'many'"),
-    (["--array", "seed"], "--array takes KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got 'seed'"),
-    (["--array", "seed=1,1"], "--array names the same run twice"),
-    (["--extra", "account=abc"], "--extra takes an option of sbatch, e.g. --account=abc123, got 'account=abc'"),
-    (["--preemptible", "run.overwrite=true"], "run.overwrite=true would start a preemptible job over each time"),
-])
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--nodes", "0"], "0 is not in the range x>=1"),
+        (["--time", "soon"], "expected minutes, H:M:S or D-H:M:S, got 'soon'"),
+        (["--gpus-per-node", "many"], "expected a number or TYPE:NUMBER, e.g. 4 or a100:4, got 'many'"),
+        (["--array", "seed"], "--array takes KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got 'seed'"),
+        (["--array", "seed=1,1"], "--array names the same run twice"),
+        (
+            ["--extra", "account=abc"],
+            "--extra takes an option of sbatch, e.g. --account=abc123, got 'account=abc'",
+        ),
+        (
+            ["--preemptible", "run.overwrite=true"],
+            "run.overwrite=true would start a preemptible job over each time",
+        ),
+    ],
+)
 def test_refused(arguments, says):
     done = invoke("jobs/saddle.toml", *arguments, "--dry-run")
     assert done.exit_code == 2 and says in " ".join(done.output.split()), done.output
@@ -117,19 +170,31 @@ def test_settings_are_checked_first(arguments):
     assert isinstance(invoke("jobs/saddle.toml", *arguments, "--dry-run").exception, ConfigError)
 
 
-@pytest.mark.parametrize("arguments, says", [
-    (["--nodes", "3", "--ranks-per-node", "7"], "21 ranks for 20 clients: 1 would have nothing to do"),
-    (["--gpus-per-node", "2"], "2 GPUs a node for 1 ranks: a rank uses one GPU"),
-    (["--time", "2"], "the time limit of 120 s lies before the warning, 120 s ahead of it"),
-])
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--nodes", "3", "--ranks-per-node", "7"], "21 ranks for 20 clients: 1 would have nothing to do"),
+        (["--gpus-per-node", "2"], "2 GPUs a node for 1 ranks: a rank uses one GPU"),
+        (["--time", "2"], "the time limit of 120 s lies before the warning, 120 s ahead of it"),
+    ],
+)
 def test_warnings(arguments, says):
     assert says in invoke("jobs/saddle.toml", *arguments, "--dry-run").stderr
 
 
-@pytest.mark.parametrize("text, seconds", [
-    ("5", 300), ("5:30", 330), ("1:00:01", 3601), ("2-3", 183600), ("2-3:30", 185400), ("1-0:0:1", 86401),
-    ("x", None), ("", None),
-])
+@pytest.mark.parametrize(
+    "text, seconds",
+    [
+        ("5", 300),
+        ("5:30", 330),
+        ("1:00:01", 3601),
+        ("2-3", 183600),
+        ("2-3:30", 185400),
+        ("1-0:0:1", 86401),
+        ("x", None),
+        ("", None),
+    ],
+)
 def test_time_limits(text, seconds):
     assert slurm._seconds(text) == seconds
 
@@ -138,7 +203,9 @@ def test_writes_and_submits(tmp_path, monkeypatch):
     """A program named sbatch stands for Slurm's."""
     sbatch = tmp_path / "bin" / "sbatch"
     sbatch.parent.mkdir()
-    sbatch.write_text('#!/bin/bash\n[ -z "$REFUSE" ] || { echo "invalid partition" >&2; exit 1; }\necho Submitted "$@"\n')
+    sbatch.write_text(
+        '#!/bin/bash\n[ -z "$REFUSE" ] || { echo "invalid partition" >&2; exit 1; }\necho Submitted "$@"\n'
+    )
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=":")
     settings = ["jobs/saddle.toml", f"run.out={tmp_path / 'run'}"]
@@ -150,7 +217,9 @@ def test_writes_and_submits(tmp_path, monkeypatch):
     done = invoke(*settings)
     assert done.exit_code == 1 and "invalid partition" in done.output
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "there is no sbatch on this machine: --no-submit writes the script" in " ".join(invoke(*settings).output.split())
+    assert "there is no sbatch on this machine: --no-submit writes the script" in " ".join(
+        invoke(*settings).output.split()
+    )
 
 
 def test_no_other_file_is_replaced(tmp_path):

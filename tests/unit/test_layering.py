@@ -3,15 +3,21 @@
 import ast
 from pathlib import Path
 
-import mpifed
 import pytest
 
+import mpifed
+
 PACKAGE = Path(mpifed.__file__).parent
-SOURCES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+SOURCES = {
+    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")
+}
 #: Room → the rooms that it may import from, beside itself.
 RULES = {
     "core": "",
-    "models": "core", "data": "core", "algorithms": "core", "parallel": "core",
+    "models": "core",
+    "data": "core",
+    "algorithms": "core",
+    "parallel": "core",
     "problems": "core data models",
     "config": "core algorithms problems",
     "simulation": "config parallel core",
@@ -22,8 +28,11 @@ RULES = {
 }
 #: Library → the only places that import it.
 USERS = {
-    "mpi4py": ("parallel/comm.py",), "h5py": ("storage/",), "matplotlib": ("report/", "scaling/"),
-    "rich": ("report/", "scaling/", "cli/"), "click": ("cli/",),
+    "mpi4py": ("parallel/comm.py",),
+    "h5py": ("storage/",),
+    "matplotlib": ("report/", "scaling/"),
+    "rich": ("report/", "scaling/", "cli/"),
+    "click": ("cli/",),
 }
 
 
@@ -41,18 +50,25 @@ def imports(tree: ast.Module):
 @pytest.mark.parametrize("room, allowed", RULES.items(), ids=RULES)
 def test_rooms_import_what_they_may(room, allowed):
     for file in (file for file in SOURCES if file.startswith(f"{room}/")):
-        entered = {name.split(".")[1] for name in imports(SOURCES[file]) if name.startswith("mpifed.")} - {room}
+        entered = {name.split(".")[1] for name in imports(SOURCES[file]) if name.startswith("mpifed.")} - {
+            room
+        }
         assert entered <= set(allowed.split()), file
 
 
 def test_every_folder_is_a_room():
-    assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} == {*RULES, "cli"}
+    assert {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"} == {
+        *RULES,
+        "cli",
+    }
     assert {file for file in SOURCES if "/" not in file} == {"__init__.py", "__main__.py"}
 
 
 @pytest.mark.parametrize("library, users", USERS.items(), ids=USERS)
 def test_one_place_for_a_library(library, users):
-    found = {file for file, tree in SOURCES.items() if any(name.split(".")[0] == library for name in imports(tree))}
+    found = {
+        file for file, tree in SOURCES.items() if any(name.split(".")[0] == library for name in imports(tree))
+    }
     assert found and all(file.startswith(users) for file in found), found
 
 
@@ -66,8 +82,14 @@ def test_no_collective_under_a_rank_test():
             if isinstance(node, ast.If) and "rank" in ast.unparse(node.test):
                 for call in (inner for branch in node.body + node.orelse for inner in ast.walk(branch)):
                     if isinstance(call, ast.Call):
-                        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-                        assert name not in collectives, f"{file}:{call.lineno} calls {name} under a test of the rank"
+                        name = (
+                            call.func.attr
+                            if isinstance(call.func, ast.Attribute)
+                            else getattr(call.func, "id", "")
+                        )
+                        assert name not in collectives, (
+                            f"{file}:{call.lineno} calls {name} under a test of the rank"
+                        )
 
 
 def test_size_of_files_and_functions():

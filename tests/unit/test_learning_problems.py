@@ -9,15 +9,15 @@ from games import configuration
 
 from mpifed import run
 from mpifed.algorithms import FESSGDA, AdaFGDA
-from mpifed.parallel.comm import SerialComm
-from mpifed.data import DATASETS, Images
-from mpifed.core.settings import build
 from mpifed.core.oracle import MinimaxOracle
+from mpifed.core.sampling import Sampler
+from mpifed.core.settings import build
+from mpifed.core.streams import Stream
+from mpifed.data import DATASETS, Images
+from mpifed.parallel.comm import SerialComm
 from mpifed.problems.fair import FairClassification
 from mpifed.problems.robust import RobustRegression
 from mpifed.problems.wgan import WGAN
-from mpifed.core.sampling import Sampler
-from mpifed.core.streams import Stream
 
 #: A smooth network, so that differences meet no kink.
 SMOOTH = {"name": "mlp", "hidden": [5], "activation": "tanh"}
@@ -158,7 +158,9 @@ def test_wgan_closed_forms_of_the_inner_maximum():
     problem = prepared(WGAN(clients=3, lam=0.5, s=0.8, mean=0.3, std=0.6))
     x, h = torch.tensor([0.7, 1.1], dtype=torch.float64), 1e-5
     start = named(problem, x, torch.zeros(2).double())
-    slopes = [(wgan_phi(problem, x + e) - wgan_phi(problem, x - e)) / (2 * h) for e in h * torch.eye(2).double()]
+    slopes = [
+        (wgan_phi(problem, x + e) - wgan_phi(problem, x - e)) / (2 * h) for e in h * torch.eye(2).double()
+    ]
     # A quartic of values of about 1: truncation h² = 1e-10, rounding 1e-16 / h.
     assert problem.metrics(*start, None)["grad_norm"] == pytest.approx(np.hypot(*slopes), abs=1e-8)
     oracle = oracle_of(problem, batch_size=200_000, batched=True)
@@ -171,7 +173,9 @@ def test_wgan_closed_forms_of_the_inner_maximum():
     # Some ulps of numbers of about one, over 2λ = 1.
     assert problem.metrics(*best, None) == pytest.approx({"squared_distance": 0, "grad_norm": 0}, abs=1e-14)
     assert std > 0.6  # the spread of the clients' means widens the pooled data
-    mirrored = named(problem, torch.tensor([mean + 3, -std - 4], dtype=torch.float64), torch.zeros(2).double())
+    mirrored = named(
+        problem, torch.tensor([mean + 3, -std - 4], dtype=torch.float64), torch.zeros(2).double()
+    )
     assert problem.metrics(*mirrored, None)["squared_distance"] == pytest.approx(25, abs=1e-13)
 
 
@@ -196,7 +200,9 @@ def test_wgan_training_finds_the_law_of_the_data(tmp_path):
 
 def test_fair_loss_of_all_clients_is_the_weighted_sum_of_class_losses(patches):
     problem = prepared(
-        FairClassification(dataset="patches", clients=3, model=SMOOTH, partition={"name": "dirichlet", "alpha": 1.0})
+        FairClassification(
+            dataset="patches", clients=3, model=SMOOTH, partition={"name": "dirichlet", "alpha": 1.0}
+        )
     )
     x, y = point(problem)
     net, weights = named(problem, x, y)
@@ -215,7 +221,9 @@ def test_weights_live_on_the_simplex_and_the_perturbation_in_the_ball():
     fair = prepared(FairClassification(dataset="patches", clients=3))
     assert fair.initial(np.random.default_rng(0))["y"].tolist() == [0.25] * 4
     # By hand: 0.3 less for the two largest, of float32 numbers.
-    assert fair.sets.y(torch.tensor([0.9, 0.7, -0.3, 0.1])).tolist() == pytest.approx([0.6, 0.4, 0, 0], abs=1e-7)
+    assert fair.sets.y(torch.tensor([0.9, 0.7, -0.3, 0.1])).tolist() == pytest.approx(
+        [0.6, 0.4, 0, 0], abs=1e-7
+    )
     ball, near = RobustRegression(dataset="patches", radius=2.5).sets.y, torch.full((12,), 0.5).double()
     assert ball(6 * near).norm().item() == pytest.approx(2.5, rel=1e-15)  # a square root and a division
     assert torch.equal(ball(near), near)
@@ -257,7 +265,9 @@ def test_robust_loss_is_the_printed_one(patches):
     loss = problem.loss(net, perturbation, (images, targets)).item()
     assert loss == pytest.approx(total / len(images), rel=1e-13)
     places = [(patches.train == image).flatten(1).all(dim=1).nonzero().item() for image in images]
-    assert torch.equal(patches.train_labels[places], targets.argmax(dim=1)) and bool((targets.sum(1) == 1).all())
+    assert torch.equal(patches.train_labels[places], targets.argmax(dim=1)) and bool(
+        (targets.sum(1) == 1).all()
+    )
 
 
 def test_robust_metrics_are_the_accuracies_without_and_with_the_perturbation(patches):
@@ -270,7 +280,9 @@ def test_robust_metrics_are_the_accuracies_without_and_with_the_perturbation(pat
     for name, moved in (("accuracy", images), ("perturbed_accuracy", images + y.reshape(1, 1, 3, 4))):
         guess = problem.model(point_named[0], moved).argmax(dim=1)
         # A share of 25 samples, formed from shares of classes.
-        assert metrics[name] == pytest.approx((guess == patches.test_labels).double().mean().item(), abs=1e-14)
+        assert metrics[name] == pytest.approx(
+            (guess == patches.test_labels).double().mean().item(), abs=1e-14
+        )
     assert metrics["accuracy"] != metrics["perturbed_accuracy"]  # else the test could not tell them apart
 
 
@@ -281,7 +293,9 @@ METHODS = [FESSGDA(K=10, eta_xl=0.03, eta_yl=0.1, p=0.1), AdaFGDA(q=6, gamma=0.0
 def test_robust_training_learns_under_the_perturbation(tmp_path, method):
     problem = RobustRegression(dataset="digits", clients=4, model={"name": "mlp", "hidden": [16]}, radius=0.5)
     result = serial_run(method, problem, tmp_path, rounds=20, batch_size=10)
-    assert result.metrics["accuracy"] > 0.5 and result.metrics["perturbed_accuracy"] > 0.4  # guessing gives 0.1
+    assert (
+        result.metrics["accuracy"] > 0.5 and result.metrics["perturbed_accuracy"] > 0.4
+    )  # guessing gives 0.1
     norm = result.point["y"].norm().item()
     assert 0.1 < norm <= 0.5 * (1 + 1e-12)  # rounding of the last projection
 

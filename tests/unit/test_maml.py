@@ -11,21 +11,29 @@ from games import configuration
 
 from mpifed import run
 from mpifed.algorithms import MFCGD, AdaMFCGD
-from mpifed.parallel.comm import SerialComm
-from mpifed.data import Omniglot
-from mpifed.core.problem import DataFile
-from mpifed.models import MLP, Conv4
-from mpifed.core.settings import build
 from mpifed.core.oracle import CompositionOracle
-from mpifed.problems import FewShotMAML, SinusoidMAML, few_shot
+from mpifed.core.problem import DataFile
 from mpifed.core.sampling import Sampler
+from mpifed.core.settings import build
+from mpifed.data import Omniglot
+from mpifed.models import MLP, Conv4
+from mpifed.parallel.comm import SerialComm
+from mpifed.problems import FewShotMAML, SinusoidMAML, few_shot
 from mpifed.simulation.simulation import Simulation
 
 #: Smooth networks, so that differences meet no kink.
 CASES = {
-    "sinusoid": lambda: SinusoidMAML(clients=3, samples=9, model=MLP(hidden=(4,), activation="tanh"), eta=0.05, tests=5),
+    "sinusoid": lambda: SinusoidMAML(
+        clients=3, samples=9, model=MLP(hidden=(4,), activation="tanh"), eta=0.05, tests=5
+    ),
     "few shots": lambda: FewShotMAML(
-        clients=3, dataset="digits", ways=3, samples=6, model=MLP(hidden=(2,), activation="tanh"), eta=0.3, tests=5
+        clients=3,
+        dataset="digits",
+        ways=3,
+        samples=6,
+        model=MLP(hidden=(2,), activation="tanh"),
+        eta=0.3,
+        tests=5,
     ),
 }
 cases = pytest.mark.parametrize("case", CASES)
@@ -86,14 +94,18 @@ def test_jacobians_by_central_differences_and_mapped_over_clients(case):
     assert jacobian.shape == (3, len(x), len(x))
     for v in directions(len(x), 5):
         slope = (oracle.g(x + h * v, zeta) - oracle.g(x - h * v, zeta)) / (2 * h)
-        torch.testing.assert_close(jacobian @ v, slope, rtol=0, atol=1e-8)  # truncation h² and rounding 1e-15 / h
+        torch.testing.assert_close(
+            jacobian @ v, slope, rtol=0, atol=1e-8
+        )  # truncation h² and rounding 1e-15 / h
     assert (jacobian - torch.eye(len(x))).abs().max() > 1e-2  # far above the tolerance
     for k in range(3):
         one = oracle_of(problem, batch_size=2, clients=[k])
         own = one.g_and_jacobian(x, one.sample(0))
         mine = *own, one.grad_f(own[0], one.sample(1))
         # Batched kernels add in another order: some ulps of numbers of about ten.
-        torch.testing.assert_close(tuple(part[0] for part in mine), (value[k], jacobian[k], gradient[k]), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            tuple(part[0] for part in mine), (value[k], jacobian[k], gradient[k]), rtol=0, atol=1e-12
+        )
 
 
 @cases
@@ -104,7 +116,9 @@ def test_the_exact_gradient_is_the_chain_rule_on_all_data(case):
     gradient = (oracle.grad_f(value, oracle.sample(1)).unsqueeze(1) @ jacobian).squeeze(1).mean(0)
     point = named(problem, x)
     F, exact = problem.value_and_gradient(point)
-    torch.testing.assert_close(exact, gradient, rtol=0, atol=1e-12)  # sums of numbers of about one in another order
+    torch.testing.assert_close(
+        exact, gradient, rtol=0, atol=1e-12
+    )  # sums of numbers of about one in another order
     metrics = problem.metrics(point, problem.predict(point, slice(0, 5)))
     assert metrics["objective"] == F.item() and metrics["grad_norm"] == exact.norm().item()
 
@@ -113,13 +127,19 @@ def test_sinusoids_are_of_the_stated_law():
     problem = prepared(SinusoidMAML(clients=400, samples=8))
     t, y = problem._inputs[..., 0], problem._targets[..., 0]
     assert t.abs().max() < 5 and abs(t.mean()) < 5 * (10 / math.sqrt(12)) / 3_200**0.5  # five standard errors
-    waves = torch.stack([torch.sin(t), -torch.cos(t)], dim=-1)  # a sin(t - b) = a cos(b) sin(t) - a sin(b) cos(t)
+    waves = torch.stack(
+        [torch.sin(t), -torch.cos(t)], dim=-1
+    )  # a sin(t - b) = a cos(b) sin(t) - a sin(b) cos(t)
     weights = torch.linalg.lstsq(waves, y[..., None]).solution
     assert (waves @ weights - y[..., None]).abs().max() < 1e-12  # float64
     a, b = weights.norm(dim=1)[:, 0], torch.atan2(weights[:, 1, 0], weights[:, 0, 0])
-    assert 0.1 < a.min() < 0.3 and 4.8 < a.max() < 5 and 0 < b.min() < 0.1 and 3.0 < b.max() < math.pi  # 20 of 400 in such a tail
+    assert (
+        0.1 < a.min() < 0.3 and 4.8 < a.max() < 5 and 0 < b.min() < 0.1 and 3.0 < b.max() < math.pi
+    )  # 20 of 400 in such a tail
     few = prepared(SinusoidMAML(clients=2, samples=8))
-    assert torch.equal(few.client_data(1)[0], problem.client_data(1)[0])  # a client's rows depend on its number alone
+    assert torch.equal(
+        few.client_data(1)[0], problem.client_data(1)[0]
+    )  # a client's rows depend on its number alone
 
 
 def test_adapted_error_is_that_after_one_step_on_the_held_out_rows():
@@ -131,8 +151,12 @@ def test_adapted_error_is_that_after_one_step_on_the_held_out_rows():
         errors = []
         for n in range(5):
             at = problem.adapted(point, tuple(part[n] for part in problem._support)) if stepped else point
-            errors.append(((problem.model(at, problem._query[0][n]) - problem._query[1][n]) ** 2).mean().item())
-        assert metrics[name] == pytest.approx(np.mean(errors), rel=1e-12)  # mapped kernels add in another order
+            errors.append(
+                ((problem.model(at, problem._query[0][n]) - problem._query[1][n]) ** 2).mean().item()
+            )
+        assert metrics[name] == pytest.approx(
+            np.mean(errors), rel=1e-12
+        )  # mapped kernels add in another order
     assert problem._support[0].shape == (5, 10, 1) and problem._query[0].shape == (5, 100, 1)
 
 
@@ -140,7 +164,9 @@ def test_adapted_error_is_that_after_one_step_on_the_held_out_rows():
 @pytest.mark.parametrize("case, gamma, share", [("sinusoid", 0.02, 0.9), ("few shots", 0.3, 0.7)])
 def test_training_reduces_the_objective(tmp_path, case, gamma, share, executor):
     for method in (MFCGD(q=5, gamma=gamma), AdaMFCGD(q=5, gamma=0.01)):
-        config = configuration(method, CASES[case](), tmp_path, rounds=12, batch_size=4, noise=0, executor=executor)
+        config = configuration(
+            method, CASES[case](), tmp_path, rounds=12, batch_size=4, noise=0, executor=executor
+        )
         result = run(config.model_copy(update={"record": ()}), SerialComm())
         assert result.metrics["objective"] < share * result.history["objective"][0], method
 
@@ -178,7 +204,9 @@ def test_rows_hold_one_drawing_of_each_character_of_the_task(drawings):
     assert torch.equal(again.client_data(1)[0][:3], problem.client_data(1)[0])
     assert not torch.equal(other.client_data(1)[0], again.client_data(1)[0])
     held_out = torch.stack(problem._held_out).mean((1, 3, 4, 5))
-    assert held_out.min() > 1.02 * torch.from_numpy(ink).max()  # characters of the evaluation part have more ink
+    assert (
+        held_out.min() > 1.02 * torch.from_numpy(ink).max()
+    )  # characters of the evaluation part have more ink
 
 
 def test_loss_and_accuracy_of_a_few_images(drawings):
@@ -195,7 +223,9 @@ def test_loss_and_accuracy_of_a_few_images(drawings):
         W, b = problem.adapted(point, (task[:1],)).values()
         guesses = (task[1:].flatten(2) @ W.T + b).argmax(-1)
         assert accuracy == pytest.approx((guesses == torch.tensor([0, 1])).double().mean().item())  # float64
-    broken = problem.predict({"fc1.weight": point["fc1.weight"] * torch.nan, "fc1.bias": point["fc1.bias"]}, slice(0, 1))
+    broken = problem.predict(
+        {"fc1.weight": point["fc1.weight"] * torch.nan, "fc1.bias": point["fc1.bias"]}, slice(0, 1)
+    )
     assert math.isnan(problem.metrics(point, broken)["accuracy"])
 
 

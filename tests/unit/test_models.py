@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from mpifed.models import MLP, MODELS, LeNet5, Linear
 from mpifed.core.settings import build
+from mpifed.models import MLP, MODELS, LeNet5, Linear
 
 IMAGE = (1, 28, 28)
 ALL = [Linear(), MLP(), MLP(hidden=(5,), activation="tanh"), LeNet5(), LeNet5(activation="tanh")]
@@ -47,7 +47,9 @@ def test_number_of_parameters(model, image, outputs, number):
 def test_outputs_and_starting_values(model, outputs):
     shapes = model.shapes(IMAGE, outputs)
     params = start(model, IMAGE, outputs)
-    assert {name: tuple(value.shape) for name, value in params.items()} == shapes and list(params) == list(shapes)
+    assert {name: tuple(value.shape) for name, value in params.items()} == shapes and list(params) == list(
+        shapes
+    )
     assert model(params, images(3, *IMAGE)).shape == (3, outputs)
     for name, value in params.items():
         bound = 1 / math.sqrt(math.prod(shapes[name.replace("bias", "weight")][1:]))
@@ -64,7 +66,14 @@ def module(model, outputs) -> nn.Module:
             widths = (784, *model.hidden)
             hidden = [layer for pair in zip(widths, widths[1:]) for layer in (nn.Linear(*pair), act())]
             return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(widths[-1], outputs))
-        conv = [nn.Conv2d(1, 6, 5, padding=2), act(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), act(), nn.MaxPool2d(2)]
+        conv = [
+            nn.Conv2d(1, 6, 5, padding=2),
+            act(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            act(),
+            nn.MaxPool2d(2),
+        ]
         full = [nn.Linear(400, 120), act(), nn.Linear(120, 84), act(), nn.Linear(84, outputs)]
         return nn.Sequential(*conv, nn.Flatten(), *full)
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mpifed.models import CNN, CNN7, RNN, Conv4, ResNet
 from mpifed.core.settings import build
+from mpifed.models import CNN, CNN7, RNN, Conv4, ResNet
 from mpifed.problems import DeepAUC
 
 SMALL = ResNet(blocks=(2, 1), width=8, groups=4)
@@ -37,7 +37,10 @@ def start(case: str, seed: int = 0) -> dict[str, torch.Tensor]:
     model, shape, outputs = CASES[case]
     rng = np.random.default_rng(seed)
     params = model.initial(model.shapes(shape, outputs), rng)
-    return {name: value + 0.05 * torch.from_numpy(rng.standard_normal(value.shape)) for name, value in params.items()}
+    return {
+        name: value + 0.05 * torch.from_numpy(rng.standard_normal(value.shape))
+        for name, value in params.items()
+    }
 
 
 def inputs(case: str, n: int = 2, seed: int = 1) -> tuple[torch.Tensor, ...]:
@@ -52,7 +55,12 @@ def inputs(case: str, n: int = 2, seed: int = 1) -> tuple[torch.Tensor, ...]:
     [
         # 004, Table 3: 3, 16, 32 and 64 channels, 32 x 32 halved three times, 512, 64 and 10 units
         (CNN(), (3, 32, 32), 10, 448 + 4_640 + 18_496 + (64 * 4 * 4 * 512 + 512) + (512 * 64 + 64) + 650),
-        (CNN7(), (3, 32, 32), 1, 896 + 9_248 + 18_496 + 36_928 + (64 * 8 * 8 * 512 + 512) + (512 * 128 + 128) + 129),
+        (
+            CNN7(),
+            (3, 32, 32),
+            1,
+            896 + 9_248 + 18_496 + 36_928 + (64 * 8 * 8 * 512 + 512) + (512 * 128 + 128) + 129,
+        ),
         (ResNet(), (3, 224, 224), 1000, 25_557_032),  # as published for ResNet-50 with batch normalisation
         (ResNet(), (3, 64, 64), 1, 25_557_032 - 999 * 2_049),
         (ResNet(blocks=(3, 4, 23, 3)), (3, 224, 224), 1000, 44_549_160),  # as published for ResNet-101
@@ -70,7 +78,9 @@ def test_outputs_and_starting_values(case):
     model, shape, outputs = CASES[case]
     shapes = model.shapes(shape, outputs)
     params = model.initial(shapes, np.random.default_rng(0))
-    assert {name: tuple(value.shape) for name, value in params.items()} == shapes and list(params) == list(shapes)
+    assert {name: tuple(value.shape) for name, value in params.items()} == shapes and list(params) == list(
+        shapes
+    )
     assert model(params, *inputs(case)).shape == (2, outputs)
 
 
@@ -85,7 +95,9 @@ def test_starting_values_keep_the_scale_of_the_signal():
     shapes = {"conv1.weight": (64, 64, 3, 3), "norm1.weight": (64,), "norm1.bias": (64,)}
     resnet = ResNet().initial(shapes, np.random.default_rng(0))
     # Five standard errors of the deviation of 36,864 normal numbers; fan_out is 64 · 9.
-    assert resnet["conv1.weight"].std().item() == pytest.approx(math.sqrt(2 / 576), rel=5 / math.sqrt(2 * 36_864))
+    assert resnet["conv1.weight"].std().item() == pytest.approx(
+        math.sqrt(2 / 576), rel=5 / math.sqrt(2 * 36_864)
+    )
     assert (resnet["norm1.weight"] == 1).all() and (resnet["norm1.bias"] == 0).all()
 
 
@@ -96,11 +108,16 @@ class Bottleneck(nn.Module):
         super().__init__()
         out = 4 * inside
         self.conv1, self.norm1 = nn.Conv2d(channels, inside, 1, bias=False), nn.GroupNorm(groups, inside)
-        self.conv2, self.norm2 = nn.Conv2d(inside, inside, 3, stride, 1, bias=False), nn.GroupNorm(groups, inside)
+        self.conv2, self.norm2 = (
+            nn.Conv2d(inside, inside, 3, stride, 1, bias=False),
+            nn.GroupNorm(groups, inside),
+        )
         self.conv3, self.norm3 = nn.Conv2d(inside, out, 1, bias=False), nn.GroupNorm(groups, out)
         self.short = nn.Sequential()
         if stride > 1 or channels != out:
-            self.short = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.GroupNorm(groups, out))
+            self.short = nn.Sequential(
+                nn.Conv2d(channels, out, 1, stride, bias=False), nn.GroupNorm(groups, out)
+            )
 
     def forward(self, x):
         h = torch.relu(self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x))))))
@@ -153,7 +170,9 @@ def test_recurrent_networks_agree_with_torchs_on_bare_sequences(case, cls):
     for row, length, own in zip(samples, lengths, CASES[case][0](params, samples, lengths)):
         state = net(row[None, :length])[0][0, -1]
         # The same operations in float64 on numbers of about one.
-        torch.testing.assert_close(own, F.linear(state, params["fc.weight"], params["fc.bias"]), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            own, F.linear(state, params["fc.weight"], params["fc.bias"]), rtol=0, atol=1e-12
+        )
     empty = CASES[case][0](params, torch.zeros(1, 4, 3).double(), torch.tensor([0]))
     assert torch.isfinite(empty).all()  # a text without known words has a score, too
 
@@ -183,15 +202,22 @@ def test_gradients_by_central_differences(case):
         step = torch.zeros(params[name].numel()).double()
         step[place] = h
         step = step.view_as(params[name])
-        difference = (loss({**params, name: params[name] + step}) - loss({**params, name: params[name] - step})) / (2 * h)
+        difference = (
+            loss({**params, name: params[name] + step}) - loss({**params, name: params[name] - step})
+        ) / (2 * h)
         # Truncation is of order h², rounding 1e-16 of values of about 10 over h; no kink lies within h of the point.
-        assert slope.flatten()[place].item() == pytest.approx(difference.item(), rel=1e-6, abs=1e-8 * max(1, largest.item())), name
+        assert slope.flatten()[place].item() == pytest.approx(
+            difference.item(), rel=1e-6, abs=1e-8 * max(1, largest.item())
+        ), name
 
 
 def test_resnet_50_of_full_size_has_a_gradient_in_every_parameter():
     model = ResNet(stem="small")
     shapes = model.shapes((3, 16, 16), 1)
-    params = {name: value.float().requires_grad_() for name, value in model.initial(shapes, np.random.default_rng(0)).items()}
+    params = {
+        name: value.float().requires_grad_()
+        for name, value in model.initial(shapes, np.random.default_rng(0)).items()
+    }
     scores = model(params, torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
     assert torch.isfinite(scores).all() and scores[0] != scores[1]
     gradients = torch.autograd.grad(scores.square().sum(), list(params.values()))
@@ -202,7 +228,9 @@ def test_resnet_50_of_full_size_has_a_gradient_in_every_parameter():
 def test_group_normalisation_does_not_couple_the_samples_of_a_batch():
     params, (samples,) = start("resnet"), inputs("resnet", n=3)
     alone = torch.cat([SMALL(params, row[None]) for row in samples])
-    torch.testing.assert_close(SMALL(params, samples), alone, rtol=0, atol=1e-12)  # kernels add in another order
+    torch.testing.assert_close(
+        SMALL(params, samples), alone, rtol=0, atol=1e-12
+    )  # kernels add in another order
 
 
 @pytest.mark.parametrize(
@@ -225,5 +253,7 @@ def test_settings_are_checked():
         build(ResNet, {"width": 20}, "model")
     with pytest.raises(ValueError, match="tanh"):
         build(RNN, {"cell": "gru"}, "model")
-    problem = build(DeepAUC, {"dataset": "digits", "model": {"name": "cnn", "stages": [[2, 3]], "hidden": [4]}}, "problem")
+    problem = build(
+        DeepAUC, {"dataset": "digits", "model": {"name": "cnn", "stages": [[2, 3]], "hidden": [4]}}, "problem"
+    )
     assert problem.model == CNN(stages=((2, 3),), hidden=(4,))

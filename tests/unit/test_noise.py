@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from scipy import stats
+
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
 from mpifed.core.streams import Stream
-from scipy import stats
 
 DRAWS = 40_000
 #: The law of one coordinate as scipy has it.

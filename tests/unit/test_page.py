@@ -17,8 +17,8 @@ from runfiles import decay, write
 
 from mpifed.report.comparison import Rule, best, settings_of
 from mpifed.report.page import page
-from mpifed.storage.results import find_runs, load
 from mpifed.simulation.simulation import NON_FINITE
+from mpifed.storage.results import find_runs, load
 
 #: Elements without an end.
 VOID = {"meta", "img", "input", "br", "hr", "wbr", "line", "link"}
@@ -67,11 +67,29 @@ def text(tmp_path_factory):
     for seed in range(3):
         shared = dict(maximised=["auc"], rounds=20, stopped="all 20 rounds done")
         for gamma in (0.1, 0.2):
-            config = {"seed": seed, "algorithm": {"gamma": gamma}, "problem": {"name": "DeepAUC", "clients": 2, "note": "<b>&\"'"}}
+            config = {
+                "seed": seed,
+                "algorithm": {"gamma": gamma},
+                "problem": {"name": "DeepAUC", "clients": 2, "note": "<b>&\"'"},
+            }
             ends = {"stopped": f"{NON_FINITE} in round 20"} if (seed, gamma) == (1, 0.2) else {}
-            write(folder / f"g{gamma}s{seed}", "FGDA", config=config, error=decay(gamma), auc=lambda r: 0.5 + (seed + r) / 50, **shared | ends)
+            write(
+                folder / f"g{gamma}s{seed}",
+                "FGDA",
+                config=config,
+                error=decay(gamma),
+                auc=lambda r: 0.5 + (seed + r) / 50,
+                **shared | ends,
+            )
         config = {"seed": seed, "problem": {"name": "DeepAUC", "clients": 2, "note": "<b>&\"'"}}
-        path = write(folder / f"<i>{seed}", "CDMA", config=config, error=decay(0.3), auc=lambda r: 0.5 + (seed + r) / 60, **shared)
+        path = write(
+            folder / f"<i>{seed}",
+            "CDMA",
+            config=config,
+            error=decay(0.3),
+            auc=lambda r: 0.5 + (seed + r) / 60,
+            **shared,
+        )
         with h5py.File(path / "run.h5", "a") as file:
             file["holdings"] = np.array([[3, 4], [5, 6]])
             file["holdings"].attrs["classes"] = json.dumps(["cat", "dog"])
@@ -83,10 +101,20 @@ def text(tmp_path_factory):
 def test_the_page_is_sound_and_needs_nothing_else(text):
     read = Reader(text)
     assert not [tag for tag, _ in read.elements if tag in ("link", "iframe", "object", "embed", "i", "b")]
-    links = [value for _, attributes in read.elements for name, value in attributes.items() if name in ("src", "href", "srcset", "action")]
+    links = [
+        value
+        for _, attributes in read.elements
+        for name, value in attributes.items()
+        if name in ("src", "href", "srcset", "action")
+    ]
     assert links and all(link.startswith("data:image/") for link in links)
     outside = re.sub(r'"data:image/[^"]*"', "", text)
-    assert "http:" not in outside and "https:" not in outside and "url(" not in outside and "@import" not in outside
+    assert (
+        "http:" not in outside
+        and "https:" not in outside
+        and "url(" not in outside
+        and "@import" not in outside
+    )
 
 
 def test_every_figure_is_an_image_inside(text):
@@ -100,11 +128,13 @@ def test_every_figure_is_an_image_inside(text):
         assert kind == "data:image/svg+xml;base64"
         svg = ElementTree.fromstring(base64.b64decode(content))
         assert svg.tag.endswith("}svg")
-        loaded = [value for node in svg.iter() for name, value in node.attrib.items() if name.endswith("href")]
+        loaded = [
+            value for node in svg.iter() for name, value in node.attrib.items() if name.endswith("href")
+        ]
         assert all(value.startswith("#") for value in loaded), "parts of the figure itself"
         words = " ".join("".join(node.itertext()) for node in svg.iter() if node.tag.endswith("}text"))
         assert one["data-metric"] in words and one["data-axis"] in words
-    partition, = [one for one in images if one["src"].startswith("data:image/png")]
+    (partition,) = [one for one in images if one["src"].startswith("data:image/png")]
     assert partition["alt"].startswith("Samples by client and class: DeepAUC, 2 clients, seed 0")
 
 
@@ -116,16 +146,32 @@ def test_the_tables_hold_the_figures_and_the_words_explain_them(text):
     assert "10 ± 0" in read.cells and "15 ± 0" in read.cells
     assert "9 runs, 3 settings, 2 methods, 1 ended in non-finite values" in read.text
     assert "fewest runs that end in non-finite values, then the smallest final error" in read.text
-    for word in ("rounds to 0.7", "reached by", "images.gz", "ab" * 32, "host 100-300 MB, GPU 0 MB", f"{NON_FINITE} in round 20", "<i>0", "torch"):
+    for word in (
+        "rounds to 0.7",
+        "reached by",
+        "images.gz",
+        "ab" * 32,
+        "host 100-300 MB, GPU 0 MB",
+        f"{NON_FINITE} in round 20",
+        "<i>0",
+        "torch",
+    ):
         assert word in read.cells, word
     assert '"<b>&\\"\'"' in read.text, "settings are shown as they are, and escaped"
     explained = read.text.partition("What the columns mean")[2]
-    assert all(column in explained for column in ("diverged", "communication %", "wire bytes", "rounds to 0.7", "… final"))
+    assert all(
+        column in explained
+        for column in ("diverged", "communication %", "wire bytes", "rounds to 0.7", "… final")
+    )
 
 
 def test_the_page_of_a_single_run_and_of_none_with_metrics(tmp_path):
     read = Reader(make(write(tmp_path / "a", auc=[0.5] * 5, stopped="")))
-    assert "not finished" in read.text and "standard deviation" not in read.text and "Best setting" not in read.text
+    assert (
+        "not finished" in read.text
+        and "standard deviation" not in read.text
+        and "Best setting" not in read.text
+    )
     empty = Reader(make(write(tmp_path / "b")))
     assert "Curves" not in empty.text and "Costs" in empty.text
 
@@ -156,11 +202,23 @@ def test_a_click_on_an_axis_changes_the_figure(browser, tmp_path):
     steps = [
         ("axis", "oracle calls", ["best", "error", "oracle calls", "log", True]),
         ("scale", "linear", ["best", "error", "oracle calls", "linear", True]),
-        ("axis", "wall time without evaluation", ["best", "error", "wall time without evaluation", "linear", True]),
+        (
+            "axis",
+            "wall time without evaluation",
+            ["best", "error", "wall time without evaluation", "linear", True],
+        ),
         ("show", "every", ["every", "error", "wall time without evaluation", "linear", True]),
-        ("metric", "auc", ["every", "auc", "wall time without evaluation", "linear", True]),  # it has no other scale
+        (
+            "metric",
+            "auc",
+            ["every", "auc", "wall time without evaluation", "linear", True],
+        ),  # it has no other scale
         ("scale", "log", ["every", "auc", "wall time without evaluation", "linear", True]),
-        ("metric", "error", ["every", "error", "wall time without evaluation", "log", True]),  # its better scale
+        (
+            "metric",
+            "error",
+            ["every", "error", "wall time without evaluation", "log", True],
+        ),  # its better scale
     ]
     seen = set()
     for number, (name, value, shown) in enumerate(steps):
@@ -168,8 +226,12 @@ def test_a_click_on_an_axis_changes_the_figure(browser, tmp_path):
         assert browser.run(SHOWN) == [shown], (name, value)
         browser.screenshot(tmp_path / f"{number}.png")
         seen.add(imread(tmp_path / f"{number}.png").tobytes())
-    assert len(seen) == len(steps) - 1, "only the click on a scale that is not there leaves the picture as it is"
-    legends = browser.run("[...document.querySelectorAll('.legend')].filter(one => one.offsetParent).map(one => one.innerText)")
+    assert len(seen) == len(steps) - 1, (
+        "only the click on a scale that is not there leaves the picture as it is"
+    )
+    legends = browser.run(
+        "[...document.querySelectorAll('.legend')].filter(one => one.offsetParent).map(one => one.innerText)"
+    )
     assert len(legends) == 1 and "FGDA, gamma=0.2" in legends[0]
 
 
@@ -181,4 +243,6 @@ def test_the_browser_finds_no_fault_and_asks_for_nothing(browser):
 
 def test_the_page_fits_a_narrow_screen(browser):
     browser.resize(380, 800)
-    assert browser.run("document.documentElement.scrollWidth") <= 380, "tables and figures scroll in themselves"
+    assert browser.run("document.documentElement.scrollWidth") <= 380, (
+        "tables and figures scroll in themselves"
+    )

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpifed.data.partition import IID, PARTITIONS, ByClass, Dirichlet, PositiveRatios, Quantity, thin
 from mpifed.core.settings import build
+from mpifed.data.partition import IID, PARTITIONS, ByClass, Dirichlet, PositiveRatios, Quantity, thin
 
 seeds = st.integers(0, 2**32)
 quick = settings(deadline=None, max_examples=40)  # no deadline: a shared machine may stall any single example
@@ -30,7 +30,12 @@ def check(parts: list[np.ndarray], clients: int, n: int) -> None:
 
 
 @quick
-@given(samples(), st.integers(1, 7), seeds, st.sampled_from([IID(), Dirichlet(0.3), Dirichlet(50.0), ByClass(3), Quantity(0.3)]))
+@given(
+    samples(),
+    st.integers(1, 7),
+    seeds,
+    st.sampled_from([IID(), Dirichlet(0.3), Dirichlet(50.0), ByClass(3), Quantity(0.3)]),
+)
 def test_a_partition_is_a_disjoint_cover_without_empty_parts_and_repeatable(data, clients, seed, partition):
     labels, positive = data
     parts = partition(labels, positive, clients, seed)
@@ -39,7 +44,9 @@ def test_a_partition_is_a_disjoint_cover_without_empty_parts_and_repeatable(data
         np.testing.assert_array_equal(part, again)
 
 
-@pytest.mark.parametrize("partition", [IID(), Dirichlet(1.0), ByClass(3), Quantity(1.0), PositiveRatios([0.1] * 4)])
+@pytest.mark.parametrize(
+    "partition", [IID(), Dirichlet(1.0), ByClass(3), Quantity(1.0), PositiveRatios([0.1] * 4)]
+)
 def test_another_seed_gives_another_partition(partition):
     labels = np.arange(120) % 6
     one, other = (partition(labels, labels >= 3, 4, seed) for seed in (0, 1))
@@ -113,7 +120,11 @@ def test_positive_ratios_are_met_to_the_nearest_sample_with_negatives_shared_eve
     negatives = (~positive).sum() / clients
     needed = sum(ratio / (1 - ratio) * negatives for ratio in ratios)
     # Rounding moves a client's share of the negatives by one, and its positives by a half besides.
-    assert parts is not None or needed > positive.sum() - 1.5 * clients or min(ratios) / (1 - min(ratios)) * (negatives - 1) < 1
+    assert (
+        parts is not None
+        or needed > positive.sum() - 1.5 * clients
+        or min(ratios) / (1 - min(ratios)) * (negatives - 1) < 1
+    )
     if parts is None:
         return
     everything = np.concatenate(parts)
@@ -130,17 +141,24 @@ def test_positive_ratios_are_met_to_the_nearest_sample_with_negatives_shared_eve
 def test_positive_ratios_keep_all_classes_and_choose_at_random():
     labels = np.repeat(np.arange(4), 250)
     parts = PositiveRatios([0.1, 0.3])(labels, labels >= 2, 2, seed=0)
-    assert [round(float((labels[part] >= 2).mean()), 3) for part in parts] == [0.101, 0.3]  # 28 and 107 beside 250
+    assert [round(float((labels[part] >= 2).mean()), 3) for part in parts] == [
+        0.101,
+        0.3,
+    ]  # 28 and 107 beside 250
     for part in parts:
         assert len(np.unique(labels[part])) == 4
         above = part[labels[part] >= 2]
         assert above[-1] - above[0] > 250  # not a run from one place
 
 
-@pytest.mark.parametrize("ratios, says", [
-    ([0.1, 0.1], "one ratio for each of 3 clients, got 2"), ([0.1, 0.1, 0.9], "ask for .* expected 1 a client .* and 50, all"),
-    ([0.1, 0.1, 0.01], "0 for one client"),
-])
+@pytest.mark.parametrize(
+    "ratios, says",
+    [
+        ([0.1, 0.1], "one ratio for each of 3 clients, got 2"),
+        ([0.1, 0.1, 0.9], "ask for .* expected 1 a client .* and 50, all"),
+        ([0.1, 0.1, 0.01], "0 for one client"),
+    ],
+)
 def test_positive_ratios_that_the_data_cannot_give_are_refused(ratios, says):
     labels = np.repeat([0, 1], [100, 50])
     with pytest.raises(ValueError, match=says):
@@ -164,7 +182,9 @@ def test_quantity_leaves_nobody_without_samples():
         check(Quantity(0.05)(np.zeros(12, int), np.zeros(12, bool), 10, seed), 10, 12)
 
 
-@pytest.mark.parametrize("partition", [IID(), Dirichlet(1.0), ByClass(1), Quantity(1.0), PositiveRatios([0.5] * 4)])
+@pytest.mark.parametrize(
+    "partition", [IID(), Dirichlet(1.0), ByClass(1), Quantity(1.0), PositiveRatios([0.5] * 4)]
+)
 def test_more_clients_than_samples_are_refused(partition):
     with pytest.raises(ValueError, match="expected"):
         partition(np.array([0, 1, 0]), np.array([False, True, False]), 4, seed=0)
@@ -189,7 +209,9 @@ def test_thin_reaches_the_ratio_and_drops_the_same_fraction_of_each_positive_cla
     np.testing.assert_array_equal(kept, thin(labels, positive, ratio, seed))
     assert (np.diff(kept) > 0).all() and set(np.flatnonzero(~positive)) <= set(kept)
     number = int(positive[kept].sum())
-    assert abs(number - ratio * len(kept)) <= 0.5 + 1e-9  # the nearest whole number of positives, and rounding
+    assert (
+        abs(number - ratio * len(kept)) <= 0.5 + 1e-9
+    )  # the nearest whole number of positives, and rounding
     fraction = number / positive.sum()
     for label in range(3, 6):
         # Each class is cut between two rounded ends: each is off by a half at most.

@@ -11,14 +11,15 @@ import torch
 from games import Game
 from hypothesis import given
 from hypothesis import strategies as st
-from mpifed.simulation import client_costs as timing
-from mpifed.parallel.comm import SerialComm
-from mpifed.core.noise import Gaussian
-from mpifed.parallel.placement import Placement
-from mpifed.core.problem import Game as AsGame
-from mpifed.problems import LinearMAML
-from mpifed.core.sampling import Sampler
+
 from mpifed.config.sections import Oracle
+from mpifed.core.noise import Gaussian
+from mpifed.core.problem import Game as AsGame
+from mpifed.core.sampling import Sampler
+from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.placement import Placement
+from mpifed.problems import LinearMAML
+from mpifed.simulation import client_costs as timing
 
 #: Costs that often tie, and costs as long as runs take (nanoseconds).
 COSTS = st.integers(1, 4) | st.integers(1, 10**12)
@@ -33,7 +34,9 @@ def test_every_client_once_in_order_and_no_worse_than_even(costs, ranks):
     balanced, even = Placement.balanced(np.array(costs), ranks), Placement(len(costs), ranks)
     blocks = [balanced.of(rank).tolist() for rank in range(ranks)]
     assert sum(blocks, []) == list(range(len(costs)))
-    assert balanced.counts == [len(block) for block in blocks] and min(balanced.counts) >= (len(costs) >= ranks)
+    assert balanced.counts == [len(block) for block in blocks] and min(balanced.counts) >= (
+        len(costs) >= ranks
+    )
     assert all(balanced.rank_of[client] == rank for rank, block in enumerate(blocks) for client in block)
     assert largest(costs, balanced.edges) <= largest(costs, even.edges)
 
@@ -84,7 +87,9 @@ def test_a_cost_is_the_time_of_the_clients_own_evaluations(monkeypatch):
     problem = Clocked(clients=3)
     problem.prepare(1)
     monkeypatch.setattr(timing, "time", SimpleNamespace(thread_time_ns=lambda: problem.clock))
-    costs = timing.client_costs(problem, SerialComm(), 1, Oracle(batch_size=0), torch.float64, torch.device("cpu"))
+    costs = timing.client_costs(
+        problem, SerialComm(), 1, Oracle(batch_size=0), torch.float64, torch.device("cpu")
+    )
     assert costs.dtype == np.int64 and costs.tolist() == [500, 600, 700]  # clients have 5, 6 and 7 rows
 
 

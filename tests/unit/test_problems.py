@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from mpifed.data import DATASETS, Images
-from mpifed.core.settings import build
 from mpifed.core.oracle import MinimaxOracle
-from mpifed.problems import PROBLEMS, DeepAUC, Saddle
 from mpifed.core.sampling import Sampler
+from mpifed.core.settings import build
+from mpifed.data import DATASETS, Images
+from mpifed.problems import PROBLEMS, DeepAUC, Saddle
 
 
 def prepared(problem, seed=0):
@@ -39,7 +39,9 @@ def point(problem, seed=0, scale=0.3) -> tuple[torch.Tensor, torch.Tensor]:
 def saddle_value(problem, k, x, y) -> float:
     """f^k of 000, eq. 12, as printed."""
     t, b = (column[0] for column in problem.client_data(k))
-    return float(problem.tau / 2 * (x @ x) - (0.5 * (y @ y) - b @ y + y @ (t * torch.eye(problem.d).double() @ x)))
+    return float(
+        problem.tau / 2 * (x @ x) - (0.5 * (y @ y) - b @ y + y @ (t * torch.eye(problem.d).double() @ x))
+    )
 
 
 @pytest.mark.parametrize("batch_size", [0, 3])
@@ -83,7 +85,9 @@ def test_saddle_draws_of_a_client_do_not_depend_on_the_number_of_clients():
     few, many = (prepared(Saddle(clients=clients, centred=False)) for clients in (3, 50))
     for a, b in zip(few.client_data(2), many.client_data(2)):
         assert torch.equal(a, b)
-    assert not torch.equal(few.client_data(2)[1], prepared(Saddle(clients=3, centred=False), seed=1).client_data(2)[1])
+    assert not torch.equal(
+        few.client_data(2)[1], prepared(Saddle(clients=3, centred=False), seed=1).client_data(2)[1]
+    )
 
 
 def test_saddle_constants_are_of_the_printed_distributions():
@@ -145,7 +149,9 @@ def bracket(problem, x, y, images, positive, p) -> float:
         h = problem.model(named, image[None]).item()
         h = 1 / (1 + np.exp(-h)) if problem.score == "sigmoid" else h
         total += (1 - p) * (h - a) ** 2 * (label == 1) + p * (h - b) ** 2 * (label == -1)
-        total += 2 * (1 + alpha) * (p * h * (label == -1) - (1 - p) * h * (label == 1)) - p * (1 - p) * alpha**2
+        total += (
+            2 * (1 + alpha) * (p * h * (label == -1) - (1 - p) * h * (label == 1)) - p * (1 - p) * alpha**2
+        )
     return float(total / len(images))
 
 
@@ -272,7 +278,10 @@ def test_auc_starts_at_a_random_network_and_zeros():
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(positive_classes=(1, 2), partition="by_class", model="linear"), "got 2 positive and 8 negative"),
+        (
+            dict(positive_classes=(1, 2), partition="by_class", model="linear"),
+            "got 2 positive and 8 negative",
+        ),
         (dict(positive_classes=(1, 10), model="linear"), "classes 0 to 9 of digits, got"),
         (dict(positive_classes=range(10), model="linear"), "some but not all"),
         (dict(positive_classes=(), model="linear"), "some but not all"),

@@ -2,9 +2,8 @@
 
 import pytest
 
+from mpifed.core.problem import DataFile, as_family
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.core.problem import DataFile
-from mpifed.core.problem import as_family
 from mpifed.problems import FairClassification
 from mpifed.simulation.provenance import _difference, _ranks, agree_on_data
 
@@ -13,9 +12,15 @@ def table(**digests: str) -> dict:
     return {name: {"path": f"/data/{name}", "digest": digest} for name, digest in digests.items()}
 
 
-@pytest.mark.parametrize("ranks, text", [
-    ([0], "rank 0"), ([1, 2, 3], "ranks 1-3"), ([0, 2], "ranks 0, 2"), ([0, 1, 4, 6, 7], "ranks 0-1, 4, 6-7"),
-])
+@pytest.mark.parametrize(
+    "ranks, text",
+    [
+        ([0], "rank 0"),
+        ([1, 2, 3], "ranks 1-3"),
+        ([0, 2], "ranks 0, 2"),
+        ([0, 1, 4, 6, 7], "ranks 0-1, 4, 6-7"),
+    ],
+)
 def test_ranks_are_named_briefly(ranks, text):
     assert _ranks(ranks) == text
 

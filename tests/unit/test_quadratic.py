@@ -8,8 +8,8 @@ import torch
 
 from mpifed.cli.catalogue import example
 from mpifed.core.oracle import MinimaxOracle
-from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
 from mpifed.core.sampling import Sampler
+from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
 
 QUADRATICS = [
     QuadraticNCPL(dx=6, dy=5, rank=3, clients=3, kappa=20.0, ell=2.0, heterogeneity=0.4),
@@ -80,7 +80,9 @@ def test_gradients_of_all_clients_equal_one_by_one(problem, batch_size):
         for at, grads in zip(((own[0][n], own[1][n]), shared), together):
             alone = one.grad(*at, one.sample(0))
             # Batched products may add in another order: some ulps of numbers of about 10.
-            torch.testing.assert_close((alone[0][0], alone[1][0]), (grads[0][n], grads[1][n]), rtol=0, atol=1e-13)
+            torch.testing.assert_close(
+                (alone[0][0], alone[1][0]), (grads[0][n], grads[1][n]), rtol=0, atol=1e-13
+            )
 
 
 @pytest.mark.parametrize("problem", QUADRATICS)
@@ -129,7 +131,9 @@ def test_phi_is_the_maximum_and_its_gradient_by_differences(problem):
         base = mean_gradients(problem, x, torch.zeros(problem.dy).double())[1]
         columns = [mean_gradients(problem, x, e)[1] - base for e in torch.eye(problem.dy).double()]
         y = torch.from_numpy(np.linalg.lstsq(torch.stack(columns, 1).numpy(), -base.numpy(), rcond=1e-10)[0])
-        assert mean_gradients(problem, x, y)[1].norm() < 1e-11  # the maximum is attained, although S is singular
+        assert (
+            mean_gradients(problem, x, y)[1].norm() < 1e-11
+        )  # the maximum is attained, although S is singular
         return np.mean([value(problem, n, x, y).item() for n in range(problem.clients)])
 
     assert problem.phi(x) == pytest.approx(maximum(x), rel=1e-10)  # conditioning κ of the least squares
@@ -167,7 +171,9 @@ def test_curvatures_of_phi_are_those_of_the_docstring():
     hessian = np.stack([problem.grad_phi(e) - base for e in np.eye(5)])
     # σ/ℓ is 1/27, 1/9, 1/3 in the pairs, the two other directions have μ and ℓ.
     expected = np.sort([26.0, 8.0, 2.0, 2.0 / 27, 2.0])
-    np.testing.assert_allclose(np.linalg.eigvalsh((hessian + hessian.T) / 2), expected, rtol=1e-11)  # κ times rounding
+    np.testing.assert_allclose(
+        np.linalg.eigvalsh((hessian + hessian.T) / 2), expected, rtol=1e-11
+    )  # κ times rounding
 
 
 def test_heterogeneity_of_the_quadratic():
@@ -178,10 +184,14 @@ def test_heterogeneity_of_the_quadratic():
         oracle = oracle_of(one, batched=True)
         grads = torch.cat(oracle.grad(*one.solution(), oracle.sample(0)), dim=1)
         # Five standard errors of 2400 normal numbers, less one degree of freedom in 30.
-        assert grads.std(dim=0).pow(2).mean().sqrt().item() == pytest.approx(0.3, abs=5 * 0.3 / np.sqrt(2 * 2320))
+        assert grads.std(dim=0).pow(2).mean().sqrt().item() == pytest.approx(
+            0.3, abs=5 * 0.3 / np.sqrt(2 * 2320)
+        )
     H = np.stack([problem.client_data(n)[0][0].numpy() for n in range(30)])
     norms = np.linalg.norm(H - H.mean(axis=0), 2, axis=(1, 2))
-    assert norms.min() > 0.7 * 0.6 and norms.max() < 1.3 * 0.6  # about h ℓ; the edge of the spectrum is not sharp
+    assert (
+        norms.min() > 0.7 * 0.6 and norms.max() < 1.3 * 0.6
+    )  # about h ℓ; the edge of the spectrum is not sharp
     assert torch.equal(shared.client_data(0)[0], shared.client_data(29)[0])
 
 
@@ -220,14 +230,18 @@ def test_two_sided_constants_on_a_grid():
 
 
 def test_two_sided_metrics():
-    figures = TWO_SIDED[1].metrics({"x": torch.tensor([3.0, 0.0, 0.0])}, {"y": torch.tensor([0.0, -4.0, 0.0])}, None)
+    figures = TWO_SIDED[1].metrics(
+        {"x": torch.tensor([3.0, 0.0, 0.0])}, {"y": torch.tensor([0.0, -4.0, 0.0])}, None
+    )
     assert figures == {"x_error": 3.0, "y_error": 4.0, "error": 5.0}
 
 
 def test_starts_have_the_scale_and_constants_depend_on_the_seed():
     for cls, settings in ((QuadraticNCPL, dict(dx=1000, dy=1000)), (TwoSidedPL, dict(d=1000))):
         start = example(cls, {"scale": 2.0, **settings}).initial(np.random.default_rng(0))
-        assert all(abs(start[block].std() - 2.0) < 5 * 2.0 / np.sqrt(2000) for block in "xy")  # five standard errors
+        assert all(
+            abs(start[block].std() - 2.0) < 5 * 2.0 / np.sqrt(2000) for block in "xy"
+        )  # five standard errors
         first, again, other = (example(cls, {"clients": 2}) for _ in range(3))
         for problem, seed in ((first, 5), (again, 5), (other, 6)):
             problem.prepare(seed)

@@ -16,9 +16,9 @@ from realdata import real
 
 from mpifed.data import DATASETS, DataError, Images, Table, load_omniglot, npz
 from mpifed.data.cifar import CIFAR10_MD5, Cifar
-from mpifed.data.sources import Source
 from mpifed.data.libsvm import LibSVM
 from mpifed.data.npz import MedMnist
+from mpifed.data.sources import Source
 
 BATCHES = Cifar("colours", ("colours",), ("one", "two"), "test", "labels", 4, None)
 SCANS = MedMnist("scans", 3)
@@ -31,7 +31,11 @@ def pixels(*shape: int, seed: int = 0) -> np.ndarray:
 
 def batch(count: int, seed: int = 0, **changes) -> dict:
     """A batch as Python 2 wrote it, with bytes for keys."""
-    good = {"batch_label": b"x", "data": pixels(count, 3072, seed=seed), "labels": [k % 4 for k in range(count)]}
+    good = {
+        "batch_label": b"x",
+        "data": pixels(count, 3072, seed=seed),
+        "labels": [k % 4 for k in range(count)],
+    }
     return {key.encode(): value for key, value in (good | changes).items()}
 
 
@@ -48,7 +52,10 @@ def write_batches(folder: Path, **contents) -> Path:
 def test_cifar_batches_are_joined_in_order(tmp_path):
     images = BATCHES(write_batches(tmp_path))
     assert isinstance(images, Images) and images.shape == (3, 32, 32) and images.classes == 4
-    expected = np.concatenate([pixels(5, 3072), pixels(5, 3072, seed=1)]).reshape(10, 3, 32, 32).astype(np.float32) / 255
+    expected = (
+        np.concatenate([pixels(5, 3072), pixels(5, 3072, seed=1)]).reshape(10, 3, 32, 32).astype(np.float32)
+        / 255
+    )
     np.testing.assert_array_equal(images.train[:].numpy(), expected)  # the same division
     np.testing.assert_array_equal(images.train[torch.tensor([7, 2])].numpy(), expected[[7, 2]])
     assert images.train_labels.tolist() == 2 * [0, 1, 2, 3, 0] and len(images.test) == 5
@@ -80,7 +87,10 @@ class Evil:
 
 def test_only_published_files_are_unpickled_and_no_file_runs_code(tmp_path):
     write_batches(tmp_path)
-    md5 = {name: hashlib.md5((tmp_path / "colours" / name).read_bytes()).hexdigest() for name in ("one", "two", "test")}
+    md5 = {
+        name: hashlib.md5((tmp_path / "colours" / name).read_bytes()).hexdigest()
+        for name in ("one", "two", "test")
+    }
     published = dataclasses.replace(BATCHES, md5=md5)
     assert len(published(tmp_path).train) == 10
     packed = tmp_path / "colours" / "two.xz"
@@ -89,18 +99,29 @@ def test_only_published_files_are_unpickled_and_no_file_runs_code(tmp_path):
     assert len(published(tmp_path).train) == 10  # the sum is that of the unpacked file
     packed.unlink()
     write_batches(tmp_path, two=Evil(tmp_path / "evil"))
-    with pytest.raises(DataError, match=f"two: expected a CIFAR batch with the MD5 sum {md5['two']}.*, found [0-9a-f]{{32}} of"):
+    with pytest.raises(
+        DataError,
+        match=f"two: expected a CIFAR batch with the MD5 sum {md5['two']}.*, found [0-9a-f]{{32}} of",
+    ):
         published(tmp_path)
-    with pytest.raises(DataError, match="two: expected a CIFAR batch: .* found UnpicklingError: a reference to .*mkdir"):
+    with pytest.raises(
+        DataError, match="two: expected a CIFAR batch: .* found UnpicklingError: a reference to .*mkdir"
+    ):
         BATCHES(tmp_path)
     assert not (tmp_path / "evil").exists()
 
 
 GOOD = pickle.dumps(batch(5), protocol=4)
 WRONG = {
-    "empty": b"", "truncated": GOOD[:-9000], "text": b"<html>no batch</html>", "a list": [1, 2],
-    "no labels": {b"data": pixels(5, 3072)}, "nothing": batch(0), "labels of halves": batch(5, labels=[0.5] * 5),
-    "grey": batch(5, data=pixels(5, 1024)), "floats": batch(5, data=np.zeros((5, 3072))),
+    "empty": b"",
+    "truncated": GOOD[:-9000],
+    "text": b"<html>no batch</html>",
+    "a list": [1, 2],
+    "no labels": {b"data": pixels(5, 3072)},
+    "nothing": batch(0),
+    "labels of halves": batch(5, labels=[0.5] * 5),
+    "grey": batch(5, data=pixels(5, 1024)),
+    "floats": batch(5, data=np.zeros((5, 3072))),
     "too few": batch(5, data=pixels(4, 3072)),
 }
 
@@ -137,7 +158,9 @@ def test_the_real_subset_of_cifar100_is_read_by_its_own_name_only(tmp_path):
 
 def scans(**changes) -> dict[str, np.ndarray]:
     arrays = {f"{part}_images": pixels(n, 28, 28) for part, n in (("train", 6), ("val", 2), ("test", 4))}
-    arrays |= {f"{part}_labels": np.arange(n)[:, None] % 3 for part, n in (("train", 6), ("val", 2), ("test", 4))}
+    arrays |= {
+        f"{part}_labels": np.arange(n)[:, None] % 3 for part, n in (("train", 6), ("val", 2), ("test", 4))
+    }
     return {key: value for key, value in (arrays | changes).items() if value is not None}
 
 
@@ -150,19 +173,28 @@ def save_scans(folder: Path, **changes) -> Path:
 def test_medmnist_archives(tmp_path):
     path = save_scans(tmp_path)
     images = SCANS(tmp_path)
-    np.testing.assert_array_equal(images.train[:][:, 0].numpy(), pixels(6, 28, 28).astype(np.float32) / np.float32(255))
-    assert images.train_labels.tolist() == [0, 1, 2, 0, 1, 2] and images.test.shape == (4, 1, 28, 28) and images.classes == 3
+    np.testing.assert_array_equal(
+        images.train[:][:, 0].numpy(), pixels(6, 28, 28).astype(np.float32) / np.float32(255)
+    )
+    assert (
+        images.train_labels.tolist() == [0, 1, 2, 0, 1, 2]
+        and images.test.shape == (4, 1, 28, 28)
+        and images.classes == 3
+    )
     assert images.files["scans.npz"].digest == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.parametrize("changes, found", [
-    ({"test_labels": None}, "no test_labels among train_images"),
-    ({"train_images": pixels(6, 28, 28, 3)}, r"train_images of type uint8 and shape \(6, 28, 28, 3\)"),
-    ({"test_images": np.zeros((4, 28, 28))}, "test_images of type float64"),
-    ({"train_labels": np.zeros((6, 14), int)}, r"train labels of shape \(6, 14\) for 6 images"),
-    ({"train_labels": np.full((6, 1), 3)}, "found 3 to 3"),
-    ({"test_labels": np.array([[None]] * 4)}, "pickle"),
-])
+@pytest.mark.parametrize(
+    "changes, found",
+    [
+        ({"test_labels": None}, "no test_labels among train_images"),
+        ({"train_images": pixels(6, 28, 28, 3)}, r"train_images of type uint8 and shape \(6, 28, 28, 3\)"),
+        ({"test_images": np.zeros((4, 28, 28))}, "test_images of type float64"),
+        ({"train_labels": np.zeros((6, 14), int)}, r"train labels of shape \(6, 14\) for 6 images"),
+        ({"train_labels": np.full((6, 1), 3)}, "found 3 to 3"),
+        ({"test_labels": np.array([[None]] * 4)}, "pickle"),
+    ],
+)
 def test_another_archive_is_refused(tmp_path, changes, found):
     save_scans(tmp_path, **changes)
     with pytest.raises(DataError, match=f"scans.npz: expected .*{found}"):
@@ -184,16 +216,26 @@ def test_omniglot_is_ink_on_paper(tmp_path, monkeypatch):
         drawings[0, 3, 4, 5] = False
         np.savez_compressed(tmp_path / f"images_{part}.npz", images=drawings)
     omniglot = load_omniglot(tmp_path)
-    assert omniglot.background.shape == (2, 20, 105, 105) and np.argwhere(omniglot.background).tolist() == [[0, 3, 4, 5]]
-    assert omniglot.evaluation.sum() == 1 and sorted(omniglot.files) == ["images_background.npz", "images_evaluation.npz"]
+    assert omniglot.background.shape == (2, 20, 105, 105) and np.argwhere(omniglot.background).tolist() == [
+        [0, 3, 4, 5]
+    ]
+    assert omniglot.evaluation.sum() == 1 and sorted(omniglot.files) == [
+        "images_background.npz",
+        "images_evaluation.npz",
+    ]
     np.savez_compressed(tmp_path / "images_evaluation.npz", images=np.ones((3, 20, 105, 105), bool))
-    with pytest.raises(DataError, match=r"images of shape \(1, 20, 105, 105\), found shape \(3, 20, 105, 105\)"):
+    with pytest.raises(
+        DataError, match=r"images of shape \(1, 20, 105, 105\), found shape \(3, 20, 105, 105\)"
+    ):
         load_omniglot(tmp_path)
 
 
 def test_real_archives():
     images = DATASETS["pneumoniamnist"](real("medmnist"))
-    assert [torch.bincount(one).tolist() for one in (images.train_labels, images.test_labels)] == [[1214, 3494], [234, 390]]
+    assert [torch.bincount(one).tolist() for one in (images.train_labels, images.test_labels)] == [
+        [1214, 3494],
+        [234, 390],
+    ]
     omniglot = load_omniglot(real("omniglot"))
     assert [len(omniglot.background), len(omniglot.evaluation)] == [964, 659]
     assert 0.02 < omniglot.evaluation.mean() < 0.2  # lines cover little of the paper
@@ -213,30 +255,55 @@ def write_rows(folder: Path, train: str = TRAIN, test: str | None = "1 1:1\n-1 4
 def test_libsvm_rows_are_dense_and_labels_0_or_1(tmp_path):
     table = ROWS(write_rows(tmp_path))
     assert isinstance(table, Table) and table.shape == (4,) and table.classes == 2
-    assert table.train.tolist() == [[0.5, 0, 2, 0], [0, 0, 0, 1], [0] * 4, [0, 1, 0, 0], [1, -1, 1, 1], [3, 0, 0, 0]]
+    assert table.train.tolist() == [
+        [0.5, 0, 2, 0],
+        [0, 0, 0, 1],
+        [0] * 4,
+        [0, 1, 0, 0],
+        [1, -1, 1, 1],
+        [3, 0, 0, 0],
+    ]
     assert table.train.dtype == torch.float32 and table.train_labels.tolist() == [0, 1, 0, 0, 1, 0]
     assert table.test.tolist() == [[1, 0, 0, 0], [0, 0, 0, 7]] and table.test_labels.tolist() == [1, 0]
 
 
 def test_without_a_test_file_every_fifth_row_is_held_out(tmp_path):
     table = ROWS(write_rows(tmp_path, test=None))
-    assert table.test.tolist() == [[1, -1, 1, 1]] and table.test_labels.tolist() == [1] and len(table.train) == 5
+    assert (
+        table.test.tolist() == [[1, -1, 1, 1]] and table.test_labels.tolist() == [1] and len(table.train) == 5
+    )
     assert list(table.files) == ["rows"]
 
 
-@pytest.mark.parametrize("train, found", [
-    (TRAIN[:-8], "5 rows"), (TRAIN[:-2], ""), (TRAIN + TRAIN, "12 rows"), ("", ""), ("\0\1\2", ""),
-    (TRAIN.replace("+1", "2"), r"labels \[-1.0, 2.0\]"), (TRAIN.replace("4:", "5:"), ""), (TRAIN.replace("1:3", "0:3"), ""),
-])
+@pytest.mark.parametrize(
+    "train, found",
+    [
+        (TRAIN[:-8], "5 rows"),
+        (TRAIN[:-2], ""),
+        (TRAIN + TRAIN, "12 rows"),
+        ("", ""),
+        ("\0\1\2", ""),
+        (TRAIN.replace("+1", "2"), r"labels \[-1.0, 2.0\]"),
+        (TRAIN.replace("4:", "5:"), ""),
+        (TRAIN.replace("1:3", "0:3"), ""),
+    ],
+)
 def test_another_table_is_refused(tmp_path, train, found):
-    with pytest.raises(DataError, match=f"rows: expected 6 rows of LIBSVM text with labels -1 and 1 .*, found {found}"):
+    with pytest.raises(
+        DataError, match=f"rows: expected 6 rows of LIBSVM text with labels -1 and 1 .*, found {found}"
+    ):
         ROWS(write_rows(tmp_path, train))
 
 
-@pytest.mark.parametrize("name, train, test", [
-    ("a9a", [24_720, 7_841], [12_435, 3_846]), ("w8a", [38_616, 1_184], [9_654, 295]), ("mushrooms", [3_151, 3_349], [765, 859]),
-    ("phishing", [3_927, 4_917], [971, 1_240]),
-])
+@pytest.mark.parametrize(
+    "name, train, test",
+    [
+        ("a9a", [24_720, 7_841], [12_435, 3_846]),
+        ("w8a", [38_616, 1_184], [9_654, 295]),
+        ("mushrooms", [3_151, 3_349], [765, 859]),
+        ("phishing", [3_927, 4_917], [971, 1_240]),
+    ],
+)
 def test_real_tables(name, train, test):
     table = DATASETS[name](real("libsvm"))
     assert [torch.bincount(one).tolist() for one in (table.train_labels, table.test_labels)] == [train, test]

@@ -4,11 +4,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mpifed.core.records import Blocks, Record
 
 KINDS = st.sampled_from(["x", "y", "scalar"])
 FIELDS = st.dictionaries(
-    st.text("abcdefgh", min_size=1, max_size=3), st.one_of(KINDS, st.lists(KINDS, max_size=3).map(tuple)), max_size=6
+    st.text("abcdefgh", min_size=1, max_size=3),
+    st.one_of(KINDS, st.lists(KINDS, max_size=3).map(tuple)),
+    max_size=6,
 )
 BLOCKS = Blocks(x={"w": (2, 3), "b": (2,)}, y={"v": (3,)})
 
@@ -30,7 +33,9 @@ def test_fields_tile_the_buffer(fields, lead):
     assert state.buffer.shape == (*lead, len(expected))
     assert torch.equal(state.buffer, torch.tensor(expected, dtype=state.buffer.dtype).expand(*lead, -1))
     assert [state.layout.field_at(element) for element in range(len(expected))] == [
-        name for name, kind in fields.items() for one in ((kind,) if isinstance(kind, str) else kind)
+        name
+        for name, kind in fields.items()
+        for one in ((kind,) if isinstance(kind, str) else kind)
         for _ in range({"x": 8, "y": 3, "scalar": 1}[one])
     ]
 

@@ -13,13 +13,13 @@ from matplotlib.image import imread
 from runfiles import write
 
 from mpifed.cli.main import cli
-from mpifed.parallel.comm import SerialComm
 from mpifed.config.job import Config
+from mpifed.parallel.comm import SerialComm
 from mpifed.report.client_samples import holdings
-from mpifed.storage.format import COSTS
 from mpifed.report.report import report
-from mpifed.storage.results import load
 from mpifed.running.run import resume, run
+from mpifed.storage.format import COSTS
+from mpifed.storage.results import load
 
 JOB = """
 rounds = 4
@@ -57,7 +57,9 @@ def test_two_methods_are_written_and_printed(tmp_path, capsys):
     write(tmp_path / "b", "LocalSGDA", auc=lambda r: r / 50)
     out = tmp_path / "new" / "out"
     files = report([tmp_path / "a", str(tmp_path / "b" / "run.h5")], out)
-    assert files == [out / name for name in ("report.html", "curves.png", "table.txt", "table.csv", "settings.csv")]
+    assert files == [
+        out / name for name in ("report.html", "curves.png", "table.txt", "table.csv", "settings.csv")
+    ]
     assert imread(files[1]).shape[1] > 1500 and "data:image/svg" in files[0].read_text(encoding="utf-8")
     text = files[2].read_text(encoding="utf-8")
     assert "LocalSGDA" in text and "80.0 kB" in text and len(files[3].read_text().splitlines()) == 3
@@ -69,16 +71,31 @@ def test_a_sweep_is_averaged_and_the_best_printed(tmp_path):
     for seed in range(2):
         for gamma in (0.1, 0.2):
             config = {"seed": seed, "algorithm": {"gamma": gamma}}
-            write(tmp_path / "sweep" / f"seed={seed}" / f"{gamma}", config=config, error=[1, 1, 1, 1, gamma + seed], auc=[gamma] * 5, maximised=["auc"])
+            write(
+                tmp_path / "sweep" / f"seed={seed}" / f"{gamma}",
+                config=config,
+                error=[1, 1, 1, 1, gamma + seed],
+                auc=[gamma] * 5,
+                maximised=["auc"],
+            )
     done = invoke("report", tmp_path / "sweep", "--out", tmp_path / "out", "--target", 0.3)
     assert done.exit_code == 0, done.output
     words = " ".join(done.output.split())
-    assert "4 runs, 2 settings." in words and "smallest final error" in words and "0.6 ± 0.71" in words and "0.7 ±" not in words
+    assert (
+        "4 runs, 2 settings." in words
+        and "smallest final error" in words
+        and "0.6 ± 0.71" in words
+        and "0.7 ±" not in words
+    )
     with open(tmp_path / "out" / "settings.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["algorithm.gamma"] for row in rows] == ["0.1", "0.2"] and [row["reached by"] for row in rows] == ["1", "1"]
+    assert [row["algorithm.gamma"] for row in rows] == ["0.1", "0.2"] and [
+        row["reached by"] for row in rows
+    ] == ["1", "1"]
     assert "0.7 ± 0.71" not in (tmp_path / "out" / "table.txt").read_text(encoding="utf-8")
-    other = invoke("report", tmp_path / "sweep", "--out", tmp_path / "out", "--metric", "auc", "--best", "best")
+    other = invoke(
+        "report", tmp_path / "sweep", "--out", tmp_path / "out", "--metric", "auc", "--best", "best"
+    )
     assert "largest best auc" in " ".join(other.output.split()) and "0.7 ± 0.71" in other.output
 
 
@@ -95,7 +112,11 @@ def test_what_cannot_be_reported_is_said_before_anything_is_written(tmp_path):
 
 
 def test_runs_without_metrics_and_of_one_row(tmp_path, capsys):
-    assert [file.name for file in report([write(tmp_path / "a")], tmp_path / "out")] == ["report.html", "table.txt", "table.csv"]
+    assert [file.name for file in report([write(tmp_path / "a")], tmp_path / "out")] == [
+        "report.html",
+        "table.txt",
+        "table.csv",
+    ]
     files = report([write(tmp_path / "b", rounds=0, auc=[0.5])], tmp_path / "out")
     assert imread(files[1]).shape[1] > 1500 and "auc final" in capsys.readouterr().out
 
@@ -112,7 +133,11 @@ def test_a_run_records_what_its_report_needs(job, tmp_path):
 def test_the_first_metric_of_a_problem_stays_the_first(job, tmp_path):
     run(Config.load(job, ["problem={name='TwoSidedPL', clients=2, d=3}"]), SerialComm())
     found = load(tmp_path / "run")
-    assert list(found.metrics) == ["x_error", "y_error", "error"] and found.maximised == frozenset() and found.class_counts is None
+    assert (
+        list(found.metrics) == ["x_error", "y_error", "error"]
+        and found.maximised == frozenset()
+        and found.class_counts is None
+    )
 
 
 def scalars(folder):
@@ -123,10 +148,13 @@ def scalars(folder):
     for file in sorted(folder.glob("events.*"), key=lambda file: file.stat().st_mtime_ns):
         content = file.read_bytes()
         while content:
-            length, = struct.unpack("<Q", content[:8])
+            (length,) = struct.unpack("<Q", content[:8])
             event, content = Event.FromString(content[12 : 12 + length]), content[16 + length :]
             if event.HasField("session_log"):
-                found = {name: {step: v for step, v in values.items() if step < event.step} for name, values in found.items()}
+                found = {
+                    name: {step: v for step, v in values.items() if step < event.step}
+                    for name, values in found.items()
+                }
             for value in event.summary.value:
                 found.setdefault(value.tag, {})[event.step] = value.simple_value
     return found
@@ -141,9 +169,13 @@ def test_scalars_are_those_of_the_results_file_through_a_resumption(job, tmp_pat
     written, results = scalars(tmp_path / "run" / "tensorboard"), load(tmp_path / "run")
     assert set(written) == {"metrics/auc", *(f"costs/{name}" for name in COSTS[1:])}
     assert list(written["metrics/auc"]) == [0, 2, 4, 6]
-    assert [*written["metrics/auc"].values()] == pytest.approx(results.metrics["auc"], rel=1e-6)  # event files hold float32
+    assert [*written["metrics/auc"].values()] == pytest.approx(
+        results.metrics["auc"], rel=1e-6
+    )  # event files hold float32
     for name in COSTS[1:]:
-        assert [*written[f"costs/{name}"].values()] == pytest.approx(results.costs[name][[0, 2, 4, 6]], rel=1e-6), name
+        assert [*written[f"costs/{name}"].values()] == pytest.approx(
+            results.costs[name][[0, 2, 4, 6]], rel=1e-6
+        ), name
 
 
 def test_scalars_that_cannot_be_written_do_not_end_the_run(job, tmp_path, capsys):

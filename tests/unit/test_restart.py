@@ -6,22 +6,31 @@ import h5py
 import numpy as np
 import pytest
 import torch
+
 from mpifed import resume, run
-from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.config.job import Config
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.running.resume import checkpoint, choose, complete, newest
 from mpifed.storage.folder import Folder
 from mpifed.storage.recorder import Recorder, ending
-from mpifed.running.resume import checkpoint, choose, complete, newest
 
 COMM = SerialComm()
 
 
 def table(folder, rounds=6, **settings) -> dict:
-    base = {"progress": False, "dtype": "float64", "reduction": "exact", "checkpoint_every": 2, "out": str(folder)}
+    base = {
+        "progress": False,
+        "dtype": "float64",
+        "reduction": "exact",
+        "checkpoint_every": 2,
+        "out": str(folder),
+    }
     return {
-        "rounds": rounds, "algorithm": {"name": "AdaFGDA", "q": 2, "sync_estimator": "local"},
+        "rounds": rounds,
+        "algorithm": {"name": "AdaFGDA", "q": 2, "sync_estimator": "local"},
         "problem": {"name": "Saddle", "clients": 4, "d": 3},
-        "oracle": {"batch_size": 0, "noise": {"name": "gaussian", "scale": 0.1}}, "run": base | settings,
+        "oracle": {"batch_size": 0, "noise": {"name": "gaussian", "scale": 0.1}},
+        "run": base | settings,
     }
 
 
@@ -86,17 +95,27 @@ def test_results_without_a_checkpoint_are_not_started_over(folder):
 def test_overwriting_starts_over(folder, done):
     result = run(config(folder, rounds=3, overwrite=True), COMM)
     assert list(result.costs["round"]) == [0, 1, 2, 3]
-    assert {path.name for path in folder.glob("*.h5")} == {"run.h5", "checkpoint-00000002.h5", "checkpoint-00000003.h5"}
+    assert {path.name for path in folder.glob("*.h5")} == {
+        "run.h5",
+        "checkpoint-00000002.h5",
+        "checkpoint-00000003.h5",
+    }
 
 
-@pytest.mark.parametrize("change, says", [
-    ({"seed": 1}, "seed is 0 there and 1 here"),
-    ({"problem": {"name": "Saddle", "clients": 4, "d": 4}}, "problem.d is 3 there and 4 here"),
-    ({"algorithm": {"name": "FGDA", "q": 2}}, "algorithm.name is AdaFGDA there and FGDA here"),
-    ({"oracle": {"batch_size": 0}}, "oracle.noise.name is gaussian there and not set here"),
-    ({"participation": {"weights": "samples"}}, "participation.weights is uniform there and samples here"),
-    ({"output": "average"}, "output is "),
-])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"problem": {"name": "Saddle", "clients": 4, "d": 4}}, "problem.d is 3 there and 4 here"),
+        ({"algorithm": {"name": "FGDA", "q": 2}}, "algorithm.name is AdaFGDA there and FGDA here"),
+        ({"oracle": {"batch_size": 0}}, "oracle.noise.name is gaussian there and not set here"),
+        (
+            {"participation": {"weights": "samples"}},
+            "participation.weights is uniform there and samples here",
+        ),
+        ({"output": "average"}, "output is "),
+    ],
+)
 def test_another_job_is_refused_with_what_differs(done, change, says):
     other = Config.from_table(table(done[1]) | change)
     with pytest.raises(ValueError) as refused:
@@ -107,7 +126,17 @@ def test_another_job_is_refused_with_what_differs(done, change, says):
 
 
 def test_how_it_runs_may_change_but_not_its_precision(done):
-    free = config(done[1], 9, eval_every=3, checkpoint_every=1, keep=1, threads=1, watchdog=0, reduction="fused", executor="batched")
+    free = config(
+        done[1],
+        9,
+        eval_every=3,
+        checkpoint_every=1,
+        keep=1,
+        threads=1,
+        watchdog=0,
+        reduction="fused",
+        executor="batched",
+    )
     assert chosen(done[1], free).header["round"] == 6
     with pytest.raises(ValueError, match="another job: run.dtype is float64 there and float32 here"):
         chosen(done[1], config(done[1], dtype="float32"))
@@ -125,15 +154,23 @@ def test_a_complete_run_is_left_alone(done, folder, capsys):
     again = run(config(folder), COMM)
     assert "is complete: all 6 rounds done" in capsys.readouterr().err
     assert before == {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in folder.glob("*.h5")}
-    assert torch.equal(again.point["x"], done[0].point["x"]) and again.metrics == done[0].metrics and not again.unfinished
+    assert (
+        torch.equal(again.point["x"], done[0].point["x"])
+        and again.metrics == done[0].metrics
+        and not again.unfinished
+    )
     assert list(again.costs["round"]) == list(range(7)) and again.history == done[0].history
 
 
-@pytest.mark.parametrize("go_on", [lambda folder: run(config(folder, 9), COMM), lambda folder: resume(folder, ["rounds=9"], COMM)])
+@pytest.mark.parametrize(
+    "go_on", [lambda folder: run(config(folder, 9), COMM), lambda folder: resume(folder, ["rounds=9"], COMM)]
+)
 def test_more_rounds_go_on_to_the_same_point_as_in_one_go(folder, tmp_path, go_on):
     longer, whole = go_on(folder), run(config(tmp_path / "whole", 9), COMM)
     assert longer.stopped == "all 9 rounds done" and list(longer.costs["round"]) == list(range(10))
-    assert torch.equal(longer.point["x"], whole.point["x"]) and torch.equal(longer.point["y"], whole.point["y"])
+    assert torch.equal(longer.point["x"], whole.point["x"]) and torch.equal(
+        longer.point["y"], whole.point["y"]
+    )
 
 
 def test_a_stopping_rule_ends_a_run_for_good_until_it_is_another(tmp_path):
@@ -147,14 +184,20 @@ def test_a_stopping_rule_ends_a_run_for_good_until_it_is_another(tmp_path):
 
 def test_when_a_saved_run_is_complete(done):
     saved = chosen(done[1], config(done[1]))
-    assert complete(saved, config(done[1])) == "all 6 rounds done" and complete(saved, config(done[1], 7)) == ""
+    assert (
+        complete(saved, config(done[1])) == "all 6 rounds done" and complete(saved, config(done[1], 7)) == ""
+    )
     saved.header["stopped"], saved.header["round"] = "", 4
     assert complete(saved, config(done[1])) == ""
 
 
 def test_a_state_of_another_size_is_refused_before_it_travels(done):
-    for change, says in (("problem.d=5", "does not fit these settings"), ("problem.clients=5", "'clients': [4, "),
-                         ("run.dtype='float32'", "'dtype': 'float64'"), ("algorithm.matrix='identity'", "does not fit")):
+    for change, says in (
+        ("problem.d=5", "does not fit these settings"),
+        ("problem.clients=5", "'clients': [4, "),
+        ("run.dtype='float32'", "'dtype': 'float64'"),
+        ("algorithm.matrix='identity'", "does not fit"),
+    ):
         with pytest.raises(CollectiveError, match="checkpoint does not fit these settings") as refused:
             resume(done[1], [change], COMM)
         assert says in str(refused.value)
@@ -175,8 +218,12 @@ def test_all_checkpoints_damaged_is_not_started_over(folder):
         with pytest.raises(CollectiveError) as refused:
             start()
         message = str(refused.value)
-        assert "none of the checkpoints in" in message and "run.overwrite=true starts over" in message, message
-        assert "it is of format 9, expected format 2" in message and message.count("cannot be used") == 3, message
+        assert "none of the checkpoints in" in message and "run.overwrite=true starts over" in message, (
+            message
+        )
+        assert "it is of format 9, expected format 2" in message and message.count("cannot be used") == 3, (
+            message
+        )
 
 
 def test_results_that_a_kill_left_behind_the_checkpoint_are_written(done, tmp_path, monkeypatch):
@@ -201,5 +248,3 @@ def test_results_that_a_kill_left_behind_the_checkpoint_are_written(done, tmp_pa
 
 def newest_round(folder) -> int:
     return checkpoint.newest(folder)[1]["round"]
-
-

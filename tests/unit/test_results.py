@@ -17,11 +17,18 @@ def test_load_reads_what_was_written(tmp_path, by_file):
     folder = write(tmp_path / "a", "./my_alg.py:MyMethod", x_error=decay(0.1), stopped="", maximised=["auc"])
     run = load(folder / "run.h5" if by_file else str(folder))
     assert run.name == "MyMethod" and run.folder == folder
-    assert run.config["rounds"] == 20 and run.versions == {"torch": "2.0"} and run.stopped == "" and not run.diverged
+    assert (
+        run.config["rounds"] == 20
+        and run.versions == {"torch": "2.0"}
+        and run.stopped == ""
+        and not run.diverged
+    )
     assert run.maximised == {"auc"} and run.class_counts is None and run.ranks == {}
     assert run.costs["bytes_down"].tolist() == [3000 * r for r in range(21)]
     assert run.metric_rounds.tolist() == [0, 5, 10, 15, 20]
-    assert list(run.metrics) == ["x_error"] and np.all(run.metrics["x_error"] == decay(0.1)(run.metric_rounds))
+    assert list(run.metrics) == ["x_error"] and np.all(
+        run.metrics["x_error"] == decay(0.1)(run.metric_rounds)
+    )
 
 
 def test_runs_are_found_at_any_depth_and_once(tmp_path):
@@ -39,7 +46,9 @@ def damage(**changes):
 
     def apply(file):
         for name, value in changes.items():
-            place, key = (file.attrs, name[5:]) if name.startswith("attr_") else (file, name.replace("__", "/"))
+            place, key = (
+                (file.attrs, name[5:]) if name.startswith("attr_") else (file, name.replace("__", "/"))
+            )
             if key in place:
                 del place[key]
             if value is not None:
@@ -84,7 +93,9 @@ def test_foreign_files_are_refused_in_words(tmp_path, change, words):
 
 
 def test_missing_and_broken_files_are_refused_in_words(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere is not a readable .* expected a run file, found no such file"):
+    with pytest.raises(
+        ValueError, match=r"nowhere is not a readable .* expected a run file, found no such file"
+    ):
         load(tmp_path / "nowhere")
     (tmp_path / "run.h5").write_text("round,auc\n0,0.5\n")
     with pytest.raises(ValueError, match=r"run\.h5 is not a readable run file: .*signature"):

@@ -9,12 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import launch
 
-from mpifed.core.algorithm import Phase
-from mpifed.parallel.comm import SerialComm
 from mpifed.config.job import Config, ConfigError
-from mpifed.scaling.prediction import BYTES_A_SECOND, SECONDS, machine_of, quantity, rank_numbers, read, rows, work_of
+from mpifed.core.algorithm import Phase
 from mpifed.core.records import Blocks, Record
+from mpifed.parallel.comm import SerialComm
 from mpifed.scaling.model import Link, Machine, Work, allreduce, bcast, fit_link, fit_rate, phases_of, reduce
+from mpifed.scaling.prediction import (
+    BYTES_A_SECOND,
+    SECONDS,
+    machine_of,
+    quantity,
+    rank_numbers,
+    read,
+    rows,
+    work_of,
+)
 from mpifed.simulation.simulation import Simulation
 from mpifed.simulation.traffic import Traffic, traffic
 
@@ -53,7 +62,13 @@ def test_reduce_by_hand(ranks, n, tree, scattered):
 
 @pytest.mark.parametrize(
     ("ranks", "n", "seconds"),
-    [(1, LONG, 0), (4, SHORT, 2 * 110), (4, LONG, 2 * 10_100), (8, LONG, (3 + 7) * 100 + 0.875 * LONG * 3), (5, SHORT, 3 * 110)],
+    [
+        (1, LONG, 0),
+        (4, SHORT, 2 * 110),
+        (4, LONG, 2 * 10_100),
+        (8, LONG, (3 + 7) * 100 + 0.875 * LONG * 3),
+        (5, SHORT, 3 * 110),
+    ],
 )
 def test_bcast_by_hand(ranks, n, seconds):
     assert bcast(ranks, n, LINK) == pytest.approx(seconds, rel=1e-14)
@@ -64,10 +79,15 @@ def test_two_levels_and_shared_cores():
     assert machine.allreduce(4, LONG) == allreduce(4, LONG, LINK, GAMMA)
     for ranks in (7, 8):  # the second node need not be full
         assert machine.allreduce(ranks, LONG) == pytest.approx(
-            reduce(4, LONG, LINK, GAMMA) + bcast(4, LONG, LINK) + allreduce(2, LONG, FAR, GAMMA), rel=1e-14)
-        assert machine.bcast(ranks, LONG) == pytest.approx(bcast(4, LONG, LINK) + bcast(2, LONG, FAR), rel=1e-14)
+            reduce(4, LONG, LINK, GAMMA) + bcast(4, LONG, LINK) + allreduce(2, LONG, FAR, GAMMA), rel=1e-14
+        )
+        assert machine.bcast(ranks, LONG) == pytest.approx(
+            bcast(4, LONG, LINK) + bcast(2, LONG, FAR), rel=1e-14
+        )
     shared = replace(machine, cores=2)  # two ranks a core take turns
-    assert shared.allreduce(8, LONG) == 2 * machine.allreduce(8, LONG) and shared.bcast(4, SHORT) == 2 * machine.bcast(4, SHORT)
+    assert shared.allreduce(8, LONG) == 2 * machine.allreduce(8, LONG) and shared.bcast(
+        4, SHORT
+    ) == 2 * machine.bcast(4, SHORT)
     assert shared.allreduce(2, LONG) == machine.allreduce(2, LONG)
 
 
@@ -77,8 +97,14 @@ def test_a_round_by_hand():
     one, four, eight = (machine.predict(work, ranks) for ranks in (1, 4, 8))
     assert (one.per_rank, one.compute, one.allreduce, one.bcast, one.total) == (6, 45.0, 0.0, 0.0, 45.0)
     assert (four.per_rank, four.compute) == (2, 2 * (2 * 7.0) + 2 * 3.0)  # 4 ranks on 2 cores
-    assert four.allreduce == machine.allreduce(4, LONG) + machine.allreduce(4, SHORT) and four.bcast == machine.bcast(4, SHORT)
-    assert (eight.nodes, eight.per_rank, eight.compute) == (2, 1, 1.5 * 7.0 + 2 * 3.0)  # 3 of a node's 4 ranks have a client
+    assert four.allreduce == machine.allreduce(4, LONG) + machine.allreduce(
+        4, SHORT
+    ) and four.bcast == machine.bcast(4, SHORT)
+    assert (eight.nodes, eight.per_rank, eight.compute) == (
+        2,
+        1,
+        1.5 * 7.0 + 2 * 3.0,
+    )  # 3 of a node's 4 ranks have a client
 
 
 def test_efficiency():
@@ -88,16 +114,25 @@ def test_efficiency():
     assert [row.strong_efficiency for row in table] == [1.0, 1.0, 6 / (4 * 2), 6 / 12]
     assert [row.weak_efficiency for row in table] == [1.0] * 4
     slow = replace(machine, inter=LINK)
-    assert rows(slow, Work(1, 250.0, 0.0, ((SHORT, 0),)), [4])[0].weak_efficiency == 250 / (250 + allreduce(4, SHORT, LINK, 0.0))
+    assert rows(slow, Work(1, 250.0, 0.0, ((SHORT, 0),)), [4])[0].weak_efficiency == 250 / (
+        250 + allreduce(4, SHORT, LINK, 0.0)
+    )
 
 
 @given(st.integers(1, 4096), st.floats(1, 1e8), st.floats(1, 100), st.integers(1, 128))
 def test_more_bytes_or_slower_links_never_take_less_time(ranks, n, factor, width):
     machine = Machine(LINK, FAR, GAMMA, cores=8, ranks_per_node=width)
-    slower = replace(machine, intra=Link(factor * 100, factor, 2 * factor), inter=Link(factor * 1000, 4 * factor, 4 * factor))
+    slower = replace(
+        machine,
+        intra=Link(factor * 100, factor, 2 * factor),
+        inter=Link(factor * 1000, 4 * factor, 4 * factor),
+    )
     for name in ("allreduce", "bcast"):
         seconds = getattr(machine, name)(ranks, n)
-        assert getattr(machine, name)(ranks, factor * n) >= seconds and getattr(slower, name)(ranks, n) >= seconds
+        assert (
+            getattr(machine, name)(ranks, factor * n) >= seconds
+            and getattr(slower, name)(ranks, n) >= seconds
+        )
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(1e-6, 1e-10), (5e-5, 1e-8), (2e-7, 3e-11)])
@@ -106,8 +141,12 @@ def test_the_fit_finds_known_parameters(alpha, beta):
     times = alpha + beta * SIZES
     assert fit_link(SIZES, times) == pytest.approx((alpha, beta), rel=1e-6)
     assert fit_link(SIZES[::-1], times[::-1]) == pytest.approx((alpha, beta), rel=1e-6)
-    assert fit_link(SIZES, times * np.where(np.arange(8) % 2, 1.05, 1 / 1.05)) == pytest.approx((alpha, beta), rel=0.05)
-    assert fit_rate(SIZES, beta * SIZES * np.where(np.arange(8) % 2, 4, 1 / 4)) == pytest.approx(beta, rel=1e-12)
+    assert fit_link(SIZES, times * np.where(np.arange(8) % 2, 1.05, 1 / 1.05)) == pytest.approx(
+        (alpha, beta), rel=0.05
+    )
+    assert fit_rate(SIZES, beta * SIZES * np.where(np.arange(8) % 2, 4, 1 / 4)) == pytest.approx(
+        beta, rel=1e-12
+    )
 
 
 def job(algorithm, problem, **sections):
@@ -159,7 +198,9 @@ def test_traffic_by_hand():
     method = JOBS["AdaFGDA"].algorithm
     phase = Phase("round", Record(a="x", b="scalar", c="y"), down=("x",), up=("a", "b"))
     blocks = Blocks(x={"w": (2, 3)}, y={"v": (5,)})
-    assert traffic(method, phase, blocks, {}, 8) == Traffic(up=8 * 7, down=8 * 6, allreduce=8 * (12 + 1), bcast=0)
+    assert traffic(method, phase, blocks, {}, 8) == Traffic(
+        up=8 * 7, down=8 * 6, allreduce=8 * (12 + 1), bcast=0
+    )
     everything = traffic(method, replace(phase, down=None, up=None, coordinate=True), blocks, {}, 8)
     shared = method.shared.layout(blocks, {}).size
     assert everything == Traffic(up=8 * 12, down=8 * shared, allreduce=8 * 13, bcast=8 * 11)
@@ -177,8 +218,13 @@ def test_quantities():
     assert quantity("1.5us", SECONDS, "--latency") == 1.5e-6 == quantity(" 1.5 µs", SECONDS, "--latency")
     assert quantity("12GB/s", BYTES_A_SECOND, "--bandwidth") == 12e9
     assert quantity("100Gb/s", BYTES_A_SECOND, "--bandwidth") == 12.5e9
-    for wrong, words in (("12", "number with a unit"), ("fast", "number with a unit"), ("1..2us", "number"), ("0us", "positive"),
-                         ("3uss", "did you mean 'us'")):
+    for wrong, words in (
+        ("12", "number with a unit"),
+        ("fast", "number with a unit"),
+        ("1..2us", "number"),
+        ("0us", "positive"),
+        ("3uss", "did you mean 'us'"),
+    ):
         with pytest.raises(ConfigError, match=words):
             quantity(wrong, SECONDS, "--latency")
     assert rank_numbers("1, 2,64") == [1, 2, 64]
@@ -198,7 +244,11 @@ def test_assumptions_are_marked():
     assert ["ASSUMED" in line for line in lines] == [False, True, False, False]
     between = {"alpha": 2e-6, "beta": 2e-10, "both": 3e-10}
     machine, lines = machine_of(measurement(inter=between), None, None, 2, None)
-    assert machine.inter == Link(2e-6, 2e-10, 3e-10) and machine.ranks_per_node == 2 and "ASSUMED" not in "".join(lines)
+    assert (
+        machine.inter == Link(2e-6, 2e-10, 3e-10)
+        and machine.ranks_per_node == 2
+        and "ASSUMED" not in "".join(lines)
+    )
     machine, lines = machine_of(measurement(inter=between), 5e-6, None, None, 8)
     assert machine.inter == Link(5e-6, 2e-10, 3e-10) and machine.cores == 8
     assert "latency given, bandwidth measured" in lines[1]
@@ -227,19 +277,36 @@ def mpifed(folder, ranks, *arguments):
 
 def test_measuring_and_predicting_by_the_commands(tmp_path):
     """One job on two ranks and three without mpirun, about 15 s; every number is positive, none is judged."""
-    (tmp_path / "job.toml").write_text('[algorithm]\nname = "FGDA"\nq = 2\n[problem]\nname = "Saddle"\nd = 50\nclients = 3\n')
+    (tmp_path / "job.toml").write_text(
+        '[algorithm]\nname = "FGDA"\nq = 2\n[problem]\nname = "Saddle"\nd = 50\nclients = 3\n'
+    )
     code, output = mpifed(tmp_path, 2, "bench", "comm", "job.toml", "problem.d=60", "--largest", "4096")
     assert code == 0 and "Allreduce" in output, output
     measured = json.loads((tmp_path / "comm.json").read_text())
-    assert measured["bytes"] == [8, 64, 512, 4096] and measured["machine"]["ranks"] == 2 and "inter" not in measured
+    assert (
+        measured["bytes"] == [8, 64, 512, 4096]
+        and measured["machine"]["ranks"] == 2
+        and "inter" not in measured
+    )
     times = [*measured["intra"]["seconds"], *measured["allreduce"], *measured["bcast"], measured["gamma"]]
-    assert len(times) == 13 and min(times) > 0 and min(measured["intra"][name] for name in ("alpha", "beta", "both")) > 0
+    assert (
+        len(times) == 13
+        and min(times) > 0
+        and min(measured["intra"][name] for name in ("alpha", "beta", "both")) > 0
+    )
     found = measured["job"]
     assert found["gradients"] == 4 and found["client_seconds"] == pytest.approx(4 * found["gradient_seconds"])
     assert found["client_seconds"] > 0 and found["server_seconds"] > 0
-    code, output = mpifed(tmp_path, 0, "scale", "--ranks", "1,4096", "--ranks-per-node", "64", "--latency", "2us")
-    assert code == 0 and "4,096" in output and "ASSUMED: latency given, bandwidth by default" in output, output
-    assert f"Allreduce {4 * (4 * 60 + 1):,}" in output and (tmp_path / "scale.png").read_bytes()[:4] == b"\x89PNG"
+    code, output = mpifed(
+        tmp_path, 0, "scale", "--ranks", "1,4096", "--ranks-per-node", "64", "--latency", "2us"
+    )
+    assert code == 0 and "4,096" in output and "ASSUMED: latency given, bandwidth by default" in output, (
+        output
+    )
+    assert (
+        f"Allreduce {4 * (4 * 60 + 1):,}" in output
+        and (tmp_path / "scale.png").read_bytes()[:4] == b"\x89PNG"
+    )
     code, output = mpifed(tmp_path, 0, "scale", "job.toml")  # d = 50 has not been measured
     assert code == 2 and "has not been measured" in output and "Traceback" not in output
     code, output = mpifed(tmp_path, 0, "bench", "comm")
@@ -250,7 +317,12 @@ def test_bad_files_are_named(tmp_path):
     (tmp_path / "text.json").write_text("x")
     (tmp_path / "other.json").write_text('{"gamma": 1}')
     (tmp_path / "half.json").write_text(json.dumps({"machine": {"cores_per_node": 2}, "gamma": 1.0}))
-    files = {"none.json": "cannot read", "text.json": "no result", "other.json": "no result", "half.json": "a link"}
+    files = {
+        "none.json": "cannot read",
+        "text.json": "no result",
+        "other.json": "no result",
+        "half.json": "a link",
+    }
     for name, words in files.items():
         with pytest.raises(ConfigError, match=words):
             read(tmp_path / name)

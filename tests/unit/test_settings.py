@@ -6,12 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from mpifed.core.adaptive import MATRICES, BarzilaiBorwein
-from mpifed.algorithms import FGDA, AdaFGDA
-from mpifed.core.sets import Ball, Box, Simplex
-from mpifed.core.schedules import Constant, Power, Squared, Steps
 
-VECTORS = arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 6)), elements=st.floats(-5, 5)).map(torch.from_numpy)
+from mpifed.algorithms import FGDA, AdaFGDA
+from mpifed.core.adaptive import MATRICES, BarzilaiBorwein
+from mpifed.core.schedules import Constant, Power, Squared, Steps
+from mpifed.core.sets import Ball, Box, Simplex
+
+VECTORS = arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 6)), elements=st.floats(-5, 5)).map(
+    torch.from_numpy
+)
 
 
 def test_schedules():
@@ -23,8 +26,20 @@ def test_schedules():
 
 def test_rates_from_numbers_and_tables():
     method = FGDA(q=2, eta={"name": "power", "scale": 0.5, "offset": 8}, alpha={"name": "squared", "c": 2})
-    assert method.eta(19) == pytest.approx(0.5 / 3, rel=1e-14) and method.alpha(1, 0.5) == 0.5 and method.beta(9) == 0.1
-    for wrong in (-1, float("nan"), float("inf"), "fast", {"name": "powr", "scale": 1}, {"name": "power"}, True):
+    assert (
+        method.eta(19) == pytest.approx(0.5 / 3, rel=1e-14)
+        and method.alpha(1, 0.5) == 0.5
+        and method.beta(9) == 0.1
+    )
+    for wrong in (
+        -1,
+        float("nan"),
+        float("inf"),
+        "fast",
+        {"name": "powr", "scale": 1},
+        {"name": "power"},
+        True,
+    ):
         with pytest.raises(ValueError):
             FGDA(q=2, eta=wrong)
 
@@ -37,10 +52,14 @@ def test_projections(set_, point, other):
     torch.testing.assert_close(set_(projected), projected, rtol=0, atol=1e-9)
     if isinstance(set_, Simplex):
         assert (projected >= 0).all()
-        torch.testing.assert_close(projected.sum(-1), torch.full(point.shape[:1], set_.total, dtype=torch.float64))
+        torch.testing.assert_close(
+            projected.sum(-1), torch.full(point.shape[:1], set_.total, dtype=torch.float64)
+        )
     if point.shape[-1] == other.shape[-1]:
         feasible = set_(other)[:1]
-        assert (((point - projected) * (feasible - projected)).sum(-1) <= 1e-9).all()  # the obtuse-angle criterion
+        assert (
+            ((point - projected) * (feasible - projected)).sum(-1) <= 1e-9
+        ).all()  # the obtuse-angle criterion
 
 
 @pytest.mark.parametrize("name", MATRICES)

@@ -10,13 +10,14 @@ import time
 import h5py
 import pytest
 import torch
+
 from mpifed import run
-from mpifed.simulation import simulation
-from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.config.job import Config
-from mpifed.simulation.executor import Loop
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.resume import checkpoint
 from mpifed.running.signals import EXIT_INTERRUPTED, StopSignals, held
+from mpifed.simulation import simulation
+from mpifed.simulation.executor import Loop
 
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
 
@@ -33,12 +34,23 @@ class Aborts(SerialComm):
 
 
 def config(folder, **settings) -> Config:
-    table = {"progress": False, "dtype": "float64", "reduction": "exact", "checkpoint_every": 3, "eval_every": 5, "out": str(folder)}
-    return Config.from_table({
-        "rounds": 8, "algorithm": {"name": "AdaFGDA", "q": 2, "sync_estimator": "local"},
-        "problem": {"name": "Saddle", "clients": 4, "d": 3},
-        "oracle": {"batch_size": 0, "noise": {"name": "gaussian", "scale": 0.1}}, "run": table | settings,
-    })
+    table = {
+        "progress": False,
+        "dtype": "float64",
+        "reduction": "exact",
+        "checkpoint_every": 3,
+        "eval_every": 5,
+        "out": str(folder),
+    }
+    return Config.from_table(
+        {
+            "rounds": 8,
+            "algorithm": {"name": "AdaFGDA", "q": 2, "sync_estimator": "local"},
+            "problem": {"name": "Saddle", "clients": 4, "d": 3},
+            "oracle": {"batch_size": 0, "noise": {"name": "gaussian", "scale": 0.1}},
+            "run": table | settings,
+        }
+    )
 
 
 @pytest.fixture
@@ -51,7 +63,9 @@ def send(monkeypatch):
             super().__init__(*arguments)
             watched.append(self)
 
-    monkeypatch.setattr(sys.modules["mpifed.running.run"], "StopSignals", Watched)  # mpifed.run is the function
+    monkeypatch.setattr(
+        sys.modules["mpifed.running.run"], "StopSignals", Watched
+    )  # mpifed.run is the function
 
     def arm(number, owner, name, call):
         method, calls = getattr(owner, name), []
@@ -81,14 +95,20 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_ends_the_run_after_the_next_round_and_the_same_job_continues(tmp_path, send, whole, capsys, number):
+def test_a_signal_ends_the_run_after_the_next_round_and_the_same_job_continues(
+    tmp_path, send, whole, capsys, number
+):
     send(number, Loop, "run", 4)  # in round 4 - 1, as the start is a phase, too
     result = run(config(tmp_path), SerialComm())
     assert result.unfinished and result.stopped == "a signal after round 4"
     said = capsys.readouterr().err
     assert f"{number.name} received in round 3: the run stops after round 4 at the latest" in said, said
     assert "newest is of round 0" in said and "stopped after round 4" in said
-    assert sorted(path.name for path in tmp_path.glob("*.h5")) == ["checkpoint-00000003.h5", "checkpoint-00000004.h5", "run.h5"]
+    assert sorted(path.name for path in tmp_path.glob("*.h5")) == [
+        "checkpoint-00000003.h5",
+        "checkpoint-00000004.h5",
+        "run.h5",
+    ]
     with h5py.File(tmp_path / "run.h5") as file:
         assert file.attrs["stopped"] == "" and file["costs/round"][-1] == 4
     again = run(config(tmp_path), SerialComm(), resume="must")
@@ -96,12 +116,15 @@ def test_a_signal_ends_the_run_after_the_next_round_and_the_same_job_continues(t
     assert torch.equal(point(again), whole)
 
 
-@pytest.mark.parametrize("owner, name, call, after", [
-    (simulation.Simulation, "_prepare", 1, 1),  # set-up
-    (simulation.Simulation, "evaluate", 1, 1),  # of the starting point
-    (simulation.Simulation, "evaluate", 2, 6),  # of round 5
-    (checkpoint, "write", 1, 4),  # of round 3
-])
+@pytest.mark.parametrize(
+    "owner, name, call, after",
+    [
+        (simulation.Simulation, "_prepare", 1, 1),  # set-up
+        (simulation.Simulation, "evaluate", 1, 1),  # of the starting point
+        (simulation.Simulation, "evaluate", 2, 6),  # of round 5
+        (checkpoint, "write", 1, 4),  # of round 3
+    ],
+)
 def test_signals_between_rounds(tmp_path, send, whole, owner, name, call, after):
     send(signal.SIGUSR1, owner, name, call)
     assert run(config(tmp_path), SerialComm()).stopped == f"a signal after round {after}"
@@ -109,11 +132,17 @@ def test_signals_between_rounds(tmp_path, send, whole, owner, name, call, after)
     assert torch.equal(point(run(config(tmp_path), SerialComm())), whole)
 
 
-@pytest.mark.parametrize("owner, name, call", [(Loop, "run", 8), (Loop, "run", 9), (simulation.Simulation, "evaluate", 4)])
-def test_a_signal_before_or_in_the_last_round_finds_the_run_complete(tmp_path, send, whole, owner, name, call):
+@pytest.mark.parametrize(
+    "owner, name, call", [(Loop, "run", 8), (Loop, "run", 9), (simulation.Simulation, "evaluate", 4)]
+)
+def test_a_signal_before_or_in_the_last_round_finds_the_run_complete(
+    tmp_path, send, whole, owner, name, call
+):
     send(signal.SIGTERM, owner, name, call)
     result = run(config(tmp_path), SerialComm())
-    assert not result.unfinished and result.stopped == "all 8 rounds done" and torch.equal(point(result), whole)
+    assert (
+        not result.unfinished and result.stopped == "all 8 rounds done" and torch.equal(point(result), whole)
+    )
 
 
 def test_a_checkpoint_is_written_even_where_none_is_wanted_otherwise(tmp_path, send, whole):
@@ -133,7 +162,10 @@ def test_a_checkpoint_that_cannot_be_written_is_no_success(tmp_path, send, monke
 
     write = checkpoint.write
     monkeypatch.setattr(checkpoint, "write", full)
-    with pytest.raises(CollectiveError, match="round 5 could not be written .*No space left.* the newest checkpoint is of round 3"):
+    with pytest.raises(
+        CollectiveError,
+        match="round 5 could not be written .*No space left.* the newest checkpoint is of round 3",
+    ):
         run(config(tmp_path), SerialComm())
 
 

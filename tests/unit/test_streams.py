@@ -4,24 +4,36 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mpifed.core.streams import Stream, generator, philox
 
 FULL = 0xFFFFFFFF
 
 
-@pytest.mark.parametrize("counter, key, expected", [
-    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-    ((FULL,) * 4, (FULL, FULL), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
-     (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)),
-])
+@pytest.mark.parametrize(
+    "counter, key, expected",
+    [
+        ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+        ((FULL,) * 4, (FULL, FULL), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+        (
+            (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+            (0xA4093822, 0x299F31D0),
+            (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        ),
+    ],
+)
 def test_philox_known_answers(counter, key, expected):
     """The test vectors that the generator's authors publish for 10 rounds of Philox4x32."""
     assert tuple(int(word) for word in philox(counter, key)) == expected
 
 
-@given(st.integers(0, 2**40), st.lists(st.integers(0, 2**31), min_size=1, max_size=5, unique=True), st.integers(0, 2**31),
-       st.integers(1, 6), st.integers(1, 9))
+@given(
+    st.integers(0, 2**40),
+    st.lists(st.integers(0, 2**31), min_size=1, max_size=5, unique=True),
+    st.integers(0, 2**31),
+    st.integers(1, 6),
+    st.integers(1, 9),
+)
 def test_access_is_random(seed, clients, r, count, number):
     """A client's sample does not depend on which other clients are drawn, nor on how many samples."""
     whole = Stream(seed, "sample", clients, r, count).words(number)
@@ -32,8 +44,12 @@ def test_access_is_random(seed, clients, r, count, number):
 
 def test_addresses_differ():
     base = Stream(0, "sample", [1], 2, 3).words(8).ravel()
-    for other in (Stream(1, "sample", [1], 2, 3), Stream(0, "noise", [1], 2, 3), Stream(0, "sample", [2], 2, 3),
-                  Stream(0, "sample", [1], 3, 3)):
+    for other in (
+        Stream(1, "sample", [1], 2, 3),
+        Stream(0, "noise", [1], 2, 3),
+        Stream(0, "sample", [2], 2, 3),
+        Stream(0, "sample", [1], 3, 3),
+    ):
         assert not np.intersect1d(base, other.words(8)).size
 
 

@@ -4,11 +4,12 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mpifed.cli.main import cli
-from mpifed.parallel.comm import SerialComm
 from mpifed.config.job import Config, ConfigError
-from mpifed.storage.results import load
+from mpifed.parallel.comm import SerialComm
 from mpifed.running.sweep import LONGEST, expand, sweep, taken, variants
+from mpifed.storage.results import load
 
 JOB = """
 rounds = 3
@@ -55,7 +56,9 @@ def test_as_many_runs_as_the_product(choices):
 
 
 def test_several_tables_have_their_own_combinations(job):
-    job.write_text(job.read_text().split("[sweep]")[0] + """
+    job.write_text(
+        job.read_text().split("[sweep]")[0]
+        + """
         [[sweep]]
         rounds = 3
         seed = [0, 1]
@@ -63,10 +66,14 @@ def test_several_tables_have_their_own_combinations(job):
         [[sweep]]
         rounds = [6, 9]
         algorithm = { name = "FGDA", q = 2, gamma = 0.02 }
-    """)
+    """
+    )
     runs = variants(job)
     assert [(run.config.rounds, run.config.seed, run.config.algorithm.gamma) for run in runs] == [
-        (3, 0, 0.01), (3, 1, 0.01), (6, 0, 0.02), (9, 0, 0.02)
+        (3, 0, 0.01),
+        (3, 1, 0.01),
+        (6, 0, 0.02),
+        (9, 0, 0.02),
     ]
     assert len({run.name for run in runs}) == 4
 
@@ -88,18 +95,29 @@ def test_names_tell_settings_apart_and_fit_a_file_system(job):
     alike = variants(job, [f"sweep={{algorithm={{{method}, q=1}}, 'problem.name'=['Saddle', 'TwoSidedPL']}}"])
     assert [run.name for run in alike] == ["Saddle", "TwoSidedPL"]
     one_more = variants(job, [f"sweep={{algorithm=[{{{method}, q=1}}, {{{method}, q=1, alpha=0.5}}]}}"])
-    assert [run.name for run in one_more] == ["FGDA,gamma=0.01,lam=0.01,q=1", "FGDA,gamma=0.01,lam=0.01,q=1,alpha=0.5"]
-    long = variants(job, [f"sweep={{'run.data_dir'=['{'a' * 200}', '{'a' * 201}'], 'algorithm'={{{method}, q=1}}}}"])
+    assert [run.name for run in one_more] == [
+        "FGDA,gamma=0.01,lam=0.01,q=1",
+        "FGDA,gamma=0.01,lam=0.01,q=1,alpha=0.5",
+    ]
+    long = variants(
+        job, [f"sweep={{'run.data_dir'=['{'a' * 200}', '{'a' * 201}'], 'algorithm'={{{method}, q=1}}}}"]
+    )
     assert len({run.name for run in long}) == 2 and all(len(run.name) <= LONGEST for run in long)
 
 
-@pytest.mark.parametrize("overrides, says", [
-    (["sweep.seed=[]"], "leaves no run"),
-    (["sweep=5"], "has no \\[sweep\\]"),
-    (["sweep.algorithm={name='FGDA', q=2, gama=1}"], "seed=0: algorithm has no setting 'gama': did you mean 'gamma'"),
-    (["sweep.rounds=[1, 0]"], "rounds=0: job file.rounds"),
-    (["sweep.seed=[1, 1]"], "lists the run .* more than once"),
-])
+@pytest.mark.parametrize(
+    "overrides, says",
+    [
+        (["sweep.seed=[]"], "leaves no run"),
+        (["sweep=5"], "has no \\[sweep\\]"),
+        (
+            ["sweep.algorithm={name='FGDA', q=2, gama=1}"],
+            "seed=0: algorithm has no setting 'gama': did you mean 'gamma'",
+        ),
+        (["sweep.rounds=[1, 0]"], "rounds=0: job file.rounds"),
+        (["sweep.seed=[1, 1]"], "lists the run .* more than once"),
+    ],
+)
 def test_what_cannot_run_is_said_before_anything_runs(job, tmp_path, overrides, says):
     with pytest.raises(ConfigError, match=says):
         variants(job, overrides)

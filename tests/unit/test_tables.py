@@ -20,8 +20,23 @@ def settings(*folders):
 
 
 def test_rows_of_runs_and_csv(tmp_path):
-    write(tmp_path / "a", "FGDA", every=5, auc=[0.5, 0.9, 0.7, 0.95, 0.8], x_error=[5, 1, math.nan, 2, 3], maximised=["auc"])
-    write(tmp_path / "b", "LocalSGDA", rounds=10, stopped="", auc=[0.5, 0.25, math.nan], worst_loss=[3, 1, 2], maximised=["auc"])
+    write(
+        tmp_path / "a",
+        "FGDA",
+        every=5,
+        auc=[0.5, 0.9, 0.7, 0.95, 0.8],
+        x_error=[5, 1, math.nan, 2, 3],
+        maximised=["auc"],
+    )
+    write(
+        tmp_path / "b",
+        "LocalSGDA",
+        rounds=10,
+        stopped="",
+        auc=[0.5, 0.25, math.nan],
+        worst_loss=[3, 1, 2],
+        maximised=["auc"],
+    )
     rows = tables.run_rows(settings(tmp_path / "a", tmp_path / "b"), Rule())
     assert rows[0] == {
         "name": "a", "method": "FGDA", "rounds": 20, "auc final": 0.8, "auc best": 0.95, "x_error final": 3.0, "x_error best": 1.0,
@@ -35,21 +50,37 @@ def test_rows_of_runs_and_csv(tmp_path):
         read = list(csv.DictReader(file))
     assert list(read[0]) == list(rows[0])
     assert [row["oracle calls"] for row in read] == ["1920", "960"]
-    assert read[0]["worst_loss final"] == "" and read[1]["auc final"] == "nan" and read[0]["auc best"] == "0.95"
+    assert (
+        read[0]["worst_loss final"] == "" and read[1]["auc final"] == "nan" and read[0]["auc best"] == "0.95"
+    )
     assert float(read[0]["seconds"]) == rows[0]["seconds"]  # repr of a float reads back to the same bits
 
 
 def test_best_goes_by_what_the_problem_declares(tmp_path):
-    one, = settings(write(tmp_path / "a", rounds=10, my_score=[2, 3, 1], auc=[2, 3, 1], maximised=["my_score"]))
-    row, = tables.run_rows([one], Rule())
+    (one,) = settings(
+        write(tmp_path / "a", rounds=10, my_score=[2, 3, 1], auc=[2, 3, 1], maximised=["my_score"])
+    )
+    (row,) = tables.run_rows([one], Rule())
     assert row["my_score best"] == 3 and row["auc best"] == 1
 
 
 def test_rows_of_settings_are_means_over_seeds(tmp_path):
     lost = "non-finite value in round 9"
     for seed, last, stopped in ((0, 1.0, "all rounds done"), (1, 4.0, "")):
-        write(tmp_path / f"a{seed}", config={"seed": seed, "algorithm": {"gamma": 0.1}}, rounds=10, error=[9, 3, last], stopped=stopped)
-        write(tmp_path / f"b{seed}", config={"seed": seed, "algorithm": {"gamma": 0.2}}, rounds=10, error=[9, 8, 7], stopped=stopped or lost)
+        write(
+            tmp_path / f"a{seed}",
+            config={"seed": seed, "algorithm": {"gamma": 0.1}},
+            rounds=10,
+            error=[9, 3, last],
+            stopped=stopped,
+        )
+        write(
+            tmp_path / f"b{seed}",
+            config={"seed": seed, "algorithm": {"gamma": 0.2}},
+            rounds=10,
+            error=[9, 8, 7],
+            stopped=stopped or lost,
+        )
     found = settings(*sorted(tmp_path.iterdir()))
     rule = Rule(target=3.5)
     first, second = tables.setting_rows(found, rule, columns(found))
@@ -58,21 +89,33 @@ def test_rows_of_settings_are_means_over_seeds(tmp_path):
         "error final": Spread(2.5, pytest.approx(math.sqrt(4.5))), "error best": Spread(2.0, pytest.approx(math.sqrt(2))),
         "rounds to 3.5": Spread(5.0, 0.0), "reached by": 2,
     }  # fmt: skip
-    assert second["diverged"] == 1 and math.isnan(second["error final"].mean) and second["rounds to 3.5"] is None
+    assert (
+        second["diverged"] == 1 and math.isnan(second["error final"].mean) and second["rounds to 3.5"] is None
+    )
     assert [row["rounds to 3.5"] for row in tables.run_rows(found, rule)] == [5, 5, None, None]
     assert [row["seed"] for row in tables.run_rows(found, rule)] == [0, 1, 0, 1]
     tables.to_csv([first, second], tmp_path / "settings.csv")
     with open(tmp_path / "settings.csv", newline="") as file:
         read = list(csv.DictReader(file))
-    assert read[0]["error final mean"] == "2.5" and float(read[0]["error final deviation"]) == pytest.approx(math.sqrt(4.5))
+    assert read[0]["error final mean"] == "2.5" and float(read[0]["error final deviation"]) == pytest.approx(
+        math.sqrt(4.5)
+    )
     assert read[1]["rounds to 3.5 mean"] == read[1]["rounds to 3.5 deviation"] == ""
-    assert tables.cell("error final", first["error final"]) == "2.5 ± 2.1" and tables.cell("x", Spread(2.0, math.nan)) == "2"
+    assert (
+        tables.cell("error final", first["error final"]) == "2.5 ± 2.1"
+        and tables.cell("x", Spread(2.0, math.nan)) == "2"
+    )
 
 
 def test_costs_are_means_over_seeds(tmp_path):
     for seed in range(2):
-        write(tmp_path / str(seed), config={"seed": seed}, costs={"seconds": 1 + seed, "federated_seconds": 2}, auc=[1] * 5)
-    row, = tables.cost_rows(settings(tmp_path / "0", tmp_path / "1"))
+        write(
+            tmp_path / str(seed),
+            config={"seed": seed},
+            costs={"seconds": 1 + seed, "federated_seconds": 2},
+            auc=[1] * 5,
+        )
+    (row,) = tables.cost_rows(settings(tmp_path / "0", tmp_path / "1"))
     assert row == {
         "setting": "FGDA", "rounds": 20, "oracle calls": 1920, "phases": 20, "bytes up": 20_000, "bytes down": 60_000, "wire bytes": 50_000,
         "seconds": 30, "federated seconds": 40, "communication %": pytest.approx(25), "peak memory per rank": None,
@@ -93,7 +136,11 @@ def printed(rows, width=100):
 
 def test_a_single_run_prints_as_a_list(tmp_path):
     found = settings(write(tmp_path / "a", rounds=20_000, every=10_000, x_error=[1, 2e-9, 3e-7], stopped=""))
-    cells = [line.strip().split("  ", 1) for line in printed(tables.run_rows(found, Rule())).splitlines() if line.strip()]
+    cells = [
+        line.strip().split("  ", 1)
+        for line in printed(tables.run_rows(found, Rule())).splitlines()
+        if line.strip()
+    ]
     assert {key: value.strip() for key, value in cells} == {
         "name": "FGDA", "rounds": "20,000", "x_error final": "3e-07", "x_error best": "2e-09",
         "oracle calls": "1,920,000", "bytes": "80.0 MB", "wire bytes": "50.0 MB", "seconds": "2:46:40",

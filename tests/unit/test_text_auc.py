@@ -12,18 +12,25 @@ from games import configuration
 
 from mpifed import run
 from mpifed.algorithms import FedNSGDAM
-from mpifed.parallel.comm import SerialComm
+from mpifed.config.sections import Oracle
+from mpifed.core.noise import StudentT
+from mpifed.core.oracle import MinimaxOracle
+from mpifed.core.sampling import Sampler
+from mpifed.core.settings import build
 from mpifed.data import TEXTS, DataError, Texts
 from mpifed.data.vectors import VECTORS, encode, random_vectors, read_vectors, word_vectors, words_of
 from mpifed.models import RNN
-from mpifed.core.noise import StudentT
-from mpifed.core.settings import build
-from mpifed.core.oracle import MinimaxOracle
+from mpifed.parallel.comm import SerialComm
 from mpifed.problems import DeepAUC, TextAUC
-from mpifed.core.sampling import Sampler
-from mpifed.config.sections import Oracle
 
-SMALL = dict(dataset="sentences", clients=2, vectors="random", dimension=4, length=5, model={"name": "rnn", "hidden": 3})
+SMALL = dict(
+    dataset="sentences",
+    clients=2,
+    vectors="random",
+    dimension=4,
+    length=5,
+    model={"name": "rnn", "hidden": 3},
+)
 
 
 def prepared(seed=0, **settings) -> TextAUC:
@@ -40,7 +47,9 @@ def point(problem) -> tuple[torch.Tensor, torch.Tensor]:
 
 def archive(folder, words, vectors, name=VECTORS):
     (folder / "wordvectors").mkdir(exist_ok=True)
-    np.savez(folder / "wordvectors" / name, words=np.array(words), vectors=np.asarray(vectors, dtype=np.float16))
+    np.savez(
+        folder / "wordvectors" / name, words=np.array(words), vectors=np.asarray(vectors, dtype=np.float16)
+    )
     return str(folder)
 
 
@@ -73,7 +82,11 @@ def test_vectors_of_an_archive_and_of_texts_are_the_same(tmp_path):
     for name in (VECTORS, "glove.txt", "w2v.txt"):
         read = read_vectors(name, {"film", "good", "unknown"}, folder)
         assert read.rows == {"film": 1, "good": 2} and list(read.files) == [name]
-        assert read.table.dtype == np.float32 and read.table.tolist() == [[0, 0, 0], vectors[3].tolist(), vectors[0].tolist()]
+        assert read.table.dtype == np.float32 and read.table.tolist() == [
+            [0, 0, 0],
+            vectors[3].tolist(),
+            vectors[0].tolist(),
+        ]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +122,9 @@ def test_random_vectors_depend_on_the_word_and_the_seed_alone():
     np.testing.assert_allclose(np.linalg.norm(many.table[1:], axis=1), 1, rtol=1e-6)  # float32
     assert np.abs(many.table[1] @ many.table[2]) < 0.7  # five standard deviations, 1/√50 each
     assert not np.allclose(few.table, random_vectors({"good", "bad"}, 50, seed=1).table)
-    digests = {random_vectors(words, d).files["word vectors"].digest for words, d in [("a", 3), ("ab", 3), ("a", 4)]}
+    digests = {
+        random_vectors(words, d).files["word vectors"].digest for words, d in [("a", 3), ("ab", 3), ("a", 4)]
+    }
     assert len(digests) == 3
 
 
@@ -135,13 +150,19 @@ def test_loss_is_that_of_images_for_the_difference_of_the_outputs():
     twin = DeepAUC(dataset="digits", model="linear")
     twin._ratio, twin.outputs = problem._ratio, lambda x, samples: torch.stack(h)
     # The same formula on the same numbers; padded sequences add in another order.
-    torch.testing.assert_close(problem.loss(named, alpha, (tokens, positive)), twin.loss(named, alpha, (tokens, positive)),
-                               rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        problem.loss(named, alpha, (tokens, positive)),
+        twin.loss(named, alpha, (tokens, positive)),
+        rtol=0,
+        atol=1e-13,
+    )
     assert problem.predict(named, alpha, slice(2, 5)).shape == (3,) and problem.test_rows == 6
 
 
 def test_classes_on_neither_side_are_left_out():
-    settings = dict(dataset="digits", model="linear", clients=2, positive_classes=(8, 3), negative_classes=(1, 5))
+    settings = dict(
+        dataset="digits", model="linear", clients=2, positive_classes=(8, 3), negative_classes=(1, 5)
+    )
     problem = DeepAUC(**settings)
     problem.prepare(0)
     held = [problem.client_labels(k) for k in range(2)]
@@ -152,7 +173,9 @@ def test_classes_on_neither_side_are_left_out():
 
     test = load_digits().target[4::5]  # every fifth image is a test image
     used = test[np.isin(test, (1, 3, 5, 8))]
-    assert problem.test_rows == len(used) and problem._test_positive.tolist() == np.isin(used, (3, 8)).tolist()
+    assert (
+        problem.test_rows == len(used) and problem._test_positive.tolist() == np.isin(used, (3, 8)).tolist()
+    )
     x = problem.variables().unflatten("x", problem.initial(np.random.default_rng(0))["x"])
     whole = torch.from_numpy(load_digits().images[4::5] / 16).unsqueeze(1)
     expected = problem.model(x, whole)[np.isin(test, (1, 3, 5, 8)), 0]
@@ -180,7 +203,9 @@ def test_gradients_by_central_differences_and_mapped():
             step = torch.zeros(len(x)).double()
             step[j] = h
             # Truncation is of order h² = 1e-12, rounding 1e-16 of values of about one, over h.
-            assert (value(x + step, y) - value(x - step, y)) / (2 * h) == pytest.approx(gx[k, j].item(), abs=1e-8)
+            assert (value(x + step, y) - value(x - step, y)) / (2 * h) == pytest.approx(
+                gx[k, j].item(), abs=1e-8
+            )
         assert (value(x, y + h) - value(x, y - h)) / (2 * h) == pytest.approx(gy[k, 0].item(), abs=1e-8)
     assert gx.abs().max() > 1e-2 and gy.abs().max() > 1e-2  # far above the tolerance
 
@@ -203,9 +228,13 @@ def reviews(monkeypatch):
 
 def test_homogeneous_clients_are_thinned_and_heterogeneous_ones_have_their_ratios(reviews):
     thin = prepared(dataset="reviews", clients=8, imbalance=0.1)
-    assert sum(thin.client_size(k) for k in range(8)) == 222 and thin._ratio == 22 / 222  # 200 negatives, 22 positives
+    assert (
+        sum(thin.client_size(k) for k in range(8)) == 222 and thin._ratio == 22 / 222
+    )  # 200 negatives, 22 positives
     ratios = (0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25)
-    own = prepared(dataset="reviews", clients=8, partition={"name": "positive_ratios", "ratios": ratios}, p="client")
+    own = prepared(
+        dataset="reviews", clients=8, partition={"name": "positive_ratios", "ratios": ratios}, p="client"
+    )
     for k, ratio in enumerate(ratios):
         _, positive, p = own.client_data(k)
         assert positive.mean().item() == pytest.approx(ratio, abs=0.02)  # to the nearest sample of 26 to 33
@@ -214,10 +243,16 @@ def test_homogeneous_clients_are_thinned_and_heterogeneous_ones_have_their_ratio
 
 
 def learn(tmp_path, noise=None, **settings):
-    problem = build(TextAUC, {**SMALL, "dataset": "reviews", "imbalance": 0.2, "model": RNN(hidden=8), **settings}, "problem")
+    problem = build(
+        TextAUC,
+        {**SMALL, "dataset": "reviews", "imbalance": 0.2, "model": RNN(hidden=8), **settings},
+        "problem",
+    )
     method = FedNSGDAM(p=4, eta_x=0.03, eta_y=0.03, gamma_x=0.1, gamma_y=0.1)
     config = configuration(method, problem, tmp_path, rounds=20, batch_size=16, executor="batched")
-    return run(config.model_copy(update={"record": (), "oracle": Oracle(batch_size=16, noise=noise)}), SerialComm())
+    return run(
+        config.model_copy(update={"record": (), "oracle": Oracle(batch_size=16, noise=noise)}), SerialComm()
+    )
 
 
 @pytest.mark.parametrize("score", ["identity", "sigmoid"])
@@ -226,8 +261,13 @@ def test_training_separates_the_reviews(tmp_path, reviews, score):
 
 
 def test_normalised_training_bears_noise_without_a_variance(tmp_path, reviews):
-    quiet, noisy = (learn(tmp_path / name, noise=noise) for name, noise in [("a", None), ("b", StudentT(nu=1.5, scale=0.003))])
-    assert noisy.metrics["auc"] > 0.75 and not torch.equal(quiet.point["x"], noisy.point["x"])  # guessing gives 0.5
+    quiet, noisy = (
+        learn(tmp_path / name, noise=noise)
+        for name, noise in [("a", None), ("b", StudentT(nu=1.5, scale=0.003))]
+    )
+    assert noisy.metrics["auc"] > 0.75 and not torch.equal(
+        quiet.point["x"], noisy.point["x"]
+    )  # guessing gives 0.5
 
 
 @pytest.mark.parametrize(

@@ -46,16 +46,28 @@ def test_a_packed_table_in_another_encoding(tmp_path):
         texts(tmp_path, CSV, name="part.csv.gz", content=gzip.compress("4,1,caf\xe9\n".encode("latin-1")))
 
 
-@pytest.mark.parametrize("content, found", [
-    ("", "a last line without an end"), ("target,id,text\n", "0 rows"), ("2,1,a\n", "1 rows"),
-    (TABLE[:-5], "a last line without an end"), (TABLE[: TABLE.index("of two")], "unexpected end of data"),
-    ("0,1,a\n0,1\n", "2 columns in line 2"), ("0,1,a\n3,1,b\n", "the label '3' in line 2"), ("0,1,a,b\n", "4 columns in line 1"),
-    ('0,1,"a"b\n', "',' expected after '\"' in line 1"), (b"\x89PNG\r\n\x1a\n", "bytes that are not utf-8"),
-])
+@pytest.mark.parametrize(
+    "content, found",
+    [
+        ("", "a last line without an end"),
+        ("target,id,text\n", "0 rows"),
+        ("2,1,a\n", "1 rows"),
+        (TABLE[:-5], "a last line without an end"),
+        (TABLE[: TABLE.index("of two")], "unexpected end of data"),
+        ("0,1,a\n0,1\n", "2 columns in line 2"),
+        ("0,1,a\n3,1,b\n", "the label '3' in line 2"),
+        ("0,1,a,b\n", "4 columns in line 1"),
+        ('0,1,"a"b\n', "',' expected after '\"' in line 1"),
+        (b"\x89PNG\r\n\x1a\n", "bytes that are not utf-8"),
+    ],
+)
 def test_another_table_is_refused(tmp_path, content, found):
     with pytest.raises(DataError) as caught:
         texts(tmp_path, CSV, content=content)
-    assert f"{tmp_path / 'part.csv'}: expected rows of 3 columns split by ',', labels 0, 2, 4, found {found}" in str(caught.value)
+    assert (
+        f"{tmp_path / 'part.csv'}: expected rows of 3 columns split by ',', labels 0, 2, 4, found {found}"
+        in str(caught.value)
+    )
 
 
 @pytest.mark.parametrize("content", ["a\t1\nb\t0\n", "a\t1\nb\t0\nc\t0\nd\t1\n"])
@@ -70,7 +82,11 @@ def test_lines_of_two_files(tmp_path):
     (tmp_path / "part.1").write_text("fine\n")
     read = texts(tmp_path, form)
     assert read.train == ["so bad", "worse .", "fine"] and read.train_labels.tolist() == [0, 0, 1]
-    for content, found in (("fine", "a last line without an end"), ("", "a last line"), ("fine\n\nwell\n", "an empty line")):
+    for content, found in (
+        ("fine", "a last line without an end"),
+        ("", "a last line"),
+        ("fine\n\nwell\n", "an empty line"),
+    ):
         (tmp_path / "part.1").write_text(content)
         with pytest.raises(DataError, match=f"part.1: expected lines of UTF-8 text, found {found}"):
             texts(tmp_path, form)
@@ -87,16 +103,25 @@ def test_the_first_form_that_is_there_is_read(tmp_path):
     assert sorted(both(tmp_path).files) == ["part.csv", "part.tsv"]
 
 
-@pytest.mark.parametrize("name, folder, train, test", [
-    ("sst2", "sst2", (67_349, 37_569), (872, 444)),
-    ("sentiment140", "sentiment140", (20_000, 10_058), (359, 182)),
-    ("yelp-reviews", "yelp", None, None),
-    ("yelp-sentences", "yelp", (63_483, 38_205), (126_670, 76_392)),
-])
+@pytest.mark.parametrize(
+    "name, folder, train, test",
+    [
+        ("sst2", "sst2", (67_349, 37_569), (872, 444)),
+        ("sentiment140", "sentiment140", (20_000, 10_058), (359, 182)),
+        ("yelp-reviews", "yelp", None, None),
+        ("yelp-sentences", "yelp", (63_483, 38_205), (126_670, 76_392)),
+    ],
+)
 def test_real_texts(name, folder, train, test):
     read = TEXTS[name](real(folder))
     assert all(map(str.strip, read.test))
     if train:
-        assert (len(read.train), read.train_labels.sum()) == train and (len(read.test), read.test_labels.sum()) == test
+        assert (len(read.train), read.train_labels.sum()) == train and (
+            len(read.test),
+            read.test_labels.sum(),
+        ) == test
     else:  # the two files together hold 8,939 reviews that are not of three stars
-        assert len(read.train) + len(read.test) == 8_939 and read.train_labels.sum() + read.test_labels.sum() == 6_613
+        assert (
+            len(read.train) + len(read.test) == 8_939
+            and read.train_labels.sum() + read.test_labels.sum() == 6_613
+        )

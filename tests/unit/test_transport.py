@@ -10,12 +10,11 @@ import torch
 from launch import launch
 from staging import LateCopies
 
-from mpifed.parallel import channels
-from mpifed.parallel import transport
+from mpifed.parallel import channels, transport
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.report.tables import describe_memory
 from mpifed.parallel.devices import deterministic, device_for, usage
 from mpifed.parallel.transport import choose_transport, probe
+from mpifed.report.tables import describe_memory
 
 CPU = torch.device("cpu")
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -81,7 +80,9 @@ def test_bytes_on_the_wire():
         assert way.wire_bytes == 2 * 40 + broadcast
 
 
-@pytest.mark.parametrize("gpus, expected", [(None, [0, 1, 2, 0, 1]), ([2], [2, 2, 2, 2, 2]), ([2, 0], [2, 0, 2, 0, 2])])
+@pytest.mark.parametrize(
+    "gpus, expected", [(None, [0, 1, 2, 0, 1]), ([2], [2, 2, 2, 2, 2]), ([2, 0], [2, 0, 2, 0, 2])]
+)
 def test_gpus_go_round(monkeypatch, gpus, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     for wanted in ("auto", "cuda"):
@@ -96,11 +97,15 @@ def test_a_gpu_that_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ValueError, match="run.device = 'cuda' asks .* without CUDA .*, CUDA_VISIBLE_DEVICES is ''.*auto, cpu"):
+    with pytest.raises(
+        ValueError, match="run.device = 'cuda' asks .* without CUDA .*, CUDA_VISIBLE_DEVICES is ''.*auto, cpu"
+    ):
         device_for("cuda", None, 0)
     monkeypatch.setattr(torch.version, "cuda", "12.9")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    with pytest.raises(ValueError, match=r"run.gpus = \[0\] asks .* for CUDA 12.9, .* CUDA_VISIBLE_DEVICES is not set"):
+    with pytest.raises(
+        ValueError, match=r"run.gpus = \[0\] asks .* for CUDA 12.9, .* CUDA_VISIBLE_DEVICES is not set"
+    ):
         device_for("auto", [0], 0)
     assert device_for("auto", None, 0) == CPU
 
@@ -108,10 +113,17 @@ def test_a_gpu_that_is_not_there(monkeypatch):
 OWN, SHARED, NO_NCCL = [[11, 1], [12, 1], [13, 1]], [[11, 1], [12, 1], [11, 1]], [[11, 1], [12, 0], [13, 1]]
 
 
-@pytest.mark.parametrize("ranks, exact, expected", [
-    (OWN, False, "nccl"), (SHARED, False, "host"), (NO_NCCL, False, "host"), (OWN, True, "host"), ([[11, 1]], False, "none"),
-    ([[0, 1]] * 3, False, "host"),
-])
+@pytest.mark.parametrize(
+    "ranks, exact, expected",
+    [
+        (OWN, False, "nccl"),
+        (SHARED, False, "host"),
+        (NO_NCCL, False, "host"),
+        (OWN, True, "host"),
+        ([[11, 1]], False, "none"),
+        ([[0, 1]] * 3, False, "host"),
+    ],
+)
 def test_automatic_transport(monkeypatch, ranks, exact, expected):
     monkeypatch.setattr(transport, "Nccl", lambda comm, device: transport.Transport(comm, device))
     monkeypatch.setattr(transport.Transport, "name", "nccl")
@@ -119,14 +131,22 @@ def test_automatic_transport(monkeypatch, ranks, exact, expected):
     assert choose_transport(comm, CPU, "auto", exact).name == expected
 
 
-@pytest.mark.parametrize("wanted, ranks, exact, message", [
-    ("nccl", SHARED, False, "got 3 ranks on 2: ranks 0 and 2 share one"),
-    ("nccl", NO_NCCL, False, "needs a torch with NCCL"),
-    ("nccl", OWN, True, "does not go with run.reduction = 'exact'"),
-    ("cuda-mpi", OWN, True, "does not go with run.reduction = 'exact'"),
-    ("cuda-mpi", [[0, 1]], False, "needs a GPU on every rank"),
-    ("cuda-mpi", OWN, False, "needs a CUDA-aware MPI, got none .one process.: .*SIGSEGV.*MPICH_GPU_SUPPORT_ENABLED=1"),
-])
+@pytest.mark.parametrize(
+    "wanted, ranks, exact, message",
+    [
+        ("nccl", SHARED, False, "got 3 ranks on 2: ranks 0 and 2 share one"),
+        ("nccl", NO_NCCL, False, "needs a torch with NCCL"),
+        ("nccl", OWN, True, "does not go with run.reduction = 'exact'"),
+        ("cuda-mpi", OWN, True, "does not go with run.reduction = 'exact'"),
+        ("cuda-mpi", [[0, 1]], False, "needs a GPU on every rank"),
+        (
+            "cuda-mpi",
+            OWN,
+            False,
+            "needs a CUDA-aware MPI, got none .one process.: .*SIGSEGV.*MPICH_GPU_SUPPORT_ENABLED=1",
+        ),
+    ],
+)
 def test_a_transport_that_does_not_suit(monkeypatch, wanted, ranks, exact, message):
     monkeypatch.setattr(transport, "PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     comm = Several(len(ranks), theirs=sum(ranks, []))
@@ -154,9 +174,15 @@ def test_deterministic_algorithms_for_a_while(monkeypatch, workspace):
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", workspace)
 
     def state():
-        return (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
-                torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark,
-                torch.backends.cudnn.allow_tf32, os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        return (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.get_float32_matmul_precision(),
+            torch.backends.cudnn.deterministic,
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.allow_tf32,
+            os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+        )
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.set_float32_matmul_precision("high")
@@ -187,7 +213,9 @@ def test_peak_memory():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_job_that_wants_a_gpu_ends_with_2(tmp_path):
     job = tmp_path / "job.toml"
-    job.write_text('problem = "Saddle"\nalgorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }\nrun = { device = "cuda" }')
+    job.write_text(
+        'problem = "Saddle"\nalgorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }\nrun = { device = "cuda" }'
+    )
     code, output = launch(2, ["-m", "mpifed", "run", job], cwd=tmp_path)
     assert code == 2 and output.count("asks for a GPU, but this process sees none") == 1, output
     assert not (tmp_path / "runs/run").exists() or not list((tmp_path / "runs/run").glob("*.h5"))
@@ -196,5 +224,9 @@ def test_a_job_that_wants_a_gpu_ends_with_2(tmp_path):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_gpu_check_without_a_gpu():
     done = subprocess.run([SCRIPTS / "gpu_check.sh"], timeout=30, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("gpu_check: no GPU") and len(done.stderr.splitlines()) == 1
+    assert (
+        done.returncode == 2
+        and done.stderr.startswith("gpu_check: no GPU")
+        and len(done.stderr.splitlines()) == 1
+    )
     assert done.stdout == ""

@@ -4,14 +4,15 @@ import threading
 import time
 
 import pytest
+
 from mpifed import run
-from mpifed.storage import checkpoint
-from mpifed.running import watchdog
-from mpifed.parallel.comm import SerialComm
 from mpifed.config.job import Config
+from mpifed.parallel.comm import SerialComm
+from mpifed.running import watchdog
+from mpifed.running.watchdog import EXIT_HANG, SLACK, Watchdog
 from mpifed.simulation.executor import Loop
 from mpifed.simulation.simulation import Simulation
-from mpifed.running.watchdog import EXIT_HANG, SLACK, Watchdog
+from mpifed.storage import checkpoint
 
 #: The threads of these watchdogs end by SystemExit, where real ones end the process.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -65,7 +66,9 @@ def test_a_rank_that_hangs_says_where(capfd):
     comm = Ranks(0, {})
     bite(comm)
     said = capfd.readouterr().err
-    assert "Not arrived: rank 0 is at /" in said and "(wait); rank 1 does not answer" in said, said  # in Event.wait
+    assert "Not arrived: rank 0 is at /" in said and "(wait); rank 1 does not answer" in said, (
+        said
+    )  # in Event.wait
     assert "most recent call first" in said and "Arrived: none" in said, said
 
 
@@ -103,10 +106,24 @@ def test_a_slow_first_round_evaluation_and_checkpoint_are_no_hangs(tmp_path, mon
 
     for owner, name in ((Simulation, "evaluate"), (Loop, "run"), (checkpoint, "write")):
         monkeypatch.setattr(owner, name, slow(getattr(owner, name)))
-    result = run(Config.from_table({
-        "rounds": 2, "algorithm": {"name": "FGDA", "q": 1}, "problem": {"name": "Saddle", "clients": 1, "d": 2},
-        "oracle": {"batch_size": 0}, "run": {"progress": False, "watchdog": 0.2, "eval_every": 1, "checkpoint_every": 1,
-                                             "out": str(tmp_path)}}), Alone())
+    result = run(
+        Config.from_table(
+            {
+                "rounds": 2,
+                "algorithm": {"name": "FGDA", "q": 1},
+                "problem": {"name": "Saddle", "clients": 1, "d": 2},
+                "oracle": {"batch_size": 0},
+                "run": {
+                    "progress": False,
+                    "watchdog": 0.2,
+                    "eval_every": 1,
+                    "checkpoint_every": 1,
+                    "out": str(tmp_path),
+                },
+            }
+        ),
+        Alone(),
+    )
     assert result.stopped == "all 2 rounds done"
 
 
