@@ -28,20 +28,14 @@ class LocalSGDA(Algorithm):
 
     source: ClassVar = "Deng & Mahdavi 2021, Local-SGDA; compared with in 000 and 004"
     paper_cost: ClassVar = "up D; down D; 1 phase; 1 gradient a step"
+    steps: ClassVar = "q"
     shared: ClassVar = Record(x="x", y="y")
     message: ClassVar = Record(x="x", y="y")
 
-    @property
-    def local_steps(self) -> int:
-        return self.q
-
-    def client_round(self, r, shared, client, message, oracle):
+    def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y
-        for k in range(self.q):
-            t = (r - 1) * self.q + k + 1
-            gx, gy = oracle.grad(x, y, oracle.sample(k))
+        for k in range(1, self.q + 1):
+            t = now.step(k)
+            gx, gy = oracle.grad(x, y, oracle.sample())
             x, y = x.sub(gx, alpha=self.eta_x(t)), oracle.sets.y(y.add(gy, alpha=self.eta_y(t)))
         message.x, message.y = x, y
-
-    def server_round(self, r, shared, mean, sets):
-        shared.x, shared.y = mean.x, mean.y

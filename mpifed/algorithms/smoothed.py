@@ -30,23 +30,20 @@ class FSGDA(Algorithm):
 
     source: ClassVar = "Yang et al. 2022, FSGDA; compared with in 004"
     paper_cost: ClassVar = "up D; down D; 1 phase; 1 gradient a step"
+    steps: ClassVar = "K"
     shared: ClassVar = Record(x="x", y="y")
     message: ClassVar = Record(dx="x", dy="y")
 
-    @property
-    def local_steps(self) -> int:
-        return self.K
-
-    def client_round(self, r, shared, client, message, oracle):
+    def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y
-        for k in range(self.K):
-            gx, gy = oracle.grad(x, y, oracle.sample(k))
+        for _ in range(self.K):
+            gx, gy = oracle.grad(x, y, oracle.sample())
             x, y = oracle.sets.x(x - self.eta_xl * gx), oracle.sets.y(y + self.eta_yl * gy)
         message.dx, message.dy = x - shared.x, y - shared.y
 
-    def server_round(self, r, shared, mean, sets):
-        shared.x = sets.x(shared.x + self.eta_xg * mean.dx)
-        shared.y = sets.y(shared.y + self.eta_yg * mean.dy)
+    def server_round(self, now, shared, mean):
+        shared.x = now.sets.x(shared.x + self.eta_xg * mean.dx)
+        shared.y = now.sets.y(shared.y + self.eta_yg * mean.dy)
 
 
 @hyperparameters
@@ -59,17 +56,13 @@ class FESSGDA(FSGDA):
     source: ClassVar = "004, Algorithm 1"
     shared: ClassVar = Record(x="x", y="y", z="x")
 
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase("round", self.message, down=("x", "y")),)  # z stays at the server
-
     def initialize(self, shared):
         shared.z = shared.x
 
-    def server_round(self, r, shared, mean, sets):
+    def server_round(self, now, shared, mean):
         pull = self.eta_xl * self.eta_xg * self.K * self.p * (shared.x - shared.z)
-        shared.x = sets.x(shared.x + self.eta_xg * mean.dx - pull)
-        shared.y = sets.y(shared.y + self.eta_yg * mean.dy)
+        shared.x = now.sets.x(shared.x + self.eta_xg * mean.dx - pull)
+        shared.y = now.sets.y(shared.y + self.eta_yg * mean.dy)
         shared.z += self.beta * (shared.x - shared.z)
 
 
@@ -88,35 +81,35 @@ class SmoothedGDA(Algorithm):
     partial_participation: ClassVar = False
     shared: ClassVar = Record(x="x", y="y", z="x")
 
+    message: ClassVar = Record(gx="x", gy="y")
+
     @property
     def phases(self) -> tuple[Phase, ...]:
         if self.alternating:
-            return tuple(Phase(name, Record(g=name), down=("x", "y")) for name in "xy")
-        return (Phase("round", Record(gx="x", gy="y"), down=("x", "y")),)
+            x = Phase(self.client_x, Record(gx="x"), self.server_x)
+            return x, Phase(self.client_y, Record(gy="y"), self.server_y)
+        return super().phases
 
     def initialize(self, shared):
         shared.z = shared.x
 
-    def client_round(self, r, shared, client, message, oracle):
-        message.gx, message.gy = oracle.grad(shared.x, shared.y, oracle.sample(0))
+    def client_round(self, now, shared, client, message, oracle):
+        message.gx, message.gy = oracle.grad(shared.x, shared.y, oracle.sample())
 
-    def server_round(self, r, shared, mean, sets):
-        y = sets.y(shared.y + self.eta_y * mean.gy)
-        self._move_x(shared, mean.gx, sets)
+    def server_round(self, now, shared, mean):
+        y = now.sets.y(shared.y + self.eta_y * mean.gy)  # at the old x
+        self.server_x(now, shared, mean)
         shared.y = y
 
-    def client_x(self, r, shared, client, message, oracle):
-        message.g, _ = oracle.grad(shared.x, shared.y, oracle.sample(0))
+    def client_x(self, now, shared, client, message, oracle):
+        message.gx, _ = oracle.grad(shared.x, shared.y, oracle.sample(number=0))
 
-    def server_x(self, r, shared, mean, sets):
-        self._move_x(shared, mean.g, sets)
-
-    def client_y(self, r, shared, client, message, oracle):
-        _, message.g = oracle.grad(shared.x, shared.y, oracle.sample(0))
-
-    def server_y(self, r, shared, mean, sets):
-        shared.y = sets.y(shared.y + self.eta_y * mean.g)
-
-    def _move_x(self, shared, gx, sets):
-        shared.x = sets.x(shared.x - self.eta_x * (gx + self.p * (shared.x - shared.z)))
+    def server_x(self, now, shared, mean):
+        shared.x = now.sets.x(shared.x - self.eta_x * (mean.gx + self.p * (shared.x - shared.z)))
         shared.z += self.beta * (shared.x - shared.z)
+
+    def client_y(self, now, shared, client, message, oracle):
+        _, message.gy = oracle.grad(shared.x, shared.y, oracle.sample(number=0))  # the sample of x again
+
+    def server_y(self, now, shared, mean):
+        shared.y = now.sets.y(shared.y + self.eta_y * mean.gy)

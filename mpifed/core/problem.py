@@ -164,6 +164,12 @@ class Composition(Problem):
         """g_n(x; ζ), ``[p]``, for a batch ζ of client n; a pure function."""
         raise TypeError(f"{type(self).__name__} must define inner()")
 
+    #: By hand: ``jacobian(x, batch) -> (u, J)`` with ``x`` flat ``[C, d]``, ``batch`` tensors ``[C, b, ...]``, ``u``
+    #: ``[C, p]`` and ``J`` ``[C, p, d]``. ``None``: differentiate ``inner``.
+    jacobian = None
+    #: By hand: ``outer_gradient(u, batch)`` with ``u`` ``[C, p]``: ∇f_n, ``[C, p]``. ``None``: differentiate ``outer``.
+    outer_gradient = None
+
     def outer(self, u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """f_n(u; ξ), a scalar, for a batch ξ of client n; a pure function."""
         raise TypeError(f"{type(self).__name__} must define outer()")
@@ -187,7 +193,7 @@ class Game(Operator):
         self.source, self.test_rows, self.files = problem.source, problem.test_rows, problem.files
         self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw
         self._blocks = problem.variables()
-        self.split = (self._blocks.sizes["x"], self._blocks.sizes["y"])
+        self.split = (self._blocks.sizes["x"], self._blocks.sizes.get("y", 0))
         self.sets = Sets(z=self._project)
         self.phi = _IndicatorOf(self._project)
 

@@ -106,8 +106,8 @@ class Cohort:
         self.total = float(len(members) if weights is None else self.weights.sum())
 
     @staticmethod
-    def draw(seed: int, r: int, clients: int, size: int) -> np.ndarray:
-        """``size`` of ``clients`` clients, uniformly without replacement, from the address of round ``r``."""
+    def draw(seed: int, r: int, clients: int, size: int, number: int = 0) -> np.ndarray:
+        """``size`` of ``clients`` clients, uniformly without replacement, from the address (round, number)."""
         if size == clients:
             return np.arange(clients)
-        return np.sort(Stream(seed, "cohort", round=r).permutation(clients)[0, 0, :size])
+        return np.sort(Stream(seed, "cohort", round=r, first=number).permutation(clients)[0, 0, :size])

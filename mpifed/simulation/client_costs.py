@@ -22,7 +22,7 @@ __all__ = ["client_costs"]
 REPEATS = 10
 #: Problem family → one evaluation of everything that a client step needs.
 _EVALUATIONS = {
-    "minimax": lambda oracle, x, y, xi: oracle.grad(x, y, xi),
+    "minimax": lambda oracle, *point_and_xi: oracle.grad(*point_and_xi),
     "operator": lambda oracle, z, xi: oracle.operator(z, xi),
     "composition": lambda oracle, x, xi: oracle.grad_f(oracle.g_and_jacobian(x, xi)[0], xi),
 }
@@ -88,9 +88,10 @@ def _measure(oracle, point: list[torch.Tensor]) -> np.ndarray:
     for turn in times:
         for position in range(len(turn)):
             began = clock()
-            sampler.begin(np.array([position]), 0)
+            sampler.begin(0)
+            sampler.turn_to(np.array([position]))
             oracle.at(slice(0, 1))
-            evaluate(oracle, *point, oracle.sample(0))
+            evaluate(oracle, *point, oracle.sample())
             if gpu:
                 torch.cuda.synchronize(sampler.device)
             turn[position] = clock() - began

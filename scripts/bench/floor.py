@@ -64,7 +64,7 @@ class Floor:
         from mpi4py import MPI
 
         self.problem, algorithm = simulation.problem, simulation.algorithm
-        self.samples, self.points = algorithm.local_steps, algorithm.calls_per_step
+        self.samples, self.points = local_steps(algorithm), algorithm.calls_per_step
         self.clients = [
             tuple(
                 tensor.to(simulation.device, simulation.dtype)
@@ -141,7 +141,8 @@ class Floor:
 
 def simulate(workload: str, method: str, clients: int, executor: str, options):
     """A simulation past its first round, which differs from the others, and the size of its minibatches."""
-    from mpifed.config.job import Config
+    from mpifed.core.algorithm import local_steps
+from mpifed.config.job import Config
     from mpifed.parallel.comm import world
     from mpifed.simulation.simulation import Simulation
 

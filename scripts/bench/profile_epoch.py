@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 
+from mpifed.core.algorithm import local_steps
 from mpifed.config.job import Config, read_table
 from mpifed.core.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
 from mpifed.core.sampling import Sampler
@@ -73,7 +74,7 @@ def profile(config: Config) -> None:
         simulation.evaluate(simulation.shared)
         evaluation = time.perf_counter() - begun
         per_round = (
-            simulation.problem.clients * config.algorithm.local_steps * max(1, config.oracle.batch_size)
+            simulation.problem.clients * local_steps(config.algorithm) * max(1, config.oracle.batch_size)
         )
         rounds = -(-samples // per_round)
         clock, whole = Clock(), {}

@@ -13,10 +13,10 @@ from mpifed.config.sections import Clock
 from mpifed.parallel.comm import SerialComm
 from mpifed.running.run import run
 from mpifed.simulation.federated_clock import FederatedClock, member_seconds
-from mpifed.simulation.traffic import Traffic
+from mpifed.simulation.traffic import Sent
 
 PLAIN = dict(bandwidth_down=512.0, bandwidth_up=1024.0, gradients_per_second=4.0)
-SENT = Traffic(up=256, down=1024, allreduce=0, bcast=0)
+SENT = Sent(up=256, down=1024)
 EVENTFUL = "clock.stragglers=0.7 clock.jitter=0.3 clock.dropout=0.4 clock.timeout=5.0 clock.server_seconds=0.1".split()
 #: 5 clients of whom 2 take part, so that some of 3 ranks have no member in most rounds.
 JOB = """
@@ -55,7 +55,7 @@ def test_one_client_by_hand():
         2.0 + 0.25 + 1.5
     ]  # 1024 / 512 down, 256 / 1024 up, 6 gradients at 4 a second
     assert seconds(Clock(**PLAIN, latency=0.125)).tolist() == [4.0]
-    assert seconds(Clock(**PLAIN), calls=[0], sent=Traffic(0, 0, 9, 9)).tolist() == [0.0]
+    assert seconds(Clock(**PLAIN), calls=[0], sent=Sent(0, 0)).tolist() == [0.0]
 
 
 def test_a_phase_takes_as_long_as_its_slowest_member_and_a_round_is_the_sum_of_its_phases():
