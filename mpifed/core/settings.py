@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, InstanceOf, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as _dataclass
 
-from mpifed.core.errors import ConfigError
+from mpifed.core.errors import ConfigError, user_frames
 
 __all__ = [
     "Preset",
@@ -147,6 +147,8 @@ def build(cls: type | Preset, settings: dict[str, Any], what: str):
 def explain(faults: list, what: str, known: Iterable[str] = ()) -> str:
     """The faults of a validation error, one line each: where, what was expected, what was got.
 
+    An error that the user's own code has raised is followed by the lines of it that were in progress.
+
     Args:
         what: the words for the whole, before the names of its parts; may be empty.
         known: the settings that there are, to tell where one is unknown.
@@ -162,10 +164,12 @@ def explain(faults: list, what: str, known: Iterable[str] = ()) -> str:
             lines.append(f"{what} has no setting {path[-1]!r}: {near_miss(path[-1], known)}")
         elif fault["type"] == "unexpected_positional_argument":
             lines.append(f"{what} got one value too many, {fault['input']!r}: {near_miss('', known)}")
-        elif "\n" in message or fault["type"] == "value_error":
+        elif fault["type"] in {"value_error", "assertion_error"}:
             lines.append(f"{where}: {message}" if where else message)
         else:
             lines.append(f"{where}: {message}, got {fault['input']!r}")
+        raised = fault.get("ctx", {}).get("error")
+        lines += filter(None, [user_frames(raised)] if isinstance(raised, Exception) else [])
     return "\n".join(lines)
 
 
