@@ -74,7 +74,9 @@ def _attribute(module: ModuleType, place: str, attribute: str, base: type):
     try:
         return operator.attrgetter(attribute)(module)
     except AttributeError:
-        own = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
+        own = [
+            key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)
+        ]
         options = [key for key in own if plugin(vars(module)[key])]
         raise ConfigError(f"{place} has no {attribute!r}: {near_miss(attribute, options)}") from None
 
@@ -93,7 +95,9 @@ def make(cls: type | Preset, settings: dict[str, Any], section: str):
 @functools.cache
 def plugin(cls: type | Preset) -> Plugin | None:
     """What a class is known by; ``None`` for the package's own, which their names tell."""
-    if any(cls is one or cls is getattr(one, "cls", None) for one in (*ALGORITHMS.values(), *PROBLEMS.values())):
+    if any(
+        cls is one or cls is getattr(one, "cls", None) for one in (*ALGORITHMS.values(), *PROBLEMS.values())
+    ):
         return None
     module = cls.__module__
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -121,7 +125,9 @@ def name_of(instance) -> str:
 
 def changed_sources(old: dict, new: dict) -> list[str]:
     """The plugins of two runs' tables that have one name and different sources, a sentence each."""
-    pairs = [(section, one, new.get("plugins", {}).get(section)) for section, one in old.get("plugins", {}).items()]
+    pairs = [
+        (section, one, new.get("plugins", {}).get(section)) for section, one in old.get("plugins", {}).items()
+    ]
     return [
         _said(section, one["name"], one["digest"], other["digest"])
         for section, one, other in pairs
@@ -160,4 +166,6 @@ def expect_same_sources(table: dict) -> None:
 def _said(section: str, name: str, old: str, new: str) -> str:
     if not new:
         return f"{section} {name} has no source file, so nothing tells whether it is still the same"
-    return f"the source of {section} {name} has changed (SHA-256 expected {old[:12] or 'none'}, got {new[:12]})"
+    return (
+        f"the source of {section} {name} has changed (SHA-256 expected {old[:12] or 'none'}, got {new[:12]})"
+    )

@@ -132,7 +132,9 @@ def build(cls: type | Preset, settings: dict[str, Any], what: str):
     if not dataclasses.is_dataclass(cls):
         raise ConfigError(f"{cls.__name__} must be a dataclass: its fields are its settings")
     known = _settable(cls)
-    wrong = [f"{what} has no setting {key!r}: {near_miss(key, known)}" for key in settings if key not in known]
+    wrong = [
+        f"{what} has no setting {key!r}: {near_miss(key, known)}" for key in settings if key not in known
+    ]
     if wrong:
         raise ConfigError("\n".join(wrong))
     kind, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
