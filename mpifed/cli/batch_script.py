@@ -1,7 +1,8 @@
 """The text of a batch script for Slurm.
 
-A script holds ``#SBATCH`` lines and one command; how the ranks are started, how a warning signal reaches them and how a job
-goes back into the queue stands in ``launcher.sh``, which every script sources from the installed package.
+A script holds ``#SBATCH`` lines and one command. How the ranks are started, how a warning signal reaches
+them and how a job goes back into the queue stands in ``launcher.sh``, which every script sources from the
+package.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ __all__ = ["MARK", "Batch", "seconds"]
 MARK = "# mpifed launch "
 
 _TAIL = """\
-here=$(python -c 'from importlib.util import find_spec; print(find_spec("mpifed").submodule_search_locations[0])') ||
+here=$(python -c 'from importlib.util import find_spec; print(find_spec("mpifed")\
+.submodule_search_locations[0])') ||
   { echo "mpifed is not installed for $(command -v python || echo 'python, which is missing')" >&2; exit 71; }
 . "$here/cli/launcher.sh"
 mpifed_launch mpifed """
@@ -115,7 +117,8 @@ class Batch:
         limit = seconds(self.time) if self.time else None
         if limit and limit <= self.warning:
             found.append(
-                f"the time limit of {limit} s lies before the warning, {self.warning} s ahead of it: see --warning"
+                f"the time limit of {limit} s lies before the warning, {self.warning} s ahead of it: "
+                "see --warning"
             )
         return found
 

@@ -145,9 +145,10 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     mpifed launch jobs/mnist_auc.toml --gpus-per-node 1 --preemptible --time 30 --partition preempt
     mpifed launch jobs/papers/004_wgan.toml --ranks-per-node 2 --parts 8
 
-    The script finds out how to start the ranks: srun with PMIx or PMI2, or the MPI's own mpirun; MPIFED_LAUNCHER=pmix, pmi2
-    or mpirun settles it by hand. Submit from inside the environment of mpifed, or enter it with --setup. Paths are
-    relative to the folder of submission, and KEY=VALUE after the script's name changes settings once more.
+    The script finds out how to start the ranks: srun with PMIx or PMI2, or the MPI's own mpirun;
+    MPIFED_LAUNCHER=pmix, pmi2 or mpirun settles it by hand. Submit from inside the environment of mpifed,
+    or enter it with --setup. Paths are relative to the folder of submission, and KEY=VALUE after the
+    script's name changes settings once more.
     """
     config, out, tasks, parts = _planned(job, list(settings), axes, parts)
     batch = Batch(job, settings, tasks, parts, command=ctx.meta["arguments"], **sizes)
@@ -166,17 +167,19 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
 def _planned(
     job: str, settings: list[str], axes: tuple[str, ...], parts: int | None
 ) -> tuple[Config, str, tuple, int]:
-    """A configuration to hold the sizes against, the folder of all results, and ``tasks`` and ``parts`` of the batch."""
+    """A configuration to hold the sizes against, the folder of results, ``tasks`` and ``parts``."""
     if "sweep" in read_table(job):
         if axes:
             raise click.UsageError(
-                f"{job} has a [sweep]: --parts N shares its runs among the elements of a job array, --array is for other files"
+                f"{job} has a [sweep]: --parts N shares its runs among the elements of a job array, "
+                "--array is for other files"
             )
         config = variants(job, settings)[0].config
         return config, str(Path(config.run.out).parent), (), parts or 1
     if parts:
         raise click.UsageError(
-            f"--parts is for a job file with a [sweep], which {job} does not have: --array KEY=V1,V2,... makes an array"
+            f"--parts is for a job file with a [sweep], which {job} does not have: --array KEY=V1,V2,... "
+            "makes an array"
         )
     config = Config.load(job, settings)
     tasks = tuple(array_tasks(axes, config.run.out)) if axes else ()

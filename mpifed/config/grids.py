@@ -1,6 +1,6 @@
 """Grids: one job file, many runs, and the names of their folders.
 
-The table ``[sweep]`` of a job file holds dotted settings and lists of values, and every combination is a run::
+The table ``[sweep]`` of a job file holds dotted settings and lists of values. Every combination is a run::
 
     [sweep]
     seed = [0, 1, 2]
@@ -10,10 +10,10 @@ The table ``[sweep]`` of a job file holds dotted settings and lists of values, a
         { name = "FSGDA", eta_x = [0.01, 0.1], eta_y = [0.01, 0.1] },
     ]
 
-A list always means a choice, also inside a table that is itself a choice; a setting whose value is a list is written as
-a list in that list. Here the first method has 2 settings and the second 4, which makes (2 + 4) · 2 · 3 = 36 runs. Of
-several tables, written ``[[sweep]]``, each has its own combinations: for settings that belong together, such as rounds
-and a step size.
+A list always means a choice, also inside a table that is itself a choice. A setting whose value is a list is
+written as a list in that list. Here the first method has 2 settings and the second 4, which makes
+(2 + 4) · 2 · 3 = 36 runs. Of several tables, written ``[[sweep]]``, each has its own combinations: for
+settings that belong together, such as rounds and a step size.
 
 A run lies in a folder of ``run.out`` that is named by what sets it apart from the others.
 """
@@ -82,8 +82,8 @@ def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
     tables = choices if isinstance(choices, list) else [choices]
     if not tables or not all(isinstance(one, dict) and one for one in tables):
         raise ConfigError(
-            f"{path} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single run is started with "
-            "`mpifed run`"
+            f"{path} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single run is "
+            "started with `mpifed run`"
         )
     parts = [expand(one) for one in tables]
     if not all(parts):
@@ -122,8 +122,8 @@ def taken(runs: list[Variant], part: str) -> list[Variant]:
 def folder_names(combinations: list[dict]) -> list[str]:
     """A name for each flat table: ``FGDA,gamma=0.1,seed=1``.
 
-    It has the settings that take more than one value, or all of them where these do not tell the runs apart. Of a plugin
-    it has the class, with the file where two classes are called alike.
+    It has the settings that take more than one value, or all of them where these do not tell the runs apart.
+    A plugin's part is its class, with the file where two classes are called alike.
     """
     combinations = _with_short_names(combinations)
     keys = dict.fromkeys(key for one in combinations for key in one)
@@ -160,7 +160,7 @@ def _with_short_names(combinations: list[dict]) -> list[dict]:
 
 
 def _ways(name: str) -> tuple[str, str, str]:
-    """A plugin's class, with its file or module, with a digest of its whole name; a name of the package's is itself."""
+    """A plugin's class; with its file or module; with a digest. A name of the package's is itself."""
     place, colon, attribute = name.rpartition(":")
     if not colon:
         return name, name, name

@@ -1,7 +1,7 @@
 """One run as a frozen, validated object: from a job file, from its table, or from objects in Python.
 
-A :class:`Config` holds the algorithm and the problem as objects; it can be built in Python, from a table, or from a file.
-:meth:`Config.table` gives the resolved settings back, complete enough to build the same run again.
+A :class:`Config` holds the algorithm and the problem as objects. :meth:`Config.table` gives the resolved
+settings back, complete enough to build the same run again.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Config(BaseModel):
             )
         if cohort not in (None, problem.clients) and not algorithm.partial_participation:
             raise ValueError(
-                f"{name} needs every client in every round, got participation.cohort = {cohort} of {problem.clients}: "
-                f"leave it out, or take one of "
+                f"{name} needs every client in every round, got participation.cohort = {cohort} of "
+                f"{problem.clients}: leave it out, or take one of "
                 f"{', '.join(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
             )
         return self
@@ -132,7 +132,7 @@ class Config(BaseModel):
     def table(self) -> dict[str, Any]:
         """The resolved settings: JSON-able, and :meth:`from_table` builds the same run from them.
 
-        ``plugins`` has the name and the digest of the source of a method or a problem that is not the package's.
+        Its ``plugins`` are the names and the digests of the sources of the user's own classes.
         """
         table = self.model_dump(mode="json", exclude={"algorithm", "problem", "oracle"})
         parts = {"algorithm": self.algorithm, "problem": self.problem}
@@ -159,8 +159,8 @@ def _expect_settings(part, decorator: str) -> None:
     for field in dataclasses.fields(part):
         if isinstance(getattr(part, field.name, None), FieldInfo):
             raise ValueError(
-                f"{kind.__name__}.{field.name} has no value: decorate the class with mpifed.core.settings.{decorator}, as the "
-                "class that it derives from, and not with dataclass"
+                f"{kind.__name__}.{field.name} has no value: decorate the class with "
+                f"mpifed.core.settings.{decorator}, as the class that it derives from, and not with dataclass"
             )
 
 

@@ -1,8 +1,9 @@
 """The classes that names stand for, and the names of classes.
 
-A name is one of the package's (`mpifed list`), ``./file.py:Class``, ``package.module:Class``, or an entry point in the
-groups ``mpifed.algorithms`` and ``mpifed.problems``. A class that is not the package's is a plugin. It is known by its
-module or file, its name in there, and the SHA-256 digest of the file that defines it, so that no run goes on with another.
+A name is one of the package's (`mpifed list`), ``./file.py:Class``, ``package.module:Class``, or an entry
+point in the groups ``mpifed.algorithms`` and ``mpifed.problems``. A class that is not the package's is a
+plugin. It is known by its module or file, its name in there, and the SHA-256 digest of the file that
+defines it, so that no run goes on with another.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
 
 
 class Plugin(NamedTuple):
-    """A user's class: ``module:Class`` or ``/folder/file.py:Class``, and the SHA-256 digest of its file ("" without one)."""
+    """A user's class: ``module:Class`` or ``/folder/file.py:Class``; the SHA-256 of its file, "" without one."""
 
     name: str
     digest: str
@@ -47,7 +48,9 @@ def find(name: str, section: str) -> type | Preset:
     """The class that a name stands for. ``section`` is "algorithm" or "problem".
 
     Raises:
-        ConfigError: there is no such name, file, module or class, its source cannot be run, or it is of the wrong kind.
+        ConfigError: there is no such name, file, module or class, its source cannot be run, or it is of the
+        wrong
+            kind.
     """
     known, base = (ALGORITHMS, Algorithm) if section == "algorithm" else (PROBLEMS, Problem)
     if name in known:
@@ -113,7 +116,7 @@ def preset_of(instance) -> Preset | None:
 
 
 def title(instance) -> str:
-    """What a method or a problem is called where it is shown: the name of its preset or of its class, never a path."""
+    """What a method or a problem is called where it is shown: by its preset or its class, never by a path."""
     return (preset_of(instance) or type(instance)).__name__
 
 
@@ -139,7 +142,8 @@ def expect_same_sources(table: dict) -> None:
     """Hold the plugins of a stored run against the files that they would be made from again.
 
     Args:
-        table: the settings to continue it with: as stored, with changes. A plugin that these replace is not asked for.
+        table: the settings to continue it with: as stored, with changes. A plugin that they replace is
+        passed over.
 
     Raises:
         ConfigError: a source has changed, or cannot be imported again; says what to do.
@@ -153,13 +157,13 @@ def expect_same_sources(table: dict) -> None:
         found = digest_on_disk(place) if place != "__main__" and "<locals>" not in attribute else ""
         if not found:
             raise ConfigError(
-                f"{section} {name} cannot be imported again: continue with its Config, mpifed.run(Config(...)), or "
-                "start over with run.overwrite=true"
+                f"{section} {name} cannot be imported again: continue with its Config, "
+                "mpifed.run(Config(...)), or start over with run.overwrite=true"
             )
         if found != digest:
             raise ConfigError(
-                f"{_said(section, name, digest, found)}: undo the change, or start over with `mpifed run` and "
-                "run.overwrite=true"
+                f"{_said(section, name, digest, found)}: undo the change, or start over with `mpifed run` "
+                "and run.overwrite=true"
             )
 
 

@@ -1,7 +1,7 @@
 """Sweeps: the runs of a grid (:mod:`mpifed.config.grids`), one after another.
 
-A sweep that was interrupted, or whose lists have changed, does only what is missing. A run that ends in non-finite values
-counts as done: a step size was too large.
+A sweep that was interrupted, or whose lists have changed, does only what is missing. A run that ends in
+non-finite values counts as done: a step size was too large.
 """
 
 from __future__ import annotations

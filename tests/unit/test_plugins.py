@@ -282,7 +282,7 @@ if __name__ == "__main__":
 
 
 def test_a_class_of_the_running_script(tmp_path):
-    """It is known by the script's file: the script itself and every other process make it again from there."""
+    """It is known by the script's file, from which the script and every other process make it again."""
     script, out = tmp_path / "script.py", tmp_path / "run"
     own = PLUGIN.replace("@dataclass", "@problem_settings").replace(
         "from dataclasses import dataclass", "from mpifed.core.settings import problem_settings"
