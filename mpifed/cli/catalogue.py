@@ -117,9 +117,10 @@ def _print_user_class(console: Console, name: str) -> None:
     from mpifed.config.job import ConfigError
 
     try:
-        _print_thing(console, name, "methods", find(name, "algorithm"))
+        found, group = find(name, "algorithm"), "methods"
     except ConfigError:
-        _print_thing(console, name, "problems", find(name, "problem"))
+        found, group = find(name, "problem"), "problems"
+    _print_thing(console, name, group, found)
 
 
 def _print_thing(console: Console, name: str, group: str, thing) -> None:

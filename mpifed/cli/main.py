@@ -122,9 +122,9 @@ def sweep(file, overrides, only_list, part):
     Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on the folder picks
     the best setting of every method.
     """
-    from mpifed.config.job import ConfigError
+    from mpifed.config.grids import taken, variants
+    from mpifed.core.errors import ConfigError
     from mpifed.running.sweep import sweep as sweep_runs
-    from mpifed.running.sweep import taken, variants
 
     comm = world()
     runs, error = None, None

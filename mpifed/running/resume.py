@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.config.job import Config, override
+from mpifed.config.job import Config
+from mpifed.config.plugins import changed_sources, expect_same_sources
+from mpifed.config.tables import override
 from mpifed.core.records import State
 from mpifed.core.settings import flatten
 from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
@@ -35,7 +37,7 @@ __all__ = [
 ]
 
 #: Sections that may change from one start of a job to the next: they say how and how long it runs, not what it computes.
-_FREE = ("rounds", "stop", "run")
+_FREE = ("rounds", "stop", "run", "plugins")
 
 
 @dataclass
@@ -133,6 +135,7 @@ def changed(comm: SerialComm, saved: Saved, folder: Folder, overrides: list[str]
         table["run"]["out"] = str(folder.path)
         for text in overrides:
             override(table, text)
+        expect_same_sources(table)
         config = Config.from_table(table)
         _check_rounds(saved, config)
     except ValueError as fault:
@@ -229,4 +232,4 @@ def _differences(old: dict, new: dict) -> list[str]:
         f"{key} is {flat[0].get(key, 'not set')} there and {flat[1].get(key, 'not set')} here"
         for key in keys
         if flat[0].get(key) != flat[1].get(key)
-    ]
+    ] + changed_sources(old, new)
