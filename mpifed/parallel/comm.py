@@ -9,6 +9,7 @@ A launcher and an MPI library that do not fit start N processes that each believ
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ __all__ = [
     "world",
     "agree",
     "share",
+    "together",
     "CollectiveError",
     "LaunchError",
     "EXIT_LAUNCH",
@@ -240,6 +242,24 @@ def agree(comm: SerialComm, error: str | None) -> None:
         message = share(comm, error, int(first[0]))
         where = f" (on rank {first[0]})" if first[0] else ""
         raise CollectiveError(message + where)
+
+
+@contextlib.contextmanager
+def together(comm: SerialComm, *kinds: type[Exception]):
+    """Around what every rank does alone and some may fail at: an error of ``kinds`` on one is an error of all. Collective.
+
+    Raises:
+        CollectiveError: on all ranks, with the text of the first rank's error; the rank's own error is its cause.
+    """
+    error = None
+    try:
+        yield
+    except kinds as fault:
+        error = fault
+    try:
+        agree(comm, None if error is None else str(error))
+    except CollectiveError as common:
+        raise common from error
 
 
 def _pieces(array: np.ndarray):
