@@ -24,6 +24,7 @@ __all__ = [
     "agree",
     "share",
     "together",
+    "abort_all",
     "CollectiveError",
     "LaunchError",
     "EXIT_LAUNCH",
@@ -302,6 +303,15 @@ def world() -> SerialComm:
     if comm.size > 1:
         sys.excepthook = lambda *error: _abort_on(comm, *error)
     return comm
+
+
+def abort_all(code: int) -> None:
+    """End all ranks at once with exit code ``code``, from one of them; returns where there is no other."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        mpi.COMM_WORLD.Abort(code)
 
 
 def _abort_on(comm: SerialComm, kind, error, trace) -> None:
