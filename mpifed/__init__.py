@@ -1,7 +1,8 @@
 """mpifed: federated minimax, variational-inequality and compositional optimisation on MPI clusters."""
 
-from mpifed.config.job import Config, ConfigError
+from mpifed.config.job import Config
 from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.errors import ConfigError
 from mpifed.core.problem import Composition, Minimax, Operator
 from mpifed.core.records import Blocks, Record
 from mpifed.core.schedules import Rate

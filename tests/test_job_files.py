@@ -15,7 +15,7 @@ from launch import environment, launch
 from realdata import ROOT as DATA
 from realdata import real
 
-from mpifed.config.job import read_table
+from mpifed.config.tables import read_table
 from mpifed.core.settings import flatten
 from mpifed.running.sweep import variants
 from mpifed.storage.results import find_runs, load

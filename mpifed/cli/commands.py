@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import together, world
 
 __all__ = ["bench", "report", "scale"]
@@ -39,7 +40,7 @@ def bench_comm(job, overrides, out, largest):
 
     Best with no more ranks on a node than it has cores, and for a cluster with ranks on two nodes. `mpifed scale` reads FILE.
     """
-    from mpifed.config.job import Config, ConfigError
+    from mpifed.config.job import Config
     from mpifed.scaling import measurement as bench
 
     comm = world()
@@ -140,7 +141,6 @@ def _expect_folder(file: str) -> None:
     """Raises:
     ConfigError: a file to be written has no folder.
     """
-    from mpifed.config.job import ConfigError
 
     parent = Path(file).parent
     if not parent.is_dir():

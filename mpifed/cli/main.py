@@ -23,7 +23,7 @@ from mpifed import __version__
 from mpifed.cli.commands import bench, report, scale
 from mpifed.cli.faults import screen
 from mpifed.cli.launch import launch
-from mpifed.core.errors import ContractError, PluginError
+from mpifed.core.errors import ConfigError, ContractError, PluginError
 from mpifed.parallel.comm import EXIT_LAUNCH, CollectiveError, LaunchError, abort_all, together, world
 from mpifed.running.signals import EXIT_RESUME, Interrupted, Stopped, held
 
@@ -124,7 +124,6 @@ def sweep(file, overrides, only_list, part):
     Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on the folder picks
     the best setting of every method.
     """
-    from mpifed.config.job import ConfigError
     from mpifed.running.sweep import sweep as sweep_runs
     from mpifed.running.sweep import taken, variants
 
@@ -262,7 +261,6 @@ def main() -> None:
 
 def _explain(error: Exception) -> None:
     """End with a sentence and a code where the error is one that a user can do something about; return otherwise."""
-    from mpifed.config.job import ConfigError
     from mpifed.simulation.simulation import NonFiniteError
 
     match error:

@@ -6,7 +6,9 @@ import json
 import sys
 from collections.abc import Callable
 
-from mpifed.config.job import Config, ConfigError
+from mpifed.config.job import Config
+from mpifed.config.plugins import changed_sources
+from mpifed.core.errors import ConfigError
 from mpifed.core.settings import flatten
 from mpifed.parallel.comm import SerialComm, share, together
 from mpifed.storage import checkpoint
@@ -18,7 +20,7 @@ from mpifed.storage.snapshot import Snapshot
 __all__ = ["find_saved", "choose", "newest", "check_rounds", "complete", "is_done"]
 
 #: Sections that may change from one start of a job to the next: they say how and how long it runs, not what it computes.
-_FREE = ("rounds", "stop", "run")
+_FREE = ("rounds", "stop", "run", "plugins")
 
 
 def find_saved(comm: SerialComm, look: Callable[[], Snapshot | None]) -> Snapshot | None:
@@ -138,4 +140,4 @@ def _differences(old: dict, new: dict) -> list[str]:
         f"{key} is {flat[0].get(key, 'not set')} there and {flat[1].get(key, 'not set')} here"
         for key in keys
         if flat[0].get(key) != flat[1].get(key)
-    ]
+    ] + changed_sources(old, new)

@@ -11,7 +11,10 @@ import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mpifed.config.job import Config, ConfigError, override, read_table
+from mpifed.config.job import Config
+from mpifed.config.plugins import expect_same_sources
+from mpifed.config.tables import override, read_table
+from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import CollectiveError, SerialComm, together, world
 from mpifed.running.recovery import carry_on, surviving
 from mpifed.running.result import Result
@@ -82,24 +85,26 @@ def _read(job: Config | dict | str | Path, overrides: Sequence[str]) -> Config:
         table = read_table(job)
     else:
         raise ConfigError(f"expected a Config, a table or the path of a job file, got {job!r}")
-    return _overridden(table, overrides)
+    _override(table, overrides)
+    return Config.from_table(table)
 
 
 def _changed(saved: Snapshot, folder: Path, overrides: Sequence[str]) -> Config:
     """The settings of a saved run, which lies in ``folder`` now, with changes."""
     table = copy.deepcopy(saved.header["config"])
     table["run"]["out"] = str(folder)
-    config = _overridden(table, overrides)
+    _override(table, overrides)
+    expect_same_sources(table)
+    config = Config.from_table(table)
     check_rounds(saved, config)
     return config
 
 
-def _overridden(table: dict, overrides: Sequence[str]) -> Config:
+def _override(table: dict, overrides: Sequence[str]) -> None:
     if isinstance(overrides, str):
         raise ConfigError(f"expected a list of changes, e.g. ['rounds=20'], got the text {overrides!r}")
     for text in overrides:
         override(table, text)
-    return Config.from_table(table)
 
 
 def _settings(comm: SerialComm, read: Callable[[], Config]) -> Config:
