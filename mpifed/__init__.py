@@ -10,7 +10,7 @@ from mpifed.core.sets import Sets
 from mpifed.core.settings import hyperparameters
 from mpifed.running.result import Result, load
 from mpifed.running.run import resume, run
-from mpifed.running.signals import Interrupted, Stopped
+from mpifed.running.signals import Stopped
 
 __all__ = [
     "Algorithm",
@@ -18,7 +18,6 @@ __all__ = [
     "Composition",
     "Config",
     "ConfigError",
-    "Interrupted",
     "Minimax",
     "Operator",
     "Phase",

@@ -25,7 +25,7 @@ from mpifed.cli.faults import screen
 from mpifed.cli.launch import launch
 from mpifed.core.errors import ConfigError, ContractError, PluginError
 from mpifed.parallel.comm import EXIT_LAUNCH, CollectiveError, LaunchError, abort_all, together, world
-from mpifed.running.signals import EXIT_RESUME, Interrupted, Stopped, held
+from mpifed.running.signals import EXIT_RESUME, Stopped, held
 
 __all__ = ["main"]
 
@@ -135,7 +135,7 @@ def sweep(file, overrides, only_list, part):
         return
     try:
         outcome = sweep_runs(runs, comm)
-    except (Stopped, Interrupted):
+    except (Stopped, KeyboardInterrupt):
         _end(EXIT_RESUME)
     if comm.rank == 0:
         click.echo(
@@ -193,7 +193,7 @@ def _carry_out(comm, job, with_report: bool) -> None:
     """Run a job; on rank 0 draw its curves and print its table, if these are wanted."""
     try:
         result = job()
-    except (Stopped, Interrupted) as signalled:
+    except (Stopped, KeyboardInterrupt) as signalled:
         result = signalled.result
     except SystemExit as error:  # one rank must not leave while the others wait for it
         raise RuntimeError(f"sys.exit({error.code}) was called in the middle of a run") from error

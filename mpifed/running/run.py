@@ -46,7 +46,8 @@ def run(
         ConfigError: on all ranks together: settings that are wrong whatever lies in folders and data.
         CollectiveError: on all ranks together: what only shows when the job is set up or runs (missing data, an output
             folder in use or with another job's results, a device that is not there, non-finite values).
-        Stopped, Interrupted: on all ranks together, when the files are written: a signal came.
+        Stopped: on all ranks together, when the files are written: SIGTERM or SIGUSR1 has come. It is a SystemExit.
+        KeyboardInterrupt: the same for Ctrl-C; its ``result``, too, is what would have been returned.
     """
     comm = comm or world()
     config = _settings(comm, lambda: _read(job, overrides))
@@ -63,7 +64,7 @@ def resume(folder: str | Path, overrides: Sequence[str] = (), comm: SerialComm |
 
     Raises:
         CollectiveError: there is no checkpoint to continue from, or as for :func:`run`.
-        ConfigError, Stopped, Interrupted: as for :func:`run`.
+        ConfigError, Stopped, KeyboardInterrupt: as for :func:`run`.
     """
     comm, folder = comm or world(), Folder(folder)
     try:

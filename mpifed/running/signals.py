@@ -22,7 +22,7 @@ import numpy as np
 from mpifed.parallel.comm import SerialComm
 from mpifed.running.result import Result
 
-__all__ = ["StopSignals", "Stopped", "Interrupted", "held", "stopped_by", "EXIT_RESUME", "EXIT_INTERRUPTED"]
+__all__ = ["StopSignals", "Stopped", "held", "stopped_by", "EXIT_RESUME", "EXIT_INTERRUPTED"]
 
 #: Exit code of a run that was asked to stop and has written a checkpoint: start the same job again.
 EXIT_RESUME = 85
@@ -46,21 +46,13 @@ class Stopped(SystemExit):
         self.code, self.result = EXIT_RESUME, result
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C came during a run, otherwise as :class:`Stopped`.
-
-    Attributes:
-        result: what the run would have returned.
-    """
-
-    def __init__(self, result: Result):
-        super().__init__(result.stopped)
-        self.result = result
-
-
-def stopped_by(number: int, result: Result) -> Stopped | Interrupted:
-    """The exception that tells a script of the signal that came during its run."""
-    return (Interrupted if number == signal.SIGINT else Stopped)(result)
+def stopped_by(number: int, result: Result) -> Stopped | KeyboardInterrupt:
+    """The exception that tells a script of the signal that came during its run, with its ``result``."""
+    if number != signal.SIGINT:
+        return Stopped(result)
+    error = KeyboardInterrupt(result.stopped)  # the class itself: of another, Python would end with exit code 1
+    error.result = result
+    return error
 
 
 class _Noted(list):

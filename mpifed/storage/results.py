@@ -143,6 +143,7 @@ def _read(source: h5py.File, file: Path) -> RunData:
     )
     expect(isinstance(stopped, str), "text in the attribute 'stopped'", repr(stopped))
     costs, metrics = _columns(source, "costs", COSTS), _columns(source, "metrics", ("round",))
+    costs = {name: costs[name] for name in COSTS}
     rounds, taken = costs["round"], metrics.pop("round")
     expect(
         len(rounds) and np.all(np.diff(rounds) > 0), "growing numbers in 'costs/round'", rounds[:10].tolist()
