@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from mpifed.core.errors import ConfigError
-from mpifed.parallel.comm import together, world
+from mpifed.parallel.comm import together
+from mpifed.parallel.world import world
 
 __all__ = ["bench", "report", "scale"]
 

@@ -24,7 +24,8 @@ from mpifed.cli.commands import bench, report, scale
 from mpifed.cli.faults import screen
 from mpifed.cli.launch import launch
 from mpifed.core.errors import ConfigError, ContractError, PluginError
-from mpifed.parallel.comm import EXIT_LAUNCH, CollectiveError, LaunchError, abort_all, together, world
+from mpifed.parallel.comm import CollectiveError, together
+from mpifed.parallel.world import EXIT_LAUNCH, LaunchError, abort_all, world
 from mpifed.running.signals import EXIT_RESUME, Stopped, held
 
 __all__ = ["main"]

@@ -15,7 +15,8 @@ from mpifed.config.job import Config
 from mpifed.config.plugins import expect_same_sources
 from mpifed.config.tables import override, read_table
 from mpifed.core.errors import ConfigError
-from mpifed.parallel.comm import CollectiveError, SerialComm, together, world
+from mpifed.parallel.comm import CollectiveError, SerialComm, together
+from mpifed.parallel.world import world
 from mpifed.running.recovery import carry_on, surviving
 from mpifed.running.result import Result
 from mpifed.running.resume import check_rounds, choose, find_saved, newest

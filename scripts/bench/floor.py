@@ -142,7 +142,7 @@ class Floor:
 def simulate(workload: str, method: str, clients: int, executor: str, options):
     """A simulation past its first round, which differs from the others, and the size of its minibatches."""
     from mpifed.config.job import Config
-    from mpifed.parallel.comm import world
+    from mpifed.parallel.world import world
     from mpifed.simulation.simulation import Simulation
 
     batch_size = 0 if workload == "saddle" else options.batch

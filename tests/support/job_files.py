@@ -7,7 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from mpifed.parallel.comm import world
+from mpifed.parallel.world import world
 from mpifed.running.sweep import Variant, sweep, variants
 
 

@@ -27,7 +27,13 @@ def table(folder) -> dict:
         "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.01, "eta_y": 0.01},
         "problem": {"name": "Saddle", "clients": 3, "d": 2},
         "oracle": {"batch_size": 0},
-        "run": {"progress": False, "dtype": "float64", "eval_every": 2, "checkpoint_every": 2, "out": str(folder)},
+        "run": {
+            "progress": False,
+            "dtype": "float64",
+            "eval_every": 2,
+            "checkpoint_every": 2,
+            "out": str(folder),
+        },
     }
 
 
@@ -62,15 +68,22 @@ def test_a_table_a_file_and_a_configuration_are_one_job(tmp_path):
     third = mpifed.run(mpifed.Config.from_table(table(tmp_path / "config")), COMM)
     fourth = mpifed.run(third.config, COMM, overrides=[f"run.out={tmp_path / 'again'}"])
     for result in (second, third, fourth):
-        assert torch.equal(result.point["x"], first.point["x"]) and torch.equal(result.point["y"], first.point["y"])
-    changed = mpifed.run(mpifed.Config.from_table(third.config), COMM, overrides=["seed=1", f"run.out={tmp_path / 'b'}"])
+        assert torch.equal(result.point["x"], first.point["x"]) and torch.equal(
+            result.point["y"], first.point["y"]
+        )
+    changed = mpifed.run(
+        mpifed.Config.from_table(third.config), COMM, overrides=["seed=1", f"run.out={tmp_path / 'b'}"]
+    )
     assert not torch.equal(changed.point["x"], first.point["x"])
 
 
 @pytest.mark.parametrize(
     "wrong, says",
     [
-        (lambda folder: mpifed.run(table(folder) | {"rnds": 3}, COMM), "has no setting 'rnds'.* did you mean 'rounds'"),
+        (
+            lambda folder: mpifed.run(table(folder) | {"rnds": 3}, COMM),
+            "has no setting 'rnds'.* did you mean 'rounds'",
+        ),
         (lambda folder: mpifed.run(table(folder), COMM, overrides=["algorithm.K=3"]), "no setting 'K'"),
         (lambda folder: mpifed.run(table(folder), COMM, overrides="rounds=3"), r"expected a list of changes"),
         (lambda folder: mpifed.run(folder / "none.toml", COMM), "cannot read the job file"),

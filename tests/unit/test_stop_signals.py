@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import h5py
 import pytest
@@ -16,6 +17,7 @@ from mpifed.config.job import Config
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.resume import checkpoint
 from mpifed.running.signals import EXIT_INTERRUPTED, Stopped, StopSignals, held
+from mpifed.running.sweep import sweep
 from mpifed.simulation import simulation
 from mpifed.simulation.executor import Loop
 from mpifed.storage.format import End
@@ -159,6 +161,18 @@ def test_a_checkpoint_is_written_even_where_none_is_wanted_otherwise(tmp_path, s
     assert signalled(tmp_path, checkpoint_every=0).unfinished
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-00000004.h5"]
     assert torch.equal(point(run(config(tmp_path, checkpoint_every=0), SerialComm())), whole)
+
+
+@pytest.mark.parametrize("call", [4, 9], ids=["in the middle of a run", "in its last round"])
+def test_a_signal_ends_a_sweep(tmp_path, send, call):
+    """Also where it finds the first run complete: the second does not begin."""
+    runs = [SimpleNamespace(name=name, config=config(tmp_path / name)) for name in ("first", "second")]
+    send(signal.SIGTERM, Loop, "run", call)
+    with pytest.raises(Stopped) as stop:
+        sweep(runs, SerialComm())
+    assert stop.value.result.unfinished == (call == 4) and not (tmp_path / "second").exists()
+    outcome = sweep(runs, SerialComm())
+    assert outcome.done == 2 and outcome.before == (call == 9) and not outcome.unfinished
 
 
 def test_a_checkpoint_that_cannot_be_written_is_no_success(tmp_path, send, monkeypatch):
