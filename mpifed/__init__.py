@@ -8,7 +8,9 @@ from mpifed.core.records import Blocks, Record
 from mpifed.core.schedules import Rate
 from mpifed.core.sets import Sets
 from mpifed.core.settings import hyperparameters
-from mpifed.running.run import Result, resume, run
+from mpifed.running.result import Result, load
+from mpifed.running.run import resume, run
+from mpifed.running.signals import Stopped
 
 __all__ = [
     "Algorithm",
@@ -23,7 +25,9 @@ __all__ = [
     "Record",
     "Result",
     "Sets",
+    "Stopped",
     "hyperparameters",
+    "load",
     "resume",
     "run",
 ]

@@ -3,7 +3,8 @@
 import hypothesis
 import pytest
 
-from mpifed.parallel.comm import share, world
+from mpifed.parallel.comm import share
+from mpifed.parallel.world import world
 
 # The same examples every time, and no verdict on time: the machine may be busy.
 hypothesis.settings.register_profile(

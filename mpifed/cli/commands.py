@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
-from mpifed.parallel.comm import agree, world
+from mpifed.core.errors import ConfigError
+from mpifed.parallel.comm import together
+from mpifed.parallel.world import world
 
 __all__ = ["bench", "report", "scale"]
 
@@ -39,16 +41,13 @@ def bench_comm(job, overrides, out, largest):
 
     Best with no more ranks on a node than it has cores, and for a cluster with ranks on two nodes. `mpifed scale` reads FILE.
     """
-    from mpifed.config.job import Config, ConfigError
+    from mpifed.config.job import Config
     from mpifed.scaling import measurement as bench
 
     comm = world()
-    config, error = None, None
-    try:
+    with together(comm, ConfigError):
         config = Config.load(job, list(overrides)) if job else None
-    except ConfigError as fault:
-        error = str(fault)
-    agree(comm, error or _no_folder(out))
+        _expect_folder(out)
     result = bench.measure(comm, largest)
     if config is not None:
         result["job"] = bench.measure_job(comm, config)
@@ -83,11 +82,10 @@ def bench_comm(job, overrides, out, largest):
 )
 def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, bandwidth, client_seconds, out):
     """Predict the time of a round of JOB (by default the one measured) on many ranks, by the model of mpifed.scaling."""
-    from mpifed.config.job import Config, ConfigError
+    from mpifed.config.job import Config
     from mpifed.scaling import prediction
 
-    if _no_folder(out):
-        raise ConfigError(_no_folder(out))
+    _expect_folder(out)
     numbers = prediction.rank_numbers(ranks)
     config = Config.load(job, list(overrides)) if job else None
     latency = latency and prediction.quantity(latency, prediction.SECONDS, "--latency")
@@ -140,7 +138,11 @@ def report(places, out, metric, by, target, each):
         raise click.UsageError(str(fault)) from None
 
 
-def _no_folder(file: str) -> str | None:
-    """What is wrong with the place of a file to be written."""
+def _expect_folder(file: str) -> None:
+    """Raises:
+    ConfigError: a file to be written has no folder.
+    """
+
     parent = Path(file).parent
-    return None if parent.is_dir() else f"cannot write {file}: there is no folder {parent}"
+    if not parent.is_dir():
+        raise ConfigError(f"cannot write {file}: there is no folder {parent}")

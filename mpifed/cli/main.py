@@ -1,16 +1,19 @@
 """The command line: ``mpifed`` or ``python -m mpifed``, alone or under mpirun / srun.
 
-Exit codes: 0 done; 2 the job cannot run as written (settings, data, folders); 3 non-finite values; 71 the launcher and the
-MPI library do not fit; 75 the watchdog found no progress; 85 stopped by a signal after a checkpoint, to be started again;
-130 ended by a second Ctrl-C; 1 a rank failed and took the others with it.
+Exit codes: 0 done; 2 the job cannot run as written (settings, data, folders, an error in a method or a problem);
+3 non-finite values; 71 the launcher and the MPI library do not fit; 75 the watchdog found no progress; 85 stopped by a
+signal after a checkpoint, to be started again; 130 ended by a second Ctrl-C; 1 a rank failed and took the others with it.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import sys
+import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -18,14 +21,18 @@ import click
 
 from mpifed import __version__
 from mpifed.cli.commands import bench, report, scale
+from mpifed.cli.faults import screen
 from mpifed.cli.launch import launch
-from mpifed.parallel.comm import EXIT_LAUNCH, CollectiveError, LaunchError, agree, world
-from mpifed.running.signals import EXIT_RESUME, held
+from mpifed.core.errors import ConfigError, ContractError, PluginError
+from mpifed.parallel.comm import CollectiveError, together
+from mpifed.parallel.world import EXIT_LAUNCH, LaunchError, abort_all, world
+from mpifed.running.signals import EXIT_RESUME, Stopped, held
 
 __all__ = ["main"]
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-
+#: Seconds that a rank with an error of its own leaves to rank 0, which has the same error as a rule, to tell of it.
+TURN = 1.0
 
 _report_option = click.option(
     "--report/--no-report",
@@ -37,7 +44,9 @@ _report_option = click.option(
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mpifed")
-def cli():
+@click.option("--traceback", "whole", is_flag=True, help="Show where in the package an error comes from.")
+@click.pass_context
+def cli(context, whole):
     """Federated minimax, variational-inequality and compositional optimisation.
 
     \b
@@ -49,6 +58,7 @@ def cli():
     mpifed list; mpifed info AdaFGDA                     what there is, and what it takes
     mpirun -n 2 mpifed bench comm JOB; mpifed scale      a round of JOB on up to 4,096 ranks, predicted
     """
+    context.ensure_object(dict)["traceback"] = whole
 
 
 @cli.command()
@@ -74,18 +84,11 @@ def run(file, overrides, data_dir, resume_, with_report):
     SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and exit code 85; the
     same command then continues. A second Ctrl-C ends it at once.
     """
-    from mpifed.config.job import Config, ConfigError
     from mpifed.running.run import run as run_job
 
     comm = world()
-    config, error = None, None
-    try:
-        extra = [f"run.data_dir={json.dumps(data_dir)}"] if data_dir else []
-        config = Config.load(file, [*overrides, *extra])
-    except ConfigError as fault:
-        error = str(fault)
-    agree(comm, error)
-    _carry_out(comm, lambda: run_job(config, comm, resume_), with_report)
+    extra = [f"run.data_dir={json.dumps(data_dir)}"] if data_dir else []
+    _carry_out(comm, lambda: run_job(file, comm, resume_, [*overrides, *extra]), with_report)
 
 
 @cli.command()
@@ -123,21 +126,17 @@ def sweep(file, overrides, only_list, part):
     the best setting of every method.
     """
     from mpifed.config.grids import taken, variants
-    from mpifed.core.errors import ConfigError
     from mpifed.running.sweep import sweep as sweep_runs
 
     comm = world()
-    runs, error = None, None
-    try:
+    with together(comm, ConfigError):
         runs = taken(variants(file, list(overrides)), part)
-    except ConfigError as fault:
-        error = str(fault)
-    agree(comm, error)
     if only_list:
         click.echo("\n".join(run.name for run in runs)) if comm.rank == 0 else None
         return
-    outcome = sweep_runs(runs, comm)
-    if outcome.unfinished:
+    try:
+        outcome = sweep_runs(runs, comm)
+    except (Stopped, KeyboardInterrupt):
         _end(EXIT_RESUME)
     if comm.rank == 0:
         click.echo(
@@ -195,6 +194,8 @@ def _carry_out(comm, job, with_report: bool) -> None:
     """Run a job; on rank 0 draw its curves and print its table, if these are wanted."""
     try:
         result = job()
+    except (Stopped, KeyboardInterrupt) as signalled:
+        result = signalled.result
     except SystemExit as error:  # one rank must not leave while the others wait for it
         raise RuntimeError(f"sys.exit({error.code}) was called in the middle of a run") from error
     if result.unfinished:
@@ -241,28 +242,49 @@ def _end(code: int):
 
 def main() -> None:
     """Entry point. An exception on one rank, or a call of sys.exit in the middle of a run, ends all ranks."""
+    gc.freeze()  # what has been imported stays: no collection looks through it again, the last one included
     if any(os.environ.get(name, "0") != "0" for name in _RANK_VARIABLES):
         warnings.simplefilter("ignore")  # rank 0 shows them
+    settings = {"traceback": False}
     try:
-        cli(standalone_mode=False)
+        cli(standalone_mode=False, obj=settings)
         _note_success()
     except SystemExit as leaving:
         if not leaving.code:
             _note_success()
         raise
-    except click.exceptions.Abort:
-        _fail("interrupted", 130)
-    except click.ClickException as error:
-        _fail(error.format_message(), error.exit_code)
-    except LaunchError as error:
-        _fail(str(error), EXIT_LAUNCH)
-    except CollectiveError as error:
-        from mpifed.simulation.simulation import NonFiniteError
+    except Exception as error:
+        if settings["traceback"]:
+            traceback.print_exc()
+        _explain(error)
+        raise
 
-        _fail(str(error), 3 if isinstance(error, NonFiniteError) else 2)
-    except ValueError as error:
-        from mpifed.config.job import ConfigError
 
-        if not isinstance(error, ConfigError):
-            raise
-        _fail(str(error), 2)
+def _explain(error: Exception) -> None:
+    """End with a sentence and a code where the error is one that a user can do something about; return otherwise."""
+    from mpifed.simulation.simulation import NonFiniteError
+
+    match error:
+        case click.exceptions.Abort():
+            _fail("interrupted", 130)
+        case click.ClickException():
+            _fail(error.format_message(), error.exit_code)
+        case LaunchError():
+            _fail(str(error), EXIT_LAUNCH)
+        case NonFiniteError():
+            _fail(str(error), 3)
+        case CollectiveError():
+            _fail(screen(error), 2)
+        case PluginError() | ContractError():
+            _fail_alone(screen(error))
+        case ConfigError():
+            _fail(str(error), 2)
+
+
+def _fail_alone(message: str):
+    """End all ranks with code 2 for an error that the others may not have met and would wait for ever after."""
+    if int(_rank()):
+        time.sleep(TURN)
+    click.echo(f"mpifed: {message}", err=True)
+    abort_all(2)
+    _end(2)

@@ -17,9 +17,12 @@ import sys
 import threading
 from collections.abc import Callable
 
-from mpifed.parallel.comm import SerialComm
+import numpy as np
 
-__all__ = ["StopSignals", "held", "EXIT_RESUME", "EXIT_INTERRUPTED"]
+from mpifed.parallel.comm import SerialComm
+from mpifed.running.result import Result
+
+__all__ = ["StopSignals", "Stopped", "held", "stopped_by", "EXIT_RESUME", "EXIT_INTERRUPTED"]
 
 #: Exit code of a run that was asked to stop and has written a checkpoint: start the same job again.
 EXIT_RESUME = 85
@@ -27,6 +30,29 @@ EXIT_RESUME = 85
 EXIT_INTERRUPTED = 130
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+
+
+class Stopped(SystemExit):
+    """SIGTERM or SIGUSR1 came during a run, which is safe: complete, or ended after a checkpoint to be started again.
+
+    Raised on all ranks together when the run's files are written. A script that does not catch it ends with exit code 85.
+
+    Attributes:
+        result: what the run would have returned.
+    """
+
+    def __init__(self, result: Result):
+        super().__init__(result.stopped)
+        self.code, self.result = EXIT_RESUME, result
+
+
+def stopped_by(number: int, result: Result) -> Stopped | KeyboardInterrupt:
+    """The exception that tells a script of the signal that came during its run, with its ``result``."""
+    if number != signal.SIGINT:
+        return Stopped(result)
+    error = KeyboardInterrupt(result.stopped)  # the class itself: of another, Python would end with exit code 1
+    error.result = result
+    return error
 
 
 class _Noted(list):
@@ -89,6 +115,12 @@ class StopSignals:
             os.close(self._write)  # the thread reads the end of the pipe
             self._thread.join()
             os.close(self._read)
+
+    def common(self) -> int:
+        """The number of the signal that has come to any of the ranks, 0 for none; SIGINT only where no other has. Collective."""
+        number = np.array([signal.Signals[self.requested] if self.requested else 0], dtype=np.int64)
+        self.comm.allreduce_(number, "max")  # SIGINT has the least number of the three
+        return int(number[0])
 
     def _watch(self) -> None:
         interrupts = 0

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mpifed.config.job import Config
-from mpifed.parallel.comm import SerialComm, agree
+from mpifed.parallel.comm import SerialComm, agree, together
 from mpifed.scaling.model import PARAMETERS, Link, Machine, fit_link, fit_rate
 from mpifed.simulation.simulation import Observer, Simulation
 from mpifed.storage.atomic import replacing
@@ -167,12 +167,8 @@ def measure_job(comm: SerialComm, config: Config) -> dict:
         CollectiveError: on all ranks: the job cannot be run.
     """
     torch.set_num_threads(config.run.threads or max(1, torch.get_num_threads() // comm.local_size))
-    simulation, error = None, None
-    try:
+    with together(comm, ValueError, OSError):
         simulation = Simulation(config, comm, observers=[_Stopwatch()])
-    except (ValueError, OSError) as fault:
-        error = str(fault)
-    agree(comm, error)
     with simulation.transport:
         rounds = _rounds(comm, simulation)
     members, calls, clients, whole = rounds.T

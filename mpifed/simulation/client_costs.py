@@ -13,7 +13,7 @@ from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem
 from mpifed.core.sampling import Sampler
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm, agree
+from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.placement import Placement
 
 __all__ = ["client_costs"]
@@ -44,19 +44,16 @@ def client_costs(
     Raises:
         CollectiveError: on all ranks together: some client cannot be evaluated.
     """
-    placement, error = Placement(problem.clients, comm.size), None
+    placement = Placement(problem.clients, comm.size)
     mine = placement.of(comm.rank)
-    try:
+    with together(comm, ValueError, OSError):
         width = ORACLES[problem.family].noise_width(problem)
         sampler = Sampler(problem, mine, seed, settings.batch_size, settings.noise, width, dtype, device)
         least = _measure(
             ORACLES[problem.family](problem, sampler, batched=False), _start(problem, seed, dtype, device)
         )
         del sampler
-    except (ValueError, OSError) as fault:
-        error = str(fault)
-    gc.collect()  # an oracle may refer to itself, and it holds the clients' data
-    agree(comm, error)
+        gc.collect()  # an oracle may refer to itself, and it holds the clients' data
     costs = np.empty(problem.clients, dtype=np.int64)
     comm.allgatherv(least, costs, placement.counts)
     return costs

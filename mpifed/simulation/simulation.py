@@ -316,6 +316,12 @@ class Simulation:
         self.comm.allreduce_(mask, "min")
         return [name for name, one in zip(names, mask) if one]
 
+    def take_up(self, round: int, unsent: list[str]) -> None:
+        """Go on after ``round``, with the records of then in place. Collective."""
+        self.round, self.traffic.unsent = round, set(unsent)
+        if self._average:
+            self._average_clients()
+
     def _average_clients(self) -> None:
         """The clients' average of the blocks that every client has its own of."""
         everyone = self.coordinator.cohort(0)

@@ -7,8 +7,8 @@ import sys
 import warnings
 from pathlib import Path
 
-from mpifed.parallel.comm import world
 from mpifed.config.grids import Variant, variants
+from mpifed.parallel.world import world
 from mpifed.running.sweep import sweep
 
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from mpifed.parallel.comm import world
+from mpifed.parallel.world import world
 
 
 class AbortOnFailure:
