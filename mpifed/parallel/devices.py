@@ -70,13 +70,13 @@ def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torc
         raise ValueError(
             f"{asked} asks for a GPU, but this process sees none: {_why_none()} (options: run.device = auto, cpu)"
         )
-    missing = [gpu for gpu in gpus or () if gpu >= visible]
+    order = list(gpus or range(visible))
+    missing = [gpu for gpu in order if gpu >= visible]
     if missing:
         raise ValueError(
-            f"run.gpus = {list(gpus)}: expected numbers from 0 to {visible - 1}, the GPUs that this process sees, "
+            f"run.gpus = {order}: expected numbers from 0 to {visible - 1}, the GPUs that this process sees, "
             f"got {', '.join(map(str, missing))}"
         )
-    order = gpus or range(visible)
     return torch.device("cuda", order[local_rank % len(order)]) if visible else torch.device("cpu")
 
 

@@ -161,9 +161,11 @@ class Nccl(Transport):
         store, place = self._attempt(self._open_store)
         place = share(comm, place)
         self._attempt(lambda: self._join(backend, store, place))
-        self.close = weakref.finalize(
-            self, dist.destroy_process_group
-        )  # at the exit of the process at the latest
+        # At the exit of the process at the latest.
+        self._leave = weakref.finalize(self, dist.destroy_process_group)
+
+    def close(self) -> None:
+        self._leave()
 
     def _attempt(self, action):
         with together(self.comm, ValueError):

@@ -80,7 +80,7 @@ def profile(config: Config) -> None:
         clock, whole = Clock(), {}
         for part, places in PARTS.items():
             for owner, name in places:
-                whole[owner, name] = vars(owner)[name] if name in vars(owner) else None
+                whole[owner, name] = vars(owner).get(name)
                 setattr(owner, name, clock.around(part, getattr(owner, name)))
         for _ in range(rounds):
             simulation.step()

@@ -77,8 +77,7 @@ def simulate(method, problem, rounds, *, seed=1, sigma=0.0, **settings):
 
 def output(*args, **settings):
     """The output point after the last round."""
-    for simulation in simulate(*args, **settings):
-        pass
+    *_, simulation = simulate(*args, **settings)
     return simulation.output.z.numpy().copy()
 
 

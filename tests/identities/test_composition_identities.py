@@ -128,7 +128,7 @@ def test_large_offsets_make_mfcgd(matrix):
 def test_bounds_bind_only_where_they_are_small(bounds):
     free = path(mfcgd(), Chain())
     assert distance(free, path(mfcgd(**bounds), Chain())) > VISIBLE
-    large = {name: 1e3 for name in bounds}
+    large = dict.fromkeys(bounds, 1000.0)
     assert distance(free, path(mfcgd(**large), Chain())) == 0
 
 

@@ -17,7 +17,13 @@ from mpifed.simulation.traffic import Sent
 
 PLAIN = dict(bandwidth_down=512.0, bandwidth_up=1024.0, gradients_per_second=4.0)
 SENT = Sent(up=256, down=1024)
-EVENTFUL = "clock.stragglers=0.7 clock.jitter=0.3 clock.dropout=0.4 clock.timeout=5.0 clock.server_seconds=0.1".split()
+EVENTFUL = [
+    "clock.stragglers=0.7",
+    "clock.jitter=0.3",
+    "clock.dropout=0.4",
+    "clock.timeout=5.0",
+    "clock.server_seconds=0.1",
+]
 #: 5 clients of whom 2 take part, so that some of 3 ranks have no member in most rounds.
 JOB = """
 rounds = 6

@@ -103,7 +103,7 @@ def test_jacobians_and_outer_gradients_by_central_differences(case, batched):
         # Truncation is of order h² = 1e-12, rounding 1e-16 of values of about 10, over h.
         torch.testing.assert_close(jacobian, differences(lambda v: oracle.g(v, zeta), x), rtol=0, atol=1e-8)
         gradient = oracle.grad_f(value, xi)
-        for row, k in enumerate(clients):
+        for row in range(len(clients)):
             batch = tuple(column[row] for column in xi.batch)
             slopes = differences(lambda u, batch=batch: problem.outer(u, batch), value[row])
             torch.testing.assert_close(gradient[row], slopes, rtol=1e-8, atol=1e-8)  # values up to 100 here

@@ -79,7 +79,7 @@ def test_span_of_neighbours():
 def test_errors_name_what_there_is():
     state = Record(x="x", y="y").layout(BLOCKS).state()
     with pytest.raises(AttributeError, match="no field 'z'; it has x, y"):
-        state.z
+        _ = state.z
     with pytest.raises(AttributeError, match="no field 'z'; it has x, y"):
         state.z = 1
     with pytest.raises(ValueError, match="field 'q' is of kind 'u'; this problem has scalar, x, y"):
