@@ -184,7 +184,7 @@ def test_targets_and_budgets_stop_the_run(job):
             [
                 "q",
                 "required",
-                "000, Algorithm 1",
+                "Huang et al. 2024, Algorithm 1",
                 "message of 'round'",
                 "2|x| + 2|y|",
                 "mean_after",
@@ -192,7 +192,7 @@ def test_targets_and_budgets_stop_the_run(job):
             ],
         ),
         ("LocalSGDA", ["up |x| + |y|", "partial participation: yes"]),
-        ("DeepAUC", ["imbalance", "000, eq. 13"]),
+        ("DeepAUC", ["imbalance", "Huang et al. 2024, eq. 13"]),
         ("adam", ["varrho", "0.9"]),
         ("mnist", ["IDX"]),
     ],
