@@ -37,7 +37,9 @@ class QuadraticNCPL(Minimax):
     ell: float = Field(default=1.0, gt=0, description="smoothness ℓ: spectral norm of the mean Hessian")
     kappa: float = Field(default=10.0, gt=1, description="condition number κ = ℓ/μ")
     heterogeneity: float = Field(default=0.0, ge=0, description="how far the clients differ, h")
-    shared_hessian: bool = Field(default=False, description="only p_n and s_n differ (Shen et al. 2024, Assumption 2.3)")
+    shared_hessian: bool = Field(
+        default=False, description="only p_n and s_n differ (Shen et al. 2024, Assumption 2.3)"
+    )
     scale: float = Field(
         default=1.0, ge=0, description="standard deviation of the coordinates of the starting point"
     )

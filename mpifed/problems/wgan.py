@@ -32,7 +32,9 @@ class WGAN(Minimax):
     """
 
     clients: int = Field(default=10, ge=1, description="number of clients")
-    lam: float = Field(default=0.01, gt=0, description="regularisation λ of φ; Shen et al. 2024 takes .001, .005, .01")
+    lam: float = Field(
+        default=0.01, gt=0, description="regularisation λ of φ; Shen et al. 2024 takes .001, .005, .01"
+    )
     mean: float = Field(default=0.0, description="mean μ̂ of the real data")
     std: float = Field(default=0.1, gt=0, description="standard deviation σ̂ of each client's real data")
     s: float = Field(
