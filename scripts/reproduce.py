@@ -1,14 +1,20 @@
 #!/usr/bin/env python3
-"""The papers' figures, from the job files in jobs/papers: python scripts/reproduce.py [NAME ...] [options] [KEY=VALUE ...]
+"""The papers' figures, from the job files in jobs/papers.
 
-Without a NAME it lists them. With some, or ``all``, it carries out the sweeps, draws ``figure.png`` with the best setting of every
-method in each panel, and writes the report beside it. What is done already is passed over, so the same command goes on after
-an interruption. The job files are small enough for two cores and some minutes; ``--paper`` takes the sizes of the papers.
-``--launch`` makes a job array for Slurm of each instead; draw with the same command and ``--draw`` when it has ended.
+python scripts/reproduce.py [NAME ...] [options] [KEY=VALUE ...]
 
-python scripts/reproduce.py 004_wgan
-python scripts/reproduce.py 004_fair --paper --launch "--ranks-per-node 10 --gpus-per-node 2 --parts 18 --time 1-0"
-python scripts/reproduce.py 004_fair --paper --draw
+Without a NAME it lists them. With some, with ``all``, or with ``--paper`` and the key of a paper, it carries
+out the sweeps, draws ``figure.png`` with the best setting of every method in each panel, and writes the
+report beside it. What is done already is passed over, so the same command goes on after an interruption.
+
+The job files are small enough for two cores and some minutes; ``--full`` takes the sizes of the papers.
+``--launch`` makes a job array for Slurm of each instead; draw with the same command and ``--draw`` when it
+has ended.
+
+python scripts/reproduce.py wgan_by_regularisation
+python scripts/reproduce.py --paper shen2024
+python scripts/reproduce.py fair_classes --full --launch "--ranks-per-node 10 --parts 18 --time 1-0"
+python scripts/reproduce.py fair_classes --full --draw
 """
 
 from __future__ import annotations
@@ -43,22 +49,24 @@ class Experiment:
     """What a figure shows.
 
     Attributes:
+        source: the paper's key in references.bib.
         metric: decides which setting is best, and is drawn.
-        panels: settings of which every value has a panel of its own; ``a|b`` where methods have different names for it.
-        paper: changes to the job file that take it to the paper's size.
+        panels: settings of which every value has its own panel; ``a|b`` where methods name it differently.
+        full: changes to the job file that take it to the paper's size.
         also: further metrics, a row of panels each.
         bound: what a theorem says of the metric at the end, drawn as a level.
     """
 
+    source: str
     metric: str
     panels: tuple[str, ...] = ()
-    paper: tuple[str, ...] = (SEEDS,)
+    full: tuple[str, ...] = (SEEDS,)
     also: tuple[str, ...] = ()
     bound: Callable[[Setting], float] | None = None
 
 
 def theorem_of(setting: Setting) -> tuple[float, float]:
-    """The step and the bound of 002 for a setting of 002_bounds: Theorem 2 for LESGD, Theorem 6 for LSGD."""
+    """The step and the bound of Wang & Kale n.d.: Theorem 2 for LESGD, Theorem 6 for LSGD."""
     settings = setting.settings
     L, sigma = (
         settings["problem.smooth"] + settings["problem.skew"],
@@ -73,37 +81,48 @@ def theorem_of(setting: Setting) -> tuple[float, float]:
     return (theorem_2 if setting.name == "LESGD" else theorem_6)(L, sigma, *rest)
 
 
+# The papers, by their keys in references.bib.
+ADAFGDA = "huang2024adafgda"
+FEDNSGDAM = "zhang_nd_fednsgdam"
+SLIPPAX = "wang_nd_slippax"
+MFCGD = "huang_nd_mfcgd"
+FESSGDA = "shen2024fessgda"
+
 AUC = (SEEDS, "rounds=1000", "oracle.batch_size=64")
 RESNET_AUC = (*AUC, "algorithm.q=20", 'problem.model={name="resnet50"}')
 TEXT = (SEEDS, 'problem.model={name="rnn", hidden=4096}', "problem.length=40", "rounds=2000")
 EXPERIMENTS = {
-    "000_saddle": Experiment("error", ("problem.s",)),
-    "000_auc_mnist": Experiment("auc", paper=AUC),
-    "000_auc_cifar10": Experiment("auc", paper=(*AUC, 'problem.model="cnn7"')),
-    "000_auc_cifar100": Experiment("auc", paper=(*RESNET_AUC, 'problem.dataset="cifar100"')),
-    "000_auc_tiny_imagenet": Experiment("auc", paper=RESNET_AUC),
-    "000_auc_pneumonia": Experiment("auc", paper=RESNET_AUC),
-    "000_robust": Experiment(
-        "perturbed_accuracy", ("problem.dataset", "algorithm.q"), AUC, also=("accuracy",)
+    "saddle_by_heterogeneity": Experiment(ADAFGDA, "error", ("problem.s",)),
+    "auc_mnist": Experiment(ADAFGDA, "auc", full=AUC),
+    "auc_cifar10": Experiment(ADAFGDA, "auc", full=(*AUC, 'problem.model="cnn7"')),
+    "auc_cifar100": Experiment(ADAFGDA, "auc", full=(*RESNET_AUC, 'problem.dataset="cifar100"')),
+    "auc_tiny_imagenet": Experiment(ADAFGDA, "auc", full=RESNET_AUC),
+    "auc_pneumonia": Experiment(ADAFGDA, "auc", full=RESNET_AUC),
+    "universal_perturbation": Experiment(
+        ADAFGDA, "perturbed_accuracy", ("problem.dataset", "algorithm.q"), AUC, also=("accuracy",)
     ),
-    "001_text": Experiment("auc", ("problem.dataset", "algorithm.q|algorithm.p"), TEXT),
-    "001_text_skewed": Experiment("auc", ("problem.dataset",), TEXT),
-    "001_heavy_tails": Experiment("error"),
-    "002_affine": Experiment("err_D", ("problem.smooth", "oracle.noise.name")),
-    "002_bounds": Experiment("err_D", ("rounds",), (), bound=lambda setting: theorem_of(setting)[1]),
-    "002_composite": Experiment("err_c"),
-    "003_robust": Experiment(
-        "objective", paper=(SEEDS, "rounds=1000", 'problem.model="mlp"'), also=("worst_loss",)
+    "auc_texts": Experiment(FEDNSGDAM, "auc", ("problem.dataset", "algorithm.q|algorithm.p"), TEXT),
+    "auc_texts_unequal_ratios": Experiment(FEDNSGDAM, "auc", ("problem.dataset",), TEXT),
+    "heavy_tails_on_a_saddle": Experiment(FEDNSGDAM, "error"),
+    "affine_games": Experiment(SLIPPAX, "err_D", ("problem.smooth", "oracle.noise.name")),
+    "bounds_of_the_theorems": Experiment(
+        SLIPPAX, "err_D", ("rounds",), (), bound=lambda setting: theorem_of(setting)[1]
     ),
-    "003_sinusoid": Experiment("adapted_error", paper=(SEEDS, "rounds=5000", 'problem.model="mlp"')),
-    "003_omniglot": Experiment(
+    "composite_game": Experiment(SLIPPAX, "err_c"),
+    "worst_client": Experiment(
+        MFCGD, "objective", full=(SEEDS, "rounds=1000", 'problem.model="mlp"'), also=("worst_loss",)
+    ),
+    "maml_sinusoids": Experiment(MFCGD, "adapted_error", full=(SEEDS, "rounds=5000", 'problem.model="mlp"')),
+    "maml_omniglot": Experiment(
+        MFCGD,
         "accuracy",
         (),
         (SEEDS, "rounds=5000", 'problem.model="conv4"', "problem.size=28", "problem.tests=200"),
         also=("objective",),
     ),
-    "004_wgan": Experiment("squared_distance", ("problem.lam",)),
-    "004_fair": Experiment(
+    "wgan_by_regularisation": Experiment(FESSGDA, "squared_distance", ("problem.lam",)),
+    "fair_classes": Experiment(
+        FESSGDA,
         "worst_accuracy",
         ("algorithm.K",),
         (SEEDS, "rounds=2000", "oracle.batch_size=100", 'problem.model="cnn"'),
@@ -112,19 +131,19 @@ EXPERIMENTS = {
 }
 
 
-def place(name: str, paper: bool) -> Path:
+def place(name: str, full: bool) -> Path:
     """The folder of a sweep's runs."""
-    return Path(f"{read_table(JOBS / f'{name}.toml')['run']['out']}{'-paper' if paper else ''}")
+    return Path(f"{read_table(JOBS / f'{name}.toml')['run']['out']}{'-full' if full else ''}")
 
 
-def arguments(name: str, paper: bool, changes: Sequence[str]) -> list[str]:
+def arguments(name: str, full: bool, changes: Sequence[str]) -> list[str]:
     """The job file and the changes to it."""
-    sizes = EXPERIMENTS[name].paper if paper else ()
-    return [str(JOBS / f"{name}.toml"), f"run.out={place(name, paper)}", *sizes, *changes]
+    sizes = EXPERIMENTS[name].full if full else ()
+    return [str(JOBS / f"{name}.toml"), f"run.out={place(name, full)}", *sizes, *changes]
 
 
 def panel_of(setting: Setting, keys: Sequence[str]) -> tuple:
-    """The panel that a setting belongs to: its values of the experiment's ``panels``, which count as one whatever their names."""
+    """The panel that a setting belongs to: its values of the experiment's ``panels``."""
     names = (key.split("|") for key in keys)
     return tuple(next(setting.settings[name] for name in own if name in setting.settings) for own in names)
 
@@ -184,7 +203,10 @@ def draw(name: str, folder: Path) -> Path:
 
 
 def _draw(cell, metric: str, settings: dict[str, Setting], bound: Callable[[Setting], float] | None) -> None:
-    """Curves with the seeds' deviation, logarithmic where less is better, for which the band ends at a tenth of the mean."""
+    """Curves with the seeds' deviation.
+
+    The axis is logarithmic where less is better; the band then ends at a tenth of the mean.
+    """
     for (label, one), style in zip(settings.items(), STYLES):
         curve, more = one.curve(metric), one.maximises(metric)
         lower = (
@@ -212,7 +234,12 @@ def main() -> int:
         metavar="NAME",
         help="a file of jobs/papers without its ending, or all; KEY=VALUE changes settings",
     )
-    parser.add_argument("--paper", action="store_true", help="the papers' sizes, for a cluster")
+    parser.add_argument(
+        "--paper",
+        metavar="KEY",
+        help="all of one paper's, by the beginning of its key: huang2024, zhang, wang ...",
+    )
+    parser.add_argument("--full", action="store_true", help="the papers' sizes, for a cluster")
     parser.add_argument("--ranks", type=int, default=2, help="MPI ranks (default 2)")
     parser.add_argument(
         "--launch", metavar="OPTIONS", help="a Slurm job array of each, with these options of `mpifed launch`"
@@ -226,6 +253,12 @@ def main() -> int:
     for name in names:
         if name not in (*EXPERIMENTS, "all"):
             parser.error(f"no experiment {name!r}: {near_miss(name, [*EXPERIMENTS, 'all'])}")
+    if given.paper:
+        own = [name for name, one in EXPERIMENTS.items() if one.source.startswith(given.paper)]
+        if not own:
+            keys = dict.fromkeys(one.source for one in EXPERIMENTS.values())
+            parser.error(f"no experiment of {given.paper!r}: {near_miss(given.paper, keys)}")
+        names += [name for name in own if name not in names]
     if not names:
         print(
             "\n".join(
@@ -233,12 +266,12 @@ def main() -> int:
                 .read_text()
                 .splitlines()[0]
                 .removeprefix("# ")
-                .join([f"{name:24}", ""])
+                .join([f"{name:26}", ""])
                 for name in EXPERIMENTS
             )
         )
     for name in EXPERIMENTS if "all" in names else names:
-        job, folder = arguments(name, given.paper, changes), place(name, given.paper)
+        job, folder = arguments(name, given.full, changes), place(name, given.full)
         if given.launch is not None:
             command = ["mpifed", "launch", *shlex.split(given.launch), *job]
         else:

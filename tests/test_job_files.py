@@ -66,11 +66,11 @@ def test_two_rounds_on_two_ranks(name, folder):
 
 @pytest.mark.parametrize("name", FILES)
 def test_sizes_of_the_paper_are_valid(name):
-    assert len(variants(FILES[name], list(EXPERIMENTS[name].paper))) >= len(variants(FILES[name]))
+    assert len(variants(FILES[name], list(EXPERIMENTS[name].full))) >= len(variants(FILES[name]))
 
 
 def test_the_steps_beside_bounds_are_those_of_the_theorems():
-    runs = [one.config for one in variants(FILES["002_bounds"])]
+    runs = [one.config for one in variants(FILES["bounds_of_the_theorems"])]
     for config in runs:
         setting = SimpleNamespace(name=type(config.algorithm).__name__, settings=flatten(config.table()))
         assert config.algorithm.eta == pytest.approx(
@@ -87,7 +87,7 @@ def test_every_file_has_its_experiment_and_folder():
 
 
 def test_reproduce_runs_draws_and_goes_on(tmp_path):
-    command = [sys.executable, str(SCRIPT), "002_composite", "rounds=4", "sweep.seed=[0, 1]"]
+    command = [sys.executable, str(SCRIPT), "composite_game", "rounds=4", "sweep.seed=[0, 1]"]
     for before, more in ((0, []), (8, ["--ranks", "1"])):
         done = subprocess.run(
             [*command, *more], cwd=tmp_path, env=environment(), timeout=120, capture_output=True, text=True
@@ -95,9 +95,11 @@ def test_reproduce_runs_draws_and_goes_on(tmp_path):
         assert done.returncode == 0 and f"8 runs done, {before} of them before" in done.stdout, (
             done.stdout + done.stderr
         )
-    folder = tmp_path / "runs/papers/002_composite"
+    folder = tmp_path / "runs/papers/composite_game"
     assert (folder / "figure.png").read_bytes()[:4] == b"\x89PNG" and (folder / "report.html").exists()
     wrong = subprocess.run(
-        [sys.executable, str(SCRIPT), "004_wgn"], cwd=tmp_path, timeout=60, capture_output=True, text=True
+        [sys.executable, str(SCRIPT), "auc_mnits"], cwd=tmp_path, timeout=60, capture_output=True, text=True
     )
-    assert wrong.returncode == 2 and "no experiment '004_wgn'" in wrong.stderr and "004_wgan" in wrong.stderr
+    assert (
+        wrong.returncode == 2 and "no experiment 'auc_mnits'" in wrong.stderr and "auc_mnist" in wrong.stderr
+    )

@@ -1,4 +1,4 @@
-"""The README's files are written and its commands are run, in order, in one folder."""
+"""The files of the README and of docs/ are written and their commands are run, in order, in one folder."""
 
 import re
 import shlex
@@ -10,17 +10,39 @@ from pathlib import Path
 import pytest
 from launch import environment, mpirun_path
 
-README = Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README.read_text(), re.S)
-FILES = {re.match(r"# (\S+)", text)[1]: text for language, text in BLOCKS if language in ("toml", "python")}
-COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in text.strip().splitlines()]
+ROOT = Path(__file__).parents[1]
+#: The README first: the pages use its files.
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
+#: Page → its blocks, as pairs of a language and a text.
+BLOCKS = {page.name: BLOCK.findall(page.read_text(encoding="utf-8")) for page in PAGES}
+FILES = [
+    (page, re.match(r"# (\S+)", text)[1], text)
+    for page, blocks in BLOCKS.items()
+    for language, text in blocks
+    if language in ("toml", "python")
+]
+COMMANDS = [
+    pytest.param(line, id=f"{page}: {line}")
+    for page, blocks in BLOCKS.items()
+    for language, text in blocks
+    if language == "bash"
+    for line in text.strip().splitlines()
+]
+LINKS = [
+    (page, link)
+    for page in PAGES
+    for link in re.findall(
+        r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    )
+]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
-    for name, text in FILES.items():
-        (folder / name).write_text(text)
+    for _, name, text in FILES:
+        (folder / name).write_text(text, encoding="utf-8")
     return folder
 
 
@@ -45,20 +67,52 @@ def test_command(folder, command):
     assert "FAILS" not in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".py")])
-def test_examples_are_short(name):
-    assert len(FILES[name].strip().splitlines()) - 1 < 40
+def test_a_file_that_stands_on_two_pages_is_one_file():
+    texts = {}
+    for page, name, text in FILES:
+        assert texts.setdefault(name, text) == text, (page, name)
+
+
+@pytest.mark.parametrize("page, name, text", [one for one in FILES if one[1].endswith(".py")])
+def test_examples_are_short(page, name, text):
+    assert len(text.strip().splitlines()) - 1 <= 40
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("page, link", LINKS, ids=str)
+def test_links_lead_somewhere(page, link):
+    place, _, anchor = link.partition("#")
+    if place.startswith(("http:", "https:")):
+        return
+    target = page.parent / place if place else page
+    assert target.exists(), link
+    if anchor:
+        headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
+        assert anchor in {re.sub(r"[^\w\s-]", "", one).strip().lower().replace(" ", "-") for one in headings}
+
+
+def test_the_front_page_is_short():
+    assert len(PAGES[0].read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    assert set(re.findall(r"(\S+\.md)", navigation)) == {page.name for page in PAGES[1:]}
 
 
 def test_every_job_file_is_valid():
     from mpifed.config.job import Config
 
-    jobs = sorted((README.parent / "jobs").glob("*.toml"))  # those of jobs/papers: test_job_files.py
+    jobs = sorted((ROOT / "jobs").glob("*.toml"))  # those of jobs/papers: test_job_files.py
     assert jobs
     for job in jobs:
         Config.load(job)
 
 
-def test_scripts_exist_where_the_readme_says():
-    for script in re.findall(r"^scripts/\S+", README.read_text(), re.M):
-        assert shutil.which(README.parent / script), script
+def test_scripts_and_files_exist_where_the_pages_say():
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for path in re.findall(r"(?:scripts|jobs|tests|mpifed)/[\w/.]*\w", text):
+            assert (ROOT / path).exists(), (page.name, path)
+        for script in re.findall(r"^scripts/\S+", text, re.M):
+            assert shutil.which(ROOT / script), (page.name, script)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import sys
 from collections import Counter
+from collections.abc import Iterable
 
-from pydantic.fields import FieldInfo
 from rich import box
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
+from mpifed import ConfigError
 from mpifed.algorithms import ALGORITHMS
-from mpifed.config.job import describe, find
+from mpifed.cli.settings_page import Row, default_of, rows_of, settings_page
+from mpifed.config.job import find
+from mpifed.config.sections import SECTIONS
 from mpifed.core.adaptive import MATRICES
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.noise import NOISES
 from mpifed.core.records import Record
+from mpifed.core.references import bibtex, cites_of
 from mpifed.core.schedules import SCHEDULES
 from mpifed.core.sets import SETS
 from mpifed.core.settings import build, near_miss
@@ -27,7 +32,7 @@ from mpifed.data.partition import PARTITIONS
 from mpifed.models import MODELS
 from mpifed.problems import PROBLEMS
 
-__all__ = ["catalogue", "print_catalogue", "print_info", "example"]
+__all__ = ["catalogue", "print_catalogue", "print_citation", "print_info", "example"]
 
 GROUPS = {
     "methods": ALGORITHMS,
@@ -71,87 +76,102 @@ def _console() -> Console:
 
 
 def example(cls: type, settings: dict | None = None):
-    """An instance of a class of settings: those given, its own ``example``, then 4 (whole numbers) or 0.01 (others).
+    """An instance of a class of settings: those given, its ``example``, then 4 (whole numbers) or 0.01.
 
     Raises:
         ValueError: the settings do not fit.
     """
     filled = {**getattr(cls, "example", {}), **(settings or {})}
     for field in dataclasses.fields(cls):
-        if field.init and _default(field) is dataclasses.MISSING and field.name not in filled:
+        if field.init and default_of(field) is dataclasses.MISSING and field.name not in filled:
             filled[field.name] = 4 if field.type in (int, "int") else 0.01
     return build(cls, filled, cls.__name__)
 
 
-def _default(field: dataclasses.Field):
-    """A field's default, whether it is written in dataclass or in pydantic manner; MISSING for none."""
-    default = field.default
-    if isinstance(default, FieldInfo):
-        return (
-            dataclasses.MISSING if default.is_required() else default.get_default(call_default_factory=True)
-        )
-    return default if field.default_factory is dataclasses.MISSING else field.default_factory()
-
-
 def print_info(name: str) -> None:
-    """Everything about a name of the catalogue or a user's own class.
+    """Everything about a name of the catalogue, a section of a job file, or a user's own class.
+
+    ``settings`` prints the page docs/settings.md.
 
     Raises:
-        ConfigError, ValueError: there is no such name.
+        ConfigError: there is no such name.
     """
-    console = _console()
+    if name == "settings":
+        print(settings_page(), end="")
+    elif name.strip("[]") in SECTIONS:
+        section = SECTIONS[name.strip("[]")]
+        _console().print(f"{inspect.getdoc(section)}\n")
+        _print_rows(rows_of(section))
+    else:
+        _print_thing(*_found(name))
+
+
+def print_citation(name: str) -> None:
+    """The BibTeX entries of a method, a problem, a matrix or a data set.
+
+    Raises:
+        ConfigError: there is no such name.
+        ValueError: a class cites a key that the bibliography does not have.
+    """
+    known, _, thing = _found(name)
+    if keys := cites_of(known, thing):
+        print(bibtex(keys))
+    else:
+        print(f"{known} names no source in the bibliography")
+
+
+def _found(name: str) -> tuple[str, str, object]:
+    """The name as it is written, the group and the thing itself."""
     for group, members in GROUPS.items():
         for known, thing in members.items():
             if known.lower() == name.lower():
-                return _print_thing(console, known, group, thing)
-    if ":" in name:
-        return _print_user_class(console, name)
-    from mpifed.config.job import ConfigError
-
-    raise ConfigError(
-        f"nothing is called {name!r}: {near_miss(name, [one for members in GROUPS.values() for one in members])}"
-    )
-
-
-def _print_user_class(console: Console, name: str) -> None:
-    from mpifed.config.job import ConfigError
-
+                return known, group, thing
+    if ":" not in name:
+        names = [*(one for members in GROUPS.values() for one in members), *SECTIONS, "settings"]
+        raise ConfigError(f"nothing is called {name!r}: {near_miss(name, names)}")
     try:
-        found, group = find(name, "algorithm"), "methods"
-    except ConfigError:
-        found, group = find(name, "problem"), "problems"
-    _print_thing(console, name, group, found)
+        return name, "methods", find(name, "algorithm")
+    except ConfigError as error:
+        with contextlib.suppress(ConfigError):
+            return name, "problems", find(name, "problem")
+        raise error
 
 
-def _print_thing(console: Console, name: str, group: str, thing) -> None:
+def _print_thing(name: str, group: str, thing) -> None:
+    console = _console()
     console.print(f"{name}  ({group})", style="bold")
     if source := getattr(thing, "source", ""):
         console.print(f"source: {source}")
     if family := getattr(thing, "family", ""):
         console.print(f"problem family: {family}")
     console.print(f"\n{inspect.getdoc(thing) or 'no description'}\n")
-    if dataclasses.is_dataclass(thing):
-        _print_settings(console, thing)
-    if isinstance(thing, type) and issubclass(thing, Algorithm):
+    cls = getattr(thing, "cls", thing)
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+        _print_rows(rows_of(thing))
+    elif dataclasses.is_dataclass(thing):
+        _print_values(thing)
+    if isinstance(cls, type) and issubclass(cls, Algorithm):
         _print_method(console, example(thing))
-        console.print(Markdown("---\n" + (inspect.getdoc(sys.modules[thing.__module__]) or "")))
+        console.print(Markdown("---\n" + (inspect.getdoc(sys.modules[cls.__module__]) or "")))
 
 
-def _print_settings(console: Console, cls) -> None:
-    """Settings of a class with their defaults, or the values that an object (a reader of a data set) has."""
+def _print_rows(rows: Iterable[Row]) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    made = not isinstance(cls, type)
-    for column in ("setting", "value" if made else "default", "" if made else "role"):
+    for column in ("setting", "values", "default", "effect"):
         table.add_column(column, overflow="fold")
-    for field in dataclasses.fields(cls):
-        if made:
-            table.add_row(field.name, str(getattr(cls, field.name)))
-        elif field.init:
-            default = _default(field)
-            shown = "required" if default is dataclasses.MISSING else str(describe(default))
-            role = field.default.description if isinstance(field.default, FieldInfo) else ""
-            table.add_row(field.name, shown, role or "")
-    console.print(table)
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table)
+
+
+def _print_values(reader) -> None:
+    """What a reader of a data set was made with."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for column in ("setting", "value"):
+        table.add_column(column, overflow="fold")
+    for field in dataclasses.fields(reader):
+        table.add_row(field.name, str(getattr(reader, field.name)))
+    _console().print(table)
 
 
 def _print_method(console: Console, method: Algorithm) -> None:
@@ -159,45 +179,35 @@ def _print_method(console: Console, method: Algorithm) -> None:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
     for column in ("record", "fields (kind)"):
         table.add_column(column, overflow="fold")
-    for record in ("shared", "coordinator", "client"):
+    for record in ("shared", "client"):
         table.add_row(record, _fields(getattr(method, record)))
     for when, phases in (("once", method.start), ("every round", method.phases)):
-        for phase in phases:
-            table.add_row(f"message of {phase.name!r} ({when})", _fields(phase.message))
+        messages = {phase.name: phase.message for phase in phases}
+        for name, times in Counter(phase.name for phase in phases).items():
+            often = when if times == 1 else f"{times} times {when}"
+            table.add_row(f"message of {name!r} ({often})", _fields(messages[name]))
     console.print(table)
-    up = sum((_sizes(phase.message, phase.up or phase.message.fields) for phase in method.phases), Counter())
-    down = sum(
-        (_sizes(method.shared, phase.down or method.shared.fields) for phase in method.phases), Counter()
-    )
-    console.print("cost per client and round:")
+    steps = f"{method.calls_per_step} evaluation(s) a local step"
     console.print(
-        f"  counted, with the default options: up {_sum(up)}; down {_sum(down)}; {len(method.phases)} phase(s); "
-        f"{method.calls_per_step} evaluation(s) a local step"
+        f"cost per client and round, with the default options: {len(method.phases)} phase(s); {steps}"
     )
     if method.paper_cost:
         console.print(f"  in the papers (D numbers of variables): {method.paper_cost}")
     part = "yes" if method.partial_participation else "no, every client in every round"
     console.print(f"  partial participation: {part}")
+    console.print("  bytes up and down are observed while a method runs, and stand in its results")
 
 
 def _fields(record: Record) -> str:
-    return (
-        ", ".join(
-            f"{name} ({kind if isinstance(kind, str) else ' + '.join(kind)})"
-            for name, kind in record.fields.items()
-        )
-        or "none"
-    )
+    return ", ".join(f"{name} ({_kind(kind)})" for name, kind in record.fields.items()) or "none"
 
 
-def _sizes(record: Record, names) -> Counter:
-    kinds = [record.fields[name] for name in names]
-    return Counter(one for kind in kinds for one in ([kind] if isinstance(kind, str) else kind))
-
-
-def _sum(sizes: Counter) -> str:
-    terms = [
-        ("" if count == 1 else f"{count}") + (f"|{kind}|" if kind != "scalar" else "1")
-        for kind, count in sizes.items()
-    ]
-    return " + ".join(terms) or "nothing"
+def _kind(kind) -> str:
+    """A field's kind in words: a block's name, several, or a kind that says more than a size."""
+    if isinstance(kind, str):
+        return kind
+    if isinstance(kind, tuple):
+        return " + ".join(kind)
+    if hasattr(kind, "of"):
+        return f"{kind.block}, adaptive, of {kind.of}"
+    return f"{_kind(kind.kind)}, {type(kind).__name__.lower()}"

@@ -159,10 +159,12 @@ def list_(as_json):
 @click.option(
     "--out", type=click.Path(), help="For a job: the figure's file (else JOB.clients.png beside it)."
 )
-def info(name, overrides, out):
-    """Explain NAME: settings with role and default, records, phases, cost per round, source, readings.
+@click.option("--cite", is_flag=True, help="Print the BibTeX entries of NAME's sources instead.")
+def info(name, overrides, out, cite):
+    """Explain NAME: settings with values, default and effect, records, phases, cost per round, source, readings.
 
-    NAME is anything that `mpifed list` shows, or your own ./file.py:Class. For a job file, with settings changed by
+    NAME is anything that `mpifed list` shows, your own ./file.py:Class, a section of a job file (run, oracle,
+    participation, stop, clock), or `settings` for all settings as one page. For a job file, with settings changed by
     KEY=VALUE, show who holds what: the samples of every class on every client, as a table and a figure.
     """
     if name.endswith(".toml"):
@@ -172,9 +174,9 @@ def info(name, overrides, out):
         return
     if overrides or out:
         raise click.UsageError(f"KEY=VALUE and --out are for job files (.toml), not for {name}")
-    from mpifed.cli.catalogue import print_info
+    from mpifed.cli.catalogue import print_citation, print_info
 
-    print_info(name)
+    print_citation(name) if cite else print_info(name)
 
 
 @cli.command()

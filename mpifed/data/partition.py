@@ -69,7 +69,7 @@ class Dirichlet:
 
 @hyperparameters
 class ByClass:
-    """Classes without overlap (000, section 6.2): group g holds the g-th positive and the g-th negative class.
+    """Classes without overlap (Huang et al. 2024, section 6.2): group g holds the g-th positive and the g-th negative class.
 
     Client k belongs to group k mod ``groups``, and a group's samples are split evenly at random among its clients.
     With fewer clients than groups, client k holds all groups g with g mod clients = k.
@@ -98,7 +98,7 @@ class ByClass:
 
 @hyperparameters
 class PositiveRatios:
-    """Skewed labels: positives make up a given share of each client's samples (001, section 5).
+    """Skewed labels: positives make up a given share of each client's samples (Zhang & Gao n.d., section 5).
 
     Negatives are divided evenly at random; positives are dropped at random until every client has its share, to the
     nearest sample.
@@ -106,7 +106,7 @@ class PositiveRatios:
 
     ratios: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
         min_length=1,
-        description="positive ratio of each client; 001 has 0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25",
+        description="positive ratio of each client; Zhang & Gao n.d. has 0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25",
     )
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:

@@ -61,10 +61,10 @@ class _ReLUNetwork(Network):
 
 @hyperparameters
 class CNN(_ReLUNetwork):
-    """A convolutional network; by default that of 004, Table 3, for fair classification.
+    """A convolutional network; by default that of Shen et al. 2024, Table 3, for fair classification.
 
     Convolutions are 3 x 3 with padding 1 and followed by a ReLU, a stage of them by 2 x 2 max-pooling; then come full
-    connections with ReLU between. 004 prints no starting values: they are those of He et al. (2015), biases 0.
+    connections with ReLU between. The paper prints no starting values: they are those of He et al. (2015), biases 0.
     """
 
     stages: tuple[tuple[PositiveInt, ...], ...] = Field(
@@ -107,9 +107,9 @@ class CNN(_ReLUNetwork):
 
 @hyperparameters
 class CNN7(CNN):
-    """A 7-layer CNN for CIFAR-10 (000, section 6.2): four convolutions in two stages and three full layers.
+    """A 7-layer CNN for CIFAR-10 (Huang et al. 2024, section 6.2): four convolutions in two stages and three full layers.
 
-    000 says no more than "7-layer CNN": seven layers with weights are meant here, LeNet-5's plan with the two small
+    The paper says no more than "7-layer CNN": seven layers with weights are meant here, LeNet-5's plan with the two small
     convolutions of VGG (Simonyan and Zisserman, 2015) in place of each of its own.
     """
 
@@ -127,7 +127,7 @@ class Conv4(_ReLUNetwork):
 
     Convolutions are 3 x 3 with stride 2, padding 1 and a ReLU; the last are averaged over their positions. Finn et al.
     have 64 filters and batch normalisation; without it the loss of a batch is the mean of its samples' losses, which the
-    composition of 003 asks for, and few filters keep the dense Jacobian of that composition small.
+    composition of Huang n.d. asks for, and few filters keep the dense Jacobian of that composition small.
     """
 
     filters: PositiveInt = Field(default=8, description="channels of each convolution")

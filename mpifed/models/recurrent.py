@@ -17,9 +17,9 @@ __all__ = ["RNN"]
 
 @hyperparameters
 class RNN(Network):
-    """A recurrent network whose outputs are linear in its last layer's state after the last word (001, section 5).
+    """A recurrent network whose outputs are linear in its last layer's state after the last word (Zhang & Gao n.d., section 5).
 
-    001 has two layers of width 4096 over vectors of 300 numbers and does not name the cell: the plain one, h' = tanh(Wx +
+    The paper has two layers of width 4096 over vectors of 300 numbers and does not name the cell: the plain one, h' = tanh(Wx +
     Uh + b), is the literal reading, and a long short-term memory is the common alternative. Parameters have the names
     and shapes of torch's ``nn.RNN`` and ``nn.LSTM``, and start uniform in ±1/√width as these do.
     """

@@ -21,7 +21,7 @@ EXPANSION = 4
 
 @hyperparameters
 class ResNet(Network):
-    """A residual network of bottleneck blocks with group normalisation; by default ResNet-50 (000, section 6.2).
+    """A residual network of bottleneck blocks with group normalisation; by default ResNet-50 (Huang et al. 2024, section 6.2).
 
     With 3 channels and 1000 outputs ResNet-50 has 25,557,032 parameters, as published: group normalisation (Wu and He, 2018)
     has the two numbers a channel of batch normalisation. It takes the latter's place because that couples the samples

@@ -1,4 +1,4 @@
-"""AUC maximisation as a minimax problem (000, eq. 13; 001, eq. 20), for any network and any samples."""
+"""AUC maximisation as a minimax problem (Huang et al. 2024, eq. 13; Zhang & Gao n.d., eq. 20), for any network and any samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["AUC"]
 
 @problem_settings
 class AUC(Minimax):
-    """min over (w, a, b), max over α of the batch mean of the bracket of 000, eq. 13, for a scoring function h(w; ·).
+    """min over (w, a, b), max over α of the batch mean of the bracket of Huang et al. 2024, eq. 13, for a scoring function h(w; ·).
 
     With the positive ratio p and a sample's label ±1 the bracket is ::
 
@@ -45,7 +45,8 @@ class AUC(Minimax):
         default="identity", description="h is the network's output, or its sigmoid"
     )
 
-    source = "000, eq. 13"
+    source = "Huang et al. 2024, eq. 13"
+    cites = ("huang2024adafgda",)
     maximised = frozenset({"auc"})
 
     def _divide(

@@ -1,4 +1,4 @@
-"""Deep AUC maximisation on images and tables (000, section 6.2)."""
+"""Deep AUC maximisation on images and tables (Huang et al. 2024, section 6.2)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHUNK = 1000
 
 @problem_settings
 class DeepAUC(AUC):
-    """min over (w, a, b), max over α of the batch mean of the bracket of 000, eq. 13, for a network h(w; ·).
+    """min over (w, a, b), max over α of the batch mean of the bracket of Huang et al. 2024, eq. 13, for a network h(w; ·).
 
     With the positive ratio p and a sample's label ±1 the bracket is ::
 

@@ -1,6 +1,6 @@
-"""Distributionally robust federated learning as a composition (003, eq. 3).
+"""Distributionally robust federated learning as a composition (Huang n.d., eq. 3).
 
-Readings. 003 asks for an increasing f around each client's expected loss and leaves f and the data open. Here f is
+Readings. The paper asks for an increasing f around each client's expected loss and leaves f and the data open. Here f is
 the exponential that belongs to the Kullback-Leibler divergence: with L_n the loss of client n ::
 
     max over p on the simplex of Σ_n p_n L_n(x) - λ KL(p ‖ uniform) = λ log((1/N) Σ_n exp(L_n(x) / λ))
@@ -43,7 +43,8 @@ class DistributionallyRobust(Classification, Composition):
         default=1.0, gt=0, description="weight λ of KL; a small one lets bad clients count more"
     )
 
-    source = "003, eq. 3"
+    source = "Huang n.d., eq. 3"
+    cites = ("huang_nd_mfcgd",)
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes)

@@ -1,4 +1,4 @@
-"""Fair classification (004, section 4.2): the network against weights on the classes.
+"""Fair classification (Shen et al. 2024, section 4.2): the network against weights on the classes.
 
 Readings. F_c is the mean cross-entropy of the training samples of class c, pooled over clients. A sample of class c
 counts y_c / π_c, with π_c the share of the class in all training data, which makes the batch mean an unbiased
@@ -25,7 +25,8 @@ __all__ = ["FairClassification"]
 class FairClassification(Classification, Minimax):
     """min over the network x, max over y on the simplex of Σ_c y_c F_c(x), F_c the cross-entropy of class c."""
 
-    source = "004, section 4.2"
+    source = "Shen et al. 2024, section 4.2"
+    cites = ("shen2024fessgda",)
     maximised = frozenset({"mean_accuracy", "worst_accuracy"})
     sets = Sets(y=Simplex())
 

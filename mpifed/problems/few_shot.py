@@ -1,6 +1,6 @@
-"""Few-shot classification as meta-learning (003, eq. 2, with the tasks of Finn et al., 2017).
+"""Few-shot classification as meta-learning (Huang n.d., eq. 2, with the tasks of Finn et al., 2017).
 
-Readings. 003 leaves the data open. A client's task is to tell apart a few classes drawn for it; row i of its data is the
+Readings. The paper leaves the data open. A client's task is to tell apart a few classes drawn for it; row i of its data is the
 i-th image of each of its classes, so that a minibatch of b rows is a balanced sample of b images a class: one row is one
 shot. In eq. 2 the network's every parameter adapts, so that the dense Jacobian of MFCGD holds d² numbers: with 8 filters
 ``conv4`` has d = 1,877 (a Jacobian of 14 MB in float32), with the 64 of Finn et al. 111,749 (50 GB), which is refused.
@@ -55,6 +55,8 @@ class FewShotMAML(MAML):
     eta: float = Field(default=0.4, ge=0, description="step size η of the adaptation to a task")
     tests: int = Field(default=100, ge=1, description="number of held-out tasks")
 
+    source = "Huang n.d., eq. 2; tasks of Finn et al. 2017"
+    cites = ("huang_nd_mfcgd", "finn2017maml")
     maximised = frozenset({"accuracy"})
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:

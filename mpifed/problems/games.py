@@ -53,7 +53,7 @@ class _Affine(Operator):
         return float(np.linalg.norm(z - self.phi(torch.from_numpy(z - V), 1.0).numpy()))
 
     def err_D(self, z: np.ndarray) -> float:
-        """max over ‖w - z_0‖ ≤ D of ⟨V(w), z - w⟩ (002, section 3, on a ball), exact; negative for some z off the ball.
+        """max over ‖w - z_0‖ ≤ D of ⟨V(w), z - w⟩ (Wang & Kale n.d., section 3, on a ball), exact; negative for some z off the ball.
 
         With w = z_0 + v and u = z - z_0 it is ⟨V(z_0), u⟩ plus the maximum of ⟨Jᵀu - V(z_0), v⟩ - vᵀJv.
         """
@@ -112,7 +112,8 @@ class AffineGame(_Affine):
         default="normal", description="starting point z_0: standard normal, or 0"
     )
 
-    source = "002, section 3 and Theorem 2"
+    source = "Wang & Kale n.d., section 3 and Theorem 2"
+    cites = ("wang_nd_slippax",)
 
     def __post_init__(self):
         if self.smooth < self.strong:
@@ -211,7 +212,8 @@ class Bilinear(_Coupled):
         default="normal", description="starting point z_0: standard normal, or 0"
     )
 
-    source = "002, sections 3 and 5"
+    source = "Wang & Kale n.d., sections 3 and 5"
+    cites = ("wang_nd_slippax",)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         rng, stream = generator(seed, "bilinear"), Stream(seed, "bilinear", np.arange(self.clients))
@@ -246,7 +248,8 @@ class L1BoxBilinear(_Coupled):
         default=0.0, ge=0, description="standard deviation of the entries of A_n and b_n"
     )
 
-    source = "002, section 5; Bai & Bullins 2024"
+    source = "Wang & Kale n.d., section 5; Bai & Bullins 2024"
+    cites = ("wang_nd_slippax", "bai2024composite")
 
     @property
     def phi(self) -> L1Box:

@@ -1,6 +1,6 @@
-"""Model-agnostic meta-learning as a composition (003, eq. 2), and its case of linear regression, solved in closed form.
+"""Model-agnostic meta-learning as a composition (Huang n.d., eq. 2), and its case of linear regression, solved in closed form.
 
-Readings. 003 leaves tasks and data open. A client has one task, and inner and outer batches are drawn from the same set of
+Readings. The paper leaves tasks and data open. A client has one task, and inner and outer batches are drawn from the same set of
 its samples, as eq. 2 has it. For linear regression the task is the client's own weights w*_n, near a common centre, on a
 fixed set of standard normal features.
 """
@@ -26,7 +26,8 @@ class MAML(Composition):
     holds d² numbers: a thousand parameters make 4 MB in float32, ten thousand 400 MB.
     """
 
-    source = "003, eq. 2"
+    source = "Huang n.d., eq. 2"
+    cites = ("huang_nd_mfcgd",)
 
     @property
     def inner_size(self) -> int:

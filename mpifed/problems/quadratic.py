@@ -1,4 +1,4 @@
-"""Minimax problems with a Polyak-Łojasiewicz (PL) condition in y and known constants, for the rates of 004."""
+"""Minimax problems with a Polyak-Łojasiewicz (PL) condition in y and known constants, for the rates of Shen et al. 2024."""
 
 from __future__ import annotations
 
@@ -37,12 +37,15 @@ class QuadraticNCPL(Minimax):
     ell: float = Field(default=1.0, gt=0, description="smoothness ℓ: spectral norm of the mean Hessian")
     kappa: float = Field(default=10.0, gt=1, description="condition number κ = ℓ/μ")
     heterogeneity: float = Field(default=0.0, ge=0, description="how far the clients differ, h")
-    shared_hessian: bool = Field(default=False, description="only p_n and s_n differ (004, Assumption 2.3)")
+    shared_hessian: bool = Field(
+        default=False, description="only p_n and s_n differ (Shen et al. 2024, Assumption 2.3)"
+    )
     scale: float = Field(
         default=1.0, ge=0, description="standard deviation of the coordinates of the starting point"
     )
 
-    source = "004, Assumptions 2.1 to 2.4 and 3.1"
+    source = "Shen et al. 2024, Assumptions 2.1 to 2.4 and 3.1"
+    cites = ("shen2024fessgda",)
 
     def __post_init__(self):
         if self.rank > self.dy:
@@ -154,7 +157,8 @@ class TwoSidedPL(Minimax):
         default=3.0, ge=0, description="standard deviation of the coordinates of the starting point"
     )
 
-    source = "004, section 3.2.5; Yang, Kiyavash & He 2020"
+    source = "Shen et al. 2024, section 3.2.5; Yang, Kiyavash & He 2020"
+    cites = ("shen2024fessgda", "yang2020agda")
 
     #: Smoothness of f, attained at 0, and lower bounds of its PL constants in x and in y.
     ell, mu_x, mu_y = 28.0, 1 / 6, 5 / 4

@@ -1,6 +1,6 @@
-"""Robust training of a network against one perturbation of all images (000, section 6.3).
+"""Robust training of a network against one perturbation of all images (Huang et al. 2024, section 6.3).
 
-Readings. 000 squares the difference of the network's output and the label and reports a test accuracy: here the network
+Readings. The paper squares the difference of the network's output and the label and reports a test accuracy: here the network
 has one output a class, the label is one-hot, and squares are summed over the classes. The sum over a client's samples
 is a mean, so that step sizes do not depend on the amount of data. One ν serves all samples and clients; it starts at 0.
 """
@@ -34,7 +34,8 @@ class RobustRegression(Classification, Minimax):
         default=1.0, gt=0, description="bound on the Euclidean norm of ν; pixels are in [0, 1]"
     )
 
-    source = "000, eq. 14"
+    source = "Huang et al. 2024, eq. 14"
+    cites = ("huang2024adafgda",)
     maximised = frozenset({"accuracy", "perturbed_accuracy"})
 
     @property

@@ -1,4 +1,4 @@
-"""The synthetic saddle problem of 000, section 6.1: quadratic clients, all solutions in closed form."""
+"""The synthetic saddle problem of Huang et al. 2024, section 6.1: quadratic clients, all solutions in closed form."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class Saddle(Minimax):
         default="normal", description="starting point: standard normal, or 0"
     )
 
-    source = "000, eq. 12"
+    source = "Huang et al. 2024, eq. 12"
+    cites = ("huang2024adafgda",)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         stream = Stream(seed, "saddle", np.arange(self.clients))

@@ -1,4 +1,4 @@
-"""Meta-learning of sinusoids (003, eq. 2, with the tasks of Finn et al., 2017)."""
+"""Meta-learning of sinusoids (Huang n.d., eq. 2, with the tasks of Finn et al., 2017)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ class SinusoidMAML(MAML):
     eta: float = Field(default=0.01, ge=0, description="step size η of the adaptation to a task")
     shots: int = Field(default=10, ge=1, description="rows of a held-out task to adapt to")
     tests: int = Field(default=100, ge=1, description="number of held-out tasks")
+
+    source = "Huang n.d., eq. 2; tasks of Finn et al. 2017"
+    cites = ("huang_nd_mfcgd", "finn2017maml")
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Make the tasks and their rows; a client's depend on the seed and its number alone.

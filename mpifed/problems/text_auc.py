@@ -1,6 +1,6 @@
-"""Deep AUC maximisation on texts (001, section 5).
+"""Deep AUC maximisation on texts (Zhang & Gao n.d., section 5).
 
-Readings. 001 has a two-layer recurrent network with two outputs and one prediction h: the positive output less the
+Readings. The paper has a two-layer recurrent network with two outputs and one prediction h: the positive output less the
 negative one, so that ``score = "sigmoid"`` makes h the softmax probability of the positive class. Texts are cut to the first
 ``length`` words that have a vector, and words without one are left out. Vectors stay fixed.
 """
@@ -48,7 +48,8 @@ class TextAUC(AUC):
     )
     dimension: int = Field(default=300, ge=1, description="numbers of a random vector")
 
-    source = "001, section 5"
+    source = "Zhang & Gao n.d., section 5"
+    cites = ("zhang_nd_fednsgdam",)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Read the texts and the vectors of their words, thin and part them. The vectors do not depend on the seed.

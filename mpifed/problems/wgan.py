@@ -1,8 +1,10 @@
-"""The regularised one-dimensional Wasserstein GAN of 004, section 4.1: objective and optimum in closed form.
+"""The regularised one-dimensional Wasserstein GAN of Shen et al. 2024, section 4.1.
 
-Readings. 004 fixes 10,000 pairs (z, μ̂ + σ̂ z) and divides them evenly, which makes all clients alike; here every batch
+Objective and optimum are in closed form.
+
+Readings. The paper fixes 10,000 pairs (z, μ̂ + σ̂ z) and divides them evenly, which makes all clients alike; here every batch
 is drawn fresh from that law. A pair shares its z, so at the optimum the gradients of alike clients carry no noise;
-``latent = "fresh"`` draws the generator's z apart from the real data, as a GAN would. 004 does not state the start.
+``latent = "fresh"`` draws the generator's z apart from the real data, as a GAN would. The paper does not state the start.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class WGAN(Minimax):
     """
 
     clients: int = Field(default=10, ge=1, description="number of clients")
-    lam: float = Field(default=0.01, gt=0, description="regularisation λ of φ; 004 takes .001, .005, .01")
+    lam: float = Field(
+        default=0.01, gt=0, description="regularisation λ of φ; Shen et al. 2024 takes .001, .005, .01"
+    )
     mean: float = Field(default=0.0, description="mean μ̂ of the real data")
     std: float = Field(default=0.1, gt=0, description="standard deviation σ̂ of each client's real data")
     s: float = Field(
@@ -41,7 +45,8 @@ class WGAN(Minimax):
         description="z of the generator: the one behind the real datum, or an independent one",
     )
 
-    source = "004, section 4.1"
+    source = "Shen et al. 2024, section 4.1"
+    cites = ("shen2024fessgda", "arjovsky2017wgan")
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         stream = Stream(seed, "wgan", np.arange(self.clients))
@@ -95,7 +100,7 @@ class WGAN(Minimax):
         return torch.tensor(self.gaps(x), dtype=torch.float64) / (2 * self.lam)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``squared_distance``: the figure of 004, (μ - μ*)² + (|σ| - σ*)², as -σ generates what σ does.
+        """``squared_distance``: the figure of Shen et al. 2024, (μ - μ*)² + (|σ| - σ*)², as -σ generates what σ does.
 
         ``grad_norm``: ‖∇Φ‖ for Φ(x) = max_φ f = ‖gaps‖²/4λ, by Danskin's theorem -(φ_1* + 2μφ_2*, 2σφ_2*).
         """

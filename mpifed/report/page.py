@@ -11,6 +11,7 @@ from importlib import resources
 from jinja2 import Environment, StrictUndefined
 
 from mpifed.core.settings import flatten
+from mpifed.report.citations import references
 from mpifed.report.client_samples import Holdings, draw, title
 from mpifed.report.comparison import Rule, Setting, Spread, columns, labels, metrics_of
 from mpifed.report.figures import STYLES, axes_of, panels
@@ -91,6 +92,7 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
         glossary=_glossary(tables),
         holdings=_holdings(settings),
         common=common,
+        references=references(run.config for run in runs),
     )
 
 

@@ -1,4 +1,4 @@
-"""Noise of infinite variance, on a quadratic game of matrices: the methods of 001 against plain local steps.
+"""Noise of infinite variance, on a quadratic game of matrices: the methods of Zhang & Gao n.d. against plain local steps.
 
 f_k = ½‖X - A_k‖² + ⟨X, C ∘ Y⟩ - ½‖Y - B_k‖² with Σ A_k = Σ B_k = 0 has its saddle at 0, ``START`` away from the start.
 """

@@ -1,4 +1,4 @@
-"""Where the methods end on the saddle problem of 000, section 6.1, without noise.
+"""Where the methods end on the saddle problem of Huang et al. 2024, section 6.1, without noise.
 
 A step takes 5 % off the errors of x and of y, a round of q = 10 steps 40 %, so 100 rounds leave rounding alone where
 nothing slower is at work. Local-GDA ends at ``local_gda_limit``, some 5e-4 s away from the saddle.

@@ -1,4 +1,4 @@
-"""What the smoothing point of FESS-GDA buys (004, Table 1: κ rounds against κ²), and its noise.
+"""What the smoothing point of FESS-GDA buys (Shen et al. 2024, Table 1: κ rounds against κ²), and its noise.
 
 f = -(a/2) x_1² + b x_1 y - (μ/2) y² + (c/2) x_2² with 2a = 2c = ℓ = 1, μ = ℓ/κ and b² = 2aμ is nonconvex in x_1 and
 strongly concave in y, with Φ = max_y f = (a/2) x_1² + (c/2) x_2²; both clients add linear terms, which cancel.
@@ -71,13 +71,13 @@ def rounds_to_target(method, kappa, limit=20_000):
 
 
 def fsgda(kappa):
-    """The steps of the theory (Lin et al. 2020; 004, Theorem 3.5): η_y ∝ 1/ℓ, η_x / η_y ∝ 1/κ². This quadratic would
+    """The steps of the theory (Lin et al. 2020; Shen et al. 2024, Theorem 3.5): η_y ∝ 1/ℓ, η_x / η_y ∝ 1/κ². This quadratic would
     bear η_x / η_y ∝ 1/κ, which no theory allows for all nonconvex games."""
     return FSGDA(K=1, eta_xl=ETA_Y / kappa**2, eta_yl=ETA_Y)
 
 
 def fessgda(kappa, **changes):
-    """The steps of the theory (004, Theorem 3.1): p = 2ℓ, η_x and η_y ∝ 1/ℓ, β ∝ 1/κ, with larger constants."""
+    """The steps of the theory (Shen et al. 2024, Theorem 3.1): p = 2ℓ, η_x and η_y ∝ 1/ℓ, β ∝ 1/κ, with larger constants."""
     return FESSGDA(**{"K": 1, "eta_xl": 0.25, "eta_yl": ETA_Y, "p": 2.0, "beta": 0.5 / kappa} | changes)
 
 

@@ -1,4 +1,4 @@
-"""What 002 proves, and where its methods end: error bounds, rates on rotations, zeros of composite solutions, sets.
+"""What Wang & Kale n.d. prove, and where its methods end: error bounds, rates on rotations, zeros of composite solutions, sets.
 
 The error of z̄ is err_D(z̄) = max of ⟨V(z), z̄ - z⟩ over the ball of radius D about the start, for affine V a quadratic
 on a ball, which is maximised exactly.

@@ -225,7 +225,7 @@ def test_global_steps_of_eta_p_are_plain_averaging(tmp_path, base, factor):
 @pytest.mark.parametrize("first_round", FIRST)
 def test_control_variates_average_to_zero(tmp_path, first_round, method):
     """The mean over the clients of g - g^(n) is 0 before and after every round, while no g - g^(n) is. So the mean of
-    all local momenta of a round is the global momentum that the server computes (001, below eq. 27, with 1 / (N p))."""
+    all local momenta of a round is the global momentum that the server computes (Zhang & Gao n.d., below eq. 27, with 1 / (N p))."""
     Watched = watched(method)
     for r, simulation in enumerate(rounds_of(Watched(**RATES, first_round=first_round), Game(), tmp_path)):
         shared, clients = simulation.shared, simulation.clients

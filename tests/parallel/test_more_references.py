@@ -1,4 +1,6 @@
-"""The methods of papers 001 to 004 against their boxes as printed: every option, both executors, any number of ranks.
+"""The heavy-tailed, variational, compositional and smoothed methods against their boxes as printed.
+
+Every option, both executors, any number of ranks.
 
 Tolerance 1e-10 in float64 for the reason given in ``test_references``; 1e-7 for Newton-Schulz, whose quintic multiplies a
 rounding error by up to 3.4 a step and whose result feeds the next local step.

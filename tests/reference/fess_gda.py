@@ -1,4 +1,4 @@
-"""FESS-GDA and Smoothed-GDA as the boxes of Algorithms 1 and 2 in 004 print them, and FSGDA, with plain loops.
+"""FESS-GDA and Smoothed-GDA as the boxes of Algorithms 1 and 2 in Shen et al. 2024 print them, and FSGDA, with plain loops.
 
 The numbers in the right margin are the line numbers of the boxes. ``grad(i, x, y, key)`` gives client i's stochastic
 gradients (1-D float64 tensors), i = 0 .. clients - 1, on the sample of local step k = 1 .. K of round t = 0, 1, ...,

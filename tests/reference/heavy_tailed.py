@@ -1,4 +1,4 @@
-"""Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip as 001 prints them (Algorithms 1 and 3, eq. 21), with plain loops.
+"""Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip as Zhang & Gao n.d. prints them (Algorithms 1 and 3, eq. 21), with plain loops.
 
 The numbers in the right margin are the line numbers of Algorithm 1. FedMuon-DA replaces line 6 by Algorithm 2, whose
 X_{t+1,i} is read as X_{t,i+1}; FedSGDA-Clip replaces it by (21). ``grad(n, x, y, key)`` gives client n's stochastic

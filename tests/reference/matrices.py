@@ -1,4 +1,4 @@
-"""Plain adaptive matrices of AdaFGDA (000, Algorithm 1 line 6 and section 4), each kept as its diagonal ``diag``.
+"""Plain adaptive matrices of AdaFGDA (Huang et al. 2024, Algorithm 1 line 6 and section 4), each kept as its diagonal ``diag``.
 
 The protocol is the same for all: ``start`` receives the averaged initial estimator and the start, sets a_0 = 0 and
 notes what a later refresh compares with; ``refresh`` builds the matrix from an averaged estimator (1-D) and the

@@ -1,4 +1,4 @@
-"""MFCGD and AdaMFCGD as the box of Algorithm 1 in 003 prints them, with plain loops over steps and clients.
+"""MFCGD and AdaMFCGD as the box of Algorithm 1 in Huang n.d. prints them, with plain loops over steps and clients.
 
 The numbers in the right margin are the line numbers of the box. Client m = 0 .. clients - 1 answers three calls with
 float64 tensors: ``inner(m, x, key)`` [p] and ``jacobian(m, x, key)`` [p, d] on the sample zeta called key, and

@@ -1,6 +1,6 @@
 """Plain proximal maps: prox(v, weight) minimises |w - v|^2 / 2 + weight * phi(w) over w, with v 1-D.
 
-This is the mirror map of h + weight * phi for h = |.|^2 / 2 (002, section 5), the gradient of its convex conjugate.
+This is the mirror map of h + weight * phi for h = |.|^2 / 2 (Wang & Kale n.d., section 5), the gradient of its convex conjugate.
 The maps of sets project whatever the weight, 0 included.
 """
 

@@ -1,4 +1,4 @@
-"""Checks of the loops for 004: rounds worked out by hand, identities, and the limit without noise.
+"""Checks of the loops for Shen et al. 2024: rounds worked out by hand, identities, and the limit without noise.
 
 Tolerance: 1e-12 where both sides are the same real numbers of order 1 reached by different float64 operations.
 """

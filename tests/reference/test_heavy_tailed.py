@@ -1,4 +1,4 @@
-"""Checks of the loops for 001: rounds worked out by hand, identities, and what makes a polar factor.
+"""Checks of the loops for Zhang & Gao n.d.: rounds worked out by hand, identities, and what makes a polar factor.
 
 Tolerance: 1e-12 of the larger of 1 and the largest entry, where both sides are the same real numbers reached by
 different float64 operations (tens of steps, so some 1e-14 of rounding); anything else is explained where it stands.

@@ -185,7 +185,7 @@ def test_a_wide_ball_changes_nothing_and_a_narrow_one_does(name):
 
 
 def test_every_step_asks_for_one_new_sample_of_each_kind_at_both_points():
-    """2q samples in line 2 and two per step (003, Remark 1); those of step T + 1 are drawn too."""
+    """2q samples in line 2 and two per step (Huang n.d., Remark 1); those of step T + 1 are drawn too."""
     game, asked = Composition(2, 0.2), {"inner": [], "jacobian": [], "outer_grad": []}
 
     def noted(name):

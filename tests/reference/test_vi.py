@@ -1,4 +1,4 @@
-"""Checks of the loops of 002: identities between the methods, limits and numbers worked out by hand.
+"""Checks of the loops of Wang & Kale n.d.: identities between the methods, limits and numbers worked out by hand.
 
 Tolerance 1e-12 where both sides are the same real numbers reached by different float64 operations on quantities of
 order 1 to 100 (tens of steps, so some 1e-14 of rounding relative to them); anything wider is explained where it stands.

@@ -1,4 +1,4 @@
-"""The methods of 002 as printed, with plain loops over steps and machines: LSGD (eq. 11), LESGD (eq. 4), LIPPAX and
+"""The methods of Wang & Kale n.d. as printed, with plain loops over steps and machines: LSGD (eq. 11), LESGD (eq. 4), LIPPAX and
 SLIPPAX (Algorithms 1 and 2) and local dual extrapolation (eq. 13).
 
 ``operator(m, z, (t, j))`` gives machine m's stochastic operator (1-D float64 tensors) on the sample of its j-th oracle

@@ -25,7 +25,7 @@ SHARED_GPU = "sbatch jobs/slurm/shared_gpu.sbatch"
 CPU = "sbatch jobs/slurm/cpu.sbatch"
 ARRAY = "sbatch jobs/slurm/array.sbatch"
 PREEMPTIBLE = "sbatch --partition=low jobs/slurm/preemptible.sbatch"
-PARTS = "mpifed launch jobs/papers/002_composite.toml --ranks-per-node 2 --parts 2"
+PARTS = "mpifed launch jobs/papers/composite_game.toml --ranks-per-node 2 --parts 2"
 LAUNCH = "mpifed launch jobs/saddle.toml --nodes 2 --ranks-per-node 2 --time 10"
 SHORT = " rounds=3 run.reduction=exact"
 HELD = (
@@ -156,7 +156,7 @@ def test_a_sweep_shared_by_an_array(tmp_path):
     for part in range(2):
         state, code, log = job.end(task=f"_{part}")
         assert (state, code) == ("COMPLETED", 0) and "2 runs done, 0 of them before" in log, log
-    assert len(list((folder / "runs/papers/002_composite").glob("*/run.h5"))) == 4
+    assert len(list((folder / "runs/papers/composite_game").glob("*/run.h5"))) == 4
 
 
 def test_time_limit_then_another_number_of_nodes(tmp_path):

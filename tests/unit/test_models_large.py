@@ -53,7 +53,7 @@ def inputs(case: str, n: int = 2, seed: int = 1) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize(
     "model, shape, outputs, number",
     [
-        # 004, Table 3: 3, 16, 32 and 64 channels, 32 x 32 halved three times, 512, 64 and 10 units
+        # Shen et al. 2024, Table 3: 3, 16, 32 and 64 channels, 32 x 32 halved three times, 512, 64 and 10 units
         (CNN(), (3, 32, 32), 10, 448 + 4_640 + 18_496 + (64 * 4 * 4 * 512 + 512) + (512 * 64 + 64) + 650),
         (
             CNN7(),

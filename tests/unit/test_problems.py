@@ -37,7 +37,7 @@ def point(problem, seed=0, scale=0.3) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def saddle_value(problem, k, x, y) -> float:
-    """f^k of 000, eq. 12, as printed."""
+    """f^k of Huang et al. 2024, eq. 12, as printed."""
     t, b = (column[0] for column in problem.client_data(k))
     return float(
         problem.tau / 2 * (x @ x) - (0.5 * (y @ y) - b @ y + y @ (t * torch.eye(problem.d).double() @ x))
@@ -142,7 +142,7 @@ def patches(monkeypatch):
 
 
 def bracket(problem, x, y, images, positive, p) -> float:
-    """The mean of the bracket of 000, eq. 13, sample by sample with labels ±1."""
+    """The mean of the bracket of Huang et al. 2024, eq. 13, sample by sample with labels ±1."""
     named = problem.variables().unflatten("x", x)
     a, b, alpha, total = named["a"].item(), named["b"].item(), y.item(), 0.0
     for image, label in zip(images, (2 * positive - 1).tolist()):

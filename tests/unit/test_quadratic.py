@@ -43,7 +43,7 @@ def quadratic_value(problem, n, x, y) -> torch.Tensor:
 
 
 def two_sided_value(problem, n, x, y) -> torch.Tensor:
-    """004, section 3.2.5, as printed."""
+    """Shen et al. 2024, section 3.2.5, as printed."""
     t, shifts = (column[0] for column in problem.client_data(n))
     h = x**2 + 3 * torch.sin(x) ** 2 * torch.sin(y) ** 2 - 4 * y**2 - 10 * torch.sin(y) ** 2
     return t[0] * h.sum() + shifts @ torch.cat([x, y])
@@ -102,7 +102,7 @@ def test_quadratic_has_the_constants_that_it_states(problem):
 
 @pytest.mark.parametrize("problem", QUADRATICS)
 def test_quadratic_satisfies_the_pl_condition_and_no_better(problem):
-    """‖∇_y f‖² ≥ 2μ (Φ - f), with equality along one direction of y (004, Assumption 3.1)."""
+    """‖∇_y f‖² ≥ 2μ (Φ - f), with equality along one direction of y (Shen et al. 2024, Assumption 3.1)."""
     sharpest = np.inf
     for seed in range(50):
         x, y = points(problem, seed=seed)

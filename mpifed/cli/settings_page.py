@@ -1,0 +1,209 @@
+"""Every setting with its values, default and effect: for `mpifed info`, and as the page docs/settings.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from mpifed.algorithms import ALGORITHMS
+from mpifed.config.job import Config, describe
+from mpifed.config.sections import SECTIONS
+from mpifed.core.adaptive import MATRICES, Matrix
+from mpifed.core.directions import DIRECTIONS, Direction
+from mpifed.core.noise import NOISES, Noise
+from mpifed.core.proximal import PROXIMALS, Proximal
+from mpifed.core.schedules import SCHEDULES, Rate
+from mpifed.core.sets import SETS, Set
+from mpifed.data.partition import PARTITIONS, Partition
+from mpifed.data.registry import Dataset
+from mpifed.models import MODELS, Model, SequenceModel
+from mpifed.problems import PROBLEMS
+
+__all__ = ["TOP", "Row", "default_of", "rows_of", "settings_page"]
+
+#: The settings of a job file that stand in no section.
+TOP = ("seed", "rounds", "output", "record")
+#: Names for annotations that are choices.
+CHOICES = (
+    (Rate, "number or schedule"),
+    (Matrix, "matrix"),
+    (Noise, "noise"),
+    (Model, "model"),
+    (SequenceModel, "recurrent model"),
+    (Partition, "partition"),
+    (Direction, "direction"),
+    (Set, "set"),
+    (Proximal, "convex function"),
+    (Dataset, "data set"),
+)
+PLAIN = {bool: "true, false", int: "whole number", float: "number", str: "text"}
+BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+#: Heading of the page → what stands below it: classes of settings by name, and how a job file asks for one.
+GROUPS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
+    ("Methods", ALGORITHMS, "`[algorithm]` with `name = ...`."),
+    ("Problems", PROBLEMS, "`[problem]` with `name = ...`."),
+    ("Matrices", MATRICES, '`algorithm.matrix`: a name, or a table such as `{ name = "adam", rho = 0.1 }`.'),
+    ("Directions", DIRECTIONS, "`algorithm.direction` of the heavy-tailed methods."),
+    ("Schedules", SCHEDULES, "Wherever a setting takes a number or schedule; a number is `constant`."),
+    ("Noises", NOISES, "`oracle.noise`, for every problem."),
+    ("Partitions", PARTITIONS, "`problem.partition` of the problems with data."),
+    ("Models", MODELS, "`problem.model` of the problems with a network."),
+    ("Sets", SETS, "For the problems that take a set as a setting."),
+    ("Convex functions", PROXIMALS, "`problem.phi` of the composite problems."),
+)
+
+
+class Row(typing.NamedTuple):
+    """A setting: what it takes, its default, and what it does."""
+
+    name: str
+    values: str
+    default: str
+    effect: str
+
+
+def rows_of(cls) -> list[Row]:
+    """The settings of a section, of a class of settings or of a preset, in order."""
+    if isinstance(cls, type) and issubclass(cls, BaseModel):
+        return [_row(name, info.annotation, info, _value(info)) for name, info in cls.model_fields.items()]
+    hints = _hints(getattr(cls, "cls", cls))
+    return [
+        _row(field.name, hints.get(field.name), field.default, default_of(field))
+        for field in dataclasses.fields(cls)
+        if field.init
+    ]
+
+
+def default_of(field: dataclasses.Field):
+    """A field's default, written in dataclass or in pydantic manner; MISSING for none."""
+    if isinstance(field.default, FieldInfo):
+        return _value(field.default)
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def settings_page() -> str:
+    """The text of docs/settings.md."""
+    top = [(name, Config.model_fields[name]) for name in TOP]
+    return "\n".join(
+        [
+            "# Settings",
+            "",
+            "<!-- Written by `mpifed info settings`; a test holds this page against the classes. -->",
+            "",
+            "Every setting of a job file. On the command line a setting is `section.key=value`, e.g.",
+            "`run.out=runs/a`. *Required* settings have no default; *unset* is the same as left out.",
+            "",
+            "## The run as a whole",
+            "",
+            *_table([_row(name, info.annotation, info, _value(info)) for name, info in top]),
+            *(line for name, section in SECTIONS.items() for line in _part(f"`[{name}]`", section, 2)),
+            *_sweep(),
+            *(line for heading, members, how in GROUPS for line in _group(heading, members, how)),
+        ]
+    )
+
+
+def _sweep() -> list[str]:
+    return [
+        "## `[sweep]`",
+        "",
+        "Lists of settings by their dotted names: every combination is a run. Of several `[[sweep]]`",
+        "tables each is expanded by itself. `algorithm` and `problem` may be lists of tables, whose own",
+        "settings may be lists again.",
+        "",
+    ]
+
+
+def _group(heading: str, members: Mapping[str, Any], how: str) -> list[str]:
+    parts = [line for name, cls in members.items() for line in _part(f"`{name}`", cls, 3)]
+    return [f"## {heading}", "", how, "", *parts]
+
+
+def _part(heading: str, cls, level: int) -> list[str]:
+    said = (inspect.getdoc(cls) or "").split("\n\n")[0].replace("\n", " ")
+    source = getattr(cls, "source", "")
+    words = [said, ""] if level > 2 and said else []
+    words += [f"*Source: {source}.*", ""] if source and level > 2 else []
+    return [f"{'#' * level} {heading}", "", *words, *_table(rows_of(cls))]
+
+
+def _table(rows: list[Row]) -> list[str]:
+    if not rows:
+        return ["No settings.", ""]
+    cells = [(f"`{row.name}`", row.values, _code(row.default), row.effect) for row in rows]
+    lines = [f"| {' | '.join(one.replace('|', chr(92) + '|') for one in own)} |" for own in cells]
+    return ["| setting | values | default | effect |", "|---|---|---|---|", *lines, ""]
+
+
+def _code(default: str) -> str:
+    return f"*{default}*" if default in ("required", "unset") else f"`{default}`"
+
+
+def _row(name: str, hint, info, default) -> Row:
+    described = isinstance(info, FieldInfo)
+    bounds = [_bound(one) for one in info.metadata] if described else []
+    values = ", ".join(word for word in (_values(hint), *bounds) if word)
+    return Row(name, values, _shown(default), (described and info.description) or "")
+
+
+def _bound(constraint) -> str:
+    signs = ((sign, getattr(constraint, word, None)) for word, sign in BOUNDS.items())
+    return " ".join(f"{sign} {value}" for sign, value in signs if value is not None)
+
+
+def _values(hint) -> str:
+    """What an annotation admits, in words; empty where the annotation says nothing to a user."""
+    for choice, words in CHOICES:
+        if hint == choice:
+            return words
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return ", ".join(word for word in (_values(arguments[0]), *map(_bound, arguments[1:])) if word)
+    if origin is Literal:
+        return ", ".join(f'"{one}"' for one in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(filter(None, (_values(one) for one in arguments if one is not type(None))))
+    if origin is tuple:
+        inner = _values(arguments[0])
+        return f"list of: {inner}" if inner else "list"
+    return PLAIN.get(hint, "")
+
+
+def _shown(default) -> str:
+    if default is dataclasses.MISSING:
+        return "required"
+    return "unset" if default is None else _toml(describe(default))
+
+
+def _toml(value) -> str:
+    """A value as a job file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, dict) and value.get("name") == "constant":
+        return _toml(value["value"])
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_toml(one)}' for key, one in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return "unset" if value is None else str(value)
+
+
+def _value(info: FieldInfo):
+    return dataclasses.MISSING if info.is_required() else info.get_default(call_default_factory=True)
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """The resolved annotations; none where a user's class names what cannot be found."""
+    try:
+        return typing.get_type_hints(cls, include_extras=True)
+    except NameError:
+        return {}

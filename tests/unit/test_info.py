@@ -1,0 +1,88 @@
+"""`mpifed info`: settings of sections and classes, the page of all settings, and citations."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mpifed.algorithms import ALGORITHMS
+from mpifed.cli.main import cli
+from mpifed.cli.settings_page import rows_of, settings_page
+from mpifed.config.sections import SECTIONS
+from mpifed.problems import PROBLEMS
+
+PAGE = Path(__file__).parents[2] / "docs/settings.md"
+
+
+def info(*words) -> str:
+    done = CliRunner().invoke(cli, ["info", *words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_page_in_docs_is_the_one_that_the_classes_make():
+    assert PAGE.read_text(encoding="utf-8") == settings_page(), "mpifed info settings > docs/settings.md"
+    assert info("settings").strip() == settings_page().strip()
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_a_section_shows_every_setting(name):
+    shown = {line.split()[0] for line in info(name).splitlines() if line.strip()}
+    assert set(SECTIONS[name].model_fields) <= shown
+
+
+@pytest.mark.parametrize("name", [*ALGORITHMS, *PROBLEMS])
+def test_every_setting_says_what_it_takes_and_does(name):
+    for row in rows_of({**ALGORITHMS, **PROBLEMS}[name]):
+        assert row.values and row.default and row.effect, row
+
+
+def test_values_of_a_users_class_that_names_what_is_not_there():
+    @dataclasses.dataclass
+    class Own:
+        K: NotThere  # noqa: F821
+        eta: float = 0.1
+
+    assert [(row.name, row.values, row.default) for row in rows_of(Own)] == [
+        ("K", "", "required"),
+        ("eta", "", "0.1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name, keys",
+    [
+        ("WGAN", ["@inproceedings{shen2024fessgda", "@inproceedings{arjovsky2017wgan"]),
+        ("sst2", ["@inproceedings{socher2013sst"]),
+        ("digits", ["names no source"]),
+    ],
+)
+def test_citations(name, keys):
+    output = info(name, "--cite")
+    assert all(key in output for key in keys), output
+
+
+def test_a_name_that_is_nowhere_has_the_near_miss():
+    done = CliRunner().invoke(cli, ["info", "oracel"])
+    assert done.exit_code != 0 and "oracle" in str(done.exception or done.output)
+
+
+@pytest.mark.parametrize("base, group", [("Algorithm", "methods"), ("Minimax", "problems")])
+def test_a_users_own_class(base, group, tmp_path):
+    file = tmp_path / "own.py"
+    fields = 'shared = message = Record(x="x")' if base == "Algorithm" else ""
+    file.write_text(
+        "from dataclasses import dataclass\n"
+        f"from mpifed import {base}, Record\n\n\n"
+        "@dataclass(frozen=True)\n"
+        f"class Own({base}):\n"
+        '    """Says what it is."""\n\n'
+        f"    K: int = 3\n    {fields}\n\n"
+        "    def client_round(self, *arguments):\n        pass\n\n"
+        "    def server_round(self, *arguments):\n        pass\n"
+    )
+    output = info(f"{file}:Own")
+    assert f"({group})" in output and "Says what it is." in output and "whole number" in output

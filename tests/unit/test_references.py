@@ -1,0 +1,62 @@
+"""The bibliography: every entry whole, every key known, and no source without an entry."""
+
+import re
+from importlib import resources
+
+import pytest
+
+from mpifed.algorithms import ALGORITHMS
+from mpifed.core.adaptive import MATRICES
+from mpifed.core.references import bibliography, bibtex, cites_of, plain
+from mpifed.data import DATASETS, TEXTS
+from mpifed.problems import PROBLEMS
+from mpifed.report.citations import references
+
+THINGS = {**ALGORITHMS, **PROBLEMS, **MATRICES}
+
+
+def test_the_reader_finds_every_entry():
+    text = resources.files("mpifed").joinpath("references.bib").read_text(encoding="utf-8")
+    entries = re.findall(r"^@\w+\{(\w+),", text, re.M)
+    assert list(bibliography()) == entries and len(set(entries)) == len(entries)
+    comments = re.sub(r"^%.*\n", "", text, flags=re.M)
+    assert "\n\n".join(bibliography().values()).split() == comments.split()
+
+
+@pytest.mark.parametrize("key", bibliography())
+def test_an_entry_says_who_what_and_when(key):
+    entry = bibliography()[key]
+    assert entry.count("{") == entry.count("}")
+    assert all(re.search(rf"^ *{field} *= \{{", entry, re.M) for field in ("author", "title")), entry
+    undated = "states neither year nor venue" in entry
+    assert undated != bool(re.search(r"^ *year *= \{\d{4}\}", entry, re.M)) and undated == ("_nd_" in key)
+    assert plain(key).endswith(".") and "{" not in plain(key)
+
+
+@pytest.mark.parametrize("name", THINGS)
+def test_what_is_cited_is_there(name):
+    thing = THINGS[name]
+    assert all(key in bibliography() for key in getattr(thing, "cites", ()))
+    assert bool(cites_of(name, thing)) == bool(getattr(thing, "source", ""))
+
+
+def test_keywords_are_names_of_data_sets():
+    words = re.findall(r"keywords *= \{(.*)\}", "\n".join(bibliography().values()))
+    assert words and {name for word in words for name in word.split(", ")} <= {*DATASETS, *TEXTS}
+    assert cites_of("sst2", TEXTS["sst2"]) == ("socher2013sst",)
+
+
+def test_a_wrong_key_is_named_with_the_near_miss():
+    with pytest.raises(ValueError, match="no entry 'shen2024fesgda'.*shen2024fessgda"):
+        bibtex(["shen2024fesgda"])
+
+
+def test_references_of_runs():
+    config = {
+        "algorithm": {"name": "./mine.py:Own", "matrix": {"name": "adam"}},
+        "problem": {"name": "L1BoxBilinear", "dataset": "cifar10"},
+    }
+    found = references([config, config])
+    assert len(found) == len(set(found)) and not references([{"algorithm": {"name": "gone"}}])
+    for author in ("Wang, Guanghui", "Bai, Site", "Krizhevsky"):
+        assert any(author in line for line in found), found
