@@ -1,25 +1,26 @@
 """The contracts of problems, one class a family, and the adapter that makes a game of a minimax problem.
 
-A problem owns mathematics and data and knows nothing of algorithms, ranks or files of a run. It is a dataclass of
-settings; a user writes a loss, and the package supplies gradients, flat views, sampling, devices and noise.
+A problem owns mathematics and data and knows nothing of algorithms, ranks or files of a run. It is a
+dataclass of settings; a user writes a loss, and the package supplies gradients, flat views, sampling, devices
+and noise.
 
-=============  =========================================  =====================================================
-class          what it solves                             what it defines, beside ``variables``
-=============  =========================================  =====================================================
-Minimax        min over x, max over y of a loss           ``loss`` or ``gradients``
-Minimisation   min over x of a loss                       ``loss`` or ``gradients``
-Operator       a variational inequality in z              ``operator``, ``phi``
-Composition    min over x of an outer of an inner map     ``inner_size``, ``inner`` and ``jacobian``, ``outer``
-                                                          or ``outer_gradient``
-=============  =========================================  =====================================================
+============  ========================================  ===================================================
+class         what it solves                            what it defines, beside ``variables``
+============  ========================================  ===================================================
+Minimax       min over x, max over y of a loss          ``loss`` or ``gradients``
+Minimisation  min over x of a loss                      ``loss`` or ``gradients``
+Operator      a variational inequality in z             ``operator``
+Composition   min over x of an outer of an inner map    ``inner_size``, ``inner``, and ``outer`` or
+                                                        ``outer_gradient``
+============  ========================================  ===================================================
 
-Data come from ``client_data``, whose rows are drawn for minibatches, or from ``draw``, which makes samples; not from
-both. Functions get one argument a block: without a block y a loss is ``loss(x, batch)``.
+Data come from ``client_data``, whose rows are drawn for minibatches, or from ``draw``, which makes samples;
+not from both. Functions get one argument a block: without a block y a loss is ``loss(x, batch)``.
 
-Shapes: C clients are evaluated together, d is the size of a block, b the number of rows of a minibatch. Functions
-that are differentiated (``loss``, ``inner``, ``outer``) see *one* client, named parameters and a batch ``[b, ...]``.
-Functions written by hand (``gradients``, ``operator``, ``jacobian``, ``outer_gradient``) see *all* clients, flat
-points ``[C, d]``, or ``[d]`` shared by all, and batches ``[C, b, ...]``.
+Shapes: C clients are evaluated together, d is the size of a block, b the number of rows of a minibatch.
+Functions that are differentiated (``loss``, ``inner``, ``outer``) see *one* client, named parameters and a
+batch ``[b, ...]``. Functions written by hand (``gradients``, ``operator``, ``jacobian``, ``outer_gradient``)
+see *all* clients, flat points ``[C, d]``, or ``[d]`` shared by all, and batches ``[C, b, ...]``.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ __all__ = [
 class Minimax(Problem):
     """min_x max_y (1/N) Σ_n f_n(x, y).
 
-    Define :meth:`loss`, which is differentiated, or ``gradients`` by hand (or both: `mpifed check` compares them).
-    Without a block y it is a minimisation, and functions lose that argument (see :class:`Minimisation`). Regression
-    that is robust to a common shift y of the targets::
+    Define :meth:`loss`, which is differentiated, or ``gradients`` by hand (or both: `mpifed check` compares
+    them). Without a block y it is a minimisation, and functions lose that argument (see
+    :class:`Minimisation`). Regression that is robust to a common shift y of the targets::
 
         @dataclass
         class Shifted(Minimax):
@@ -76,16 +77,17 @@ class Minimax(Problem):
     layouts = (("x", "y"), ("x",))
 
     def loss(self, x: Named, y: Named, batch: Batch) -> torch.Tensor:
-        """f_n on a batch of client n: a scalar. ``x`` and ``y`` are named parameters, ``batch`` tensors ``[b, ...]``.
+        """f_n on a batch of client n: a scalar. ``x`` and ``y`` are named parameters, ``batch`` tensors ``[b,
+        ...]``.
 
-        Must be a pure function of its arguments (no in-place writes to them, no data-dependent Python branches), so
-        that it can be mapped over clients.
+        Must be a pure function of its arguments (no in-place writes to them, no data-dependent Python
+        branches), so that it can be mapped over clients.
         """
         raise ContractError(f"{type(self).__name__} must define loss() or gradients()")
 
-    #: By hand: ``gradients(x, y, batch) -> (gx, gy)`` with flat blocks ``[C, d]`` or ``[d]`` (shared by all clients),
-    #: ``batch`` tensors ``[C, b, ...]``, and ``gx``, ``gy`` of shape ``[C, d]``; without y ``gradients(x, batch)``
-    #: returns ``gx`` alone. ``None``: differentiate ``loss``.
+    #: By hand: ``gradients(x, y, batch) -> (gx, gy)`` with flat blocks ``[C, d]`` or ``[d]`` (shared by all
+    #: clients), ``batch`` tensors ``[C, b, ...]``, and ``gx``, ``gy`` of shape ``[C, d]``; without y
+    #: ``gradients(x, batch)`` returns ``gx`` alone. ``None``: differentiate ``loss``.
     gradients = None
 
 
@@ -114,11 +116,12 @@ class Minimisation(Problem):
     layouts = (("x",),)
 
     def loss(self, x: Named, batch: Batch) -> torch.Tensor:
-        """f_n on a batch of client n: a scalar, and a pure function of named parameters and tensors ``[b, ...]``."""
+        """f_n on a batch of client n: a scalar, and a pure function of named parameters and tensors ``[b,
+        ...]``."""
         raise ContractError(f"{type(self).__name__} must define loss() or gradients()")
 
-    #: By hand: ``gradients(x, batch) -> gx [C, d]`` with x flat, ``[C, d]`` or ``[d]`` (shared by all clients), and
-    #: ``batch`` tensors ``[C, b, ...]``. ``None``: differentiate ``loss``.
+    #: By hand: ``gradients(x, batch) -> gx [C, d]`` with x flat, ``[C, d]`` or ``[d]`` (shared by all
+    #: clients), and ``batch`` tensors ``[C, b, ...]``. ``None``: differentiate ``loss``.
     gradients = None
 
 
@@ -154,16 +157,16 @@ class Operator(Problem):
     monotone: ClassVar[bool | None] = None
 
     def operator(self, z: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """V_n(z; batch) ``[C, d]`` of the clients stepped together: ``z`` flat ``[C, d]`` or ``[d]`` (shared by all
-        clients), ``batch`` tensors ``[C, b, ...]``."""
+        """V_n(z; batch) ``[C, d]`` of the clients stepped together: ``z`` flat ``[C, d]`` or ``[d]`` (shared
+        by all clients), ``batch`` tensors ``[C, b, ...]``."""
         raise ContractError(f"{type(self).__name__} must define operator()")
 
 
 class Composition(Problem):
     """min_x (1/N) Σ_n E f_n(E g_n(x; ζ); ξ) (Huang n.d., eq. 1).
 
-    Define :meth:`inner` and :meth:`outer`, which are differentiated, or ``jacobian`` and ``outer_gradient`` by hand.
-    The entropic risk of a squared error, log E exp(g) with one inner value::
+    Define :meth:`inner` and :meth:`outer`, which are differentiated, or ``jacobian`` and ``outer_gradient``
+    by hand. The entropic risk of a squared error, log E exp(g) with one inner value::
 
         @dataclass
         class Risk(Composition):
@@ -203,12 +206,12 @@ class Composition(Problem):
         """f_n(u; ξ), a scalar, for a batch ξ of client n; a pure function."""
         raise ContractError(f"{type(self).__name__} must define outer() or outer_gradient()")
 
-    #: By hand: ``jacobian(x, batch) -> (u, J)``, g_n(x; ζ) ``[C, p]`` and its Jacobian ``[C, p, d]``, with x flat,
-    #: ``[C, d]`` or ``[d]`` (shared by all clients), ``batch`` tensors ``[C, b, ...]``. ``None``: differentiate
-    #: :meth:`inner`, which is needed in any case where only the value is wanted.
+    #: By hand: ``jacobian(x, batch) -> (u, J)``, g_n(x; ζ) ``[C, p]`` and its Jacobian ``[C, p, d]``, with x
+    #: flat, ``[C, d]`` or ``[d]`` (shared by all clients), ``batch`` tensors ``[C, b, ...]``. ``None``:
+    #: differentiate :meth:`inner`, which is needed in any case where only the value is wanted.
     jacobian = None
-    #: By hand: ``outer_gradient(u, batch) -> [C, p]``, ∇f_n(u; ξ), with u ``[C, p]`` or ``[p]``, ``batch`` as above.
-    #: ``None``: differentiate :meth:`outer`.
+    #: By hand: ``outer_gradient(u, batch) -> [C, p]``, ∇f_n(u; ξ), with u ``[C, p]`` or ``[p]``, ``batch`` as
+    #: above. ``None``: differentiate :meth:`outer`.
     outer_gradient = None
 
 
@@ -241,7 +244,8 @@ class _IndicatorOf:
 
 
 class Game(Operator):
-    """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f), φ the indicator of its sets.
+    """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f), φ the indicator of its
+    sets.
 
     Without a block y it is z = x and V = ∇f.
 

@@ -1,4 +1,5 @@
-"""What the problems of all families share: settings, variables, data, metrics. The families are in ``core.problem``."""
+"""What the problems of all families share: settings, variables, data, metrics. The families are in
+``core.problem``."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class DataFile(NamedTuple):
 
 
 class Problem:
-    """What all families share: a dataclass of settings, ``clients`` among them, whose numbers are 0 .. N-1."""
+    """What all families share: a dataclass of settings, ``clients`` among them, whose numbers are 0 ..
+    N-1."""
 
     #: Which of the three problem families this is.
     family: ClassVar[str]
@@ -45,7 +47,8 @@ class Problem:
     maximised: ClassVar[frozenset[str]] = frozenset()
     #: Closed convex sets of the blocks; a block without one is the whole space.
     sets: Sets = Sets()
-    #: The data files that :meth:`prepare` has read, by name; a run goes on only if all ranks have read the same.
+    #: The data files that :meth:`prepare` has read, by name; a run goes on only if all ranks have read the
+    #: same.
     files: dict[str, DataFile] = {}
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
@@ -82,7 +85,8 @@ class Problem:
         return len(self.client_data(client)[0])
 
     def client_labels(self, client: int) -> np.ndarray | None:
-        """Class labels ``[n]``, int64 from 0, of one client's samples; ``None`` where samples have no classes."""
+        """Class labels ``[n]``, int64 from 0, of one client's samples; ``None`` where samples have no
+        classes."""
         return None
 
     def class_names(self) -> list[str]:
@@ -103,24 +107,28 @@ class Problem:
 
         Args:
             stream: the address, to be drawn from: ``stream.normal(size, 3)`` is ``[C, count, size, 3]``.
-                ``stream.clients`` holds the clients' numbers ``[C]``, ``stream.count`` the number of samples of each.
-                ``stream.of`` says which sample of a composition is wanted, "g" (ζ) or "f" (ξ); else it is "".
+                ``stream.clients`` holds the clients' numbers ``[C]``, ``stream.count`` the number of samples
+                of each. ``stream.of`` says which sample of a composition is wanted, "g" (ζ) or "f" (ξ); else
+                it is "".
             size: rows of a sample, the batch size of the job.
 
         Returns:
-            A tuple of arrays ``[C, count, size, ...]``; the function of a client gets ``[size, ...]`` of each.
+            A tuple of arrays ``[C, count, size, ...]``; the function of a client gets ``[size, ...]`` of
+            each.
         """
         return None
 
     def predict(self, *point_and_rows) -> torch.Tensor:
-        """``predict(*point, rows)``: scores ``[n]`` or ``[n, k]`` of the held-out rows ``rows`` (a slice) at a point.
+        """``predict(*point, rows)``: scores ``[n]`` or ``[n, k]`` of the held-out rows ``rows`` (a slice) at
+        a point.
 
         The point is one dictionary of named parameters a block; each rank is asked for a part of the rows.
         """
         raise ContractError(f"{type(self).__name__} sets test_rows, so it must define predict()")
 
     def metrics(self, *point_and_predictions) -> dict[str, float]:
-        """``metrics(*point, predictions)``: figures of a point, off the clock: exact distances, held-out scores.
+        """``metrics(*point, predictions)``: figures of a point, off the clock: exact distances, held-out
+        scores.
 
         ``predictions`` is what :meth:`predict` returned for all rows, ``None`` where ``test_rows`` is 0.
         """
