@@ -250,7 +250,7 @@ class Game(Operator):
     Without a block y it is z = x and V = ∇f.
 
     Attributes:
-        split: the sizes of the problem's blocks in z, in their order.
+        split: the sizes of x and y in z, 0 for a block that the problem does not have.
     """
 
     def __init__(self, problem: Minimax | Minimisation):
@@ -259,7 +259,7 @@ class Game(Operator):
         self.test_rows, self.files = problem.test_rows, problem.files
         self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw
         self._blocks = problem.variables()
-        self.split = tuple(self._blocks.sizes.values())
+        self.split = tuple(self._blocks.sizes.get(block, 0) for block in "xy")
         self.sets = Sets(z=self._project)
         self.phi = _IndicatorOf(self._project)
 

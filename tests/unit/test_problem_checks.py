@@ -356,7 +356,7 @@ def test_a_game_without_y_is_in_x_alone():
     problem = Plain()
     problem.sets = Sets(x=Ball(1.0))
     game = as_family(problem, "operator")
-    assert game.variables()["z"] == {"x.w": (4,)} and game.split == (4,)
+    assert game.variables()["z"] == {"x.w": (4,)} and game.split == (4, 0)
     assert torch.equal(game.initial(np.random.default_rng(0))["z"], torch.zeros(4))
     assert torch.equal(game.sets.z(torch.tensor([0.0, 3.0, 0.0, 4.0])), torch.tensor([0.0, 0.6, 0.0, 0.8]))
     assert game._point({"x.w": torch.ones(4)})[0].keys() == {"w"}
