@@ -1,7 +1,7 @@
-"""Every method on a game with sets that bind: which points stay in the sets, at the server and at the clients.
+"""Every method on a game with sets that bind: which points stay in them, at the server and at the clients.
 
-``PROMISES`` is the whole of what the methods say of sets. What a method promises must hold to rounding; what it does
-not must fail, and with the sets taken away every point must leave them, so that no row can hold by accident.
+``PROMISES`` is all that the methods say of sets. What a method promises must hold to rounding; what it does
+not must fail. Without the sets every point must leave them, so that no row holds by accident.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETS = {
 
 
 class Promise(NamedTuple):
-    """A method with settings, and the blocks that stay in their sets: at the server, where clients evaluate."""
+    """A method with settings; the blocks kept in their sets at the server, and where clients evaluate."""
 
     method: str
     settings: dict
@@ -47,7 +47,7 @@ CENTRAL = dict(eta_x=0.05, eta_y=0.04, p=2.0, beta=0.3)
 PROXIMAL = dict(K=3, eta=0.05, H=2, L=3.0)
 DUAL = dict(K=3, eta=0.05)
 
-#: Nobody projects x in FGDA, AdaFGDA and Local-SGDA. SLIPPAX smooths: it evaluates at projected points plus noise.
+#: Nobody projects x in FGDA, AdaFGDA and Local-SGDA. SLIPPAX evaluates at projected points plus noise.
 PROMISES = [
     *(
         Promise(name, FGDA | {"sync_estimator": sync, "project_y": where}, promised, promised)
@@ -94,7 +94,7 @@ def outside(own, points) -> float:
 
 
 class Seen(NamedTuple):
-    """Points of a run by block, ``[n, d]``: the server's after every round, the outputs, and the evaluated ones."""
+    """Points of a run by block, ``[n, d]``: the server's after every round, the outputs, the evaluated."""
 
     server: dict
     average: dict
@@ -103,10 +103,8 @@ class Seen(NamedTuple):
 
 def play(promise, sets, out, bound=True, rounds=4, **settings) -> Seen:
     """The points of a run with the sets, or of one from the same start that knows none."""
-    method, game = ALGORITHMS[promise.method](**promise.settings), Watched(set_x=sets[0], set_y=sets[1])
-    prepare = game.prepare
-    if not bound:
-        game.prepare = lambda *arguments: (prepare(*arguments), setattr(game, "sets", Watched.sets))
+    method = ALGORITHMS[promise.method](**promise.settings)
+    game = Watched(set_x=sets[0], set_y=sets[1], bound=bound)
     config = configuration(method, game, out, rounds=rounds, **settings)
     config = config.model_copy(update={"output": "average", "record": ()})
     simulation = Simulation(config, SerialComm())

@@ -14,39 +14,27 @@ import torch
 
 
 def smoothed_alternating_gda(
-    grad,
-    clients,
-    x1,
-    y1,
-    *,
-    rounds,
-    eta_x,
-    eta_y,
-    p,
-    beta,
-    project_x=None,
-    project_y=None,
-    weights=None,
+    grad, clients, x1, y1, *, rounds, eta_x, eta_y, p, beta, project_x=None, project_y=None, weights=None,
 ):
     """Return (x_{t+1}, y_{t+1}, z_{t+1}) of every round; z_0 is x_0.
 
-    The box has no set X: ``project_x`` acts on the whole of line 3, before z moves. ``weights`` are the clients'
-    in the mean of the gradients, by default equal.
+    The box has no set X: ``project_x`` acts on the whole of line 3, before z moves. ``weights`` are the
+    clients' in the mean of the gradients, by default equal.
     """
     weights = [1.0] * clients if weights is None else weights
     total = sum(weights)
-    x, y, z = _vector(x1), _vector(y1), _vector(x1)  # 1
+    x, y, z = _vector(x1), _vector(y1), _vector(x1)                                                 # 1
     path = []
-    for t in range(1, rounds + 1):  # 2
+    for t in range(1, rounds + 1):                                                                  # 2
         gx = sum(c * grad(i, x, y, t)[0] for i, c in enumerate(weights)) / total
-        x_next = x - eta_x * (gx + p * (x - z))  # 3
+        x_next = x - eta_x * (gx + p * (x - z))                                                     # 3
         if project_x is not None:
             x_next = project_x(x_next)
-        gy = sum(c * grad(i, x_next, y, t)[1] for i, c in enumerate(weights)) / total  # 4
-        y_next = y + eta_y * gy  # 4
+        gy = sum(c * grad(i, x_next, y, t)[1] for i, c in enumerate(weights)) / total               # 4
+        y_next = y + eta_y * gy                                                                     # 4
         if project_y is not None:
-            y_next = project_y(y_next)  # 4
-        z = z + beta * (x_next - z)  # 5
+            y_next = project_y(y_next)                                                              # 4
+        z = z + beta * (x_next - z)                                                                 # 5
         x, y = x_next, y_next
         path.append((x, y, z))
     return path

@@ -31,19 +31,20 @@ class Bounded(Game):
 
 @dataclass
 class Watched(Minimax):
-    """h_k ‖x‖²/2 + xᵀC_k y - ‖y‖²/2 + aᵀx + cᵀy, the mean over rows (a, c). ``seen`` keeps what was asked for.
+    """h_k ‖x‖²/2 + xᵀC_k y - ‖y‖²/2 + aᵀx + cᵀy, the mean over rows (a, c). ``seen``: all points asked for.
 
     The linear part is large, so that a few steps of some hundredths leave every set of a size below 1. The
-    start is 0, or the centre of a simplex: a point of every set.
+    start is 0, or the centre of a simplex: a point of every set. ``bound = False``: the same without sets.
     """
 
     clients: int = 3
     set_x: object = None
     set_y: object = None
+    bound: bool = True
 
     def prepare(self, seed, data_dir=None):
         self.seen = []
-        self.sets = sets_of(self.set_x, self.set_y)
+        self.sets = sets_of(self.set_x, self.set_y) if self.bound else Sets()
         rngs = [generator(seed, "watched", client) for client in range(self.clients)]
         self.C = [torch.from_numpy(rng.standard_normal((DX, DY))) for rng in rngs]
         centre = torch.tensor([-6.0, 9.0, 4.0, 7.0, -5.0], dtype=torch.float64)
