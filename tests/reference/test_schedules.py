@@ -1,7 +1,7 @@
 """Rates and weights that change at every step, against the boxes: a step counted one off must show.
 
 Each setting has a schedule of its own that falls fast, so that no two of its values, and no two settings, can
-stand in for each other. Tolerance 1e-10 in float64: the same few hundred operations of size 1 in another order.
+stand in for each other. Tolerance 1e-10 in float64: the same few hundred operations in another order.
 """
 
 from __future__ import annotations
