@@ -39,6 +39,9 @@ class Promise(NamedTuple):
     clients: str
 
 
+#: Readings of a synchronisation, and of where the set of y acts with the blocks that this keeps feasible.
+SYNC = ("stem", "local", "mean_after", "box")
+PROJECT_Y = {"mixed": "y", "step": "y", "none": ""}
 FGDA = dict(q=3, gamma=0.05, lam=0.04, eta=0.9, alpha=0.3, beta=0.4)
 #: Steps that reach the border in one round and server rates that go on from there.
 GLOBAL = dict(K=3, eta_xl=0.05, eta_yl=0.04, eta_xg=1.4, eta_yg=1.5)
@@ -52,8 +55,8 @@ PROMISES = [
     *(
         Promise(name, FGDA | {"sync_estimator": sync, "project_y": where}, promised, promised)
         for name in ("FGDA", "AdaFGDA")
-        for sync in ("stem", "local", "mean_after", "box")
-        for where, promised in (("mixed", "y"), ("step", "y"), ("none", ""))
+        for sync in SYNC
+        for where, promised in PROJECT_Y.items()
     ),
     *(
         Promise(name, HEAVY | extra | {"first_round": first}, "xy", "xy")

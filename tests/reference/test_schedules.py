@@ -23,6 +23,7 @@ from .fgda import fgda
 from .local_sgda import local_sgda
 from .mfcgd import mfcgd
 
+SYNC = ["stem", "local", "mean_after", "box"]
 SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 3, 3
 #: What a job file says, and by hand the papers' η_t, α_{t+1}, β_{t+1}, ϱ_{t+1} as functions of t.
 FALLING = {
@@ -65,7 +66,7 @@ def assert_path(method, problem, out, expected):
 @pytest.mark.filterwarnings("ignore:sync_estimator = 'box' with q = 1")
 @pytest.mark.parametrize("matrix", MATRICES)
 @pytest.mark.parametrize("schedules", SCHEDULES)
-@pytest.mark.parametrize("sync", ["stem", "local", "mean_after", "box"])
+@pytest.mark.parametrize("sync", SYNC)
 @pytest.mark.parametrize("q", [1, 3])
 def test_fgda(tmp_path, q, sync, schedules, matrix):
     given, functions = settings_and_functions(SCHEDULES[schedules], ("eta", "alpha", "beta"))
