@@ -12,7 +12,7 @@ import torch
 from bounded import Bounded
 from games import DX, configuration, reference_gradient, start_of
 
-from mpifed.algorithms import FESSGDA, FSGDA, LESGD, LIPPAX, LSGD, FedNSGDAM
+from mpifed.algorithms import FESSGDA, FSGDA, LESGD, LIPPAX, LSGD, FedNSGDAM, LocalDualExtrapolation
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball, Box
 from mpifed.parallel.comm import SerialComm
@@ -124,7 +124,14 @@ def steps(V, P, eta, H, gamma, sync):
                 x[n] = P(x[n] - gamma * (V(n, x[n], (t, h)) + (x[n] - z_n) / eta))
         return [P(z_n - eta * V(n, x[n], (t, H))) for n, z_n in enumerate(z)], x
 
-    return {"LSGD": (lsgd, 1), "LESGD": (lesgd, 2), "LIPPAX": (lippax, H + 1)}
+    def dual(t, z):
+        x = [z_n - eta * V(n, P(z_n), (t, 0)) for n, z_n in enumerate(z)]
+        if sync and t % K == 0:
+            x = [sum(x) / CLIENTS] * CLIENTS
+        return [z_n - eta * V(n, P(x[n]), (t, 1)) for n, z_n in enumerate(z)], [P(x_n) for x_n in x]
+
+    calls = {"LSGD": (lsgd, 1), "LESGD": (lesgd, 2), "LIPPAX": (lippax, H + 1)}
+    return calls | {"LocalDualExtrapolation": (dual, 2)}
 
 
 @pytest.mark.parametrize(
@@ -134,11 +141,16 @@ def steps(V, P, eta, H, gamma, sync):
         (LESGD(K=K, eta=0.15, sync_extrapolation=True), True),
         (LESGD(K=K, eta=0.15, sync_extrapolation=False), False),
         (LIPPAX(K=K, eta=0.15, H=2, gamma=0.07), False),
+        (LocalDualExtrapolation(K=K, eta=0.15, sync_extrapolation=True), True),
+        (LocalDualExtrapolation(K=K, eta=0.15, sync_extrapolation=False), False),
     ],
-    ids=["lsgd", "lesgd", "lesgd late", "lippax"],
+    ids=["lsgd", "lesgd", "lesgd late", "lippax", "dual", "dual late"],
 )
 def test_operators(tmp_path, method, sync):
-    """Every new point of z = (x, y) is projected, block by block; the output averages projected points."""
+    """Every new point of z = (x, y) is projected, block by block; the output averages projected points.
+
+    Dual extrapolation keeps z for itself and shows the mean of the last v.
+    """
     game = Bounded(clients=CLIENTS, set_x=SET_X, set_y=SET_Y)
     path, output = run(method, game, tmp_path, "z", "average")
     np.testing.assert_array_equal(path[-1, len(output) :], output)
@@ -159,6 +171,7 @@ def test_operators(tmp_path, method, sync):
             total = total + sum(members) / CLIENTS
             if t % K == 0:
                 z = [sum(z) / CLIENTS] * CLIENTS
-                yield z[0], total / t
+                dual = isinstance(method, LocalDualExtrapolation)
+                yield sum(members) / CLIENTS if dual else z[0], total / t
 
     assert_projected(path, expected)

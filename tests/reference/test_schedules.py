@@ -13,7 +13,7 @@ from fields import Chain, reference_chain
 from games import Game, configuration, reference_gradient, start_of, trace
 
 from mpifed.algorithms import FGDA, MFCGD, AdaFGDA, AdaMFCGD, LocalSGDA
-from mpifed.core.adaptive import Adam
+from mpifed.core.adaptive import AdaBelief, Adam, AMSGrad, BarzilaiBorwein
 from mpifed.core.noise import Gaussian
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
@@ -47,6 +47,15 @@ SCHEDULES = {"falling": FALLING, "squared": FALLING | SQUARED}
 MATRICES = {
     "identity": (None, plain.Identity),
     "adam": (Adam(varrho=0.8, rho=0.3), lambda: plain.Adam(0.3, 0.8)),
+}
+#: Those that keep a point or an estimator of the start.
+REFERRING = {
+    "amsgrad": (AMSGrad(varrho=0.8, rho=0.3), lambda: plain.AMSGrad(0.3, 0.8)),
+    "adabelief initial": (
+        AdaBelief(varrho=0.8, rho=0.3, belief_reference="initial"),
+        lambda: plain.AdaBelief(0.3, 0.8, "initial"),
+    ),
+    "barzilai_borwein": (BarzilaiBorwein(rho=0.3), lambda: plain.BarzilaiBorwein(0.3)),
 }
 
 
@@ -90,12 +99,12 @@ def test_fgda(tmp_path, q, sync, schedules, matrix):
     )
 
 
-@pytest.mark.parametrize("matrix", MATRICES)
+@pytest.mark.parametrize("matrix", MATRICES | REFERRING)
 @pytest.mark.parametrize("schedules", SCHEDULES)
 @pytest.mark.parametrize("q", [1, 3])
 def test_mfcgd(tmp_path, q, schedules, matrix):
     given, functions = settings_and_functions(SCHEDULES[schedules], ("eta", "alpha", "beta", "varrho"))
-    ours, theirs = MATRICES[matrix]
+    ours, theirs = (MATRICES | REFERRING)[matrix]
     method = AdaMFCGD(q=q, gamma=0.1, **given, matrix=ours) if ours else MFCGD(q=q, gamma=0.1, **given)
     problem = Chain(clients=CLIENTS)
     assert_path(

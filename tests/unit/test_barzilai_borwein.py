@@ -8,7 +8,7 @@ from mpifed.core.adaptive import BarzilaiBorwein
 
 @pytest.mark.parametrize("dtype, small", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
 def test_a_small_step_is_measured_and_rounding_is_not(dtype, small):
-    """w = 3 x: a relative step of ``small`` gives 3 to eps / ``small``; one of 4 eps leaves the last quotient."""
+    """w = 3 x: a relative step of ``small`` gives 3 to eps / ``small``; one of 4 eps the last quotient."""
     matrix, eps = BarzilaiBorwein(rho=0.5), torch.finfo(dtype).eps
     x = torch.tensor([1.0, 2.0], dtype=dtype)
     start = matrix.refer((0 * x, 0 * x, torch.tensor([7.0], dtype=dtype)), 3 * x, x)
