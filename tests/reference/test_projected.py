@@ -22,7 +22,7 @@ from .fess_gda import fess_gda, fsgda
 
 SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 4, 3
 SET_X, SET_Y = Box(-0.45, 0.3), Ball(0.1)
-SERVER = dict(K=3, eta_xl=0.05, eta_yl=0.08, eta_xg=1.3, eta_yg=1.4)
+SERVER = dict(K=3, eta_xl=0.05, eta_yl=0.08, eta_xg=2.5, eta_yg=2.0)
 K = 3
 
 

@@ -1,4 +1,4 @@
-"""Directions where ordinary matrices cannot tell right from wrong: very small, nearly singular, of many axes."""
+"""Directions where ordinary matrices cannot tell: very small ones, nearly singular ones, kernels of many axes."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_a_matrix_as_small_as_the_guard_starts_at_one_half(method, step):
 @pytest.mark.parametrize("method", ["svd", "newton_schulz", "newton_schulz_cubic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_many_axes_are_a_matrix_of_the_first_by_the_others(method, dtype):
-    """As the kernels of a convolution; bit for bit, for the numbers lie in memory as those of the matrix do."""
+    """As the kernels of a convolution; bit for bit, for the numbers lie in memory as the matrix does."""
     u = torch.from_numpy(generator(0, "axes").standard_normal((3, 24))).to(dtype)
     direction = Orthogonalize(method)
     assert torch.equal(direction(u, {"W": (2, 3, 2, 2)}), direction(u, {"W": (2, 12)}))
