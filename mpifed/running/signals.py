@@ -50,7 +50,9 @@ def stopped_by(number: int, result: Result) -> Stopped | KeyboardInterrupt:
     """The exception that tells a script of the signal that came during its run, with its ``result``."""
     if number != signal.SIGINT:
         return Stopped(result)
-    error = KeyboardInterrupt(result.stopped)  # the class itself: of another, Python would end with exit code 1
+    error = KeyboardInterrupt(
+        result.stopped
+    )  # the class itself: of another, Python would end with exit code 1
     error.result = result
     return error
 

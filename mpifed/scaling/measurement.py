@@ -215,7 +215,12 @@ def _rounds(comm: SerialComm, simulation: Simulation) -> np.ndarray:
         calls, compute, steps = costs.oracle_calls, costs.compute_seconds, stopwatch.seconds
         simulation.step()
         members = len(simulation.executor.calls)
-        return [members, costs.oracle_calls - calls, stopwatch.seconds - steps, costs.compute_seconds - compute]
+        return [
+            members,
+            costs.oracle_calls - calls,
+            stopwatch.seconds - steps,
+            costs.compute_seconds - compute,
+        ]
 
     one()  # caches are cold
     began = time.perf_counter()

@@ -63,8 +63,8 @@ def test_a_table_a_file_and_a_configuration_are_one_job(tmp_path):
         'run = { progress = false, dtype = "float64" }\n'
     )
     changes = ["rounds=4", f"run.out={tmp_path / 'file'}"]
-    for job in (path, str(path)):
-        second = mpifed.run(job, COMM, "never", [*changes, "run.overwrite=true"])
+    for file in (path, str(path)):
+        second = mpifed.run(file, COMM, "never", [*changes, "run.overwrite=true"])
     third = mpifed.run(mpifed.Config.from_table(table(tmp_path / "config")), COMM)
     fourth = mpifed.run(third.config, COMM, overrides=[f"run.out={tmp_path / 'again'}"])
     for result in (second, third, fourth):
