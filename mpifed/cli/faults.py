@@ -1,4 +1,4 @@
-"""An error in a user's method or problem, on one screen: the sentence, and the user's own lines that led to it."""
+"""An error in a user's method or problem, on one screen: a sentence and the user's own lines."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ MOST = 10
 
 
 def screen(error: BaseException) -> str:
-    """The error's sentence; below it, where there are any, the user's lines that raised it, and where in the run.
+    """The error's sentence, the user's lines that raised it, and where in the run, as far as there are any.
 
-    What a user's function has raised is the cause of a PluginError, which may be that of an error on all ranks.
+    What a user's function has raised is the cause of a PluginError, which may be that of an error on all
+    ranks.
     """
     chain = [error]
     while chain[-1].__cause__ is not None:

@@ -1,8 +1,9 @@
 """The command line: ``mpifed`` or ``python -m mpifed``, alone or under mpirun / srun.
 
-Exit codes: 0 done; 2 the job cannot run as written (settings, data, folders, an error in a method or a problem);
-3 non-finite values; 71 the launcher and the MPI library do not fit; 75 the watchdog found no progress; 85 stopped by a
-signal after a checkpoint, to be started again; 130 ended by a second Ctrl-C; 1 a rank failed and took the others with it.
+Exit codes: 0 done; 2 the job cannot run as written (settings, data, folders, an error in a method or a
+problem); 3 non-finite values; 71 the launcher and the MPI library do not fit; 75 the watchdog found no
+progress; 85 stopped by a signal after a checkpoint, to be started again; 130 ended by a second Ctrl-C; 1 a
+rank failed and took the others with it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,19 @@ from mpifed.running.signals import EXIT_RESUME, Stopped, held
 __all__ = ["main"]
 
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-#: Seconds that a rank with an error of its own leaves to rank 0, which has the same error as a rule, to tell of it.
+#: Seconds that a rank with an error of its own leaves to rank 0, which has the same one as a rule.
 TURN = 1.0
+
+#: Errors that a user can do something about. Others end with Python's traceback and code 1.
+_EXPLAINED = (
+    click.exceptions.Abort,
+    click.ClickException,
+    CollectiveError,
+    ConfigError,
+    ContractError,
+    LaunchError,
+    PluginError,
+)
 
 _report_option = click.option(
     "--report/--no-report",
@@ -78,11 +90,12 @@ def cli(context, whole):
 def run(file, overrides, data_dir, resume_, with_report):
     """Run the job FILE (TOML), with settings changed by KEY=VALUE.
 
-    Keys are dotted: rounds=50, algorithm.name=FGDA, problem.partition.alpha=0.3, run.reduction=exact. Everything is checked
-    before any work starts. Results go to the folder run.out: run.h5, checkpoints, report.html, curves.png, table.txt.
+    Keys are dotted: rounds=50, algorithm.name=FGDA, problem.partition.alpha=0.3, run.reduction=exact.
+    Everything is checked before any work starts. Results go to the folder run.out: run.h5, checkpoints,
+    report.html, curves.png, table.txt.
 
-    SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and exit code 85; the
-    same command then continues. A second Ctrl-C ends it at once.
+    SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and
+    exit code 85; the same command then continues. A second Ctrl-C ends it at once.
     """
     from mpifed.running.run import run as run_job
 
@@ -122,8 +135,8 @@ def resume(folder, overrides, with_report):
 def sweep(file, overrides, only_list, part):
     """Carry out all runs of the job FILE's [sweep], one after another, each in a folder of run.out.
 
-    Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on the folder picks
-    the best setting of every method.
+    Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on
+    the folder picks the best setting of every method.
     """
     from mpifed.running.sweep import sweep as sweep_runs
     from mpifed.running.sweep import taken, variants
@@ -140,7 +153,8 @@ def sweep(file, overrides, only_list, part):
         _end(EXIT_RESUME)
     if comm.rank == 0:
         click.echo(
-            f"{outcome.done} runs done, {outcome.before} of them before, {outcome.diverged} ended in non-finite values"
+            f"{outcome.done} runs done, {outcome.before} of them before, {outcome.diverged} ended in "
+            "non-finite values"
         )
 
 
@@ -162,8 +176,9 @@ def list_(as_json):
 def info(name, overrides, out):
     """Explain NAME: settings with role and default, records, phases, cost per round, source, readings.
 
-    NAME is anything that `mpifed list` shows, or your own ./file.py:Class. For a job file, with settings changed by
-    KEY=VALUE, show who holds what: the samples of every class on every client, as a table and a figure.
+    NAME is anything that `mpifed list` shows, or your own ./file.py:Class. For a job file, with settings
+    changed by KEY=VALUE, show who holds what: the samples of every class on every client, as a table and a
+    figure.
     """
     if name.endswith(".toml"):
         from mpifed.report.client_samples import show
@@ -232,8 +247,8 @@ def _fail(message: str, code: int):
 def _end(code: int):
     """Leave with a code that all ranks have agreed on.
 
-    The first rank to leave makes the launcher (srun --kill-on-bad-exit, mpirun) send SIGTERM to the others. Those are on
-    their way out, and their code is the job's too.
+    The first rank to leave makes the launcher (srun --kill-on-bad-exit, mpirun) send SIGTERM to the others.
+    Those are on their way out, and their code is the job's too.
     """
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -253,15 +268,14 @@ def main() -> None:
         if not leaving.code:
             _note_success()
         raise
-    except Exception as error:
+    except _EXPLAINED as error:
         if settings["traceback"]:
             traceback.print_exc()
         _explain(error)
-        raise
 
 
 def _explain(error: Exception) -> None:
-    """End with a sentence and a code where the error is one that a user can do something about; return otherwise."""
+    """End with a sentence and a code."""
     from mpifed.simulation.simulation import NonFiniteError
 
     match error:
@@ -282,7 +296,7 @@ def _explain(error: Exception) -> None:
 
 
 def _fail_alone(message: str):
-    """End all ranks with code 2 for an error that the others may not have met and would wait for ever after."""
+    """End all ranks with code 2 for an error that the others may not have: they would wait for ever."""
     if int(_rank()):
         time.sleep(TURN)
     click.echo(f"mpifed: {message}", err=True)
