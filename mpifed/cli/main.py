@@ -11,9 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
 import sys
-import time
 import traceback
 import warnings
 from pathlib import Path
@@ -22,29 +20,14 @@ import click
 
 from mpifed import __version__
 from mpifed.cli.commands import bench, report, scale
-from mpifed.cli.faults import screen
+from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
-from mpifed.core.errors import ConfigError, ContractError, PluginError
-from mpifed.parallel.comm import CollectiveError, together
-from mpifed.parallel.world import EXIT_LAUNCH, LaunchError, abort_all, world
+from mpifed.core.errors import ConfigError
+from mpifed.parallel.comm import together
+from mpifed.parallel.world import world
 from mpifed.running.signals import EXIT_RESUME, Stopped, held
 
 __all__ = ["main"]
-
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-#: Seconds that a rank with an error of its own leaves to rank 0, which has the same one as a rule.
-TURN = 1.0
-
-#: Errors that a user can do something about. Others end with Python's traceback and code 1.
-_EXPLAINED = (
-    click.exceptions.Abort,
-    click.ClickException,
-    CollectiveError,
-    ConfigError,
-    ContractError,
-    LaunchError,
-    PluginError,
-)
 
 _report_option = click.option(
     "--report/--no-report",
@@ -150,7 +133,7 @@ def sweep(file, overrides, only_list, part):
     try:
         outcome = sweep_runs(runs, comm)
     except (Stopped, KeyboardInterrupt):
-        _end(EXIT_RESUME)
+        end(EXIT_RESUME)
     if comm.rank == 0:
         click.echo(
             f"{outcome.done} runs done, {outcome.before} of them before, {outcome.diverged} ended in "
@@ -214,7 +197,7 @@ def _carry_out(comm, job, with_report: bool) -> None:
     except SystemExit as error:  # one rank must not leave while the others wait for it
         raise RuntimeError(f"sys.exit({error.code}) was called in the middle of a run") from error
     if result.unfinished:
-        _end(EXIT_RESUME)
+        end(EXIT_RESUME)
     if comm.rank == 0 and with_report:
         from mpifed.report.report import report as write_report
 
@@ -226,39 +209,16 @@ for _command in (bench, launch, report, scale):
     cli.add_command(_command)
 
 
-def _rank() -> str:
-    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
-
-
 def _note_success() -> None:
     """Tell the batch script that the command is done: not every launcher's exit code does."""
-    if "MPIFED_FINISHED" in os.environ and _rank() == "0":
+    if "MPIFED_FINISHED" in os.environ and rank() == "0":
         Path(os.environ["MPIFED_FINISHED"]).write_text("done\n")
-
-
-def _fail(message: str, code: int):
-    """End with ``code``; only the first rank speaks, but for processes that cannot see each other."""
-    if _rank() == "0" or code == EXIT_LAUNCH:
-        sys.stdout.flush()
-        click.echo(f"mpifed: {message}", err=True)
-    _end(code)
-
-
-def _end(code: int):
-    """Leave with a code that all ranks have agreed on.
-
-    The first rank to leave makes the launcher (srun --kill-on-bad-exit, mpirun) send SIGTERM to the others.
-    Those are on their way out, and their code is the job's too.
-    """
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    sys.exit(code)
 
 
 def main() -> None:
     """Entry point. An exception on one rank, or a call of sys.exit in the middle of a run, ends all ranks."""
     gc.freeze()  # what has been imported stays: no collection looks through it again, the last one included
-    if any(os.environ.get(name, "0") != "0" for name in _RANK_VARIABLES):
+    if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
         warnings.simplefilter("ignore")  # rank 0 shows them
     settings = {"traceback": False}
     try:
@@ -268,37 +228,7 @@ def main() -> None:
         if not leaving.code:
             _note_success()
         raise
-    except _EXPLAINED as error:
+    except EXPLAINED as error:
         if settings["traceback"]:
             traceback.print_exc()
-        _explain(error)
-
-
-def _explain(error: Exception) -> None:
-    """End with a sentence and a code."""
-    from mpifed.simulation.simulation import NonFiniteError
-
-    match error:
-        case click.exceptions.Abort():
-            _fail("interrupted", 130)
-        case click.ClickException():
-            _fail(error.format_message(), error.exit_code)
-        case LaunchError():
-            _fail(str(error), EXIT_LAUNCH)
-        case NonFiniteError():
-            _fail(str(error), 3)
-        case CollectiveError():
-            _fail(screen(error), 2)
-        case PluginError() | ContractError():
-            _fail_alone(screen(error))
-        case ConfigError():
-            _fail(str(error), 2)
-
-
-def _fail_alone(message: str):
-    """End all ranks with code 2 for an error that the others may not have: they would wait for ever."""
-    if int(_rank()):
-        time.sleep(TURN)
-    click.echo(f"mpifed: {message}", err=True)
-    abort_all(2)
-    _end(2)
+        explain(error)

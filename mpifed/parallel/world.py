@@ -61,8 +61,8 @@ def world() -> SerialComm:
         way = "pmix" if library.startswith("Open MPI") else "pmi2"
         raise LaunchError(
             f"the launcher started {announced} processes, but this MPI ({library}) sees {comm.size}: "
-            "launcher and library do not fit, and each process would run the whole job alone. Use the mpirun of this "
-            f"MPI, or under Slurm `srun --mpi={way}`; a script of `mpifed launch` finds out by itself"
+            "launcher and library do not fit, and each process would run the whole job alone. Use the mpirun "
+            f"of this MPI, or under Slurm `srun --mpi={way}`; a script of `mpifed launch` finds out by itself"
         )
     if comm.size > 1:
         sys.excepthook = lambda *error: _abort_on(comm, *error)

@@ -52,7 +52,8 @@ def test_the_lock_ends_with_the_process(tmp_path):
             sys.executable,
             "-c",
             f"import fcntl, time; lock = open({str(tmp_path / LOCK_FILE)!r}, 'w'); "
-            "fcntl.flock(lock, fcntl.LOCK_EX); print('process 1 on mars', file=lock, flush=True); print('locked', flush=True); time.sleep(100)",
+            "fcntl.flock(lock, fcntl.LOCK_EX); print('process 1 on mars', file=lock, flush=True); "
+            "print('locked', flush=True); time.sleep(100)",
         ],
         stdout=subprocess.PIPE,
         text=True,
