@@ -49,8 +49,7 @@ NAMES = list(methods())
 
 def simulate(method, problem, *, noise=NOISE, field="z", rounds=4, **settings):
     """The iterates and the outputs after every round, two arrays ``[rounds, d]``."""
-    config = configuration(method, problem, "unused", rounds=rounds, seed=SEED, noise=None, **settings)
-    config = config.model_copy(update={"oracle": config.oracle.model_copy(update={"noise": noise})})
+    config = configuration(method, problem, "unused", rounds=rounds, seed=SEED, noise=noise, **settings)
     simulation = Simulation(config, SerialComm())
     simulation.start()
     points, outputs = np.empty((2, rounds, getattr(simulation.shared, field).numel()))
