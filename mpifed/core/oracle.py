@@ -9,6 +9,7 @@ value with or without its Jacobian.
 from __future__ import annotations
 
 import warnings
+
 import torch
 from torch.utils._pytree import tree_map
 

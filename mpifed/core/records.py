@@ -182,12 +182,9 @@ class Layout:
         """A state of zeros with leading axes ``lead``."""
         return State(self, torch.zeros(*lead, self.size, dtype=dtype, device=device))
 
-    def span(self, names) -> tuple[int, int]:
-        """First and one-past-last element of the fields ``names``, which must lie side by side."""
-        parts = sorted(part for name in names for part in self.slots[name])
-        if any(left[1] != right[0] for left, right in zip(parts, parts[1:])):
-            raise ValueError(f"the fields {', '.join(names)} do not lie side by side in {self.record}")
-        return (parts[0][0], parts[-1][1]) if parts else (0, 0)
+    def span(self, name: str) -> tuple[int, int]:
+        """First and one-past-last element of a field."""
+        return self.slots[name][0][0], self.slots[name][-1][1]
 
     def field_at(self, element: int) -> str:
         """The name of the field that holds ``element`` of a row."""

@@ -270,6 +270,11 @@ def print_measurement(result: dict) -> None:
         table.add_row(filesize.decimal(size), *cells)
     console = Console(highlight=False, markup=False, width=WIDTH)
     console.print(table)
+    _print_parameters(console, result, links)
+
+
+def _print_parameters(console: Console, result: dict, links: dict[str, Link]) -> None:
+    machine = result["machine"]
     for name, link in links.items():
         console.print(f"{name}-node: {link}")
     console.print(

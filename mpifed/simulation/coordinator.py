@@ -99,7 +99,7 @@ class Coordinator:
     def _channels_of(self, names: tuple[str, ...]):
         """The channels of ``shared``'s fields ``names``: one where they lie side by side, else one each."""
         if names not in self._channels:
-            spans = [self.shared.layout.span([name]) for name in names]
+            spans = [self.shared.layout.span(name) for name in names]
             if all(left[1] == right[0] for left, right in zip(spans, spans[1:])):
                 spans = [(spans[0][0], spans[-1][1])]
             self._channels[names] = [

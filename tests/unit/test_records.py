@@ -69,12 +69,9 @@ def test_named_parameters_are_views():
     assert flat[1, 7] == 0
 
 
-def test_span_of_neighbours():
-    layout = Record(x="x", A="x", B="y", z="x").layout(BLOCKS)
-    assert layout.span(("A", "B")) == (8, 19)
-    assert layout.span(()) == (0, 0)
-    with pytest.raises(ValueError, match="side by side"):
-        layout.span(("x", "B"))
+def test_span_of_a_field():
+    layout = Record(x="x", A="x", c=("y", "scalar"), z="x").layout(BLOCKS)
+    assert layout.span("A") == (8, 16) and layout.span("c") == (16, 20)
 
 
 def test_errors_name_what_there_is():
