@@ -17,7 +17,7 @@ from realdata import real
 
 from mpifed.config.tables import read_table
 from mpifed.core.settings import flatten
-from mpifed.running.sweep import variants
+from mpifed.config.grids import variants
 from mpifed.storage.results import find_runs, load
 
 ROOT = Path(__file__).parent.parent

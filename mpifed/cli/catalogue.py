@@ -21,7 +21,7 @@ from mpifed.core.noise import NOISES
 from mpifed.core.records import Record
 from mpifed.core.schedules import SCHEDULES
 from mpifed.core.sets import SETS
-from mpifed.core.settings import build, near_miss
+from mpifed.core.settings import Preset, build, near_miss
 from mpifed.data import DATASETS, TEXTS
 from mpifed.data.partition import PARTITIONS
 from mpifed.models import MODELS
@@ -117,9 +117,10 @@ def _print_user_class(console: Console, name: str) -> None:
     from mpifed.config.job import ConfigError
 
     try:
-        _print_thing(console, name, "methods", find(name, "algorithm"))
+        found, group = find(name, "algorithm"), "methods"
     except ConfigError:
-        _print_thing(console, name, "problems", find(name, "problem"))
+        found, group = find(name, "problem"), "problems"
+    _print_thing(console, name, group, found)
 
 
 def _print_thing(console: Console, name: str, group: str, thing) -> None:
@@ -131,7 +132,8 @@ def _print_thing(console: Console, name: str, group: str, thing) -> None:
     console.print(f"\n{inspect.getdoc(thing) or 'no description'}\n")
     if dataclasses.is_dataclass(thing):
         _print_settings(console, thing)
-    if isinstance(thing, type) and issubclass(thing, Algorithm):
+    kind = thing.cls if isinstance(thing, Preset) else thing
+    if isinstance(kind, type) and issubclass(kind, Algorithm):
         _print_method(console, example(thing))
         console.print(Markdown("---\n" + (inspect.getdoc(sys.modules[thing.__module__]) or "")))
 
@@ -139,7 +141,7 @@ def _print_thing(console: Console, name: str, group: str, thing) -> None:
 def _print_settings(console: Console, cls) -> None:
     """Settings of a class with their defaults, or the values that an object (a reader of a data set) has."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    made = not isinstance(cls, type)
+    made = not isinstance(cls, type | Preset)
     for column in ("setting", "value" if made else "default", "" if made else "role"):
         table.add_column(column, overflow="fold")
     for field in dataclasses.fields(cls):

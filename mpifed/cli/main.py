@@ -121,8 +121,8 @@ def sweep(file, overrides, only_list, part):
     Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on
     the folder picks the best setting of every method.
     """
+    from mpifed.config.grids import taken, variants
     from mpifed.running.sweep import sweep as sweep_runs
-    from mpifed.running.sweep import taken, variants
 
     comm = world()
     with together(comm, ConfigError):

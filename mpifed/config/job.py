@@ -1,15 +1,17 @@
 """One run as a frozen, validated object: from a job file, from its table, or from objects in Python.
 
-A :class:`Config` holds the algorithm and the problem as objects; it can be built in Python, from a table, or from a file.
-:meth:`Config.table` gives the resolved settings back, complete enough to build the same run again.
+A :class:`Config` holds the algorithm and the problem as objects. :meth:`Config.table` gives the resolved
+settings back, complete enough to build the same run again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.config.plugins import find, make, plugin, title
@@ -59,12 +61,14 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _fits_together(self):
         algorithm, problem, cohort = self.algorithm, self.problem, self.participation.cohort
-        plugin(type(algorithm)), plugin(type(problem))  # known from here on by the sources as they are now
+        _expect_settings(algorithm, "hyperparameters")
+        _expect_settings(problem, "problem_settings")
         name, its = title(algorithm), title(problem)
         fits = {problem.family, "operator"} if problem.family == "minimax" else {problem.family}
         if algorithm.family not in fits:
+            kind = f"{'an' if problem.family == 'operator' else 'a'} {problem.family}"
             raise ValueError(
-                f"{name} solves {algorithm.family} problems, {its} is a {problem.family} problem: methods for it are "
+                f"{name} solves {algorithm.family} problems, {its} is {kind} problem: methods for it are "
                 f"{', '.join(n for n, c in ALGORITHMS.items() if c.family in fits)}"
             )
         if problem.family == "operator" and not isinstance(problem.phi, Zero) and not algorithm.composite:
@@ -78,8 +82,8 @@ class Config(BaseModel):
             )
         if cohort not in (None, problem.clients) and not algorithm.partial_participation:
             raise ValueError(
-                f"{name} needs every client in every round, got participation.cohort = {cohort} of {problem.clients}: "
-                f"leave it out, or take one of "
+                f"{name} needs every client in every round, got participation.cohort = {cohort} of "
+                f"{problem.clients}: leave it out, or take one of "
                 f"{', '.join(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
             )
         return self
@@ -128,7 +132,7 @@ class Config(BaseModel):
     def table(self) -> dict[str, Any]:
         """The resolved settings: JSON-able, and :meth:`from_table` builds the same run from them.
 
-        ``plugins`` has the name and the digest of the source of a method or a problem that is not the package's.
+        Its ``plugins`` are the names and the digests of the sources of the user's own classes.
         """
         table = self.model_dump(mode="json", exclude={"algorithm", "problem", "oracle"})
         parts = {"algorithm": self.algorithm, "problem": self.problem}
@@ -142,6 +146,22 @@ class Config(BaseModel):
         if any(plugins.values()):
             table["plugins"] = {section: one._asdict() for section, one in plugins.items() if one}
         return table
+
+
+def _expect_settings(part, decorator: str) -> None:
+    """Raises:
+    ValueError: the object is no record of settings, or one of them was never given a value.
+    """
+    kind = type(part)
+    plugin(kind)  # it is known from here on by its source as it is now
+    if not dataclasses.is_dataclass(part):
+        raise ValueError(f"{kind.__name__} must be a dataclass: its fields are its settings")
+    for field in dataclasses.fields(part):
+        if isinstance(getattr(part, field.name, None), FieldInfo):
+            raise ValueError(
+                f"{kind.__name__}.{field.name} has no value: decorate the class with "
+                f"mpifed.core.settings.{decorator}, as the class that it derives from, and not with dataclass"
+            )
 
 
 def _explained(error: ValidationError) -> str:

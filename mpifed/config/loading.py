@@ -1,7 +1,8 @@
 """A user's source files as modules, and the digests by which their state is known.
 
-A file is run once for each state of it, as a module of its own that no other file of the same name can displace. It finds
-its neighbours in its folder: first of all while it is loaded, after everything else later on.
+A file is run once for each state of it, as a module of its own that no other file of the same name can
+displace. It finds its neighbours in its folder: first of all while it is loaded, after everything else
+later on.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def _expect_own_neighbours(tree: ast.Module, file: Path) -> None:
         taken = getattr(sys.modules.get(name), "__file__", None)
         if own and taken and Path(taken) != own and _folders & set(Path(taken).parents[:2]):
             raise ConfigError(
-                f"{file} imports {name!r}, which in this process is {taken} and not {own}: rename one of the two"
+                f"{file} imports {name!r}, which in this process is {taken} and not {own}: "
+                "rename one of the two"
             )
 
 
@@ -141,7 +143,7 @@ def digest_of(module: str) -> str:
 
 
 def digest_on_disk(place: str) -> str:
-    """SHA-256 (hexadecimal) of a file, or of an importable module's file, as it is now; "" where there is none."""
+    """SHA-256 (hexadecimal) of a file or of an importable module's file, as it is now; "" without one."""
     if place.endswith(".py"):
         return _digest_of_file(Path(place))
     try:

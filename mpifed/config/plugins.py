@@ -1,8 +1,9 @@
 """The classes that names stand for, and the names of classes.
 
-A name is one of the package's (`mpifed list`), ``./file.py:Class``, ``package.module:Class``, or an entry point in the
-groups ``mpifed.algorithms`` and ``mpifed.problems``. A class that is not the package's is a plugin. It is known by its
-module or file, its name in there, and the SHA-256 digest of the file that defines it, so that no run goes on with another.
+A name is one of the package's (`mpifed list`), ``./file.py:Class``, ``package.module:Class``, or an entry
+point in the groups ``mpifed.algorithms`` and ``mpifed.problems``. A class that is not the package's is a
+plugin. It is known by its module or file, its name in there, and the SHA-256 digest of the file that
+defines it, so that no run goes on with another.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
 
 
 class Plugin(NamedTuple):
-    """A user's class: ``module:Class`` or ``/folder/file.py:Class``, and the SHA-256 digest of its file ("" without one)."""
+    """A user's class: ``module:Class`` or ``/folder/file.py:Class``; its file's SHA-256, "" without one."""
 
     name: str
     digest: str
@@ -47,7 +48,9 @@ def find(name: str, section: str) -> type | Preset:
     """The class that a name stands for. ``section`` is "algorithm" or "problem".
 
     Raises:
-        ConfigError: there is no such name, file, module or class, its source cannot be run, or it is of the wrong kind.
+        ConfigError: there is no such name, file, module or class, its source cannot be run, or it is of the
+        wrong
+            kind.
     """
     known, base = (ALGORITHMS, Algorithm) if section == "algorithm" else (PROBLEMS, Problem)
     if name in known:
@@ -74,7 +77,9 @@ def _attribute(module: ModuleType, place: str, attribute: str, base: type):
     try:
         return operator.attrgetter(attribute)(module)
     except AttributeError:
-        own = [key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)]
+        own = [
+            key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)
+        ]
         options = [key for key in own if plugin(vars(module)[key])]
         raise ConfigError(f"{place} has no {attribute!r}: {near_miss(attribute, options)}") from None
 
@@ -93,7 +98,9 @@ def make(cls: type | Preset, settings: dict[str, Any], section: str):
 @functools.cache
 def plugin(cls: type | Preset) -> Plugin | None:
     """What a class is known by; ``None`` for the package's own, which their names tell."""
-    if any(cls is one or cls is getattr(one, "cls", None) for one in (*ALGORITHMS.values(), *PROBLEMS.values())):
+    if any(
+        cls is one or cls is getattr(one, "cls", None) for one in (*ALGORITHMS.values(), *PROBLEMS.values())
+    ):
         return None
     module = cls.__module__
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -109,7 +116,7 @@ def preset_of(instance) -> Preset | None:
 
 
 def title(instance) -> str:
-    """What a method or a problem is called where it is shown: the name of its preset or of its class, never a path."""
+    """What a method or a problem is called where it is shown: by its preset or its class, never by a path."""
     return (preset_of(instance) or type(instance)).__name__
 
 
@@ -121,7 +128,9 @@ def name_of(instance) -> str:
 
 def changed_sources(old: dict, new: dict) -> list[str]:
     """The plugins of two runs' tables that have one name and different sources, a sentence each."""
-    pairs = [(section, one, new.get("plugins", {}).get(section)) for section, one in old.get("plugins", {}).items()]
+    pairs = [
+        (section, one, new.get("plugins", {}).get(section)) for section, one in old.get("plugins", {}).items()
+    ]
     return [
         _said(section, one["name"], one["digest"], other["digest"])
         for section, one, other in pairs
@@ -133,7 +142,8 @@ def expect_same_sources(table: dict) -> None:
     """Hold the plugins of a stored run against the files that they would be made from again.
 
     Args:
-        table: the settings to continue it with: as stored, with changes. A plugin that these replace is not asked for.
+        table: the settings to continue it with: as stored, with changes. A plugin that they replace is
+        passed over.
 
     Raises:
         ConfigError: a source has changed, or cannot be imported again; says what to do.
@@ -147,17 +157,19 @@ def expect_same_sources(table: dict) -> None:
         found = digest_on_disk(place) if place != "__main__" and "<locals>" not in attribute else ""
         if not found:
             raise ConfigError(
-                f"{section} {name} cannot be imported again: continue with its Config, mpifed.run(Config(...)), or "
-                "start over with run.overwrite=true"
+                f"{section} {name} cannot be imported again: continue with its Config, "
+                "mpifed.run(Config(...)), or start over with run.overwrite=true"
             )
         if found != digest:
             raise ConfigError(
-                f"{_said(section, name, digest, found)}: undo the change, or start over with `mpifed run` and "
-                "run.overwrite=true"
+                f"{_said(section, name, digest, found)}: undo the change, or start over with `mpifed run` "
+                "and run.overwrite=true"
             )
 
 
 def _said(section: str, name: str, old: str, new: str) -> str:
     if not new:
         return f"{section} {name} has no source file, so nothing tells whether it is still the same"
-    return f"the source of {section} {name} has changed (SHA-256 expected {old[:12] or 'none'}, got {new[:12]})"
+    return (
+        f"the source of {section} {name} has changed (SHA-256 expected {old[:12] or 'none'}, got {new[:12]})"
+    )

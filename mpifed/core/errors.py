@@ -19,7 +19,7 @@ class ConfigError(ValueError):
 
 
 class ContractError(ValueError):
-    """A method or a problem breaks the contract that it is written against. The message has one line a fault."""
+    """A method or a problem breaks the contract it is written against. The message has one line a fault."""
 
 
 class PluginError(ValueError):
@@ -38,8 +38,8 @@ class PluginError(ValueError):
 def user_frames(error: BaseException) -> str:
     """The user's own frames of an error's traceback, as Python prints them; "" where it has none.
 
-    Frames of this package, of installed packages and of the standard library are left out. A syntax error ends with the
-    line that could not be read.
+    Frames of this package, of installed packages and of the standard library are left out. A syntax error
+    ends with the line that could not be read.
     """
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
     lines = traceback.format_list(own)

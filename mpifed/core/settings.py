@@ -1,7 +1,8 @@
 """Named choices of a job file: ``matrix = "adam"`` or ``matrix = { name = "adam", rho = 0.01 }``.
 
-A family of choices is a dictionary ``{name: frozen dataclass}``. :func:`choice` turns it into a pydantic annotation
-that accepts a name, a table with a name, or an instance, and refuses everything else by naming the near miss.
+A family of choices is a dictionary ``{name: frozen dataclass}``. :func:`choice` turns it into a pydantic
+annotation that accepts a name, a table with a name, or an instance, and refuses everything else with
+the near miss.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ problem_settings = _in_sentences(_dataclass(kw_only=True, config=_STRICT))
 class Preset:
     """A class of settings under another name, with some of the settings fixed.
 
-    Calling it makes an instance of ``cls``. Its fields are those that are still free, and whatever else is asked of it
-    is answered by the class.
+    Calling it makes an instance of ``cls``. Its fields are those that are still free; the class answers
+    whatever else is asked of it.
     """
 
     def __init__(self, name: str, cls: type, doc: str, **fixed):
@@ -132,7 +133,9 @@ def build(cls: type | Preset, settings: dict[str, Any], what: str):
     if not dataclasses.is_dataclass(cls):
         raise ConfigError(f"{cls.__name__} must be a dataclass: its fields are its settings")
     known = _settable(cls)
-    wrong = [f"{what} has no setting {key!r}: {near_miss(key, known)}" for key in settings if key not in known]
+    wrong = [
+        f"{what} has no setting {key!r}: {near_miss(key, known)}" for key in settings if key not in known
+    ]
     if wrong:
         raise ConfigError("\n".join(wrong))
     kind, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})

@@ -16,7 +16,7 @@ from mpifed.core.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
 from mpifed.core.sampling import Sampler
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.reduction import ExactReduction, FusedReduction
-from mpifed.running.sweep import variants
+from mpifed.config.grids import variants
 from mpifed.simulation.coordinator import Coordinator
 from mpifed.simulation.executor import Batched, Loop
 from mpifed.simulation.simulation import Simulation

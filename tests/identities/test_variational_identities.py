@@ -281,6 +281,7 @@ def test_d6_the_period_is_nothing_to_one_client(name, phi):
     assert max(gap(end(12), end(K)) for K in (2, 4)) < ROUNDING
 
 
+@dataclass(init=False)
 class SaddleField(Operator):
     """The saddle problem as an operator, z = (x, y), V_k(z) = (τx - t_k y, y + t_k x - b_k)."""
 
