@@ -15,6 +15,7 @@ from mpifed.core.problem_checks import check_problem
 from mpifed.core.proximal import L1
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Ball, Sets
+from mpifed.problems import WGAN
 
 
 class Data:
@@ -360,3 +361,16 @@ def test_a_game_without_y_is_in_x_alone():
     assert torch.equal(game.initial(np.random.default_rng(0))["z"], torch.zeros(4))
     assert torch.equal(game.sets.z(torch.tensor([0.0, 3.0, 0.0, 4.0])), torch.tensor([0.0, 0.6, 0.0, 0.8]))
     assert game._point({"x.w": torch.ones(4)})[0].keys() == {"w"}
+
+
+def test_an_error_in_a_function_comes_with_the_users_lines():
+    first, *lines = faults(Both, loss=lambda self, x, y, batch: x["missing"].sum())
+    assert first == "Both fails at its starting point: KeyError: 'missing'"
+    assert any(__file__ in line for line in lines) and not any("problem_values" in line for line in lines)
+
+
+def test_a_sentence_of_a_problem_of_the_package_stays_as_it_is():
+    problem = WGAN(clients=2)
+    problem.prepare(0)
+    with pytest.raises(ValueError, match="^WGAN draws its samples: it needs"):
+        check_problem(problem, batch_size=0)
