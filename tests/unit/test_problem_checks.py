@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,7 @@ from mpifed.core.problem_checks import check_problem
 from mpifed.core.proximal import L1
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Ball, Sets
+from mpifed.core.streams import generator
 from mpifed.problems import WGAN
 
 
@@ -374,3 +377,14 @@ def test_a_sentence_of_a_problem_of_the_package_stays_as_it_is():
     problem.prepare(0)
     with pytest.raises(ValueError, match="^WGAN draws its samples: it needs"):
         check_problem(problem, batch_size=0)
+
+
+@pytest.mark.parametrize("family", [Minimax, Minimisation, Operator, Composition])
+def test_examples_of_the_docstrings(family):
+    known = dict(torch=torch, dataclass=dataclass, generator=generator, Blocks=Blocks, L1=L1)
+    text = textwrap.dedent(inspect.getdoc(family).split("::\n", 1)[1])
+    exec(text, known | {family.__name__: family}, made := {})
+    (cls,) = made.values()
+    assert issubclass(cls, family)
+    for dtype in (torch.float32, torch.float64):
+        check_problem(cls(), dtype=dtype, batch_size=3)
