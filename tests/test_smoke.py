@@ -12,7 +12,12 @@ SADDLE = Path(__file__).parents[1] / "jobs" / "saddle.toml"
 def test_two_ranks_end_in_the_bits_of_one_process(tmp_path):
     points = []
     for ranks in (0, 2):
-        settings = ["rounds=3", f"run.out={tmp_path / str(ranks)}", "run.reduction=exact", "run.progress=false"]
+        settings = [
+            "rounds=3",
+            f"run.out={tmp_path / str(ranks)}",
+            "run.reduction=exact",
+            "run.progress=false",
+        ]
         code, output = launch(ranks, ["-m", "mpifed", "run", SADDLE, "--no-report", *settings])
         assert code == 0, output
         with h5py.File(tmp_path / str(ranks) / "run.h5") as file:

@@ -79,17 +79,17 @@ class AdaMFCGD(Algorithm):
             h, u, v = self._storm(now.step(0), oracle, zeta, xi, x, client.x, h, u, v)
         for k in range(1, self.q):
             old, t = x, now.step(k)
-            x = self._step(t, x, _gradient(u, v), shared.A)                                 # lines 10-11
+            x = self._step(t, x, _gradient(u, v), shared.A, now.sets)                       # lines 10-11
             zeta, xi = oracle.sample(of="g"), oracle.sample(of="f")
             h, u, v = self._storm(t, oracle, zeta, xi, x, old, h, u, v)                     # lines 16-19
         message.x, message.w = x, _gradient(u, v)                                           # line 20
         client.x, client.h, client.u, client.v = x, h, u.flatten(1), v
 
     def server_round(self, now, shared, mean):
-        shared.x = self._step(now.step(self.q), mean.x, mean.w, shared.A)                   # line 7
+        shared.x = self._step(now.step(self.q), mean.x, mean.w, shared.A, now.sets)         # line 7
 
-    def _step(self, t, x, w, A):
-        return x - self.gamma * self.eta(t) * (w / A)
+    def _step(self, t, x, w, A, sets):
+        return sets.x(x - self.gamma * self.eta(t) * (w / A))
 
     def _storm(self, t, oracle, zeta, xi, x, old, h, u, v):
         """h, u, v at t + 1."""

@@ -1,4 +1,4 @@
-"""Local dual extrapolation for composite variational inequalities (002, eq. 13).
+"""Local dual extrapolation for composite variational inequalities (Wang & Kale n.d., eq. 13).
 
 Duals z and x are mapped to primal points by mirror maps: u = ∇h*_{t-1}(z), x = z - η V(u; ξ), v = ∇h*_t(x), z ← z - η V(v; ξ'),
 with h_t = h + t η φ, t the global step number and h = ½‖·‖², so that ∇h*_t = prox_{tηφ}. Averaging is in the dual, which keeps
@@ -32,7 +32,8 @@ class LocalDualExtrapolation(Algorithm):
     )
     t0_mirror: Literal["prox", "identity"] = Field(default="prox", description="the mirror map of the first step")
 
-    source: ClassVar = "002, eq. 13"
+    source: ClassVar = "Wang & Kale n.d., eq. 13"
+    cites: ClassVar = ("wang_nd_slippax", "bai2024composite",)
     family: ClassVar = "operator"
     composite: ClassVar = True
     output: ClassVar = "average"

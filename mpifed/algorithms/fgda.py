@@ -8,8 +8,8 @@ and β. ``sync_estimator`` and ``project_y`` select others, which :mod:`mpifed.a
 A round r covers t = (r-1) q + 1 .. r q: q - 1 local steps and the aggregated step at t = r q. The STORM line that follows
 a synchronisation runs at the start of the next round, where the client has the new point; its sample is ξ_{t+1}, sample
 number t mod q of its round, so in round 1 sample 0 stays unused. Descent in x, ascent in y (the minus in section 4's ŷ is a
-misprint). α drives v and y, β drives w and x. A and B are carried over after a synchronisation too. The set of y acts after
-the convex combination, on both branches; x has none in the paper, and none is projected onto here.
+misprint). α drives v and y, β drives w and x. A and B are carried over after a synchronisation too. The sets act
+after the convex combination, on both branches; x has none in the paper.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class AdaFGDA(Algorithm):
     def step(self, t, x, y, w, v, shared, sets):
         """x_{t+1}, y_{t+1} from the point and the estimators at t: lines 7-8 and 11-12."""
         eta = self.eta(t)
-        x = torch.addcdiv(x, w, shared.A, value=-eta * self.gamma)
+        x = sets.x(torch.addcdiv(x, w, shared.A, value=-eta * self.gamma))
         if self.project_y != "mixed":
             return x, STEPS_OF_Y[self.project_y](y, v, shared.B, eta, self.lam, sets)
         return x, sets.y(torch.addcdiv(y, v, shared.B, value=eta * self.lam))

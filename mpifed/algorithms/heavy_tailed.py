@@ -1,4 +1,4 @@
-"""Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip (001, Algorithms 1 and 3, eq. 21): minimax under heavy-tailed noise.
+"""Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip (Zhang & Gao n.d., Algorithms 1 and 3, eq. 21): minimax under heavy-tailed noise.
 
 One method with three directions: the local step goes along u/‖u‖, along the polar factor of u, or along u clipped.
 
@@ -97,7 +97,8 @@ class FedNSGDAM(_HeavyTailed):
     """Fed-NSGDA-M: normalised local steps with global momentum and control variates."""
 
     norm_over: NormOver = Field(default="block", description="normalise the whole block, or every parameter tensor")
-    source: ClassVar = "001, Algorithm 1"
+    source: ClassVar = "Zhang & Gao n.d., Algorithm 1"
+    cites: ClassVar = ("zhang_nd_fednsgdam",)
 
     @property
     def direction(self):
@@ -112,7 +113,8 @@ class FedMuonDA(_HeavyTailed):
         default="svd", description="polar factor by compact SVD, Jordan's quintic, or the cubic iteration"
     )
     iterations: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
-    source: ClassVar = "001, Algorithm 3"
+    source: ClassVar = "Zhang & Gao n.d., Algorithm 3"
+    cites: ClassVar = ("zhang_nd_fednsgdam", "jordan2024muon",)
 
     @property
     def direction(self):
@@ -125,7 +127,8 @@ class FedSGDAClip(_HeavyTailed):
 
     tau: float = Field(default=0.1, gt=0, description="clipping threshold τ of both blocks")
     norm_over: NormOver = Field(default="block", description="clip the whole block, or every parameter tensor")
-    source: ClassVar = "001, eq. 21"
+    source: ClassVar = "Zhang & Gao n.d., eq. 21"
+    cites: ClassVar = ("zhang_nd_fednsgdam",)
 
     @property
     def direction(self):

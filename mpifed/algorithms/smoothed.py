@@ -1,4 +1,4 @@
-"""FESS-GDA, FSGDA and Smoothed-GDA (004, Algorithms 1 and 2): the smoothing weight of a proximal term at the server.
+"""FESS-GDA, FSGDA and Smoothed-GDA (Shen et al. 2024, Algorithms 1 and 2): the smoothing weight of a proximal term at the server.
 
 Readings. The local steps are those of Local-SGDA; the sets act in every local step and again at the server. The proximal term
 p (x_t - z_t) acts at the server only, with weight η_xl η_xg K; z uses x_{t+1}, and z_0 = x_0. Averages are over the sampled clients.
@@ -28,7 +28,8 @@ class FSGDA(Algorithm):
     eta_xg: float = Field(default=1.0, ge=0, description="global step size of x; 1 is plain averaging")
     eta_yg: float = Field(default=1.0, ge=0, description="global step size of y; 1 is plain averaging")
 
-    source: ClassVar = "Yang et al. 2022, FSGDA; compared with in 004"
+    source: ClassVar = "Yang et al. 2022, FSGDA"
+    cites: ClassVar = ("yang2022sagda",)
     paper_cost: ClassVar = "up D; down D; 1 phase; 1 gradient a step"
     steps: ClassVar = "K"
     shared: ClassVar = Record(x="x", y="y")
@@ -53,7 +54,8 @@ class FESSGDA(FSGDA):
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is FSGDA")
     beta: float = Field(default=0.5, ge=0, le=1, description="step β of the smoothing point z")
 
-    source: ClassVar = "004, Algorithm 1"
+    source: ClassVar = "Shen et al. 2024, Algorithm 1"
+    cites: ClassVar = ("shen2024fessgda",)
     shared: ClassVar = Record(x="x", y="y", z="x")
 
     def initialize(self, shared):
@@ -76,7 +78,8 @@ class SmoothedGDA(Algorithm):
     beta: float = Field(default=0.5, ge=0, le=1, description="step β of the smoothing point z")
     alternating: bool = Field(default=False, description="take the gradient of y at the new x (a second phase)")
 
-    source: ClassVar = "004, Algorithm 2"
+    source: ClassVar = "Shen et al. 2024, Algorithm 2"
+    cites: ClassVar = ("shen2024fessgda", "zhang2020smoothed",)
     paper_cost: ClassVar = "central: no communication is counted"
     partial_participation: ClassVar = False
     shared: ClassVar = Record(x="x", y="y", z="x")

@@ -1,4 +1,4 @@
-"""LSGD, LESGD, LIPPAX and SLIPPAX (002): local methods for variational inequalities.
+"""LSGD, LESGD, LIPPAX and SLIPPAX (Wang & Kale n.d.): local methods for variational inequalities.
 
 Steps are t = 1 .. K R, a synchronisation at every K-th. The output is the average over clients and steps of the points x_t
 (of the iterates after z_0 for LSGD), kept as a running average.
@@ -56,7 +56,8 @@ class _Local(Algorithm):
 class LSGD(_Local):
     """Local SGD: z ← z - η V(z; ξ); the output averages the iterates after z_0."""
 
-    source: ClassVar = "002, eq. 11"
+    source: ClassVar = "Wang & Kale n.d., eq. 11"
+    cites: ClassVar = ("wang_nd_slippax",)
     paper_cost: ClassVar = "up D; down D; 1 phase; 1 operator value a step"
 
     def step(self, z, oracle):
@@ -71,7 +72,8 @@ class LESGD(_Local):
     sync_extrapolation: bool = Field(
         default=True, description="average x before the second call of a synchronising step (a second phase)"
     )
-    source: ClassVar = "002, eq. 4"
+    source: ClassVar = "Wang & Kale n.d., eq. 4"
+    cites: ClassVar = ("wang_nd_slippax", "beznosikov2022extragradient",)
     paper_cost: ClassVar = "up 2D; down 2D; 2 phases; 2 operator values a step"
     calls_per_step: ClassVar = 2
 
@@ -121,7 +123,8 @@ class LIPPAX(_Local):
     H: int = Field(ge=0, description="inner steps")
     gamma: float | None = Field(default=None, gt=0, description="inner step size γ; from η and L when left out")
     L: float | None = Field(default=None, ge=0, description="Lipschitz constant of V, for γ")
-    source: ClassVar = "002, LIPPAX"
+    source: ClassVar = "Wang & Kale n.d., LIPPAX"
+    cites: ClassVar = ("wang_nd_slippax",)
     example: ClassVar = {"L": 1.0}
     paper_cost: ClassVar = "up D; down D; 1 phase; H + 1 operator values a step"
 
@@ -159,7 +162,8 @@ class SLIPPAX(LIPPAX):
         default="derived", description="smoothing radius δ: a number, ησ/d^(1/4), or ησ/√d"
     )
     sigma: float | None = Field(default=None, ge=0, description="noise level σ, for δ")
-    source: ClassVar = "002, SLIPPAX"
+    source: ClassVar = "Wang & Kale n.d., SLIPPAX"
+    cites: ClassVar = ("wang_nd_slippax",)
     example: ClassVar = {"L": 1.0, "sigma": 1.0}
 
     def __post_init__(self):

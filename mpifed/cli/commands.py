@@ -1,4 +1,4 @@
-"""The commands beside a run: ``mpifed bench comm`` and ``mpifed scale`` for the model of scaling, ``mpifed report``."""
+"""The commands beside a run: ``mpifed bench comm``, ``mpifed scale`` and ``mpifed report``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def bench():
 def bench_comm(job, overrides, out, largest):
     """Measure messages between ranks, and what a round of JOB computes: mpirun -n P mpifed bench comm [JOB].
 
-    Best with no more ranks on a node than it has cores, and for a cluster with ranks on two nodes. `mpifed scale` reads FILE.
+    Best with no more ranks on a node than it has cores, and for a cluster with ranks on two nodes. `mpifed
+    scale` reads FILE.
     """
     from mpifed.config.job import Config
     from mpifed.scaling import measurement as bench
@@ -81,7 +82,7 @@ def bench_comm(job, overrides, out, largest):
     "--out", default="scale.png", show_default=True, type=click.Path(dir_okay=False), help="The figure."
 )
 def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, bandwidth, client_seconds, out):
-    """Predict the time of a round of JOB (by default the one measured) on many ranks, by the model of mpifed.scaling."""
+    """Predict the time of a round of JOB (by default the one measured) on many ranks."""
     from mpifed.config.job import Config
     from mpifed.scaling import prediction
 
@@ -123,10 +124,11 @@ def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, ba
     help="A setting of methods, e.g. q, that is not tuned: choose the best for each of its values.",
 )
 def report(places, out, metric, by, target, each):
-    """Compare the runs in FOLDER... and below: report.html for a browser, curves.png, table.txt, table.csv, settings.csv.
+    """Compare the runs in FOLDER... and below: a page for a browser, curves and tables.
 
-    Runs that differ only in the seed are averaged, and of every method the best setting is chosen: fewest runs that end in
-    non-finite values, then the best mean of the metric over the seeds. Problems declare which metrics are to be maximised.
+    Runs that differ only in the seed are averaged, and of every method the best setting is chosen: fewest
+    runs that end in non-finite values, then the best mean of the metric over the seeds. Problems declare
+    which metrics are to be maximised.
     """
     from mpifed.report.comparison import Rule
     from mpifed.report.report import report as write_report

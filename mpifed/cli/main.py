@@ -1,8 +1,9 @@
 """The command line: ``mpifed`` or ``python -m mpifed``, alone or under mpirun / srun.
 
-Exit codes: 0 done; 2 the job cannot run as written (settings, data, folders, an error in a method or a problem);
-3 non-finite values; 71 the launcher and the MPI library do not fit; 75 the watchdog found no progress; 85 stopped by a
-signal after a checkpoint, to be started again; 130 ended by a second Ctrl-C; 1 a rank failed and took the others with it.
+Exit codes: 0 done; 2 the job cannot run as written (settings, data, folders, an error in a method or a
+problem); 3 non-finite values; 71 the launcher and the MPI library do not fit; 75 the watchdog found no
+progress; 85 stopped by a signal after a checkpoint, to be started again; 130 ended by a second Ctrl-C; 1 a
+rank failed and took the others with it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
 import sys
-import time
 import traceback
 import warnings
 from pathlib import Path
@@ -21,18 +20,14 @@ import click
 
 from mpifed import __version__
 from mpifed.cli.commands import bench, report, scale
-from mpifed.cli.faults import screen
+from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
-from mpifed.core.errors import ConfigError, ContractError, PluginError
-from mpifed.parallel.comm import CollectiveError, together
-from mpifed.parallel.world import EXIT_LAUNCH, LaunchError, abort_all, world
+from mpifed.core.errors import ConfigError
+from mpifed.parallel.comm import together
+from mpifed.parallel.world import world
 from mpifed.running.signals import EXIT_RESUME, Stopped, held
 
 __all__ = ["main"]
-
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-#: Seconds that a rank with an error of its own leaves to rank 0, which has the same error as a rule, to tell of it.
-TURN = 1.0
 
 _report_option = click.option(
     "--report/--no-report",
@@ -78,11 +73,12 @@ def cli(context, whole):
 def run(file, overrides, data_dir, resume_, with_report):
     """Run the job FILE (TOML), with settings changed by KEY=VALUE.
 
-    Keys are dotted: rounds=50, algorithm.name=FGDA, problem.partition.alpha=0.3, run.reduction=exact. Everything is checked
-    before any work starts. Results go to the folder run.out: run.h5, checkpoints, report.html, curves.png, table.txt.
+    Keys are dotted: rounds=50, algorithm.name=FGDA, problem.partition.alpha=0.3, run.reduction=exact.
+    Everything is checked before any work starts. Results go to the folder run.out: run.h5, checkpoints,
+    report.html, curves.png, table.txt.
 
-    SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and exit code 85; the
-    same command then continues. A second Ctrl-C ends it at once.
+    SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and
+    exit code 85; the same command then continues. A second Ctrl-C ends it at once.
     """
     from mpifed.running.run import run as run_job
 
@@ -122,8 +118,8 @@ def resume(folder, overrides, with_report):
 def sweep(file, overrides, only_list, part):
     """Carry out all runs of the job FILE's [sweep], one after another, each in a folder of run.out.
 
-    Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on the folder picks
-    the best setting of every method.
+    Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on
+    the folder picks the best setting of every method.
     """
     from mpifed.config.grids import taken, variants
     from mpifed.running.sweep import sweep as sweep_runs
@@ -137,10 +133,11 @@ def sweep(file, overrides, only_list, part):
     try:
         outcome = sweep_runs(runs, comm)
     except (Stopped, KeyboardInterrupt):
-        _end(EXIT_RESUME)
+        end(EXIT_RESUME)
     if comm.rank == 0:
         click.echo(
-            f"{outcome.done} runs done, {outcome.before} of them before, {outcome.diverged} ended in non-finite values"
+            f"{outcome.done} runs done, {outcome.before} of them before, {outcome.diverged} ended in "
+            "non-finite values"
         )
 
 
@@ -164,8 +161,9 @@ def info(name, overrides, out, cite):
     """Explain NAME: settings with values, default and effect, records, phases, cost per round, source, readings.
 
     NAME is anything that `mpifed list` shows, your own ./file.py:Class, a section of a job file (run, oracle,
-    participation, stop, clock), or `settings` for all settings as one page. For a job file, with settings changed by
-    KEY=VALUE, show who holds what: the samples of every class on every client, as a table and a figure.
+    participation, stop, clock), or `settings` for all settings as one page. For a job file, with settings
+    changed by KEY=VALUE, show who holds what: the samples of every class on every client, as a table and a
+    figure.
     """
     if name.endswith(".toml"):
         from mpifed.report.client_samples import show
@@ -201,7 +199,7 @@ def _carry_out(comm, job, with_report: bool) -> None:
     except SystemExit as error:  # one rank must not leave while the others wait for it
         raise RuntimeError(f"sys.exit({error.code}) was called in the middle of a run") from error
     if result.unfinished:
-        _end(EXIT_RESUME)
+        end(EXIT_RESUME)
     if comm.rank == 0 and with_report:
         from mpifed.report.report import report as write_report
 
@@ -213,39 +211,16 @@ for _command in (bench, launch, report, scale):
     cli.add_command(_command)
 
 
-def _rank() -> str:
-    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
-
-
 def _note_success() -> None:
     """Tell the batch script that the command is done: not every launcher's exit code does."""
-    if "MPIFED_FINISHED" in os.environ and _rank() == "0":
+    if "MPIFED_FINISHED" in os.environ and rank() == "0":
         Path(os.environ["MPIFED_FINISHED"]).write_text("done\n")
-
-
-def _fail(message: str, code: int):
-    """End with ``code``; only the first rank speaks, but for processes that cannot see each other."""
-    if _rank() == "0" or code == EXIT_LAUNCH:
-        sys.stdout.flush()
-        click.echo(f"mpifed: {message}", err=True)
-    _end(code)
-
-
-def _end(code: int):
-    """Leave with a code that all ranks have agreed on.
-
-    The first rank to leave makes the launcher (srun --kill-on-bad-exit, mpirun) send SIGTERM to the others. Those are on
-    their way out, and their code is the job's too.
-    """
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    sys.exit(code)
 
 
 def main() -> None:
     """Entry point. An exception on one rank, or a call of sys.exit in the middle of a run, ends all ranks."""
     gc.freeze()  # what has been imported stays: no collection looks through it again, the last one included
-    if any(os.environ.get(name, "0") != "0" for name in _RANK_VARIABLES):
+    if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
         warnings.simplefilter("ignore")  # rank 0 shows them
     settings = {"traceback": False}
     try:
@@ -255,38 +230,7 @@ def main() -> None:
         if not leaving.code:
             _note_success()
         raise
-    except Exception as error:
+    except EXPLAINED as error:
         if settings["traceback"]:
             traceback.print_exc()
-        _explain(error)
-        raise
-
-
-def _explain(error: Exception) -> None:
-    """End with a sentence and a code where the error is one that a user can do something about; return otherwise."""
-    from mpifed.simulation.simulation import NonFiniteError
-
-    match error:
-        case click.exceptions.Abort():
-            _fail("interrupted", 130)
-        case click.ClickException():
-            _fail(error.format_message(), error.exit_code)
-        case LaunchError():
-            _fail(str(error), EXIT_LAUNCH)
-        case NonFiniteError():
-            _fail(str(error), 3)
-        case CollectiveError():
-            _fail(screen(error), 2)
-        case PluginError() | ContractError():
-            _fail_alone(screen(error))
-        case ConfigError():
-            _fail(str(error), 2)
-
-
-def _fail_alone(message: str):
-    """End all ranks with code 2 for an error that the others may not have met and would wait for ever after."""
-    if int(_rank()):
-        time.sleep(TURN)
-    click.echo(f"mpifed: {message}", err=True)
-    abort_all(2)
-    _end(2)
+        explain(error)

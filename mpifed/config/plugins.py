@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Plugin(NamedTuple):
-    """A user's class: ``module:Class`` or ``/folder/file.py:Class``; the SHA-256 of its file, "" without one."""
+    """A user's class: ``module:Class`` or ``/folder/file.py:Class``; its file's SHA-256, "" without one."""
 
     name: str
     digest: str

@@ -8,7 +8,7 @@ the kind of each moment ("block" like x, or "scalar").
 ``matrix.refer(moments, w, x)`` tells those that compare with the synchronisation before what stands for it until the
 first one: the averaged estimator and the point at the common start. It accumulates nothing.
 
-Sources: 000 Algorithm 1 line 6 and the example below it; 003 eqs. 4-6. The papers use no bias correction, so the first
+Sources: Huang et al. 2024 Algorithm 1 line 6 and the example below it; Huang n.d. eqs. 4-6. The papers use no bias correction, so the first
 matrices are about (1 - varrho)^(-1/2) smaller than corrected ones, and the first steps that much larger.
 """
 
@@ -23,8 +23,20 @@ from mpifed.core.records import Adaptive
 from mpifed.core.settings import choice, hyperparameters
 
 __all__ = [
-    "MATRICES", "AMSGrad", "AdaBelief", "AdaGradNorm", "Adam", "BarzilaiBorwein", "FirstMatrix", "Identity", "Matrix", "Norm",
-    "adaptive", "due", "first", "refresh",
+    "MATRICES",
+    "AMSGrad",
+    "AdaBelief",
+    "AdaGradNorm",
+    "Adam",
+    "BarzilaiBorwein",
+    "FirstMatrix",
+    "Identity",
+    "Matrix",
+    "Norm",
+    "adaptive",
+    "due",
+    "first",
+    "refresh",
 ]
 
 Moments = tuple[torch.Tensor, ...]
@@ -64,7 +76,7 @@ class Identity(_Matrix):
 
 @hyperparameters
 class Adam(_Matrix):
-    """a ← ϱ a + (1 - ϱ) w², A = diag(√a + ρ) (000, line 6). ``bias_correction`` divides a by 1 - ϱⁿ, which no paper does."""
+    """a ← ϱ a + (1 - ϱ) w², A = diag(√a + ρ) (Huang et al. 2024, line 6). ``bias_correction`` divides a by 1 - ϱⁿ, which no paper does."""
 
     varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the second moment")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
@@ -80,7 +92,7 @@ class Adam(_Matrix):
 
 @hyperparameters
 class AdaBelief(_Matrix):
-    """a ← ϱ a + (1 - ϱ)(w - w')², A = diag(√a + ρ), w' the average at the synchronisation before (000, below line 6).
+    """a ← ϱ a + (1 - ϱ)(w - w')², A = diag(√a + ρ), w' the average at the synchronisation before (Huang et al. 2024, below line 6).
 
     The paper prints ρ for ϱ and leaves w' open until the first synchronisation: ``belief_reference``. With "initial"
     the first matrix by rule is ρ I.
@@ -120,7 +132,7 @@ class AMSGrad(_Matrix):
 
 @hyperparameters
 class Norm(_Matrix):
-    """a ← ϑ a + (1 - ϑ)‖w‖, A = (a + ρ) I, literally 003 eq. 6; ``root``: the mean of ‖w‖² and then its root."""
+    """a ← ϑ a + (1 - ϑ)‖w‖, A = (a + ρ) I, literally Huang n.d. eq. 6; ``root``: the mean of ‖w‖² and then its root."""
 
     vartheta: float = Field(default=0.9, ge=0, lt=1, description="decay ϑ of the norm")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")

@@ -167,10 +167,16 @@ def check_method(method: Algorithm) -> None:
         if not isinstance(getattr(method, record, None), Record):
             faults.append(f"{name}.{record} must be a Record, got {getattr(method, record, 'nothing')!r}")
     if method.steps and not isinstance(getattr(method, method.steps, None), int):
-        faults.append(f"{name}.steps = {method.steps!r} must name the hyperparameter that counts local steps, a whole number")
+        faults.append(
+            f"{name}.steps = {method.steps!r} must name the hyperparameter that counts local steps, a whole number"
+        )
     phases = None
-    if type(method).phases is Algorithm.phases and not (hasattr(method, "client_round") and hasattr(method, "message")):
-        faults.append(f"{name} needs client_round(now, shared, client, message, oracle) and a record `message`, or `phases`")
+    if type(method).phases is Algorithm.phases and not (
+        hasattr(method, "client_round") and hasattr(method, "message")
+    ):
+        faults.append(
+            f"{name} needs client_round(now, shared, client, message, oracle) and a record `message`, or `phases`"
+        )
     elif not faults:
         phases = [*method.start, *method.phases]
         faults += [fault for phase in phases for fault in _phase_faults(method, phase)]
@@ -192,11 +198,19 @@ def _phase_faults(method: Algorithm, phase: Phase) -> list[str]:
     if not callable(phase.client):
         return [f"{name}: the client function of a phase must be callable, got {phase.client!r}"]
     if not isinstance(phase.message, Record) or not phase.message.fields:
-        return [f"{name}: the message of phase {phase.name!r} must be a Record with a field, got {phase.message!r}"]
+        return [
+            f"{name}: the message of phase {phase.name!r} must be a Record with a field, got {phase.message!r}"
+        ]
     if phase.server is not None:
-        return [] if callable(phase.server) else [f"{name}: the server function of phase {phase.name!r} must be callable"]
+        return (
+            []
+            if callable(phase.server)
+            else [f"{name}: the server function of phase {phase.name!r} must be callable"]
+        )
     feeding = {field.of for field in method.shared.of(Adaptive).values()}
-    lost = [field for field in phase.message.fields if field not in method.shared.fields and field not in feeding]
+    lost = [
+        field for field in phase.message.fields if field not in method.shared.fields and field not in feeding
+    ]
     return [
         f"{name}: phase {phase.name!r} has no server function, so its averages replace the fields of `shared` of the same "
         f"names, but there is no {field!r} (it has {', '.join(method.shared.fields)})"
@@ -212,7 +226,9 @@ def _adaptive_faults(method: Algorithm, phases: list[Phase]) -> list[str]:
             faults.append(f"{name}.{field} is adaptive, so {name} needs a hyperparameter `matrix`")
         if kind.of not in carried:
             options = ", ".join(sorted(carried))
-            faults.append(f"{name}.{field} is made from the average of {kind.of!r}, which no message carries (these: {options})")
+            faults.append(
+                f"{name}.{field} is made from the average of {kind.of!r}, which no message carries (these: {options})"
+            )
     return faults
 
 

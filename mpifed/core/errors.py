@@ -35,19 +35,6 @@ class PluginError(ValueError):
         self.round, self.phase, self.clients = round, phase, clients
 
 
-class PluginError(ValueError):
-    """A function of a method or of a problem has raised an error, which is ``__cause__``.
-
-    Attributes:
-        round, phase: where in the run.
-        clients: the numbers of the clients that were stepped.
-    """
-
-    def __init__(self, message: str, round: int, phase: str, clients: list[int]):
-        super().__init__(message)
-        self.round, self.phase, self.clients = round, phase, clients
-
-
 def user_frames(error: BaseException) -> str:
     """The user's own frames of an error's traceback, as Python prints them; "" where it has none.
 

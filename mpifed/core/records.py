@@ -22,7 +22,18 @@ import torch
 
 from mpifed.core.errors import ContractError
 
-__all__ = ["Blocks", "Record", "Layout", "State", "Observed", "Kept", "Between", "Adaptive", "kept", "between"]
+__all__ = [
+    "Blocks",
+    "Record",
+    "Layout",
+    "State",
+    "Observed",
+    "Kept",
+    "Between",
+    "Adaptive",
+    "kept",
+    "between",
+]
 
 Shape = tuple[int, ...]
 Plain = str | tuple[str, ...]
@@ -54,8 +65,7 @@ Kind = Plain | Kept | Between | Adaptive
 
 
 def kept(kind: Plain) -> Kept:
-    """A field that is not counted as sent: in ``shared`` what clients recompute, in ``message`` a running sum that only
-    the output average needs."""
+    """A field that is not counted as sent: what clients recompute, a running sum that only the output average needs."""
     return Kept(kind)
 
 
@@ -127,9 +137,9 @@ class Record:
     def __repr__(self) -> str:
         return "Record(" + ", ".join(f"{name}={kind!r}" for name, kind in self.fields.items()) + ")"
 
-    def of(self, *kinds: type) -> dict[str, Kind]:
-        """The fields whose kind is one of the classes ``kinds``, e.g. ``record.of(Kept)``."""
-        return {name: kind for name, kind in self.fields.items() if isinstance(kind, kinds)}
+    def of(self, kind: type) -> dict[str, Kind]:
+        """The fields of one kind of kind, e.g. ``record.of(Kept)``."""
+        return {name: one for name, one in self.fields.items() if isinstance(one, kind)}
 
     def layout(self, blocks: Blocks, kinds: Mapping[str, int] | None = None, matrix=None) -> Layout:
         """Offsets of every field for a problem with these blocks and these further kinds (name → size).
@@ -172,12 +182,9 @@ class Layout:
         """A state of zeros with leading axes ``lead``."""
         return State(self, torch.zeros(*lead, self.size, dtype=dtype, device=device))
 
-    def span(self, names) -> tuple[int, int]:
-        """First and one-past-last element of the fields ``names``, which must lie side by side."""
-        parts = sorted(part for name in names for part in self.slots[name])
-        if any(left[1] != right[0] for left, right in zip(parts, parts[1:])):
-            raise ValueError(f"the fields {', '.join(names)} do not lie side by side in {self.record}")
-        return (parts[0][0], parts[-1][1]) if parts else (0, 0)
+    def span(self, name: str) -> tuple[int, int]:
+        """First and one-past-last element of a field."""
+        return self.slots[name][0][0], self.slots[name][-1][1]
 
     def field_at(self, element: int) -> str:
         """The name of the field that holds ``element`` of a row."""

@@ -49,7 +49,9 @@ class Sampler:
         self.clients = np.asarray(clients, dtype=np.int64)
         self.dtype, self.device = dtype, device
         self.width = noise_width
-        parts = [tuple(self._load(tensor) for tensor in problem.client_data(int(client))) for client in clients]
+        parts = [
+            tuple(self._load(tensor) for tensor in problem.client_data(int(client))) for client in clients
+        ]
         self.sizes = np.array([len(part[0]) if part else 0 for part in parts], dtype=np.int64)
         self.offsets = np.concatenate(([0], np.cumsum(self.sizes)[:-1])) if parts else self.sizes
         self.data = tuple(torch.cat(column) for column in zip(*parts))
@@ -57,7 +59,9 @@ class Sampler:
         self.begin(0)
         self.turn_to(np.arange(len(self.clients)))
         if parts:
-            self._own = isinstance(self._draw(0, 1, batch_size, ""), tuple)  # a problem that cannot draw says so now
+            self._own = isinstance(
+                self._draw(0, 1, batch_size, ""), tuple
+            )  # a problem that cannot draw says so now
 
     def _load(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = torch.as_tensor(tensor)
@@ -159,4 +163,7 @@ class Sampler:
 
     def _everything(self, rows: slice) -> tuple[torch.Tensor, ...]:
         """All rows of clients of one size."""
-        return tuple(torch.stack(columns) if len(columns) > 1 else columns[0].unsqueeze(0) for columns in zip(*self.each(rows)))
+        return tuple(
+            torch.stack(columns) if len(columns) > 1 else columns[0].unsqueeze(0)
+            for columns in zip(*self.each(rows))
+        )

@@ -1,7 +1,7 @@
 """The communicators: one process, or MPI. The only module that imports mpi4py.
 
-Everything here moves buffers: contiguous NumPy arrays of a known dtype, in place, never pickled objects. The arrays are
-host memory; :mod:`mpifed.parallel.transport` sees to GPUs.
+Everything here moves buffers: contiguous NumPy arrays of a known dtype, in place, never pickled objects. The
+arrays are host memory; :mod:`mpifed.parallel.transport` sees to GPUs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SerialComm:
     calling = ""
 
     def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
-        """Replace ``array`` by its sum ("sum"), maximum ("max") or minimum ("min") over the ranks, on all ranks."""
+        """Replace ``array`` on all ranks by its "sum", "max" or "min" over them."""
         _checked(array)
 
     def bcast_(self, array: np.ndarray, root: int = 0) -> None:
@@ -71,7 +71,7 @@ class SerialComm:
     def alltoallv(
         self, send: np.ndarray, counts: list[int], receive: np.ndarray, from_counts: list[int]
     ) -> None:
-        """Send consecutive pieces of ``send`` (sizes ``counts``) to the ranks; receive theirs one after another."""
+        """Send the ranks one piece of ``send`` each (sizes ``counts``), and receive theirs in order."""
         _checked(receive)[...] = _checked(send)
 
     def allgatherv(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
@@ -93,7 +93,8 @@ class SerialComm:
         """Tell ranks 0 and 1 a text, from any thread and without waiting for them.
 
         Returns:
-            On ranks 0 and 1 the texts by rank that arrived within ``seconds``, their own among them; elsewhere ``None``.
+            On ranks 0 and 1 the texts by rank that arrived within ``seconds``, their own among them;
+            elsewhere ``None``.
         """
         return {0: text}
 
@@ -221,10 +222,10 @@ def agree(comm: SerialComm, error: str | None) -> None:
 
 @contextlib.contextmanager
 def together(comm: SerialComm, *kinds: type[Exception]):
-    """Around what every rank does alone and some may fail at: an error of ``kinds`` on one is an error of all. Collective.
+    """Around what every rank does alone: an error of ``kinds`` on one is an error of all. Collective.
 
     Raises:
-        CollectiveError: on all ranks, with the text of the first rank's error; the rank's own error is its cause.
+        CollectiveError: on all ranks, with the first rank's text; a rank's own error is the cause.
     """
     error = None
     try:

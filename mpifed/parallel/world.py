@@ -1,7 +1,7 @@
 """All processes that were started together, and ending them together.
 
-A launcher and an MPI library that do not fit start N processes that each believe to be alone, with exit code 0;
-:func:`world` compares the size with what the launcher has announced and refuses to go on.
+A launcher and an MPI library that do not fit start N processes that each believe to be alone, with exit code
+0; :func:`world` compares the size with what the launcher has announced and refuses to go on.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def _announced() -> int:
 def world() -> SerialComm:
     """The communicator of all processes that were started together.
 
-    MPI when a launcher (mpirun, mpiexec, srun) has started this process, one process otherwise. Under MPI, an exception
-    that nobody catches ends all ranks: MPI itself would leave the others waiting for ever.
+    MPI when a launcher (mpirun, mpiexec, srun) has started this process, one process otherwise. Under MPI, an
+    exception that nobody catches ends all ranks: MPI itself would leave the others waiting for ever.
 
     Raises:
         LaunchError: the launcher started more processes than MPI can see.
@@ -58,10 +58,11 @@ def world() -> SerialComm:
     comm = MpiComm()
     if comm.size != announced and announced > 1:
         library = " ".join(comm.mpi.split(",")[0].split())
+        way = "pmix" if library.startswith("Open MPI") else "pmi2"
         raise LaunchError(
-            f"the launcher started {announced} processes, but this MPI ({library}) sees {comm.size}: launcher and library do not "
-            "fit, and each process would run the whole job alone. Use the mpirun of this MPI, or under Slurm `srun --mpi="
-            f"{'pmix' if library.startswith('Open MPI') else 'pmi2'}`; a script of `mpifed launch` finds out by itself"
+            f"the launcher started {announced} processes, but this MPI ({library}) sees {comm.size}: "
+            "launcher and library do not fit, and each process would run the whole job alone. Use the mpirun "
+            f"of this MPI, or under Slurm `srun --mpi={way}`; a script of `mpifed launch` finds out by itself"
         )
     if comm.size > 1:
         sys.excepthook = lambda *error: _abort_on(comm, *error)

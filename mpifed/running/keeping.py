@@ -56,8 +56,8 @@ class Keeper:
         """Bring the history to rank 0; write the checkpoint and the results file. Collective.
 
         Args:
-            end: why the run stops here. Files that cannot be written are an error then; before the end, they cost a warning
-                and the old ones stay.
+            end: why the run stops here. Files that cannot be written are an error then; before the end, they
+                cost a warning and the old ones stay.
             metrics: of the output point, at the end.
             asked: a signal has come: write a checkpoint also where none are wanted otherwise.
 
@@ -79,7 +79,7 @@ class Keeper:
                 say(self.comm, f"warning: {fault}; the run goes on")
 
     def mend(self, end: End, metrics: dict[str, float]) -> None:
-        """Write the results file of a complete run where a kill came between it and the last checkpoint. Collective."""
+        """Write the results file where a kill came between it and the last checkpoint. Collective."""
         with together(self.comm, OSError), self._writing():
             if self.comm.rank == 0 and ending(self.folder.path)[1] != end:
                 self._results(end, metrics)
@@ -99,6 +99,6 @@ class Keeper:
             yield
         except (OSError, RuntimeError) as fault:  # HDF5 raises either
             raise OSError(
-                f"the files of round {self.simulation.round} could not be written to {self.folder.path} ({fault}); the "
-                f"newest checkpoint is of round {self.safe}"
+                f"the files of round {self.simulation.round} could not be written to {self.folder.path} "
+                f"({fault}); the newest checkpoint is of round {self.safe}"
             ) from fault

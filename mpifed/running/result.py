@@ -19,7 +19,7 @@ __all__ = ["Result", "load"]
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run returns on every rank; ``metrics``, ``history``, ``costs`` and ``iterates`` are complete on rank 0.
+    """What a run returns on every rank; the dictionaries but for the point are complete on rank 0.
 
     Attributes:
         config: the resolved settings, a table that ``mpifed.run`` takes again.
@@ -79,7 +79,7 @@ def load(folder: str | Path) -> Result:
     Files of versions that kept no names of parameters give no ``parameters``.
 
     Raises:
-        ValueError: there is no results file, or it is damaged; says which, what was expected and what was found.
+        ValueError: there is no results file, or it is damaged; says what was expected and found.
     """
     run, found = results.load(folder), results.outcome(folder)
     point = {block: torch.from_numpy(values) for block, values in found.point.items()}

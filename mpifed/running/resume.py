@@ -19,7 +19,7 @@ from mpifed.storage.snapshot import Snapshot
 
 __all__ = ["find_saved", "choose", "newest", "check_rounds", "complete", "is_done"]
 
-#: Sections that may change from one start of a job to the next: they say how and how long it runs, not what it computes.
+#: Sections that may change between starts of a job: how and how long it runs, not what it computes.
 _FREE = ("rounds", "stop", "run", "plugins")
 
 
@@ -38,17 +38,19 @@ def find_saved(comm: SerialComm, look: Callable[[], Snapshot | None]) -> Snapsho
 
 
 def choose(folder: Folder, config: Config, resume: str) -> Snapshot | None:
-    """Take the folder of a job that starts; what to continue from, ``None`` to start from the beginning. Rank 0.
+    """Take the folder of a job that starts; what to continue from, ``None`` for a start. Rank 0.
 
     Raises:
-        ValueError: the folder cannot be written to, is in use, or holds what this job neither continues nor may replace.
+        ValueError: the folder cannot be written to, is in use, or holds what this job neither continues nor
+            may replace.
     """
     folder.open(create=True)
     path, overwrite = folder.path, config.run.overwrite
     if not folder.ours and (resume == "never" or (resume == "auto" and overwrite)):
         if folder.results() and not overwrite:
             raise ValueError(
-                f"{path} holds a run already: continue it with --resume auto, choose another run.out, or set run.overwrite=true"
+                f"{path} holds a run already: continue it with --resume auto, choose another run.out, or set "
+                "run.overwrite=true"
             )
         return None
     if not folder.checkpoints():
@@ -56,15 +58,17 @@ def choose(folder: Folder, config: Config, resume: str) -> Snapshot | None:
             raise ValueError(f"there is no checkpoint in {path} to continue from (--resume must)")
         if folder.results():
             raise ValueError(
-                f"{path} holds a run already, and no checkpoint to continue it from: choose another run.out, or set run.overwrite=true"
+                f"{path} holds a run already, and no checkpoint to continue it from: choose another run.out, "
+                "or set run.overwrite=true"
             )
         return None
     saved = _sound(folder)
     other = _differences(saved.header["config"], config.table())
     if other:
         raise ValueError(
-            f"{path} holds a checkpoint of another job: {'; '.join(other)}. Choose another run.out, set run.overwrite=true to "
-            f"start over, or change settings on the way with `mpifed resume {path} KEY=VALUE`"
+            f"{path} holds a checkpoint of another job: {'; '.join(other)}. Choose another run.out, set "
+            "run.overwrite=true to start over, or change settings on the way with "
+            f"`mpifed resume {path} KEY=VALUE`"
         )
     check_rounds(saved, config)
     return saved
@@ -95,7 +99,7 @@ def _sound(folder: Folder) -> Snapshot:
 
 
 def is_done(folder: Folder, config: Config) -> bool:
-    """Whether the folder holds this job's final state, or the news that it ended in non-finite values. Rank 0."""
+    """Whether the folder holds this job's end, non-finite values among the reasons. Rank 0."""
     old, end = ending(folder.path)
     if end is not None and end.kind == "diverged":
         return not _differences(old, config.table())
@@ -118,8 +122,8 @@ def check_rounds(saved: Snapshot, config: Config) -> None:
 def complete(saved: Snapshot, config: Config) -> End | None:
     """Why the saved run has ended for good under ``config``, ``None`` if it goes on.
 
-    A run that has done all its rounds goes on when more are asked for; one that a stopping rule has ended, when the rule is
-    another.
+    A run that has done all its rounds goes on when more are asked for; one that a stopping rule has ended,
+    when the rule is another.
     """
     old = saved.header["config"]
     same_rule = old["stop"] == config.table()["stop"]

@@ -1,8 +1,8 @@
 """Running a job from Python, as from the command line.
 
-A run that finds a checkpoint of the same job in its output folder continues from it, so the same call can be made again
-after any end: a signal, a crash, a full disk. What a checkpoint cannot be continued by is refused with the reason; nothing
-is ever started over silently.
+A run that finds a checkpoint of the same job in its output folder continues from it, so the same call can be
+made again after any end: a signal, a crash, a full disk. What a checkpoint cannot be continued by is refused
+with the reason; nothing is ever started over silently.
 """
 
 from __future__ import annotations
@@ -39,15 +39,18 @@ def run(
     Args:
         job: a configuration, a table of the same form as a job file's, or the path of a job file.
         comm: the communicator; by default that of all processes started together.
-        resume: "auto" continues where there is a checkpoint, "must" insists on one, "never" starts from the beginning.
-            ``run.overwrite = true`` makes "auto" start from the beginning, too, and replaces what lies in ``run.out``.
+        resume: "auto" continues where there is a checkpoint, "must" insists on one, "never" starts from the
+            beginning. ``run.overwrite = true`` makes "auto" start from the beginning, too, and replaces what
+            lies in ``run.out``.
         overrides: ``key=value`` changes as on the command line, e.g. ``["rounds=20", "algorithm.q=5"]``.
 
     Raises:
         ConfigError: on all ranks together: settings that are wrong whatever lies in folders and data.
-        CollectiveError: on all ranks together: what only shows when the job is set up or runs (missing data, an output
-            folder in use or with another job's results, a device that is not there, non-finite values).
-        Stopped: on all ranks together, when the files are written: SIGTERM or SIGUSR1 has come. It is a SystemExit.
+        CollectiveError: on all ranks together: what only shows when the job is set up or runs (missing data,
+            an output folder in use or with another job's results, a device that is not there, non-finite
+            values).
+        Stopped: on all ranks together, when the files are written: SIGTERM or SIGUSR1 has come. It is a
+            SystemExit.
         KeyboardInterrupt: the same for Ctrl-C; its ``result``, too, is what would have been returned.
     """
     comm = comm or world()
@@ -125,7 +128,9 @@ def _settings(comm: SerialComm, read: Callable[[], Config]) -> Config:
 def _carry_out(
     config: Config, comm: SerialComm, folder: Folder, look: Callable[[], Snapshot | None]
 ) -> Result:
-    """Run from what rank 0 finds by ``look``; with ``run.on_rank_failure = "shrink"`` as often as a rank dies. Collective."""
+    """Run from what rank 0 finds by ``look``, again after the death of a rank that can be survived.
+    Collective.
+    """
 
     def attempt(comm: SerialComm) -> tuple[Result, int]:
         try:

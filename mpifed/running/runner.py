@@ -42,8 +42,8 @@ class Runner:
     def _where(self) -> str:
         done, safe = (self.simulation.round, self.keeper.safe) if self.keeper else (0, 0)
         return (
-            f"received in round {done}: the run stops after round {done + 1} at the latest, with a checkpoint, if the "
-            f"ranks live to see it; the newest is of round {safe}"
+            f"received in round {done}: the run stops after round {done + 1} at the latest, with a "
+            f"checkpoint, if the ranks live to see it; the newest is of round {safe}"
         )
 
     def _elapsed(self) -> float:
@@ -77,7 +77,7 @@ class Runner:
         self.keeper = Keeper(run, self.folder, self.simulation, self.recorder, self.comm)
 
     def _begin(self) -> Result:
-        """From the starting point; what lies in the folder is replaced, as the job has been checked to the last."""
+        """From the starting point; the job has been checked to the last, and what lies there is replaced."""
         self.simulation.start()
         self.recorder.note_round()
         with self._progress() as bar:

@@ -17,8 +17,9 @@ __all__ = ["StopRule"]
 class StopRule:
     """Decides after every round, on all ranks alike, whether the run ends.
 
-    What only some ranks know, that the time is up or that a signal has come, they tell the others by a number that rides on a
-    round's first sum: 1 from rank 0 if the time is up, 2 from every rank that was asked to stop.
+    What only some ranks know, that the time is up or that a signal has come, they tell the others by a number
+    that rides on a round's first sum: 1 from rank 0 if the time is up, 2 from every rank that was asked to
+    stop.
 
     Args:
         elapsed: seconds that the rounds so far have taken, asked on rank 0.
@@ -53,7 +54,7 @@ class StopRule:
         return End("signal", f"a signal after round {r}") if self.asked else None
 
     def target(self, metrics: dict[str, float]) -> End | None:
-        """The end if the metric has reached its target. Collective, with a target or without: nobody goes on before rank 0.
+        """The end if the metric has reached its target. Collective, also without one: all wait for rank 0.
 
         Args:
             metrics: complete on rank 0.

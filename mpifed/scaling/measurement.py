@@ -215,7 +215,12 @@ def _rounds(comm: SerialComm, simulation: Simulation) -> np.ndarray:
         calls, compute, steps = costs.oracle_calls, costs.compute_seconds, stopwatch.seconds
         simulation.step()
         members = len(simulation.executor.calls)
-        return [members, costs.oracle_calls - calls, stopwatch.seconds - steps, costs.compute_seconds - compute]
+        return [
+            members,
+            costs.oracle_calls - calls,
+            stopwatch.seconds - steps,
+            costs.compute_seconds - compute,
+        ]
 
     one()  # caches are cold
     began = time.perf_counter()
@@ -265,6 +270,11 @@ def print_measurement(result: dict) -> None:
         table.add_row(filesize.decimal(size), *cells)
     console = Console(highlight=False, markup=False, width=WIDTH)
     console.print(table)
+    _print_parameters(console, result, links)
+
+
+def _print_parameters(console: Console, result: dict, links: dict[str, Link]) -> None:
+    machine = result["machine"]
     for name, link in links.items():
         console.print(f"{name}-node: {link}")
     console.print(

@@ -12,24 +12,18 @@ import numpy as np
 
 from mpifed.core.adaptive import due, first, refresh
 from mpifed.core.algorithm import Algorithm, local_steps
-from mpifed.core.records import Adaptive, Record, State
+from mpifed.core.records import Adaptive, State
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
 
-__all__ = ["Coordinator", "moments_of"]
-
-
-def moments_of(method: Algorithm) -> Record:
-    """The record of the moments behind a method's adaptive fields."""
-    adaptive = method.shared.of(Adaptive)
-    return Record(**{name: method.matrix.fields(field.block) for name, field in adaptive.items()})
+__all__ = ["Coordinator"]
 
 
 class Coordinator:
     """Decides who takes part and owns the moments.
 
     Args:
-        moments: the state of :func:`moments_of`.
+        moments: what the matrices are made from.
         shared: the state whose adaptive fields are broadcast.
         weights: one weight a client or ``None`` for uniform.
     """
@@ -85,7 +79,12 @@ class Coordinator:
                 block, of = self._fields[name].block, self._fields[name].of
                 point = getattr(mean if block in mean else self.shared, block)
                 moments, matrix = refresh(
-                    self.algorithm, local_steps(self.algorithm), r, getattr(self.moments, name), getattr(mean, of), point
+                    self.algorithm,
+                    local_steps(self.algorithm),
+                    r,
+                    getattr(self.moments, name),
+                    getattr(mean, of),
+                    point,
                 )
                 setattr(self.moments, name, moments)
                 if matrix is not None:
@@ -100,8 +99,10 @@ class Coordinator:
     def _channels_of(self, names: tuple[str, ...]):
         """The channels of ``shared``'s fields ``names``: one where they lie side by side, else one each."""
         if names not in self._channels:
-            spans = [self.shared.layout.span([name]) for name in names]
+            spans = [self.shared.layout.span(name) for name in names]
             if all(left[1] == right[0] for left, right in zip(spans, spans[1:])):
                 spans = [(spans[0][0], spans[-1][1])]
-            self._channels[names] = [self.transport.channel(self.shared.buffer[slice(*span)]) for span in spans]
+            self._channels[names] = [
+                self.transport.channel(self.shared.buffer[slice(*span)]) for span in spans
+            ]
         return self._channels[names]

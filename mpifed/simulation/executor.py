@@ -25,7 +25,7 @@ from mpifed.core.records import Layout, Observed, State
 from mpifed.core.sampling import Sampler
 from mpifed.parallel.placement import Cohort
 
-__all__ = ["EXECUTORS", "Batched", "Loop", "Stage"]
+__all__ = ["EXECUTORS", "Batched", "Loop", "Observer", "Stage"]
 
 
 @dataclass
@@ -48,6 +48,19 @@ class Stage:
     cohort: int = 0
     filled: bool = False
     rows: list[State] = field(default_factory=list)
+
+
+class Observer:
+    """What is told of every stage of a round, on every rank. Subclasses override what they need."""
+
+    def before_clients(self, stage: Stage, cohort: Cohort) -> None:
+        """The members are about to be stepped."""
+
+    def after_clients(self, stage: Stage, cohort: Cohort) -> None:
+        """The first rows of ``stage.messages`` are filled."""
+
+    def after_mean(self, stage: Stage, cohort: Cohort) -> None:
+        """``stage.mean`` holds the average; the server function comes next."""
 
 
 class Loop:
@@ -125,7 +138,9 @@ class Loop:
             reads, writes = message.take_notes()
             empty = [name for name in message.layout.record.fields if name not in reads | writes]
             if empty:
-                raise ContractError(f"{_function(stage.phase)} never fills message.{', message.'.join(empty)}")
+                raise ContractError(
+                    f"{_function(stage.phase)} never fills message.{', message.'.join(empty)}"
+                )
             stage.filled = True
 
 

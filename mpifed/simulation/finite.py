@@ -10,10 +10,10 @@ from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.executor import Stage
 
-__all__ = ["NON_FINITE", "NonFiniteError", "check_mean", "check_shared", "first_bad"]
+__all__ = ["NonFiniteError", "check_mean", "check_shared", "first_bad"]
 
 #: How the message of a NonFiniteError begins.
-NON_FINITE = "non-finite value"
+_NON_FINITE = "non-finite value"
 #: What :func:`first_bad` returns where all is finite.
 _NONE = np.iinfo(np.int64).max
 
@@ -54,11 +54,11 @@ def check_mean(comm: SerialComm, round: int, stage: Stage, culprit: int) -> None
     comm.allreduce_(first, "min")
     if first[0] == _NONE:
         raise NonFiniteError(
-            f"{NON_FINITE} in round {round}: the sum of finite messages overflows, phase {stage.phase.name!r}"
+            f"{_NON_FINITE} in round {round}: the sum of finite messages overflows, phase {stage.phase.name!r}"
         )
     client, element = divmod(int(first[0]), stage.mean.layout.size)
     raise NonFiniteError(
-        f"{NON_FINITE} in round {round}: client {client}, field {stage.mean.layout.field_at(element)!r} of `message` "
+        f"{_NON_FINITE} in round {round}: client {client}, field {stage.mean.layout.field_at(element)!r} of `message` "
         f"(phase {stage.phase.name!r}): smaller step sizes?"
     )
 
@@ -69,6 +69,6 @@ def check_shared(round: int, shared: State) -> None:
         return
     element = int((~torch.isfinite(shared.buffer)).nonzero()[0])
     raise NonFiniteError(
-        f"{NON_FINITE} in round {round}: field {shared.layout.field_at(element)!r} of `shared`, made by the server step "
+        f"{_NON_FINITE} in round {round}: field {shared.layout.field_at(element)!r} of `shared`, made by the server step "
         "from finite averages: smaller step sizes?"
     )

@@ -7,67 +7,33 @@ default dtype is the run's, so that ``torch.as_tensor(0.05)`` has the digits of 
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from mpifed.config.job import Config
 from mpifed.core.algorithm import Now, Phase, check_method, local_steps, refreshed
-from mpifed.core.errors import ContractError
 from mpifed.core.oracle import ORACLES
-from mpifed.core.problem import as_family
-from mpifed.core.records import Between, Blocks, Observed, Record, State
+from mpifed.core.records import State
 from mpifed.core.sampling import Sampler
 from mpifed.core.streams import Stream, generator
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import choose_device
-from mpifed.parallel.placement import Cohort, Placement
+from mpifed.parallel.placement import Cohort
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import choose_transport
-from mpifed.simulation.client_costs import client_costs
-from mpifed.simulation.coordinator import Coordinator, moments_of
+from mpifed.simulation.allocation import Allocation
+from mpifed.simulation.coordinator import Coordinator
 from mpifed.simulation.evaluation import evaluate
-from mpifed.simulation.executor import EXECUTORS, Stage
+from mpifed.simulation.executor import EXECUTORS, Observer, Stage
 from mpifed.simulation.federated_clock import FederatedClock
-from mpifed.simulation.finite import NON_FINITE, NonFiniteError, check_mean, check_shared, first_bad
-from mpifed.simulation.provenance import agree_on_data
-from mpifed.simulation.traffic import Traffic
+from mpifed.simulation.finite import NonFiniteError, check_mean, check_shared, first_bad
+from mpifed.simulation.preparation import default_dtype, place, prepare
+from mpifed.simulation.traffic import Costs, Traffic
 
-__all__ = ["NON_FINITE", "Costs", "NonFiniteError", "Observer", "Simulation"]
-
-#: Bytes of client records that a rank allocates at most.
-CLIENT_MEMORY = 16 * 2**30
-
-
-@dataclass
-class Costs:
-    """Running totals of this rank. ``bytes_*`` is what its federated clients would send and be sent."""
-
-    oracle_calls: int = 0
-    phases: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    wire_bytes: int = 0
-    compute_seconds: float = 0.0
-    communication_seconds: float = 0.0
-    seconds: float = 0.0
-
-
-class Observer:
-    """What is told of every stage of a round, on every rank. Subclasses override what they need."""
-
-    def before_clients(self, stage: Stage, cohort: Cohort) -> None:
-        """The members are about to be stepped."""
-
-    def after_clients(self, stage: Stage, cohort: Cohort) -> None:
-        """The first rows of ``stage.messages`` are filled."""
-
-    def after_mean(self, stage: Stage, cohort: Cohort) -> None:
-        """``stage.mean`` holds the average; the server function comes next."""
+__all__ = ["NonFiniteError", "Observer", "Simulation"]
 
 
 class Simulation:
@@ -93,73 +59,33 @@ class Simulation:
         check_method(self.algorithm)
         self.device = choose_device(comm, run.device, run.gpus)
         self.dtype = getattr(torch, run.dtype)
-        self._prepare()
-        self.problem = as_family(config.problem, self.algorithm.family)
-        self.placement = self._place(np.array(costs, dtype=np.int64))
+        self.problem = prepare(config, comm, self.dtype, self.device)
+        known = np.array(costs, dtype=np.int64)
+        self.placement, self.client_costs = place(config, self.problem, comm, known, self.dtype, self.device)
         self.mine = self.placement.of(comm.rank)
-        self.blocks, self.kinds = self.problem.variables(), self.problem.kinds()
         self.round, self.costs = 0, Costs()
         way = run.transport if run.on_rank_failure == "abort" else "host"
         self.transport = choose_transport(comm, self.device, way, run.reduction == "exact")
         self.clock = FederatedClock(config.clock, config.seed, self.mine)
         self._allocate()
-        self._stages, self._start = self._stages_of(self.algorithm.phases), self._stages_of(self.algorithm.start)
-
-    @contextlib.contextmanager
-    def _default_dtype(self) -> Iterator[None]:
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(self.dtype)
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
-
-    def _prepare(self) -> None:
-        """Prepare the problem and compare the data that the ranks have read. Collective, also where it fails."""
-        error = None
-        try:
-            with self._default_dtype():
-                self.config.problem.prepare(self.config.seed, self.config.run.data_dir)
-        except (ValueError, OSError) as fault:
-            error = str(fault)
-        agree_on_data(self.comm, self.config.problem.files, error)
-
-    def _place(self, costs: np.ndarray) -> Placement:
-        config, comm, self.client_costs = self.config, self.comm, costs
-        if config.run.placement != "balanced":
-            return Placement(self.problem.clients, comm.size)
-        if len(costs) != self.problem.clients:
-            self.client_costs = client_costs(self.problem, comm, config.seed, config.oracle, self.dtype, self.device)
-        return Placement.balanced(self.client_costs, comm.size)
-
-    def _layout(self, record: Record):
-        """The layout of a record; a minimax method's y is empty where the problem has none."""
-        empty = {"y": 0} if self.problem.family == "minimax" and "y" not in self.blocks else {}
-        return record.layout(self.blocks, empty | self.kinds, getattr(self.algorithm, "matrix", None))
-
-    def _state(self, record: Record, *lead: int) -> State:
-        return self._layout(record).state(lead, self.dtype, self.device)
+        self._stages, self._start = (
+            self._stages_of(self.algorithm.phases),
+            self._stages_of(self.algorithm.start),
+        )
 
     def _allocate(self) -> None:
-        config, method, client = self.config, self.algorithm, self.algorithm.client
-        self._check_blocks()
-        shared = self._state(method.shared)
-        self.shared = Observed(shared.layout, shared.buffer)
-        between = Record(**client.of(Between))
-        lasting = Record(**{name: kind for name, kind in client.fields.items() if name not in between.fields})
-        self._guard_memory(self._layout(lasting).size)
-        self.clients = self._state(lasting, len(self.mine))
-        self.output = self._state(Record(**{block: block for block in self.blocks}))
-        weights = None
+        config, method, exact = self.config, self.algorithm, self.config.run.reduction == "exact"
+        self.memory = Allocation(method, self.problem, len(self.mine), self.dtype, self.device)
+        self.blocks, self.shared, self.clients = self.memory.blocks, self.memory.shared, self.memory.clients
+        self.output, weights = self.memory.output, None
         if config.participation.weights == "samples":
-            weights = np.array(
-                [self.problem.client_size(k) for k in range(self.problem.clients)], dtype=np.float64
-            )
+            sizes = [self.problem.client_size(k) for k in range(self.problem.clients)]
+            weights = np.array(sizes, dtype=np.float64)
         self.coordinator = Coordinator(
             method,
             self.transport,
             self.placement,
-            self._state(moments_of(method)),
+            self.memory.moments,
             self.shared,
             seed=config.seed,
             cohort=config.participation.cohort or self.problem.clients,
@@ -168,42 +94,33 @@ class Simulation:
         )
         self.traffic = Traffic(self.shared.layout, self.shared.buffer.element_size())
         self.executor = EXECUTORS[config.run.executor](
-            self.problem, self._sampler(), self.clients, self._layout(between), config.run.reduction == "exact"
+            self.problem, self._sampler(), self.clients, self.memory.between, exact
         )
-        self._own = Record(**{block: block for block in self.blocks if block not in self.shared})
-        self._average = self._stage(Phase(_nothing, self._own)) if self._own.fields else None
+        own = self.memory.own
+        self._average = self._stage(Phase(_nothing, own)) if own.fields else None
 
     def _sampler(self) -> Sampler:
         config, width = self.config, ORACLES[self.problem.family].noise_width(self.problem)
         oracle = config.oracle
         return Sampler(
-            self.problem, self.mine, config.seed, oracle.batch_size, oracle.noise, width, self.dtype, self.device
+            self.problem,
+            self.mine,
+            config.seed,
+            oracle.batch_size,
+            oracle.noise,
+            width,
+            self.dtype,
+            self.device,
         )
 
-    def _check_blocks(self) -> None:
-        method = self.algorithm
-        missing = [block for block in self.blocks if block not in {**method.shared.fields, **method.client.fields}]
-        if missing:
-            raise ContractError(
-                f"{type(method).__name__} has no field {missing[0]!r} in `shared` or `client`, but "
-                f"{type(self.config.problem).__name__} has the blocks {', '.join(self.blocks)}"
-            )
-
-    def _guard_memory(self, width: int) -> None:
-        """Refuse client records that cannot fit, before they are allocated: a dense Jacobian grows as p · d."""
-        size = width * self.shared.buffer.element_size() * len(self.mine)
-        if size > CLIENT_MEMORY:
-            kinds = ", ".join(f"{name} {number:,}" for name, number in (self.blocks.sizes | self.kinds).items())
-            raise ValueError(
-                f"the client records of {type(self.algorithm).__name__} need {size / 2**30:.1f} GiB on one rank "
-                f"({len(self.mine)} clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: fewer clients "
-                "a rank, or a smaller model"
-            )
-
     def _stage(self, phase: Phase, names: tuple[str, ...] = (), cohort: int = 0) -> Stage:
-        layout = self._layout(phase.message)
-        reduction = REDUCTIONS[self.config.run.reduction](self.transport, len(self.mine), layout.size, self.dtype)
-        return Stage(phase, State(layout, reduction.rows), State(layout, reduction.mean), reduction, names, cohort)
+        layout = self.memory.layout(phase.message)
+        reduction = REDUCTIONS[self.config.run.reduction](
+            self.transport, len(self.mine), layout.size, self.dtype
+        )
+        return Stage(
+            phase, State(layout, reduction.rows), State(layout, reduction.mean), reduction, names, cohort
+        )
 
     def _stages_of(self, phases: Sequence[Phase]) -> list[Stage]:
         numbers = np.cumsum([phase.fresh for phase in phases], dtype=int)
@@ -213,7 +130,7 @@ class Simulation:
     @torch.no_grad()
     def start(self) -> None:
         """Set the starting point and run the method's start phases (round 0)."""
-        with self._default_dtype():
+        with default_dtype(self.dtype):
             point = self.problem.initial(generator(self.config.seed, "initial"))
             for block in self.blocks:
                 if block in point:
@@ -255,7 +172,7 @@ class Simulation:
         self.clock.begin_round()
         self.executor.begin(self.round)
         cohort = number = None
-        with self._default_dtype():
+        with default_dtype(self.dtype):
             for stage in stages:
                 if stage.cohort != number:
                     number, cohort = stage.cohort, self.coordinator.cohort(self.round, stage.cohort)
@@ -326,7 +243,7 @@ class Simulation:
         """The clients' average of the blocks that every client has its own of."""
         everyone = self.coordinator.cohort(0)
         rows = self._average.messages.rows(0, len(self.mine))
-        for block in self._own.fields:
+        for block in self.memory.own.fields:
             setattr(rows, block, getattr(self.clients, block))
         self._average.reduction(everyone)
 
@@ -351,7 +268,7 @@ class Simulation:
     def evaluate(self, state: State) -> dict[str, float]:
         """The problem's metrics at ``shared``'s point or at ``output``, complete on rank 0, empty elsewhere. Collective."""
         of = self.block if state is self.shared else lambda name: getattr(state, name)
-        with self._default_dtype():
+        with default_dtype(self.dtype):
             return evaluate(self.problem, self.comm, [of(name) for name in self.blocks])
 
 

@@ -9,12 +9,27 @@ a function has read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mpifed.core.algorithm import Algorithm, refreshed, travels
 from mpifed.core.records import Blocks, Layout
 
-__all__ = ["Sent", "Traffic", "collectives", "size_of"]
+__all__ = ["Costs", "Sent", "Traffic", "collectives", "size_of"]
+
+
+@dataclass
+class Costs:
+    """Running totals of this rank. ``bytes_*`` is what its federated clients would send and be sent."""
+
+    oracle_calls: int = 0
+    phases: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    wire_bytes: int = 0
+    compute_seconds: float = 0.0
+    communication_seconds: float = 0.0
+    seconds: float = 0.0
 
 
 class Sent(NamedTuple):
@@ -63,7 +78,9 @@ def size_of(layout: Layout, names: Iterable[str]) -> int:
     return sum(stop - start for name in names for start, stop in layout.slots[name])
 
 
-def collectives(method: Algorithm, blocks: Blocks, kinds: Mapping[str, int], item: int) -> tuple[tuple[int, int], ...]:
+def collectives(
+    method: Algorithm, blocks: Blocks, kinds: Mapping[str, int], item: int
+) -> tuple[tuple[int, int], ...]:
     """Bytes of the Allreduce and of the Bcast of each phase of a round, from the method's records alone.
 
     The Allreduce carries the message and a control value, the Bcast the adaptive matrices, 0 where there are none.

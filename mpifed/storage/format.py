@@ -1,20 +1,24 @@
 """The results of a run: one HDF5 file, ``run.h5``.
 
-==============  ======================================================================================================
-attributes      ``config``, ``versions``, ``layout``, ``data`` (the files read: path and SHA-256 of each; JSON texts),
-                ``maximised`` (JSON list of the metrics of which more is better), ``end`` and ``stopped`` (why the run ended,
-                as a kind and as a sentence, :class:`End`; both "" while it runs)
-``costs/``      cumulative, one value a round, the first for the starting point: ``round``, ``oracle_calls``, ``phases``,
-                ``bytes_up`` and ``bytes_down`` (what federated clients would send and be sent), ``wire_bytes`` (what this
-                run moved between its ranks), ``compute_seconds`` and ``communication_seconds`` (mean over the ranks),
-                ``seconds``, ``federated_seconds`` (what federated clients would take by the clock, 0 without one)
-``ranks/``      one value a rank: ``gpu`` (its number, -1 for the CPU), ``peak_host_bytes``, ``peak_gpu_bytes``
+==============  =======================================================================================
+attributes      ``config``, ``versions``, ``layout``, ``data`` (the files read: path and SHA-256 of
+                each; JSON texts), ``maximised`` (JSON list of the metrics of which more is better),
+                ``end`` and ``stopped`` (why the run ended, as a kind and as a sentence, :class:`End`;
+                both "" while it runs)
+``costs/``      cumulative, one value a round, the first for the starting point: ``round``,
+                ``oracle_calls``, ``phases``, ``bytes_up`` and ``bytes_down`` (what federated clients
+                would send and be sent), ``wire_bytes`` (what this run moved between its ranks),
+                ``compute_seconds`` and ``communication_seconds`` (mean over the ranks), ``seconds``,
+                ``federated_seconds`` (what federated clients would take by the clock, 0 without one)
+``ranks/``      one value a rank: ``gpu`` (its number, -1 for the CPU), ``peak_host_bytes``,
+                ``peak_gpu_bytes``
 ``metrics/``    ``round`` and one dataset a metric, one value an evaluation
-``holdings``    samples by client and class, with the classes' names in the attribute ``classes``; only where samples have them
-``final/``      the output point, one flat dataset a block with the attribute ``parameters`` (JSON table: name → shape, in
-                order); metrics of the point as attributes of the group
+``holdings``    samples by client and class, with the classes' names in the attribute ``classes``; only
+                where samples have them
+``final/``      the output point, one flat dataset a block, each with the attribute ``parameters`` (JSON
+                table: name → shape, in order); metrics of the point as attributes of the group
 ``iterates/``   with ``record``: ``round`` and the averaged iterate of every round, one dataset a block
-==============  ======================================================================================================
+==============  =======================================================================================
 """
 
 from __future__ import annotations
@@ -45,9 +49,9 @@ class End:
     """Why a run has ended.
 
     Attributes:
-        kind: "rounds" (all are done), "target" (a metric has reached its value), "time" (the budget is used up), "diverged"
-            (non-finite values), or "signal" (asked to stop; started again, the run continues from its checkpoint).
-            "" in files of versions that wrote the sentence alone.
+        kind: "rounds" (all are done), "target" (a metric has reached its value), "time" (the budget is used
+            up), "diverged" (non-finite values), or "signal" (asked to stop; started again, the run continues
+            from its checkpoint). "" in files of versions that wrote the sentence alone.
         sentence: the same in words.
     """
 

@@ -1,7 +1,7 @@
 """Collects the history of a run and writes its results file (:mod:`mpifed.storage.format`).
 
-History stays in memory on rank 0 and the file is replaced as a whole at every checkpoint and at the end, so a reader
-never meets half a file. Ranks meet for their costs only when the history is wanted.
+History stays in memory on rank 0 and the file is replaced as a whole at every checkpoint and at the end, so a
+reader never meets half a file. Ranks meet for their costs only when the history is wanted.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Recorder:
         blocks: the blocks whose averaged iterate is kept every round.
 
     Raises:
-        ValueError: a block does not exist, its iterates would not fit into memory, or there is nothing to write for
-            TensorBoard with.
+        ValueError: a block does not exist, its iterates would not fit into memory, or there is nothing to
+            write for TensorBoard with.
     """
 
     def __init__(self, simulation: Simulation, comm: SerialComm):
@@ -60,8 +60,8 @@ class Recorder:
         )
         if needed > MEMORY:
             raise ValueError(
-                f"record = {list(self.blocks)} needs {needed / 2**30:.1f} GiB for {config.rounds} rounds, more than "
-                f"{MEMORY / 2**30:.0f} GiB: record fewer blocks"
+                f"record = {list(self.blocks)} needs {needed / 2**30:.1f} GiB for {config.rounds} rounds, "
+                f"more than {MEMORY / 2**30:.0f} GiB: record fewer blocks"
             )
         self._base = np.zeros(len(COSTS))
         self._pending: list[list[float]] = []
@@ -193,7 +193,9 @@ class Recorder:
 
 
 def ending(folder: Path) -> tuple[dict, End | None]:
-    """Settings and end that a folder's results file names; empty where there is no such file or it cannot be read."""
+    """Settings and end that a folder's results file names; empty where there is no such file or it cannot be
+    read.
+    """
     try:
         with h5py.File(Path(folder) / RUN_FILE, "r") as file:
             return json.loads(file.attrs["config"]), End.read(file.attrs)

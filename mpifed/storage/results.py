@@ -19,11 +19,13 @@ __all__ = ["RunData", "Outcome", "find_runs", "load", "outcome", "expect"]
 
 @dataclass(frozen=True, eq=False)
 class RunData:
-    """A run, named by its algorithm: ``costs`` are ``[R + 1]``, ``metrics`` ``[E]``, taken after ``metric_rounds``.
+    """A run, named by its algorithm: ``costs`` are ``[R + 1]``, ``metrics`` ``[E]``, taken after
+    ``metric_rounds``.
 
-    ``layout`` and ``data`` say what the run ran on and which files it read; ``maximised`` are the metrics of which more is
-    better; ``end`` is ``None`` while the run goes on. ``ranks`` has one value a rank. ``class_counts`` are samples by client and class, ``[N, classes]``, and ``classes``
-    the classes' names, where samples have any.
+    ``layout`` and ``data`` say what the run ran on and which files it read; ``maximised`` are the metrics of
+    which more is better; ``end`` is ``None`` while the run goes on. ``ranks`` has one value a rank.
+    ``class_counts`` are samples by client and class, ``[N, classes]``, and ``classes`` the classes' names,
+    where samples have any.
     """
 
     path: Path
@@ -58,8 +60,10 @@ class RunData:
 
 
 class Outcome(NamedTuple):
-    """What a run has come to: ``point`` by block, flat; the ``shapes`` of its parameters by block and name (without the blocks
-    of which the file names none); ``metrics`` of the point; recorded ``iterates`` by block, ``[R, d]``."""
+    """What a run has come to: ``point`` by block, flat; the ``shapes`` of its parameters by block and name
+    (without the blocks of which the file names none); ``metrics`` of the point; recorded ``iterates`` by
+    block, ``[R, d]``.
+    """
 
     point: dict[str, np.ndarray]
     shapes: dict[str, dict[str, list[int]]]
@@ -85,7 +89,8 @@ def load(path: str | Path) -> RunData:
     """Read a run from its folder or its file.
 
     Raises:
-        ValueError: the file is missing, damaged, or not a run file; says which file, what was expected, what was found.
+        ValueError: the file is missing, damaged, or not a run file; says which file, what was expected, what
+            was found.
     """
     with _opened(path) as (source, file):
         return _read(source, file)
@@ -110,7 +115,9 @@ def outcome(path: str | Path) -> Outcome:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[h5py.File, Path]]:
-    """The run file of a folder, or the file itself, opened; whatever cannot be read in it is told with its place."""
+    """The run file of a folder, or the file itself, opened; whatever cannot be read in it is told with its
+    place.
+    """
     file = Path(path).resolve()
     file = file / RUN_FILE if file.is_dir() else file
     try:

@@ -21,7 +21,8 @@ __all__ = ["Snapshot"]
 
 @dataclass
 class Snapshot:
-    """A state between two rounds, but for the clients' rows, which go from the ranks to the file and back piece by piece.
+    """A state between two rounds, but for the clients' rows, which go from the ranks to the file and back
+    piece by piece.
 
     Attributes:
         header: JSON-able, known on all ranks.

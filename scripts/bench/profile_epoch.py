@@ -11,13 +11,13 @@ from __future__ import annotations
 import sys
 import time
 
-from mpifed.core.algorithm import local_steps
+from mpifed.config.grids import variants
 from mpifed.config.job import Config, read_table
+from mpifed.core.algorithm import local_steps
 from mpifed.core.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
 from mpifed.core.sampling import Sampler
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.reduction import ExactReduction, FusedReduction
-from mpifed.config.grids import variants
 from mpifed.simulation.coordinator import Coordinator
 from mpifed.simulation.executor import Batched, Loop
 from mpifed.simulation.simulation import Simulation

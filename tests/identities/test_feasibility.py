@@ -41,7 +41,7 @@ class Promise(NamedTuple):
 
 #: Readings of a synchronisation, and of where the set of y acts with the blocks that this keeps feasible.
 SYNC = ("stem", "local", "mean_after", "box")
-PROJECT_Y = {"mixed": "y", "step": "y", "none": ""}
+PROJECT_Y = {"mixed": "xy", "step": "xy", "none": "x"}
 FGDA = dict(q=3, gamma=0.05, lam=0.04, eta=0.9, alpha=0.3, beta=0.4)
 #: Steps that reach the border in one round and server rates that go on from there.
 GLOBAL = dict(K=3, eta_xl=0.05, eta_yl=0.04, eta_xg=1.4, eta_yg=1.5)
@@ -50,7 +50,7 @@ CENTRAL = dict(eta_x=0.05, eta_y=0.04, p=2.0, beta=0.3)
 PROXIMAL = dict(K=3, eta=0.05, H=2, L=3.0)
 DUAL = dict(K=3, eta=0.05)
 
-#: Nobody projects x in FGDA, AdaFGDA and Local-SGDA. SLIPPAX evaluates at projected points plus noise.
+#: SLIPPAX evaluates at projected points plus noise.
 PROMISES = [
     *(
         Promise(name, FGDA | {"sync_estimator": sync, "project_y": where}, promised, promised)
@@ -81,9 +81,9 @@ PROMISES = [
         Promise("SmoothedGDA", CENTRAL | {"alternating": alternating}, "xy", "xy")
         for alternating in (False, True)
     ),
-    Promise("LocalSGDA", dict(q=3, eta_x=0.05, eta_y=0.04), "y", "y"),
+    Promise("LocalSGDA", dict(q=3, eta_x=0.05, eta_y=0.04), "xy", "xy"),
 ]
-#: Compositions have one block and no sets.
+#: Compositions are no games.
 WITHOUT_SETS = {"MFCGD", "AdaMFCGD"}
 
 

@@ -82,6 +82,5 @@ def test_an_error_of_one_rank_is_an_error_of_all(any_comm):
             if any_comm.rank == last:
                 raise OSError("no such file")
     assert isinstance(error.value.__cause__, OSError if any_comm.rank == last else type(None))
-    with pytest.raises(KeyError):
-        with together(any_comm, ValueError):
-            raise KeyError("not of the kinds")
+    with pytest.raises(KeyError), together(any_comm, ValueError):
+        raise KeyError("not of the kinds")

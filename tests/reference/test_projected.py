@@ -22,7 +22,7 @@ from .fess_gda import fess_gda, fsgda
 
 SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 4, 3
 SET_X, SET_Y = Box(-0.45, 0.3), Ball(0.1)
-SERVER = dict(K=3, eta_xl=0.05, eta_yl=0.08, eta_xg=2.5, eta_yg=2.0)
+SERVER = dict(K=3, eta_xl=0.2, eta_yl=0.08, eta_xg=2.5, eta_yg=2.0)
 K = 3
 
 
@@ -53,7 +53,7 @@ def assert_projected(path, expected):
     assert all(np.abs(path - other).max() > 1e-3 for other in points.values())
 
 
-@pytest.mark.parametrize("p, beta", [(None, None), (0.7, 0.4)])
+@pytest.mark.parametrize("p, beta", [(None, None), (0.7, 0.4), (0.7, 0.05)])
 def test_global_rates(tmp_path, p, beta):
     """FSGDA, and FESS-GDA with its smoothing point, which follows the projected x."""
     game = Bounded(clients=CLIENTS, set_x=SET_X, set_y=SET_Y)

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
+import mpifed
+
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_", "MPIFED_LAUNCHER")
+#: Their warnings are errors, in jobs as in the tests (setup.cfg); those of libraries are not.
+PACKAGE = Path(mpifed.__file__).parent
+OWN_MODULES = [
+    ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for file in sorted(PACKAGE.rglob("*.py"))
+]
 SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -22,7 +30,7 @@ SETTINGS = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks outnumber cores
     "OMP_NUM_THREADS": "1",
     "NO_COLOR": "1",
-    "PYTHONWARNINGS": "error",
+    "PYTHONWARNINGS": ",".join(f"error:::{name}" for name in OWN_MODULES),
 }
 #: The tests that run under mpirun.
 PARALLEL = Path(__file__).parents[1] / "parallel"

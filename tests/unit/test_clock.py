@@ -108,11 +108,11 @@ def test_a_better_client_is_never_slower(clock, name, factor, r):
 def test_stragglers_stay_and_jitter_does_not():
     """Lognormal factors of median 1; the standard errors of 4000 clients are 0.008 (mean), 0.0056 (deviation): 4 of them."""
     still, clients = Clock(**PLAIN), np.arange(4000)
-    compute = seconds(still, sent=Traffic(0, 0, 0, 0))
+    compute = seconds(still, sent=Sent(0, 0))
     for name in ("stragglers", "jitter"):
         clock = Clock(**PLAIN, **{name: 0.5})
         times = [
-            seconds(clock, clients, r=r, phase=phase, sent=Traffic(0, 0, 0, 0))
+            seconds(clock, clients, r=r, phase=phase, sent=Sent(0, 0))
             for r, phase in ((1, 0), (1, 1), (2, 0))
         ]
         logs = np.log(times / compute)

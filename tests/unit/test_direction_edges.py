@@ -1,4 +1,4 @@
-"""Directions where ordinary matrices cannot tell: very small ones, nearly singular ones, kernels of many axes."""
+"""Directions where ordinary matrices cannot tell: very small, nearly singular, and kernels of many axes."""
 
 import pytest
 import torch

@@ -1,4 +1,6 @@
-"""mpifed as a library: jobs in every form, results read back, and what importing and signals do to the process."""
+"""mpifed as a library: jobs in every form, results read back, and what importing and signals do to the
+process.
+"""
 
 import json
 import os
@@ -58,13 +60,14 @@ def test_a_table_a_file_and_a_configuration_are_one_job(tmp_path):
     assert settings == table(tmp_path / "table"), "the caller's table is left alone"
     path = tmp_path / "job.toml"
     path.write_text(
-        'rounds = 9\nrecord = ["x"]\nproblem = { name = "Saddle", clients = 3, d = 2 }\noracle.batch_size = 0\n'
+        'rounds = 9\nrecord = ["x"]\n'
+        'problem = { name = "Saddle", clients = 3, d = 2 }\noracle.batch_size = 0\n'
         'algorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }\n'
         'run = { progress = false, dtype = "float64" }\n'
     )
     changes = ["rounds=4", f"run.out={tmp_path / 'file'}"]
-    for job in (path, str(path)):
-        second = mpifed.run(job, COMM, "never", [*changes, "run.overwrite=true"])
+    for form in (path, str(path)):
+        second = mpifed.run(form, COMM, "never", [*changes, "run.overwrite=true"])
     third = mpifed.run(mpifed.Config.from_table(table(tmp_path / "config")), COMM)
     fourth = mpifed.run(third.config, COMM, overrides=[f"run.out={tmp_path / 'again'}"])
     for result in (second, third, fourth):

@@ -1,4 +1,6 @@
-"""An error in a user's own code while rounds run: one screen with the user's lines, exit code 2, and no rank left waiting."""
+"""An error in a user's own code while rounds run: one screen with the user's lines, exit code 2, and no rank
+left waiting.
+"""
 
 import sys
 

@@ -200,7 +200,9 @@ def test_what_is_read_and_new_travels():
     traffic.wrote(["x", "u"])
     assert traffic.phase({"x", "c", "u"}, message, everyone=True) == (8 * 7, 8 * 6), "c was never written"
     assert traffic.phase({"x", "c"}, message, everyone=True) == (8 * 7, 0), "x has been sent"
-    assert traffic.phase({"x", "c"}, message, everyone=False) == (8 * 7, 8 * 11), "a cohort is sent all it reads"
+    assert traffic.phase({"x", "c"}, message, everyone=False) == (8 * 7, 8 * 11), (
+        "a cohort is sent all it reads"
+    )
     traffic.wrote(["c"])
     assert traffic.phase({"x"}, message, everyone=True) == (8 * 7, 0) and traffic.unsent == {"c"}
 

@@ -1,4 +1,4 @@
-"""Signals in one process: which round ends the run, what is written, and that Python gets its handlers back."""
+"""Signals in one process: which round ends the run, what is written, and handlers given back."""
 
 import ctypes
 import os
@@ -58,7 +58,9 @@ def config(folder, **settings) -> Config:
 
 @pytest.fixture
 def send(monkeypatch):
-    """``send(number, owner, name, call)``: the signal arrives in that call of a method, and the thread has noticed it."""
+    """``send(number, owner, name, call)``: the signal arrives in that call of a method, and the thread has
+    noticed it.
+    """
     watched = []
 
     class Watched(StopSignals):
