@@ -3,7 +3,7 @@
 from mpifed.config.job import Config
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.errors import ConfigError
-from mpifed.core.problem import Composition, Minimax, Operator
+from mpifed.core.problem import Composition, Minimax, Minimisation, Operator
 from mpifed.core.records import Blocks, Record
 from mpifed.core.schedules import Rate
 from mpifed.core.sets import Sets
@@ -19,6 +19,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Minimax",
+    "Minimisation",
     "Operator",
     "Phase",
     "Rate",

@@ -1,8 +1,7 @@
 """The contracts of problems, one class a family, and the adapter that makes a game of a minimax problem.
 
-A problem owns mathematics and data and knows nothing of algorithms, ranks or files of a run. It is a
-dataclass of settings; a user writes a loss, and the package supplies gradients, flat views, sampling, devices
-and noise.
+A problem owns mathematics and data and knows nothing of algorithms, ranks or files of a run. A user writes a
+loss, and the package supplies gradients, flat views, sampling, devices and noise.
 
 ============  ========================================  ===================================================
 class         what it solves                            what it defines, beside ``variables``
@@ -10,8 +9,7 @@ class         what it solves                            what it defines, beside 
 Minimax       min over x, max over y of a loss          ``loss`` or ``gradients``
 Minimisation  min over x of a loss                      ``loss`` or ``gradients``
 Operator      a variational inequality in z             ``operator``
-Composition   min over x of an outer of an inner map    ``inner_size``, ``inner``, and ``outer`` or
-                                                        ``outer_gradient``
+Composition   min over x of an outer of an inner map    ``inner_size``, ``inner``, ``outer``
 ============  ========================================  ===================================================
 
 Data come from ``client_data``, whose rows are drawn for minibatches, or from ``draw``, which makes samples;
@@ -25,6 +23,7 @@ see *all* clients, flat points ``[C, d]``, or ``[d]`` shared by all, and batches
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -152,7 +151,7 @@ class Operator(Problem):
     family = "operator"
     layouts = (("z",),)
     #: The convex function φ of a composite problem, through its proximal map.
-    phi = Zero()
+    phi: Callable[[torch.Tensor, float], torch.Tensor] = Zero()
     #: Whether V is monotone; ``None`` where nothing is claimed, and nothing checked.
     monotone: ClassVar[bool | None] = None
 
@@ -253,11 +252,12 @@ class Game(Operator):
         split: the sizes of x and y in z, 0 for a block that the problem does not have.
     """
 
-    def __init__(self, problem: Minimax | Minimisation):
+    def __init__(self, problem: Problem):
         self.problem, self.clients = problem, problem.clients
         self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
         self.test_rows, self.files = problem.test_rows, problem.files
-        self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw
+        for name in ("client_data", "client_size", "draw"):
+            setattr(self, name, getattr(problem, name))
         self._blocks = problem.variables()
         self.split = tuple(self._blocks.sizes.get(block, 0) for block in "xy")
         self.sets = Sets(z=self._project)

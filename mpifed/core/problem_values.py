@@ -7,6 +7,7 @@ together, with a point for each client and with one point for all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,16 +93,16 @@ def faults_of_values(problem: Problem, dtype, device, batch_size: int) -> Iterat
                 yield from faults
 
 
-def _named(problem: Problem, point: list) -> list:
+def _named(problem: Any, point: list) -> list:
     blocks = problem.variables()
     return [blocks.unflatten(block, flat) for block, flat in zip(blocks, point)]
 
 
-def _inner(problem: Problem, point: list, batch: tuple, client: int) -> torch.Tensor:
+def _inner(problem: Any, point: list, batch: tuple, client: int) -> torch.Tensor:
     return problem.inner(*_named(problem, point), tuple(column[client] for column in batch))
 
 
-def _differentiated(problem: Problem, point: list, pairs: dict, dtype) -> Iterator[str]:
+def _differentiated(problem: Any, point: list, pairs: dict, dtype) -> Iterator[str]:
     """Of the functions of one client.
 
     They may return more precise numbers than the run's: derivatives come in the precision of the point.
@@ -118,11 +119,11 @@ def _differentiated(problem: Problem, point: list, pairs: dict, dtype) -> Iterat
             yield from _wrong("outer()", problem.outer(u.to(dtype), one["f"]), [], precise)
 
 
-def _by_hand(problem: Problem, points: list, batches: dict, count: int, u, dtype) -> Iterator[str]:
+def _by_hand(problem: Any, points: list, batches: dict, count: int, u, dtype) -> Iterator[str]:
     """Of the functions of ``count`` clients together."""
     sizes = [flat.shape[-1] for flat in points]
-    shapes = ", ".join(str(list(flat.shape)) for flat in points)
-    where = f" for {count} client{'s' * (count > 1)} at a point of shape {shapes}"
+    given = ", ".join(str(list(flat.shape)) for flat in points)
+    where = f" for {count} client{'s' * (count > 1)} at a point of shape {given}"
     if problem.family == "minimax" and problem.gradients is not None:
         values, names = problem.gradients(*points, batches[""]), ("gx", "gy")[: len(points)]
         values = (values,) if len(points) == 1 else values
