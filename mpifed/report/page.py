@@ -46,8 +46,8 @@ COLUMNS = {
     "seconds": "wall time of the simulation, without evaluation and files",
     "federated seconds": "wall time that federated clients would take, by the clock of the job file",
     "communication %": "share of communication in the time that the ranks spent computing and communicating",
-    "peak memory per rank": "most memory that a process has held (MB = 1,000,000 bytes), least to largest over the "
-    "ranks",
+    "peak memory per rank": "most memory that a process has held (MB = 1,000,000 bytes), "
+    "least to largest over the ranks",
     "stopped": "why the run ended",
 }
 
