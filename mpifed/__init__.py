@@ -1,13 +1,16 @@
 """mpifed: federated minimax, variational-inequality and compositional optimisation on MPI clusters."""
 
-from mpifed.config.job import Config, ConfigError
+from mpifed.config.job import Config
 from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.errors import ConfigError
 from mpifed.core.problem import Composition, Minimax, Operator
 from mpifed.core.records import Blocks, Record
 from mpifed.core.schedules import Rate
 from mpifed.core.sets import Sets
 from mpifed.core.settings import hyperparameters
-from mpifed.running.run import Result, resume, run
+from mpifed.running.result import Result, load
+from mpifed.running.run import resume, run
+from mpifed.running.signals import Stopped
 
 __all__ = [
     "Algorithm",
@@ -22,7 +25,9 @@ __all__ = [
     "Record",
     "Result",
     "Sets",
+    "Stopped",
     "hyperparameters",
+    "load",
     "resume",
     "run",
 ]

@@ -24,7 +24,7 @@ trap 'rm -rf "$results"' EXIT
 for ranks in 1 2 4; do
   mkdir "$results/$ranks"
   echo "tests with $ranks ranks" >&2
-  timeout 600 mpirun -n "$ranks" python tests/parallel/main.py "$results/$ranks" tests/parallel/test_devices.py --color=no \
+  timeout 600 mpirun -n "$ranks" python tests/support/mpi_main.py "$ranks" "$results/$ranks" tests/parallel/test_devices.py --color=no \
     > "$results/tests-$ranks" 2>&1 || { cat "$results/tests-$ranks" >&2; exit 1; }
 done
 python scripts/bench/floor.py --device cuda --ranks 1 2 4 --json "$results/floor.json" "$@" >&2
@@ -39,8 +39,8 @@ results = Path(sys.argv[1])
 print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}\n")
 print("| ranks on the GPU | tests |\n|---:|---|")
 for ranks in (1, 2, 4):
-    line = [line for line in (results / f"tests-{ranks}").read_text().splitlines() if " passed" in line][-1]
-    print(f"| {ranks} | {line.strip('= ')} |")
+    line = [line for line in (results / f"tests-{ranks}").read_text().splitlines() if line.startswith("passed on")][-1]
+    print(f"| {ranks} | {line} |")
 print("\n| workload | method | ranks | transport | package ms | floor ms | ratio | in communication |\n|---|---|---:|---|---:|---:|---:|---:|")
 for row in json.loads((results / "floor.json").read_text())["rows"]:
     cells = [row["workload"], row["method"], row["ranks"], row.get("transport", "skipped: " + row.get("skipped", "").split(":")[0])]

@@ -33,7 +33,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from mpifed.algorithms.theory import theorem_2, theorem_6
-from mpifed.config.job import read_table
+from mpifed.config.tables import read_table
 from mpifed.core.settings import near_miss
 from mpifed.report.comparison import Rule, Setting, best, settings_of
 from mpifed.report.figures import STYLES

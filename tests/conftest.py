@@ -3,7 +3,8 @@
 import hypothesis
 import pytest
 
-from mpifed.parallel.comm import share, world
+from mpifed.parallel.comm import share
+from mpifed.parallel.world import world
 
 # The same examples every time, and no verdict on time: the machine may be busy.
 hypothesis.settings.register_profile(
@@ -40,6 +41,18 @@ def out(tmp_path_factory, comm):
     return share(comm, str(tmp_path_factory.mktemp("run")))
 
 
-def pytest_collection_modifyitems(items):
-    """The longest files first: with some workers, the rest fits behind them."""
+def pytest_collection_modifyitems(config, items):
+    """Tests of several ranks wait for mpirun; the longest files first: with some workers, the rest fits behind them."""
+    if not config.getoption("--with-mpi") and not config.option.markexpr:
+        alone = [item for item in items if not item.get_closest_marker("mpi")]
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("mpi")])
+        items[:] = alone
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """What has passed on each rank of the jobs under mpirun."""
+    for report in terminalreporter.stats.get("passed", ()):
+        for name, line in report.user_properties:
+            if name == "mpi":
+                terminalreporter.write_line(f"{report.nodeid}: {line}")

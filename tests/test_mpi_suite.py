@@ -1,20 +1,24 @@
-"""Runs the tests of ``tests/parallel`` under real MPI, Open MPI and MPICH, on several ranks; on one: test_one_rank.py."""
+"""Runs the tests of ``tests/parallel`` under Open MPI and MPICH, on several ranks; on one: test_one_rank.py.
+
+How many passed on each rank stands at the end of the report (conftest.py).
+"""
 
 import pytest
 from launch import PARALLEL, suite
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_parallel_suite(ranks, tmp_path):
+def test_parallel_suite(ranks, tmp_path, record_property):
     """The contracts compare a layout with one process; two layouts will do, one for each executor."""
     contracts = {2: "not (test_contracts and batched)", 3: "not (test_contracts and loop)"}
-    suite(ranks, tmp_path, PARALLEL, "-k", contracts.get(ranks, "not test_contracts"))
+    record_property("mpi", suite(ranks, tmp_path, PARALLEL, "-k", contracts.get(ranks, "not test_contracts")))
 
 
-def test_what_depends_on_the_library_under_mpich(tmp_path):
+def test_what_depends_on_the_library_under_mpich(tmp_path, record_property):
     """Its waiting ranks spin, which two cores feel."""
-    suite(2, tmp_path, *(PARALLEL / f"test_{name}.py" for name in ("comm", "exact", "layouts")), mpi="mpich")
+    files = [PARALLEL / f"test_{name}.py" for name in ("comm", "exact", "layouts")]
+    record_property("mpi", suite(2, tmp_path, *files, mpi="mpich"))
 
 
-def test_exact_on_seven_ranks(tmp_path):
-    suite(7, tmp_path, PARALLEL / "test_exact.py")
+def test_exact_on_seven_ranks(tmp_path, record_property):
+    record_property("mpi", suite(7, tmp_path, PARALLEL / "test_exact.py"))

@@ -9,8 +9,8 @@ from launch import PARALLEL, launch, suite
 SADDLE = Path(__file__).parents[1] / "jobs" / "saddle.toml"
 
 
-def test_parallel_suite_on_one_rank(tmp_path):
-    suite(1, tmp_path, PARALLEL, "-k", "not test_contracts")
+def test_parallel_suite_on_one_rank(tmp_path, record_property):
+    record_property("mpi", suite(1, tmp_path, PARALLEL, "-k", "not test_contracts"))
 
 
 def test_a_run_moves_between_the_libraries(tmp_path):

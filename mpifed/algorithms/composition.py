@@ -1,7 +1,7 @@
-"""MFCGD and AdaMFCGD (003, Algorithm 1): STORM estimators of an inner value, its Jacobian and the outer gradient.
+"""MFCGD and AdaMFCGD (Huang n.d., Algorithm 1): STORM estimators of an inner value, its Jacobian and the outer gradient.
 
 h, u and v estimate g(x), ∇g(x) and ∇f(h); w = uᵀv is the gradient estimate. A round covers q - 1 local steps and the
-aggregated step, as for FGDA (000), whose conventions on rounds, matrices and samples hold here.
+aggregated step, as for FGDA, whose conventions on rounds, matrices and samples hold here.
 
 Readings. h, u and v stay local and are updated at every t, after a synchronisation too, from the client's own pre-average
 point; only x and w are averaged. w_1 = u_1ᵀ v_1. Π scales onto the Frobenius ball (u) and the Euclidean ball (v) of radius C_g
@@ -12,24 +12,23 @@ and u, independent of ξ. α drives h, β drives u, ϱ drives v.
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 
-from mpifed.core.adaptive import Identity, Matrix
+from mpifed.core.adaptive import FirstMatrix, Identity, Matrix, adaptive
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
-from mpifed.core.settings import hyperparameters
+from mpifed.core.settings import Preset, hyperparameters
 
 __all__ = ["MFCGD", "AdaMFCGD"]
 
-_START = Record(w="x")
-
-
 @hyperparameters
-class _MFCGD(Algorithm):
+class AdaMFCGD(Algorithm):
+    """AdaMFCGD: STORM on every level, with an adaptive matrix refreshed at every synchronisation."""
+
     q: int = Field(ge=1, description="steps per round: q - 1 local ones and the aggregated one")
     gamma: float = Field(default=0.1, ge=0, description="step size γ")
     eta: Rate = Field(default=1.0, validate_default=True, description="step η_t, multiplies γ")
@@ -39,75 +38,62 @@ class _MFCGD(Algorithm):
     C_g: float = Field(default=math.inf, gt=0, description="bound on the Frobenius norm of u")
     C_f: float = Field(default=math.inf, gt=0, description="bound on the norm of v")
     project_init: bool = Field(default=False, description="bound the initial estimators too")
+    matrix: Matrix = Field(default="adam", validate_default=True, description="generator of A_t")
+    first_matrix: FirstMatrix = Field(
+        default="rule", description="A_1: the rule applied to the averaged initial estimator, I, or ρI"
+    )
 
-    source: ClassVar = "003, Algorithm 1"
+    source: ClassVar = "Huang n.d., Algorithm 1"
+    cites: ClassVar = ("huang_nd_mfcgd",)
     family: ClassVar = "composition"
     paper_cost: ClassVar = "up 2D; down D, AdaMFCGD + D; 1 phase; 2 of each of g with its Jacobian and ∇f a step"
     calls_per_step: ClassVar = 4
     partial_participation: ClassVar = False
+    steps: ClassVar = "q"
+    shared: ClassVar = Record(x="x", A=adaptive("x", of="w"))                               # line 6
     client: ClassVar = Record(x="x", h="u", u="jacobian", v="u")
     message: ClassVar = Record(x="x", w="x")
-    coordinated: ClassVar = ("A",)
-    start: ClassVar = (Phase("start", _START, down=("x",), coordinate=True),)
 
     @property
-    def shared(self) -> Record:
-        return Record(x="x", A=self.matrix.shape("x"))
+    def start(self) -> tuple[Phase, ...]:
+        return (Phase(self.client_start, Record(w="x")),)  # the averaged w_1 only feeds A_1
 
-    @property
-    def coordinator(self) -> Record:
-        return Record(a=self.matrix.fields("x"))
-
-    @property
-    def local_steps(self) -> int:
-        return self.q
-
-    def initialize(self, shared):
-        shared.A = self.matrix.rho if self.first_matrix == "rho" else 1.0
-
-    def client_start(self, r, shared, client, message, oracle):                             # line 2
+    def client_start(self, now, shared, client, message, oracle):                           # line 2
+        samples = [(oracle.sample(of="g"), oracle.sample(of="f")) for _ in range(self.q)]
         h, u, v = 0.0, 0.0, 0.0
-        for j in range(self.q):
-            g, J = oracle.g_and_jacobian(shared.x, oracle.sample(2 * j))
+        for zeta, _ in samples:
+            g, J = oracle.g_and_jacobian(shared.x, zeta)
             h, u = h + g / self.q, u + J / self.q
-        for j in range(self.q):
-            v = v + oracle.grad_f(h, oracle.sample(2 * j + 1)) / self.q
+        for _, xi in samples:
+            v = v + oracle.grad_f(h, xi) / self.q
         if self.project_init:
             u, v = _bounded(u, self.C_g, 2), _bounded(v, self.C_f, 1)
         client.h, client.u, client.v = h, u.flatten(1), v
         message.w = _gradient(u, v)
 
-    def server_start(self, r, shared, mean, sets):
-        pass  # the averaged w_1 only feeds A_1
-
-    def client_round(self, r, shared, client, message, oracle):
+    def client_round(self, now, shared, client, message, oracle):
         x, h, v = shared.x, client.h, client.v
         u = client.u.unflatten(-1, (h.shape[-1], -1))
-        if r > 1:  # the estimators after the synchronisation, at the client's own pre-average point and the new one
-            h, u, v = self._storm((r - 1) * self.q, oracle, 0, x, client.x, h, u, v)
+        zeta, xi = oracle.sample(of="g"), oracle.sample(of="f")
+        if now.round > 1:  # the estimators after the synchronisation, at the client's own pre-average point and the new one
+            h, u, v = self._storm(now.step(0), oracle, zeta, xi, x, client.x, h, u, v)
         for k in range(1, self.q):
-            old, t = x, (r - 1) * self.q + k
-            x = self._step(t, x, _gradient(u, v), shared.A)                                 # lines 10-11
-            h, u, v = self._storm(t, oracle, k, x, old, h, u, v)                            # lines 16-19
+            old, t = x, now.step(k)
+            x = self._step(t, x, _gradient(u, v), shared.A, now.sets)                       # lines 10-11
+            zeta, xi = oracle.sample(of="g"), oracle.sample(of="f")
+            h, u, v = self._storm(t, oracle, zeta, xi, x, old, h, u, v)                     # lines 16-19
         message.x, message.w = x, _gradient(u, v)                                           # line 20
         client.x, client.h, client.u, client.v = x, h, u.flatten(1), v
 
-    def coordinate(self, r, shared, coordinator, mean):
-        if r == 1 and self.q == 1 and self.first_matrix == "rule":
-            return {}  # the first synchronisation averages the very estimators that made A_1
-        point = mean.x if r else shared.x
-        coordinator.a, A = self.matrix.refresh(r, coordinator.a, mean.w, point, self.first_matrix, self.q)      # line 6
-        return dict(A=A) if r > 0 or self.first_matrix == "rule" else {}
+    def server_round(self, now, shared, mean):
+        shared.x = self._step(now.step(self.q), mean.x, mean.w, shared.A, now.sets)         # line 7
 
-    def server_round(self, r, shared, mean, sets):
-        shared.x = self._step(r * self.q, mean.x, mean.w, shared.A)                         # line 7
+    def _step(self, t, x, w, A, sets):
+        return sets.x(x - self.gamma * self.eta(t) * (w / A))
 
-    def _step(self, t, x, w, A):
-        return x - self.gamma * self.eta(t) * (w / A)
-
-    def _storm(self, t, oracle, k, x, old, h, u, v):
-        """h, u, v at t + 1, from the samples number k of the round."""
-        eta, zeta, xi = self.eta(t), oracle.sample(2 * k), oracle.sample(2 * k + 1)
+    def _storm(self, t, oracle, zeta, xi, x, old, h, u, v):
+        """h, u, v at t + 1."""
+        eta = self.eta(t)
         g, J = oracle.g_and_jacobian(x, zeta)
         old_g, old_J = oracle.g_and_jacobian(old, zeta)
         new_h = g + (1 - self.alpha(t, eta)) * (h - old_g)                                  # line 17
@@ -130,25 +116,4 @@ def _bounded(value: torch.Tensor, bound: float, axes: int) -> torch.Tensor:
     return value * (bound / norm.clamp(min=bound))
 
 
-@hyperparameters
-class MFCGD(_MFCGD):
-    """MFCGD: Algorithm 1 of 003 with A_t = I."""
-
-    matrix: ClassVar = Identity()
-    first_matrix: ClassVar = "identity"
-    coordinated: ClassVar = ()
-    start: ClassVar = (Phase("start", _START, down=("x",)),)
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase("round", self.message, down=("x",)),)
-
-
-@hyperparameters
-class AdaMFCGD(_MFCGD):
-    """AdaMFCGD: Algorithm 1 of 003 with an adaptive matrix refreshed at every synchronisation."""
-
-    matrix: Matrix = Field(default="adam", validate_default=True, description="generator of A_t")
-    first_matrix: Literal["rule", "identity", "rho"] = Field(
-        default="rule", description="A_1: the rule applied to the averaged initial estimator, I, or ρI"
-    )
+MFCGD = Preset("MFCGD", AdaMFCGD, "MFCGD: AdaMFCGD with A_t = I.", matrix=Identity(), first_matrix="identity")

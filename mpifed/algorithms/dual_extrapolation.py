@@ -1,4 +1,4 @@
-"""Local dual extrapolation for composite variational inequalities (002, eq. 13).
+"""Local dual extrapolation for composite variational inequalities (Wang & Kale n.d., eq. 13).
 
 Duals z and x are mapped to primal points by mirror maps: u = ∇h*_{t-1}(z), x = z - η V(u; ξ), v = ∇h*_t(x), z ← z - η V(v; ξ'),
 with h_t = h + t η φ, t the global step number and h = ½‖·‖², so that ∇h*_t = prox_{tηφ}. Averaging is in the dual, which keeps
@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.records import Record
+from mpifed.core.records import Record, between, kept
 from mpifed.core.settings import hyperparameters
 
 __all__ = ["LocalDualExtrapolation"]
@@ -32,7 +32,8 @@ class LocalDualExtrapolation(Algorithm):
     )
     t0_mirror: Literal["prox", "identity"] = Field(default="prox", description="the mirror map of the first step")
 
-    source: ClassVar = "002, eq. 13"
+    source: ClassVar = "Wang & Kale n.d., eq. 13"
+    cites: ClassVar = ("wang_nd_slippax", "bai2024composite",)
     family: ClassVar = "operator"
     composite: ClassVar = True
     output: ClassVar = "average"
@@ -41,60 +42,52 @@ class LocalDualExtrapolation(Algorithm):
     calls_per_step: ClassVar = 2
     partial_participation: ClassVar = False
 
+    steps: ClassVar = "K"
     #: ``z`` is the primal point v of the last synchronisation, ``dual`` the averaged dual z.
-    shared: ClassVar = Record(z="z", average="z", dual="z", x="z")
-    client: ClassVar = Record(dual="z", v_sum="z")
+    shared: ClassVar = Record(z=kept("z"), average=kept("z"), dual="z", x="z")
+    client: ClassVar = Record(dual=between("z"), v_sum=between("z"))
+    message: ClassVar = Record(dual="z", v=kept("z"), v_sum=kept("z"))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        update = Record(dual="z", v="z", v_sum="z")
         if not self.sync_extrapolation:
-            return (Phase("round", update, down=("dual",), up=("dual",)),)
+            return super().phases
         return (
-            Phase("extrapolate", Record(x="z"), down=("dual",)),
-            Phase("update", update, down=("x",), up=("dual",)),
+            Phase(self.client_extrapolate, Record(x="z")),
+            Phase(self.client_update, self.message, self.server_round),
         )
-
-    @property
-    def local_steps(self) -> int:
-        return self.K
 
     def initialize(self, shared):
         shared.dual = shared.z
 
-    def _extrapolate(self, r, k, z, oracle):
-        t = (r - 1) * self.K + k + 1
+    def _extrapolate(self, t, z, oracle):
         u = z if t == 1 and self.t0_mirror == "identity" else oracle.prox(z, (t - 1) * self.eta)
-        return z - self.eta * oracle.operator(u, oracle.sample(2 * k))
+        return z - self.eta * oracle.operator(u, oracle.sample())
 
-    def _update(self, r, k, z, x, oracle):
-        v = oracle.prox(x, ((r - 1) * self.K + k + 1) * self.eta)
-        return v, z - self.eta * oracle.operator(v, oracle.sample(2 * k + 1))
+    def _update(self, t, z, x, oracle):
+        v = oracle.prox(x, t * self.eta)
+        return v, z - self.eta * oracle.operator(v, oracle.sample())
 
-    def _steps(self, r, number, z, oracle):
+    def _steps(self, now, number, z, oracle):
         """The last primal point, the dual and the sum of the primal points after ``number`` steps."""
         v, v_sum = z, 0.0 * z
-        for k in range(number):
-            v, z = self._update(r, k, z, self._extrapolate(r, k, z, oracle), oracle)
+        for k in range(1, number + 1):
+            t = now.step(k)
+            v, z = self._update(t, z, self._extrapolate(t, z, oracle), oracle)
             v_sum = v_sum + v
         return v, z, v_sum
 
-    def client_round(self, r, shared, client, message, oracle):
-        message.v, message.dual, message.v_sum = self._steps(r, self.K, shared.dual, oracle)
+    def client_round(self, now, shared, client, message, oracle):
+        message.v, message.dual, message.v_sum = self._steps(now, self.K, shared.dual, oracle)
 
-    def server_round(self, r, shared, mean, sets):
+    def server_round(self, now, shared, mean):
         shared.z, shared.dual = mean.v, mean.dual
-        shared.average += (mean.v_sum / self.K - shared.average) / r
+        shared.average += (mean.v_sum / self.K - shared.average) / now.round
 
-    def client_extrapolate(self, r, shared, client, message, oracle):
-        _, client.dual, client.v_sum = self._steps(r, self.K - 1, shared.dual, oracle)
-        message.x = self._extrapolate(r, self.K - 1, client.dual, oracle)
+    def client_extrapolate(self, now, shared, client, message, oracle):
+        _, client.dual, client.v_sum = self._steps(now, self.K - 1, shared.dual, oracle)
+        message.x = self._extrapolate(now.step(self.K), client.dual, oracle)
 
-    def server_extrapolate(self, r, shared, mean, sets):
-        shared.x = mean.x
-
-    def client_update(self, r, shared, client, message, oracle):
-        message.v, message.dual = self._update(r, self.K - 1, client.dual, shared.x, oracle)
+    def client_update(self, now, shared, client, message, oracle):
+        message.v, message.dual = self._update(now.step(self.K), client.dual, shared.x, oracle)
         message.v_sum = client.v_sum + message.v
-
-    server_update = server_round

@@ -1,4 +1,4 @@
-"""Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip (001, Algorithms 1 and 3, eq. 21): minimax under heavy-tailed noise.
+"""Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip (Zhang & Gao n.d., Algorithms 1 and 3, eq. 21): minimax under heavy-tailed noise.
 
 One method with three directions: the local step goes along u/‖u‖, along the polar factor of u, or along u clipped.
 
@@ -22,7 +22,7 @@ from pydantic import Field
 
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.directions import Clip, Normalize, NormOver, Orthogonalize
-from mpifed.core.records import Record
+from mpifed.core.records import Record, kept
 from mpifed.core.settings import hyperparameters
 
 __all__ = ["FedNSGDAM", "FedMuonDA", "FedSGDAClip"]
@@ -45,40 +45,35 @@ class _HeavyTailed(Algorithm):
 
     paper_cost: ClassVar = "up 2D (displacement and gradient); down 2D; 1 phase; 1 gradient a step"
     partial_participation: ClassVar = False
-    shared: ClassVar = Record(x="x", y="y", u="x", v="y") | _VARIATES
+    steps: ClassVar = "p"
+    shared: ClassVar = Record(x="x", y="y", u=kept("x"), v=kept("y")) | _VARIATES
     client: ClassVar = _VARIATES
     message: ClassVar = Record(dx="x", dy="y") | _VARIATES
 
     @property
     def start(self) -> tuple[Phase, ...]:
-        return (Phase("start", _VARIATES, down=("x", "y")),) if self.first_round == "gradient" else ()
+        if self.first_round != "gradient":
+            return ()
+        return (Phase(self.client_start, _VARIATES, self.server_start),)
 
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase("round", self.message, down=("x", "y", "gx", "gy")),)
+    def _betas(self, now):
+        return (1.0, 1.0) if now.round == 1 and self.first_round == "beta_one" else (self.beta_x, self.beta_y)
 
-    @property
-    def local_steps(self) -> int:
-        return self.p
-
-    def _betas(self, r):
-        return (1.0, 1.0) if r == 1 and self.first_round == "beta_one" else (self.beta_x, self.beta_y)
-
-    def client_start(self, r, shared, client, message, oracle):
-        for i in range(self.p):
-            gx, gy = oracle.grad(shared.x, shared.y, oracle.sample(i))
+    def client_start(self, now, shared, client, message, oracle):
+        for _ in range(self.p):
+            gx, gy = oracle.grad(shared.x, shared.y, oracle.sample())
             message.gx += gx / self.p
             message.gy += gy / self.p
         client.gx, client.gy = message.gx, message.gy
 
-    def server_start(self, r, shared, mean, sets):
+    def server_start(self, now, shared, mean):
         shared.gx, shared.gy, shared.u, shared.v = mean.gx, mean.gy, mean.gx, mean.gy
 
-    def client_round(self, r, shared, client, message, oracle):
+    def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y                                                           # line 3
-        beta_x, beta_y = self._betas(r)
-        for i in range(self.p):                                                             # line 4
-            gx, gy = oracle.grad(x, y, oracle.sample(i))
+        beta_x, beta_y = self._betas(now)
+        for _ in range(self.p):                                                             # line 4
+            gx, gy = oracle.grad(x, y, oracle.sample())
             u = beta_x * (gx + shared.gx - client.gx) + (1 - beta_x) * shared.u             # line 5
             v = beta_y * (gy + shared.gy - client.gy) + (1 - beta_y) * shared.v
             x = oracle.sets.x(x - self.eta_x * self.direction(u, oracle.blocks["x"]))       # line 6
@@ -88,11 +83,11 @@ class _HeavyTailed(Algorithm):
         message.dx, message.dy = x - shared.x, y - shared.y
         client.gx, client.gy = message.gx, message.gy
 
-    def server_round(self, r, shared, mean, sets):
-        beta_x, beta_y = self._betas(r)
+    def server_round(self, now, shared, mean):
+        beta_x, beta_y = self._betas(now)
         shared.gx, shared.gy = mean.gx, mean.gy                                             # line 10
-        shared.x = sets.x(shared.x + self.gamma_x / (self.eta_x * self.p) * mean.dx)        # line 11
-        shared.y = sets.y(shared.y + self.gamma_y / (self.eta_y * self.p) * mean.dy)
+        shared.x = now.sets.x(shared.x + self.gamma_x / (self.eta_x * self.p) * mean.dx)    # line 11
+        shared.y = now.sets.y(shared.y + self.gamma_y / (self.eta_y * self.p) * mean.dy)
         shared.u = beta_x * shared.gx + (1 - beta_x) * shared.u                             # line 12
         shared.v = beta_y * shared.gy + (1 - beta_y) * shared.v
 
@@ -102,7 +97,8 @@ class FedNSGDAM(_HeavyTailed):
     """Fed-NSGDA-M: normalised local steps with global momentum and control variates."""
 
     norm_over: NormOver = Field(default="block", description="normalise the whole block, or every parameter tensor")
-    source: ClassVar = "001, Algorithm 1"
+    source: ClassVar = "Zhang & Gao n.d., Algorithm 1"
+    cites: ClassVar = ("zhang_nd_fednsgdam",)
 
     @property
     def direction(self):
@@ -116,12 +112,13 @@ class FedMuonDA(_HeavyTailed):
     orthogonalize: Literal["svd", "newton_schulz", "newton_schulz_cubic"] = Field(
         default="svd", description="polar factor by compact SVD, Jordan's quintic, or the cubic iteration"
     )
-    steps: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
-    source: ClassVar = "001, Algorithm 3"
+    iterations: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
+    source: ClassVar = "Zhang & Gao n.d., Algorithm 3"
+    cites: ClassVar = ("zhang_nd_fednsgdam", "jordan2024muon",)
 
     @property
     def direction(self):
-        return Orthogonalize(self.orthogonalize, self.steps)
+        return Orthogonalize(self.orthogonalize, self.iterations)
 
 
 @hyperparameters
@@ -130,7 +127,8 @@ class FedSGDAClip(_HeavyTailed):
 
     tau: float = Field(default=0.1, gt=0, description="clipping threshold τ of both blocks")
     norm_over: NormOver = Field(default="block", description="clip the whole block, or every parameter tensor")
-    source: ClassVar = "001, eq. 21"
+    source: ClassVar = "Zhang & Gao n.d., eq. 21"
+    cites: ClassVar = ("zhang_nd_fednsgdam",)
 
     @property
     def direction(self):

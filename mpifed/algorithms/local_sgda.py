@@ -1,4 +1,4 @@
-"""Local-SGDA (Deng & Mahdavi 2021; the baseline of 000 and 004)."""
+"""Local-SGDA (Deng & Mahdavi 2021), which most papers on federated minimax compare with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["LocalSGDA"]
 class LocalSGDA(Algorithm):
     """Local stochastic gradient descent ascent: q simultaneous steps, then the average of the cohort.
 
-    Readings: both gradients are taken at the old point with one sample; y is projected after every local step; the
+    Readings: both gradients are taken at the old point with one sample; both blocks are projected after every local step where the problem has sets (the paper has none for x); the
     average of a sampled cohort replaces (x, y).
     """
 
@@ -26,22 +26,18 @@ class LocalSGDA(Algorithm):
     eta_x: Rate = Field(description="step size of x (descent)")
     eta_y: Rate = Field(description="step size of y (ascent)")
 
-    source: ClassVar = "Deng & Mahdavi 2021, Local-SGDA; compared with in 000 and 004"
+    source: ClassVar = "Deng & Mahdavi 2021, Local-SGDA"
+    cites: ClassVar = ("deng2021localsgda",)
     paper_cost: ClassVar = "up D; down D; 1 phase; 1 gradient a step"
+    steps: ClassVar = "q"
     shared: ClassVar = Record(x="x", y="y")
     message: ClassVar = Record(x="x", y="y")
 
-    @property
-    def local_steps(self) -> int:
-        return self.q
-
-    def client_round(self, r, shared, client, message, oracle):
+    def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y
-        for k in range(self.q):
-            t = (r - 1) * self.q + k + 1
-            gx, gy = oracle.grad(x, y, oracle.sample(k))
-            x, y = x.sub(gx, alpha=self.eta_x(t)), oracle.sets.y(y.add(gy, alpha=self.eta_y(t)))
+        for k in range(1, self.q + 1):
+            t = now.step(k)
+            gx, gy = oracle.grad(x, y, oracle.sample())
+            x = oracle.sets.x(x.sub(gx, alpha=self.eta_x(t)))
+            y = oracle.sets.y(y.add(gy, alpha=self.eta_y(t)))
         message.x, message.y = x, y
-
-    def server_round(self, r, shared, mean, sets):
-        shared.x, shared.y = mean.x, mean.y

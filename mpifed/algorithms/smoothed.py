@@ -1,4 +1,4 @@
-"""FESS-GDA, FSGDA and Smoothed-GDA (004, Algorithms 1 and 2): the smoothing weight of a proximal term at the server.
+"""FESS-GDA, FSGDA and Smoothed-GDA (Shen et al. 2024, Algorithms 1 and 2): the smoothing weight of a proximal term at the server.
 
 Readings. The local steps are those of Local-SGDA; the sets act in every local step and again at the server. The proximal term
 p (x_t - z_t) acts at the server only, with weight η_xl η_xg K; z uses x_{t+1}, and z_0 = x_0. Averages are over the sampled clients.
@@ -28,25 +28,23 @@ class FSGDA(Algorithm):
     eta_xg: float = Field(default=1.0, ge=0, description="global step size of x; 1 is plain averaging")
     eta_yg: float = Field(default=1.0, ge=0, description="global step size of y; 1 is plain averaging")
 
-    source: ClassVar = "Yang et al. 2022, FSGDA; compared with in 004"
+    source: ClassVar = "Yang et al. 2022, FSGDA"
+    cites: ClassVar = ("yang2022sagda",)
     paper_cost: ClassVar = "up D; down D; 1 phase; 1 gradient a step"
+    steps: ClassVar = "K"
     shared: ClassVar = Record(x="x", y="y")
     message: ClassVar = Record(dx="x", dy="y")
 
-    @property
-    def local_steps(self) -> int:
-        return self.K
-
-    def client_round(self, r, shared, client, message, oracle):
+    def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y
-        for k in range(self.K):
-            gx, gy = oracle.grad(x, y, oracle.sample(k))
+        for _ in range(self.K):
+            gx, gy = oracle.grad(x, y, oracle.sample())
             x, y = oracle.sets.x(x - self.eta_xl * gx), oracle.sets.y(y + self.eta_yl * gy)
         message.dx, message.dy = x - shared.x, y - shared.y
 
-    def server_round(self, r, shared, mean, sets):
-        shared.x = sets.x(shared.x + self.eta_xg * mean.dx)
-        shared.y = sets.y(shared.y + self.eta_yg * mean.dy)
+    def server_round(self, now, shared, mean):
+        shared.x = now.sets.x(shared.x + self.eta_xg * mean.dx)
+        shared.y = now.sets.y(shared.y + self.eta_yg * mean.dy)
 
 
 @hyperparameters
@@ -56,20 +54,17 @@ class FESSGDA(FSGDA):
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is FSGDA")
     beta: float = Field(default=0.5, ge=0, le=1, description="step β of the smoothing point z")
 
-    source: ClassVar = "004, Algorithm 1"
+    source: ClassVar = "Shen et al. 2024, Algorithm 1"
+    cites: ClassVar = ("shen2024fessgda",)
     shared: ClassVar = Record(x="x", y="y", z="x")
-
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase("round", self.message, down=("x", "y")),)  # z stays at the server
 
     def initialize(self, shared):
         shared.z = shared.x
 
-    def server_round(self, r, shared, mean, sets):
+    def server_round(self, now, shared, mean):
         pull = self.eta_xl * self.eta_xg * self.K * self.p * (shared.x - shared.z)
-        shared.x = sets.x(shared.x + self.eta_xg * mean.dx - pull)
-        shared.y = sets.y(shared.y + self.eta_yg * mean.dy)
+        shared.x = now.sets.x(shared.x + self.eta_xg * mean.dx - pull)
+        shared.y = now.sets.y(shared.y + self.eta_yg * mean.dy)
         shared.z += self.beta * (shared.x - shared.z)
 
 
@@ -83,40 +78,41 @@ class SmoothedGDA(Algorithm):
     beta: float = Field(default=0.5, ge=0, le=1, description="step β of the smoothing point z")
     alternating: bool = Field(default=False, description="take the gradient of y at the new x (a second phase)")
 
-    source: ClassVar = "004, Algorithm 2"
+    source: ClassVar = "Shen et al. 2024, Algorithm 2"
+    cites: ClassVar = ("shen2024fessgda", "zhang2020smoothed",)
     paper_cost: ClassVar = "central: no communication is counted"
     partial_participation: ClassVar = False
     shared: ClassVar = Record(x="x", y="y", z="x")
 
+    message: ClassVar = Record(gx="x", gy="y")
+
     @property
     def phases(self) -> tuple[Phase, ...]:
         if self.alternating:
-            return tuple(Phase(name, Record(g=name), down=("x", "y")) for name in "xy")
-        return (Phase("round", Record(gx="x", gy="y"), down=("x", "y")),)
+            x = Phase(self.client_x, Record(gx="x"), self.server_x)
+            return x, Phase(self.client_y, Record(gy="y"), self.server_y)
+        return super().phases
 
     def initialize(self, shared):
         shared.z = shared.x
 
-    def client_round(self, r, shared, client, message, oracle):
-        message.gx, message.gy = oracle.grad(shared.x, shared.y, oracle.sample(0))
+    def client_round(self, now, shared, client, message, oracle):
+        message.gx, message.gy = oracle.grad(shared.x, shared.y, oracle.sample())
 
-    def server_round(self, r, shared, mean, sets):
-        y = sets.y(shared.y + self.eta_y * mean.gy)
-        self._move_x(shared, mean.gx, sets)
+    def server_round(self, now, shared, mean):
+        y = now.sets.y(shared.y + self.eta_y * mean.gy)  # at the old x
+        self.server_x(now, shared, mean)
         shared.y = y
 
-    def client_x(self, r, shared, client, message, oracle):
-        message.g, _ = oracle.grad(shared.x, shared.y, oracle.sample(0))
+    def client_x(self, now, shared, client, message, oracle):
+        message.gx, _ = oracle.grad(shared.x, shared.y, oracle.sample(number=0))
 
-    def server_x(self, r, shared, mean, sets):
-        self._move_x(shared, mean.g, sets)
-
-    def client_y(self, r, shared, client, message, oracle):
-        _, message.g = oracle.grad(shared.x, shared.y, oracle.sample(0))
-
-    def server_y(self, r, shared, mean, sets):
-        shared.y = sets.y(shared.y + self.eta_y * mean.g)
-
-    def _move_x(self, shared, gx, sets):
-        shared.x = sets.x(shared.x - self.eta_x * (gx + self.p * (shared.x - shared.z)))
+    def server_x(self, now, shared, mean):
+        shared.x = now.sets.x(shared.x - self.eta_x * (mean.gx + self.p * (shared.x - shared.z)))
         shared.z += self.beta * (shared.x - shared.z)
+
+    def client_y(self, now, shared, client, message, oracle):
+        _, message.gy = oracle.grad(shared.x, shared.y, oracle.sample(number=0))  # the sample of x again
+
+    def server_y(self, now, shared, mean):
+        shared.y = now.sets.y(shared.y + self.eta_y * mean.gy)

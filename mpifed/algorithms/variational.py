@@ -1,4 +1,4 @@
-"""LSGD, LESGD, LIPPAX and SLIPPAX (002): local methods for variational inequalities.
+"""LSGD, LESGD, LIPPAX and SLIPPAX (Wang & Kale n.d.): local methods for variational inequalities.
 
 Steps are t = 1 .. K R, a synchronisation at every K-th. The output is the average over clients and steps of the points x_t
 (of the iterates after z_0 for LSGD), kept as a running average.
@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.records import Record
+from mpifed.core.records import Record, between, kept
 from mpifed.core.settings import hyperparameters
 
 __all__ = ["LSGD", "LESGD", "LIPPAX", "SLIPPAX"]
@@ -32,42 +32,36 @@ class _Local(Algorithm):
     partial_participation: ClassVar = False
     output: ClassVar = "average"
     averages: ClassVar = {"z": "average"}
-    shared: ClassVar = Record(z="z", average="z")
-    message: ClassVar = Record(z="z", x_sum="z")
+    steps: ClassVar = "K"
+    shared: ClassVar = Record(z="z", average=kept("z"))
+    message: ClassVar = Record(z="z", x_sum=kept("z"))
 
-    @property
-    def phases(self) -> tuple[Phase, ...]:
-        return (Phase("round", self.message, down=("z",), up=("z",)),)
-
-    @property
-    def local_steps(self) -> int:
-        return self.K
-
-    def client_round(self, r, shared, client, message, oracle):
+    def client_round(self, now, shared, client, message, oracle):
         z = shared.z
-        for k in range(self.K):
-            x, z = self.step(k, z, oracle)
+        for _ in range(self.K):
+            x, z = self.step(z, oracle)
             message.x_sum += x
         message.z = z
 
-    def server_round(self, r, shared, mean, sets):
+    def server_round(self, now, shared, mean):
         shared.z = mean.z
-        self._average(r, shared, mean.x_sum)
+        self._average(now, shared, mean.x_sum)
 
-    def _average(self, r, shared, x_sum):
-        """The running average over all steps so far, from the sum over the K steps of round r."""
-        shared.average += (x_sum / self.K - shared.average) / r
+    def _average(self, now, shared, x_sum):
+        """The running average over all steps so far, from the sum over the K steps of the round."""
+        shared.average += (x_sum / self.K - shared.average) / now.round
 
 
 @hyperparameters
 class LSGD(_Local):
     """Local SGD: z ← z - η V(z; ξ); the output averages the iterates after z_0."""
 
-    source: ClassVar = "002, eq. 11"
+    source: ClassVar = "Wang & Kale n.d., eq. 11"
+    cites: ClassVar = ("wang_nd_slippax",)
     paper_cost: ClassVar = "up D; down D; 1 phase; 1 operator value a step"
 
-    def step(self, k, z, oracle):
-        z = oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample(k)))
+    def step(self, z, oracle):
+        z = oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample()))
         return z, z
 
 
@@ -78,54 +72,48 @@ class LESGD(_Local):
     sync_extrapolation: bool = Field(
         default=True, description="average x before the second call of a synchronising step (a second phase)"
     )
-    source: ClassVar = "002, eq. 4"
+    source: ClassVar = "Wang & Kale n.d., eq. 4"
+    cites: ClassVar = ("wang_nd_slippax", "beznosikov2022extragradient",)
     paper_cost: ClassVar = "up 2D; down 2D; 2 phases; 2 operator values a step"
     calls_per_step: ClassVar = 2
 
-    @property
-    def shared(self) -> Record:
-        return Record(z="z", average="z", **({"x": "z"} if self.sync_extrapolation else {}))
-
-    @property
-    def client(self) -> Record:
-        return Record(z="z") if self.sync_extrapolation else Record()
+    shared: ClassVar = Record(z="z", average=kept("z"), x="z")
+    client: ClassVar = Record(z=between("z"))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         if not self.sync_extrapolation:
             return super().phases
+        extrapolated = Record(x="z", x_sum=kept("z"))
         return (
-            Phase("extrapolate", Record(x="z", x_sum="z"), down=("z",), up=("x",)),
-            Phase("update", Record(z="z"), down=("x",)),
+            Phase(self.client_extrapolate, extrapolated, self.server_extrapolate),
+            Phase(self.client_update, Record(z="z")),
         )
 
-    def extrapolate(self, k, z, oracle):
-        return oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample(2 * k)))
+    def extrapolate(self, z, oracle):
+        return oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample()))
 
-    def update(self, k, z, x, oracle):
-        return oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample(2 * k + 1)))
+    def update(self, z, x, oracle):
+        return oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample()))
 
-    def step(self, k, z, oracle):
-        x = self.extrapolate(k, z, oracle)
-        return x, self.update(k, z, x, oracle)
+    def step(self, z, oracle):
+        x = self.extrapolate(z, oracle)
+        return x, self.update(z, x, oracle)
 
-    def client_extrapolate(self, r, shared, client, message, oracle):
+    def client_extrapolate(self, now, shared, client, message, oracle):
         z = shared.z
-        for k in range(self.K - 1):
-            x, z = self.step(k, z, oracle)
+        for _ in range(self.K - 1):
+            x, z = self.step(z, oracle)
             message.x_sum += x
-        message.x, client.z = self.extrapolate(self.K - 1, z, oracle), z
+        message.x, client.z = self.extrapolate(z, oracle), z
         message.x_sum += message.x
 
-    def server_extrapolate(self, r, shared, mean, sets):
+    def server_extrapolate(self, now, shared, mean):
         shared.x = mean.x
-        self._average(r, shared, mean.x_sum)
+        self._average(now, shared, mean.x_sum)
 
-    def client_update(self, r, shared, client, message, oracle):
-        message.z = self.update(self.K - 1, client.z, shared.x, oracle)
-
-    def server_update(self, r, shared, mean, sets):
-        shared.z = mean.z
+    def client_update(self, now, shared, client, message, oracle):
+        message.z = self.update(client.z, shared.x, oracle)
 
 
 @hyperparameters
@@ -135,7 +123,8 @@ class LIPPAX(_Local):
     H: int = Field(ge=0, description="inner steps")
     gamma: float | None = Field(default=None, gt=0, description="inner step size γ; from η and L when left out")
     L: float | None = Field(default=None, ge=0, description="Lipschitz constant of V, for γ")
-    source: ClassVar = "002, LIPPAX"
+    source: ClassVar = "Wang & Kale n.d., LIPPAX"
+    cites: ClassVar = ("wang_nd_slippax",)
     example: ClassVar = {"L": 1.0}
     paper_cost: ClassVar = "up D; down D; 1 phase; H + 1 operator values a step"
 
@@ -154,14 +143,14 @@ class LIPPAX(_Local):
         """γ."""
         return self.gamma or 1 / (self.eta * (self.L + 1 / self.eta) ** 2)
 
-    def step(self, k, z, oracle):
-        x, first = z, k * (self.H + 1)
-        for h in range(self.H):
-            V = oracle.operator(self.smoothed(x, k * self.H + h, oracle), oracle.sample(first + h))
+    def step(self, z, oracle):
+        x = z
+        for _ in range(self.H):
+            V = oracle.operator(self.smoothed(x, oracle), oracle.sample())
             x = oracle.sets.z(x - self.inner_rate * (V + (x - z) / self.eta))
-        return x, oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample(first + self.H)))
+        return x, oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample()))
 
-    def smoothed(self, x, number, oracle):
+    def smoothed(self, x, oracle):
         return x
 
 
@@ -173,7 +162,8 @@ class SLIPPAX(LIPPAX):
         default="derived", description="smoothing radius δ: a number, ησ/d^(1/4), or ησ/√d"
     )
     sigma: float | None = Field(default=None, ge=0, description="noise level σ, for δ")
-    source: ClassVar = "002, SLIPPAX"
+    source: ClassVar = "Wang & Kale n.d., SLIPPAX"
+    cites: ClassVar = ("wang_nd_slippax",)
     example: ClassVar = {"L": 1.0, "sigma": 1.0}
 
     def __post_init__(self):
@@ -181,7 +171,7 @@ class SLIPPAX(LIPPAX):
         if isinstance(self.delta, str) and self.sigma is None:
             raise ValueError(f"delta = {self.delta!r} needs sigma")
 
-    def smoothed(self, x, number, oracle):
+    def smoothed(self, x, oracle):
         power = {"derived": 0.25, "theorem": 0.5}.get(self.delta)
         delta = self.delta if power is None else self.eta * self.sigma / x.shape[-1] ** power
-        return x + delta * oracle.normal(number, x.shape[-1]) if delta else x
+        return x + delta * oracle.normal(x.shape[-1]) if delta else x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import sys
@@ -131,9 +132,9 @@ def _found(name: str) -> tuple[str, str, object]:
     try:
         return name, "methods", find(name, "algorithm")
     except ConfigError as error:
-        if "is not a subclass" not in str(error):
-            raise
-        return name, "problems", find(name, "problem")
+        with contextlib.suppress(ConfigError):
+            return name, "problems", find(name, "problem")
+        raise error
 
 
 def _print_thing(name: str, group: str, thing) -> None:

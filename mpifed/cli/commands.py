@@ -1,4 +1,4 @@
-"""The commands beside a run: ``mpifed bench comm`` and ``mpifed scale`` for the model of scaling, ``mpifed report``."""
+"""The commands beside a run: ``mpifed bench comm``, ``mpifed scale`` and ``mpifed report``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import click
 
-from mpifed.parallel.comm import agree, world
+from mpifed.core.errors import ConfigError
+from mpifed.parallel.comm import together
+from mpifed.parallel.world import world
 
 __all__ = ["bench", "report", "scale"]
 
@@ -37,18 +39,16 @@ def bench():
 def bench_comm(job, overrides, out, largest):
     """Measure messages between ranks, and what a round of JOB computes: mpirun -n P mpifed bench comm [JOB].
 
-    Best with no more ranks on a node than it has cores, and for a cluster with ranks on two nodes. `mpifed scale` reads FILE.
+    Best with no more ranks on a node than it has cores, and for a cluster with ranks on two nodes. `mpifed
+    scale` reads FILE.
     """
-    from mpifed.config.job import Config, ConfigError
+    from mpifed.config.job import Config
     from mpifed.scaling import measurement as bench
 
     comm = world()
-    config, error = None, None
-    try:
+    with together(comm, ConfigError):
         config = Config.load(job, list(overrides)) if job else None
-    except ConfigError as fault:
-        error = str(fault)
-    agree(comm, error or _no_folder(out))
+        _expect_folder(out)
     result = bench.measure(comm, largest)
     if config is not None:
         result["job"] = bench.measure_job(comm, config)
@@ -82,12 +82,11 @@ def bench_comm(job, overrides, out, largest):
     "--out", default="scale.png", show_default=True, type=click.Path(dir_okay=False), help="The figure."
 )
 def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, bandwidth, client_seconds, out):
-    """Predict the time of a round of JOB (by default the one measured) on many ranks, by the model of mpifed.scaling."""
-    from mpifed.config.job import Config, ConfigError
+    """Predict the time of a round of JOB (by default the one measured) on many ranks."""
+    from mpifed.config.job import Config
     from mpifed.scaling import prediction
 
-    if _no_folder(out):
-        raise ConfigError(_no_folder(out))
+    _expect_folder(out)
     numbers = prediction.rank_numbers(ranks)
     config = Config.load(job, list(overrides)) if job else None
     latency = latency and prediction.quantity(latency, prediction.SECONDS, "--latency")
@@ -125,10 +124,11 @@ def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, ba
     help="A setting of methods, e.g. q, that is not tuned: choose the best for each of its values.",
 )
 def report(places, out, metric, by, target, each):
-    """Compare the runs in FOLDER... and below: report.html for a browser, curves.png, table.txt, table.csv, settings.csv.
+    """Compare the runs in FOLDER... and below: a page for a browser, curves and tables.
 
-    Runs that differ only in the seed are averaged, and of every method the best setting is chosen: fewest runs that end in
-    non-finite values, then the best mean of the metric over the seeds. Problems declare which metrics are to be maximised.
+    Runs that differ only in the seed are averaged, and of every method the best setting is chosen: fewest
+    runs that end in non-finite values, then the best mean of the metric over the seeds. Problems declare
+    which metrics are to be maximised.
     """
     from mpifed.report.comparison import Rule
     from mpifed.report.report import report as write_report
@@ -140,7 +140,11 @@ def report(places, out, metric, by, target, each):
         raise click.UsageError(str(fault)) from None
 
 
-def _no_folder(file: str) -> str | None:
-    """What is wrong with the place of a file to be written."""
+def _expect_folder(file: str) -> None:
+    """Raises:
+    ConfigError: a file to be written has no folder.
+    """
+
     parent = Path(file).parent
-    return None if parent.is_dir() else f"cannot write {file}: there is no folder {parent}"
+    if not parent.is_dir():
+        raise ConfigError(f"cannot write {file}: there is no folder {parent}")

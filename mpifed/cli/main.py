@@ -1,16 +1,18 @@
 """The command line: ``mpifed`` or ``python -m mpifed``, alone or under mpirun / srun.
 
-Exit codes: 0 done; 2 the job cannot run as written (settings, data, folders); 3 non-finite values; 71 the launcher and the
-MPI library do not fit; 75 the watchdog found no progress; 85 stopped by a signal after a checkpoint, to be started again;
-130 ended by a second Ctrl-C; 1 a rank failed and took the others with it.
+Exit codes: 0 done; 2 the job cannot run as written (settings, data, folders, an error in a method or a
+problem); 3 non-finite values; 71 the launcher and the MPI library do not fit; 75 the watchdog found no
+progress; 85 stopped by a signal after a checkpoint, to be started again; 130 ended by a second Ctrl-C; 1 a
+rank failed and took the others with it.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
-import signal
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -18,14 +20,14 @@ import click
 
 from mpifed import __version__
 from mpifed.cli.commands import bench, report, scale
+from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
-from mpifed.parallel.comm import EXIT_LAUNCH, CollectiveError, LaunchError, agree, world
-from mpifed.running.signals import EXIT_RESUME, held
+from mpifed.core.errors import ConfigError
+from mpifed.parallel.comm import together
+from mpifed.parallel.world import world
+from mpifed.running.signals import EXIT_RESUME, Stopped, held
 
 __all__ = ["main"]
-
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
-
 
 _report_option = click.option(
     "--report/--no-report",
@@ -37,7 +39,9 @@ _report_option = click.option(
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mpifed")
-def cli():
+@click.option("--traceback", "whole", is_flag=True, help="Show where in the package an error comes from.")
+@click.pass_context
+def cli(context, whole):
     """Federated minimax, variational-inequality and compositional optimisation.
 
     \b
@@ -49,6 +53,7 @@ def cli():
     mpifed list; mpifed info AdaFGDA                     what there is, and what it takes
     mpirun -n 2 mpifed bench comm JOB; mpifed scale      a round of JOB on up to 4,096 ranks, predicted
     """
+    context.ensure_object(dict)["traceback"] = whole
 
 
 @cli.command()
@@ -68,24 +73,18 @@ def cli():
 def run(file, overrides, data_dir, resume_, with_report):
     """Run the job FILE (TOML), with settings changed by KEY=VALUE.
 
-    Keys are dotted: rounds=50, algorithm.name=FGDA, problem.partition.alpha=0.3, run.reduction=exact. Everything is checked
-    before any work starts. Results go to the folder run.out: run.h5, checkpoints, report.html, curves.png, table.txt.
+    Keys are dotted: rounds=50, algorithm.name=FGDA, problem.partition.alpha=0.3, run.reduction=exact.
+    Everything is checked before any work starts. Results go to the folder run.out: run.h5, checkpoints,
+    report.html, curves.png, table.txt.
 
-    SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and exit code 85; the
-    same command then continues. A second Ctrl-C ends it at once.
+    SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and
+    exit code 85; the same command then continues. A second Ctrl-C ends it at once.
     """
-    from mpifed.config.job import Config, ConfigError
     from mpifed.running.run import run as run_job
 
     comm = world()
-    config, error = None, None
-    try:
-        extra = [f"run.data_dir={json.dumps(data_dir)}"] if data_dir else []
-        config = Config.load(file, [*overrides, *extra])
-    except ConfigError as fault:
-        error = str(fault)
-    agree(comm, error)
-    _carry_out(comm, lambda: run_job(config, comm, resume_), with_report)
+    extra = [f"run.data_dir={json.dumps(data_dir)}"] if data_dir else []
+    _carry_out(comm, lambda: run_job(file, comm, resume_, [*overrides, *extra]), with_report)
 
 
 @cli.command()
@@ -119,29 +118,26 @@ def resume(folder, overrides, with_report):
 def sweep(file, overrides, only_list, part):
     """Carry out all runs of the job FILE's [sweep], one after another, each in a folder of run.out.
 
-    Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on the folder picks
-    the best setting of every method.
+    Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on
+    the folder picks the best setting of every method.
     """
-    from mpifed.config.job import ConfigError
+    from mpifed.config.grids import taken, variants
     from mpifed.running.sweep import sweep as sweep_runs
-    from mpifed.running.sweep import taken, variants
 
     comm = world()
-    runs, error = None, None
-    try:
+    with together(comm, ConfigError):
         runs = taken(variants(file, list(overrides)), part)
-    except ConfigError as fault:
-        error = str(fault)
-    agree(comm, error)
     if only_list:
         click.echo("\n".join(run.name for run in runs)) if comm.rank == 0 else None
         return
-    outcome = sweep_runs(runs, comm)
-    if outcome.unfinished:
-        _end(EXIT_RESUME)
+    try:
+        outcome = sweep_runs(runs, comm)
+    except (Stopped, KeyboardInterrupt):
+        end(EXIT_RESUME)
     if comm.rank == 0:
         click.echo(
-            f"{outcome.done} runs done, {outcome.before} of them before, {outcome.diverged} ended in non-finite values"
+            f"{outcome.done} runs done, {outcome.before} of them before, {outcome.diverged} ended in "
+            "non-finite values"
         )
 
 
@@ -165,8 +161,9 @@ def info(name, overrides, out, cite):
     """Explain NAME: settings with values, default and effect, records, phases, cost per round, source, readings.
 
     NAME is anything that `mpifed list` shows, your own ./file.py:Class, a section of a job file (run, oracle,
-    participation, stop, clock), or `settings` for all settings as one page. For a job file, with settings changed by
-    KEY=VALUE, show who holds what: the samples of every class on every client, as a table and a figure.
+    participation, stop, clock), or `settings` for all settings as one page. For a job file, with settings
+    changed by KEY=VALUE, show who holds what: the samples of every class on every client, as a table and a
+    figure.
     """
     if name.endswith(".toml"):
         from mpifed.report.client_samples import show
@@ -197,10 +194,12 @@ def _carry_out(comm, job, with_report: bool) -> None:
     """Run a job; on rank 0 draw its curves and print its table, if these are wanted."""
     try:
         result = job()
+    except (Stopped, KeyboardInterrupt) as signalled:
+        result = signalled.result
     except SystemExit as error:  # one rank must not leave while the others wait for it
         raise RuntimeError(f"sys.exit({error.code}) was called in the middle of a run") from error
     if result.unfinished:
-        _end(EXIT_RESUME)
+        end(EXIT_RESUME)
     if comm.rank == 0 and with_report:
         from mpifed.report.report import report as write_report
 
@@ -212,59 +211,26 @@ for _command in (bench, launch, report, scale):
     cli.add_command(_command)
 
 
-def _rank() -> str:
-    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
-
-
 def _note_success() -> None:
     """Tell the batch script that the command is done: not every launcher's exit code does."""
-    if "MPIFED_FINISHED" in os.environ and _rank() == "0":
+    if "MPIFED_FINISHED" in os.environ and rank() == "0":
         Path(os.environ["MPIFED_FINISHED"]).write_text("done\n")
-
-
-def _fail(message: str, code: int):
-    """End with ``code``; only the first rank speaks, but for processes that cannot see each other."""
-    if _rank() == "0" or code == EXIT_LAUNCH:
-        sys.stdout.flush()
-        click.echo(f"mpifed: {message}", err=True)
-    _end(code)
-
-
-def _end(code: int):
-    """Leave with a code that all ranks have agreed on.
-
-    The first rank to leave makes the launcher (srun --kill-on-bad-exit, mpirun) send SIGTERM to the others. Those are on
-    their way out, and their code is the job's too.
-    """
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    sys.exit(code)
 
 
 def main() -> None:
     """Entry point. An exception on one rank, or a call of sys.exit in the middle of a run, ends all ranks."""
-    if any(os.environ.get(name, "0") != "0" for name in _RANK_VARIABLES):
+    gc.freeze()  # what has been imported stays: no collection looks through it again, the last one included
+    if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
         warnings.simplefilter("ignore")  # rank 0 shows them
+    settings = {"traceback": False}
     try:
-        cli(standalone_mode=False)
+        cli(standalone_mode=False, obj=settings)
         _note_success()
     except SystemExit as leaving:
         if not leaving.code:
             _note_success()
         raise
-    except click.exceptions.Abort:
-        _fail("interrupted", 130)
-    except click.ClickException as error:
-        _fail(error.format_message(), error.exit_code)
-    except LaunchError as error:
-        _fail(str(error), EXIT_LAUNCH)
-    except CollectiveError as error:
-        from mpifed.simulation.simulation import NonFiniteError
-
-        _fail(str(error), 3 if isinstance(error, NonFiniteError) else 2)
-    except ValueError as error:
-        from mpifed.config.job import ConfigError
-
-        if not isinstance(error, ConfigError):
-            raise
-        _fail(str(error), 2)
+    except EXPLAINED as error:
+        if settings["traceback"]:
+            traceback.print_exc()
+        explain(error)

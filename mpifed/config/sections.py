@@ -1,4 +1,4 @@
-"""The sections of a job file as frozen, validated objects: [oracle], [participation], [stop], [run], [clock]."""
+"""The sections of a job file as validated objects: [oracle], [participation], [stop], [run], [clock]."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ class Run(_Section):
     )
     placement: Literal["even", "balanced"] = Field(
         "even",
-        description="equal numbers of clients a rank, or equal work by measured time, with which fused's last digits vary",
+        description="equal numbers of clients a rank, or equal work by measured time, with which fused's "
+        "last digits vary",
     )
     matrices: Literal["coordinator", "replicated"] = Field(
         "coordinator", description="adaptive matrices on rank 0, or everywhere"
@@ -98,11 +99,13 @@ class Run(_Section):
     watchdog: float = Field(
         60.0,
         ge=0,
-        description="least seconds without progress that end the run, ten times as many before the first round is done; 0 switches it off",
+        description="least seconds without progress that end the run, ten times as many before the first "
+        "round is done; 0 switches it off",
     )
     on_rank_failure: Literal["abort", "shrink"] = Field(
         "abort",
-        description="a rank that dies ends the run, or the others go on from the last checkpoint (mpirun --with-ft ulfm)",
+        description="a rank that dies ends the run, or the others go on from the last checkpoint (mpirun "
+        "--with-ft ulfm)",
     )
     progress: bool = Field(True, description="progress bar on rank 0")
     tensorboard: bool = Field(
@@ -113,7 +116,8 @@ class Run(_Section):
     def _one_device(self):
         if self.gpus and self.device == "cpu":
             raise ValueError(
-                f"gpus = {list(self.gpus)} names GPUs, but device = 'cpu': leave gpus out, or device = auto, cuda"
+                f"gpus = {list(self.gpus)} names GPUs, but device = 'cpu': leave gpus out, or "
+                "device = auto, cuda"
             )
         return self
 
@@ -129,7 +133,7 @@ class Run(_Section):
 
 
 class Clock(_Section):
-    """[clock]: what federated clients are like; with it a run counts the wall time that they would take (mpifed.clock)."""
+    """[clock]: what federated clients are like. With it a run counts the wall time that they would take."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

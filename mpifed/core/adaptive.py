@@ -8,7 +8,7 @@ the kind of each moment ("block" like x, or "scalar").
 ``matrix.refer(moments, w, x)`` tells those that compare with the synchronisation before what stands for it until the
 first one: the averaged estimator and the point at the common start. It accumulates nothing.
 
-Sources: 000 Algorithm 1 line 6 and the example below it; 003 eqs. 4-6. The papers use no bias correction, so the first
+Sources: Huang et al. 2024 Algorithm 1 line 6 and the example below it; Huang n.d. eqs. 4-6. The papers use no bias correction, so the first
 matrices are about (1 - varrho)^(-1/2) smaller than corrected ones, and the first steps that much larger.
 """
 
@@ -19,18 +19,24 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
+from mpifed.core.records import Adaptive
 from mpifed.core.settings import choice, hyperparameters
 
 __all__ = [
     "MATRICES",
-    "Matrix",
-    "Identity",
-    "Adam",
-    "AdaBelief",
     "AMSGrad",
-    "Norm",
+    "AdaBelief",
     "AdaGradNorm",
+    "Adam",
     "BarzilaiBorwein",
+    "FirstMatrix",
+    "Identity",
+    "Matrix",
+    "Norm",
+    "adaptive",
+    "due",
+    "first",
+    "refresh",
 ]
 
 Moments = tuple[torch.Tensor, ...]
@@ -39,6 +45,8 @@ Moments = tuple[torch.Tensor, ...]
 class _Matrix:
     state: ClassVar[tuple[str, ...]] = ("block",)
     kind: ClassVar[str] = "block"
+    #: False where A is the same in every round.
+    adapts: ClassVar[bool] = True
 
     def fields(self, block: str) -> tuple[str, ...]:
         """The kinds of the moments for this block of variables, as a record wants them."""
@@ -52,20 +60,6 @@ class _Matrix:
         """The moments once the common starting point is known."""
         return moments
 
-    def refresh(self, r: int, moments: Moments, w: torch.Tensor, x: torch.Tensor, first_matrix: str, q: int):
-        """The moments and the matrix after round ``r``; after the start (r = 0) what ``first_matrix`` asks for.
-
-        With rounds of one step (q = 1) and the rule at the start, the start is the first synchronisation; the caller leaves
-        out round 1, which averages the same estimators again.
-        """
-        if r > 0:
-            return self(moments, w, x)
-        moments = self.refer(moments, w, x)
-        if first_matrix != "rule":
-            return moments, None
-        moments, matrix = self(moments, w, x)
-        return moments if q == 1 else self.refer(moments, w, x), matrix
-
 
 @hyperparameters
 class Identity(_Matrix):
@@ -73,6 +67,7 @@ class Identity(_Matrix):
 
     state: ClassVar = ()
     kind: ClassVar = "scalar"
+    adapts: ClassVar = False
     rho: ClassVar[float] = 1.0
 
     def __call__(self, moments: Moments, w, x):
@@ -81,7 +76,7 @@ class Identity(_Matrix):
 
 @hyperparameters
 class Adam(_Matrix):
-    """a ← ϱ a + (1 - ϱ) w², A = diag(√a + ρ) (000, line 6). ``bias_correction`` divides a by 1 - ϱⁿ, which no paper does."""
+    """a ← ϱ a + (1 - ϱ) w², A = diag(√a + ρ) (Huang et al. 2024, line 6). ``bias_correction`` divides a by 1 - ϱⁿ, which no paper does."""
 
     varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the second moment")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
@@ -97,7 +92,7 @@ class Adam(_Matrix):
 
 @hyperparameters
 class AdaBelief(_Matrix):
-    """a ← ϱ a + (1 - ϱ)(w - w')², A = diag(√a + ρ), w' the average at the synchronisation before (000, below line 6).
+    """a ← ϱ a + (1 - ϱ)(w - w')², A = diag(√a + ρ), w' the average at the synchronisation before (Huang et al. 2024, below line 6).
 
     The paper prints ρ for ϱ and leaves w' open until the first synchronisation: ``belief_reference``. With "initial"
     the first matrix by rule is ρ I.
@@ -137,7 +132,7 @@ class AMSGrad(_Matrix):
 
 @hyperparameters
 class Norm(_Matrix):
-    """a ← ϑ a + (1 - ϑ)‖w‖, A = (a + ρ) I, literally 003 eq. 6; ``root``: the mean of ‖w‖² and then its root."""
+    """a ← ϑ a + (1 - ϑ)‖w‖, A = (a + ρ) I, literally Huang n.d. eq. 6; ``root``: the mean of ‖w‖² and then its root."""
 
     vartheta: float = Field(default=0.9, ge=0, lt=1, description="decay ϑ of the norm")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
@@ -203,3 +198,47 @@ MATRICES = {
 
 #: An adaptive matrix by name, table or instance.
 Matrix = choice("matrix", MATRICES)
+#: How the matrices begin: by their rule from the averaged initial estimators, as I, or as ρI.
+FirstMatrix = Literal["rule", "identity", "rho"]
+
+
+def adaptive(block: str, of: str) -> Adaptive:
+    """A field of ``shared`` that holds the adaptive matrix of ``block``, made by the method's ``matrix``.
+
+    Rank 0 refreshes it once a round, after the first phase whose messages carry ``of``, from the average of that field and
+    the averaged ``block`` where the messages have it (``shared``'s where not). A method with a start phase that carries
+    ``of`` says by ``first_matrix`` what its matrices are before the first round.
+    """
+    return Adaptive(block, of)
+
+
+def first(method) -> float:
+    """The diagonal of a method's matrices before anything is averaged."""
+    return method.matrix.rho if getattr(method, "first_matrix", "identity") == "rho" else 1.0
+
+
+def due(method, steps: int, round: int) -> bool:
+    """Whether ``round`` makes new matrices.
+
+    With rounds of one step and the rule at the start, the start is the first synchronisation: round 1 averages the very
+    estimators that have made A_1, and changes nothing.
+    """
+    rule = getattr(method, "first_matrix", "") == "rule"
+    return round > 1 or (rule if round == 0 else not (rule and steps == 1))
+
+
+def refresh(method, steps: int, round: int, moments: Moments, w: torch.Tensor, x: torch.Tensor):
+    """Line 6 of the boxes: the moments and the matrix after ``round``; ``None`` for a matrix that stays as it is.
+
+    Args:
+        steps: local steps of a round.
+        w, x: the averaged estimator and the averaged point, ``[d]``.
+    """
+    matrix, new = method.matrix, None
+    if round == 0:
+        moments = matrix.refer(moments, w, x)
+    if due(method, steps, round):
+        moments, new = matrix(moments, w, x)
+        if round == 0 and steps > 1:
+            moments = matrix.refer(moments, w, x)
+    return moments, new

@@ -1,54 +1,90 @@
-"""The contract of an algorithm: four records, then what a client and the server do in a phase.
+"""The contract of a method: its state, then what a client and the server do in a phase of a round.
 
-An algorithm is a frozen record of hyperparameters; all state lives in records that the simulator allocates, reduces,
+A method is a frozen record of hyperparameters; all state lives in records that the simulator allocates, reduces,
 broadcasts and checkpoints without knowing whose they are:
 
-=============  =====================================================  ==========================  =====================
-record         what it holds                                          who writes it               what travels
-=============  =====================================================  ==========================  =====================
-shared         what every client reads: x, y, global momentum, A, B   the server step, everywhere nothing (replicated)
-coordinator    what rank 0 alone owns: moments behind A and B         ``coordinate``              its result, by Bcast
-client         what a client keeps between rounds                     that client                 nothing
-message        what is averaged over the cohort                       each client, every phase    one fused Allreduce
-=============  =====================================================  ==========================  =====================
+============  ====================================================  ==========================  ====================
+record        what it holds                                         who writes it               what travels
+============  ====================================================  ==========================  ====================
+``shared``    what every client reads: x, y, global momentum, A, B  the server, on every rank   nothing (replicated)
+``client``    what a client keeps between rounds                    that client                 nothing
+``message``   what is averaged over the cohort                      each client, every phase    one fused Allreduce
+============  ====================================================  ==========================  ====================
 
-A phase named ``p`` runs ``client_p`` for every member of the cohort, averages ``message``, runs ``coordinate`` where the
-phase asks for it, then ``server_p``. Methods with one phase name it ``round``:
+A phase is a client function, an average, a server function. A method with one phase a round writes
 
-* ``client_round(r, shared, client, message, oracle)``: read ``shared``, update ``client`` in place, fill ``message``
-  (zeros on entry). Fields of ``client`` and ``message`` and all that the oracle returns have a leading axis over the
-  clients stepped together, ``[C, d]``; fields of ``shared`` are ``[d]``. Never modify ``shared`` here, not even
-  in place through a view (``x = shared.x; x -= ...``).
-* ``coordinate(r, shared, coordinator, mean)`` → ``{field: value}`` for the fields of ``shared`` listed in ``coordinated``.
-* ``server_round(r, shared, mean, sets)``: update ``shared`` from the averaged message. ``sets.y(v)`` projects.
+* ``client_round(now, shared, client, message, oracle)``: read ``shared``, update ``client``, fill ``message`` (zeros on
+  entry). Fields of ``client`` and ``message`` and all that the oracle returns have a leading axis over the clients stepped
+  together, ``[C, d]``; fields of ``shared`` are ``[d]``. Never write to ``shared`` here, not even in place through a view
+  (``x = shared.x; x -= ...``).
+* ``server_round(now, shared, mean)``: update ``shared`` from the averaged message. Left out, the averages replace the
+  fields of ``shared`` of the same names.
 
-Rounds count from 1; the phases in ``start`` run once before, as round 0.
+A method with more phases lists them in ``phases``, functions and all, and may repeat them. What federated clients would be
+sent is observed: what a client function reads of ``shared`` and the server has written since.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mpifed.core.records import Record
+from mpifed.core.errors import ContractError
+from mpifed.core.records import Adaptive, Blocks, Kept, Record
+from mpifed.core.sets import Sets
 
-__all__ = ["Algorithm", "Phase"]
+__all__ = ["Algorithm", "Now", "Phase", "check_method", "local_steps", "refreshed", "travels"]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A client function, one fused Allreduce of ``message``, a server function: one round trip.
+    """One round trip: a client function, one fused Allreduce of ``message``, a server function.
 
-    ``down`` lists the fields of ``shared`` that a federated client would have to be sent for it, ``up`` those of ``message``
-    that it would send (``None``: all of them; running sums that only an output average needs do not count);
-    ``coordinate`` says whether rank 0 refreshes the coordinated fields between the Allreduce and the server function.
+    Attributes:
+        client: called as ``client(now, shared, client, message, oracle)``.
+        message: what it fills.
+        server: called as ``server(now, shared, mean)``; ``None``: the averages replace the fields of ``shared`` of the same
+            names.
+        fresh: draw a new cohort from this phase on.
     """
 
-    name: str
+    client: Callable
     message: Record
-    down: tuple[str, ...] | None = None
-    up: tuple[str, ...] | None = None
-    coordinate: bool = False
+    server: Callable | None = None
+    fresh: bool = False
+
+    @property
+    def name(self) -> str:
+        """The client function's name, without ``client_``."""
+        return getattr(self.client, "__name__", type(self.client).__name__).removeprefix("client_")
+
+
+@dataclass(frozen=True)
+class Now:
+    """A round as a method sees it.
+
+    Attributes:
+        round: its number, from 1; 0 for the start phases.
+        clients: N, the number of all clients.
+        cohort: the number of clients that take part.
+        share: the cohort's share of all weight: cohort / clients where clients weigh the same.
+        sets: the problem's sets, ``now.sets.y(v)`` projects.
+        blocks: names and shapes of the parameters of each block.
+    """
+
+    round: int
+    steps: int
+    clients: int
+    cohort: int
+    share: float
+    sets: Sets
+    blocks: Blocks
+
+    def step(self, k: int) -> int:
+        """The papers' t of the round's step ``k`` = 1, 2, ...; steps are counted from 1 through all rounds."""
+        return (self.round - 1) * self.steps + k
 
 
 class Algorithm:
@@ -56,8 +92,9 @@ class Algorithm:
 
     #: Problem family that the method solves: "minimax", "operator" or "composition".
     family: ClassVar[str] = "minimax"
-    #: Where the method is printed.
+    #: Where the method is printed, and the keys of these sources in the bibliography.
     source: ClassVar[str] = ""
+    cites: ClassVar[tuple[str, ...]] = ()
     #: Settings for an example, where the usual guesses do not fit together.
     example: ClassVar[dict] = {}
     #: What the papers count a round: vectors up, vectors down, phases, evaluations a local step.
@@ -66,7 +103,6 @@ class Algorithm:
     calls_per_step: ClassVar[int] = 1
     #: False where the method is defined for full participation only.
     partial_participation: ClassVar[bool] = True
-
     #: Whether the method handles the convex part φ of a composite variational inequality.
     composite: ClassVar[bool] = False
     #: The output rule of the paper: "last" or "average".
@@ -74,37 +110,128 @@ class Algorithm:
     #: Block → field of ``shared`` with the average over clients and steps that the paper returns; by default the output
     #: rule "average" means the average of the rounds' points.
     averages: ClassVar[dict[str, str]] = {}
+    #: Name of the hyperparameter that says how many local steps a round has.
+    steps: ClassVar[str] = ""
 
     shared: ClassVar[Record]
     message: ClassVar[Record]
     client: ClassVar[Record] = Record()
-    coordinator: ClassVar[Record] = Record()
-    #: The fields of ``shared`` that ``coordinate`` returns.
-    coordinated: ClassVar[tuple[str, ...]] = ()
     #: Phases run once, as round 0, before the first round.
     start: ClassVar[tuple[Phase, ...]] = ()
+    server_round: ClassVar[Callable | None] = None
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        for name, kind in vars(cls).get("__annotations__", {}).items():
-            if hasattr(Algorithm, name) and "ClassVar" not in str(kind):
-                raise TypeError(
-                    f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which the contract of algorithms uses"
-                )
+        for base in (base for base in cls.__mro__ if base not in (Algorithm, object)):
+            for name, kind in inspect.get_annotations(base).items():
+                if hasattr(Algorithm, name) and "ClassVar" not in str(kind):
+                    raise ContractError(
+                        f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which the contract of methods uses; "
+                        f"what is no hyperparameter is annotated ClassVar or not at all"
+                    )
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The phases of a round, in order."""
-        return (Phase("round", self.message, coordinate=bool(self.coordinated)),)
-
-    @property
-    def local_steps(self) -> int:
-        """Steps that a client takes between two synchronisations."""
-        return 1
+        return (Phase(self.client_round, self.message, self.server_round),)
 
     def initialize(self, shared) -> None:
         """Set fields of ``shared`` that start neither at 0 nor at the problem's starting point."""
 
-    def coordinate(self, r: int, shared, coordinator, mean) -> dict:
-        """Rank 0's part of round ``r``: new values of the ``coordinated`` fields, none of them to keep all."""
-        return {}
+
+def local_steps(method: Algorithm) -> int:
+    """Local steps of a round of ``method``."""
+    return getattr(method, method.steps) if method.steps else 1
+
+
+def refreshed(method: Algorithm, phases: tuple[Phase, ...]) -> list[tuple[str, ...]]:
+    """The adaptive fields of ``shared`` that are refreshed after each of ``phases``."""
+    adaptive = method.shared.of(Adaptive)
+    if not adaptive or not method.matrix.adapts:
+        return [()] * len(phases)
+    carriers = {
+        name: next((number for number, phase in enumerate(phases) if field.of in phase.message.fields), None)
+        for name, field in adaptive.items()
+    }
+    return [tuple(name for name in adaptive if carriers[name] == number) for number in range(len(phases))]
+
+
+def check_method(method: Algorithm) -> None:
+    """Refuse a method that cannot run on any problem.
+
+    Raises:
+        ContractError: one line a fault.
+    """
+    name, faults = type(method).__name__, []
+    for record in ("shared", "client"):
+        if not isinstance(getattr(method, record, None), Record):
+            faults.append(f"{name}.{record} must be a Record, got {getattr(method, record, 'nothing')!r}")
+    if method.steps and not isinstance(getattr(method, method.steps, None), int):
+        faults.append(
+            f"{name}.steps = {method.steps!r} must name the hyperparameter that counts local steps, a whole number"
+        )
+    phases = None
+    if type(method).phases is Algorithm.phases and not (
+        hasattr(method, "client_round") and hasattr(method, "message")
+    ):
+        faults.append(
+            f"{name} needs client_round(now, shared, client, message, oracle) and a record `message`, or `phases`"
+        )
+    elif not faults:
+        phases = [*method.start, *method.phases]
+        faults += [fault for phase in phases for fault in _phase_faults(method, phase)]
+    if phases and not faults:
+        faults += _adaptive_faults(method, phases)
+    faults += [
+        f"{name}.averages: there is no field {field!r} in `shared` (it has {', '.join(method.shared.fields)})"
+        for field in method.averages.values()
+        if isinstance(getattr(method, "shared", None), Record) and field not in method.shared.fields
+    ]
+    if faults:
+        raise ContractError("\n".join(faults))
+
+
+def _phase_faults(method: Algorithm, phase: Phase) -> list[str]:
+    name = type(method).__name__
+    if not isinstance(phase, Phase):
+        return [f"{name}: a phase is Phase(client_function, message, server_function), got {phase!r}"]
+    if not callable(phase.client):
+        return [f"{name}: the client function of a phase must be callable, got {phase.client!r}"]
+    if not isinstance(phase.message, Record) or not phase.message.fields:
+        return [
+            f"{name}: the message of phase {phase.name!r} must be a Record with a field, got {phase.message!r}"
+        ]
+    if phase.server is not None:
+        return (
+            []
+            if callable(phase.server)
+            else [f"{name}: the server function of phase {phase.name!r} must be callable"]
+        )
+    feeding = {field.of for field in method.shared.of(Adaptive).values()}
+    lost = [
+        field for field in phase.message.fields if field not in method.shared.fields and field not in feeding
+    ]
+    return [
+        f"{name}: phase {phase.name!r} has no server function, so its averages replace the fields of `shared` of the same "
+        f"names, but there is no {field!r} (it has {', '.join(method.shared.fields)})"
+        for field in lost
+    ]
+
+
+def _adaptive_faults(method: Algorithm, phases: list[Phase]) -> list[str]:
+    name, faults = type(method).__name__, []
+    carried = {field for phase in phases for field in phase.message.fields}
+    for field, kind in method.shared.of(Adaptive).items():
+        if not hasattr(method, "matrix"):
+            faults.append(f"{name}.{field} is adaptive, so {name} needs a hyperparameter `matrix`")
+        if kind.of not in carried:
+            options = ", ".join(sorted(carried))
+            faults.append(
+                f"{name}.{field} is made from the average of {kind.of!r}, which no message carries (these: {options})"
+            )
+    return faults
+
+
+def travels(record: Record) -> list[str]:
+    """The fields of a record that are counted as sent."""
+    return [name for name in record.fields if name not in record.of(Kept)]

@@ -4,7 +4,7 @@ The noise belongs to the sample ξ: evaluating the same ξ at two points adds th
 ∇f(z; ξ) = ∇f(z) + ξ, so recursive estimators see the difference of exact gradients. Coordinates are independent and
 symmetric about 0.
 
-Heavy tails: 001 assumes a bounded moment E‖∇f(z; ξ) - ∇f(z)‖^s ≤ σ^s for an s in (1, 2]. A noise of tail index a has
+Heavy tails: Zhang & Gao n.d. assumes a bounded moment E‖∇f(z; ξ) - ∇f(z)‖^s ≤ σ^s for an s in (1, 2]. A noise of tail index a has
 moments of every order s < a and none of order a or above, so it satisfies the assumption for s < a: ``nu`` of Student's
 t, ``alpha`` of the stable laws (below 2), ``tail`` of Pareto. At or below 2 the variance is infinite; at or below 1 there is
 no mean, and no method here is meant for that.

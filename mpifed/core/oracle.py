@@ -1,4 +1,4 @@
-"""Stochastic oracles: what an algorithm may ask of the clients it steps, one class a problem family.
+"""Stochastic oracles: what a method may ask of the clients it steps, one class a problem family.
 
 All results have the client axis, ``[C, d]``; points may be ``[C, d]`` or ``[d]`` (shared by all clients). ``batched`` maps a
 problem's functions over the client axis at once; otherwise there is one client. Evaluations are counted in ``calls``: one
@@ -11,89 +11,77 @@ from __future__ import annotations
 import warnings
 
 import torch
+from torch.utils._pytree import tree_map
 
+from mpifed.core.errors import ContractError
+from mpifed.core.oracle_base import Oracle
 from mpifed.core.problem import Game, Problem
 from mpifed.core.records import Blocks
 from mpifed.core.sampling import Sample, Sampler
 
-__all__ = ["ORACLES", "MinimaxOracle", "OperatorOracle", "CompositionOracle"]
+__all__ = ["ORACLES", "CompositionOracle", "MinimaxOracle", "OperatorOracle"]
 
 
-class _Oracle:
-    """What all oracles share.
-
-    Attributes:
-        sets: the problem's sets, ``oracle.sets.y(v)`` projects.
-        blocks: names and shapes of the parameters of each block.
-        calls: evaluations so far.
-    """
-
-    def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
-        self.problem, self.sampler, self.batched = problem, sampler, batched
-        self.blocks: Blocks = problem.variables()
-        self.sets = problem.sets
-        self.calls = 0
-
-    @staticmethod
-    def noise_width(problem: Problem) -> int:
-        """Numbers of noise that a sample carries: one for each number that an evaluation returns."""
-        return sum(problem.variables().sizes.values())
-
-    def at(self, rows: slice, counted: int | None = None) -> None:
-        """Turn to the clients ``members[rows]`` of the sampler's current round; ``counted`` of them are no padding."""
-        self._rows, self._count = rows, rows.stop - rows.start
-        self._counted = self._count if counted is None else counted
-
-    def sample(self, k: int, round: int | None = None) -> Sample:
-        """The k-th sample ξ (k = 0, 1, ...) of the round, or of another round: the same address gives the same ξ."""
-        return self.sampler.sample(k, self._rows, round)
-
-    def normal(self, k: int, size: int) -> torch.Tensor:
-        """Standard normal vector number ``k`` of the round, ``[C, size]``, for smoothing."""
-        return self.sampler.normal(k, self._rows, size)
-
-    def _map(self, function, *arguments):
-        """``function`` of named parameters, vectors and batches for every client: results with the client axis."""
-        if self.batched:
-            return torch.func.vmap(function)(*arguments)
-        result = function(*torch.utils._pytree.tree_map(lambda tensor: tensor[0], arguments))
-        return torch.utils._pytree.tree_map(lambda tensor: tensor.unsqueeze(0), result)
-
-
-class MinimaxOracle(_Oracle):
-    """∇_x f_n and ∇_y f_n."""
+class MinimaxOracle(Oracle):
+    """∇_x f_n and ∇_y f_n; without a block y, ∇f_n."""
 
     def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
         super().__init__(problem, sampler, batched)
-        self._workspaces: dict[int, _Workspace] = {}
-        self._loss = torch.func.vmap(problem.loss) if batched else problem.loss
-        self._split = (self.blocks.sizes["x"], self.blocks.sizes["y"])
+        self._workspaces: dict[tuple[int, bool], _Workspace] = {}
+        self._mapped = torch.func.vmap(problem.loss)
+        self._split = tuple(self.blocks.sizes.values())
 
-    def grad(self, x: torch.Tensor, y: torch.Tensor, xi: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-        """∇_x f_n(x, y; ξ) and ∇_y f_n(x, y; ξ), ``[C, dx]`` and ``[C, dy]``."""
-        self.calls += self._counted
-        if self.problem.gradients is not None:
-            gx, gy = self.problem.gradients(x, y, xi.batch)
+    def grad(self, x: torch.Tensor, *rest):
+        """``grad(x, y, ξ)``: ∇_x f_n(x, y; ξ) and ∇_y f_n(x, y; ξ), ``[C, dx]`` and ``[C, dy]``.
+
+        On a problem without y, the second is empty, and ``grad(x, ξ)`` is the gradient alone.
+        """
+        *others, xi = rest
+        if len(others) != 1 and "y" in self.blocks:
+            raise ContractError("this problem has a block y: oracle.grad(x, y, xi), got oracle.grad(x, xi)")
+        self._evaluated()
+        point = (x, *others)[: len(self.blocks)]
+        if xi.batch is None:
+            gradients = self._each(self._of_one, *point)
+        elif self.problem.gradients is not None:
+            gradients = self._tuple(self.problem.gradients(*point, xi.batch))
         else:
-            gx, gy = self._differentiate(x, y, xi.batch)
+            gradients = self._differentiate(point, xi.batch, self._count, self.batched)
         if xi.noise is not None:
-            noise_x, noise_y = xi.noise.split(self._split, dim=-1)
-            gx, gy = gx + noise_x, gy + noise_y
-        return gx, gy
+            gradients = [g + noise for g, noise in zip(gradients, xi.noise.split(self._split, dim=-1))]
+        if not others:
+            return gradients[0]
+        return gradients if len(gradients) > 1 else (*gradients, gradients[0].new_empty(self._count, 0))
 
-    def _differentiate(self, x, y, batch):
-        if self._count not in self._workspaces:
-            self._workspaces[self._count] = _Workspace(self.blocks, self._count, self.batched, x)
-        work = self._workspaces[self._count]
-        work.x.copy_(x)
-        work.y.copy_(y)
+    def _tuple(self, gradients):
+        return gradients if isinstance(gradients, tuple | list) else (gradients,)
+
+    def _of_one(self, *arguments):
+        """The gradients of one client on its batch, without the client axis."""
+        *point, batch = arguments
+        if self.problem.gradients is not None:
+            points, batches = (
+                [one.unsqueeze(0) for one in point],
+                tuple(column.unsqueeze(0) for column in batch),
+            )
+            return tuple(g[0] for g in self._tuple(self.problem.gradients(*points, batches)))
+        return tuple(
+            g[0] for g in self._differentiate(point, [column.unsqueeze(0) for column in batch], 1, False)
+        )
+
+    def _differentiate(self, point, batch, count: int, batched: bool):
+        if (count, batched) not in self._workspaces:
+            self._workspaces[count, batched] = _Workspace(self.blocks, count, batched, point[0])
+        work = self._workspaces[count, batched]
+        for view, value in zip(work.point, point):
+            view.copy_(value)
         with torch.enable_grad():
-            if self.batched:
-                loss = self._loss(*work.named, batch).sum()  # clients are independent: one gradient each
-                gradient = _flat(torch.autograd.grad(loss, work.leaves, materialize_grads=True), self._count)
+            if batched:
+                loss = self._mapped(*work.named, batch).sum()  # clients are independent: one gradient each
+                gradient = _flat(torch.autograd.grad(loss, work.leaves, materialize_grads=True), count)
             else:
                 work.gradient.zero_()
-                self._loss(*work.named, tuple(column[0] for column in batch)).backward()
+                self.problem.loss(*work.named, tuple(column[0] for column in batch)).backward()
                 gradient = work.gradient.clone()
         return gradient.split(self._split, dim=1)
 
@@ -106,17 +94,17 @@ class _Workspace:
     """
 
     def __init__(self, blocks: Blocks, count: int, batched: bool, like: torch.Tensor):
-        split = (blocks.sizes["x"], blocks.sizes["y"])
+        split = tuple(blocks.sizes.values())
         point, self.gradient = like.new_zeros(count, sum(split)), like.new_zeros(count, sum(split))
-        self.x, self.y = point.split(split, dim=1)
-        flat = (self.x, self.y) if batched else (self.x[0], self.y[0])
+        self.point = point.split(split, dim=1)
+        flat = self.point if batched else [part[0] for part in self.point]
         self.named = [
             {name: view.detach().requires_grad_() for name, view in blocks.unflatten(block, one).items()}
-            for block, one in zip("xy", flat)
+            for block, one in zip(blocks, flat)
         ]
         self.leaves = [leaf for named in self.named for leaf in named.values()]
         if not batched:
-            for block, named, gradient in zip("xy", self.named, self.gradient[0].split(split)):
+            for block, named, gradient in zip(blocks, self.named, self.gradient[0].split(split)):
                 for leaf, view in zip(named.values(), blocks.unflatten(block, gradient).values()):
                     leaf.grad = view
 
@@ -126,7 +114,7 @@ def _flat(gradients: tuple[torch.Tensor, ...], count: int) -> torch.Tensor:
     return torch.cat([gradient.reshape(count, -1) for gradient in gradients], dim=1)
 
 
-class OperatorOracle(_Oracle):
+class OperatorOracle(Oracle):
     """V_n, for variational inequalities and for minimax problems seen as games."""
 
     def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
@@ -134,24 +122,31 @@ class OperatorOracle(_Oracle):
         self.prox = problem.phi
         self._game = MinimaxOracle(problem.problem, sampler, batched) if isinstance(problem, Game) else None
 
-    def at(self, rows: slice, counted: int | None = None) -> None:
-        super().at(rows, counted)
+    def at(self, rows: slice) -> None:
+        super().at(rows)
         if self._game:
-            self._game.at(rows, counted)
+            self._game.at(rows)
 
     def operator(self, z: torch.Tensor, xi: Sample) -> torch.Tensor:
         """V_n(z; ξ), ``[C, d]``."""
-        self.calls += self._counted
+        self._evaluated()
         if self._game:
-            x, y = z.split(self.problem.split, dim=-1)
-            gx, gy = self._game.grad(x, y, xi)
+            gx, gy = self._game.grad(*z.split(self.problem.split, dim=-1), xi)
             return torch.cat([gx, -gy], dim=-1)
+        if xi.batch is None:
+            return self._each(self._of_one, z)
         value = self.problem.operator(z, xi.batch)
         return value if xi.noise is None else value + xi.noise
 
+    def _of_one(self, z, batch):
+        return self.problem.operator(z.unsqueeze(0), tuple(column.unsqueeze(0) for column in batch))[0]
 
-class CompositionOracle(_Oracle):
-    """g_n, its Jacobian, and ∇f_n. Jacobians are dense, ``[C, p, d]``, forward or reverse, whichever needs fewer sweeps."""
+
+class CompositionOracle(Oracle):
+    """g_n, its Jacobian, and ∇f_n.
+
+    Jacobians are dense, ``[C, p, d]``: the problem's own, or forward or reverse, whichever needs fewer sweeps.
+    """
 
     def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
         super().__init__(problem, sampler, batched)
@@ -160,7 +155,7 @@ class CompositionOracle(_Oracle):
             with warnings.catch_warnings():  # torch deprecates a part of itself on first use of forward mode
                 warnings.simplefilter("ignore", DeprecationWarning)
                 torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
-        self._jacobian = (torch.func.jacrev if self._p <= self._d else torch.func.jacfwd)(
+        self._derive = (torch.func.jacrev if self._p <= self._d else torch.func.jacfwd)(
             self._inner, has_aux=True
         )
         self._gradient = torch.func.grad(problem.outer)
@@ -178,19 +173,32 @@ class CompositionOracle(_Oracle):
     def _noise(self, xi: Sample) -> tuple[torch.Tensor, ...]:
         return xi.noise.split((self._p, self._p * self._d, self._p), dim=-1)
 
-    def _expanded(self, point: torch.Tensor) -> torch.Tensor:
-        return point.expand(self._count, -1)
+    def _evaluate(self, automatic, by_hand, point: torch.Tensor, xi: Sample):
+        """A function of one point and one batch for all clients; ``by_hand`` takes the client axis itself."""
+        self._evaluated()
+        point = point.expand(self._count, -1)
+        if by_hand is None:
+            return self._each(automatic, point) if xi.batch is None else self._map(automatic, point, xi.batch)
+        if xi.batch is not None:
+            return by_hand(point, xi.batch)
+        return self._each(
+            lambda one, batch: tree_map(
+                lambda t: t[0], by_hand(one[None], tuple(column[None] for column in batch))
+            ),
+            point,
+        )
 
     def g(self, x: torch.Tensor, zeta: Sample) -> torch.Tensor:
         """g_n(x; ζ), ``[C, p]``."""
-        self.calls += self._counted
-        value = self._map(lambda point, batch: self._inner(point, batch)[0], self._expanded(x), zeta.batch)
+        value = self._evaluate(lambda point, batch: self._inner(point, batch)[0], None, x, zeta)
         return value if zeta.noise is None else value + self._noise(zeta)[0]
 
     def g_and_jacobian(self, x: torch.Tensor, zeta: Sample) -> tuple[torch.Tensor, torch.Tensor]:
         """g_n(x; ζ), ``[C, p]``, and its Jacobian, ``[C, p, d]``, from one evaluation of one sample."""
-        self.calls += self._counted
-        jacobian, value = self._map(self._jacobian, self._expanded(x), zeta.batch)
+        if self.problem.jacobian is not None:
+            value, jacobian = self._evaluate(None, self.problem.jacobian, x, zeta)
+        else:
+            jacobian, value = self._evaluate(self._derive, None, x, zeta)
         if zeta.noise is not None:
             noise_g, noise_j, _ = self._noise(zeta)
             value, jacobian = value + noise_g, jacobian + noise_j.reshape(jacobian.shape)
@@ -198,8 +206,7 @@ class CompositionOracle(_Oracle):
 
     def grad_f(self, u: torch.Tensor, xi: Sample) -> torch.Tensor:
         """∇f_n(u; ξ), ``[C, p]``."""
-        self.calls += self._counted
-        value = self._map(self._gradient, self._expanded(u), xi.batch)
+        value = self._evaluate(self._gradient, self.problem.outer_gradient, u, xi)
         return value if xi.noise is None else value + self._noise(xi)[2]
 
 

@@ -1,158 +1,196 @@
 """The contracts of problems, one class a family, and the adapter that makes a game of a minimax problem.
 
-A problem owns mathematics and data and knows nothing of algorithms, ranks or files of a run. It is a dataclass of
-settings; a user writes a loss, and the package supplies gradients, flat views, sampling, devices and noise.
+A problem owns mathematics and data and knows nothing of algorithms, ranks or files of a run. It is a
+dataclass of settings; a user writes a loss, and the package supplies gradients, flat views, sampling, devices
+and noise.
+
+============  ========================================  ===================================================
+class         what it solves                            what it defines, beside ``variables``
+============  ========================================  ===================================================
+Minimax       min over x, max over y of a loss          ``loss`` or ``gradients``
+Minimisation  min over x of a loss                      ``loss`` or ``gradients``
+Operator      a variational inequality in z             ``operator``
+Composition   min over x of an outer of an inner map    ``inner_size``, ``inner``, and ``outer`` or
+                                                        ``outer_gradient``
+============  ========================================  ===================================================
+
+Data come from ``client_data``, whose rows are drawn for minibatches, or from ``draw``, which makes samples;
+not from both. Functions get one argument a block: without a block y a loss is ``loss(x, batch)``.
+
+Shapes: C clients are evaluated together, d is the size of a block, b the number of rows of a minibatch.
+Functions that are differentiated (``loss``, ``inner``, ``outer``) see *one* client, named parameters and a
+batch ``[b, ...]``. Functions written by hand (``gradients``, ``operator``, ``jacobian``, ``outer_gradient``)
+see *all* clients, flat points ``[C, d]``, or ``[d]`` shared by all, and batches ``[C, b, ...]``.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 import torch
 
+from mpifed.core.errors import ContractError
+from mpifed.core.problem_base import Batch, DataFile, Named, Problem
 from mpifed.core.proximal import Zero
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets
-from mpifed.core.streams import Stream
 
-__all__ = ["Problem", "Minimax", "Operator", "Composition", "DataFile", "Game", "Named", "as_family"]
-
-Named = dict[str, torch.Tensor]
-
-
-class DataFile(NamedTuple):
-    """A data file that has been read: where it lay, and a digest (hexadecimal SHA-256) of what it held."""
-
-    path: str
-    digest: str
-
-
-class Problem:
-    """What all families share. ``clients`` is the number N of clients; clients are numbered 0 .. N-1."""
-
-    #: Which of the three problem families this is.
-    family: ClassVar[str]
-    #: Where the problem is printed.
-    source: ClassVar[str] = ""
-    clients: int
-    #: Rows of held-out data that :meth:`predict` can score; 0 where the metrics need none.
-    test_rows: int = 0
-    #: The metrics of which more is better, such as an accuracy; of all others less is.
-    maximised: ClassVar[frozenset[str]] = frozenset()
-    #: Closed convex sets of the blocks; a block without one is the whole space.
-    sets: Sets = Sets()
-    #: The data files that :meth:`prepare` has read, by name; a run goes on only if all ranks have read the same.
-    files: dict[str, DataFile] = {}
-
-    def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read files, make the partition, fix constants. Called once on every rank, before anything else.
-
-        Args:
-            seed: the run's seed; everything random comes from ``mpifed.core.streams`` with it.
-            data_dir: where data files lie, ``None`` for the default places.
-        """
-
-    def variables(self) -> Blocks:
-        """The blocks of variables with the names and shapes of their parameters."""
-        raise TypeError(f"{type(self).__name__} must define variables()")
-
-    def kinds(self) -> dict[str, int]:
-        """Sizes of further kinds of record fields, beside the blocks."""
-        return {}
-
-    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The starting point, one flat vector a block; blocks left out start at 0."""
-        return {}
-
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """The data of one client: tensors whose first axis runs over its samples, ``[n, ...]``.
-
-        Minibatches are drawn from it uniformly with replacement; a full batch is all of it.
-        """
-        return ()
-
-    def client_size(self, client: int) -> int:
-        """Number of samples of a client, for weights by sample count. Asked for all clients on every rank."""
-        return len(self.client_data(client)[0])
-
-    def client_labels(self, client: int) -> np.ndarray | None:
-        """Class labels ``[n]``, int64 from 0, of one client's samples; ``None`` where samples have no classes."""
-        return None
-
-    def class_names(self) -> list[str]:
-        """What the classes of :meth:`client_labels` are called, in order; by default their numbers."""
-        return []
-
-    def class_counts(self) -> tuple[np.ndarray, list[str]] | None:
-        """Samples by client and class ``[N, classes]`` and the classes' names; ``None`` where samples have no classes."""
-        labels = [self.client_labels(client) for client in range(self.clients)]
-        if any(own is None for own in labels):
-            return None
-        classes = max(int(own.max(initial=0)) for own in labels) + 1
-        names = self.class_names() or [str(label) for label in range(classes)]
-        return np.stack([np.bincount(own, minlength=len(names)) for own in labels]), names
-
-    def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
-        """Samples of a problem that makes its own: arrays ``[C, count, size, ...]`` from ``stream``; ``None``: rows of data.
-
-        ``size`` is the batch size of the oracle. ``stream.clients`` holds the clients' numbers ``[C]`` and ``stream.count`` the number of samples of each.
-        """
-        return None
-
-    def predict(self, *point_and_rows) -> torch.Tensor:
-        """``predict(*point, rows)``: scores ``[n]`` or ``[n, k]`` of the held-out rows ``rows`` (a slice) at a point.
-
-        The point is one dictionary of named parameters a block; each rank is asked for a part of the rows.
-        """
-        raise TypeError(f"{type(self).__name__} sets test_rows, so it must define predict()")
-
-    def metrics(self, *point_and_predictions) -> dict[str, float]:
-        """``metrics(*point, predictions)``: figures of a point, off the clock: exact distances, held-out scores.
-
-        ``predictions`` is what :meth:`predict` returned for all rows, ``None`` where ``test_rows`` is 0.
-        """
-        return {}
+__all__ = [
+    "Problem",
+    "Minimax",
+    "Minimisation",
+    "Operator",
+    "Composition",
+    "DataFile",
+    "Game",
+    "Named",
+    "as_family",
+    "defines",
+]
 
 
 class Minimax(Problem):
-    """min_x max_y (1/N) Σ_n f_n(x, y). Without a block y: federated minimisation.
+    """min_x max_y (1/N) Σ_n f_n(x, y).
 
-    Define either :meth:`loss`, which automatic differentiation takes care of, or :meth:`gradients` by hand.
+    Define :meth:`loss`, which is differentiated, or ``gradients`` by hand (or both: `mpifed check` compares
+    them). Without a block y it is a minimisation, and functions lose that argument (see
+    :class:`Minimisation`). Regression that is robust to a common shift y of the targets::
+
+        @dataclass
+        class Shifted(Minimax):
+            clients: int = 4
+
+            def variables(self):
+                return Blocks(x={"w": (5,)}, y={"shift": (1,)})
+
+            def client_data(self, client):
+                rows = generator(0, "rows", client).standard_normal((20, 6))
+                return torch.from_numpy(rows[:, :5]), torch.from_numpy(rows[:, 5])
+
+            def loss(self, x, y, batch):
+                inputs, targets = batch
+                return ((inputs @ x["w"] - targets - y["shift"]) ** 2).mean() - 2 * (y["shift"] ** 2).sum()
     """
 
     family = "minimax"
+    layouts = (("x", "y"), ("x",))
 
-    def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """f_n on a batch of client n: a scalar. ``x`` and ``y`` are named parameters, ``batch`` tensors ``[b, ...]``.
+    def loss(self, x: Named, y: Named, batch: Batch) -> torch.Tensor:
+        """f_n on a batch of client n: a scalar. ``x`` and ``y`` are named parameters, ``batch`` tensors ``[b,
+        ...]``.
 
-        Must be a pure function of its arguments (no in-place writes to them, no data-dependent Python branches), so that
-        it can be mapped over clients.
+        Must be a pure function of its arguments (no in-place writes to them, no data-dependent Python
+        branches), so that it can be mapped over clients.
         """
-        raise TypeError(f"{type(self).__name__} must define loss() or gradients()")
+        raise ContractError(f"{type(self).__name__} must define loss() or gradients()")
 
-    #: By hand: ``gradients(x, y, batch) -> (gx, gy)`` with flat blocks ``[C, d]`` or ``[d]`` (shared by all clients),
-    #: ``batch`` tensors ``[C, b, ...]``, and ``gx``, ``gy`` of shape ``[C, d]``. ``None``: differentiate ``loss``.
+    #: By hand: ``gradients(x, y, batch) -> (gx, gy)`` with flat blocks ``[C, d]`` or ``[d]`` (shared by all
+    #: clients), ``batch`` tensors ``[C, b, ...]``, and ``gx``, ``gy`` of shape ``[C, d]``; without y
+    #: ``gradients(x, batch)`` returns ``gx`` alone. ``None``: differentiate ``loss``.
+    gradients = None
+
+
+class Minimisation(Problem):
+    """min_x (1/N) Σ_n f_n(x): a plain loss, for every minimax method that a problem without y makes sense to.
+
+    Least squares::
+
+        @dataclass
+        class LeastSquares(Minimisation):
+            clients: int = 4
+
+            def variables(self):
+                return Blocks(x={"w": (5,)})
+
+            def client_data(self, client):
+                rows = generator(0, "rows", client).standard_normal((20, 6))
+                return torch.from_numpy(rows[:, :5]), torch.from_numpy(rows[:, 5])
+
+            def loss(self, x, batch):
+                inputs, targets = batch
+                return ((inputs @ x["w"] - targets) ** 2).mean() / 2
+    """
+
+    family = "minimax"
+    layouts = (("x",),)
+
+    def loss(self, x: Named, batch: Batch) -> torch.Tensor:
+        """f_n on a batch of client n: a scalar, and a pure function of named parameters and tensors ``[b,
+        ...]``."""
+        raise ContractError(f"{type(self).__name__} must define loss() or gradients()")
+
+    #: By hand: ``gradients(x, batch) -> gx [C, d]`` with x flat, ``[C, d]`` or ``[d]`` (shared by all
+    #: clients), and ``batch`` tensors ``[C, b, ...]``. ``None``: differentiate ``loss``.
     gradients = None
 
 
 class Operator(Problem):
-    """Find z*: ⟨V(z), z* - z⟩ + φ(z*) - φ(z) ≤ 0 for all z, with V = (1/N) Σ_n V_n monotone (002, sections 2 and 5)."""
+    """Find z*: ⟨V(z), z* - z⟩ + φ(z*) - φ(z) ≤ 0 for all z, with V = (1/N) Σ_n V_n (Wang & Kale n.d.,
+    sections 3 and 5).
+
+    A rotation, whose solution is 0, with an ℓ1 norm on top::
+
+        @dataclass
+        class Rotation(Operator):
+            clients: int = 4
+
+            phi = L1(lam=0.1)
+            monotone = True
+
+            def variables(self):
+                return Blocks(z={"z": (2,)})
+
+            def client_data(self, client):
+                return (torch.tensor([1.0 + client]),)  # one row: the client's speed
+
+            def operator(self, z, batch):  # z: [C, 2] or [2]
+                x, y = z.unbind(-1)
+                return batch[0][:, :1] * torch.stack([y, -x], dim=-1)
+    """
 
     family = "operator"
+    layouts = (("z",),)
     #: The convex function φ of a composite problem, through its proximal map.
     phi = Zero()
+    #: Whether V is monotone; ``None`` where nothing is claimed, and nothing checked.
+    monotone: ClassVar[bool | None] = None
 
-    def operator(self, z: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """V_n(z; batch) for the clients stepped together: ``z`` flat ``[C, d]`` or ``[d]``, ``batch`` tensors
-        ``[C, b, ...]``, result ``[C, d]``."""
-        raise TypeError(f"{type(self).__name__} must define operator()")
+    def operator(self, z: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """V_n(z; batch) ``[C, d]`` of the clients stepped together: ``z`` flat ``[C, d]`` or ``[d]`` (shared
+        by all clients), ``batch`` tensors ``[C, b, ...]``."""
+        raise ContractError(f"{type(self).__name__} must define operator()")
 
 
 class Composition(Problem):
-    """min_x (1/N) Σ_n E f_n(E g_n(x; ζ); ξ) (003, eq. 1)."""
+    """min_x (1/N) Σ_n E f_n(E g_n(x; ζ); ξ) (Huang n.d., eq. 1).
+
+    Define :meth:`inner` and :meth:`outer`, which are differentiated, or ``jacobian`` and ``outer_gradient``
+    by hand. The entropic risk of a squared error, log E exp(g) with one inner value::
+
+        @dataclass
+        class Risk(Composition):
+            clients: int = 4
+
+            inner_size = 1
+
+            def variables(self):
+                return Blocks(x={"w": (5,)})
+
+            def client_data(self, client):
+                rows = generator(0, "rows", client).standard_normal((20, 6))
+                return torch.from_numpy(rows[:, :5]), torch.from_numpy(rows[:, 5])
+
+            def inner(self, x, batch):
+                inputs, targets = batch
+                return torch.exp((inputs @ x["w"] - targets) ** 2 / 9).mean().reshape(1)
+
+            def outer(self, u, batch):
+                return torch.log(u).sum()
+    """
 
     family = "composition"
+    layouts = (("x",),)
     #: Dimension p of the inner maps' values.
     inner_size: int = 1
 
@@ -160,13 +198,39 @@ class Composition(Problem):
         """``u``: an inner value or outer gradient ``[p]``; ``jacobian``: ``[p, d]``, row by row."""
         return {"u": self.inner_size, "jacobian": self.inner_size * self.variables().sizes["x"]}
 
-    def inner(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def inner(self, x: Named, batch: Batch) -> torch.Tensor:
         """g_n(x; ζ), ``[p]``, for a batch ζ of client n; a pure function."""
-        raise TypeError(f"{type(self).__name__} must define inner()")
+        raise ContractError(f"{type(self).__name__} must define inner()")
 
-    def outer(self, u: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def outer(self, u: torch.Tensor, batch: Batch) -> torch.Tensor:
         """f_n(u; ξ), a scalar, for a batch ξ of client n; a pure function."""
-        raise TypeError(f"{type(self).__name__} must define outer()")
+        raise ContractError(f"{type(self).__name__} must define outer() or outer_gradient()")
+
+    #: By hand: ``jacobian(x, batch) -> (u, J)``, g_n(x; ζ) ``[C, p]`` and its Jacobian ``[C, p, d]``, with x
+    #: flat, ``[C, d]`` or ``[d]`` (shared by all clients), ``batch`` tensors ``[C, b, ...]``. ``None``:
+    #: differentiate :meth:`inner`, which is needed in any case where only the value is wanted.
+    jacobian = None
+    #: By hand: ``outer_gradient(u, batch) -> [C, p]``, ∇f_n(u; ξ), with u ``[C, p]`` or ``[p]``, ``batch`` as
+    #: above. ``None``: differentiate :meth:`outer`.
+    outer_gradient = None
+
+
+#: The functions above that only say what is missing.
+_STUBS = (
+    Problem.variables,
+    Problem.predict,
+    Minimax.loss,
+    Minimisation.loss,
+    Operator.operator,
+    Composition.inner,
+    Composition.outer,
+)
+
+
+def defines(problem: Problem, name: str) -> bool:
+    """Whether a problem has a function ``name`` of its own, such as "loss" or "gradients"."""
+    function = getattr(problem, name, None)
+    return function is not None and getattr(function, "__func__", function) not in _STUBS
 
 
 class _IndicatorOf:
@@ -180,37 +244,49 @@ class _IndicatorOf:
 
 
 class Game(Operator):
-    """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f), φ the indicator of its sets."""
+    """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f), φ the indicator of its
+    sets.
 
-    def __init__(self, problem: Minimax):
+    Without a block y it is z = x and V = ∇f.
+
+    Attributes:
+        split: the sizes of x and y in z, 0 for a block that the problem does not have.
+    """
+
+    def __init__(self, problem: Minimax | Minimisation):
         self.problem, self.clients = problem, problem.clients
-        self.source, self.test_rows, self.files = problem.source, problem.test_rows, problem.files
+        self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
+        self.test_rows, self.files = problem.test_rows, problem.files
         self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw
         self._blocks = problem.variables()
-        self.split = (self._blocks.sizes["x"], self._blocks.sizes["y"])
+        self.split = tuple(self._blocks.sizes.get(block, 0) for block in "xy")
         self.sets = Sets(z=self._project)
         self.phi = _IndicatorOf(self._project)
 
     def _project(self, z: torch.Tensor) -> torch.Tensor:
-        x, y = z.split(self.split, dim=-1)
-        return torch.cat([self.problem.sets.x(x), self.problem.sets.y(y)], dim=-1)
+        parts = zip(self._blocks, z.split(self.split, dim=-1))
+        return torch.cat([getattr(self.problem.sets, block)(part) for block, part in parts], dim=-1)
 
     def variables(self) -> Blocks:
         """One block z; its parameters are called ``x.name`` and ``y.name``."""
         return Blocks(
-            z={f"{block}.{name}": shape for block in "xy" for name, shape in self._blocks[block].items()}
+            z={
+                f"{block}.{name}": shape
+                for block in self._blocks
+                for name, shape in self._blocks[block].items()
+            }
         )
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         start = self.problem.initial(rng)
         parts = [
             torch.as_tensor(start.get(block, torch.zeros(size))).reshape(-1)
-            for block, size in zip("xy", self.split)
+            for block, size in self._blocks.sizes.items()
         ]
         return {"z": torch.cat(parts)}
 
     def _point(self, z: Named) -> list[Named]:
-        return [{name[2:]: value for name, value in z.items() if name[0] == block} for block in "xy"]
+        return [{name[2:]: value for name, value in z.items() if name[0] == block} for block in self._blocks]
 
     def predict(self, z: Named, rows: slice) -> torch.Tensor:
         return self.problem.predict(*self._point(z), rows)

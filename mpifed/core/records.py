@@ -5,7 +5,8 @@ problem; a :class:`State` is one buffer with that layout. Reading a field is a v
 whole record can be reduced, broadcast or written to disk without knowing a single field name.
 
 A field's *kind* is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), another size that the
-problem's family defines (``"u"``, ``"jacobian"`` of a composition), ``"scalar"``, or a tuple of kinds; a field whose kind is a tuple reads as a tuple of views.
+problem's family defines (``"u"``, ``"jacobian"`` of a composition), ``"scalar"``, or a tuple of kinds; a field whose kind is a
+tuple reads as a tuple of views. :func:`kept`, :func:`between` and ``adaptive`` say more of a field than its size.
 
 A state may carry a leading client axis: ``shared`` has fields of shape ``[d]``, ``client`` and ``message`` of shape
 ``[C, d]``. Arithmetic broadcasts over it, which is why one algorithm text serves one client and a thousand.
@@ -19,10 +20,62 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Blocks", "Record", "Layout", "State"]
+from mpifed.core.errors import ContractError
+
+__all__ = [
+    "Blocks",
+    "Record",
+    "Layout",
+    "State",
+    "Observed",
+    "Kept",
+    "Between",
+    "Adaptive",
+    "kept",
+    "between",
+]
 
 Shape = tuple[int, ...]
-Kind = str | tuple[str, ...]
+Plain = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The kind of a field that does not travel between federated clients and their server."""
+
+    kind: Plain
+
+
+@dataclass(frozen=True)
+class Between:
+    """The kind of a client's field that lives between the phases of a round."""
+
+    kind: Plain
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """The kind of an adaptive matrix for ``block``, made from the average of the messages' field ``of``."""
+
+    block: str
+    of: str
+
+
+Kind = Plain | Kept | Between | Adaptive
+
+
+def kept(kind: Plain) -> Kept:
+    """A field that is not counted as sent: what clients recompute, a running sum that only the output average needs."""
+    return Kept(kind)
+
+
+def between(kind: Plain) -> Between:
+    """A field of ``client`` that one phase leaves for a later phase of the round.
+
+    It is 0 when the round begins and when a fresh cohort is drawn; members of the cohort alone have it, and no checkpoint
+    holds it.
+    """
+    return Between(kind)
 
 
 class Blocks(Mapping):
@@ -68,8 +121,8 @@ class Record:
 
     def __init__(self, **fields: Kind):
         for name in fields:
-            if name.startswith("_") or name in {"buffer", "fill"}:
-                raise ValueError(f"a record's field cannot be named {name!r}")
+            if name.startswith("_") or hasattr(Observed, name):
+                raise ContractError(f"a record's field cannot be named {name!r}")
         self.fields: dict[str, Kind] = fields
 
     def __or__(self, other: Record) -> Record:
@@ -84,25 +137,37 @@ class Record:
     def __repr__(self) -> str:
         return "Record(" + ", ".join(f"{name}={kind!r}" for name, kind in self.fields.items()) + ")"
 
-    def layout(self, blocks: Blocks, kinds: Mapping[str, int] | None = None) -> Layout:
+    def of(self, kind: type) -> dict[str, Kind]:
+        """The fields of one kind of kind, e.g. ``record.of(Kept)``."""
+        return {name: one for name, one in self.fields.items() if isinstance(one, kind)}
+
+    def layout(self, blocks: Blocks, kinds: Mapping[str, int] | None = None, matrix=None) -> Layout:
         """Offsets of every field for a problem with these blocks and these further kinds (name → size).
 
+        Args:
+            matrix: the generator of the method's adaptive matrices, which says what shape they have.
+
         Raises:
-            ValueError: a field is of a kind that the problem does not have.
+            ContractError: a field is of a kind that the problem does not have.
         """
         sizes = blocks.sizes | dict(kinds or {}) | {"scalar": 1}
         slots, start = {}, 0
         for name, kind in self.fields.items():
-            parts = []
-            for one in (kind,) if isinstance(kind, str) else kind:
+            plain, parts = _plain(kind, matrix), []
+            for one in (plain,) if isinstance(plain, str) else plain:
                 if one not in sizes:
-                    raise ValueError(
-                        f"field {name!r} is of kind {one!r}; this problem has {', '.join(sorted(sizes))}"
-                    )
+                    options = ", ".join(sorted(sizes))
+                    raise ContractError(f"field {name!r} is of kind {one!r}; this problem has {options}")
                 parts.append((start, start + sizes[one]))
                 start += sizes[one]
             slots[name] = tuple(parts)
         return Layout(self, slots, start)
+
+
+def _plain(kind: Kind, matrix) -> Plain:
+    if isinstance(kind, Adaptive):
+        return matrix.shape(kind.block)
+    return kind.kind if isinstance(kind, Kept | Between) else kind
 
 
 @dataclass(frozen=True)
@@ -117,12 +182,9 @@ class Layout:
         """A state of zeros with leading axes ``lead``."""
         return State(self, torch.zeros(*lead, self.size, dtype=dtype, device=device))
 
-    def span(self, names) -> tuple[int, int]:
-        """First and one-past-last element of the fields ``names``, which must lie side by side."""
-        parts = sorted(part for name in names for part in self.slots[name])
-        if any(left[1] != right[0] for left, right in zip(parts, parts[1:])):
-            raise ValueError(f"the fields {', '.join(names)} do not lie side by side in {self.record}")
-        return (parts[0][0], parts[-1][1]) if parts else (0, 0)
+    def span(self, name: str) -> tuple[int, int]:
+        """First and one-past-last element of a field."""
+        return self.slots[name][0][0], self.slots[name][-1][1]
 
     def field_at(self, element: int) -> str:
         """The name of the field that holds ``element`` of a row."""
@@ -141,7 +203,8 @@ class State:
         views = {}
         for name, kind in layout.record.fields.items():
             parts = tuple(buffer[..., start:stop] for start, stop in layout.slots[name])
-            views[name] = parts[0] if isinstance(kind, str) else parts
+            inner = kind.kind if isinstance(kind, Kept | Between) else kind
+            views[name] = parts if isinstance(inner, tuple) else parts[0]
         object.__setattr__(self, "buffer", buffer)
         object.__setattr__(self, "_layout", layout)
         object.__setattr__(self, "_views", views)
@@ -158,9 +221,9 @@ class State:
             raise AttributeError(self._missing(name))
         if isinstance(view, tuple):
             for part, one in zip(view, value, strict=True):
-                _assign(part, one)
+                _assign(name, part, one)
         else:
-            _assign(view, value)
+            _assign(name, view, value)
 
     def _missing(self, name: str) -> str:
         return f"this record has no field {name!r}; it has {', '.join(self._views) or 'no fields'}"
@@ -176,12 +239,56 @@ class State:
         """The clients ``start:stop`` of a state with a client axis, as views."""
         return State(self._layout, self.buffer[start:stop])
 
+    def beside(self, other: State) -> State:
+        """The fields of both states under one roof; ``buffer`` and ``layout`` are this one's."""
+        both = State(self._layout, self.buffer)
+        both._views.update(other._views)
+        return both
 
-def _assign(view: torch.Tensor, value) -> None:
+
+class Observed(State):
+    """A state that notes which fields are read and which are written."""
+
+    __slots__ = ("_reads", "_writes")
+
+    def __init__(self, layout: Layout, buffer: torch.Tensor):
+        super().__init__(layout, buffer)
+        object.__setattr__(self, "_reads", set())
+        object.__setattr__(self, "_writes", set())
+
+    def __getattr__(self, name: str):
+        self._reads.add(name)
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value) -> None:
+        self._writes.add(name)
+        super().__setattr__(name, value)
+
+    def take_notes(self) -> tuple[set[str], set[str]]:
+        """The fields read and the fields written since the last call."""
+        notes = set(self._reads), set(self._writes)
+        self._reads.clear()
+        self._writes.clear()
+        return notes
+
+
+def _assign(name: str, view: torch.Tensor, value) -> None:
     if not isinstance(value, torch.Tensor):
         view.fill_(value)
-    elif not _is(value, view):
+        return
+    if _is(value, view):
+        return
+    if value.is_floating_point() and value.dtype != view.dtype:
+        raise ContractError(f"field {name!r}: expected {_dtype(view)}, got {_dtype(value)}")
+    try:
         view.copy_(value)
+    except RuntimeError:
+        expected, got = list(view.shape), list(value.shape)
+        raise ContractError(f"field {name!r}: expected the shape {expected}, got {got}") from None
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _is(value: torch.Tensor, view: torch.Tensor) -> bool:

@@ -1,16 +1,18 @@
 """Samples: the k-th sample ξ of a client's round as a *value*.
 
-A value can be evaluated at two points (STORM, SVRG), and it does not matter in which order clients ask for theirs. The samples
-of a round are drawn at once for all members of the cohort on a rank.
+A value can be evaluated at two points (STORM, SVRG), and it does not matter in which order clients ask for theirs. The
+samples of a round are drawn at once for all members of the cohort on a rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from mpifed.core.errors import ContractError
 from mpifed.core.problem import Problem
 from mpifed.core.streams import Stream
 
@@ -18,9 +20,12 @@ __all__ = ["Sample", "Sampler"]
 
 
 class Sample(NamedTuple):
-    """One sample ξ of C clients: tensors ``[C, b, ...]`` and, with noise, one vector a client ``[C, d]`` over all blocks."""
+    """One sample ξ of C clients: tensors ``[C, b, ...]`` and, with noise, one vector a client ``[C, d]`` over all blocks.
 
-    batch: tuple[torch.Tensor, ...]
+    ``batch`` is ``None`` for all data of each client.
+    """
+
+    batch: tuple[torch.Tensor, ...] | None
     noise: torch.Tensor | None
 
 
@@ -31,6 +36,10 @@ class Sampler:
         clients: global numbers of this rank's clients.
         batch_size: rows a sample; 0 takes all rows of the client (the exact local gradient).
         noise: additive noise or ``None``; ``noise_width``: numbers of noise that a sample carries.
+
+    Attributes:
+        numbers: how many samples each of the clients has been dealt in this round, ``[clients]``.
+        way: how the samples of this round are asked for: "counted", "named", "" before the first.
     """
 
     def __init__(
@@ -46,57 +55,107 @@ class Sampler:
         self.sizes = np.array([len(part[0]) if part else 0 for part in parts], dtype=np.int64)
         self.offsets = np.concatenate(([0], np.cumsum(self.sizes)[:-1])) if parts else self.sizes
         self.data = tuple(torch.cat(column) for column in zip(*parts))
-        self._expected = 1
-        self.begin(np.arange(len(self.clients)), 0)
+        self._expected, self._own = 1, False
+        self.begin(0)
+        self.turn_to(np.arange(len(self.clients)))
         if parts:
-            self._draw(0, 1)  # a problem that cannot draw says so now
+            self._own = isinstance(
+                self._draw(0, 1, batch_size, ""), tuple
+            )  # a problem that cannot draw says so now
 
     def _load(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = torch.as_tensor(tensor)
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
-    def begin(self, members: np.ndarray, r: int) -> None:
-        """Turn to round ``r`` of the clients at local positions ``members``."""
-        self.members, self.round, self._drawn = members, r, {}
+    def begin(self, r: int) -> None:
+        """Begin round ``r``."""
+        self.round, self.way = r, ""
+        self.numbers = np.zeros(len(self.clients), dtype=np.int64)
+        self.normals = np.zeros(len(self.clients), dtype=np.int64)
+        self.members = None
 
-    def sample(self, k: int, rows: slice, round: int | None = None) -> Sample:
-        """Sample ``k`` of a round (the current one unless named) for ``members[rows]``."""
+    def turn_to(self, members: np.ndarray) -> None:
+        """Turn to the clients at local positions ``members``."""
+        if self.members is None or not np.array_equal(members, self.members):
+            self.members, self._drawn, self._noise = members, {}, {}
+
+    def ask(self, way: str) -> None:
+        """Note how a sample is asked for.
+
+        Raises:
+            ContractError: others of this round were asked for in another way.
+        """
+        if self.way not in ("", way):
+            raise ContractError(
+                "a round counts its samples, oracle.sample(), or names them, oracle.sample(number=k), never both"
+            )
+        self.way = way
+
+    def sample(self, k, rows: slice, *, round: int | None, size: int | None, of: str) -> Sample:
+        """Sample ``k`` of a round for ``members[rows]``.
+
+        Args:
+            k: its number, or one number a client ``[C]``.
+            round: the current one when left out; ``size``: rows, by default the batch size.
+            of: "g" or "f" where a composition draws different samples for its two functions.
+        """
         round = self.round if round is None else round
-        drawn = self._drawn.get(round)
-        if drawn is None or k >= drawn[0]:
-            self._expected = max(self._expected, k + 1) if drawn is None else max(2 * drawn[0], k + 1)
-            drawn = self._drawn[round] = (self._expected, *self._draw(round, self._expected))
-        _, indices, noise = drawn
-        if self.batch_size or isinstance(indices, tuple):
-            batch = self._gather(indices, rows, k)
+        size = self.batch_size if size is None else size
+        of = of if self._own else ""
+        last = int(np.max(k))
+        drawn = self._drawn.get((round, size, of))
+        if drawn is None or last >= drawn[0]:
+            self._expected = max(self._expected, last + 1) if drawn is None else max(2 * drawn[0], last + 1)
+            indices = self._draw(round, self._expected, size, of)
+            drawn = self._drawn[round, size, of] = (self._expected, indices)
+        where = k if isinstance(k, int) else torch.from_numpy(k)
+        chosen = rows if isinstance(k, int) else torch.arange(rows.start, rows.stop)
+        if size or isinstance(drawn[1], tuple):
+            batch = self._gather(drawn[1], chosen, where)
         else:
             batch = self._everything(rows)
-        return Sample(batch, None if noise is None else noise[rows, k])
+        return Sample(batch, None if self.noise is None else self._noise_of(round, drawn[0])[chosen, where])
 
     def normal(self, k: int, rows: slice, size: int) -> torch.Tensor:
         """Standard normal vector number ``k`` of the round, ``[C, size]``, independent of all samples."""
         stream = Stream(self.seed, "normal", self.clients[self.members[rows]], self.round, 1, k)
         return self._load(torch.from_numpy(stream.normal(size)[:, 0]))
 
-    def _draw(self, round: int, count: int):
-        """The raw samples ``0..count-1`` of a round: row numbers or the problem's own arrays, and the noise."""
+    def each(self, rows: slice) -> Iterator[tuple[torch.Tensor, ...]]:
+        """All data of one client of ``members[rows]`` after another.
+
+        Raises:
+            ContractError: the problem makes its own samples.
+        """
+        if self._own:
+            raise ContractError(
+                f"{type(self.problem).__name__} makes its own samples, so there is no oracle.everything of a client"
+            )
+        for member in self.members[rows]:
+            block = slice(self.offsets[member], self.offsets[member] + self.sizes[member])
+            yield tuple(column[block] for column in self.data)
+
+    def _draw(self, round: int, count: int, size: int, of: str):
+        """The raw samples ``0..count-1`` of a round: the problem's own arrays, row numbers, or None for all rows."""
         clients = self.clients[self.members]
         stream = Stream(self.seed, "sample", clients, round, count)
-        drawn = self.problem.draw(stream, self.batch_size)
+        stream.of = of
+        drawn = self.problem.draw(stream, size)
         if drawn is not None:
-            indices = tuple(self._load(torch.from_numpy(np.ascontiguousarray(array))) for array in drawn)
-        elif self.batch_size:
-            local = stream.integers(self.sizes[self.members], self.batch_size)
-            indices = torch.from_numpy(local + self.offsets[self.members][:, None, None]).to(self.device)
-        else:
-            indices = None
-        noise = None
-        if self.noise is not None:
-            values = self.noise(Stream(self.seed, "noise", clients, round, count), self.width)
-            noise = self._load(torch.from_numpy(values))
-        return indices, noise
+            return tuple(self._load(torch.from_numpy(np.ascontiguousarray(array))) for array in drawn)
+        if not size:
+            return None
+        local = stream.integers(self.sizes[self.members], size)
+        return torch.from_numpy(local + self.offsets[self.members][:, None, None]).to(self.device)
 
-    def _gather(self, indices, rows: slice, k: int) -> tuple[torch.Tensor, ...]:
+    def _noise_of(self, round: int, count: int) -> torch.Tensor:
+        """The noise of a round's samples, at least ``count`` of them, ``[C, count, width]``."""
+        if round not in self._noise or self._noise[round].shape[1] < count:
+            stream = Stream(self.seed, "noise", self.clients[self.members], round, count)
+            self._noise[round] = self._load(torch.from_numpy(self.noise(stream, self.width)))
+        return self._noise[round]
+
+    def _gather(self, indices, rows, k) -> tuple[torch.Tensor, ...]:
         if isinstance(indices, tuple):
             return tuple(array[rows, k] for array in indices)
         chosen = indices[rows, k]
@@ -104,10 +163,7 @@ class Sampler:
 
     def _everything(self, rows: slice) -> tuple[torch.Tensor, ...]:
         """All rows of clients of one size."""
-        blocks = [
-            slice(self.offsets[member], self.offsets[member] + self.sizes[member])
-            for member in self.members[rows]
-        ]
-        if len(blocks) == 1:
-            return tuple(column[blocks[0]].unsqueeze(0) for column in self.data)
-        return tuple(torch.stack([column[block] for block in blocks]) for column in self.data)
+        return tuple(
+            torch.stack(columns) if len(columns) > 1 else columns[0].unsqueeze(0)
+            for columns in zip(*self.each(rows))
+        )

@@ -79,5 +79,9 @@ class Sets:
     def __init__(self, **sets):
         self._sets = sets
 
+    def __iter__(self):
+        """The names of the blocks that have a set."""
+        return iter(self._sets)
+
     def __getattr__(self, block: str):
         return self._sets.get(block) or _WHOLE

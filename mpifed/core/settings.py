@@ -1,29 +1,118 @@
 """Named choices of a job file: ``matrix = "adam"`` or ``matrix = { name = "adam", rho = 0.01 }``.
 
-A family of choices is a dictionary ``{name: frozen dataclass}``. :func:`choice` turns it into a pydantic annotation
-that accepts a name, a table with a name, or an instance, and refuses everything else by naming the near miss.
+A family of choices is a dictionary ``{name: frozen dataclass}``. :func:`choice` turns it into a pydantic
+annotation that accepts a name, a table with a name, or an instance, and refuses everything else with
+the near miss.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable
+import functools
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, InstanceOf, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as _dataclass
 
-__all__ = ["hyperparameters", "problem_settings", "choice", "build", "explain", "flatten", "near_miss"]
+from mpifed.core.errors import ConfigError, user_frames
+
+__all__ = [
+    "Preset",
+    "build",
+    "choice",
+    "explain",
+    "flatten",
+    "hyperparameters",
+    "near_miss",
+    "problem_settings",
+]
 
 #: Validated on construction, unknown names refused; what checks it is made when it is first needed.
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
+
+def _in_sentences(decorate: Callable[[type], type]) -> Callable[[type], type]:
+    """A decorator whose classes refuse wrong settings with a :class:`ConfigError`, one line each."""
+
+    def decorator(cls: type) -> type:
+        made: Any = decorate(cls)
+        checked = made.__init__
+
+        @functools.wraps(checked)
+        def __init__(self, *values, **settings):
+            try:
+                checked(self, *values, **settings)
+            except ValidationError as error:
+                known = _settable(made)
+                raise ConfigError(explain(error.errors(), type(self).__name__, known)) from None
+            finally:
+                _restore(made)
+
+        made._init_in_sentences = __init__
+        _restore(made)
+        return made
+
+    return decorator
+
+
+def _restore(cls) -> None:
+    """Put the ``__init__`` that speaks in sentences back: pydantic sets its own when it completes a class."""
+    if "_init_in_sentences" in vars(cls):
+        cls.__init__ = cls._init_in_sentences
+
+
 #: Decorator of every record of settings: frozen.
-hyperparameters = _dataclass(frozen=True, config=_STRICT)
+hyperparameters = _in_sentences(_dataclass(frozen=True, config=_STRICT))
 
 #: Decorator of a problem: its settings go by name, and it may keep what it prepares.
-problem_settings = _dataclass(kw_only=True, config=_STRICT)
+problem_settings = _in_sentences(_dataclass(kw_only=True, config=_STRICT))
+
+
+class Preset:
+    """A class of settings under another name, with some of the settings fixed.
+
+    Calling it makes an instance of ``cls``. Its fields are those that are still free; the class answers
+    whatever else is asked of it.
+    """
+
+    def __init__(self, name: str, cls: type, doc: str, **fixed):
+        self.cls, self.fixed = cls, fixed
+        self.__name__ = self.__qualname__ = name
+        self.__doc__, self.__module__ = doc, cls.__module__
+
+    def __call__(self, **settings):
+        return build(self, settings, self.__name__)
+
+    def __getattr__(self, name: str):
+        if name == "cls":  # a copy that is being made has none yet
+            raise AttributeError(name)
+        return getattr(self.cls, name)
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+    @property
+    def __dataclass_fields__(self) -> dict[str, dataclasses.Field]:
+        fields = self.cls.__dataclass_fields__
+        return {name: field for name, field in fields.items() if name not in self.fixed}
+
+    def matches(self, instance) -> bool:
+        """Whether the preset makes this instance from some settings."""
+        if type(instance) is not self.cls:
+            return False
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of settings that have been warned of when they were made
+                return dataclasses.replace(instance, **self.fixed) == instance
+        except ValueError:  # the fixed settings do not go with the others
+            return False
+
+
+def _settable(cls) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls) if field.init]
 
 
 def near_miss(name: str, options: Iterable[str]) -> str:
@@ -35,40 +124,55 @@ def near_miss(name: str, options: Iterable[str]) -> str:
     return f"{hint}(options: {', '.join(options)})" if options else "(nothing can be set here)"
 
 
-def build(cls: type, settings: dict[str, Any], what: str):
-    """An instance of the dataclass ``cls`` from a table of a job file.
+def build(cls: type | Preset, settings: dict[str, Any], what: str):
+    """An instance of the dataclass or preset ``cls`` from a table of a job file.
 
     Raises:
-        ValueError: one line for each unknown key, missing key or wrong value.
+        ConfigError: one line for each unknown key, missing key or wrong value.
     """
     if not dataclasses.is_dataclass(cls):
-        raise ValueError(f"{cls.__name__} must be a dataclass: its fields are its settings")
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+        raise ConfigError(f"{cls.__name__} must be a dataclass: its fields are its settings")
+    known = _settable(cls)
     wrong = [
-        f"{what} has no setting {key!r}: {near_miss(key, fields)}" for key in settings if key not in fields
+        f"{what} has no setting {key!r}: {near_miss(key, known)}" for key in settings if key not in known
     ]
     if wrong:
-        raise ValueError("\n".join(wrong))
+        raise ConfigError("\n".join(wrong))
+    kind, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
     try:
-        return TypeAdapter(cls).validate_python(settings)
+        return TypeAdapter(kind).validate_python(settings | fixed)
     except ValidationError as error:
-        raise ValueError(explain(error.errors(), what)) from None
+        raise ConfigError(explain(error.errors(), what)) from None
+    finally:
+        _restore(kind)
 
 
-def explain(faults: list, what: str) -> str:
-    """The faults of a validation error, one line each: where, what was expected, what was got."""
+def explain(faults: list, what: str, known: Iterable[str] = ()) -> str:
+    """The faults of a validation error, one line each: where, what was expected, what was got.
+
+    An error that the user's own code has raised is followed by the lines of it that were in progress.
+
+    Args:
+        what: the words for the whole, before the names of its parts; may be empty.
+        known: the settings that there are, to tell where one is unknown.
+    """
     lines = []
     for fault in faults:
-        where = ".".join(
-            [what, *(str(part) for part in fault["loc"] if not str(part).startswith("function-"))]
-        )
+        path = [str(part) for part in fault["loc"] if not str(part).startswith("function-")]
+        where = ".".join([what, *path] if what else path)
         message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
         if fault["type"] in {"missing", "missing_argument"}:
             lines.append(f"{where} is missing: it has no default")
-        elif "\n" in message or fault["type"] == "value_error":
-            lines.append(f"{where}: {message}")
+        elif fault["type"] == "unexpected_keyword_argument":
+            lines.append(f"{what} has no setting {path[-1]!r}: {near_miss(path[-1], known)}")
+        elif fault["type"] == "unexpected_positional_argument":
+            lines.append(f"{what} got one value too many, {fault['input']!r}: {near_miss('', known)}")
+        elif fault["type"] in {"value_error", "assertion_error"}:
+            lines.append(f"{where}: {message}" if where else message)
         else:
             lines.append(f"{where}: {message}, got {fault['input']!r}")
+        raised = fault.get("ctx", {}).get("error")
+        lines += filter(None, [user_frames(raised)] if isinstance(raised, Exception) else [])
     return "\n".join(lines)
 
 

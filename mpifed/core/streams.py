@@ -67,6 +67,9 @@ class Stream:
         round: the round's number.
         count: how many samples to draw for each client.
         first: the first sample's number.
+
+    Attributes:
+        of: "g" or "f", the function of a composition that the samples are for, where the method says it; else "".
     """
 
     def __init__(self, seed: int, purpose: str, clients=(0,), round: int = 0, count: int = 1, first: int = 0):
@@ -74,6 +77,7 @@ class Stream:
         self._key = (int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little"))
         self.clients = np.asarray(clients, dtype=np.int64)
         self.round, self.count, self.first, self._lane = round, count, first, 0
+        self.of = ""
 
     def words(self, number: int) -> np.ndarray:
         """``number`` uniform 32-bit words a sample: uint64 ``[C, count, number]``."""

@@ -85,6 +85,7 @@ def _plain(inputs: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
 def _lstm(inputs: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
     """As for the plain cell; rows are input, forget, cell and output gate."""
     states: list[torch.Tensor] = []
+    memory = None
     for own in inputs.unbind():
         gates = own + F.linear(states[-1], weight) if states else own
         i, f, g, o = gates.chunk(4, dim=-1)

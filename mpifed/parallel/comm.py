@@ -1,35 +1,28 @@
 """The communicators: one process, or MPI. The only module that imports mpi4py.
 
-Everything here moves buffers: contiguous NumPy arrays of a known dtype, in place, never pickled objects. The arrays are
-host memory; :mod:`mpifed.parallel.transport` sees to GPUs.
-
-A launcher and an MPI library that do not fit start N processes that each believe to be alone, with exit code 0;
-:func:`world` compares the size with what the launcher has announced and refuses to go on.
+Everything here moves buffers: contiguous NumPy arrays of a known dtype, in place, never pickled objects. The
+arrays are host memory; :mod:`mpifed.parallel.transport` sees to GPUs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-import traceback
 
 import numpy as np
 
 __all__ = [
     "SerialComm",
     "MpiComm",
-    "world",
     "agree",
     "share",
+    "together",
     "CollectiveError",
-    "LaunchError",
-    "EXIT_LAUNCH",
     "FAULT_TOLERANT",
 ]
 
-#: Exit code when the processes cannot find each other.
-EXIT_LAUNCH = 71
 #: Elements in one call: MPI counts are 32-bit, and some libraries compute byte displacements in 32 bits.
 MAX_COUNT = 2**28
 #: Bytes of a text for the witnesses.
@@ -37,22 +30,6 @@ WITNESS_BYTES = 256
 
 #: Set to 1 for its ranks by `mpirun --with-ft ulfm`.
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
-
-_LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
-_LAUNCHER_MARKS = (
-    "OMPI_COMM_WORLD_",
-    "PMI_",
-    "PMIX_",
-    "MV2_COMM_",
-    "MPI_LOCALRANKID",
-    "PALS_",
-    "FLUX_",
-    "ALPS_",
-)
-
-
-class LaunchError(RuntimeError):
-    """The launcher started more processes than MPI can see."""
 
 
 class CollectiveError(RuntimeError):
@@ -84,7 +61,7 @@ class SerialComm:
     calling = ""
 
     def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
-        """Replace ``array`` by its sum ("sum"), maximum ("max") or minimum ("min") over the ranks, on all ranks."""
+        """Replace ``array`` on all ranks by its "sum", "max" or "min" over them."""
         _checked(array)
 
     def bcast_(self, array: np.ndarray, root: int = 0) -> None:
@@ -94,7 +71,7 @@ class SerialComm:
     def alltoallv(
         self, send: np.ndarray, counts: list[int], receive: np.ndarray, from_counts: list[int]
     ) -> None:
-        """Send consecutive pieces of ``send`` (sizes ``counts``) to the ranks; receive theirs one after another."""
+        """Send the ranks one piece of ``send`` each (sizes ``counts``), and receive theirs in order."""
         _checked(receive)[...] = _checked(send)
 
     def allgatherv(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
@@ -116,7 +93,8 @@ class SerialComm:
         """Tell ranks 0 and 1 a text, from any thread and without waiting for them.
 
         Returns:
-            On ranks 0 and 1 the texts by rank that arrived within ``seconds``, their own among them; elsewhere ``None``.
+            On ranks 0 and 1 the texts by rank that arrived within ``seconds``, their own among them;
+            elsewhere ``None``.
         """
         return {0: text}
 
@@ -242,49 +220,26 @@ def agree(comm: SerialComm, error: str | None) -> None:
         raise CollectiveError(message + where)
 
 
+@contextlib.contextmanager
+def together(comm: SerialComm, *kinds: type[Exception]):
+    """Around what every rank does alone: an error of ``kinds`` on one is an error of all. Collective.
+
+    Raises:
+        CollectiveError: on all ranks, with the first rank's text; a rank's own error is the cause.
+    """
+    error = None
+    try:
+        yield
+    except kinds as fault:
+        error = fault
+    try:
+        agree(comm, None if error is None else str(error))
+    except CollectiveError as common:
+        raise common from error
+
+
 def _pieces(array: np.ndarray):
     flat = _checked(array)
     if len(flat) <= MAX_COUNT:
         return (flat,)
     return (flat[start : start + MAX_COUNT] for start in range(0, len(flat), MAX_COUNT))
-
-
-def _announced() -> int:
-    """The number of ranks that the launcher says it has started, 1 when it says nothing."""
-    names = [*_LAUNCHER_SIZES, *(["SLURM_STEP_NUM_TASKS"] if "SLURM_PROCID" in os.environ else [])]
-    for name in names:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 1
-
-
-def world() -> SerialComm:
-    """The communicator of all processes that were started together.
-
-    MPI when a launcher (mpirun, mpiexec, srun) has started this process, one process otherwise. Under MPI, an exception
-    that nobody catches ends all ranks: MPI itself would leave the others waiting for ever.
-
-    Raises:
-        LaunchError: the launcher started more processes than MPI can see.
-    """
-    announced = _announced()
-    launched = any(name.startswith(_LAUNCHER_MARKS) for name in os.environ) or announced > 1
-    if not launched:
-        return SerialComm()
-    comm = MpiComm()
-    if comm.size != announced and announced > 1:
-        library = " ".join(comm.mpi.split(",")[0].split())
-        raise LaunchError(
-            f"the launcher started {announced} processes, but this MPI ({library}) sees {comm.size}: launcher and library do not "
-            "fit, and each process would run the whole job alone. Use the mpirun of this MPI, or under Slurm `srun --mpi="
-            f"{'pmix' if library.startswith('Open MPI') else 'pmi2'}`; a script of `mpifed launch` finds out by itself"
-        )
-    if comm.size > 1:
-        sys.excepthook = lambda *error: _abort_on(comm, *error)
-    return comm
-
-
-def _abort_on(comm: SerialComm, kind, error, trace) -> None:
-    print(f"rank {comm.rank} of {comm.size} failed:", file=sys.stderr)
-    traceback.print_exception(kind, error, trace)
-    comm.abort(1)

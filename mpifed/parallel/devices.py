@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.parallel.comm import CollectiveError, SerialComm, agree
+from mpifed.parallel.comm import CollectiveError, SerialComm, together
 
 __all__ = ["choose_device", "device_for", "threads", "identity", "wait_for", "deterministic", "usage"]
 
@@ -37,14 +37,10 @@ def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = No
         CollectiveError: on all ranks together: a GPU is asked for and some rank sees none or cannot use it, or a part of
             the ranks would compute on the CPU.
     """
-    device, error = torch.device("cpu"), None
-    try:
+    with together(comm, ValueError, RuntimeError):
         device = device_for(wanted, gpus, comm.local_rank)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-    except (ValueError, RuntimeError) as fault:
-        error = str(fault)
-    agree(comm, error)
     on_gpu = np.array([device.type == "cuda"], dtype=np.int64)
     comm.allreduce_(on_gpu)
     if 0 < on_gpu[0] < comm.size:
@@ -74,13 +70,13 @@ def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torc
         raise ValueError(
             f"{asked} asks for a GPU, but this process sees none: {_why_none()} (options: run.device = auto, cpu)"
         )
-    missing = [gpu for gpu in gpus or () if gpu >= visible]
+    order = list(gpus or range(visible))
+    missing = [gpu for gpu in order if gpu >= visible]
     if missing:
         raise ValueError(
-            f"run.gpus = {list(gpus)}: expected numbers from 0 to {visible - 1}, the GPUs that this process sees, "
+            f"run.gpus = {order}: expected numbers from 0 to {visible - 1}, the GPUs that this process sees, "
             f"got {', '.join(map(str, missing))}"
         )
-    order = gpus or range(visible)
     return torch.device("cuda", order[local_rank % len(order)]) if visible else torch.device("cpu")
 
 

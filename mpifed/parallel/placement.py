@@ -101,13 +101,15 @@ class Cohort:
         self.counts = np.bincount(ranks, minlength=placement.ranks)
         mine = members[ranks == rank]
         self.local = np.searchsorted(placement.of(rank), mine)
-        self.weights = None if weights is None else weights[members]
-        self.local_weights = None if weights is None else weights[mine]
-        self.total = float(len(members) if weights is None else self.weights.sum())
+        self.total = float(len(members))
+        self.weights = self.local_weights = None
+        if weights is not None:
+            self.weights, self.local_weights = weights[members], weights[mine]
+            self.total = float(self.weights.sum())
 
     @staticmethod
-    def draw(seed: int, r: int, clients: int, size: int) -> np.ndarray:
-        """``size`` of ``clients`` clients, uniformly without replacement, from the address of round ``r``."""
+    def draw(seed: int, r: int, clients: int, size: int, number: int = 0) -> np.ndarray:
+        """``size`` of ``clients`` clients, uniformly without replacement, from the address (round, number)."""
         if size == clients:
             return np.arange(clients)
-        return np.sort(Stream(seed, "cohort", round=r).permutation(clients)[0, 0, :size])
+        return np.sort(Stream(seed, "cohort", round=r, first=number).permutation(clients)[0, 0, :size])

@@ -79,9 +79,9 @@ class ExactReduction(_Reduction):
 
     def __call__(self, cohort: Cohort, control: float = 0.0) -> float:
         """As :meth:`FusedReduction.__call__`."""
-        rows = self.rows[: len(cohort.local)]
-        self._scale(rows, cohort)
-        rows, result = rows.cpu().numpy(), self._result.numpy()
+        own = self.rows[: len(cohort.local)]
+        self._scale(own, cohort)
+        rows, result = own.cpu().numpy(), self._result.numpy()
         size, controls = len(result), 0.0
         step = max(1, CHUNK // max(1, len(cohort.members)))
         for start in range(0, max(size, 1), step):

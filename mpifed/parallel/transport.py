@@ -38,7 +38,7 @@ from mpifed.parallel.channels import (
     LoneChannel,
     StagedChannel,
 )
-from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
+from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share, together
 from mpifed.parallel.devices import identity
 
 __all__ = ["Transport", "Alone", "Host", "CudaMpi", "Nccl", "choose_transport", "probe"]
@@ -161,18 +161,20 @@ class Nccl(Transport):
         store, place = self._attempt(self._open_store)
         place = share(comm, place)
         self._attempt(lambda: self._join(backend, store, place))
-        self.close = weakref.finalize(
-            self, dist.destroy_process_group
-        )  # at the exit of the process at the latest
+        # At the exit of the process at the latest.
+        self._leave = weakref.finalize(self, dist.destroy_process_group)
+
+    def close(self) -> None:
+        self._leave()
 
     def _attempt(self, action):
-        result, error = None, None
-        try:
-            result = action()
-        except (RuntimeError, ValueError, OSError) as fault:
-            error = f"run.transport = {self.name!r} cannot be set up: {fault} (options: auto, host)"
-        agree(self.comm, error)
-        return result
+        with together(self.comm, ValueError):
+            try:
+                return action()
+            except (RuntimeError, ValueError, OSError) as fault:
+                raise ValueError(
+                    f"run.transport = {self.name!r} cannot be set up: {fault} (options: auto, host)"
+                ) from fault
 
     def _open_store(self) -> tuple[dist.TCPStore | None, str]:
         """Rank 0's store on a free port, and where the others find it."""

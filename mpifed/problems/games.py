@@ -32,6 +32,8 @@ def _apply(J: np.ndarray, z: np.ndarray) -> np.ndarray:
 class _Affine(Operator):
     """Exact figures of a point from the mean operator; all vectors are float64 ``[d]``."""
 
+    monotone = True
+
     def _fix(self, J: np.ndarray, c: np.ndarray, start: np.ndarray) -> None:
         self._J, self._c, self._start = J, c, start
 

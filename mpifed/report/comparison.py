@@ -218,9 +218,13 @@ def _seed(run: RunData) -> int | None:
 
 
 def _compared(config: dict) -> dict[str, object]:
-    """What makes a setting: everything but the seed, what is recorded, and where results go. A schedule's
-    value has its name."""
-    table = {key: value for key, value in config.items() if key not in {"seed", "record", "run"}}
+    """What makes a setting: everything but the seed, what is recorded, and where results go.
+
+    A schedule's value has its name. The digest of a user's own class counts as a setting of it.
+    """
+    table = {key: value for key, value in config.items() if key not in {"seed", "record", "run", "plugins"}}
+    for section, plugin in config.get("plugins", {}).items():
+        table[section] = table[section] | {"digest": plugin["digest"][:12]}
     table["run"] = {key: value for key, value in config.get("run", {}).items() if key in _EXECUTION}
     return {key.removesuffix(".value"): value for key, value in flatten(table).items() if value is not None}
 

@@ -59,25 +59,10 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
         settings: everything that was run.
         chosen: the best setting of every method.
     """
-    runs, apart, choosing = (
-        [run for one in settings for run in one.runs],
-        columns(settings),
-        len(chosen) < len(settings),
-    )
+    runs, choosing = [run for one in settings for run in one.runs], len(chosen) < len(settings)
     common, own = _configs(runs)
     shows = {"best": chosen} | ({"every": settings} if choosing and len(settings) <= len(STYLES) else {})
-    tables = {
-        "best": _table(setting_rows(chosen, rule, apart)) if len(runs) > len(chosen) else None,
-        "settings": _table(setting_rows(settings, rule, apart), [one in chosen for one in settings])
-        if choosing
-        else None,
-        "runs": _table(run_rows(settings, rule, costs=False)),
-        "costs": _table(cost_rows(chosen)),
-        "files": _table(_files(runs)),
-        "places": _table(_places(runs)),
-        "versions": _table(_versions(runs)),
-        "own": _table(own),
-    }
+    tables = _tables(settings, chosen, runs, rule, own)
     text = resources.files("mpifed.report").joinpath("templates/report.html").read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -98,6 +83,23 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
         common=common,
         references=references(run.config for run in runs),
     )
+
+
+def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
+    """The page's tables by name, ``None`` for one that would say nothing."""
+    apart, choosing = columns(settings), len(chosen) < len(settings)
+    return {
+        "best": _table(setting_rows(chosen, rule, apart)) if len(runs) > len(chosen) else None,
+        "settings": _table(setting_rows(settings, rule, apart), [one in chosen for one in settings])
+        if choosing
+        else None,
+        "runs": _table(run_rows(settings, rule, costs=False)),
+        "costs": _table(cost_rows(chosen)),
+        "files": _table(_files(runs)),
+        "places": _table(_places(runs)),
+        "versions": _table(_versions(runs)),
+        "own": _table(own),
+    }
 
 
 def _heading(settings: Sequence[Setting]) -> str:

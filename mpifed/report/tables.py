@@ -209,8 +209,8 @@ def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
         if pages[-1] and wider.maximum > console.width:
             pages.append([])
         pages[-1].append(column)
-    for columns in pages:
-        console.print(page(columns))
+    for part in pages:
+        console.print(page(part))
 
 
 def describe_memory(ranks: Mapping[str, np.ndarray]) -> str:

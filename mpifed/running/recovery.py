@@ -1,17 +1,19 @@
-"""Going on without a rank that died: ``run.on_rank_failure = "shrink"``, with MPI's user-level failure mitigation (ULFM).
+"""Going on without a rank that died: ``run.on_rank_failure = "shrink"``, by MPI's failure mitigation (ULFM).
 
-The survivors roll back. Whoever meets the death in a call of MPI revokes the communicator, which ends the calls of all others
-with an error, too; the survivors shrink it and continue from the newest checkpoint in ``run.out`` (from the beginning where
-there is none), as ``mpifed resume`` would on one rank less. So all clients stay in the federation, those of the lost rank move to
-others with the state of that checkpoint, averages keep their weights, and under ``exact`` the run ends in the same bits as one
-that nobody left. The price is the rounds since the checkpoint. No agreement is needed call by call, because everybody goes
-back; one at the end keeps a rank that is done from leaving while others still have to recover.
+The survivors roll back. Whoever meets the death in a call of MPI revokes the communicator, which ends the
+calls of all others with an error, too; the survivors shrink it and continue from the newest checkpoint in
+``run.out`` (from the beginning where there is none), as ``mpifed resume`` would on one rank less. So all
+clients stay in the federation, those of the lost rank move to others with the state of that checkpoint,
+averages keep their weights, and under ``exact`` the run ends in the same bits as one that nobody left. The
+price is the rounds since the checkpoint. No agreement is needed call by call, because everybody goes back;
+one at the end keeps a rank that is done from leaving while others still have to recover.
 
-It is an offer, not a promise: Open MPI 5 under ``mpirun --with-ft ulfm``, on one node, for a rank other than 0 that dies after the
-ranks have met. The process ends without ``MPI_Finalize``, in which survivors have been seen to wait for the dead. Any error of
-MPI counts as a death, because a call to a dead rank does not always say so; that nobody has died shows when the communicator
-shrinks by nobody, and the error is raised then. Under ``--with-ft ulfm``, mpirun ends with 0 even if every rank is killed: the
-attribute ``stopped`` of the results file says whether a run is complete.
+It is an offer, not a promise: Open MPI 5 under ``mpirun --with-ft ulfm``, on one node, for a rank other than
+0 that dies after the ranks have met. The process ends without ``MPI_Finalize``, in which survivors have been
+seen to wait for the dead. Any error of MPI counts as a death, because a call to a dead rank does not always
+say so; that nobody has died shows when the communicator shrinks by nobody, and the error is raised then.
+Under ``--with-ft ulfm``, mpirun ends with 0 even if every rank is killed: the attribute ``stopped`` of the
+results file says whether a run is complete.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ __all__ = ["RankFailure", "SurvivingComm", "surviving", "carry_on"]
 
 
 class RankFailure(Exception):
-    """A rank of the communicator has died; raised by the call of MPI that has met it, or that another rank has revoked."""
+    """A rank has died; raised by the call of MPI that has met it, or that another rank has revoked."""
 
 
 def _guarded(name: str):
@@ -90,12 +92,13 @@ def surviving(comm: SerialComm, wanted: str) -> SerialComm:
         < comm.size,
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
-    agree(comm, reason and f'run.on_rank_failure = "shrink" cannot be had: {reason} (options: abort, shrink)')
+    refused = f'run.on_rank_failure = "shrink" cannot be had: {reason} (options: abort, shrink)'
+    agree(comm, reason and refused)
     return SurvivingComm(comm._comm)
 
 
 def carry_on(comm: SerialComm, attempt: Callable[[SerialComm], object]):
-    """Run ``attempt(comm)``; after the death of a rank, again on a communicator of the survivors. Collective."""
+    """Run ``attempt(comm)``; after the death of a rank, again on a communicator of survivors. Collective."""
     if not isinstance(comm, SurvivingComm):
         return attempt(comm)
     while True:
@@ -112,7 +115,8 @@ def carry_on(comm: SerialComm, attempt: Callable[[SerialComm], object]):
             raise failure or RuntimeError("another rank has met an error of MPI, and no rank has died")
         if comm.rank == 0:
             print(
-                f"mpifed: {before - comm.size} of {before} ranks died: going on with {comm.size} from the newest checkpoint",
+                f"mpifed: {before - comm.size} of {before} ranks died: going on with {comm.size} from the "
+                "newest checkpoint",
                 file=sys.stderr,
                 flush=True,
             )

@@ -5,77 +5,52 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
 
-import numpy as np
-import torch
-
-from mpifed.config.job import Config, override
-from mpifed.core.records import State
+from mpifed.config.job import Config
+from mpifed.config.plugins import changed_sources
+from mpifed.core.errors import ConfigError
 from mpifed.core.settings import flatten
-from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
-from mpifed.simulation.provenance import expect_same
-from mpifed.simulation.simulation import NON_FINITE, Simulation
+from mpifed.parallel.comm import SerialComm, share, together
 from mpifed.storage import checkpoint
 from mpifed.storage.folder import Folder
-from mpifed.storage.recorder import Recorder, ending
+from mpifed.storage.format import End
+from mpifed.storage.recorder import ending
+from mpifed.storage.snapshot import Snapshot
 
-__all__ = [
-    "Saved",
-    "find_saved",
-    "choose",
-    "newest",
-    "changed",
-    "records",
-    "sizes",
-    "take_up",
-    "complete",
-    "is_done",
-]
+__all__ = ["find_saved", "choose", "newest", "check_rounds", "complete", "is_done"]
 
-#: Sections that may change from one start of a job to the next: they say how and how long it runs, not what it computes.
-_FREE = ("rounds", "stop", "run")
+#: Sections that may change between starts of a job: how and how long it runs, not what it computes.
+_FREE = ("rounds", "stop", "run", "plugins")
 
 
-@dataclass
-class Saved:
-    """A checkpoint to continue from: ``header`` is known on all ranks, ``path`` and ``arrays`` on rank 0."""
-
-    header: dict
-    path: Path | None = None
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-
-
-def find_saved(comm: SerialComm, look: Callable[[], Saved | None]) -> Saved | None:
+def find_saved(comm: SerialComm, look: Callable[[], Snapshot | None]) -> Snapshot | None:
     """Let rank 0 look, and tell all ranks what it found. Collective.
 
     Raises:
         CollectiveError: with the text of rank 0's ValueError.
     """
-    saved, error = None, None
-    if comm.rank == 0:
-        try:
+    saved = None
+    with together(comm, ValueError):
+        if comm.rank == 0:
             saved = look()
-        except ValueError as fault:
-            error = str(fault)
-    agree(comm, error)
     header = json.loads(share(comm, json.dumps(saved.header if saved else None)))
-    return saved if comm.rank == 0 or header is None else Saved(header)
+    return saved if comm.rank == 0 or header is None else Snapshot(header)
 
 
-def choose(folder: Folder, config: Config, resume: str) -> Saved | None:
-    """Take the folder of a job that starts; what to continue from, ``None`` to start from the beginning. Rank 0.
+def choose(folder: Folder, config: Config, resume: str) -> Snapshot | None:
+    """Take the folder of a job that starts; what to continue from, ``None`` for a start. Rank 0.
 
     Raises:
-        ValueError: the folder cannot be written to, is in use, or holds what this job neither continues nor may replace.
+        ValueError: the folder cannot be written to, is in use, or holds what this job neither continues nor
+            may replace.
     """
     folder.open(create=True)
     path, overwrite = folder.path, config.run.overwrite
     if not folder.ours and (resume == "never" or (resume == "auto" and overwrite)):
         if folder.results() and not overwrite:
             raise ValueError(
-                f"{path} holds a run already: continue it with --resume auto, choose another run.out, or set run.overwrite=true"
+                f"{path} holds a run already: continue it with --resume auto, choose another run.out, or set "
+                "run.overwrite=true"
             )
         return None
     if not folder.checkpoints():
@@ -83,21 +58,23 @@ def choose(folder: Folder, config: Config, resume: str) -> Saved | None:
             raise ValueError(f"there is no checkpoint in {path} to continue from (--resume must)")
         if folder.results():
             raise ValueError(
-                f"{path} holds a run already, and no checkpoint to continue it from: choose another run.out, or set run.overwrite=true"
+                f"{path} holds a run already, and no checkpoint to continue it from: choose another run.out, "
+                "or set run.overwrite=true"
             )
         return None
     saved = _sound(folder)
     other = _differences(saved.header["config"], config.table())
     if other:
         raise ValueError(
-            f"{path} holds a checkpoint of another job: {'; '.join(other)}. Choose another run.out, set run.overwrite=true to "
-            f"start over, or change settings on the way with `mpifed resume {path} KEY=VALUE`"
+            f"{path} holds a checkpoint of another job: {'; '.join(other)}. Choose another run.out, set "
+            "run.overwrite=true to start over, or change settings on the way with "
+            f"`mpifed resume {path} KEY=VALUE`"
         )
-    _check_rounds(saved, config)
+    check_rounds(saved, config)
     return saved
 
 
-def newest(folder: Folder) -> Saved:
+def newest(folder: Folder) -> Snapshot:
     """Take the folder of a run to continue. Rank 0.
 
     Raises:
@@ -109,7 +86,7 @@ def newest(folder: Folder) -> Saved:
     return _sound(folder)
 
 
-def _sound(folder: Folder) -> Saved:
+def _sound(folder: Folder) -> Snapshot:
     path, header, arrays, complaints = checkpoint.newest(folder.path)
     if path is None:
         raise ValueError(
@@ -118,101 +95,39 @@ def _sound(folder: Folder) -> Saved:
         )
     for line in complaints:
         print(f"mpifed: warning: {line}", file=sys.stderr)
-    return Saved(header, path, arrays)
-
-
-def changed(comm: SerialComm, saved: Saved, folder: Folder, overrides: list[str]) -> Config:
-    """The settings of a saved run with ``key=value`` changes. Collective.
-
-    Raises:
-        CollectiveError: a change asks for something that cannot be done.
-    """
-    config, error = None, None
-    try:
-        table = saved.header["config"]
-        table["run"]["out"] = str(folder.path)
-        for text in overrides:
-            override(table, text)
-        config = Config.from_table(table)
-        _check_rounds(saved, config)
-    except ValueError as fault:
-        error = str(fault)
-    agree(comm, error)
-    return config
+    return Snapshot(header, arrays, path)
 
 
 def is_done(folder: Folder, config: Config) -> bool:
-    """Whether the folder holds this job's final state, or the news that it ended in non-finite values. Rank 0."""
-    old, stopped = ending(folder.path)
-    if stopped.startswith(NON_FINITE):
+    """Whether the folder holds this job's end, non-finite values among the reasons. Rank 0."""
+    old, end = ending(folder.path)
+    if end is not None and end.kind == "diverged":
         return not _differences(old, config.table())
     path, header, _, _ = checkpoint.newest(folder.path)
     return bool(
-        path and not _differences(header["config"], config.table()) and complete(Saved(header), config)
+        path and not _differences(header["config"], config.table()) and complete(Snapshot(header), config)
     )
 
 
-def _check_rounds(saved: Saved, config: Config) -> None:
+def check_rounds(saved: Snapshot, config: Config) -> None:
     """Raises:
-    ValueError: the saved run is past the last round asked for.
+    ConfigError: the saved run is past the last round asked for.
     """
-    if saved.header["round"] > config.rounds:
-        raise ValueError(
-            f"{config.run.out} is at round {saved.header['round']} already: rounds = {config.rounds} lies behind"
+    if saved.round > config.rounds:
+        raise ConfigError(
+            f"{config.run.out} is at round {saved.round} already: rounds = {config.rounds} lies behind"
         )
 
 
-def records(simulation: Simulation) -> dict[str, State]:
-    """The records that a checkpoint holds as a whole; ``clients`` goes row by row."""
-    return {
-        "shared": simulation.shared,
-        "coordinator": simulation.coordinator.moments,
-        "output": simulation.output,
-    }
+def complete(saved: Snapshot, config: Config) -> End | None:
+    """Why the saved run has ended for good under ``config``, ``None`` if it goes on.
 
-
-def sizes(simulation: Simulation) -> dict:
-    """What a checkpoint must agree on with the run that takes it up."""
-    clients = [simulation.placement.clients, simulation.clients.buffer.shape[1]]
-    whole = {name: state.buffer.numel() for name, state in records(simulation).items()}
-    return {"dtype": simulation.config.run.dtype, **whole, "clients": clients}
-
-
-def take_up(saved: Saved, simulation: Simulation, recorder: Recorder, comm: SerialComm) -> None:
-    """Bring a simulation and its recorder into the state of a checkpoint that rank 0 has read. Collective.
-
-    Raises:
-        CollectiveError: the data are others, or the settings make a state of other sizes.
+    A run that has done all its rounds goes on when more are asked for; one that a stopping rule has ended,
+    when the rule is another.
     """
-    expect_same(saved.header["data"], simulation.problem.files)
-    there, here = saved.header["sizes"], sizes(simulation)
-    if there != here:
-        raise CollectiveError(
-            f"the checkpoint does not fit these settings: its state is {there}, theirs {here}"
-        )
-    dtype = np.dtype(simulation.config.run.dtype)
-    for name, state in records(simulation).items():
-        array = saved.arrays[name] if comm.rank == 0 else np.empty(state.buffer.numel(), dtype)
-        comm.bcast_(array)
-        state.buffer.copy_(torch.from_numpy(array))
-    rows = np.empty(tuple(simulation.clients.buffer.shape), dtype)
-    checkpoint.read_clients(saved.path, rows, comm, simulation.placement)
-    simulation.clients.buffer.copy_(torch.from_numpy(rows))
-    simulation.round = saved.header["round"]
-    recorder.restore(saved.header, saved.arrays)
-
-
-def complete(saved: Saved, config: Config) -> str:
-    """Why the saved run has ended for good under ``config``, "" if it goes on.
-
-    A run that has done all its rounds goes on when more are asked for; one that a stopping rule has ended, when the rule is
-    another.
-    """
-    stopped, round = saved.header["stopped"], saved.header["round"]
-    same_rule = saved.header["config"]["stop"] == config.table()["stop"]
-    if round >= config.rounds or (same_rule and round < saved.header["config"]["rounds"]):
-        return stopped
-    return ""
+    old = saved.header["config"]
+    same_rule = old["stop"] == config.table()["stop"]
+    return saved.end if saved.round >= config.rounds or (same_rule and saved.round < old["rounds"]) else None
 
 
 def _differences(old: dict, new: dict) -> list[str]:
@@ -229,4 +144,4 @@ def _differences(old: dict, new: dict) -> list[str]:
         f"{key} is {flat[0].get(key, 'not set')} there and {flat[1].get(key, 'not set')} here"
         for key in keys
         if flat[0].get(key) != flat[1].get(key)
-    ]
+    ] + changed_sources(old, new)

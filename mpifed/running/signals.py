@@ -1,11 +1,12 @@
 """Requests to stop: SIGUSR1, SIGTERM and Ctrl-C end a run in order at the next round boundary.
 
-Slurm's ``--signal``, a preemption, mpirun's forwarding and a keyboard reach any subset of the ranks. A rank that has
-been asked raises :attr:`StopSignals.requested`; the run lets that ride on the next round's first Allreduce, so all ranks
-stop after the same round. A second SIGINT ends all ranks at once.
+Slurm's ``--signal``, a preemption, mpirun's forwarding and a keyboard reach any subset of the ranks. A rank
+that has been asked raises :attr:`StopSignals.requested`; the run lets that ride on the next round's first
+Allreduce, so all ranks stop after the same round. A second SIGINT ends all ranks at once.
 
-Python runs a signal handler only between two instructions of the main thread, which may be waiting in MPI for long. The
-interpreter's C handler writes the signal's number to a pipe at once, and a thread that reads the pipe acts on it.
+Python runs a signal handler only between two instructions of the main thread, which may be waiting in MPI for
+long. The interpreter's C handler writes the signal's number to a pipe at once, and a thread that reads the
+pipe acts on it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import sys
 import threading
 from collections.abc import Callable
 
-from mpifed.parallel.comm import SerialComm
+import numpy as np
 
-__all__ = ["StopSignals", "held", "EXIT_RESUME", "EXIT_INTERRUPTED"]
+from mpifed.parallel.comm import SerialComm
+from mpifed.running.result import Result
+
+__all__ = ["StopSignals", "Stopped", "held", "stopped_by", "EXIT_RESUME", "EXIT_INTERRUPTED"]
 
 #: Exit code of a run that was asked to stop and has written a checkpoint: start the same job again.
 EXIT_RESUME = 85
@@ -27,6 +31,30 @@ EXIT_RESUME = 85
 EXIT_INTERRUPTED = 130
 
 _SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+
+
+class Stopped(SystemExit):
+    """SIGTERM or SIGUSR1 came during a run, which is complete, or has a checkpoint to go on from.
+
+    Raised on all ranks together when the run's files are written. A script that does not catch it ends with
+    exit code 85.
+
+    Attributes:
+        result: what the run would have returned.
+    """
+
+    def __init__(self, result: Result):
+        super().__init__(result.stopped)
+        self.code, self.result = EXIT_RESUME, result
+
+
+def stopped_by(number: int, result: Result) -> Stopped | KeyboardInterrupt:
+    """The exception that tells a script of the signal that came during its run, with its ``result``."""
+    if number != signal.SIGINT:
+        return Stopped(result)
+    error = KeyboardInterrupt(result.stopped)  # a class of its own would end Python with exit code 1
+    error.result = result
+    return error
 
 
 class _Noted(list):
@@ -38,9 +66,10 @@ class _Noted(list):
 
 @contextlib.contextmanager
 def held():
-    """Hold the signals around a run: :class:`StopSignals` takes those that came before it, later ones have no effect.
+    """Hold the signals around a run: :class:`StopSignals` takes earlier ones, later ones have no effect.
 
-    A process that is about to begin a run or has just ended it must not die of them with an exit code that says nothing.
+    A process that is about to begin a run or has just ended it must not die of them with an exit code that
+    says nothing.
     """
     noted = _Noted()
     before = {number: signal.signal(number, noted) for number in _SIGNALS}
@@ -89,6 +118,14 @@ class StopSignals:
             os.close(self._write)  # the thread reads the end of the pipe
             self._thread.join()
             os.close(self._read)
+
+    def common(self) -> int:
+        """The number of the signal that came to any rank, 0 for none; SIGINT only if no other did.
+        Collective.
+        """
+        number = np.array([signal.Signals[self.requested] if self.requested else 0], dtype=np.int64)
+        self.comm.allreduce_(number, "max")  # SIGINT has the least number of the three
+        return int(number[0])
 
     def _watch(self) -> None:
         interrupts = 0

@@ -1,10 +1,10 @@
 """Ends a run that does not move any more, and says which ranks have arrived and which have not.
 
-Every rank has a deadline, moved by :meth:`Watchdog.beat`. A thread that finds it passed tells the witnesses (ranks 0 and 1)
-where its rank stands: waiting in a collective, or somewhere in a client's step. The first witness that answers at all
-prints the list and ends all ranks. A rank that hangs in C code with Python's lock held, or that is stopped, sends nothing and
-is listed as silent; should every rank hang like that, faulthandler's own timer, which needs neither Python nor MPI, ends the
-process after twice the limit.
+Every rank has a deadline, moved by :meth:`Watchdog.beat`. A thread that finds it passed tells the witnesses
+(ranks 0 and 1) where its rank stands: waiting in a collective, or somewhere in a client's step. The first
+witness that answers at all prints the list and ends all ranks. A rank that hangs in C code with Python's lock
+held, or that is stopped, sends nothing and is listed as silent; should every rank hang like that,
+faulthandler's own timer, which needs neither Python nor MPI, ends the process after twice the limit.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Watchdog:
     """Watches one rank of a run between ``with`` and its end.
 
     Args:
-        least: seconds without a beat that end the run at the earliest; ``SLACK`` times as many in what has not been done
-            before (set-up, first round, first evaluation, first checkpoint), as nothing is known about how long it takes.
-            0: no watch.
+        least: seconds without a beat that end the run at the earliest; ``SLACK`` times as many in what has
+            not been done before (set-up, first round, first evaluation, first checkpoint), as nothing is
+            known about how long it takes. 0: no watch.
     """
 
     def __init__(self, comm: SerialComm, least: float):
@@ -113,6 +113,7 @@ class Watchdog:
             f"rank {rank} {answers.get(rank, 'does not answer')}" for rank in ranks if rank not in arrived
         ]
         return (
-            f"mpifed: no progress for {self._limit:.3g} s in the {self._kind} after round {self.round} (run.watchdog = {self.least:g}). "
+            f"mpifed: no progress for {self._limit:.3g} s in the {self._kind} after round {self.round} "
+            f"(run.watchdog = {self.least:g}). "
             f"Arrived: {', '.join(map(str, arrived)) or 'none'}. Not arrived: {'; '.join(missing) or 'none'}"
         )

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mpifed.config.job import Config
-from mpifed.parallel.comm import SerialComm, agree
+from mpifed.parallel.comm import SerialComm, agree, together
 from mpifed.scaling.model import PARAMETERS, Link, Machine, fit_link, fit_rate
-from mpifed.simulation.simulation import Simulation
+from mpifed.simulation.simulation import Observer, Simulation
 from mpifed.storage.atomic import replacing
 
 __all__ = ["measure", "measure_job", "print_measurement", "write"]
@@ -170,12 +170,8 @@ def measure_job(comm: SerialComm, config: Config) -> dict:
         CollectiveError: on all ranks: the job cannot be run.
     """
     torch.set_num_threads(config.run.threads or max(1, torch.get_num_threads() // comm.local_size))
-    simulation, error = None, None
-    try:
-        simulation = Simulation(config, comm)
-    except (ValueError, OSError) as fault:
-        error = str(fault)
-    agree(comm, error)
+    with together(comm, ValueError, OSError):
+        simulation = Simulation(config, comm, observers=[_Stopwatch()])
     with simulation.transport:
         rounds = _rounds(comm, simulation)
     members, calls, clients, whole = rounds.T
@@ -200,25 +196,34 @@ def measure_job(comm: SerialComm, config: Config) -> dict:
     }
 
 
+class _Stopwatch(Observer):
+    """Adds up the seconds that the clients' functions take."""
+
+    seconds = 0.0
+
+    def before_clients(self, stage, cohort):
+        self._began = time.perf_counter()
+
+    def after_clients(self, stage, cohort):
+        self.seconds += time.perf_counter() - self._began
+
+
 def _rounds(comm: SerialComm, simulation: Simulation) -> np.ndarray:
-    """Some rounds: members on this rank, their oracle calls, their seconds, the rank's compute seconds, ``[R,
-    4]``."""
-    stepping, inner = [0.0], simulation.executor.run
-
-    def timed(*arguments):
-        began = time.perf_counter()
-        inner(*arguments)
-        stepping[0] += time.perf_counter() - began
-
-    simulation.executor.run = timed
+    """Some rounds ``[R, 4]``: members on this rank, their oracle calls, their seconds, compute seconds."""
+    stopwatch = simulation.observers[0]
     simulation.start()
 
     def one() -> list[float]:
         costs = simulation.costs
-        calls, compute, steps = costs.oracle_calls, costs.compute_seconds, stepping[0]
+        calls, compute, steps = costs.oracle_calls, costs.compute_seconds, stopwatch.seconds
         simulation.step()
         members = len(simulation.executor.calls)
-        return [members, costs.oracle_calls - calls, stepping[0] - steps, costs.compute_seconds - compute]
+        return [
+            members,
+            costs.oracle_calls - calls,
+            stopwatch.seconds - steps,
+            costs.compute_seconds - compute,
+        ]
 
     one()  # caches are cold
     began = time.perf_counter()
@@ -268,6 +273,11 @@ def print_measurement(result: dict) -> None:
         table.add_row(filesize.decimal(size), *cells)
     console = Console(highlight=False, markup=False, width=WIDTH)
     console.print(table)
+    _print_parameters(console, result, links)
+
+
+def _print_parameters(console: Console, result: dict, links: dict[str, Link]) -> None:
+    machine = result["machine"]
     for name, link in links.items():
         console.print(f"{name}-node: {link}")
     console.print(

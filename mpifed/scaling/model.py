@@ -34,7 +34,7 @@ from scipy.optimize import least_squares
 
 from mpifed.config.job import Config
 from mpifed.core.problem import as_family
-from mpifed.simulation.traffic import traffic
+from mpifed.simulation.traffic import collectives
 
 __all__ = [
     "PARAMETERS",
@@ -222,6 +222,6 @@ def phases_of(config: Config) -> tuple[tuple[int, int], ...]:
         problem = as_family(config.problem, config.algorithm.family)
         blocks, kinds = problem.variables(), problem.kinds()
     item = {"float32": 4, "float64": 8}[config.run.dtype]
-    sent = [traffic(config.algorithm, phase, blocks, kinds, item) for phase in config.algorithm.phases]
     replicated = config.run.matrices == "replicated"
-    return tuple((one.allreduce, 0 if replicated else one.bcast) for one in sent)
+    sent = collectives(config.algorithm, blocks, kinds, item)
+    return tuple((allreduce, 0 if replicated else bcast) for allreduce, bcast in sent)

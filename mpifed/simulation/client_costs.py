@@ -13,7 +13,7 @@ from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem
 from mpifed.core.sampling import Sampler
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm, agree
+from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.placement import Placement
 
 __all__ = ["client_costs"]
@@ -22,7 +22,7 @@ __all__ = ["client_costs"]
 REPEATS = 10
 #: Problem family → one evaluation of everything that a client step needs.
 _EVALUATIONS = {
-    "minimax": lambda oracle, x, y, xi: oracle.grad(x, y, xi),
+    "minimax": lambda oracle, *point_and_xi: oracle.grad(*point_and_xi),
     "operator": lambda oracle, z, xi: oracle.operator(z, xi),
     "composition": lambda oracle, x, xi: oracle.grad_f(oracle.g_and_jacobian(x, xi)[0], xi),
 }
@@ -44,19 +44,16 @@ def client_costs(
     Raises:
         CollectiveError: on all ranks together: some client cannot be evaluated.
     """
-    placement, error = Placement(problem.clients, comm.size), None
+    placement = Placement(problem.clients, comm.size)
     mine = placement.of(comm.rank)
-    try:
+    with together(comm, ValueError, OSError):
         width = ORACLES[problem.family].noise_width(problem)
         sampler = Sampler(problem, mine, seed, settings.batch_size, settings.noise, width, dtype, device)
         least = _measure(
             ORACLES[problem.family](problem, sampler, batched=False), _start(problem, seed, dtype, device)
         )
         del sampler
-    except (ValueError, OSError) as fault:
-        error = str(fault)
-    gc.collect()  # an oracle may refer to itself, and it holds the clients' data
-    agree(comm, error)
+        gc.collect()  # an oracle may refer to itself, and it holds the clients' data
     costs = np.empty(problem.clients, dtype=np.int64)
     comm.allgatherv(least, costs, placement.counts)
     return costs
@@ -88,9 +85,10 @@ def _measure(oracle, point: list[torch.Tensor]) -> np.ndarray:
     for turn in times:
         for position in range(len(turn)):
             began = clock()
-            sampler.begin(np.array([position]), 0)
+            sampler.begin(0)
+            sampler.turn_to(np.array([position]))
             oracle.at(slice(0, 1))
-            evaluate(oracle, *point, oracle.sample(0))
+            evaluate(oracle, *point, oracle.sample())
             if gpu:
                 torch.cuda.synchronize(sampler.device)
             turn[position] = clock() - began

@@ -1,4 +1,4 @@
-"""Rank 0's duties: the cohort, the adaptive matrices, the checkpoint schedule.
+"""Rank 0's duties: the cohort and the adaptive matrices.
 
 The cohort comes from the coordinator's own random address, so every rank computes it without a message. The adaptive
 matrices are made on rank 0 from moments that rank 0 alone holds and reach the others by one broadcast of a part of
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpifed.core.algorithm import Algorithm
-from mpifed.core.records import State
+from mpifed.core.adaptive import due, first, refresh
+from mpifed.core.algorithm import Algorithm, local_steps
+from mpifed.core.records import Adaptive, State
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
 
@@ -19,11 +20,11 @@ __all__ = ["Coordinator"]
 
 
 class Coordinator:
-    """Decides who takes part, owns the moments, knows when a checkpoint is due.
+    """Decides who takes part and owns the moments.
 
     Args:
-        moments: the algorithm's ``coordinator`` record.
-        shared: the state whose ``coordinated`` fields are broadcast.
+        moments: what the matrices are made from.
+        shared: the state whose adaptive fields are broadcast.
         weights: one weight a client or ``None`` for uniform.
     """
 
@@ -41,33 +42,67 @@ class Coordinator:
         replicated: bool,
     ):
         self.algorithm, self.comm, self.placement = algorithm, transport.comm, placement
-        self.moments, self.shared = moments, shared
+        self.moments, self.shared, self.transport = moments, shared, transport
         self.seed, self.cohort_size, self.weights, self.replicated = seed, cohort, weights, replicated
-        start, stop = shared.layout.span(algorithm.coordinated)
-        self._channel = transport.channel(shared.buffer[start:stop])
+        self._fields, self._channels = algorithm.shared.of(Adaptive), {}
         self._everyone = Cohort(np.arange(placement.clients), placement, self.comm.rank, weights)
+        self._whole = self._everyone.total
+        for name in self._fields:
+            setattr(shared, name, first(algorithm))
 
     @property
     def owns_moments(self) -> bool:
         """Whether this rank holds the moments and makes the matrices."""
         return self.replicated or self.comm.rank == 0
 
-    def cohort(self, r: int) -> Cohort:
-        """The clients of round ``r``; everybody in round 0."""
+    def cohort(self, r: int, number: int = 0) -> Cohort:
+        """A cohort of round ``r``, of which the ``number``-th is drawn afresh; everybody in round 0."""
         if r == 0 or self.cohort_size == self.placement.clients:
             return self._everyone
-        members = Cohort.draw(self.seed, r, self.placement.clients, self.cohort_size)
+        members = Cohort.draw(self.seed, r, self.placement.clients, self.cohort_size, number)
         return Cohort(members, self.placement, self.comm.rank, self.weights)
 
-    def refresh(self, r: int, mean: State) -> None:
-        """Run the algorithm's ``coordinate`` and make its result known to all ranks."""
+    def share(self, cohort: Cohort) -> float:
+        """The cohort's share of all clients' weight."""
+        return cohort.total / self._whole
+
+    def refresh(self, r: int, mean: State, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Make the adaptive matrices ``names`` from the averages and make them known to all ranks.
+
+        Returns:
+            Those that are new: the start may leave them as they are.
+        """
+        if not names:
+            return ()
         if self.owns_moments:
-            new = self.algorithm.coordinate(r, self.shared, self.moments, mean)
-            for name, value in new.items():
-                if name not in self.algorithm.coordinated:
-                    raise ValueError(
-                        f"coordinate() returned {name!r}; the coordinated fields are {', '.join(self.algorithm.coordinated)}"
-                    )
-                setattr(self.shared, name, value)
+            for name in names:
+                block, of = self._fields[name].block, self._fields[name].of
+                point = getattr(mean if block in mean else self.shared, block)
+                moments, matrix = refresh(
+                    self.algorithm,
+                    local_steps(self.algorithm),
+                    r,
+                    getattr(self.moments, name),
+                    getattr(mean, of),
+                    point,
+                )
+                setattr(self.moments, name, moments)
+                if matrix is not None:
+                    setattr(self.shared, name, matrix)
+        if not due(self.algorithm, local_steps(self.algorithm), r):
+            return ()
         if not self.replicated:
-            self._channel.bcast_()
+            for channel in self._channels_of(names):
+                channel.bcast_()
+        return names
+
+    def _channels_of(self, names: tuple[str, ...]):
+        """The channels of ``shared``'s fields ``names``: one where they lie side by side, else one each."""
+        if names not in self._channels:
+            spans = [self.shared.layout.span(name) for name in names]
+            if all(left[1] == right[0] for left, right in zip(spans, spans[1:])):
+                spans = [(spans[0][0], spans[-1][1])]
+            self._channels[names] = [
+                self.transport.channel(self.shared.buffer[slice(*span)]) for span in spans
+            ]
+        return self._channels[names]

@@ -1,24 +1,66 @@
-"""Executors: how a rank steps the members of the cohort that it hosts. Both run the same algorithm text.
+"""Executors: how a rank steps the members of the cohort that it hosts. Both run the same method text.
 
 ``loop``: one client after another, C = 1 each. The reference for every other.
 
 ``batched``: all members at once, the loss mapped over the client axis. Where bits must not depend on the layout
 (``exact``), a lone client is stepped beside a copy of itself: kernels for a batch of one differ from those for two or
 more, and those for two or more give every client the same bits whatever the size of the batch.
+
+Where a method breaks its contract, only running shows some of it. The first run of a stage looks for messages that are not
+filled, rounds 0 and 1 for client functions that write to ``shared``.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass, field
 
-from mpifed.core.algorithm import Algorithm, Phase
+import numpy as np
+import torch
+
+from mpifed.core.algorithm import Now, Phase
+from mpifed.core.errors import ContractError, PluginError
 from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem
-from mpifed.core.records import State
+from mpifed.core.records import Layout, Observed, State
 from mpifed.core.sampling import Sampler
 from mpifed.parallel.placement import Cohort
 
-__all__ = ["EXECUTORS", "Loop", "Batched"]
+__all__ = ["EXECUTORS", "Batched", "Loop", "Observer", "Stage"]
+
+
+@dataclass
+class Stage:
+    """A phase of a round with the buffers that it needs. A phase that a round repeats has a stage each time.
+
+    Attributes:
+        messages: the messages of this rank's members in its first rows, ``[clients here, size]``.
+        mean: their average over the cohort, ``[size]``.
+        reduction: what averages them.
+        refreshed: the adaptive fields of ``shared`` that are made anew after it.
+        cohort: the number of the round's cohort that takes part.
+    """
+
+    phase: Phase
+    messages: State
+    mean: State
+    reduction: object
+    refreshed: tuple[str, ...] = ()
+    cohort: int = 0
+    filled: bool = False
+    rows: list[State] = field(default_factory=list)
+
+
+class Observer:
+    """What is told of every stage of a round, on every rank. Subclasses override what they need."""
+
+    def before_clients(self, stage: Stage, cohort: Cohort) -> None:
+        """The members are about to be stepped."""
+
+    def after_clients(self, stage: Stage, cohort: Cohort) -> None:
+        """The first rows of ``stage.messages`` are filled."""
+
+    def after_mean(self, stage: Stage, cohort: Cohort) -> None:
+        """``stage.mean`` holds the average; the server function comes next."""
 
 
 class Loop:
@@ -27,6 +69,7 @@ class Loop:
     Args:
         sampler: the samples of this rank's clients.
         clients: the ``client`` record of this rank, one row a client ``[C, size]``.
+        between: the layout of its fields that live within a round.
         exact: results must not depend on how many clients the rank hosts (nothing to do here).
 
     Attributes:
@@ -35,26 +78,74 @@ class Loop:
 
     batched = False
 
-    def __init__(self, algorithm: Algorithm, problem: Problem, sampler: Sampler, clients: State, exact: bool):
-        self.algorithm, self.sampler, self.clients, self.exact = algorithm, sampler, clients, exact
+    def __init__(self, problem: Problem, sampler: Sampler, clients: State, between: Layout, exact: bool):
+        self.sampler, self.clients, self.exact = sampler, clients, exact
         self.oracle = ORACLES[problem.family](problem, sampler, self.batched)
         self._rows = [clients.rows(c, c + 1) for c in range(len(clients.buffer))]
-        self._messages: dict[str, list[State]] = {}
+        self._layout = between
         self.calls = np.zeros(0, dtype=np.int64)
 
-    def run(self, phase: Phase, r: int, cohort: Cohort, shared: State, messages: State) -> None:
-        """Run ``client_<phase>`` for the members on this rank and fill the first rows of ``messages``."""
-        step = getattr(self.algorithm, f"client_{phase.name}")
-        if phase.name not in self._messages:
-            self._messages[phase.name] = [messages.rows(c, c + 1) for c in range(len(messages.buffer))]
-        messages.buffer[: len(cohort.local)].zero_()
-        self.sampler.begin(cohort.local, r)
-        calls = [self.oracle.calls]
-        for row, member in enumerate(cohort.local):
+    def begin(self, r: int) -> None:
+        """Begin round ``r``."""
+        self.sampler.begin(r)
+        self._between, self._cohort = None, None
+
+    def run(self, stage: Stage, now: Now, cohort: Cohort, shared: Observed) -> None:
+        """Run the stage's client function for the members on this rank and fill the first rows of its messages."""
+        stage.messages.buffer[: len(cohort.local)].zero_()
+        if cohort is not self._cohort:
+            self._cohort = cohort
+            self._between = State(
+                self._layout, self.clients.buffer.new_zeros(len(cohort.local), self._layout.size)
+            )
+        self.sampler.turn_to(cohort.local)
+        before = shared.buffer.clone() if now.round < 2 else None
+        self._step(stage, now, cohort.local, shared)
+        if before is not None and not torch.equal(before, shared.buffer):
+            names = shared.layout.field_at(int((before != shared.buffer).nonzero()[0]))
+            raise ContractError(
+                f"{_function(stage.phase)} changed shared.{names}: a client function reads `shared` and never writes to "
+                f"it, not in place either (x = shared.x; x -= ... does; x = x - ... does not)"
+            )
+
+    def _step(self, stage: Stage, now: Now, members: np.ndarray, shared: Observed) -> None:
+        if not stage.rows:
+            stage.rows = [stage.messages.rows(c, c + 1) for c in range(len(stage.messages.buffer))]
+        calls = []
+        for row, member in enumerate(members):
+            client = self._rows[member]
+            if self._layout.size:
+                client = client.beside(self._between.rows(row, row + 1))
             self.oracle.at(slice(row, row + 1))
-            step(r, shared, self._rows[member], self._messages[phase.name][row], self.oracle)
-            calls.append(self.oracle.calls)
-        self.calls = np.diff(calls)
+            self._call(stage, now, shared, client, stage.rows[row])
+            calls.append(self.oracle.calls[0])
+        self.calls = np.array(calls, dtype=np.int64)
+
+    def _call(self, stage: Stage, now: Now, shared: Observed, client: State, message: State) -> None:
+        """The method's client function, with where it was when it failed."""
+        if not stage.filled:
+            message = Observed(message.layout, message.buffer)
+        try:
+            stage.phase.client(now, shared, client, message, self.oracle)
+        except ContractError as error:
+            raise ContractError(f"{_function(stage.phase)}, round {now.round}: {error}") from error
+        except Exception as error:  # a user's code may raise anything
+            clients = self.oracle.client.tolist()
+            where = f"client {clients[0]}" if len(clients) == 1 else f"clients {clients[0]} to {clients[-1]}"
+            text = f"{_function(stage.phase)} failed in round {now.round} for {where}: {type(error).__name__}: {error}"
+            raise PluginError(text, now.round, stage.phase.name, clients) from error
+        if not stage.filled:
+            reads, writes = message.take_notes()
+            empty = [name for name in message.layout.record.fields if name not in reads | writes]
+            if empty:
+                raise ContractError(
+                    f"{_function(stage.phase)} never fills message.{', message.'.join(empty)}"
+                )
+            stage.filled = True
+
+
+def _function(phase: Phase) -> str:
+    return getattr(phase.client, "__name__", phase.name)
 
 
 class Batched(Loop):
@@ -62,38 +153,37 @@ class Batched(Loop):
 
     batched = True
 
-    def __init__(self, algorithm: Algorithm, problem: Problem, sampler: Sampler, clients: State, exact: bool):
-        super().__init__(algorithm, problem, sampler, clients, exact)
+    def __init__(self, problem: Problem, sampler: Sampler, clients: State, between: Layout, exact: bool):
+        super().__init__(problem, sampler, clients, between, exact)
         sizes = sampler.sizes
         if not sampler.batch_size and len(set(sizes.tolist())) > 1:
             raise ValueError(
-                f"full batches of clients stepped together need clients of one size, got {sizes.min()} to {sizes.max()} rows: "
-                'set [oracle] batch_size, or [run] executor = "loop"'
+                f"full batches of clients stepped together need clients of one size, got {sizes.min()} to {sizes.max()} "
+                'rows: set [oracle] batch_size, or [run] executor = "loop"'
             )
 
-    def run(self, phase: Phase, r: int, cohort: Cohort, shared: State, messages: State) -> None:
-        """Run ``client_<phase>`` for the members on this rank and fill the first rows of ``messages``."""
-        count, before = len(cohort.local), self.oracle.calls
+    def _step(self, stage: Stage, now: Now, members: np.ndarray, shared: Observed) -> None:
+        count = len(members)
         self.calls = np.zeros(count, dtype=np.int64)
         if not count:
             return
-        step = getattr(self.algorithm, f"client_{phase.name}")
         pad = self.exact and count == 1
-        members = np.repeat(cohort.local, 2) if pad else cohort.local
-        self.sampler.begin(members, r)
-        self.oracle.at(slice(0, len(members)), counted=count)
+        padded = np.repeat(members, 2) if pad else members
+        self.sampler.turn_to(padded)
+        self.oracle.at(slice(0, len(padded)))
         whole = not pad and count == len(self.clients.buffer)
-        clients = self.clients if whole else State(self.clients.layout, self.clients.buffer[members])
-        rows = messages.rows(0, count)
+        clients = self.clients if whole else State(self.clients.layout, self.clients.buffer[padded])
+        between, rows = self._between, stage.messages.rows(0, count)
         if pad:
-            rows = messages.layout.state((2,), messages.buffer.dtype, messages.buffer.device)
-        rows.buffer.zero_()
-        step(r, shared, clients, rows, self.oracle)
-        self.calls += (self.oracle.calls - before) // count
+            between = State(self._layout, self._between.buffer.repeat(2, 1))
+            rows = State(rows.layout, rows.buffer.new_zeros(2, rows.layout.size))
+        self._call(stage, now, shared, clients.beside(between) if self._layout.size else clients, rows)
+        self.calls += self.oracle.calls[:count]
         if pad:
-            messages.buffer[0] = rows.buffer[0]
+            stage.messages.buffer[0] = rows.buffer[0]
+            self._between.buffer[0] = between.buffer[0]
         if not whole:
-            self.clients.buffer[members[:count]] = clients.buffer[:count]
+            self.clients.buffer[members] = clients.buffer[:count]
 
 
 EXECUTORS = {"loop": Loop, "batched": Batched}

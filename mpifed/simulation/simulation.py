@@ -1,194 +1,143 @@
 """One federated run as a state machine: start, one round after another, a point to look at.
 
 :class:`Simulation` owns the records and what a round needs; it writes no files and decides nothing about stopping. All
-collectives are called here and in the objects it owns, by every rank in the same order.
+collectives are called here and in the objects it owns, by every rank in the same order. While a user's code runs, torch's
+default dtype is the run's, so that ``torch.as_tensor(0.05)`` has the digits of the rest.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from mpifed.config.job import Config
-from mpifed.core.algorithm import Phase
+from mpifed.core.algorithm import Now, Phase, check_method, local_steps, refreshed
 from mpifed.core.oracle import ORACLES
-from mpifed.core.problem import as_family
-from mpifed.core.records import Record, State
+from mpifed.core.records import State
 from mpifed.core.sampling import Sampler
 from mpifed.core.streams import Stream, generator
-from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import choose_device
-from mpifed.parallel.placement import Cohort, Placement
+from mpifed.parallel.placement import Cohort
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import choose_transport
-from mpifed.simulation.client_costs import client_costs
+from mpifed.simulation.allocation import Allocation
 from mpifed.simulation.coordinator import Coordinator
-from mpifed.simulation.executor import EXECUTORS
+from mpifed.simulation.evaluation import evaluate
+from mpifed.simulation.executor import EXECUTORS, Observer, Stage
 from mpifed.simulation.federated_clock import FederatedClock
-from mpifed.simulation.provenance import agree_on_data
-from mpifed.simulation.traffic import Traffic, traffic
+from mpifed.simulation.finite import NonFiniteError, check_mean, check_shared, first_bad
+from mpifed.simulation.preparation import default_dtype, place, prepare
+from mpifed.simulation.traffic import Costs, Traffic
 
-__all__ = ["Simulation", "Costs", "NonFiniteError", "NON_FINITE"]
-
-#: Held-out rows that are scored in one call, the same blocks for every number of ranks.
-SCORE_ROWS = 250
-#: Bytes of client records that a rank allocates at most.
-CLIENT_MEMORY = 16 * 2**30
-
-
-#: How the message of a NonFiniteError begins.
-NON_FINITE = "non-finite value"
-
-
-class NonFiniteError(CollectiveError):
-    """An infinite or undefined value; raised on all ranks together."""
-
-
-@dataclass
-class Costs:
-    """Running totals. ``bytes_*`` is what federated clients would send and be sent, the same on every rank; the others are this
-    rank's own."""
-
-    oracle_calls: int = 0
-    phases: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    wire_bytes: int = 0
-    compute_seconds: float = 0.0
-    communication_seconds: float = 0.0
-    seconds: float = 0.0
-
-
-@dataclass
-class _Stage:
-    """A phase with the buffers that it needs."""
-
-    phase: Phase
-    messages: State
-    mean: State
-    reduction: object
-    traffic: Traffic
+__all__ = ["NonFiniteError", "Observer", "Simulation"]
 
 
 class Simulation:
     """The state of a run on this rank.
 
+    Args:
+        costs: each client's nanoseconds ``[N]``, as a run that continues has measured them.
+        observers: are told of every stage.
+
     Attributes:
         round: rounds done so far.
         shared, clients, output: the records; ``clients`` has one row for each client of this rank.
         costs: running totals.
-        client_costs: each client's nanoseconds ``[N]``: the ``costs`` passed, or measured where a balanced placement needs them.
+        client_costs: each client's nanoseconds ``[N]``: the ``costs`` passed, or measured where a balanced placement needs
+            them.
     """
 
-    def __init__(self, config: Config, comm: SerialComm, costs: Sequence[int] = ()):
-        self.config, self.comm = config, comm
-        self.algorithm = config.algorithm
-        run = config.run
+    def __init__(
+        self, config: Config, comm: SerialComm, costs: Sequence[int] = (), observers: Sequence[Observer] = ()
+    ):
+        self.config, self.comm, self.observers = config, comm, observers
+        self.algorithm, run = config.algorithm, config.run
+        check_method(self.algorithm)
         self.device = choose_device(comm, run.device, run.gpus)
         self.dtype = getattr(torch, run.dtype)
-        self.exact = run.reduction == "exact"
-        self._prepare()
-        self.problem = as_family(config.problem, self.algorithm.family)
-        self.client_costs, balanced = np.array(costs, dtype=np.int64), run.placement == "balanced"
-        if balanced and len(costs) != self.problem.clients:
-            self.client_costs = client_costs(
-                self.problem, comm, config.seed, config.oracle, self.dtype, self.device
-            )
-        self.placement = (
-            Placement.balanced(self.client_costs, comm.size)
-            if balanced
-            else Placement(self.problem.clients, comm.size)
-        )
-        self.blocks, self.kinds = self.problem.variables(), self.problem.kinds()
+        self.problem = prepare(config, comm, self.dtype, self.device)
+        known = np.array(costs, dtype=np.int64)
+        self.placement, self.client_costs = place(config, self.problem, comm, known, self.dtype, self.device)
+        self.mine = self.placement.of(comm.rank)
         self.round, self.costs = 0, Costs()
-        self.transport = choose_transport(
-            comm, self.device, run.transport if run.on_rank_failure == "abort" else "host", self.exact
-        )
-        self.clock = FederatedClock(config.clock, config.seed, self.placement.of(comm.rank))
+        way = run.transport if run.on_rank_failure == "abort" else "host"
+        self.transport = choose_transport(comm, self.device, way, run.reduction == "exact")
+        self.clock = FederatedClock(config.clock, config.seed, self.mine)
         self._allocate()
-
-    def _prepare(self) -> None:
-        """Prepare the problem and compare the data that the ranks have read. Collective, also where it fails."""
-        error = None
-        try:
-            self.config.problem.prepare(self.config.seed, self.config.run.data_dir)
-        except (ValueError, OSError) as fault:
-            error = str(fault)
-        agree_on_data(self.comm, self.config.problem.files, error)
-
-    def _state(self, record: Record, *lead: int) -> State:
-        return record.layout(self.blocks, self.kinds).state(lead, self.dtype, self.device)
+        self._stages, self._start = (
+            self._stages_of(self.algorithm.phases),
+            self._stages_of(self.algorithm.start),
+        )
 
     def _allocate(self) -> None:
-        config, algorithm = self.config, self.algorithm
-        mine = self.placement.of(self.comm.rank)
-        self.shared = self._state(algorithm.shared)
-        self._guard_memory(len(mine))
-        self.clients = self._state(algorithm.client, len(mine))
-        self.output = self._state(Record(**{block: block for block in self.blocks}))
-        weights = None
+        config, method, exact = self.config, self.algorithm, self.config.run.reduction == "exact"
+        self.memory = Allocation(method, self.problem, len(self.mine), self.dtype, self.device)
+        self.blocks, self.shared, self.clients = self.memory.blocks, self.memory.shared, self.memory.clients
+        self.output, weights = self.memory.output, None
         if config.participation.weights == "samples":
-            weights = np.array(
-                [self.problem.client_size(k) for k in range(self.problem.clients)], dtype=np.float64
-            )
+            sizes = [self.problem.client_size(k) for k in range(self.problem.clients)]
+            weights = np.array(sizes, dtype=np.float64)
         self.coordinator = Coordinator(
-            algorithm,
+            method,
             self.transport,
             self.placement,
-            self._state(algorithm.coordinator),
+            self.memory.moments,
             self.shared,
             seed=config.seed,
             cohort=config.participation.cohort or self.problem.clients,
             weights=weights,
             replicated=config.run.matrices == "replicated",
         )
-        width = ORACLES[self.problem.family].noise_width(self.problem)
-        sampler = Sampler(
+        self.traffic = Traffic(self.shared.layout, self.shared.buffer.element_size())
+        self.executor = EXECUTORS[config.run.executor](
+            self.problem, self._sampler(), self.clients, self.memory.between, exact
+        )
+        own = self.memory.own
+        self._average = self._stage(Phase(_nothing, own)) if own.fields else None
+
+    def _sampler(self) -> Sampler:
+        config, width = self.config, ORACLES[self.problem.family].noise_width(self.problem)
+        oracle = config.oracle
+        return Sampler(
             self.problem,
-            mine,
+            self.mine,
             config.seed,
-            config.oracle.batch_size,
-            config.oracle.noise,
+            oracle.batch_size,
+            oracle.noise,
             width,
             self.dtype,
             self.device,
         )
-        self.executor = EXECUTORS[config.run.executor](
-            algorithm, self.problem, sampler, self.clients, self.exact
+
+    def _stage(self, phase: Phase, names: tuple[str, ...] = (), cohort: int = 0) -> Stage:
+        layout = self.memory.layout(phase.message)
+        reduction = REDUCTIONS[self.config.run.reduction](
+            self.transport, len(self.mine), layout.size, self.dtype
         )
-        self._start = [self._stage(phase, len(mine)) for phase in algorithm.start]
-        self._stages = [self._stage(phase, len(mine)) for phase in algorithm.phases]
+        return Stage(
+            phase, State(layout, reduction.rows), State(layout, reduction.mean), reduction, names, cohort
+        )
 
-    def _guard_memory(self, clients: int) -> None:
-        """Refuse client records that cannot fit, before they are allocated: a dense Jacobian grows as p · d."""
-        size = self.algorithm.client.layout(self.blocks, self.kinds).size * self.shared.buffer.element_size()
-        if size * clients > CLIENT_MEMORY:
-            kinds = ", ".join(
-                f"{name} {number:,}" for name, number in (self.blocks.sizes | self.kinds).items()
-            )
-            raise ValueError(
-                f"the client records of {type(self.algorithm).__name__} need {size * clients / 2**30:.1f} GiB on one rank ({clients} "
-                f"clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: fewer clients a rank, or a smaller model"
-            )
-
-    def _stage(self, phase: Phase, capacity: int) -> _Stage:
-        layout = phase.message.layout(self.blocks, self.kinds)
-        reduction = REDUCTIONS[self.config.run.reduction](self.transport, capacity, layout.size, self.dtype)
-        sent = traffic(self.algorithm, phase, self.blocks, self.kinds, self.shared.buffer.element_size())
-        return _Stage(phase, State(layout, reduction.rows), State(layout, reduction.mean), reduction, sent)
+    def _stages_of(self, phases: Sequence[Phase]) -> list[Stage]:
+        numbers = np.cumsum([phase.fresh for phase in phases], dtype=int)
+        names = refreshed(self.algorithm, phases)
+        return [self._stage(phase, *rest) for phase, *rest in zip(phases, names, numbers.tolist())]
 
     @torch.no_grad()
     def start(self) -> None:
-        """Set the starting point and run the algorithm's start phases (round 0)."""
-        point = self.problem.initial(generator(self.config.seed, "initial"))
-        for block in self.blocks:
-            if block in point and block in self.shared:
-                setattr(self.shared, block, torch.as_tensor(point[block]).reshape(-1))
-        self.algorithm.initialize(self.shared)
+        """Set the starting point and run the method's start phases (round 0)."""
+        with default_dtype(self.dtype):
+            point = self.problem.initial(generator(self.config.seed, "initial"))
+            for block in self.blocks:
+                if block in point:
+                    value = torch.as_tensor(point[block]).reshape(-1).to(self.dtype)
+                    setattr(self.shared if block in self.shared else self.clients, block, value)
+            self.algorithm.initialize(self.shared)
+        self.traffic.wrote([*self.blocks, *self.shared.take_notes()[1]])
         self._run(self._start, 0.0)
         self.output.buffer.copy_(self.point())
 
@@ -204,83 +153,107 @@ class Simulation:
 
         Raises:
             NonFiniteError: on all ranks together.
+            ContractError, PluginError: on a rank whose clients' function fails.
         """
         self.round += 1
         controls = self._run(self._stages, control)
         self._update_output()
         return controls
 
-    def _run(self, stages: list[_Stage], control: float) -> float:
+    def _now(self, cohort: Cohort) -> Now:
+        return Now(
+            self.round, local_steps(self.algorithm), self.placement.clients, len(cohort.members),
+            self.coordinator.share(cohort), self.problem.sets, self.executor.oracle.blocks,
+        )  # fmt: skip
+
+    def _run(self, stages: list[Stage], control: float) -> float:
         """The phases of one round."""
-        began, communicated = time.perf_counter(), self.transport.seconds
-        r, cohort, controls = self.round, self.coordinator.cohort(self.round), 0.0
-        calls = self.executor.oracle.calls
+        began, communicated, controls = time.perf_counter(), self.transport.seconds, 0.0
         self.clock.begin_round()
-        for stage in stages:
-            phase = stage.phase
-            self.executor.run(phase, r, cohort, self.shared, stage.messages)
-            culprit = self._first_bad_row(stage, cohort)
-            controls += stage.reduction(cohort, control)
-            control = 0.0  # it rides once
-            self._check(stage.mean.buffer, stage, culprit)
-            if phase.coordinate:
-                self.coordinator.refresh(r, stage.mean)
-            getattr(self.algorithm, f"server_{phase.name}")(r, self.shared, stage.mean, self.problem.sets)
-            self._check(self.shared.buffer, None, -1)
-            self.costs.phases += 1
-            self.costs.bytes_up += stage.traffic.up * len(cohort.members)
-            self.costs.bytes_down += stage.traffic.down * len(cohort.members)
-            self.clock.phase(r, cohort.local, self.executor.calls, stage.traffic)
+        self.executor.begin(self.round)
+        cohort = number = None
+        with default_dtype(self.dtype):
+            for stage in stages:
+                if stage.cohort != number:
+                    number, cohort = stage.cohort, self.coordinator.cohort(self.round, stage.cohort)
+                controls += self._phase(stage, cohort, control)
+                control = 0.0  # it rides once
+            if self._average:
+                self._average_clients()
         seconds, communication = time.perf_counter() - began, self.transport.seconds - communicated
-        self.costs.oracle_calls += self.executor.oracle.calls - calls
         self.costs.seconds += seconds
         self.costs.communication_seconds += communication
         self.costs.compute_seconds += seconds - communication
         self.costs.wire_bytes = self.transport.wire_bytes
         return controls
 
-    def _first_bad_row(self, stage: _Stage, cohort: Cohort) -> int:
-        """``client * size + element`` of this rank's first non-finite message value, -1 for none.
+    def _phase(self, stage: Stage, cohort: Cohort, control: float) -> float:
+        """Clients, average, matrices, server."""
+        now, shared = self._now(cohort), self.shared
+        for observer in self.observers:
+            observer.before_clients(stage, cohort)
+        shared.take_notes()
+        self.executor.run(stage, now, cohort, shared)
+        reads, _ = shared.take_notes()
+        for observer in self.observers:
+            observer.after_clients(stage, cohort)
+        culprit = first_bad(stage, cohort, self.mine)
+        controls = stage.reduction(cohort, control)
+        check_mean(self.comm, self.round, stage, culprit)
+        for observer in self.observers:
+            observer.after_mean(stage, cohort)
+        made = self.coordinator.refresh(self.round, stage.mean, stage.refreshed)
+        if stage.phase.server is not None:
+            stage.phase.server(now, shared, stage.mean)
+        else:
+            for name in stage.mean.layout.record.fields:
+                if name in shared:
+                    setattr(shared, name, getattr(stage.mean, name))
+        check_shared(self.round, shared)
+        self._count(stage, cohort, reads, [*made, *shared.take_notes()[1]])
+        return controls
 
-        The rows may be overwritten by the reduction, so they are looked at before it: one sum, which is finite unless
-        a value is not (or the sum overflows, which the second look sorts out).
+    def _count(self, stage: Stage, cohort: Cohort, reads: set[str], writes: list[str]) -> None:
+        members, everyone = len(cohort.local), len(cohort.members) == self.placement.clients
+        sent = self.traffic.phase(reads, stage.messages.layout, everyone)
+        self.traffic.wrote(writes)
+        self.costs.phases += 1
+        self.costs.oracle_calls += int(self.executor.calls.sum())
+        self.costs.bytes_up += sent.up * members
+        self.costs.bytes_down += sent.down * members
+        self.clock.phase(self.round, cohort.local, self.executor.calls, sent)
+
+    def unsent(self) -> list[str]:
+        """The fields of ``shared`` that clients have not been sent since they were written. Collective.
+
+        A rank without clients has seen no client read; what it believes unsent does not count.
         """
-        rows = stage.messages.buffer[: len(cohort.local)]
-        if not rows.numel() or bool(torch.isfinite(rows.sum())):
-            return -1
-        bad = (~torch.isfinite(rows)).nonzero()
-        if not len(bad):
-            return -1
-        row, element = bad[0].tolist()
-        client = self.placement.of(self.comm.rank)[cohort.local[row]]
-        return int(client) * rows.shape[1] + element
+        names = list(self.shared.layout.slots)
+        mask = np.array([name in self.traffic.unsent for name in names], dtype=np.int64)
+        self.comm.allreduce_(mask, "min")
+        return [name for name, one in zip(names, mask) if one]
 
-    def _check(self, buffer: torch.Tensor, stage: _Stage | None, culprit: int) -> None:
-        """Stop all ranks together if a value that is the same on all of them is not finite."""
-        if not buffer.numel() or bool(torch.isfinite(buffer.sum())) or bool(torch.isfinite(buffer).all()):
-            return
-        if stage is None:
-            element = int((~torch.isfinite(buffer)).nonzero()[0])
-            raise NonFiniteError(
-                f"{NON_FINITE} in round {self.round}: field {self.shared.layout.field_at(element)!r} of `shared`, made by "
-                "the server step from finite averages: smaller step sizes?"
-            )
-        none = np.iinfo(np.int64).max
-        first = np.array([culprit if culprit >= 0 else none], dtype=np.int64)
-        self.comm.allreduce_(first, "min")
-        if first[0] == none:
-            raise NonFiniteError(
-                f"{NON_FINITE} in round {self.round}: the sum of finite messages overflows, phase {stage.phase.name!r}"
-            )
-        client, element = divmod(int(first[0]), stage.mean.layout.size)
-        raise NonFiniteError(
-            f"{NON_FINITE} in round {self.round}: client {client}, field {stage.mean.layout.field_at(element)!r} of "
-            f"`message` (phase {stage.phase.name!r}): smaller step sizes?"
-        )
+    def take_up(self, round: int, unsent: list[str]) -> None:
+        """Go on after ``round``, with the records of then in place. Collective."""
+        self.round, self.traffic.unsent = round, set(unsent)
+        if self._average:
+            self._average_clients()
+
+    def _average_clients(self) -> None:
+        """The clients' average of the blocks that every client has its own of."""
+        everyone = self.coordinator.cohort(0)
+        rows = self._average.messages.rows(0, len(self.mine))
+        for block in self.memory.own.fields:
+            setattr(rows, block, getattr(self.clients, block))
+        self._average.reduction(everyone)
+
+    def block(self, name: str) -> torch.Tensor:
+        """The current iterate of a block, ``[d]``; the clients' average where every client has its own."""
+        return getattr(self.shared if name in self.shared else self._average.mean, name)
 
     def point(self) -> torch.Tensor:
         """The current iterate, all blocks end to end."""
-        return torch.cat([getattr(self.shared, block) for block in self.blocks])
+        return torch.cat([self.block(name) for name in self.blocks])
 
     def _update_output(self) -> None:
         rule, r = self.config.output_rule, self.round
@@ -293,35 +266,11 @@ class Simulation:
             self.output.buffer.copy_(self.point())
 
     def evaluate(self, state: State) -> dict[str, float]:
-        """The problem's metrics at a point, complete on rank 0 and empty elsewhere. Collective, off the clock.
+        """The problem's metrics at ``shared``'s point or at ``output``, complete on rank 0, empty elsewhere. Collective."""
+        of = self.block if state is self.shared else lambda name: getattr(state, name)
+        with default_dtype(self.dtype):
+            return evaluate(self.problem, self.comm, [of(name) for name in self.blocks])
 
-        Args:
-            state: a state with the problem's blocks, ``shared`` or ``output``.
-        """
-        point = [self.blocks.unflatten(block, getattr(state, block)) for block in self.blocks]
-        predictions = self._predict(point) if self.problem.test_rows else None
-        if self.comm.rank != 0:
-            return {}
-        return {name: float(value) for name, value in self.problem.metrics(*point, predictions).items()}
 
-    @torch.no_grad()
-    def _predict(self, point) -> torch.Tensor:
-        """Scores of all held-out rows, computed in blocks spread over the ranks."""
-        total = self.problem.test_rows
-        blocks = -(-total // SCORE_ROWS)
-        edges = [
-            min(total, rank * blocks // self.comm.size * SCORE_ROWS) for rank in range(self.comm.size + 1)
-        ]
-        first, last = edges[self.comm.rank], edges[self.comm.rank + 1]
-        parts = [
-            self.problem.predict(*point, slice(start, min(start + SCORE_ROWS, last)))
-            for start in range(first, last, SCORE_ROWS)
-        ]
-        mine = torch.cat(parts).cpu().double() if parts else torch.empty(0, dtype=torch.float64)
-        width = np.array([mine[0].numel() if len(mine) else 0], dtype=np.int64)
-        self.comm.allreduce_(width, "max")
-        gathered = np.empty(total * int(width[0]))
-        counts = [(right - left) * int(width[0]) for left, right in zip(edges, edges[1:])]
-        self.comm.allgatherv(np.ascontiguousarray(mine.numpy()).reshape(-1), gathered, counts)
-        scores = torch.from_numpy(gathered).reshape(total, -1)
-        return scores[:, 0] if width[0] == 1 else scores
+def _nothing(now, shared, client, message, oracle) -> None:
+    """The client function of a stage that only averages."""

@@ -60,7 +60,8 @@ class _Shield:
 
 @contextlib.contextmanager
 def shielded(path: Path):
-    """Yield a file object for h5py to write ``path`` to. HDF5 can crash where a write fails; so it does not hear of it.
+    """Yield a file object for h5py to write ``path`` to. HDF5 can crash where a write fails; so it does not
+    hear of it.
 
     Raises:
         OSError: at the end, with the first error that there was.

@@ -1,11 +1,12 @@
 """Checkpoints: {config, round, records, one row per client}, one HDF5 file each, written by rank 0.
 
-Client rows are streamed to rank 0 block by block, so rank 0 needs the memory of one block, and stream back to whatever
-ranks host the clients at resumption. No random state is stored: streams have addresses.
+Client rows are streamed to rank 0 block by block, so rank 0 needs the memory of one block, and stream back to
+whatever ranks host the clients at resumption. No random state is stored: streams have addresses.
 
-A file is written beside its final name, sealed with a digest of all its bytes, synced and renamed; :func:`newest` takes the
-newest file whose digest holds and says which it passed over. The digest stands before the HDF5 part and is compared before
-HDF5 sees a byte, since HDF5 can crash on a damaged file. No compression: weights do not compress.
+A file is written beside its final name, sealed with a digest of all its bytes, synced and renamed;
+:func:`newest` takes the newest file whose digest holds and says which it passed over. The digest stands
+before the HDF5 part and is compared before HDF5 sees a byte, since HDF5 can crash on a damaged file. No
+compression: weights do not compress.
 """
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ def newest(folder: Path) -> tuple[Path | None, dict, dict[str, np.ndarray], list
     """The newest sound checkpoint of a folder.
 
     Returns:
-        Its path (``None``: there is none), header, whole arrays, and a line for each newer file that is damaged or foreign.
+        Its path (``None``: there is none), header, whole arrays, and a line for each newer file that is
+        damaged or foreign.
     """
     complaints = []
     for path in sorted(Path(folder).glob("checkpoint-*.h5"), reverse=True):

@@ -17,15 +17,16 @@ from mpifed.storage.format import RUN_FILE
 __all__ = ["Folder"]
 
 LOCK_FILE = "run.lock"
-#: Seconds to wait for another run to let the folder go: a requeued job may meet the last moments of its predecessor.
+#: Seconds to wait for another run to let the folder go: a requeued job may meet the last moments of its
+#: predecessor.
 PATIENCE = 3.0
 
 
 class Folder:
     """A folder that one run writes to, held by a lock between :meth:`open` and :meth:`close`.
 
-    The lock is the kernel's (flock), so it ends with the process, however that dies. On a file system without such
-    locks the run goes on with a warning.
+    The lock is the kernel's (flock), so it ends with the process, however that dies. On a file system without
+    such locks the run goes on with a warning.
 
     Attributes:
         ours: whether the checkpoints here are of the run that this object belongs to.
@@ -72,7 +73,8 @@ class Folder:
             ) from None
         except OSError as fault:
             print(
-                f"mpifed: warning: {self.path} cannot be locked ({fault.strerror}): take care that no second run writes to it",
+                f"mpifed: warning: {self.path} cannot be locked ({fault.strerror}): take care that no "
+                "second run writes to it",
                 file=sys.stderr,
             )
         if not self._holds():  # its holder has just removed the empty folder
@@ -81,7 +83,8 @@ class Folder:
         self._lock.truncate(0)
         job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
         self._lock.write(
-            f"process {os.getpid()} on {socket.gethostname()}{job}, since {datetime.now():%Y-%m-%d %H:%M:%S}\n"
+            f"process {os.getpid()} on {socket.gethostname()}{job}, "
+            f"since {datetime.now():%Y-%m-%d %H:%M:%S}\n"
         )
         self._lock.flush()
         return True

@@ -1,24 +1,32 @@
 """The results of a run: one HDF5 file, ``run.h5``.
 
-==============  ======================================================================================================
-attributes      ``config``, ``versions``, ``layout``, ``data`` (the files read: path and SHA-256 of each; JSON texts),
-                ``maximised`` (JSON list of the metrics of which more is better), ``stopped`` (why the run ended, "" while it
-                runs)
-``costs/``      cumulative, one value a round, the first for the starting point: ``round``, ``oracle_calls``, ``phases``,
-                ``bytes_up`` and ``bytes_down`` (what federated clients would send and be sent), ``wire_bytes`` (what this
-                run moved between its ranks), ``compute_seconds`` and ``communication_seconds`` (mean over the ranks),
-                ``seconds``, ``federated_seconds`` (what federated clients would take by the clock, 0 without one)
-``ranks/``      one value a rank: ``gpu`` (its number, -1 for the CPU), ``peak_host_bytes``, ``peak_gpu_bytes``
+==============  =======================================================================================
+attributes      ``config``, ``versions``, ``layout``, ``data`` (the files read: path and SHA-256 of
+                each; JSON texts), ``maximised`` (JSON list of the metrics of which more is better),
+                ``end`` and ``stopped`` (why the run ended, as a kind and as a sentence, :class:`End`;
+                both "" while it runs)
+``costs/``      cumulative, one value a round, the first for the starting point: ``round``,
+                ``oracle_calls``, ``phases``, ``bytes_up`` and ``bytes_down`` (what federated clients
+                would send and be sent), ``wire_bytes`` (what this run moved between its ranks),
+                ``compute_seconds`` and ``communication_seconds`` (mean over the ranks), ``seconds``,
+                ``federated_seconds`` (what federated clients would take by the clock, 0 without one)
+``ranks/``      one value a rank: ``gpu`` (its number, -1 for the CPU), ``peak_host_bytes``,
+                ``peak_gpu_bytes``
 ``metrics/``    ``round`` and one dataset a metric, one value an evaluation
-``holdings``    samples by client and class, with the classes' names in the attribute ``classes``; only where samples have them
-``final/``      the output point, one flat dataset a block; metrics of it as attributes
+``holdings``    samples by client and class, with the classes' names in the attribute ``classes``; only
+                where samples have them
+``final/``      the output point, one flat dataset a block, each with the attribute ``parameters`` (JSON
+                table: name → shape, in order); metrics of the point as attributes of the group
 ``iterates/``   with ``record``: ``round`` and the averaged iterate of every round, one dataset a block
-==============  ======================================================================================================
+==============  =======================================================================================
 """
 
 from __future__ import annotations
 
-__all__ = ["RUN_FILE", "COSTS"]
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["RUN_FILE", "COSTS", "End", "entries"]
 
 RUN_FILE = "run.h5"
 #: Columns of the cost history.
@@ -34,3 +42,29 @@ COSTS = (
     "seconds",
     "federated_seconds",
 )
+
+
+@dataclass(frozen=True)
+class End:
+    """Why a run has ended.
+
+    Attributes:
+        kind: "rounds" (all are done), "target" (a metric has reached its value), "time" (the budget is used
+            up), "diverged" (non-finite values), or "signal" (asked to stop; started again, the run continues
+            from its checkpoint). "" in files of versions that wrote the sentence alone.
+        sentence: the same in words.
+    """
+
+    kind: str
+    sentence: str
+
+    @classmethod
+    def read(cls, table: Mapping[str, str]) -> End | None:
+        """The end that the :func:`entries` of a file name, ``None`` if the run goes on."""
+        return cls(table.get("end", ""), table["stopped"]) if table["stopped"] else None
+
+
+def entries(end: End | None) -> dict[str, str]:
+    """What a file says of a run's end. One that a signal has interrupted goes on."""
+    over = end is not None and end.kind != "signal"
+    return {"end": end.kind if over else "", "stopped": end.sentence if over else ""}

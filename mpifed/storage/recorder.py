@@ -1,7 +1,7 @@
 """Collects the history of a run and writes its results file (:mod:`mpifed.storage.format`).
 
-History stays in memory on rank 0 and the file is replaced as a whole at every checkpoint and at the end, so a reader
-never meets half a file. Ranks meet for their costs only when the history is wanted.
+History stays in memory on rank 0 and the file is replaced as a whole at every checkpoint and at the end, so a
+reader never meets half a file. Ranks meet for their costs only when the history is wanted.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from mpifed.parallel.devices import usage
 from mpifed.simulation.provenance import to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage.atomic import replacing, shielded
-from mpifed.storage.format import COSTS, RUN_FILE
+from mpifed.storage.format import COSTS, RUN_FILE, End, entries
 from mpifed.storage.tensorboard import Scalars
 
 __all__ = ["Recorder", "ending"]
 
 #: Columns that add up over the ranks; the others are means.
-_SUMMED = np.array([name in ("oracle_calls", "wire_bytes") for name in COSTS])
+_SUMMED = np.array([name in ("oracle_calls", "wire_bytes", "bytes_up", "bytes_down") for name in COSTS])
 #: The column that every rank holds alike.
 _CLOCK = COSTS.index("federated_seconds")
 #: Bytes of recorded iterates that rank 0 holds at most.
@@ -40,8 +40,8 @@ class Recorder:
         blocks: the blocks whose averaged iterate is kept every round.
 
     Raises:
-        ValueError: a block does not exist, its iterates would not fit into memory, or there is nothing to write for
-            TensorBoard with.
+        ValueError: a block does not exist, its iterates would not fit into memory, or there is nothing to
+            write for TensorBoard with.
     """
 
     def __init__(self, simulation: Simulation, comm: SerialComm):
@@ -60,8 +60,8 @@ class Recorder:
         )
         if needed > MEMORY:
             raise ValueError(
-                f"record = {list(self.blocks)} needs {needed / 2**30:.1f} GiB for {config.rounds} rounds, more than "
-                f"{MEMORY / 2**30:.0f} GiB: record fewer blocks"
+                f"record = {list(self.blocks)} needs {needed / 2**30:.1f} GiB for {config.rounds} rounds, "
+                f"more than {MEMORY / 2**30:.0f} GiB: record fewer blocks"
             )
         self._base = np.zeros(len(COSTS))
         self._pending: list[list[float]] = []
@@ -79,7 +79,7 @@ class Recorder:
         self._pending.append([self.simulation.round, *(getattr(costs, name, 0.0) for name in COSTS[1:])])
         if self.comm.rank == 0 and self.simulation.round > 0:
             for block in self.blocks:
-                self.iterates[block].append(getattr(self.simulation.shared, block).cpu().numpy().copy())
+                self.iterates[block].append(self.simulation.block(block).cpu().numpy().copy())
 
     def note_metrics(self, values: dict[str, float]) -> None:
         """Keep the metrics of the round just done (rank 0)."""
@@ -126,35 +126,33 @@ class Recorder:
             self.metrics = {name: list(row) for name, row in zip(header["metrics"], arrays["metrics"])}
             self.iterates = {block: list(arrays.get(f"iterates_{block}", ())) for block in self.blocks}
 
-    def write(self, folder: Path, stopped: str, final: dict[str, float]) -> None:
+    def before(self, cost: str) -> float:
+        """What this process had been preceded by, of one of the costs (rank 0)."""
+        return float(self._base[COSTS.index(cost)])
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The costs by name, counts as whole numbers (rank 0)."""
+        columns = dict(zip(COSTS, self.costs.T))
+        return {
+            name: column if name.endswith("seconds") else column.astype(np.int64)
+            for name, column in columns.items()
+        }
+
+    def write(self, folder: Path, end: End | None, final: dict[str, float]) -> None:
         """Replace the results file (rank 0).
 
         Args:
-            stopped: why the run ended, "" while it goes on.
+            end: why the run ended, ``None`` while it goes on.
             final: metrics of the output point, empty while the run goes on.
         """
-        simulation = self.simulation
         with (
             replacing(Path(folder) / RUN_FILE) as temporary,
             shielded(temporary) as target,
             h5py.File(target, "w") as file,
         ):
-            file.attrs["config"] = json.dumps(simulation.config.table())
-            file.attrs["versions"] = json.dumps(_versions() | {"mpi": self.comm.mpi})
-            file.attrs["layout"] = json.dumps(
-                {
-                    "ranks": self.comm.size,
-                    "device": str(simulation.device),
-                    "placement": simulation.config.run.placement,
-                    "clients": simulation.placement.counts,
-                    "transport": simulation.transport.name,
-                }
-            )
-            file.attrs["data"] = to_json(simulation.problem.files)
-            file.attrs["maximised"] = json.dumps(sorted(simulation.config.problem.maximised))
-            file.attrs["stopped"] = stopped
-            for name, column in zip(COSTS, self.costs.T):
-                file[f"costs/{name}"] = column if name.endswith("seconds") else column.astype(np.int64)
+            file.attrs.update(self._attributes() | entries(end))
+            for name, column in self.columns().items():
+                file[f"costs/{name}"] = column
             for name, values in self._usage.items():
                 file[f"ranks/{name}"] = values
             metrics = file.create_group(
@@ -166,25 +164,48 @@ class Recorder:
                 counts, classes = self._class_counts
                 file["holdings"] = counts.astype(np.int32)
                 file["holdings"].attrs["classes"] = json.dumps(classes)
-            for block in simulation.blocks:
-                file[f"final/{block}"] = getattr(simulation.output, block).cpu().numpy()
+            for block, shapes in self.simulation.blocks.items():
+                file[f"final/{block}"] = getattr(self.simulation.output, block).cpu().numpy()
+                file[f"final/{block}"].attrs["parameters"] = json.dumps(shapes)
             file["final"].attrs.update(final)
             for block, rows in self.iterates.items():
                 file[f"iterates/{block}"] = np.array(rows)
             if self.blocks:
                 file["iterates/round"] = self.costs[1:, 0]
 
+    def _attributes(self) -> dict[str, str]:
+        """What the results file says of the run as a whole."""
+        simulation = self.simulation
+        layout = {
+            "ranks": self.comm.size,
+            "device": str(simulation.device),
+            "placement": simulation.config.run.placement,
+            "clients": simulation.placement.counts,
+            "transport": simulation.transport.name,
+        }
+        return {
+            "config": json.dumps(simulation.config.table()),
+            "versions": json.dumps(_versions() | {"mpi": self.comm.mpi}),
+            "layout": json.dumps(layout),
+            "data": to_json(simulation.problem.files),
+            "maximised": json.dumps(sorted(simulation.config.problem.maximised)),
+        }
 
-def ending(folder: Path) -> tuple[dict, str]:
-    """Settings and reason of the end that a folder's results file names; empty where there is no such file or it cannot be read."""
+
+def ending(folder: Path) -> tuple[dict, End | None]:
+    """Settings and end that a folder's results file names; empty where there is no such file or it cannot be
+    read.
+    """
     try:
         with h5py.File(Path(folder) / RUN_FILE, "r") as file:
-            return json.loads(file.attrs["config"]), file.attrs["stopped"]
+            return json.loads(file.attrs["config"]), End.read(file.attrs)
     except (OSError, KeyError, ValueError):
-        return {}, ""
+        return {}, None
 
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("mpifed", "torch", "numpy", "h5py", "mpi4py")}
-    return {"python": platform.python_version(), **packages}
+    import mpifed  # complete by now: the package itself imports this module
+
+    packages = {name: version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
+    return {"python": platform.python_version(), "mpifed": mpifed.__version__, **packages}

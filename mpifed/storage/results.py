@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import h5py
 import numpy as np
 
-from mpifed.simulation.simulation import NON_FINITE
-from mpifed.storage.format import COSTS, RUN_FILE
+from mpifed.storage.format import COSTS, RUN_FILE, End
 
-__all__ = ["RunData", "find_runs", "load", "expect"]
+__all__ = ["RunData", "Outcome", "find_runs", "load", "outcome", "expect"]
 
 
 @dataclass(frozen=True, eq=False)
 class RunData:
-    """A run, named by its algorithm: ``costs`` are ``[R + 1]``, ``metrics`` ``[E]``, taken after ``metric_rounds``.
+    """A run, named by its algorithm: ``costs`` are ``[R + 1]``, ``metrics`` ``[E]``, taken after
+    ``metric_rounds``.
 
-    ``layout`` and ``data`` say what the run ran on and which files it read; ``maximised`` are the metrics of which more is
-    better. ``ranks`` has one value a rank. ``class_counts`` are samples by client and class, ``[N, classes]``, and ``classes``
-    the classes' names, where samples have any.
+    ``layout`` and ``data`` say what the run ran on and which files it read; ``maximised`` are the metrics of
+    which more is better; ``end`` is ``None`` while the run goes on. ``ranks`` has one value a rank.
+    ``class_counts`` are samples by client and class, ``[N, classes]``, and ``classes`` the classes' names,
+    where samples have any.
     """
 
     path: Path
@@ -32,7 +35,7 @@ class RunData:
     costs: dict[str, np.ndarray]
     metric_rounds: np.ndarray
     metrics: dict[str, np.ndarray]
-    stopped: str
+    end: End | None
     layout: dict
     data: dict
     maximised: frozenset[str]
@@ -46,9 +49,26 @@ class RunData:
         return self.path.parent if self.path.name == RUN_FILE else self.path
 
     @property
+    def stopped(self) -> str:
+        """Why the run ended, "" while it goes on."""
+        return self.end.sentence if self.end else ""
+
+    @property
     def diverged(self) -> bool:
         """Whether the run ended in non-finite values."""
-        return self.stopped.startswith(NON_FINITE)
+        return self.end is not None and self.end.kind == "diverged"
+
+
+class Outcome(NamedTuple):
+    """What a run has come to: ``point`` by block, flat; the ``shapes`` of its parameters by block and name
+    (without the blocks of which the file names none); ``metrics`` of the point; recorded ``iterates`` by
+    block, ``[R, d]``.
+    """
+
+    point: dict[str, np.ndarray]
+    shapes: dict[str, dict[str, list[int]]]
+    metrics: dict[str, float]
+    iterates: dict[str, np.ndarray]
 
 
 def find_runs(places: Iterable[str | Path]) -> list[Path]:
@@ -69,14 +89,41 @@ def load(path: str | Path) -> RunData:
     """Read a run from its folder or its file.
 
     Raises:
-        ValueError: the file is missing, damaged, or not a run file; says which file, what was expected, what was found.
+        ValueError: the file is missing, damaged, or not a run file; says which file, what was expected, what
+            was found.
+    """
+    with _opened(path) as (source, file):
+        return _read(source, file)
+
+
+def outcome(path: str | Path) -> Outcome:
+    """Read the point that a run has come to, from its folder or its file.
+
+    Raises:
+        ValueError: as for :func:`load`.
+    """
+    with _opened(path) as (source, _):
+        final = source.get("final")
+        expect(isinstance(final, h5py.Group), "a group 'final'", ", ".join(source) or "an empty file")
+        shapes = {
+            block: _json(data, "parameters") for block, data in final.items() if "parameters" in data.attrs
+        }
+        metrics = {name: float(value) for name, value in final.attrs.items()}
+        iterates = {name: data[:] for name, data in source.get("iterates", {}).items() if name != "round"}
+        return Outcome({block: data[:] for block, data in final.items()}, shapes, metrics, iterates)
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[tuple[h5py.File, Path]]:
+    """The run file of a folder, or the file itself, opened; whatever cannot be read in it is told with its
+    place.
     """
     file = Path(path).resolve()
     file = file / RUN_FILE if file.is_dir() else file
     try:
         expect(file.is_file(), "a run file", "no such file")
         with h5py.File(file, "r") as source:
-            return _read(source, file)
+            yield source, file
     except (
         OSError,
         RuntimeError,
@@ -103,6 +150,7 @@ def _read(source: h5py.File, file: Path) -> RunData:
     )
     expect(isinstance(stopped, str), "text in the attribute 'stopped'", repr(stopped))
     costs, metrics = _columns(source, "costs", COSTS), _columns(source, "metrics", ("round",))
+    costs = {name: costs[name] for name in COSTS}
     rounds, taken = costs["round"], metrics.pop("round")
     expect(
         len(rounds) and np.all(np.diff(rounds) > 0), "growing numbers in 'costs/round'", rounds[:10].tolist()
@@ -122,7 +170,7 @@ def _read(source: h5py.File, file: Path) -> RunData:
         costs,
         taken,
         metrics,
-        stopped,
+        End.read(source.attrs),
         layout,
         data,
         frozenset(maximised),

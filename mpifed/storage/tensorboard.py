@@ -14,7 +14,8 @@ __all__ = ["Scalars"]
 class Scalars:
     """The event files of one run, in the folder ``tensorboard`` of its own.
 
-    A file that cannot be written, on a full disk say, costs a warning and the scalars from there on, not the run.
+    A file that cannot be written, on a full disk say, costs a warning and the scalars from there on, not the
+    run.
 
     Raises:
         ValueError: the package that writes them is not installed.
@@ -32,7 +33,8 @@ class Scalars:
     def write(self, group: str, values: Mapping[str, float], step: int) -> None:
         """Add ``group/name`` at a step.
 
-        The first call of a process starts a file: what earlier files hold of this step and later ones does not count any more.
+        The first call of a process starts a file: what earlier files hold of this step and later ones does
+        not count any more.
         """
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary

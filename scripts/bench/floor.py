@@ -63,8 +63,10 @@ class Floor:
         import torch
         from mpi4py import MPI
 
+        from mpifed.core.algorithm import local_steps
+
         self.problem, algorithm = simulation.problem, simulation.algorithm
-        self.samples, self.points = algorithm.local_steps, algorithm.calls_per_step
+        self.samples, self.points = local_steps(algorithm), algorithm.calls_per_step
         self.clients = [
             tuple(
                 tensor.to(simulation.device, simulation.dtype)
@@ -142,7 +144,7 @@ class Floor:
 def simulate(workload: str, method: str, clients: int, executor: str, options):
     """A simulation past its first round, which differs from the others, and the size of its minibatches."""
     from mpifed.config.job import Config
-    from mpifed.parallel.comm import world
+    from mpifed.parallel.world import world
     from mpifed.simulation.simulation import Simulation
 
     batch_size = 0 if workload == "saddle" else options.batch

@@ -11,12 +11,13 @@ from __future__ import annotations
 import sys
 import time
 
+from mpifed.config.grids import variants
 from mpifed.config.job import Config, read_table
+from mpifed.core.algorithm import local_steps
 from mpifed.core.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
 from mpifed.core.sampling import Sampler
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.reduction import ExactReduction, FusedReduction
-from mpifed.running.sweep import variants
 from mpifed.simulation.coordinator import Coordinator
 from mpifed.simulation.executor import Batched, Loop
 from mpifed.simulation.simulation import Simulation
@@ -73,13 +74,13 @@ def profile(config: Config) -> None:
         simulation.evaluate(simulation.shared)
         evaluation = time.perf_counter() - begun
         per_round = (
-            simulation.problem.clients * config.algorithm.local_steps * max(1, config.oracle.batch_size)
+            simulation.problem.clients * local_steps(config.algorithm) * max(1, config.oracle.batch_size)
         )
         rounds = -(-samples // per_round)
         clock, whole = Clock(), {}
         for part, places in PARTS.items():
             for owner, name in places:
-                whole[owner, name] = vars(owner)[name] if name in vars(owner) else None
+                whole[owner, name] = vars(owner).get(name)
                 setattr(owner, name, clock.around(part, getattr(owner, name)))
         for _ in range(rounds):
             simulation.step()

@@ -104,7 +104,7 @@ def rounds(comm, config, seconds: float) -> dict:
 
 def work(options) -> None:
     """What a job of its own does on its ranks."""
-    from mpifed.parallel.comm import world
+    from mpifed.parallel.world import world
     from mpifed.scaling import measurement as bench
 
     comm = world()

@@ -72,9 +72,8 @@ NOISES = [Part(scale=SIGMA), OfJacobian(scale=SIGMA), OfOuter(scale=SIGMA)]
 def simulate(method, problem, rounds, noise=None):
     """The averaged iterate of every round, ``[rounds, d]``."""
     config = configuration(
-        method, problem, "unused", rounds=rounds, noise=None, batch_size=0, executor="batched"
+        method, problem, "unused", rounds=rounds, noise=noise, batch_size=0, executor="batched"
     )
-    config = config.model_copy(update={"oracle": config.oracle.model_copy(update={"noise": noise})})
     simulation = Simulation(config, SerialComm())
     simulation.start()
     points = []

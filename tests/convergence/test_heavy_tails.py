@@ -62,9 +62,8 @@ class MatrixGame(Minimax):
 
 def distances(method, noise, seed, rounds, **game) -> np.ndarray:
     """‖(X, Y)‖ after every round."""
-    settings = dict(rounds=rounds, seed=seed, batch_size=0, executor="batched")
+    settings = dict(rounds=rounds, seed=seed, noise=noise, batch_size=0, executor="batched")
     config = configuration(method, MatrixGame(**game), "unused", **settings)
-    config = config.model_copy(update={"oracle": config.oracle.model_copy(update={"noise": noise})})
     simulation, found = Simulation(config, SerialComm()), []
     simulation.start()
     for _ in range(rounds):

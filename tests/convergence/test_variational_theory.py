@@ -18,7 +18,6 @@ from scipy.optimize import root
 from mpifed import Blocks, Minimax, Sets
 from mpifed.algorithms import LESGD, LIPPAX, LSGD, SLIPPAX, LocalDualExtrapolation
 from mpifed.algorithms.theory import theorem_1, theorem_2, theorem_6
-from mpifed.core.noise import Gaussian
 from mpifed.core.problem import Operator
 from mpifed.core.proximal import L1, Zero
 from mpifed.core.sets import Box, Simplex
@@ -65,9 +64,8 @@ def simulate(method, problem, rounds, *, seed=1, sigma=0.0, **settings):
     """The simulation after every round; E‖noise‖² = σ²."""
     size = sum(problem.variables().sizes.values())
     settings = {"batch_size": 0, "executor": "batched", **settings}
-    config = configuration(method, problem, "unused", rounds=rounds, seed=seed, noise=None, **settings)
-    noise = Gaussian(scale=sigma / size**0.5) if sigma else None
-    config = config.model_copy(update={"oracle": config.oracle.model_copy(update={"noise": noise})})
+    noise = sigma / size**0.5
+    config = configuration(method, problem, "unused", rounds=rounds, seed=seed, noise=noise, **settings)
     simulation = Simulation(config, SerialComm())
     simulation.start()
     for _ in range(rounds):
@@ -77,8 +75,7 @@ def simulate(method, problem, rounds, *, seed=1, sigma=0.0, **settings):
 
 def output(*args, **settings):
     """The output point after the last round."""
-    for simulation in simulate(*args, **settings):
-        pass
+    *_, simulation = simulate(*args, **settings)
     return simulation.output.z.numpy().copy()
 
 

@@ -33,7 +33,9 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("size, check", [(0, True), (2, False)])
 def test_the_disk_is_full_for_a_while(small_disk, whole, size, check):
-    """Found out before writing (check), or by HDF5 half way. The checkpoints of rounds 6 to 12 are lost, the run goes on."""
+    """Found out before writing (check), or by HDF5 half way. The checkpoints of rounds 6 to 12 are lost, the
+    run goes on.
+    """
     ballast = small_disk / "run" / "ballast"
     faults = [f"0 fill:{ballast} {WRITE} 2", f"0 free:{ballast} {WRITE} 5"] + [
         "0 skip mpifed.storage.checkpoint:_room 1"
@@ -41,8 +43,8 @@ def test_the_disk_is_full_for_a_while(small_disk, whole, size, check):
     code, output = launch.launch(size, command(small_disk, *faults), LIMIT)
     assert code == 0 and "Traceback" not in output, output
     warnings = re.findall(
-        r"mpifed: warning: the files of round (\d+) could not be written to .* \((.*)\); the newest checkpoint is "
-        r"of round 3; the run goes on\n",
+        r"mpifed: warning: the files of round (\d+) could not be written to .* \((.*)\); the newest "
+        r"checkpoint is of round 3; the run goes on\n",
         output,
     )
     assert [round for round, _ in warnings] == ["6", "9", "12"], output
@@ -55,7 +57,9 @@ def test_the_disk_is_full_for_a_while(small_disk, whole, size, check):
 
 @pytest.mark.parametrize("size, check", [(2, True), (0, False)])
 def test_the_disk_stays_full(small_disk, whole, size, check):
-    """The last files must be written: an error, the old checkpoint sound, and the job resumes when there is room."""
+    """The last files must be written: an error, the old checkpoint sound, and the job resumes when there is
+    room.
+    """
     ballast = small_disk / "run" / "ballast"
     faults = [f"0 fill:{ballast} {WRITE} 5"] + ["0 skip mpifed.storage.checkpoint:_room 1"] * (not check)
     code, output = launch.launch(size, command(small_disk, *faults), LIMIT)

@@ -1,4 +1,6 @@
-"""A rank that raises, leaves or computes nonsense ends the job with one readable message, and the job resumes."""
+"""A rank that raises, leaves or computes nonsense ends the job with one readable message, and the job
+resumes.
+"""
 
 import os
 import re
@@ -48,7 +50,9 @@ def test_non_finite_values_stop_all_ranks(tmp_path, fault, says):
 
 
 def test_damaged_checkpoints_on_several_ranks(tmp_path, whole):
-    """The newest is truncated, the one before has a flipped bit; with all of them damaged nothing is started over."""
+    """The newest is truncated, the one before has a flipped bit; with all of them damaged nothing is started
+    over.
+    """
     end(tmp_path, "never", rounds=9)
     paths = sorted((tmp_path / "run").glob("checkpoint-*.h5"))
     content = bytearray(paths[1].read_bytes())

@@ -38,7 +38,7 @@ def test_a_rank_hangs(tmp_path, size, fault, mpi, says):
 
 
 def test_all_ranks_hang_where_no_python_can_run(tmp_path, whole):
-    """Only faulthandler's timer is left: it shows the stacks and ends the process, and then the job resumes."""
+    """Only faulthandler's timer is left: it shows the stacks and ends the process; then the job resumes."""
     code, output = launch.finish(
         launch.start(2, command(tmp_path, f"0 gil {STEP} 5", f"1 gil {STEP} 5", settings=SETTINGS)), LIMIT
     )

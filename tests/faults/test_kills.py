@@ -1,4 +1,5 @@
-"""A rank is killed (SIGKILL) at a named moment: the job ends, somebody says so, and the same command goes on to the same bits.
+"""A rank is killed (SIGKILL) at a named moment: the job ends, somebody says so, and the same command goes on
+to the same bits.
 
 Each chain kills the same job again and again, at another moment each time.
 """
@@ -20,7 +21,8 @@ BCAST, DIGEST, SEND = (
 REPLACE = "os:replace"
 #: Seconds from the death of a rank to the end of the job.
 PATIENCE = 10
-#: Number of ranks, the fault (on which rank, see driver.py), and the round of the newest checkpoint afterwards.
+#: Number of ranks, the fault (on which rank, see driver.py), and the round of the newest checkpoint
+#: afterwards.
 OPEN_MPI = [
     (2, f"1 kill {STEP} 5", 3),  # while rank 0 waits in the Allreduce
     (3, f"2 kill {ALLREDUCE} 4", 6),  # while others are in the Allreduce

@@ -1,5 +1,8 @@
-"""``run.on_rank_failure = "shrink"``: ranks die, the others go on from the newest checkpoint and end in the same bits."""
+"""``run.on_rank_failure = "shrink"``: ranks die, the others go on from the newest checkpoint and end in the
+same bits.
+"""
 
+import contextlib
 import os
 import random
 import signal
@@ -34,16 +37,16 @@ def test_ranks_die_at_named_moments(tmp_path, whole, faults, ranks, ranks_left):
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("MPIFED_SHRINK_KILLS", 2))))
 def test_a_rank_dies_at_a_random_moment(tmp_path, whole, seed):
-    """A rank other than 0, some time after the ranks have met; MPIFED_SHRINK_KILLS sets how many seeds are tried."""
+    """A rank other than 0, some time after the ranks have met; MPIFED_SHRINK_KILLS sets how many seeds are
+    tried.
+    """
     rng = random.Random(seed)
     process = start(3, command(tmp_path, settings=SHRINK), flags=ULFM)
     pids = all_ranks(process, 3)
     wait_until(lambda: (tmp_path / "run" / "run.lock").exists(), LIMIT)
     time.sleep(rng.uniform(0, 1))
-    try:
+    with contextlib.suppress(ProcessLookupError):  # the job was faster
         os.kill(pids[rng.randrange(1, 3)], signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # the job was faster
     code, output = finish(process, LIMIT)
     assert code == 0, output
     np.testing.assert_array_equal(final(tmp_path), whole)

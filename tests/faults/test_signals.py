@@ -1,6 +1,8 @@
-"""Signals to the launcher and to any ranks: exit code 85 after a checkpoint, and the same command continues to the same bits.
+"""Signals to the launcher and to any ranks: exit code 85 after a checkpoint, and the same command continues
+to the same bits.
 
-One rank is held in the middle of a round while the others wait for it in an Allreduce; then the signals go out.
+One rank is held in the middle of a round while the others wait for it in an Allreduce; then the signals go
+out.
 """
 
 import os
@@ -19,7 +21,7 @@ DELIVERY = 0.5
 
 
 class Held:
-    """A job whose last rank stands still in its ``call``-th client step, with everybody else waiting for it."""
+    """A job whose last rank stands still in its ``call``-th client step, with all others waiting for it."""
 
     def __init__(self, folder, size, call, mpi="openmpi"):
         self.place, self.call = folder / f"held-{saved(folder)}", call
@@ -48,20 +50,21 @@ def send(held, *signals):
 
 
 def stop_and_continue(folder, steps, mpi):
-    """Start the same job again and again, each time stopped by other signals; then let it end in this process."""
+    """Start the same job again and again, each time stopped by other signals; then let it end in this
+    process.
+    """
     for size, signals in steps:
         held = Held(folder, size, 3, mpi)
         send(held, *signals)
         code, output = held.go()
         assert code == 85, (signals, code, output)
         assert f"stopped after round {saved(folder)}: the same command continues from there" in output, output
-        # At the end of the round that follows the one in progress; one more where a signal was late on a busy machine.
+        # At the end of the round that follows the one in progress; one more where a signal was late on a busy
+        # machine.
         assert saved(folder) - held.round in (1, 2), (signals, held.round, saved(folder), output)
         if signals[0][0] in (0, "launcher"):
-            assert (
-                f"{signals[0][1].name} received in round {held.round}: the run stops after round {held.round + 1}"
-                in output
-            ), output
+            name, r = signals[0][1].name, held.round
+            assert f"{name} received in round {r}: the run stops after round {r + 1}" in output, output
         if held.base:
             assert f"from round {held.base}" in output, output
         assert "Traceback" not in output, output

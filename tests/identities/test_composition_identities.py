@@ -43,8 +43,7 @@ def mfcgd(momenta=(0.3, 0.6, 0.45), cls=MFCGD, **settings):
 
 def path(method, problem, *, noise=NOISE, rounds=4, **settings):
     """The averaged iterate of every round, ``[rounds, d]``."""
-    config = configuration(method, problem, "unused", rounds=rounds, seed=SEED, noise=None, **settings)
-    config = config.model_copy(update={"oracle": config.oracle.model_copy(update={"noise": noise})})
+    config = configuration(method, problem, "unused", rounds=rounds, seed=SEED, noise=noise, **settings)
     simulation = Simulation(config, SerialComm())
     simulation.start()
     points = []
@@ -128,7 +127,7 @@ def test_large_offsets_make_mfcgd(matrix):
 def test_bounds_bind_only_where_they_are_small(bounds):
     free = path(mfcgd(), Chain())
     assert distance(free, path(mfcgd(**bounds), Chain())) > VISIBLE
-    large = {name: 1e3 for name in bounds}
+    large = dict.fromkeys(bounds, 1000.0)
     assert distance(free, path(mfcgd(**large), Chain())) == 0
 
 

@@ -92,8 +92,8 @@ def watched(base):
 
             return recording
 
-        def client_round(self, r, shared, client, message, oracle):
-            super().client_round(r, shared, client, message, oracle)
+        def client_round(self, now, shared, client, message, oracle):
+            super().client_round(now, shared, client, message, oracle)
             self.ends.append(torch.cat([shared.x + message.dx, shared.y + message.dy], dim=-1))
 
     return Watched

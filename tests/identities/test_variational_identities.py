@@ -49,8 +49,7 @@ NAMES = list(methods())
 
 def simulate(method, problem, *, noise=NOISE, field="z", rounds=4, **settings):
     """The iterates and the outputs after every round, two arrays ``[rounds, d]``."""
-    config = configuration(method, problem, "unused", rounds=rounds, seed=SEED, noise=None, **settings)
-    config = config.model_copy(update={"oracle": config.oracle.model_copy(update={"noise": noise})})
+    config = configuration(method, problem, "unused", rounds=rounds, seed=SEED, noise=noise, **settings)
     simulation = Simulation(config, SerialComm())
     simulation.start()
     points, outputs = np.empty((2, rounds, getattr(simulation.shared, field).numel()))
@@ -281,6 +280,7 @@ def test_d6_the_period_is_nothing_to_one_client(name, phi):
     assert max(gap(end(12), end(K)) for K in (2, 4)) < ROUNDING
 
 
+@dataclass(init=False)
 class SaddleField(Operator):
     """The saddle problem as an operator, z = (x, y), V_k(z) = (τx - t_k y, y + t_k x - b_k)."""
 

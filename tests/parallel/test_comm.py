@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpifed.parallel import comm as communication
-from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
+from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share, together
 
 pytestmark = pytest.mark.mpi
 
@@ -71,3 +71,16 @@ def test_share_and_agree(any_comm):
     agree(any_comm, None)
     with pytest.raises(CollectiveError, match="no such file"):
         agree(any_comm, "no such file" if any_comm.rank == last else None)
+
+
+def test_an_error_of_one_rank_is_an_error_of_all(any_comm):
+    last = any_comm.size - 1
+    with together(any_comm, ValueError):
+        pass
+    with pytest.raises(CollectiveError, match="no such file") as error:
+        with together(any_comm, ValueError, OSError):
+            if any_comm.rank == last:
+                raise OSError("no such file")
+    assert isinstance(error.value.__cause__, OSError if any_comm.rank == last else type(None))
+    with pytest.raises(KeyError), together(any_comm, ValueError):
+        raise KeyError("not of the kinds")

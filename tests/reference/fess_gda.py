@@ -51,7 +51,7 @@ def fsgda(
     x, y, step, path = _vector(x1), _vector(y1), 0, []
     for t in range(rounds):
         cohort = range(clients) if cohorts is None else cohorts[t]
-        points = {i: (x, y) for i in cohort}
+        points = dict.fromkeys(cohort, (x, y))
         for _ in range(K):
             step = step + 1
             for i in cohort:

@@ -18,7 +18,7 @@ def local_sgda(grad, clients, x1, y1, *, q, rounds, eta_x, eta_y, project=None, 
     path, t = [], 0
     for r in range(rounds):
         cohort = range(clients) if cohorts is None else cohorts[r]
-        x, y = {k: x_bar for k in cohort}, {k: y_bar for k in cohort}
+        x, y = dict.fromkeys(cohort, x_bar), dict.fromkeys(cohort, y_bar)
         for _ in range(q):
             t = t + 1
             for k in cohort:

@@ -192,7 +192,7 @@ def test_preemption(tmp_path):
     for job in jobs:
         job.until(lambda fields: fields["Restarts"] == "1", 60)
         (job.folder / "hold").unlink()
-    for job, (mpi, launcher) in zip(jobs, ways):
+    for job in jobs:
         state, code, log = job.end()
         assert (state, code) == ("COMPLETED", 0), log
         assert (

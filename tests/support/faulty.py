@@ -16,13 +16,13 @@ class Faulty(Algorithm):
     shared = Record(x="x", y="y")
     message = Record(x="x", y="y")
 
-    def client_round(self, r, shared, client, message, oracle):
-        gx, gy = oracle.grad(shared.x, shared.y, oracle.sample(0))
-        if self.fault == "nan" and r == self.when and self.victim in oracle.sampler.clients:
+    def client_round(self, now, shared, client, message, oracle):
+        gx, gy = oracle.grad(shared.x, shared.y, oracle.sample())
+        if self.fault == "nan" and now.round == self.when and self.victim in oracle.sampler.clients:
             gy = gy / 0
         message.x, message.y = shared.x - 0.01 * gx, shared.y + 0.01 * gy
 
-    def server_round(self, r, shared, mean, sets):
+    def server_round(self, now, shared, mean):
         shared.x, shared.y = mean.x, mean.y
-        if self.fault == "server" and r == self.when:
+        if self.fault == "server" and now.round == self.when:
             shared.y = shared.y * float("inf")

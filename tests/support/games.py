@@ -92,7 +92,9 @@ def configuration(
     weights="uniform",
     **run,
 ):
-    """A float64 job without progress bar; ``run`` are settings of [run]."""
+    """A float64 job without progress bar; ``noise`` is a law or the scale of a Gaussian, ``run`` are settings of [run]."""
+    if isinstance(noise, float | int):
+        noise = Gaussian(scale=noise) if noise else None
     settings = {
         "dtype": "float64",
         "progress": False,
@@ -107,7 +109,7 @@ def configuration(
         seed=seed,
         rounds=rounds,
         record=("x", "y"),
-        oracle={"batch_size": batch_size, "noise": Gaussian(scale=noise) if noise else None},
+        oracle={"batch_size": batch_size, "noise": noise},
         participation={"cohort": cohort, "weights": weights},
         run=settings,
     )

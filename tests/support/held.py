@@ -19,14 +19,14 @@ class Held(Algorithm):
     shared = Record(x="x", y="y")
     message = Record(x="x", y="y")
 
-    def client_round(self, r, shared, client, message, oracle):
-        gx, gy = oracle.grad(shared.x, shared.y, oracle.sample(0))
+    def client_round(self, now, shared, client, message, oracle):
+        gx, gy = oracle.grad(shared.x, shared.y, oracle.sample())
         message.x, message.y = shared.x - 0.01 * gx, shared.y + 0.01 * gy
 
-    def server_round(self, r, shared, mean, sets):
+    def server_round(self, now, shared, mean):
         shared.x, shared.y = mean.x, mean.y
-        if self.witness and r == 1:
+        if self.witness and now.round == 1:
             file = Path(self.witness) / f"{socket.gethostname()}.{os.getpid()}"
             file.write_text(f"{os.environ.get('CUDA_VISIBLE_DEVICES')} {os.environ.get('OMP_NUM_THREADS')}")
-        if self.hold and r > 2 and os.path.exists(self.hold):
+        if self.hold and now.round > 2 and os.path.exists(self.hold):
             time.sleep(2)

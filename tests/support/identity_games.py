@@ -31,8 +31,7 @@ BINDING = 0.15
 def path(algorithm, problem, out, *, noise=None, **settings) -> np.ndarray:
     """The averaged iterate of every round, ``[rounds, dx + dy]``, by default with exact local gradients."""
     settings = {"rounds": 3, "batch_size": 0, "eval_every": 10**6, "watchdog": 0} | settings
-    config = configuration(algorithm, problem, out, noise=None, **settings)
-    config = config.model_copy(update={"oracle": config.oracle.model_copy(update={"noise": noise})})
+    config = configuration(algorithm, problem, out, noise=noise, **settings)
     with h5py.File(run(config, SerialComm()).path) as file:
         return np.concatenate([file["iterates/x"][...], file["iterates/y"][...]], axis=1)
 

@@ -7,8 +7,9 @@ import sys
 import warnings
 from pathlib import Path
 
-from mpifed.parallel.comm import world
-from mpifed.running.sweep import Variant, sweep, variants
+from mpifed.config.grids import Variant, variants
+from mpifed.parallel.world import world
+from mpifed.running.sweep import sweep
 
 
 def main() -> None:

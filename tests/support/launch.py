@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
+import mpifed
+
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_", "MPIFED_LAUNCHER")
+#: Their warnings are errors, in jobs as in the tests (setup.cfg); those of libraries are not.
+PACKAGE = Path(mpifed.__file__).parent
+OWN_MODULES = [
+    ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for file in sorted(PACKAGE.rglob("*.py"))
+]
 SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -21,7 +30,7 @@ SETTINGS = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks outnumber cores
     "OMP_NUM_THREADS": "1",
     "NO_COLOR": "1",
-    "PYTHONWARNINGS": "error",
+    "PYTHONWARNINGS": ",".join(f"error:::{name}" for name in OWN_MODULES),
 }
 #: The tests that run under mpirun.
 PARALLEL = Path(__file__).parents[1] / "parallel"
@@ -83,10 +92,20 @@ def launch(ranks: int, arguments: list[str], limit: float = 60, **options) -> tu
     return finish(start(ranks, arguments, **options), limit)
 
 
-def suite(ranks: int, folder: Path, *arguments: object, mpi: str = "openmpi") -> None:
-    """pytest with ``arguments`` on some ranks, with its temporary files in ``folder``: all must pass, and some."""
-    code, output = launch(
-        ranks, [Path(__file__).with_name("mpi_main.py"), folder, *arguments], limit=600, mpi=mpi
-    )
+def suite(ranks: int, folder: Path, *arguments: object, mpi: str = "openmpi") -> str:
+    """pytest with ``arguments`` on some ranks, with its temporary files in ``folder``.
+
+    Returns:
+        How many tests passed on each rank.
+
+    Raises:
+        AssertionError: a test failed, none ran, not all ranks ran the same, or there were not ``ranks`` of them.
+    """
+    main = Path(__file__).with_name("mpi_main.py")
+    code, output = launch(ranks, [main, ranks, folder, *arguments], limit=600, mpi=mpi)
     assert code == 0, output
-    assert " passed" in output, output
+    line = re.search(rf"^passed on {ranks} ranks:((?: \d+){{{ranks}}})$", output, re.M)
+    assert line, output
+    passed = set(line[1].split())
+    assert len(passed) == 1 and passed != {"0"}, output
+    return line[0]

@@ -61,7 +61,9 @@ def test_truncation_is_noticed(tmp_path, kept):
 
 
 def test_a_flipped_bit_is_noticed_wherever_it_is(tmp_path):
-    """Every byte of the seal's two lines, and some everywhere else; HDF5 itself crashes on some of these files."""
+    """Every byte of the seal's two lines, and some everywhere else; HDF5 itself crashes on some of these
+    files.
+    """
     save(tmp_path, 1), save(tmp_path, 2)
     newest = tmp_path / "checkpoint-00000002.h5"
     sound = newest.read_bytes()
@@ -94,7 +96,9 @@ def test_incomplete_and_foreign_files(tmp_path, content, says):
 
 
 def test_a_damaged_file_of_a_later_round_does_not_push_the_new_one_out(tmp_path):
-    """A run that has fallen back to an earlier checkpoint than the damaged one, and is stopped before it gets there."""
+    """A run that has fallen back to an earlier checkpoint than the damaged one, and is stopped before it gets
+    there.
+    """
     save(tmp_path, 4, keep=1)
     (tmp_path / "checkpoint-00000008.h5").write_bytes(b"damaged")
     save(tmp_path, 5, keep=1)

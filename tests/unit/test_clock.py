@@ -13,11 +13,17 @@ from mpifed.config.sections import Clock
 from mpifed.parallel.comm import SerialComm
 from mpifed.running.run import run
 from mpifed.simulation.federated_clock import FederatedClock, member_seconds
-from mpifed.simulation.traffic import Traffic
+from mpifed.simulation.traffic import Sent
 
 PLAIN = dict(bandwidth_down=512.0, bandwidth_up=1024.0, gradients_per_second=4.0)
-SENT = Traffic(up=256, down=1024, allreduce=0, bcast=0)
-EVENTFUL = "clock.stragglers=0.7 clock.jitter=0.3 clock.dropout=0.4 clock.timeout=5.0 clock.server_seconds=0.1".split()
+SENT = Sent(up=256, down=1024)
+EVENTFUL = [
+    "clock.stragglers=0.7",
+    "clock.jitter=0.3",
+    "clock.dropout=0.4",
+    "clock.timeout=5.0",
+    "clock.server_seconds=0.1",
+]
 #: 5 clients of whom 2 take part, so that some of 3 ranks have no member in most rounds.
 JOB = """
 rounds = 6
@@ -55,7 +61,7 @@ def test_one_client_by_hand():
         2.0 + 0.25 + 1.5
     ]  # 1024 / 512 down, 256 / 1024 up, 6 gradients at 4 a second
     assert seconds(Clock(**PLAIN, latency=0.125)).tolist() == [4.0]
-    assert seconds(Clock(**PLAIN), calls=[0], sent=Traffic(0, 0, 9, 9)).tolist() == [0.0]
+    assert seconds(Clock(**PLAIN), calls=[0], sent=Sent(0, 0)).tolist() == [0.0]
 
 
 def test_a_phase_takes_as_long_as_its_slowest_member_and_a_round_is_the_sum_of_its_phases():
@@ -102,11 +108,11 @@ def test_a_better_client_is_never_slower(clock, name, factor, r):
 def test_stragglers_stay_and_jitter_does_not():
     """Lognormal factors of median 1; the standard errors of 4000 clients are 0.008 (mean), 0.0056 (deviation): 4 of them."""
     still, clients = Clock(**PLAIN), np.arange(4000)
-    compute = seconds(still, sent=Traffic(0, 0, 0, 0))
+    compute = seconds(still, sent=Sent(0, 0))
     for name in ("stragglers", "jitter"):
         clock = Clock(**PLAIN, **{name: 0.5})
         times = [
-            seconds(clock, clients, r=r, phase=phase, sent=Traffic(0, 0, 0, 0))
+            seconds(clock, clients, r=r, phase=phase, sent=Sent(0, 0))
             for r, phase in ((1, 0), (1, 1), (2, 0))
         ]
         logs = np.log(times / compute)

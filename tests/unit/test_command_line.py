@@ -203,7 +203,7 @@ def test_info(word, shows):
 
 
 def test_info_of_everything():
-    """Every name of the catalogue has an explanation; methods show their costs next to those of the papers."""
+    """Every name has an explanation; methods show their costs next to those of the papers."""
     for group, members in catalogue().items():
         for name in members:
             done = CliRunner().invoke(cli, ["info", name])

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 from games import configuration
+from oracles import oracle_of, prepared
+from patches import patches_of
 
 from mpifed import run
 from mpifed.algorithms import MFCGD, AdaMFCGD
-from mpifed.core.oracle import CompositionOracle
-from mpifed.core.sampling import Sampler
-from mpifed.data import DATASETS, Images
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems.distributional import DistributionallyRobust
 from mpifed.problems.maml import LinearMAML
@@ -27,30 +26,7 @@ cases = pytest.mark.parametrize("case", CASES)
 
 @pytest.fixture(autouse=True)
 def patches(monkeypatch):
-    """A data set of 60 + 25 random images of 3 x 4 in four classes, by the name "patches"."""
-    rng = np.random.default_rng(5)
-
-    def part(n):
-        return torch.from_numpy(rng.uniform(size=(n, 1, 3, 4)).astype(np.float32)), torch.arange(n) % 4
-
-    images = Images(*part(60), *part(25))
-    monkeypatch.setitem(DATASETS, "patches", lambda data_dir: images)
-    return images
-
-
-def prepared(problem, seed=0):
-    problem.prepare(seed)
-    return problem
-
-
-def oracle_of(problem, batch_size=0, batched=False, clients=None) -> CompositionOracle:
-    """An oracle over ``clients`` (default: all) at round 1."""
-    clients = list(range(problem.clients)) if clients is None else clients
-    sampler = Sampler(problem, clients, 0, batch_size, None, 0, torch.float64, "cpu")
-    sampler.begin(np.arange(len(clients)), 1)
-    oracle = CompositionOracle(problem, sampler, batched)
-    oracle.at(slice(0, len(clients)))
-    return oracle
+    return patches_of(monkeypatch, 3, 4)
 
 
 def point(problem) -> torch.Tensor:
@@ -103,7 +79,7 @@ def test_jacobians_and_outer_gradients_by_central_differences(case, batched):
         # Truncation is of order h² = 1e-12, rounding 1e-16 of values of about 10, over h.
         torch.testing.assert_close(jacobian, differences(lambda v: oracle.g(v, zeta), x), rtol=0, atol=1e-8)
         gradient = oracle.grad_f(value, xi)
-        for row, k in enumerate(clients):
+        for row in range(len(clients)):
             batch = tuple(column[row] for column in xi.batch)
             slopes = differences(lambda u, batch=batch: problem.outer(u, batch), value[row])
             torch.testing.assert_close(gradient[row], slopes, rtol=1e-8, atol=1e-8)  # values up to 100 here

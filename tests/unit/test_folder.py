@@ -51,8 +51,9 @@ def test_the_lock_ends_with_the_process(tmp_path):
         [
             sys.executable,
             "-c",
-            f"import fcntl, time; lock = open({str(tmp_path / LOCK_FILE)!r}, 'w'); fcntl.flock(lock, fcntl.LOCK_EX); "
-            "print('process 1 on mars', file=lock, flush=True); print('locked', flush=True); time.sleep(100)",
+            f"import fcntl, time; lock = open({str(tmp_path / LOCK_FILE)!r}, 'w'); "
+            "fcntl.flock(lock, fcntl.LOCK_EX); print('process 1 on mars', file=lock, flush=True); "
+            "print('locked', flush=True); time.sleep(100)",
         ],
         stdout=subprocess.PIPE,
         text=True,
@@ -69,7 +70,9 @@ def test_the_lock_ends_with_the_process(tmp_path):
 
 
 def test_a_lock_that_another_has_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):
-    """The folder's lock file is replaced between opening and locking: the run must hold the file that others find."""
+    """The folder's lock file is replaced between opening and locking: the run must hold the file that others
+    find.
+    """
     flock, stale = module.fcntl.flock, []
 
     def late(file, how):

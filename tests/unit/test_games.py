@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from oracles import oracle_of
 from scipy.optimize import linprog, minimize
 
 from mpifed.cli.catalogue import example
-from mpifed.core.oracle import OperatorOracle
 from mpifed.core.proximal import L1, Indicator, L1Box
-from mpifed.core.sampling import Sampler
 from mpifed.core.sets import Box
 from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.trust_region import maximize_on_ball
@@ -29,15 +28,6 @@ for _game in GAMES:
 SOLVED = GAMES[:-1]
 SMOOTH = GAMES[:4]
 size = lambda problem: problem.variables().sizes["z"]  # noqa: E731
-
-
-def oracle_of(problem, batched=False, clients=None, batch_size=0) -> OperatorOracle:
-    clients = list(range(problem.clients)) if clients is None else clients
-    sampler = Sampler(problem, clients, 0, batch_size, None, 0, torch.float64, "cpu")
-    sampler.begin(np.arange(len(clients)), 1)
-    oracle = OperatorOracle(problem, sampler, batched)
-    oracle.at(slice(0, len(clients)))
-    return oracle
 
 
 def named(problem, z: np.ndarray):

@@ -2,14 +2,17 @@
 
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from mpifed.cli import launch as slurm
-from mpifed.cli.launch import launch, sweep
-from mpifed.config.job import ConfigError
+from mpifed.cli.batch_script import seconds as seconds_of
+from mpifed.cli.launch import array_tasks, launch
+from mpifed.cli.main import main
+from mpifed.config.grids import variants
+from mpifed.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "jobs/slurm").glob("*.sbatch"))
@@ -111,15 +114,29 @@ def test_preemptible():
 
 def test_array_is_the_product_of_its_axes():
     values = 'algorithm={name="FGDA", q=5, gamma=0.1},{name="LocalSGDA", q=5, eta_x=0.1, eta_y=0.1}'
-    tasks = sweep(["seed=0,1", values], "runs/a")
+    tasks = array_tasks(["seed=0,1", values], "runs/a")
     assert [task[:2] for task in tasks] == [
         (seed, f"algorithm={algorithm}")
         for seed in ("seed=0", "seed=1")
         for algorithm in ('{name="FGDA", q=5, gamma=0.1}', '{name="LocalSGDA", q=5, eta_x=0.1, eta_y=0.1}')
     ]
-    assert len({task[2] for task in tasks}) == 4 and all(
-        task[2].startswith("run.out=runs/a/") for task in tasks
+    assert [task[2].removeprefix("run.out=runs/a/") for task in tasks] == [
+        "seed=0,FGDA",
+        "seed=0,LocalSGDA",
+        "seed=1,FGDA",
+        "seed=1,LocalSGDA",
+    ]
+
+
+def test_folders_of_an_array_are_named_as_those_of_a_sweep(tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(
+        (ROOT / "jobs/saddle.toml").read_text() + "\n[sweep]\nseed = [0, 1]\nalgorithm.gamma = [0.1, 1e-2]\n"
     )
+    tasks = array_tasks(["seed=0,1", "algorithm.gamma=0.1,1e-2"], "runs/saddle")
+    assert [run.config.run.out for run in variants(job)] == [
+        task[-1].removeprefix("run.out=") for task in tasks
+    ]
 
 
 def test_a_task_of_an_array_gets_its_settings():
@@ -137,7 +154,7 @@ def test_a_task_of_an_array_gets_its_settings():
     assert chosen.stdout.splitlines() == [
         "seed=4",
         'record=["x"]',
-        "run.out=runs/saddle/seed=4_record=_x_",
+        "run.out=runs/saddle/seed=4,record=_x_",
         "last=1",
     ]
 
@@ -148,8 +165,6 @@ def test_a_task_of_an_array_gets_its_settings():
         (["--nodes", "0"], "0 is not in the range x>=1"),
         (["--time", "soon"], "expected minutes, H:M:S or D-H:M:S, got 'soon'"),
         (["--gpus-per-node", "many"], "expected a number or TYPE:NUMBER, e.g. 4 or a100:4, got 'many'"),
-        (["--array", "seed"], "--array takes KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got 'seed'"),
-        (["--array", "seed=1,1"], "--array names the same run twice"),
         (
             ["--extra", "account=abc"],
             "--extra takes an option of sbatch, e.g. --account=abc123, got 'account=abc'",
@@ -165,9 +180,25 @@ def test_refused(arguments, says):
     assert done.exit_code == 2 and says in " ".join(done.output.split()), done.output
 
 
-@pytest.mark.parametrize("arguments", [["rnds=3"], ["--array", "algorithm.q=1,0"]])
-def test_settings_are_checked_first(arguments):
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["rnds=3"], "a job file has no setting 'rnds'"),
+        (["--array", "algorithm.q=1,0"], "algorithm.q: Input should be greater than or equal to 1, got 0"),
+        (["--array", "seed"], "--array takes KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got 'seed'"),
+        (["--array", "seed=1,1"], "--array names the same run twice"),
+        (
+            ["--array", "seed=1", "--array", "seed=2"],
+            "--array names seed twice: give all of its values at once",
+        ),
+    ],
+)
+def test_settings_are_checked_first(arguments, says, monkeypatch, capsys):
     assert isinstance(invoke("jobs/saddle.toml", *arguments, "--dry-run").exception, ConfigError)
+    monkeypatch.setattr(sys, "argv", ["mpifed", "launch", "jobs/saddle.toml", *arguments, "--dry-run"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2 and says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -196,7 +227,7 @@ def test_warnings(arguments, says):
     ],
 )
 def test_time_limits(text, seconds):
-    assert slurm._seconds(text) == seconds
+    assert seconds_of(text) == seconds
 
 
 def test_writes_and_submits(tmp_path, monkeypatch):

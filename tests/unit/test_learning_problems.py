@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 from games import configuration
+from oracles import oracle_of, prepared
+from patches import patches_of
 
 from mpifed import run
 from mpifed.algorithms import FESSGDA, AdaFGDA
-from mpifed.core.oracle import MinimaxOracle
-from mpifed.core.sampling import Sampler
 from mpifed.core.settings import build
 from mpifed.core.streams import Stream
-from mpifed.data import DATASETS, Images
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems.fair import FairClassification
 from mpifed.problems.robust import RobustRegression
@@ -31,29 +30,7 @@ cases = pytest.mark.parametrize("case", CASES)
 
 @pytest.fixture(autouse=True)
 def patches(monkeypatch):
-    """A data set of 60 + 25 random images of 3 x 4 in four classes, by the name "patches"."""
-    rng = np.random.default_rng(5)
-
-    def part(n):
-        return torch.from_numpy(rng.uniform(size=(n, 1, 3, 4)).astype(np.float32)), torch.arange(n) % 4
-
-    images = Images(*part(60), *part(25))
-    monkeypatch.setitem(DATASETS, "patches", lambda data_dir: images)
-    return images
-
-
-def prepared(problem, seed=0):
-    problem.prepare(seed)
-    return problem
-
-
-def oracle_of(problem, batch_size=0, batched=False, clients=(0, 1, 2)) -> MinimaxOracle:
-    """An oracle over ``clients`` at round 1."""
-    sampler = Sampler(problem, clients, 0, batch_size, None, 0, torch.float64, "cpu")
-    sampler.begin(np.arange(len(clients)), 1)
-    oracle = MinimaxOracle(problem, sampler, batched)
-    oracle.at(slice(0, len(clients)))
-    return oracle
+    return patches_of(monkeypatch, 3, 4)
 
 
 def point(problem, scale=0.3) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 from games import configuration
+from oracles import oracle_of, prepared
 
 from mpifed import run
 from mpifed.algorithms import MFCGD, AdaMFCGD
-from mpifed.core.oracle import CompositionOracle
 from mpifed.core.problem import DataFile
-from mpifed.core.sampling import Sampler
 from mpifed.core.settings import build
 from mpifed.data import Omniglot
 from mpifed.models import MLP, Conv4
@@ -37,20 +36,6 @@ CASES = {
     ),
 }
 cases = pytest.mark.parametrize("case", CASES)
-
-
-def prepared(problem, seed=0):
-    problem.prepare(seed)
-    return problem
-
-
-def oracle_of(problem, batch_size=0, batched=False, clients=(0, 1, 2)) -> CompositionOracle:
-    """An oracle over ``clients`` at round 1."""
-    sampler = Sampler(problem, clients, 0, batch_size, None, 0, torch.float64, "cpu")
-    sampler.begin(np.arange(len(clients)), 1)
-    oracle = CompositionOracle(problem, sampler, batched)
-    oracle.at(slice(0, len(clients)))
-    return oracle
 
 
 def start(problem) -> torch.Tensor:

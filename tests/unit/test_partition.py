@@ -67,7 +67,7 @@ def test_by_class_gives_a_client_the_classes_of_its_groups_only(data, clients, s
     parts = ByClass(groups=3)(labels, positive, clients, seed)
     for k, part in enumerate(parts):
         groups = [k % 3] if clients >= 3 else [g for g in range(3) if g % clients == k]
-        assert set(labels[part]) <= {g for g in groups} | {3 + g for g in groups}
+        assert set(labels[part]) <= set(groups) | {3 + g for g in groups}
     for g in range(3):  # the clients of one group share its samples evenly
         sizes = [len(part) for part in parts[g::3]]
         assert clients < 3 or max(sizes) - min(sizes) <= 1

@@ -5,27 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from oracles import oracle_of, prepared
+from patches import patches_of
 
-from mpifed.core.oracle import MinimaxOracle
-from mpifed.core.sampling import Sampler
 from mpifed.core.settings import build
-from mpifed.data import DATASETS, Images
+from mpifed.data import DATASETS
 from mpifed.problems import PROBLEMS, DeepAUC, Saddle
-
-
-def prepared(problem, seed=0):
-    problem.prepare(seed)
-    return problem
-
-
-def oracle_of(problem, batch_size=0, batched=False, clients=None) -> MinimaxOracle:
-    """An oracle over ``clients`` (default: all) at round 1."""
-    clients = list(range(problem.clients)) if clients is None else clients
-    sampler = Sampler(problem, clients, 0, batch_size, None, 0, torch.float64, "cpu")
-    sampler.begin(np.arange(len(clients)), 1)
-    oracle = MinimaxOracle(problem, sampler, batched)
-    oracle.at(slice(0, len(clients)))
-    return oracle
 
 
 def point(problem, seed=0, scale=0.3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,13 +117,7 @@ def test_saddle_start_and_metrics():
 
 @pytest.fixture
 def patches(monkeypatch):
-    """A data set of 60 + 25 random images of 28 x 28 in four classes, by the name "patches"."""
-    rng = np.random.default_rng(5)
-
-    def part(n):
-        return torch.from_numpy(rng.uniform(size=(n, 1, 28, 28)).astype(np.float32)), torch.arange(n) % 4
-
-    monkeypatch.setitem(DATASETS, "patches", lambda data_dir: Images(*part(60), *part(25)))
+    return patches_of(monkeypatch, 28, 28)
 
 
 def bracket(problem, x, y, images, positive, p) -> float:

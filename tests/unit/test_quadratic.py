@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from oracles import oracle_of
 
 from mpifed.cli.catalogue import example
-from mpifed.core.oracle import MinimaxOracle
-from mpifed.core.sampling import Sampler
 from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
 
 QUADRATICS = [
@@ -20,15 +19,6 @@ TWO_SIDED = [TwoSidedPL(clients=3), TwoSidedPL(d=3, clients=4, scaling=0.5, shif
 PROBLEMS = QUADRATICS + TWO_SIDED
 for _problem in PROBLEMS:
     _problem.prepare(1)
-
-
-def oracle_of(problem, batched=False, clients=None, batch_size=0) -> MinimaxOracle:
-    clients = list(range(problem.clients)) if clients is None else clients
-    sampler = Sampler(problem, clients, 0, batch_size, None, 0, torch.float64, "cpu")
-    sampler.begin(np.arange(len(clients)), 1)
-    oracle = MinimaxOracle(problem, sampler, batched)
-    oracle.at(slice(0, len(clients)))
-    return oracle
 
 
 def points(problem, *lead, seed=0):

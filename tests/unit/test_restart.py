@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from mpifed import resume, run
-from mpifed.config.job import Config
+from mpifed.config.job import Config, ConfigError
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.resume import checkpoint, choose, complete, newest
 from mpifed.storage.folder import Folder
+from mpifed.storage.format import End
 from mpifed.storage.recorder import Recorder, ending
 
 COMM = SerialComm()
@@ -145,7 +146,7 @@ def test_how_it_runs_may_change_but_not_its_precision(done):
 def test_fewer_rounds_than_done_are_refused(done):
     with pytest.raises(ValueError, match="is at round 6 already: rounds = 5 lies behind"):
         chosen(done[1], config(done[1], 5))
-    with pytest.raises(CollectiveError, match="is at round 6 already: rounds = 5 lies behind"):
+    with pytest.raises(ConfigError, match="is at round 6 already: rounds = 5 lies behind"):
         resume(done[1], ["rounds=5"], COMM)
 
 
@@ -176,7 +177,7 @@ def test_more_rounds_go_on_to_the_same_point_as_in_one_go(folder, tmp_path, go_o
 def test_a_stopping_rule_ends_a_run_for_good_until_it_is_another(tmp_path):
     stop = {"stop": {"metric": "error", "at_most": 1e9}}
     stopped = Config.from_table(table(tmp_path, eval_every=3) | stop)
-    assert run(stopped, COMM).stopped == "error is at most 1000000000.0"
+    assert run(stopped, COMM).end == End("target", "error is at most 1000000000.0")
     assert list(run(stopped, COMM).costs["round"]) == [0]
     assert list(resume(tmp_path, [], COMM).costs["round"]) == [0]
     assert list(resume(tmp_path, ["stop.at_most=1e-9"], COMM).costs["round"]) == list(range(7))
@@ -184,11 +185,17 @@ def test_a_stopping_rule_ends_a_run_for_good_until_it_is_another(tmp_path):
 
 def test_when_a_saved_run_is_complete(done):
     saved = chosen(done[1], config(done[1]))
-    assert (
-        complete(saved, config(done[1])) == "all 6 rounds done" and complete(saved, config(done[1], 7)) == ""
-    )
-    saved.header["stopped"], saved.header["round"] = "", 4
-    assert complete(saved, config(done[1])) == ""
+    assert complete(saved, config(done[1])) == End("rounds", "all 6 rounds done")
+    assert complete(saved, config(done[1], 7)) is None
+    saved.header |= {"end": "", "stopped": "", "round": 4}
+    assert complete(saved, config(done[1])) is None
+
+
+def test_an_end_without_a_kind_is_one_all_the_same(done):
+    """As checkpoints of versions before have it."""
+    saved = chosen(done[1], config(done[1]))
+    del saved.header["end"]
+    assert complete(saved, config(done[1])) == End("", "all 6 rounds done")
 
 
 def test_a_state_of_another_size_is_refused_before_it_travels(done):
@@ -230,17 +237,17 @@ def test_results_that_a_kill_left_behind_the_checkpoint_are_written(done, tmp_pa
     """The last checkpoint is there, the results file is of the one before."""
     write = Recorder.write
 
-    def killed(self, folder, stopped, final):
-        if stopped:
+    def killed(self, folder, end, final):
+        if end:
             raise KeyboardInterrupt
-        write(self, folder, stopped, final)
+        write(self, folder, end, final)
 
     monkeypatch.setattr(Recorder, "write", killed)
     with pytest.raises(KeyboardInterrupt):
         run(config(tmp_path), COMM)
-    assert newest_round(tmp_path) == 6 and ending(tmp_path)[1] == ""
+    assert newest_round(tmp_path) == 6 and ending(tmp_path)[1] is None
     monkeypatch.undo()
-    assert run(config(tmp_path), COMM).stopped == ending(tmp_path)[1] == "all 6 rounds done"
+    assert run(config(tmp_path), COMM).end == ending(tmp_path)[1] == End("rounds", "all 6 rounds done")
     with h5py.File(tmp_path / "run.h5") as file:
         np.testing.assert_array_equal(file["final/x"][...], done[0].point["x"].numpy())
         assert file["costs/round"][-1] == 6 and file["final"].attrs["error"] == done[0].metrics["error"]

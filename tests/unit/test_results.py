@@ -72,7 +72,7 @@ def holdings(file):
         (damage(attr_stopped=3), ["'stopped'", "3"]),
         (damage(costs=None), ["group 'costs'", "final, metrics"]),
         (damage(metrics=np.zeros(3)), ["group 'metrics'"]),
-        (damage(costs__wire_bytes=None), ["wire_bytes", "'costs'", "bytes_down, bytes_up, communication_seconds"]),
+        (damage(costs__wire_bytes=None), ["wire_bytes", "'costs'", "bytes_up, communication_seconds"]),
         (damage(metrics__round=None), ["round", "'metrics'", "auc"]),
         (damage(costs__seconds=np.zeros(3)), ["one length", "'costs'", "'seconds': 3"]),
         (damage(costs__seconds=np.full(21, np.nan)), ["finite", "'costs'"]),

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from launch import launch
 
 from mpifed.config.job import Config, ConfigError
-from mpifed.core.algorithm import Phase
-from mpifed.core.records import Blocks, Record
+from mpifed.core.records import Blocks, Record, kept
 from mpifed.parallel.comm import SerialComm
 from mpifed.scaling.model import Link, Machine, Work, allreduce, bcast, fit_link, fit_rate, phases_of, reduce
 from mpifed.scaling.prediction import (
@@ -25,7 +24,7 @@ from mpifed.scaling.prediction import (
     work_of,
 )
 from mpifed.simulation.simulation import Simulation
-from mpifed.simulation.traffic import Traffic, traffic
+from mpifed.simulation.traffic import Traffic
 
 LINK, GAMMA = Link(alpha=100.0, beta=1.0, both=2.0), 0.5
 FAR = Link(alpha=1000.0, beta=4.0, both=4.0)
@@ -194,16 +193,18 @@ def test_bytes_of_a_job_are_those_that_a_round_moves(name):
     assert comm.sums == [n for n, _ in phases] and comm.casts == [n for _, n in phases if n]
 
 
-def test_traffic_by_hand():
-    method = JOBS["AdaFGDA"].algorithm
-    phase = Phase("round", Record(a="x", b="scalar", c="y"), down=("x",), up=("a", "b"))
-    blocks = Blocks(x={"w": (2, 3)}, y={"v": (5,)})
-    assert traffic(method, phase, blocks, {}, 8) == Traffic(
-        up=8 * 7, down=8 * 6, allreduce=8 * (12 + 1), bcast=0
+def test_what_is_read_and_new_travels():
+    layout = Record(x="x", c="y", u=kept("x")).layout(BLOCKS := Blocks(x={"w": (2, 3)}, y={"v": (5,)}))
+    message = Record(a="x", b="scalar", s=kept("y")).layout(BLOCKS)
+    traffic = Traffic(layout, 8)
+    traffic.wrote(["x", "u"])
+    assert traffic.phase({"x", "c", "u"}, message, everyone=True) == (8 * 7, 8 * 6), "c was never written"
+    assert traffic.phase({"x", "c"}, message, everyone=True) == (8 * 7, 0), "x has been sent"
+    assert traffic.phase({"x", "c"}, message, everyone=False) == (8 * 7, 8 * 11), (
+        "a cohort is sent all it reads"
     )
-    everything = traffic(method, replace(phase, down=None, up=None, coordinate=True), blocks, {}, 8)
-    shared = method.shared.layout(blocks, {}).size
-    assert everything == Traffic(up=8 * 12, down=8 * shared, allreduce=8 * 13, bcast=8 * 11)
+    traffic.wrote(["c"])
+    assert traffic.phase({"x"}, message, everyone=True) == (8 * 7, 0) and traffic.unsent == {"c"}
 
 
 def test_bytes_by_hand():

@@ -47,7 +47,7 @@ def test_rates_from_numbers_and_tables():
 @pytest.mark.parametrize("set_", [Ball(1.5), Ball(0.5, center=1.0), Box(-1, 2), Simplex(), Simplex(2.5)])
 @given(VECTORS, VECTORS)
 def test_projections(set_, point, other):
-    """Feasible, idempotent, and no other feasible point is nearer (1e-9: a few roundings of numbers up to 5)."""
+    """Feasible, idempotent, and no other feasible point nearer (1e-9: a few roundings of numbers up to 5)."""
     projected = set_(point)
     torch.testing.assert_close(set_(projected), projected, rtol=0, atol=1e-9)
     if isinstance(set_, Simplex):

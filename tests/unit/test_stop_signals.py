@@ -1,4 +1,4 @@
-"""Signals in one process: which round ends the run, what is written, and that Python gets its handlers back."""
+"""Signals in one process: which round ends the run, what is written, and handlers given back."""
 
 import ctypes
 import os
@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import h5py
 import pytest
@@ -15,9 +16,11 @@ from mpifed import run
 from mpifed.config.job import Config
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.resume import checkpoint
-from mpifed.running.signals import EXIT_INTERRUPTED, StopSignals, held
+from mpifed.running.signals import EXIT_INTERRUPTED, Stopped, StopSignals, held
+from mpifed.running.sweep import sweep
 from mpifed.simulation import simulation
 from mpifed.simulation.executor import Loop
+from mpifed.storage.format import End
 
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
 
@@ -55,7 +58,9 @@ def config(folder, **settings) -> Config:
 
 @pytest.fixture
 def send(monkeypatch):
-    """``send(number, owner, name, call)``: the signal arrives in that call of a method, and the thread has noticed it."""
+    """``send(number, owner, name, call)``: the signal arrives in that call of a method, and the thread has
+    noticed it.
+    """
     watched = []
 
     class Watched(StopSignals):
@@ -64,7 +69,7 @@ def send(monkeypatch):
             watched.append(self)
 
     monkeypatch.setattr(
-        sys.modules["mpifed.running.run"], "StopSignals", Watched
+        sys.modules["mpifed.running.runner"], "StopSignals", Watched
     )  # mpifed.run is the function
 
     def arm(number, owner, name, call):
@@ -85,6 +90,14 @@ def send(monkeypatch):
     return arm
 
 
+def signalled(folder, kind=Stopped, **settings):
+    """The result of a run that a signal came to, and that says so by an exception."""
+    with pytest.raises(kind) as stop:
+        run(config(folder, **settings), SerialComm())
+    assert kind is KeyboardInterrupt or stop.value.code == 85
+    return stop.value.result
+
+
 def point(result) -> torch.Tensor:
     return torch.cat([result.point["x"], result.point["y"]])
 
@@ -99,8 +112,8 @@ def test_a_signal_ends_the_run_after_the_next_round_and_the_same_job_continues(
     tmp_path, send, whole, capsys, number
 ):
     send(number, Loop, "run", 4)  # in round 4 - 1, as the start is a phase, too
-    result = run(config(tmp_path), SerialComm())
-    assert result.unfinished and result.stopped == "a signal after round 4"
+    result = signalled(tmp_path, KeyboardInterrupt if number == signal.SIGINT else SystemExit)
+    assert result.unfinished and result.end == End("signal", "a signal after round 4")
     said = capsys.readouterr().err
     assert f"{number.name} received in round 3: the run stops after round 4 at the latest" in said, said
     assert "newest is of round 0" in said and "stopped after round 4" in said
@@ -110,7 +123,7 @@ def test_a_signal_ends_the_run_after_the_next_round_and_the_same_job_continues(
         "run.h5",
     ]
     with h5py.File(tmp_path / "run.h5") as file:
-        assert file.attrs["stopped"] == "" and file["costs/round"][-1] == 4
+        assert file.attrs["stopped"] == file.attrs["end"] == "" and file["costs/round"][-1] == 4
     again = run(config(tmp_path), SerialComm(), resume="must")
     assert not again.unfinished and "continuing" in capsys.readouterr().err
     assert torch.equal(point(again), whole)
@@ -127,7 +140,7 @@ def test_a_signal_ends_the_run_after_the_next_round_and_the_same_job_continues(
 )
 def test_signals_between_rounds(tmp_path, send, whole, owner, name, call, after):
     send(signal.SIGUSR1, owner, name, call)
-    assert run(config(tmp_path), SerialComm()).stopped == f"a signal after round {after}"
+    assert signalled(tmp_path).stopped == f"a signal after round {after}"
     assert checkpoint.newest(tmp_path)[1]["round"] == after
     assert torch.equal(point(run(config(tmp_path), SerialComm())), whole)
 
@@ -139,7 +152,7 @@ def test_a_signal_before_or_in_the_last_round_finds_the_run_complete(
     tmp_path, send, whole, owner, name, call
 ):
     send(signal.SIGTERM, owner, name, call)
-    result = run(config(tmp_path), SerialComm())
+    result = signalled(tmp_path)
     assert (
         not result.unfinished and result.stopped == "all 8 rounds done" and torch.equal(point(result), whole)
     )
@@ -147,9 +160,21 @@ def test_a_signal_before_or_in_the_last_round_finds_the_run_complete(
 
 def test_a_checkpoint_is_written_even_where_none_is_wanted_otherwise(tmp_path, send, whole):
     send(signal.SIGUSR1, Loop, "run", 4)
-    assert run(config(tmp_path, checkpoint_every=0), SerialComm()).unfinished
+    assert signalled(tmp_path, checkpoint_every=0).unfinished
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-00000004.h5"]
     assert torch.equal(point(run(config(tmp_path, checkpoint_every=0), SerialComm())), whole)
+
+
+@pytest.mark.parametrize("call", [4, 9], ids=["in the middle of a run", "in its last round"])
+def test_a_signal_ends_a_sweep(tmp_path, send, call):
+    """Also where it finds the first run complete: the second does not begin."""
+    runs = [SimpleNamespace(name=name, config=config(tmp_path / name)) for name in ("first", "second")]
+    send(signal.SIGTERM, Loop, "run", call)
+    with pytest.raises(Stopped) as stop:
+        sweep(runs, SerialComm())
+    assert stop.value.result.unfinished == (call == 4) and not (tmp_path / "second").exists()
+    outcome = sweep(runs, SerialComm())
+    assert outcome.done == 2 and outcome.before == (call == 9) and not outcome.unfinished
 
 
 def test_a_checkpoint_that_cannot_be_written_is_no_success(tmp_path, send, monkeypatch):

@@ -6,9 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpifed.cli.main import cli
-from mpifed.config.job import Config, ConfigError
-from mpifed.parallel.comm import SerialComm
-from mpifed.running.sweep import LONGEST, expand, sweep, taken, variants
+from mpifed.config.grids import LONGEST, expand, folder_names, taken, variants
+from mpifed.config.job import Config
+from mpifed.core.errors import ConfigError
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.running.sweep import sweep
 from mpifed.storage.results import load
 
 JOB = """
@@ -105,6 +107,60 @@ def test_names_tell_settings_apart_and_fit_a_file_system(job):
     assert len({run.name for run in long}) == 2 and all(len(run.name) <= LONGEST for run in long)
 
 
+def named(*methods, key="algorithm.name", **choices):
+    return folder_names([one for method in methods for one in expand({key: method, **choices})])
+
+
+def test_of_a_plugin_a_name_has_the_class():
+    for plugin in ("./methods/mine.py:Mine", "/home/me/mine.py:Mine", "package.module:Mine"):
+        assert named(plugin, seed=[0]) == ["run"]
+        assert named(plugin, "FGDA", seed=[0, 1]) == [
+            "Mine,seed=0",
+            "Mine,seed=1",
+            "FGDA,seed=0",
+            "FGDA,seed=1",
+        ]
+        assert named(plugin, "FGDA", key="algorithm") == ["algorithm=Mine", "algorithm=FGDA"]
+    assert named("FGDA", **{"run.data_dir": ["a:b", "c"]}) == ["data_dir=a_b", "data_dir=c"]
+
+
+def test_two_plugins_of_one_name_are_told_apart():
+    assert named("a.py:Mine", "b.py:Mine", "FGDA") == ["Mine-a", "Mine-b", "FGDA"]
+    assert named("pack.a:Mine", "FGDA", "own.py:FGDA") == ["Mine", "FGDA", "FGDA-own"]
+    alike = named("x/a.py:Mine", "y/a.py:Mine")
+    assert len({*alike}) == 2 and all(name.startswith("Mine-") and "a.py" not in name for name in alike)
+    assert alike[::-1] == named("y/a.py:Mine", "x/a.py:Mine")
+
+
+def test_a_plugin_in_a_sweep(job, tmp_path):
+    """The name is short; the configuration has the whole of it."""
+    for folder in ("a", "b"):
+        (tmp_path / f"{folder}.py").write_text(
+            "from mpifed.problems import Saddle\n\nclass Mine(Saddle):\n    pass\n"
+        )
+    runs = variants(
+        job,
+        [
+            f"sweep={{'problem.name'=['{tmp_path}/a.py:Mine', '{tmp_path}/b.py:Mine'], seed=[0, 1]}}",
+            "algorithm={name='FGDA', q=2}",
+        ],
+    )
+    assert [run.name for run in runs] == ["Mine-a,seed=0", "Mine-a,seed=1", "Mine-b,seed=0", "Mine-b,seed=1"]
+    assert runs[-1].config.table()["problem"]["name"] == f"{tmp_path}/b.py:Mine"
+
+
+def test_a_changed_plugin_is_not_done(job, tmp_path):
+    plugin = tmp_path / "a.py"
+    plugin.write_text("from mpifed.problems import Saddle\n\nclass Mine(Saddle):\n    pass\n")
+    changes = ["sweep={seed=[0, 1]}", "algorithm={name='FGDA', q=2}", f"problem.name={plugin}:Mine"]
+    assert sweep(variants(job, changes), SerialComm()).before == 0
+    assert sweep(variants(job, changes), SerialComm()).before == 2
+    plugin.write_text(plugin.read_text() + "# edited\n")
+    with pytest.raises(CollectiveError, match="the source of problem .*a.py:Mine has changed"):
+        sweep(variants(job, changes), SerialComm())
+    assert sweep(variants(job, [*changes, "run.overwrite=true"]), SerialComm()).done == 2
+
+
 @pytest.mark.parametrize(
     "overrides, says",
     [
@@ -114,7 +170,7 @@ def test_names_tell_settings_apart_and_fit_a_file_system(job):
             ["sweep.algorithm={name='FGDA', q=2, gama=1}"],
             "seed=0: algorithm has no setting 'gama': did you mean 'gamma'",
         ),
-        (["sweep.rounds=[1, 0]"], "rounds=0: job file.rounds"),
+        (["sweep.rounds=[1, 0]"], "rounds=0: rounds: Input should be"),
         (["sweep.seed=[1, 1]"], "lists the run .* more than once"),
     ],
 )

@@ -135,7 +135,7 @@ def test_no_watch():
 
 
 def test_the_limit_is_ten_times_the_longest_of_its_kind(clock):
-    """What has not been done before gets ten times the least; a short round says nothing about an evaluation."""
+    """What has not been done before gets ten times the least; a round says nothing about an evaluation."""
     with Watchdog(Ranks(), 60) as dog:
         assert dog._limit == SLACK * 60
         for seconds, r, then, limit in [

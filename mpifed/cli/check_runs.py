@@ -1,0 +1,199 @@
+"""Short runs for ``mpifed check``: problems to try a method on, methods to try a problem with, verdicts."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from pydantic import Field
+from rich.console import Console
+
+from mpifed.algorithms import MFCGD, LocalDualExtrapolation, LocalSGDA
+from mpifed.config.job import Config
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.errors import ConfigError, ContractError
+from mpifed.core.problem import Minimax, Minimisation, Problem
+from mpifed.core.records import Blocks
+from mpifed.core.settings import problem_settings
+from mpifed.core.streams import generator
+from mpifed.parallel.comm import CollectiveError, SerialComm, share
+from mpifed.problems import AffineGame, L1BoxBilinear, LinearMAML
+from mpifed.running.run import run
+
+__all__ = [
+    "PROBES",
+    "ROUNDS",
+    "ROWS",
+    "NotChecked",
+    "Report",
+    "configuration",
+    "final_point",
+    "same",
+    "tried_on",
+]
+
+ROUNDS = 4
+#: Rows of a sample.
+ROWS = 2
+#: The method that a user's problem is tried with, by family, and its name.
+PROBES = {
+    "minimax": ("LocalSGDA", LocalSGDA(q=2, eta_x=1e-3, eta_y=1e-3)),
+    "operator": ("LocalDualExtrapolation", LocalDualExtrapolation(K=2, eta=1e-3)),
+    "composition": ("MFCGD", MFCGD(q=2, gamma=1e-3)),
+}
+
+
+class _Rows:
+    """Client k has 3 + k rows of three features, one target and two couplings."""
+
+    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+        rows = torch.from_numpy(generator(0, "check rows", client).standard_normal((3 + client, 6)))
+        return rows[:, :3], rows[:, 3], rows[:, 4:]
+
+
+@problem_settings
+class Pair(_Rows, Minimax):
+    """Least squares in x, coupled with y: strongly convex in x, strongly concave in y."""
+
+    clients: int = Field(default=5, ge=1, description="number of clients")
+
+    def variables(self) -> Blocks:
+        return Blocks(x={"x": (3,)}, y={"y": (2,)})
+
+    def loss(self, x, y, batch):
+        features, targets, couplings = batch
+        score, regular = features @ x["x"], (x["x"] ** 2).sum() - (y["y"] ** 2).sum()
+        return ((score - targets) ** 2 / 2 + score * (couplings @ y["y"])).mean() + regular / 2
+
+
+@problem_settings
+class Squares(_Rows, Minimisation):
+    """Least squares in x, without a block y."""
+
+    clients: int = Field(default=5, ge=1, description="number of clients")
+
+    def variables(self) -> Blocks:
+        return Blocks(x={"x": (3,)})
+
+    def loss(self, x, batch):
+        return ((batch[0] @ x["x"] - batch[1]) ** 2).mean() / 2
+
+
+def tried_on(method: Algorithm) -> dict[str, Problem]:
+    """The problems that a method is tried on, by what to call them."""
+    if method.family == "minimax":
+        return {"a minimax problem": Pair(), "a problem without y": Squares()}
+    if method.family == "composition":
+        return {"a composition": LinearMAML(clients=5, d=3, samples=6)}
+    problems = {
+        "an affine game": AffineGame(clients=5, d=4, strong=0.1),
+        "a minimax problem as a game": Pair(),
+    }
+    if method.composite:
+        problems["a game with a convex part"] = L1BoxBilinear(clients=5, dx=3, dy=2)
+    return problems | {"a problem without y as a game": Squares()}
+
+
+def configuration(
+    method: Algorithm, problem: Problem, folder: str, participation: dict | None = None, **changes
+) -> Config:
+    """A short run on the CPU; ``changes`` are settings of [run]."""
+    settings = {
+        "dtype": "float64",
+        "device": "cpu",
+        "progress": False,
+        "overwrite": True,
+        "out": folder,
+        "eval_every": ROUNDS,
+        "reduction": "exact",
+        "checkpoint_every": 2,
+        **changes,
+    }
+    return Config(
+        algorithm=method,
+        problem=copy.deepcopy(problem),
+        rounds=ROUNDS,
+        oracle={"batch_size": ROWS},
+        participation=participation or {},
+        run=settings,
+    )
+
+
+def final_point(method: Algorithm, problem: Problem, comm: SerialComm, **changes) -> np.ndarray:
+    """The output of a short run in a folder of its own, all blocks end to end. Collective."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(configuration(method, problem, share(comm, folder), **changes), comm)
+        comm.barrier()
+    return torch.cat(list(result.point.values())).numpy()
+
+
+def same(one: np.ndarray, other: np.ndarray, what: str, tolerance: float = 0.0) -> None:
+    """Refuse points that differ by more than ``tolerance``, relative to their size where that is above 1.
+
+    Raises:
+        AssertionError: they do.
+    """
+    difference = float(np.abs(one - other).max(initial=0.0))
+    if not difference <= tolerance * max(1.0, float(np.abs(other).max(initial=0.0))):
+        raise AssertionError(f"{what} differ by up to {difference:.3g}")
+
+
+class NotChecked(Exception):
+    """Something that cannot be checked, and why."""
+
+
+class Report:
+    """Verdicts, one line each: holds, FAILS with a reason, not checked with a reason.
+
+    Args:
+        file: the user's file, whose line is named where its code raises an error; ``None`` for none.
+        shown: whether lines are printed.
+
+    Attributes:
+        sound: whether nothing has failed.
+    """
+
+    def __init__(self, file: str | None, shown: bool):
+        self.file, self.sound = file and os.path.abspath(file), True
+        self._console = Console(highlight=False, markup=False, soft_wrap=True, quiet=not shown)
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(text)
+
+    def check(self, sentence: str, test: Callable[[], None]) -> bool:
+        """Run a test, print its verdict, and return whether it holds."""
+        try:
+            test()
+        except NotChecked as reason:
+            self.skip(sentence, str(reason))
+            return True
+        except Exception as error:  # a user's code may raise anything; the report names it
+            self.sound = False
+            self._line("FAILS", sentence, self._reason(error))
+            return False
+        self._line("holds", sentence)
+        return True
+
+    def skip(self, sentence: str, why: str) -> None:
+        """Say that something is not checked."""
+        self._line("not checked", sentence, why)
+
+    def _line(self, verdict: str, sentence: str, reason: str = "") -> None:
+        faults = reason.splitlines()
+        text = f"{sentence}: {faults[0]}" if faults else sentence
+        self.say("\n".join([f"{verdict:<13}{text}", *(f"{'':<13}{fault}" for fault in faults[1:])]))
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, AssertionError | ContractError | ConfigError | CollectiveError):
+            return str(error)
+        frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
+        lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == self.file]
+        where = f" ({os.path.basename(self.file)}, line {lines[-1]})" if self.file and lines else ""
+        name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        return f"{name}{error}{where}"

@@ -1,0 +1,164 @@
+"""A user's source files as modules, and the digests by which their state is known.
+
+A file is run once for each state of it, as a module of its own that no other file of the same name can
+displace. It finds its neighbours in its folder: first of all while it is loaded, after everything else
+later on.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from mpifed.core.errors import ConfigError, user_frames
+
+__all__ = ["digest_of", "digest_on_disk", "guarded", "import_module", "is_loaded", "load_file"]
+
+#: Name of a module loaded from a file → digest of the source that was run.
+_loaded: dict[str, str] = {}
+#: Folders of such files: what lies there can be imported.
+_folders: set[Path] = set()
+
+
+def load_file(path: str) -> ModuleType:
+    """The module of a file; the file is run anew where it has changed since it was last loaded.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be run; shows where.
+    """
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise ConfigError(f"there is no file {path} (looked in {Path.cwd()})")
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", None) and Path(main.__file__).resolve() == file:
+        return main  # the script that is running: not once more
+    source = file.read_bytes()
+    name = f"mpifed_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    if _loaded.get(name) != _digest(source):
+        guarded(f"{path} cannot be loaded", lambda: _run(file, source, name))
+    return sys.modules[name]
+
+
+def _run(file: Path, source: bytes, name: str) -> None:
+    tree = ast.parse(source, str(file))
+    _expect_own_neighbours(tree, file)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, file))
+    before, sys.modules[name] = sys.modules.get(name), module  # dataclasses look their module up
+    try:
+        with _first_on_path(file.parent):
+            exec(compile(tree, str(file), "exec", dont_inherit=True), module.__dict__)
+    except BaseException:
+        sys.modules.pop(name)
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    _loaded[name] = _digest(source)
+
+
+@contextlib.contextmanager
+def _first_on_path(folder: Path) -> Iterator[None]:
+    """Let a folder's modules be found before all others; afterwards still, but after all others."""
+    _folders.add(folder)
+    importlib.invalidate_caches()
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
+def _expect_own_neighbours(tree: ast.Module, file: Path) -> None:
+    """Raises:
+    ConfigError: the source imports a neighbour, and another plugin's neighbour has taken that name.
+    """
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {one.name.partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add((node.module or "").partition(".")[0])
+    for name in sorted(names):
+        places = (file.parent / f"{name}.py", file.parent / name / "__init__.py")
+        own = next((place for place in places if place.is_file()), None)
+        taken = getattr(sys.modules.get(name), "__file__", None)
+        if own and taken and Path(taken) != own and _folders & set(Path(taken).parents[:2]):
+            raise ConfigError(
+                f"{file} imports {name!r}, which in this process is {taken} and not {own}: "
+                "rename one of the two"
+            )
+
+
+def import_module(module: str, name: str) -> ModuleType:
+    """The module that ``name`` is to be found in.
+
+    Raises:
+        ConfigError: there is none, or it cannot be run; shows where.
+    """
+
+    def load() -> ModuleType:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name and f"{module}.".startswith(f"{error.name}."):
+                raise ConfigError(f"cannot import {module!r} for {name!r}: {error}") from None
+            raise
+
+    return guarded(f"{module} cannot be loaded", load)
+
+
+def guarded(what: str, work: Callable):
+    """Do what runs a user's code: an error in there says which lines of it were in progress.
+
+    Raises:
+        ConfigError: ``what``, the error's words and the user's frames.
+    """
+    try:
+        return work()
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        words = error.msg if isinstance(error, SyntaxError) else error
+        told = f"{what}: {type(error).__name__}: {words}\n{user_frames(error)}"
+        raise ConfigError(told.rstrip()) from error
+
+
+def is_loaded(module: str) -> bool:
+    """Whether a module of this name was loaded from a file."""
+    return module in _loaded
+
+
+def digest_of(module: str) -> str:
+    """SHA-256 (hexadecimal) of a module's source as it was run; "" where it has no file."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return _loaded.get(module) or (_digest_of_file(Path(file)) if file else "")
+
+
+def digest_on_disk(place: str) -> str:
+    """SHA-256 (hexadecimal) of a file or of an importable module's file, as it is now; "" without one."""
+    if place.endswith(".py"):
+        return _digest_of_file(Path(place))
+    try:
+        spec = importlib.util.find_spec(place)
+    except (ImportError, ValueError):
+        return ""
+    return _digest_of_file(Path(spec.origin)) if spec and spec.origin else ""
+
+
+def _digest_of_file(file: Path) -> str:
+    try:
+        return _digest(file.read_bytes())
+    except OSError:
+        return ""
+
+
+def _digest(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()

@@ -1,0 +1,122 @@
+"""What all oracles share: whom they serve, the samples they deal out, the evaluations they count.
+
+Samples are dealt out by count, ``oracle.sample()``, through all phases of a round, so that no method numbers them by hand.
+A method that wants one sample again names it, ``oracle.sample(number=k)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from mpifed.core.errors import ContractError
+from mpifed.core.problem import Problem
+from mpifed.core.records import Blocks
+from mpifed.core.sampling import Sample, Sampler
+
+__all__ = ["Oracle"]
+
+
+class Oracle:
+    """What all oracles share.
+
+    Attributes:
+        sets: the problem's sets, ``oracle.sets.y(v)`` projects.
+        blocks: names and shapes of the parameters of each block.
+        client: the numbers of the clients that are stepped, ``[C]``.
+        calls: evaluations by each of them so far, ``[C]``.
+    """
+
+    def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
+        self.problem, self.sampler, self.batched = problem, sampler, batched
+        self.blocks: Blocks = problem.variables()
+        self.sets = problem.sets
+        self.calls = np.zeros(0, dtype=np.int64)
+
+    @staticmethod
+    def noise_width(problem: Problem) -> int:
+        """Numbers of noise that a sample carries: one for each number that an evaluation returns."""
+        return sum(problem.variables().sizes.values())
+
+    def at(self, rows: slice) -> None:
+        """Turn to the clients ``members[rows]`` of the sampler's current phase."""
+        self._rows, self._count, self._on = rows, rows.stop - rows.start, None
+        self._places = self.sampler.members[rows]
+        self.client = self.sampler.clients[self._places]
+        self.calls = np.zeros(self._count, dtype=np.int64)
+
+    def sample(
+        self, *, size: int | None = None, of: str = "", number: int | None = None, round: int | None = None
+    ) -> Sample:
+        """The next sample ξ of the clients' round, counted through its phases.
+
+        Args:
+            size: rows of the minibatch, by default the job's batch size.
+            of: "g" or "f": which of a composition's functions it is for.
+            number: a sample by its number 0, 1, ... instead of the next one; the same address gives the same ξ.
+            round: with ``number``, the sample of another round.
+
+        Raises:
+            ContractError: the round has both counted and named samples, or a size is below 1.
+        """
+        if size is not None and size < 1:
+            raise ContractError(f"oracle.sample(size={size}): expected at least 1 row")
+        if number is None and round is not None:
+            raise ContractError(f"oracle.sample(round={round}) needs a number")
+        self.sampler.ask("counted" if number is None else "named")
+        k = self._deal(self.sampler.numbers) if number is None else number
+        return self.sampler.sample(k, self._rows, round=round, size=size, of=of)
+
+    def _deal(self, numbers: np.ndarray):
+        """The next number of the clients that are not done: one for all where they agree, else one each."""
+        own = numbers[self._places]
+        numbers[self._places] = own + (1 if self._on is None else self._on)
+        return int(own[0]) if (own == own[0]).all() else own
+
+    @property
+    def everything(self) -> Sample:
+        """All data of each client, without noise or address: evaluated client by client, for a full local gradient."""
+        return Sample(None, None)
+
+    def steps(self, tau) -> Iterator[torch.Tensor]:
+        """Steps of clients that take different numbers of them: ``for on in oracle.steps(tau)``.
+
+        Args:
+            tau: each client's number of steps ``[C]``, or one for all.
+
+        Yields:
+            Which clients take the step, boolean ``[C, 1]``, for ``torch.where(on, new, old)``. Who is done neither draws
+            nor counts.
+        """
+        tau = np.broadcast_to(np.asarray(tau, dtype=np.int64), (self._count,))
+        try:
+            for k in range(int(tau.max(initial=0))):
+                self._on = tau > k
+                yield torch.from_numpy(self._on)[:, None].to(self.sampler.device)
+        finally:
+            self._on = None
+
+    def normal(self, size: int) -> torch.Tensor:
+        """The next standard normal vector of the clients' round, ``[C, size]``, for smoothing."""
+        return self.sampler.normal(self._deal(self.sampler.normals), self._rows, size)
+
+    def _evaluated(self) -> None:
+        self.calls += 1 if self._on is None else self._on
+
+    def _each(self, evaluate, *points):
+        """``evaluate(*points, batch)`` of one client after another on all data of each: results with the client axis."""
+        rows = [
+            evaluate(*(point[c] if point.dim() > 1 else point for point in points), batch)
+            for c, batch in enumerate(self.sampler.each(self._rows))
+        ]
+        return tree_map(lambda *parts: torch.stack(parts), rows[0], *rows[1:])
+
+    def _map(self, function, *arguments):
+        """``function`` of named parameters, vectors and batches for every client: results with the client axis."""
+        if self.batched:
+            return torch.func.vmap(function)(*arguments)
+        result = function(*tree_map(lambda tensor: tensor[0], arguments))
+        return tree_map(lambda tensor: tensor.unsqueeze(0), result)

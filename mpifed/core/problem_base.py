@@ -1,0 +1,135 @@
+"""What the problems of all families share: settings, variables, data, metrics. The families are in
+``core.problem``."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from mpifed.core.errors import ContractError
+from mpifed.core.records import Blocks
+from mpifed.core.sets import Sets
+from mpifed.core.streams import Stream
+
+__all__ = ["Problem", "DataFile", "Named", "Batch"]
+
+#: Named parameters of a block, as functions of one client see them.
+Named = dict[str, torch.Tensor]
+#: A minibatch: columns of a client's data ``[b, ...]``, or of all clients' ``[C, b, ...]``.
+Batch = tuple[torch.Tensor, ...]
+
+
+class DataFile(NamedTuple):
+    """A data file that has been read: where it lay, and a digest (hexadecimal SHA-256) of what it held."""
+
+    path: str
+    digest: str
+
+
+class Problem:
+    """What all families share: a dataclass of settings, ``clients`` among them, whose numbers are 0 ..
+    N-1."""
+
+    #: Which of the three problem families this is.
+    family: ClassVar[str]
+    #: The blocks that a problem of the family may have, in their order.
+    layouts: ClassVar[tuple[tuple[str, ...], ...]]
+    #: Where the problem is printed.
+    source: ClassVar[str] = ""
+    #: Keys of the bibliography that the problem is from.
+    cites: ClassVar[tuple[str, ...]] = ()
+    clients: int
+    #: Rows of held-out data that :meth:`predict` can score; 0 where the metrics need none.
+    test_rows: int = 0
+    #: The metrics of which more is better, such as an accuracy; of all others less is.
+    maximised: ClassVar[frozenset[str]] = frozenset()
+    #: Closed convex sets of the blocks; a block without one is the whole space.
+    sets: Sets = Sets()
+    #: The data files that :meth:`prepare` has read, by name; a run goes on only if all ranks have read the
+    #: same.
+    files: dict[str, DataFile] = {}
+
+    def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        """Read files, make the partition, fix constants. Called once on every rank, before anything else.
+
+        Args:
+            seed: the run's seed; everything random comes from ``mpifed.core.streams`` with it.
+            data_dir: where data files lie, ``None`` for the default places.
+        """
+
+    def variables(self) -> Blocks:
+        """The blocks of variables with the names and shapes of their parameters."""
+        raise ContractError(
+            f"{type(self).__name__} must define variables(), the names and shapes of its blocks"
+        )
+
+    def kinds(self) -> dict[str, int]:
+        """Sizes of further kinds of record fields, beside the blocks."""
+        return {}
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """The starting point, one flat vector ``[d]`` a block; blocks left out start at 0."""
+        return {}
+
+    def client_data(self, client: int) -> Batch:
+        """The data of one client: tensors whose first axis runs over its samples, ``[n, ...]``.
+
+        Minibatches are drawn from it uniformly with replacement; a full batch is all of it.
+        """
+        return ()
+
+    def client_size(self, client: int) -> int:
+        """Number of samples of a client, for weights by sample count. Asked for all clients on every rank."""
+        return len(self.client_data(client)[0])
+
+    def client_labels(self, client: int) -> np.ndarray | None:
+        """Class labels ``[n]``, int64 from 0, of one client's samples; ``None`` where samples have no
+        classes."""
+        return None
+
+    def class_names(self) -> list[str]:
+        """What the classes of :meth:`client_labels` are called, in order; by default their numbers."""
+        return []
+
+    def class_counts(self) -> tuple[np.ndarray, list[str]] | None:
+        """Samples by client and class ``[N, classes]`` and the classes' names, ``None`` without classes."""
+        labels = [self.client_labels(client) for client in range(self.clients)]
+        if any(own is None for own in labels):
+            return None
+        classes = max(int(own.max(initial=0)) for own in labels) + 1
+        names = self.class_names() or [str(label) for label in range(classes)]
+        return np.stack([np.bincount(own, minlength=len(names)) for own in labels]), names
+
+    def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
+        """Samples of a problem that makes its own; ``None`` for minibatches of rows of :meth:`client_data`.
+
+        Args:
+            stream: the address, to be drawn from: ``stream.normal(size, 3)`` is ``[C, count, size, 3]``.
+                ``stream.clients`` holds the clients' numbers ``[C]``, ``stream.count`` the number of samples
+                of each. ``stream.of`` says which sample of a composition is wanted, "g" (ζ) or "f" (ξ); else
+                it is "".
+            size: rows of a sample, the batch size of the job.
+
+        Returns:
+            A tuple of arrays ``[C, count, size, ...]``; the function of a client gets ``[size, ...]`` of
+            each.
+        """
+        return None
+
+    def predict(self, *point_and_rows) -> torch.Tensor:
+        """``predict(*point, rows)``: scores ``[n]`` or ``[n, k]`` of the held-out rows ``rows`` (a slice) at
+        a point.
+
+        The point is one dictionary of named parameters a block; each rank is asked for a part of the rows.
+        """
+        raise ContractError(f"{type(self).__name__} sets test_rows, so it must define predict()")
+
+    def metrics(self, *point_and_predictions) -> dict[str, float]:
+        """``metrics(*point, predictions)``: figures of a point, off the clock: exact distances, held-out
+        scores.
+
+        ``predictions`` is what :meth:`predict` returned for all rows, ``None`` where ``test_rows`` is 0.
+        """
+        return {}

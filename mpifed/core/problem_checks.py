@@ -1,0 +1,186 @@
+"""Whether a problem keeps to its contract: faults of what a user wrote, one sentence each, before any work.
+
+What its functions return is looked at in ``core.problem_values``; whether they are right is a matter for
+``mpifed check``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.errors import ContractError
+from mpifed.core.problem import Problem, defines
+from mpifed.core.problem_values import address, faults_of_values, samples_of, two_clients
+from mpifed.core.proximal import PROXIMALS, Zero
+from mpifed.core.records import Blocks
+from mpifed.core.settings import near_miss
+from mpifed.core.streams import generator
+
+__all__ = ["check_problem"]
+
+#: Samples that a problem is asked to draw at once; unlike the number of clients, so that swapped axes show.
+COUNT = 3
+#: Family → the functions that a problem must have, alternatives side by side.
+FUNCTIONS = {
+    "minimax": [("loss", "gradients")],
+    "operator": [("operator",)],
+    "composition": [("inner",), ("outer", "outer_gradient")],
+}
+
+
+def check_problem(
+    problem: Problem,
+    algorithm: Algorithm | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+    device="cpu",
+    batch_size: int = 1,
+    weights: str = "uniform",
+) -> None:
+    """Check a prepared problem.
+
+    Args:
+        algorithm: the method to run on it, which must handle its convex part φ.
+        dtype, device: what the run computes in.
+        batch_size: rows of a sample, 0 for all rows of a client.
+        weights: how clients are weighted, "uniform" or "samples".
+
+    Raises:
+        ContractError: one line a fault.
+    """
+    stages: tuple[Callable[[], Iterator[str]], ...] = (
+        lambda: _declarations(problem, algorithm),
+        lambda: _initial(problem),
+        lambda: _data(problem, batch_size, weights),
+        lambda: faults_of_values(problem, dtype, device, batch_size),
+    )
+    for stage in stages:
+        if faults := list(stage()):
+            raise ContractError("\n".join(f"{type(problem).__name__}: {fault}" for fault in faults))
+
+
+def _declarations(problem: Problem, algorithm: Algorithm | None) -> Iterator[str]:
+    """Functions, blocks, sets and φ."""
+    for options in FUNCTIONS[problem.family]:
+        if not any(defines(problem, name) for name in options):
+            yield f"it must define {' or '.join(f'{name}()' for name in options)}"
+    if problem.test_rows and not defines(problem, "predict"):
+        yield f"it sets test_rows = {problem.test_rows}, so it must define predict()"
+    yield from _phi(problem, algorithm)
+    if not defines(problem, "variables"):
+        yield "it must define variables(), the names and shapes of its blocks"
+        return
+    blocks = problem.variables()
+    if not isinstance(blocks, Blocks):
+        yield f"variables() must return Blocks(...), got {type(blocks).__name__}"
+        return
+    if tuple(blocks) not in problem.layouts:
+        options = " or ".join(f"({', '.join(layout)})" for layout in problem.layouts)
+        yield f"variables() has the blocks ({', '.join(blocks)}), expected {options}"
+    for block, size in blocks.sizes.items():
+        if not size:
+            yield f"block {block!r} of variables() has no numbers: leave it out"
+    for block in problem.sets:
+        if block not in blocks:
+            yield f"sets has a set for {block!r}, which is no block: {near_miss(block, blocks)}"
+
+
+def _phi(problem: Problem, algorithm: Algorithm | None) -> Iterator[str]:
+    phi = getattr(problem, "phi", None)
+    if isinstance(phi, Zero):
+        return
+    if problem.family == "operator":
+        if algorithm is not None and not algorithm.composite:
+            method = type(algorithm).__name__
+            yield f"{method} would ignore its convex part φ = {phi}: it needs a method with composite = True"
+    elif isinstance(phi, tuple(PROXIMALS.values())):
+        yield f"a {problem.family} problem has no convex part, got phi = {phi}: use sets, or an Operator"
+
+
+def _initial(problem: Problem) -> Iterator[str]:
+    start, sizes = problem.initial(generator(0, "initial")), problem.variables().sizes
+    if not isinstance(start, dict):
+        yield f"initial() must return a dictionary with a flat tensor a block, got {type(start).__name__}"
+        return
+    for block, value in start.items():
+        if block not in sizes:
+            yield f"initial() has {block!r}, which is no block: {near_miss(block, sizes)}"
+            continue
+        tensor = _tensor(value)
+        if tensor is None:
+            yield f"initial() gives block {block!r} a {type(value).__name__}, expected a tensor"
+        elif tensor.numel() != sizes[block]:
+            shape = list(tensor.shape)
+            yield f"initial() gives block {block!r} the shape {shape}, expected {sizes[block]} numbers"
+        elif not torch.isfinite(tensor).all():
+            yield f"initial() gives block {block!r} values that are not finite"
+
+
+def _tensor(value) -> torch.Tensor | None:
+    """A value as a tensor, ``None`` where it is nothing like one."""
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _data(problem: Problem, batch_size: int, weights: str) -> Iterator[str]:
+    """Data, draws, and weights that need data."""
+    clients = two_clients(problem)
+    held = [problem.client_data(client) for client in clients]
+    drawn = {of: problem.draw(address(clients, COUNT, of), batch_size) for of in samples_of(problem)}
+    draws = any(arrays is not None for arrays in drawn.values())
+    if draws and len(held[0]):
+        yield "it defines both client_data() and draw(): samples come from one of them"
+        return
+    counts = type(problem).client_size is not Problem.client_size
+    if draws and weights == "samples" and not counts:
+        yield 'weights = "samples" needs data to count, and it draws its samples: take weights = "uniform"'
+    for of, arrays in drawn.items():
+        yield from _drawn(arrays, f"draw() of {of!r}" if of else "draw()", len(clients), batch_size)
+    if not draws:
+        yield from _held(held, clients)
+
+
+def _drawn(arrays, what: str, clients: int, size: int) -> Iterator[str]:
+    if arrays is None:
+        return
+    if not isinstance(arrays, tuple | list):
+        yield f"{what} must return a tuple of arrays, (array,) for one, got {type(arrays).__name__}"
+        return
+    lead = (clients, COUNT, size) if size else (clients, COUNT)
+    for number, array in enumerate(arrays):
+        shape = np.shape(array)
+        if shape[: len(lead)] != lead:
+            yield (
+                f"{what} returned array {number} of shape {list(shape)}, expected [C, count, size, ...] with "
+                f"C = {clients}, count = {COUNT}, size = {size}"
+            )
+
+
+def _held(held: list, clients: list[int]) -> Iterator[str]:
+    rows = []
+    for client, columns in zip(clients, held):
+        what = f"client_data({client})"
+        if not isinstance(columns, tuple | list):
+            yield f"{what} must return a tuple of tensors, (rows,) for one, got {type(columns).__name__}"
+            return
+        shapes = [np.shape(column) for column in columns]
+        if any(not shape for shape in shapes):
+            yield f"{what} has a column without an axis over rows"
+            return
+        lengths = [shape[0] for shape in shapes]
+        if len(set(lengths)) > 1:
+            yield f"{what} has columns of different lengths: {', '.join(map(str, lengths))} rows"
+        elif 0 in lengths:
+            yield f"{what} has no rows"
+        rows.append([list(shape[1:]) for shape in shapes])
+    if rows[0] != rows[1]:
+        yield (
+            f"client_data({clients[1]}) has columns with rows of shape {rows[1]}, "
+            f"client_data({clients[0]}) of {rows[0]}"
+        )

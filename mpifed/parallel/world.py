@@ -1,0 +1,84 @@
+"""All processes that were started together, and ending them together.
+
+A launcher and an MPI library that do not fit start N processes that each believe to be alone, with exit code
+0; :func:`world` compares the size with what the launcher has announced and refuses to go on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from mpifed.parallel.comm import MpiComm, SerialComm
+
+__all__ = ["world", "abort_all", "LaunchError", "EXIT_LAUNCH"]
+
+#: Exit code when the processes cannot find each other.
+EXIT_LAUNCH = 71
+_LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
+_LAUNCHER_MARKS = (
+    "OMPI_COMM_WORLD_",
+    "PMI_",
+    "PMIX_",
+    "MV2_COMM_",
+    "MPI_LOCALRANKID",
+    "PALS_",
+    "FLUX_",
+    "ALPS_",
+)
+
+
+class LaunchError(RuntimeError):
+    """The launcher started more processes than MPI can see."""
+
+
+def _announced() -> int:
+    """The number of ranks that the launcher says it has started, 1 when it says nothing."""
+    names = [*_LAUNCHER_SIZES, *(["SLURM_STEP_NUM_TASKS"] if "SLURM_PROCID" in os.environ else [])]
+    for name in names:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 1
+
+
+def world() -> SerialComm:
+    """The communicator of all processes that were started together.
+
+    MPI when a launcher (mpirun, mpiexec, srun) has started this process, one process otherwise. Under MPI, an
+    exception that nobody catches ends all ranks: MPI itself would leave the others waiting for ever.
+
+    Raises:
+        LaunchError: the launcher started more processes than MPI can see.
+    """
+    announced = _announced()
+    launched = any(name.startswith(_LAUNCHER_MARKS) for name in os.environ) or announced > 1
+    if not launched:
+        return SerialComm()
+    comm = MpiComm()
+    if comm.size != announced and announced > 1:
+        library = " ".join(comm.mpi.split(",")[0].split())
+        way = "pmix" if library.startswith("Open MPI") else "pmi2"
+        raise LaunchError(
+            f"the launcher started {announced} processes, but this MPI ({library}) sees {comm.size}: "
+            "launcher and library do not fit, and each process would run the whole job alone. Use the mpirun "
+            f"of this MPI, or under Slurm `srun --mpi={way}`; a script of `mpifed launch` finds out by itself"
+        )
+    if comm.size > 1:
+        sys.excepthook = lambda *error: _abort_on(comm, *error)
+    return comm
+
+
+def abort_all(code: int) -> None:
+    """End all ranks at once with exit code ``code``, from one of them; returns where there is no other."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.size > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        mpi.COMM_WORLD.Abort(code)
+
+
+def _abort_on(comm: SerialComm, kind, error, trace) -> None:
+    print(f"rank {comm.rank} of {comm.size} failed:", file=sys.stderr)
+    traceback.print_exception(kind, error, trace)
+    comm.abort(1)

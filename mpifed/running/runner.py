@@ -1,0 +1,158 @@
+"""The loop around a simulation: rounds, and after each of them what is due."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from tqdm import tqdm
+
+from mpifed.config.job import Config
+from mpifed.parallel.comm import SerialComm, together
+from mpifed.parallel.devices import deterministic, threads
+from mpifed.running.keeping import Keeper, say
+from mpifed.running.result import Result
+from mpifed.running.resume import complete
+from mpifed.running.signals import StopSignals
+from mpifed.running.stopping import StopRule
+from mpifed.running.watchdog import Watchdog
+from mpifed.simulation.simulation import NonFiniteError, Simulation
+from mpifed.storage.folder import Folder
+from mpifed.storage.format import End
+from mpifed.storage.recorder import Recorder
+from mpifed.storage.snapshot import Snapshot
+
+__all__ = ["Runner"]
+
+
+class Runner:
+    """One run, from its start or from a checkpoint to its end in this process.
+
+    Attributes:
+        signal: at the end, the number of the signal that came to any of the ranks, 0 for none.
+    """
+
+    def __init__(self, config: Config, comm: SerialComm, folder: Folder):
+        self.config, self.comm, self.folder, self.signal = config, comm, folder, 0
+        self.signals = StopSignals(comm, self._where)
+        self.watchdog = Watchdog(comm, config.run.watchdog)
+        self.rule = StopRule(config, comm, self._elapsed)
+        self.keeper: Keeper | None = None
+
+    def _where(self) -> str:
+        done, safe = (self.simulation.round, self.keeper.safe) if self.keeper else (0, 0)
+        return (
+            f"received in round {done}: the run stops after round {done + 1} at the latest, with a "
+            f"checkpoint, if the ranks live to see it; the newest is of round {safe}"
+        )
+
+    def _elapsed(self) -> float:
+        return self.recorder.before("seconds") + self.simulation.costs.seconds
+
+    def carry_out(self, saved: Snapshot | None) -> Result:
+        """Run from ``saved``, or from the start. Collective.
+
+        Raises:
+            CollectiveError: on all ranks together, NonFiniteError among them.
+        """
+        with self.watchdog, self.signals, deterministic(self.config.run.reduction == "exact"):
+            self._set_up(saved)
+            try:
+                with self.simulation.transport:
+                    result = self._begin() if saved is None else self._continue(saved)
+            except NonFiniteError as fault:
+                self.keeper.note(End("diverged", str(fault)))
+                raise
+            self.signal = self.signals.common()
+        return result
+
+    def _set_up(self, saved: Snapshot | None) -> None:
+        run = self.config.run
+        torch.set_num_threads(threads(run.threads, run.reduction == "exact", self.comm.local_size))
+        with together(self.comm, ValueError, OSError):
+            self.simulation = Simulation(
+                self.config, self.comm, saved.header["client_costs"] if saved else ()
+            )
+            self.recorder = Recorder(self.simulation, self.comm)
+        self.keeper = Keeper(run, self.folder, self.simulation, self.recorder, self.comm)
+
+    def _begin(self) -> Result:
+        """From the starting point; the job has been checked to the last, and what lies there is replaced."""
+        self.simulation.start()
+        self.recorder.note_round()
+        with self._progress() as bar:
+            end = self._evaluate(bar)
+            self.keeper.clear()
+            return self._go(bar, end)
+
+    def _continue(self, saved: Snapshot) -> Result:
+        self.keeper.restore(saved)
+        end = complete(saved, self.config)
+        if end is None:
+            with self._progress() as bar:
+                return self._go(bar, self.rule.after(self.simulation.round))
+        say(self.comm, f"{self.folder.path} is complete: {end.sentence}")
+        metrics = self.simulation.evaluate(self.simulation.output)
+        self.keeper.mend(end, metrics)
+        return self._result(end, metrics)
+
+    def _progress(self) -> tqdm:
+        return tqdm(
+            total=self.config.rounds,
+            initial=self.simulation.round,
+            unit="round",
+            disable=not (self.comm.rank == 0 and self.config.run.progress),
+            desc=type(self.config.algorithm).__name__,
+            dynamic_ncols=True,
+            mininterval=0.1 if sys.stderr.isatty() else 2,
+        )
+
+    def _go(self, bar: tqdm, end: End | None) -> Result:
+        """Rounds until there is an end, and what is written then."""
+        while end is None:
+            end = self._round(bar)
+        bar.close()
+        round, metrics = self.simulation.round, {}
+        if end.kind != "signal":  # after one, no time is spent on anything but the checkpoint
+            self.watchdog.beat(round, "evaluation")
+            metrics = self.simulation.evaluate(self.simulation.output)
+        self._save(end, metrics)
+        if end.kind == "signal":
+            say(self.comm, f"stopped after round {round}: the same command continues from there")
+        return self._result(end, metrics)
+
+    def _round(self, bar: tqdm) -> End | None:
+        """One round and what is due after it."""
+        simulation, rule, run = self.simulation, self.rule, self.config.run
+        rule.count(simulation.step(rule.vote(bool(self.signals.requested))))
+        self.recorder.note_round()
+        self.watchdog.beat(simulation.round)
+        bar.update()
+        end = rule.after(simulation.round)
+        if end or simulation.round % run.eval_every == 0:
+            end = self._evaluate(bar) or end
+        end = end or rule.signal(simulation.round)
+        if end is None and run.checkpoint_every and simulation.round % run.checkpoint_every == 0:
+            self._save()
+        return end
+
+    def _evaluate(self, bar: tqdm) -> End | None:
+        """Metrics of the current point; the end of the run if they have reached their target. Collective."""
+        simulation = self.simulation
+        self.watchdog.beat(simulation.round, "evaluation")
+        averaged = self.config.output_rule == "average"
+        metrics = simulation.evaluate(simulation.output if averaged else simulation.shared)
+        if self.comm.rank == 0:
+            self.recorder.note_metrics(metrics)
+            bar.set_postfix({name: f"{value:.4g}" for name, value in metrics.items()}, refresh=False)
+        end = self.rule.target(metrics)
+        self.watchdog.beat(simulation.round)
+        return end
+
+    def _save(self, end: End | None = None, metrics: dict[str, float] | None = None) -> None:
+        self.watchdog.beat(self.simulation.round, "checkpoint")
+        self.keeper.save(end, metrics, self.rule.asked)
+        self.watchdog.beat(self.simulation.round)
+
+    def _result(self, end: End, metrics: dict[str, float]) -> Result:
+        return Result.of(self.simulation, self.recorder, end, metrics, self.folder.path)

@@ -1,0 +1,82 @@
+"""The memory of a run on one rank: a method's records laid out for a problem."""
+
+from __future__ import annotations
+
+import torch
+
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.errors import ContractError
+from mpifed.core.problem import Problem
+from mpifed.core.records import Adaptive, Between, Layout, Observed, Record, State
+
+__all__ = ["Allocation"]
+
+#: Bytes of client records that a rank allocates at most.
+CLIENT_MEMORY = 16 * 2**30
+
+
+class Allocation:
+    """The states of a method on a problem.
+
+    Args:
+        problem: prepared, of the method's family.
+        clients: how many clients this rank hosts.
+
+    Attributes:
+        shared, clients, output: the records; ``clients`` has one row for each client of this rank, ``output`` the blocks.
+        between: the layout of the clients' fields that live within a round.
+        moments: what rank 0 makes the adaptive matrices from.
+        own: the blocks that every client has its own of.
+
+    Raises:
+        ContractError: the records do not fit the problem.
+        ValueError: the clients' records would not fit into memory.
+    """
+
+    def __init__(self, method: Algorithm, problem: Problem, clients: int, dtype, device: torch.device):
+        self._method, self._problem, self._dtype, self._device = method, problem, dtype, device
+        self.blocks, self.kinds = problem.variables(), problem.kinds()
+        self._check_blocks()
+        shared = self.state(method.shared)
+        self.shared = Observed(shared.layout, shared.buffer)
+        between = Record(**method.client.of(Between))
+        lasting = {name: kind for name, kind in method.client.fields.items() if name not in between.fields}
+        self._guard_memory(self.layout(Record(**lasting)).size, clients)
+        self.clients, self.between = self.state(Record(**lasting), clients), self.layout(between)
+        self.output = self.state(Record(**{block: block for block in self.blocks}))
+        adaptive = method.shared.of(Adaptive)
+        self.moments = self.state(
+            Record(**{name: method.matrix.fields(one.block) for name, one in adaptive.items()})
+        )
+        self.own = Record(**{block: block for block in self.blocks if block not in self.shared})
+
+    def layout(self, record: Record) -> Layout:
+        """The layout of a record; a minimax method's y is empty where the problem has none."""
+        empty = {"y": 0} if self._problem.family == "minimax" and "y" not in self.blocks else {}
+        return record.layout(self.blocks, empty | self.kinds, getattr(self._method, "matrix", None))
+
+    def state(self, record: Record, *lead: int) -> State:
+        """A state of zeros."""
+        return self.layout(record).state(lead, self._dtype, self._device)
+
+    def _check_blocks(self) -> None:
+        fields = {**self._method.shared.fields, **self._method.client.fields}
+        missing = [block for block in self.blocks if block not in fields]
+        if missing:
+            raise ContractError(
+                f"{type(self._method).__name__} has no field {missing[0]!r} in `shared` or `client`, but "
+                f"{type(self._problem).__name__} has the blocks {', '.join(self.blocks)}"
+            )
+
+    def _guard_memory(self, width: int, clients: int) -> None:
+        """Refuse client records that cannot fit, before they are allocated: a dense Jacobian grows as p · d."""
+        size = width * self.shared.buffer.element_size() * clients
+        if size > CLIENT_MEMORY:
+            kinds = ", ".join(
+                f"{name} {number:,}" for name, number in (self.blocks.sizes | self.kinds).items()
+            )
+            raise ValueError(
+                f"the client records of {type(self._method).__name__} need {size / 2**30:.1f} GiB on one rank "
+                f"({clients} clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: fewer "
+                "clients a rank, or a smaller model"
+            )

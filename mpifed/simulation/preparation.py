@@ -1,0 +1,65 @@
+"""What comes before a run's memory: the problem prepared and checked, and its clients placed on the ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from mpifed.config.job import Config
+from mpifed.core.problem import Problem, as_family
+from mpifed.core.problem_checks import check_problem
+from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.placement import Placement
+from mpifed.simulation.client_costs import client_costs
+from mpifed.simulation.provenance import agree_on_data
+
+__all__ = ["default_dtype", "place", "prepare"]
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """While a user's code runs, torch's default dtype is the run's."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def prepare(config: Config, comm: SerialComm, dtype: torch.dtype, device: torch.device) -> Problem:
+    """The problem as the method sees it, prepared and checked on every rank. Collective, also where it fails.
+
+    Raises:
+        CollectiveError: on all ranks: the problem breaks its contract, its data cannot be read or differ between ranks.
+    """
+    problem, error = config.problem, None
+    try:
+        with default_dtype(dtype):
+            problem.prepare(config.seed, config.run.data_dir)
+            batch_size, weights = config.oracle.batch_size, config.participation.weights
+            check_problem(
+                problem, config.algorithm, dtype=dtype, device=device, batch_size=batch_size, weights=weights
+            )
+    except (ValueError, OSError) as fault:
+        error = str(fault)
+    agree_on_data(comm, problem.files, error)
+    return as_family(problem, config.algorithm.family)
+
+
+def place(
+    config: Config, problem: Problem, comm: SerialComm, costs: np.ndarray, dtype, device
+) -> tuple[Placement, np.ndarray]:
+    """Which rank hosts which clients, and the clients' costs that say so. Collective.
+
+    Args:
+        costs: each client's nanoseconds ``[N]`` as known from before; otherwise they are measured where they count.
+    """
+    if config.run.placement != "balanced":
+        return Placement(problem.clients, comm.size), costs
+    if len(costs) != problem.clients:
+        costs = client_costs(problem, comm, config.seed, config.oracle, dtype, device)
+    return Placement.balanced(costs, comm.size), costs

@@ -1,0 +1,107 @@
+"""The state of a run as a checkpoint holds it: what it consists of is said here, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mpifed.core.records import State
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.simulation.provenance import digests, expect_same
+from mpifed.simulation.simulation import Simulation
+from mpifed.storage import checkpoint
+from mpifed.storage.format import End, entries
+from mpifed.storage.recorder import Recorder
+
+__all__ = ["Snapshot"]
+
+
+@dataclass
+class Snapshot:
+    """A state between two rounds, but for the clients' rows, which go from the ranks to the file and back
+    piece by piece.
+
+    Attributes:
+        header: JSON-able, known on all ranks.
+        arrays: the records that are held as a whole, and the history, on rank 0.
+        path: the checkpoint that it was read from, on rank 0.
+    """
+
+    header: dict
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    path: Path | None = None
+
+    @classmethod
+    def take(cls, simulation: Simulation, recorder: Recorder, end: End | None) -> Snapshot:
+        """The present state; the history must have been gathered. Collective."""
+        names, arrays = recorder.history() if recorder.comm.rank == 0 else ({}, {})
+        header = {
+            "round": simulation.round,
+            "config": simulation.config.table(),
+            "client_costs": simulation.client_costs.tolist(),
+            "sizes": _sizes(simulation),
+            "data": digests(simulation.problem.files),
+            "unsent": simulation.unsent(),
+        }
+        records = {name: state.buffer.cpu().numpy() for name, state in _records(simulation).items()}
+        return cls(names | header | entries(end), arrays | records)
+
+    @property
+    def round(self) -> int:
+        return self.header["round"]
+
+    @property
+    def end(self) -> End | None:
+        """Why the run had ended by then, ``None`` if it had not."""
+        return End.read(self.header)
+
+    def write(self, folder: Path, keep: int, simulation: Simulation, comm: SerialComm) -> None:
+        """Write it and the rows of ``simulation``'s clients to a checkpoint in ``folder``. Collective.
+
+        Raises:
+            OSError, RuntimeError: on rank 0: the file cannot be written.
+        """
+        rows = simulation.clients.buffer.cpu().numpy()
+        checkpoint.write(folder, keep, self.header, self.arrays, rows, comm, simulation.placement)
+
+    def restore(self, simulation: Simulation, recorder: Recorder, comm: SerialComm) -> None:
+        """Bring a simulation and its recorder into this state. Collective.
+
+        Raises:
+            CollectiveError: the data are others, or the settings make a state of other sizes.
+        """
+        expect_same(self.header["data"], simulation.problem.files)
+        there, here = self.header["sizes"], _sizes(simulation)
+        if there != here:
+            raise CollectiveError(
+                f"the checkpoint does not fit these settings: its state is {there}, theirs {here}"
+            )
+        dtype = np.dtype(simulation.config.run.dtype)
+        for name, state in _records(simulation).items():
+            array = self.arrays[name] if comm.rank == 0 else np.empty(state.buffer.numel(), dtype)
+            comm.bcast_(array)
+            state.buffer.copy_(torch.from_numpy(array))
+        rows = np.empty(tuple(simulation.clients.buffer.shape), dtype)
+        checkpoint.read_clients(self.path, rows, comm, simulation.placement)
+        simulation.clients.buffer.copy_(torch.from_numpy(rows))
+        simulation.take_up(self.round, self.header["unsent"])
+        recorder.restore(self.header, self.arrays)
+
+
+def _records(simulation: Simulation) -> dict[str, State]:
+    """The records that a checkpoint holds as a whole."""
+    return {
+        "shared": simulation.shared,
+        "coordinator": simulation.coordinator.moments,
+        "output": simulation.output,
+    }
+
+
+def _sizes(simulation: Simulation) -> dict:
+    """What a checkpoint must agree on with the run that takes it up."""
+    clients = [simulation.placement.clients, simulation.clients.buffer.shape[1]]
+    whole = {name: state.buffer.numel() for name, state in _records(simulation).items()}
+    return {"dtype": simulation.config.run.dtype, **whole, "clients": clients}

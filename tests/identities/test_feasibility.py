@@ -1,0 +1,167 @@
+"""Every method on a game with sets that bind: which points stay in them, at the server and at the clients.
+
+``PROMISES`` is all that the methods say of sets. What a method promises must hold to rounding; what it does
+not must fail. Without the sets every point must leave them, so that no row holds by accident.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from bounded import Watched
+from games import DX, configuration
+
+from mpifed.algorithms import ALGORITHMS
+from mpifed.core.sets import Ball, Box, Simplex
+from mpifed.parallel.comm import SerialComm
+from mpifed.simulation.simulation import Simulation
+
+#: How far outside a projected point may lie: a few roundings of coordinates below 1.
+ROUNDING = 1e-12
+#: How far outside a point lies that nobody projects.
+VISIBLE = 1e-3
+#: Of another kind for each block, so that a set of the other block cannot stand in.
+SETS = {
+    "ball and box": (Ball(0.4), Box(-0.3, 0.2)),
+    "box and simplex": (Box(-0.3, 0.2), Simplex()),
+    "simplex and ball": (Simplex(), Ball(0.4)),
+}
+
+
+class Promise(NamedTuple):
+    """A method with settings; the blocks kept in their sets at the server, and where clients evaluate."""
+
+    method: str
+    settings: dict
+    server: str
+    clients: str
+
+
+#: Readings of a synchronisation, and of where the set of y acts with the blocks that this keeps feasible.
+SYNC = ("stem", "local", "mean_after", "box")
+PROJECT_Y = {"mixed": "xy", "step": "xy", "none": "x"}
+FGDA = dict(q=3, gamma=0.05, lam=0.04, eta=0.9, alpha=0.3, beta=0.4)
+#: Steps that reach the border in one round and server rates that go on from there.
+GLOBAL = dict(K=3, eta_xl=0.05, eta_yl=0.04, eta_xg=1.4, eta_yg=1.5)
+HEAVY = dict(p=3, eta_x=0.2, eta_y=0.15, gamma_x=1.0, gamma_y=0.9, beta_x=0.7, beta_y=0.4)
+CENTRAL = dict(eta_x=0.05, eta_y=0.04, p=2.0, beta=0.3)
+PROXIMAL = dict(K=3, eta=0.05, H=2, L=3.0)
+DUAL = dict(K=3, eta=0.05)
+
+#: SLIPPAX evaluates at projected points plus noise.
+PROMISES = [
+    *(
+        Promise(name, FGDA | {"sync_estimator": sync, "project_y": where}, promised, promised)
+        for name in ("FGDA", "AdaFGDA")
+        for sync in SYNC
+        for where, promised in PROJECT_Y.items()
+    ),
+    *(
+        Promise(name, HEAVY | extra | {"first_round": first}, "xy", "xy")
+        for name, extra in (("FedNSGDAM", {}), ("FedMuonDA", {}), ("FedSGDAClip", {"tau": 2.0}))
+        for first in ("beta_one", "zero", "gradient")
+    ),
+    Promise("LSGD", DUAL, "xy", "xy"),
+    *(Promise("LESGD", DUAL | {"sync_extrapolation": sync}, "xy", "xy") for sync in (True, False)),
+    Promise("LIPPAX", PROXIMAL, "xy", "xy"),
+    Promise("SLIPPAX", PROXIMAL | {"delta": 0.0}, "xy", "xy"),
+    Promise("SLIPPAX", PROXIMAL | {"delta": 0.1}, "xy", ""),
+    *(
+        Promise(
+            "LocalDualExtrapolation", DUAL | {"sync_extrapolation": sync, "t0_mirror": mirror}, "xy", "xy"
+        )
+        for sync in (True, False)
+        for mirror in ("prox", "identity")
+    ),
+    Promise("FSGDA", GLOBAL, "xy", "xy"),
+    Promise("FESSGDA", GLOBAL | {"p": 2.0, "beta": 0.3}, "xy", "xy"),
+    *(
+        Promise("SmoothedGDA", CENTRAL | {"alternating": alternating}, "xy", "xy")
+        for alternating in (False, True)
+    ),
+    Promise("LocalSGDA", dict(q=3, eta_x=0.05, eta_y=0.04), "xy", "xy"),
+]
+#: Compositions are no games.
+WITHOUT_SETS = {"MFCGD", "AdaMFCGD"}
+
+
+def outside(own, points) -> float:
+    """How far the farthest of the points ``[..., d]`` lies from a set, or from a bound of it."""
+    if isinstance(own, Ball):
+        return float(points.norm(dim=-1).max()) - own.radius
+    if isinstance(own, Box):
+        return float(torch.maximum(own.low - points, points - own.high).max())
+    return float(torch.maximum((points.sum(-1) - own.total).abs(), -points.amin(-1)).max())
+
+
+class Seen(NamedTuple):
+    """Points of a run by block, ``[n, d]``: the server's after every round, the outputs, the evaluated."""
+
+    server: dict
+    average: dict
+    clients: dict
+
+
+def play(promise, sets, out, bound=True, rounds=4, **settings) -> Seen:
+    """The points of a run with the sets, or of one from the same start that knows none."""
+    method = ALGORITHMS[promise.method](**promise.settings)
+    game = Watched(set_x=sets[0], set_y=sets[1], bound=bound)
+    config = configuration(method, game, out, rounds=rounds, **settings)
+    config = config.model_copy(update={"output": "average", "record": ()})
+    simulation = Simulation(config, SerialComm())
+    simulation.start()
+    server, average = [], []
+    for _ in range(rounds):
+        simulation.step()
+        server.append(simulation.point().clone())
+        average.append(simulation.output.buffer.clone())
+    return Seen(_blocks(server), _blocks(average), _evaluated(game))
+
+
+def _blocks(points) -> dict:
+    points = torch.stack(points)
+    return {"x": points[:, :DX], "y": points[:, DX:]}
+
+
+def _evaluated(game) -> dict:
+    xs, ys = zip(*game.seen)
+    return {
+        block: torch.cat([point.reshape(-1, point.shape[-1]) for point in points])
+        for block, points in (("x", xs), ("y", ys))
+    }
+
+
+def name_of(promise) -> str:
+    extra = [str(value) for value in promise.settings.values() if isinstance(value, str | bool)]
+    return "-".join([promise.method, *extra, promise.clients])
+
+
+@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("sets", SETS.values(), ids=SETS)
+@pytest.mark.parametrize("promise", PROMISES, ids=name_of)
+def test_points_stay_in_the_sets(tmp_path, promise, sets, executor):
+    seen, free = (play(promise, sets, tmp_path, bound, executor=executor) for bound in (True, False))
+    for block, own in zip("xy", sets):
+        for kind in Seen._fields:
+            kept = promise.clients if kind == "clients" else promise.server
+            gap, unbound = (outside(own, getattr(run, kind)[block]) for run in (seen, free))
+            where = f"{block} ({kind}) lies {gap} outside, {unbound} without sets"
+            assert gap < ROUNDING if block in kept else gap > VISIBLE, where
+            assert unbound > VISIBLE, where
+
+
+SAMPLED = [one for one in PROMISES if ALGORITHMS[one.method](**one.settings).partial_participation]
+
+
+@pytest.mark.parametrize("promise", SAMPLED, ids=name_of)
+def test_a_cohort_stays_in_the_sets(tmp_path, promise):
+    seen = play(promise, SETS["simplex and ball"], tmp_path, cohort=2, weights="samples")
+    for block, own in zip("xy", SETS["simplex and ball"]):
+        assert block not in promise.server or outside(own, seen.server[block]) < ROUNDING
+        assert block not in promise.clients or outside(own, seen.clients[block]) < ROUNDING
+
+
+def test_every_method_has_its_row():
+    assert {promise.method for promise in PROMISES} | WITHOUT_SETS == {*ALGORITHMS}

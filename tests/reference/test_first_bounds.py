@@ -1,0 +1,64 @@
+"""MFCGD with bounds on its estimators from the start: ``project_init`` scales u_1 and v_1, and so w_1.
+
+Tolerance 1e-10 in float64: the same few hundred operations of size 1 in another order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fields import Chain, reference_chain
+from games import configuration, trace
+
+from mpifed.algorithms import MFCGD, AdaMFCGD
+from mpifed.core.adaptive import AdaGradNorm
+from mpifed.core.noise import Gaussian
+from mpifed.core.streams import generator
+from mpifed.parallel.comm import SerialComm
+
+from . import matrices, mfcgd
+
+SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 3, 3
+WEIGHTS = dict(alpha=0.3, beta=0.6, varrho=0.45)
+
+
+@pytest.mark.parametrize("bounds", [{"C_g": 0.8}, {"C_f": 0.5}, {"C_g": 0.8, "C_f": 0.5}], ids=str)
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("q", [1, 3])
+def test_the_first_estimators_are_bounded_too(tmp_path, monkeypatch, q, adaptive, bounds):
+    plain = mfcgd._initial_estimators
+
+    def bounded(*arguments):
+        h, u, v = plain(*arguments)
+        limits = {"C_g": float("inf"), "C_f": float("inf")} | bounds
+        return (
+            h,
+            [mfcgd._into_ball(value, limits["C_g"]) for value in u],
+            [mfcgd._into_ball(value, limits["C_f"]) for value in v],
+        )
+
+    def expected():
+        path = mfcgd.mfcgd(
+            *reference_chain(problem, SEED, q, BATCH, NOISE),
+            CLIENTS,
+            problem.initial(generator(SEED, "initial"))["x"],
+            q=q,
+            rounds=ROUNDS,
+            gamma=0.06,
+            eta=lambda t: 0.9,
+            matrix=(lambda: matrices.AdaGradNorm(0.3)) if adaptive else None,
+            **{name: (lambda t, value=value: value) for name, value in WEIGHTS.items()},
+            **bounds,
+        )
+        return torch.stack(path).numpy()
+
+    common = dict(q=q, gamma=0.06, eta=0.9, project_init=True, **WEIGHTS, **bounds)
+    method = AdaMFCGD(**common, matrix=AdaGradNorm(rho=0.3)) if adaptive else MFCGD(**common)
+    problem = Chain(clients=CLIENTS)
+    config = configuration(method, problem, tmp_path, seed=SEED, rounds=ROUNDS, noise=NOISE.scale)
+    path, _ = trace(config, SerialComm())
+    free = expected()
+    monkeypatch.setattr(mfcgd, "_initial_estimators", bounded)
+    np.testing.assert_allclose(path, expected(), rtol=1e-10, atol=1e-10)
+    assert np.abs(path - free).max() > 1e-4  # γ times what the bounds cut off

@@ -1,0 +1,25 @@
+"""Problems made ready, and their oracles, without a simulation around them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from mpifed.core.oracle import ORACLES
+from mpifed.core.sampling import Sampler
+
+
+def prepared(problem, seed=0):
+    """The problem, with its data."""
+    problem.prepare(seed)
+    return problem
+
+
+def oracle_of(problem, batch_size=0, batched=False, clients=None):
+    """An oracle in float64 over ``clients`` (default: all) at round 1."""
+    clients = list(range(problem.clients)) if clients is None else clients
+    sampler = Sampler(problem, clients, 0, batch_size, None, 0, torch.float64, "cpu")
+    sampler.begin(np.arange(len(clients)), 1)
+    oracle = ORACLES[problem.family](problem, sampler, batched)
+    oracle.at(slice(0, len(clients)))
+    return oracle

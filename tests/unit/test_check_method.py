@@ -1,0 +1,185 @@
+"""``mpifed check`` on a user's method: right ones and nonsense of every family, by the words it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpifed.cli.check import check_class
+from mpifed.parallel.comm import SerialComm
+
+HEADER = """
+import torch
+from dataclasses import dataclass
+from typing import ClassVar
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.records import Record
+"""
+AVERAGING = """
+@dataclass(frozen=True)
+class Method(Algorithm):
+    K: int = 2
+    eta: float = 0.01
+
+    steps: ClassVar = "K"
+    shared: ClassVar = Record(x="x")
+    message: ClassVar = Record(x="x")
+
+    def client_round(self, now, shared, client, message, oracle):
+        x = shared.x
+        for _ in range(self.K):
+            x = x - self.eta * oracle.grad(x, oracle.sample())
+        message.x = x
+"""
+EXTRA = """
+@dataclass(frozen=True)
+class Method(Algorithm):
+    K: int = 2
+    eta: float = 0.01
+
+    steps: ClassVar = "K"
+    shared: ClassVar = Record(x="x", y="y")
+    client: ClassVar = Record(gx="x")
+    message: ClassVar = Record(dx="x", dy="y")
+
+    def client_round(self, now, shared, client, message, oracle):
+        x, y = shared.x, shared.y
+        for _ in range(self.K):
+            gx, gy = oracle.grad(x, y, oracle.sample())
+            x, y = x - self.eta * (gx + client.gx) / 2, y + self.eta * gy
+        client.gx = gx
+        message.dx, message.dy = x - shared.x, y - shared.y
+
+    def server_round(self, now, shared, mean):
+        shared.x, shared.y = shared.x + mean.dx, shared.y + mean.dy
+"""
+OPERATOR = """
+@dataclass(frozen=True)
+class Method(Algorithm):
+    eta: float = 0.01
+
+    family = "operator"
+    partial_participation = False
+    shared: ClassVar = Record(z="z")
+    message: ClassVar = Record(z="z")
+
+    def client_round(self, now, shared, client, message, oracle):
+        z = shared.z
+        z = z - self.eta * oracle.operator(z, oracle.sample())
+        message.z = oracle.sets.z(z)
+"""
+COMPOSITION = """
+@dataclass(frozen=True)
+class Method(Algorithm):
+    eta: float = 0.01
+
+    family = "composition"
+    shared: ClassVar = Record(x="x")
+    message: ClassVar = Record(x="x")
+
+    def client_round(self, now, shared, client, message, oracle):
+        u, J = oracle.g_and_jacobian(shared.x, oracle.sample(of="g"))
+        slope = oracle.grad_f(u, oracle.sample(of="f"))
+        message.x = shared.x - self.eta * (J.mT @ slope.unsqueeze(-1)).squeeze(-1)
+"""
+
+
+@pytest.fixture
+def verdicts(tmp_path, capsys):
+    """``verdicts(source, old, new, ...)``: whether a source with replacements is sound, and the lines."""
+
+    def check(source, *replaced):
+        for old, new in zip(replaced[::2], replaced[1::2]):
+            assert old in source
+            source = source.replace(old, new)
+        path = tmp_path / "plugin.py"
+        path.write_text(HEADER + source)
+        sound = check_class(f"{path}:Method", [], SerialComm())
+        printed = capsys.readouterr()
+        assert not printed.err
+        return sound, printed.out.splitlines()
+
+    return check
+
+
+def failures(verdict) -> list[str]:
+    """The FAILS lines of an unsound method."""
+    sound, lines = verdict
+    assert not sound
+    return [line for line in lines if line.startswith("FAILS")]
+
+
+@pytest.mark.parametrize("source", [AVERAGING, EXTRA, OPERATOR, COMPOSITION])
+def test_sound_methods(verdicts, source):
+    sound, lines = verdicts(source)
+    assert sound, "\n".join(lines)
+    assert "float64 and float32 on the CPU" in lines[0] and "temporary folders" in lines[0]
+    assert all(line.startswith(("holds        ", "not checked  ")) for line in lines[1:])
+    for words in (
+        "clients stepped together agree",
+        "second run gives the same bits",
+        "resumed run ends in the same",
+    ):
+        assert any(words in line and line.startswith("holds") for line in lines)
+
+
+def test_cohorts_are_summed_by_hand_where_the_method_takes_them(verdicts):
+    _, lines = verdicts(EXTRA)
+    for words in ("equal weights", "weights by samples"):
+        assert f"holds        averages over 3 of 5 clients equal sums by hand, {words}" in lines
+    _, lines = verdicts(OPERATOR)
+    assert any(line.startswith("not checked  averages over 3 of 5 clients") for line in lines)
+    assert not any("equal weights" in line for line in lines)
+
+
+def test_a_method_of_x_alone_is_not_checked_on_problems_with_y(verdicts):
+    _, lines = verdicts(AVERAGING)
+    assert "holds        4 rounds on a problem without y stay finite, float32" in lines
+    assert any(
+        line.startswith("not checked  rounds on a minimax problem: Method has no field 'y'") for line in lines
+    )
+
+
+NONSENSE = [
+    (EXTRA, "x, y = shared.x, shared.y\n", "x, y = shared.x, shared.y\n        x -= 1\n", "changed shared.x"),
+    (
+        EXTRA,
+        "client.gx = gx",
+        "client.gx = gx.mean(0, keepdim=True) * torch.ones_like(gx)",
+        "stepped together agree",
+    ),
+    (AVERAGING, "message.x = x", "message.x = x + torch.rand(())", "a second run gives the same bits"),
+    (AVERAGING, "message.x = x", "pass", "never fills message.x"),
+    (AVERAGING, "message.x = x", "message.x = x / 0", "non-finite value in round 1"),
+    (
+        AVERAGING,
+        "message.x = x",
+        "message.x = x + self.missing",
+        "has no attribute 'missing' (plugin.py, line ",
+    ),
+    (
+        AVERAGING,
+        "- self.eta *",
+        "- torch.tensor(0.01, dtype=torch.float32) *",
+        "float64 stays float64: plugin.py, line ",
+    ),
+    (
+        AVERAGING,
+        'Record(x="x")\n    message',
+        'Record(z="z")\n    message',
+        "FAILS        it runs on a minimax problem",
+    ),
+    (COMPOSITION, "(J.mT @", "((J + J.sum(0)).mT @", "stepped together agree"),
+]
+
+
+@pytest.mark.parametrize("source, old, new, words", NONSENSE)
+def test_nonsense_methods(verdicts, source, old, new, words):
+    lines = failures(verdicts(source, old, new))
+    assert any(words in line for line in lines), "\n".join(lines)
+
+
+def test_state_outside_the_records_is_lost_by_a_restart(verdicts):
+    memory = "MEMORY = {}\n\n@dataclass"
+    keep = "MEMORY[now.round] = shared.x.clone()\n        message.x = x + MEMORY.pop(now.round - 1, 0)"
+    lines = failures(verdicts(AVERAGING, "@dataclass", memory, "message.x = x", keep))
+    assert any("a resumed run ends in the same bits: the outputs differ" in line for line in lines)

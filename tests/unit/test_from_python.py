@@ -1,0 +1,233 @@
+"""mpifed as a library: jobs in every form, results read back, and what importing and signals do to the
+process.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from small_job import LIMIT, job
+
+import mpifed
+from mpifed.parallel.comm import SerialComm
+from mpifed.storage.format import End
+
+COMM = SerialComm()
+
+
+def table(folder) -> dict:
+    return {
+        "rounds": 4,
+        "record": ["x"],
+        "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.01, "eta_y": 0.01},
+        "problem": {"name": "Saddle", "clients": 3, "d": 2},
+        "oracle": {"batch_size": 0},
+        "run": {
+            "progress": False,
+            "dtype": "float64",
+            "eval_every": 2,
+            "checkpoint_every": 2,
+            "out": str(folder),
+        },
+    }
+
+
+def same(one: mpifed.Result, other: mpifed.Result) -> None:
+    assert one.config == other.config and one.end == other.end and one.path.samefile(other.path)
+    assert one.metrics == other.metrics and one.history == other.history
+    for ours, theirs in ((one.costs, other.costs), (one.iterates, other.iterates), (one.point, other.point)):
+        assert list(ours) == list(theirs)
+        for name in ours:
+            np.testing.assert_array_equal(ours[name], theirs[name])
+            assert ours[name].dtype == theirs[name].dtype, name
+    assert list(one.parameters) == list(other.parameters)
+    for block in one.parameters:
+        assert {name: value.tolist() for name, value in one.parameters[block].items()} == {
+            name: value.tolist() for name, value in other.parameters[block].items()
+        }
+
+
+def test_a_table_a_file_and_a_configuration_are_one_job(tmp_path):
+    settings = table(tmp_path / "table")
+    first = mpifed.run(settings, COMM)
+    assert settings == table(tmp_path / "table"), "the caller's table is left alone"
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'rounds = 9\nrecord = ["x"]\n'
+        'problem = { name = "Saddle", clients = 3, d = 2 }\noracle.batch_size = 0\n'
+        'algorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }\n'
+        'run = { progress = false, dtype = "float64" }\n'
+    )
+    changes = ["rounds=4", f"run.out={tmp_path / 'file'}"]
+    for form in (path, str(path)):
+        second = mpifed.run(form, COMM, "never", [*changes, "run.overwrite=true"])
+    third = mpifed.run(mpifed.Config.from_table(table(tmp_path / "config")), COMM)
+    fourth = mpifed.run(third.config, COMM, overrides=[f"run.out={tmp_path / 'again'}"])
+    for result in (second, third, fourth):
+        assert torch.equal(result.point["x"], first.point["x"]) and torch.equal(
+            result.point["y"], first.point["y"]
+        )
+    changed = mpifed.run(
+        mpifed.Config.from_table(third.config), COMM, overrides=["seed=1", f"run.out={tmp_path / 'b'}"]
+    )
+    assert not torch.equal(changed.point["x"], first.point["x"])
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        (
+            lambda folder: mpifed.run(table(folder) | {"rnds": 3}, COMM),
+            "has no setting 'rnds'.* did you mean 'rounds'",
+        ),
+        (lambda folder: mpifed.run(table(folder), COMM, overrides=["algorithm.K=3"]), "no setting 'K'"),
+        (lambda folder: mpifed.run(table(folder), COMM, overrides="rounds=3"), r"expected a list of changes"),
+        (lambda folder: mpifed.run(folder / "none.toml", COMM), "cannot read the job file"),
+        (lambda folder: mpifed.run(5, COMM), "expected a Config, a table or the path of a job file, got 5"),
+    ],
+)
+def test_wrong_settings_are_sentences(tmp_path, wrong, says):
+    with pytest.raises(mpifed.ConfigError, match=says):
+        wrong(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_loaded_is_what_was_returned(tmp_path):
+    result = mpifed.run(table(tmp_path / "run"), COMM)
+    assert result.end == End("rounds", "all 4 rounds done") and not result.unfinished
+    assert result.iterates["x"].shape == (4, 2) and result.costs["oracle_calls"].dtype == np.int64
+    same(mpifed.load(tmp_path / "run"), result)
+    same(mpifed.load(tmp_path / "run" / "run.h5"), result)
+    same(mpifed.run(table(tmp_path / "run"), COMM), result)
+    longer = mpifed.resume(tmp_path / "run", ["rounds=6"], COMM)
+    same(mpifed.load(tmp_path / "run"), longer)
+    assert longer.config["rounds"] == 6 and list(longer.costs["round"]) == list(range(7))
+
+
+def test_parameters_come_by_name_and_shape(tmp_path):
+    """A network's first matrix of weights: 4 features to 3 units, flat in the point."""
+    settings = table(tmp_path / "run") | {
+        "record": [],
+        "oracle": {"batch_size": 4},
+        "problem": {
+            "name": "DeepAUC",
+            "dataset": "digits",
+            "clients": 2,
+            "model": {"name": "mlp", "hidden": [3]},
+        },
+    }
+    result, loaded = mpifed.run(settings, COMM), None
+    loaded = mpifed.load(tmp_path / "run")
+    same(loaded, result)
+    for block, parameters in loaded.parameters.items():
+        flat = torch.cat([value.reshape(-1) for value in parameters.values()])
+        assert torch.equal(flat, loaded.point[block])
+    shapes = [tuple(value.shape) for value in loaded.parameters["x"].values()]
+    assert (3, 64) in shapes or (64, 3) in shapes
+
+
+def test_files_of_other_versions_and_other_places(tmp_path):
+    mpifed.run(table(tmp_path / "run"), COMM)
+    with h5py.File(tmp_path / "run" / "run.h5", "a") as file:
+        del file.attrs["end"]
+        for block in file["final"].values():
+            del block.attrs["parameters"]
+    old = mpifed.load(tmp_path / "run")
+    assert old.end == End("", "all 4 rounds done") and old.parameters == {} and old.point["x"].shape == (2,)
+    with pytest.raises(ValueError, match="expected a run file, found no such file"):
+        mpifed.load(tmp_path)
+    with h5py.File(tmp_path / "run" / "run.h5", "a") as file:
+        del file["final"]
+    with pytest.raises(ValueError, match="expected a group 'final', found costs"):
+        mpifed.load(tmp_path / "run")
+
+
+def test_the_version_is_that_of_the_package(tmp_path, monkeypatch):
+    mpifed.run(table(tmp_path / "run"), COMM)
+    with h5py.File(tmp_path / "run" / "run.h5") as file:
+        assert json.loads(file.attrs["versions"])["mpifed"] == mpifed.__version__
+
+
+STATE = """
+import gc, json, signal, sys, warnings
+import numpy, torch, h5py, pydantic, tqdm.std, scipy.stats, sklearn.datasets
+def state():
+    return dict(
+        frozen=gc.get_freeze_count(), collecting=gc.isenabled(), thresholds=gc.get_threshold(),
+        handlers=[str(signal.getsignal(number)) for number in signal.valid_signals() if number < 32],
+        filters=[str(one) for one in warnings.filters], threads=torch.get_num_threads(),
+        dtype=str(torch.get_default_dtype()), hook=str(sys.excepthook), seed=torch.initial_seed(),
+    )
+before = state()
+import mpifed, mpifed.algorithms, mpifed.problems
+after = state()
+print(json.dumps([[key, before[key], after[key]] for key in before if before[key] != after[key]]))
+assert "mpi4py.MPI" not in sys.modules
+"""
+
+
+def test_importing_changes_nothing_in_the_process():
+    """Other libraries are imported before: what they change is theirs."""
+    done = subprocess.run([sys.executable, "-c", STATE], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+SCRIPT = """
+import sys
+import mpifed
+from mpifed.parallel.comm import SerialComm
+mode, job, out = sys.argv[1:]
+for seed in range(3):
+    print("run", seed, flush=True)
+    try:
+        result = mpifed.run(job, overrides=[f"seed={seed}", f"run.out={out}/{seed}", "rounds=1000000"])
+    except mpifed.Stopped as stop:
+        if mode == "plain":
+            raise
+        print("caught", stop.result.end.kind, stop.code, flush=True)
+        sys.exit(7)
+print("the loop went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "number, mode, code",
+    [
+        (signal.SIGTERM, "plain", 85),
+        (signal.SIGUSR1, "caught", 7),
+        (signal.SIGINT, "plain", -signal.SIGINT),
+    ],
+)
+def test_a_signal_stops_the_script_as_well(tmp_path, number, mode, code):
+    """A real one, in the middle of the first of three runs."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, str(script), mode, str(job(tmp_path)), str(tmp_path / "runs")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    checkpoints = tmp_path / "runs" / "0"
+    end = time.monotonic() + LIMIT
+    while not list(checkpoints.glob("checkpoint-*.h5")) and process.poll() is None:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    os.kill(process.pid, number)
+    output, errors = process.communicate(timeout=LIMIT)
+    assert process.returncode == code, (process.returncode, output, errors)
+    assert "run 1" not in output and "went on" not in output
+    assert "caught signal 85" in output or mode == "plain"
+    assert f"{number.name} received in round" in errors and "the same command continues from there" in errors
+    result = mpifed.load(checkpoints)
+    assert result.unfinished and result.end is None and result.costs["round"][-1] > 0
+    newest = max(int(path.stem.split("-")[1]) for path in checkpoints.glob("checkpoint-*.h5"))
+    assert newest == result.costs["round"][-1], "the last checkpoint is of the round of the end"

@@ -1,0 +1,89 @@
+"""An error in a user's own code while rounds run: one screen with the user's lines, exit code 2, and no rank
+left waiting.
+"""
+
+import sys
+
+import pytest
+from launch import launch
+
+from mpifed.cli.main import main
+
+#: Of three clients with one step a round: rank 0 of two has clients 0 and 1, rank 1 has client 2.
+PLUGIN = """
+import os
+
+from mpifed.problems import Saddle
+
+RANK = next((os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ), "0")
+
+
+class Broken(Saddle):
+    calls = 0
+
+    def gradients(self, x, y, batch):
+        Broken.calls += 1
+        if Broken.calls > 5 and RANK in {ranks!r}:
+            return wrong(x, y)
+        return super().gradients(x, y, batch)
+
+
+def wrong(x, y):
+    return x + y[..., :-1], y  # the sizes do not fit
+"""
+JOB = """
+rounds = 8
+algorithm = {{ name = "LocalSGDA", q = 1, eta_x = 0.01, eta_y = 0.01 }}
+problem = {{ name = "{folder}/broken.py:Broken", clients = 3, d = 4 }}
+oracle = {{ batch_size = 0 }}
+run = {{ progress = false, checkpoint_every = 1, executor = "loop", out = "{folder}/run" }}
+"""
+
+
+@pytest.fixture
+def broken(tmp_path):
+    """``broken(ranks)``: a job whose problem raises an error on these ranks."""
+
+    def make(ranks: str):
+        (tmp_path / "broken.py").write_text(PLUGIN.format(ranks=ranks))
+        path = tmp_path / "job.toml"
+        path.write_text(JOB.format(folder=tmp_path))
+        return path
+
+    return make
+
+
+def told(output: str) -> bool:
+    """Whether the user's own lines, the client and the phase are there."""
+    return all(
+        words in output
+        for words in (
+            "broken.py",
+            "return wrong(x, y)",
+            "return x + y[..., :-1], y  # the sizes do not fit",
+            "The size of tensor a (4) must match the size of tensor b (3)",
+            "phase 'round'",
+        )
+    )
+
+
+@pytest.mark.parametrize("words", [[], ["--traceback"]], ids=["short", "whole"])
+def test_one_screen_with_the_users_lines(broken, words, monkeypatch, capsys):
+    job = broken("0")
+    monkeypatch.setattr(sys, "argv", ["mpifed", *words, "run", str(job), "--no-report"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    errors = capsys.readouterr().err
+    assert end.value.code == 2 and told(errors), errors
+    assert "in round 2, client 2, phase" in errors, errors
+    assert ("Traceback" in errors) == ("simulation.py" in errors) == bool(words), errors
+    assert words or len(errors.splitlines()) < 15, errors
+    assert (job.parent / "run" / "checkpoint-00000001.h5").exists(), "what was done before stays"
+
+
+@pytest.mark.parametrize("ranks, mpi", [("1", "openmpi"), ("01", "openmpi"), ("0", "mpich"), ("1", "mpich")])
+def test_an_error_on_one_rank_ends_all(broken, ranks, mpi):
+    """The others wait for it in an Allreduce; of ranks that fail together the first one tells of it."""
+    code, output = launch(2, ["-m", "mpifed", "run", broken(ranks), "--no-report"], limit=120, mpi=mpi)
+    assert code == 2 and told(output), output
+    assert output.count("the sizes do not fit") == 1 and "Traceback" not in output, output

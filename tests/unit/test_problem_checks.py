@@ -1,0 +1,362 @@
+"""Faults of a user's problem, each on the sentence that a user reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from mpifed.algorithms import LSGD, LocalDualExtrapolation
+from mpifed.core.errors import ContractError
+from mpifed.core.problem import Composition, Minimax, Minimisation, Operator, as_family
+from mpifed.core.problem_checks import check_problem
+from mpifed.core.proximal import L1
+from mpifed.core.records import Blocks
+from mpifed.core.sets import Ball, Sets
+
+
+class Data:
+    """Five rows of four numbers."""
+
+    def client_data(self, client):
+        return (torch.arange(20.0, dtype=torch.float64).reshape(5, 4) / 20 + client,)
+
+
+@dataclass
+class Both(Data, Minimax):
+    """Sound: a loss of x and y."""
+
+    clients: int = 3
+
+    def variables(self):
+        return Blocks(x={"w": (2, 2)}, y={"v": (3,)})
+
+    def initial(self, rng):
+        return {"y": torch.ones(3)}
+
+    def loss(self, x, y, batch):
+        return (batch[0] @ x["w"].flatten()).mean() * y["v"].sum() - (y["v"] ** 2).sum()
+
+
+@dataclass
+class Hand(Data, Minimax):
+    """Sound: gradients by hand."""
+
+    clients: int = 3
+
+    def variables(self):
+        return Blocks(x={"w": (4,)}, y={"v": (4,)})
+
+    def gradients(self, x, y, batch):
+        mean = batch[0].mean(1)
+        return mean + x * y, mean - y
+
+
+@dataclass
+class Plain(Data, Minimisation):
+    """Sound: a loss of x alone."""
+
+    clients: int = 1
+
+    def variables(self):
+        return Blocks(x={"w": (4,)})
+
+    def loss(self, x, batch):
+        return ((batch[0] @ x["w"]) ** 2).mean()
+
+
+@dataclass
+class Field(Data, Operator):
+    """Sound: an operator."""
+
+    clients: int = 2
+
+    def variables(self):
+        return Blocks(z={"z": (4,)})
+
+    def operator(self, z, batch):
+        return z + batch[0].mean(1)
+
+
+@dataclass
+class Chain(Data, Composition):
+    """Sound: a composition, by automatic differentiation."""
+
+    clients: int = 2
+    inner_size = 2
+
+    def variables(self):
+        return Blocks(x={"w": (4,)})
+
+    def inner(self, x, batch):
+        return torch.stack([batch[0].mean(0) @ x["w"], x["w"].sum()])
+
+    def outer(self, u, batch):
+        return (u**2).sum() * batch[0].mean()
+
+
+@dataclass
+class Drawn(Minimax):
+    """Sound: a problem that makes its own samples."""
+
+    clients: int = 3
+
+    def variables(self):
+        return Blocks(x={"w": (1,)}, y={"v": (1,)})
+
+    def draw(self, stream, size):
+        return (stream.normal(size),)
+
+    def loss(self, x, y, batch):
+        return (x["w"] * y["v"] * batch[0]).sum()
+
+
+def faults(cls, settings=None, **changes) -> list[str]:
+    """The sentences about a class with some of its members changed."""
+    with pytest.raises(ContractError) as error:
+        check_problem(type(cls.__name__, (cls,), changes)(), **(settings or {}))
+    return str(error.value).splitlines()
+
+
+@pytest.mark.parametrize("cls", [Both, Hand, Plain, Field, Chain, Drawn])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sound_problems_pass(cls, dtype):
+    check_problem(cls(), dtype=dtype, batch_size=3)
+    if cls is not Drawn:
+        check_problem(cls(), dtype=dtype, batch_size=0)
+
+
+def test_sound_derivatives_by_hand_pass():
+    def jacobian(self, x, batch):
+        rows = batch[0].mean(1)
+        J = torch.stack([rows, torch.ones_like(rows)], dim=1)
+        return (J @ x.unsqueeze(-1)).squeeze(-1), J
+
+    def outer_gradient(self, u, batch):
+        return 2 * u * batch[0].mean((1, 2)).unsqueeze(-1)
+
+    cls = type("Chain", (Chain,), {"jacobian": jacobian, "outer_gradient": outer_gradient})
+    check_problem(cls())
+
+
+MISSING = [
+    (Both, dict(loss=Minimax.loss), "must define loss() or gradients()"),
+    (Plain, dict(loss=Minimisation.loss), "must define loss() or gradients()"),
+    (Field, dict(operator=Operator.operator), "must define operator()"),
+    (Chain, dict(inner=Composition.inner), "must define inner()"),
+    (Chain, dict(outer=Composition.outer), "must define outer() or outer_gradient()"),
+    (Both, dict(test_rows=3), "sets test_rows = 3, so it must define predict()"),
+    (Both, dict(variables=Minimax.variables), "must define variables()"),
+]
+
+
+@pytest.mark.parametrize("cls, changes, words", MISSING)
+def test_missing_functions(cls, changes, words):
+    (sentence,) = faults(cls, **changes)
+    assert sentence.startswith(f"{cls.__name__}: ") and words in sentence
+
+
+DECLARED = [
+    (Both, {"x": (4,)}, "variables() must return Blocks(...), got dict"),
+    (Both, Blocks(w={"w": (4,)}), "has the blocks (w), expected (x, y) or (x)"),
+    (Both, Blocks(y={"v": (3,)}, x={"w": (4,)}), "has the blocks (y, x), expected (x, y) or (x)"),
+    (Plain, Blocks(x={"w": (4,)}, y={"v": (1,)}), "has the blocks (x, y), expected (x)"),
+    (Field, Blocks(x={"z": (4,)}), "has the blocks (x), expected (z)"),
+    (Both, Blocks(x={"w": (2, 2)}, y={}), "block 'y' of variables() has no numbers"),
+]
+
+
+@pytest.mark.parametrize("cls, blocks, words", DECLARED)
+def test_blocks(cls, blocks, words):
+    assert words in faults(cls, variables=lambda self: blocks)[0]
+
+
+def test_a_set_of_no_block():
+    (sentence,) = faults(Both, sets=Sets(z=Ball()))
+    assert "sets has a set for 'z', which is no block" in sentence and "(options: x, y)" in sentence
+
+
+STARTS = [
+    ({"y": torch.ones(4)}, "initial() gives block 'y' the shape [4], expected 3 numbers"),
+    ({"y": torch.ones(1)}, "initial() gives block 'y' the shape [1], expected 3 numbers"),
+    ({"v": torch.ones(3)}, "initial() has 'v', which is no block"),
+    ({"y": "zero"}, "initial() gives block 'y' a str, expected a tensor"),
+    ({"y": {"v": torch.ones(3)}}, "initial() gives block 'y' a dict, expected a tensor"),
+    ({"y": torch.tensor([1.0, 2.0, torch.nan])}, "initial() gives block 'y' values that are not finite"),
+    ([torch.ones(3)], "initial() must return a dictionary with a flat tensor a block, got list"),
+]
+
+
+@pytest.mark.parametrize("start, words", STARTS)
+def test_initial(start, words):
+    (sentence,) = faults(Both, initial=lambda self, rng: start)
+    assert words in sentence
+
+
+DRAWS = [
+    (
+        lambda self, stream, size: stream.normal(size),
+        "a tuple of arrays, (array,) for one, got ndarray",
+    ),
+    (lambda self, stream, size: (stream.normal(),), "of shape [2, 3], expected [C, count, size, ...]"),
+    (
+        lambda self, stream, size: (stream.normal(size).swapaxes(0, 1),),
+        "of shape [3, 2, 4], expected [C, count",
+    ),
+    (
+        lambda self, stream, size: (stream.normal(size), stream.normal(5)),
+        "returned array 1 of shape [2, 3, 5]",
+    ),
+]
+
+
+@pytest.mark.parametrize("draw, words", DRAWS)
+def test_draws(draw, words):
+    (sentence,) = faults(Drawn, settings={"batch_size": 4}, draw=draw)
+    assert words in sentence
+    if "expected [C" in words:
+        assert "C = 2, count = 3, size = 4" in sentence
+
+
+def test_a_composition_is_told_which_sample_is_wanted():
+    def draw(self, stream, size):
+        return (stream.normal(size, 4),) if stream.of == "g" else stream.normal(size, 4)
+
+    (sentence,) = faults(Chain, draw=draw, client_data=Composition.client_data)
+    assert "draw() of 'f' must return a tuple" in sentence
+
+
+HELD = [
+    (torch.ones(5, 4), "client_data(0) must return a tuple of tensors, (rows,) for one, got Tensor"),
+    ((torch.ones(5, 4), torch.ones(4)), "client_data(0) has columns of different lengths: 5, 4 rows"),
+    ((torch.ones(0, 4),), "client_data(0) has no rows"),
+    ((torch.tensor(1.0),), "client_data(0) has a column without an axis over rows"),
+]
+
+
+@pytest.mark.parametrize("columns, words", HELD)
+def test_data_of_a_client(columns, words):
+    assert words in faults(Both, client_data=lambda self, client: columns)[0]
+
+
+def test_clients_with_other_rows():
+    (sentence,) = faults(Both, client_data=lambda self, client: (torch.ones(5, 4 + client),))
+    assert "client_data(1) has columns with rows of shape [[5]], client_data(0) of [[4]]" in sentence
+
+
+def test_data_and_draws():
+    (sentence,) = faults(Drawn, client_data=Data.client_data)
+    assert "defines both client_data() and draw()" in sentence
+
+
+def test_weights_by_samples_of_a_problem_that_draws():
+    (sentence,) = faults(Drawn, settings={"weights": "samples"})
+    assert 'weights = "samples" needs data to count' in sentence
+    check_problem(type("Drawn", (Drawn,), {"client_size": lambda self, client: 1})(), weights="samples")
+    check_problem(Both(), weights="samples")
+
+
+def test_a_convex_part_that_a_method_would_ignore():
+    class Late(Field):
+        def prepare(self, seed, data_dir=None):
+            self.phi = L1(lam=0.5)
+
+    problem = Late()
+    plain, composite = LSGD(K=2, eta=0.1), LocalDualExtrapolation(K=2, eta=0.1)
+    check_problem(problem, plain)
+    problem.prepare(0)
+    check_problem(problem, composite)
+    with pytest.raises(ContractError, match=r"LSGD would ignore its convex part φ = L1\(lam=0.5\)"):
+        check_problem(problem, plain)
+    assert "a minimax problem has no convex part" in faults(Both, phi=L1())[0]
+
+
+VALUES = [
+    (
+        Both,
+        dict(loss=lambda s, x, y, b: b[0] @ x["w"].flatten()),
+        "loss() has the shape [1], expected a scalar",
+    ),
+    (Both, dict(loss=lambda s, x, y, b: 1.0), "loss() returned a float, expected a tensor"),
+    (
+        Hand,
+        dict(gradients=lambda s, x, y, b: (b[0].mean((0, 1)), b[0].mean(1))),
+        "gx of gradients() for 1 client at a point of shape [1, 4], [1, 4] has the shape [4], expected",
+    ),
+    (
+        Hand,
+        dict(gradients=lambda s, x, y, b: (b[0].mean(1), y)),
+        "gy of gradients() for 1 client at a point of shape [4], [4] has the shape [4], expected [1, 4]",
+    ),
+    (
+        Hand,
+        dict(gradients=lambda s, x, y, b: (x + b[0].mean(1), (y + b[0].mean(1))[:1])),
+        "for 2 clients at a point of shape [2, 4], [2, 4] has the shape [1, 4], expected [2, 4]",
+    ),
+    (
+        Hand,
+        dict(gradients=lambda s, x, y, b: b[0].mean(1)),
+        "must return 2 tensors, (gx, gy), got one of",
+    ),
+    (
+        Hand,
+        dict(gradients=lambda s, x, y, b: (b[0].mean(1).float(), b[0].mean(1))),
+        "gx of gradients() for 1 client at a point of shape [1, 4], [1, 4] is float32, expected float64",
+    ),
+    (
+        Field,
+        dict(operator=lambda s, z, b: b[0].mean((0, 1))),
+        "operator() for 1 client at a point of shape [1, 4]",
+    ),
+    (Field, dict(operator=lambda s, z, b: (z + b[0].mean(1)).float()), "is float32, expected float64"),
+    (Chain, dict(inner=lambda s, x, b: x["w"]), "inner() has the shape [4], expected [2] (inner_size)"),
+    (Chain, dict(outer=lambda s, u, b: u), "outer() has the shape [2], expected a scalar"),
+    (
+        Chain,
+        dict(jacobian=lambda s, x, b: b[0]),
+        "jacobian() must return 2 tensors, (u, J), got one of shape",
+    ),
+    (
+        Chain,
+        dict(jacobian=lambda s, x, b: (b[0].mean(1)[:, :2], b[0][:, :1])),
+        "J of jacobian() for 1 client at a point of shape [1, 4] has the shape [1, 1, 4], expected",
+    ),
+    (
+        Chain,
+        dict(outer_gradient=lambda s, u, b: u[0]),
+        "outer_gradient() for 1 client has the shape [2], expected [1, 2]",
+    ),
+]
+
+
+@pytest.mark.parametrize("cls, changes, words", VALUES)
+def test_values(cls, changes, words):
+    (sentence,) = faults(cls, **changes)
+    assert words in sentence
+
+
+def test_gradients_without_y_are_one_tensor():
+    check_problem(type("Plain", (Plain,), {"gradients": lambda s, x, b: x + b[0].mean(1)})())
+    (sentence,) = faults(Plain, gradients=lambda s, x, b: (x + b[0].mean(1),))
+    assert "gx of gradients() for 1 client" in sentence and "returned 1 values, expected a tensor" in sentence
+
+
+def test_precision_of_the_run_is_asked_for():
+    sentences = faults(Hand, settings={"dtype": torch.float32}, gradients=_double)
+    assert len(sentences) == 2 and all("is float64, expected float32" in one for one in sentences)
+
+
+def _double(self, x, y, batch):
+    return tuple(part.double() + batch[0].mean(1).double() for part in (x, y))
+
+
+def test_a_game_without_y_is_in_x_alone():
+    problem = Plain()
+    problem.sets = Sets(x=Ball(1.0))
+    game = as_family(problem, "operator")
+    assert game.variables()["z"] == {"x.w": (4,)} and game.split == (4, 0)
+    assert torch.equal(game.initial(np.random.default_rng(0))["z"], torch.zeros(4))
+    assert torch.equal(game.sets.z(torch.tensor([0.0, 3.0, 0.0, 4.0])), torch.tensor([0.0, 0.6, 0.0, 0.8]))
+    assert game._point({"x.w": torch.ones(4)})[0].keys() == {"w"}

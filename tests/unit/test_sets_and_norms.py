@@ -1,0 +1,31 @@
+"""The simplex against the plain loop on points near the border of its cases; the nuclear norm."""
+
+import numpy as np
+import pytest
+import torch
+from reference import proximal
+
+from mpifed.core.proximal import Nuclear
+from mpifed.core.sets import Box, Simplex
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.1, 1.0])
+def test_against_the_plain_loop(scale):
+    """Around the centre, where all coordinates stay or nearly; 1e-14: sums of six numbers of size 1."""
+    points = torch.from_numpy(1 / 6 + scale * np.random.default_rng(3).standard_normal((200, 6)))
+    expected = torch.stack([proximal.simplex(point, 0.0) for point in points])
+    torch.testing.assert_close(Simplex()(points), expected, rtol=0, atol=1e-14 * (1 + scale))
+    torch.testing.assert_close(
+        Simplex(total=2.5)(2.5 * points), 2.5 * expected, rtol=0, atol=1e-13 * (1 + scale)
+    )
+
+
+def test_the_nuclear_norm_has_its_weight():
+    """diag(3, -4) has the singular values 4 and 3."""
+    diagonal = torch.tensor([[3.0, 0.0, 0.0, -4.0]], dtype=torch.float64)
+    assert Nuclear(shape=(2, 2), lam=0.1).value(diagonal).tolist() == pytest.approx([0.7], rel=1e-15)
+
+
+def test_a_box_has_an_inside():
+    with pytest.raises(ValueError, match="low < high"):
+        Box(low=0.5, high=0.5)
