@@ -132,7 +132,7 @@ def test_a_signal_ends_the_run_after_the_next_round_and_the_same_job_continues(
 @pytest.mark.parametrize(
     "owner, name, call, after",
     [
-        (simulation.Simulation, "_prepare", 1, 1),  # set-up
+        (sys.modules["mpifed.simulation.simulation"], "prepare", 1, 1),  # set-up
         (simulation.Simulation, "evaluate", 1, 1),  # of the starting point
         (simulation.Simulation, "evaluate", 2, 6),  # of round 5
         (checkpoint, "write", 1, 4),  # of round 3
