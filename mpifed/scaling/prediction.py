@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mpifed.config.job import Config, ConfigError
+from mpifed.config.plugins import title
 from mpifed.core.settings import near_miss
 from mpifed.scaling.model import PARAMETERS, Link, Machine, Prediction, Work, phases_of
 
@@ -180,7 +181,7 @@ def work_of(measured: dict, config: Config | None, client_seconds: float | None)
     clients = config.participation.cohort or config.problem.clients
     lines = [
         f"computing: {_time(client_seconds)} a client and round, {_time(server_seconds)} a rank ({source})",
-        f"{type(config.algorithm).__name__} on {type(config.problem).__name__}, {clients} clients a round; "
+        f"{title(config.algorithm)} on {title(config.problem)}, {clients} clients a round; "
         "bytes: Allreduce "
         f"{' + '.join(f'{n:,}' for n, _ in phases)}, Bcast {' + '.join(f'{n:,}' for _, n in phases)} (from "
         "the job)",

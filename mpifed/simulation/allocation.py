@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from mpifed.config.plugins import title
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ContractError
 from mpifed.core.problem import Problem
@@ -64,7 +65,7 @@ class Allocation:
         missing = [block for block in self.blocks if block not in fields]
         if missing:
             raise ContractError(
-                f"{type(self._method).__name__} has no field {missing[0]!r} in `shared` or `client`, but "
+                f"{title(self._method)} has no field {missing[0]!r} in `shared` or `client`, but "
                 f"{type(self._problem).__name__} has the blocks {', '.join(self.blocks)}"
             )
 
@@ -76,7 +77,7 @@ class Allocation:
                 f"{name} {number:,}" for name, number in (self.blocks.sizes | self.kinds).items()
             )
             raise ValueError(
-                f"the client records of {type(self._method).__name__} need {size / 2**30:.1f} GiB on one rank "
+                f"the client records of {title(self._method)} need {size / 2**30:.1f} GiB on one rank "
                 f"({clients} clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: fewer "
                 "clients a rank, or a smaller model"
             )
