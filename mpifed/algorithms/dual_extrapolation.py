@@ -10,7 +10,7 @@ duals are averaged at a synchronising step (two phases); ``sync_extrapolation = 
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -32,21 +32,21 @@ class LocalDualExtrapolation(Algorithm):
     )
     t0_mirror: Literal["prox", "identity"] = Field(default="prox", description="the mirror map of the first step")
 
-    source: ClassVar = "Wang & Kale n.d., eq. 13"
-    cites: ClassVar = ("wang_nd_slippax", "bai2024composite",)
-    family: ClassVar = "operator"
-    composite: ClassVar = True
-    output: ClassVar = "average"
-    averages: ClassVar = {"z": "average"}
-    paper_cost: ClassVar = "up 2D; down 2D; 2 phases; 2 operator values a step"
-    calls_per_step: ClassVar = 2
-    partial_participation: ClassVar = False
+    source = "Wang & Kale n.d., eq. 13"
+    cites = ("wang_nd_slippax", "bai2024composite",)
+    family = "operator"
+    composite = True
+    output = "average"
+    averages = {"z": "average"}
+    paper_cost = "up 2D; down 2D; 2 phases; 2 operator values a step"
+    calls_per_step = 2
+    partial_participation = False
 
-    steps: ClassVar = "K"
+    steps = "K"
     #: ``z`` is the primal point v of the last synchronisation, ``dual`` the averaged dual z.
-    shared: ClassVar = Record(z=kept("z"), average=kept("z"), dual="z", x="z")
-    client: ClassVar = Record(dual=between("z"), v_sum=between("z"))
-    message: ClassVar = Record(dual="z", v=kept("z"), v_sum=kept("z"))
+    shared = Record(z=kept("z"), average=kept("z"), dual="z", x="z")
+    client = Record(dual=between("z"), v_sum=between("z"))
+    message = Record(dual="z", v=kept("z"), v_sum=kept("z"))
 
     @property
     def phases(self) -> tuple[Phase, ...]:

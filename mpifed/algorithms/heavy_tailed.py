@@ -16,7 +16,7 @@ client, so they do not travel.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -43,12 +43,12 @@ class _HeavyTailed(Algorithm):
         default="beta_one", description="momentum and variates before the first round (see Readings)"
     )
 
-    paper_cost: ClassVar = "up 2D (displacement and gradient); down 2D; 1 phase; 1 gradient a step"
-    partial_participation: ClassVar = False
-    steps: ClassVar = "p"
-    shared: ClassVar = Record(x="x", y="y", u=kept("x"), v=kept("y")) | _VARIATES
-    client: ClassVar = _VARIATES
-    message: ClassVar = Record(dx="x", dy="y") | _VARIATES
+    paper_cost = "up 2D (displacement and gradient); down 2D; 1 phase; 1 gradient a step"
+    partial_participation = False
+    steps = "p"
+    shared = Record(x="x", y="y", u=kept("x"), v=kept("y")) | _VARIATES
+    client = _VARIATES
+    message = Record(dx="x", dy="y") | _VARIATES
 
     @property
     def start(self) -> tuple[Phase, ...]:
@@ -97,8 +97,8 @@ class FedNSGDAM(_HeavyTailed):
     """Fed-NSGDA-M: normalised local steps with global momentum and control variates."""
 
     norm_over: NormOver = Field(default="block", description="normalise the whole block, or every parameter tensor")
-    source: ClassVar = "Zhang & Gao n.d., Algorithm 1"
-    cites: ClassVar = ("zhang_nd_fednsgdam",)
+    source = "Zhang & Gao n.d., Algorithm 1"
+    cites = ("zhang_nd_fednsgdam",)
 
     @property
     def direction(self):
@@ -113,8 +113,8 @@ class FedMuonDA(_HeavyTailed):
         default="svd", description="polar factor by compact SVD, Jordan's quintic, or the cubic iteration"
     )
     iterations: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
-    source: ClassVar = "Zhang & Gao n.d., Algorithm 3"
-    cites: ClassVar = ("zhang_nd_fednsgdam", "jordan2024muon",)
+    source = "Zhang & Gao n.d., Algorithm 3"
+    cites = ("zhang_nd_fednsgdam", "jordan2024muon",)
 
     @property
     def direction(self):
@@ -127,8 +127,8 @@ class FedSGDAClip(_HeavyTailed):
 
     tau: float = Field(default=0.1, gt=0, description="clipping threshold τ of both blocks")
     norm_over: NormOver = Field(default="block", description="clip the whole block, or every parameter tensor")
-    source: ClassVar = "Zhang & Gao n.d., eq. 21"
-    cites: ClassVar = ("zhang_nd_fednsgdam",)
+    source = "Zhang & Gao n.d., eq. 21"
+    cites = ("zhang_nd_fednsgdam",)
 
     @property
     def direction(self):

@@ -246,7 +246,9 @@ def test_a_class_made_in_python_is_never_replaced_by_a_name(tmp_path):
     config = Config(algorithm=method, problem=Saddle(clients=3), rounds=4, run=settings)
     assert "<locals>.Saddle" in config.table()["problem"]["name"]
     mpifed.run(config, SerialComm())
-    with pytest.raises(ConfigError, match="<locals>.Saddle cannot be imported again: continue with its Config"):
+    with pytest.raises(
+        ConfigError, match="<locals>.Saddle cannot be imported again: continue with its Config"
+    ):
         mpifed.resume(tmp_path / "run", ["rounds=6"], SerialComm())
     longer = Config(algorithm=method, problem=Saddle(clients=3), rounds=6, run=settings)
     assert mpifed.run(longer, SerialComm()).costs["round"][-1] == 6
