@@ -116,10 +116,13 @@ class Rearranged(Game):
         self.sets = game.sets
         self.h, self.C, self.rows = ([part[k] for k in self.order] for part in (game.h, game.C, game.rows))
 
+    def client_data(self, k):
+        return ()  # clients draw
+
     def draw(self, stream, size):
         sizes = np.array([len(self.rows[k]) for k in stream.clients])
         drawn = _renamed(stream, self.order).integers(sizes, self.rows_a_sample)
-        data = [self.client_data(k) for k in stream.clients]
+        data = [super(Rearranged, self).client_data(k) for k in stream.clients]
         chosen = [[column[rows] for column in columns] for columns, rows in zip(data, drawn)]
         return tuple(torch.stack(column).numpy() for column in zip(*chosen))
 
