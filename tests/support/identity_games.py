@@ -119,6 +119,9 @@ class Rearranged(Game):
     def client_data(self, k):
         return ()  # clients draw
 
+    def client_size(self, k):
+        return len(self.rows[k])
+
     def draw(self, stream, size):
         sizes = np.array([len(self.rows[k]) for k in stream.clients])
         drawn = _renamed(stream, self.order).integers(sizes, self.rows_a_sample)
