@@ -64,7 +64,7 @@ def blaming(
             raise
         many = f"s {clients[0]} to {clients[-1]}" if len(clients) > 1 else ""
         whom = f" for client{many or f' {clients[0]}'}" if len(clients) else ""
-        words = f"{type(error).__name__}: {error}{_hint(error)}"
+        words = f"{type(error).__name__}: {error}".removesuffix(": ") + _hint(error)
         raise PluginError(f"{what} failed{when}{whom}: {words}", round, phase, clients) from error
 
 
@@ -93,7 +93,7 @@ def user_frames(error: BaseException) -> str:
     ends with the line that could not be read.
     """
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
-    lines = traceback.format_list(own)
+    lines = traceback.StackSummary.from_list(own).format()  # of a recursion, the first ones
     if isinstance(error, SyntaxError) and error.filename:
         lines += [f'  File "{error.filename}", line {error.lineno}\n', f"    {(error.text or '').strip()}\n"]
     return "".join(lines).rstrip()

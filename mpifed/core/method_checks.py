@@ -58,7 +58,7 @@ def check_method(method: Algorithm) -> None:
 def _declarations(method: Algorithm) -> Iterator[str]:
     """Records, and the name of the hyperparameter that counts steps."""
     for record in ("shared", "client"):
-        got = getattr(method, record, None)
+        got = _read(method, record, None)
         if isinstance(got, Record):
             yield from _misplaced(record, record, got)
         else:
@@ -71,7 +71,7 @@ def _declarations(method: Algorithm) -> Iterator[str]:
     if type(method).phases is Algorithm.phases:
         if not callable(getattr(method, "client_round", None)):
             yield f" needs client_round({', '.join(CLIENT)}), or `phases`"
-        if not hasattr(method, "message"):
+        if _read(method, "message", None) is None:
             yield " needs a Record `message`, or `phases`"
 
 
@@ -97,11 +97,11 @@ def _phases(method: Algorithm) -> Iterator[str]:
                 yield f".{name}[{number}] cannot be fresh: {why}"
 
 
-def _read(method: Algorithm, name: str):
+def _read(method: Algorithm, name: str, *default):
     """An attribute that a user's own code may make."""
     try:
         with blaming(f"{type(method).__name__}.{name}"):
-            return getattr(method, name)
+            return getattr(method, name, *default)
     except ValueError as error:
         raise ContractError(told(error)) from None
 
@@ -188,5 +188,5 @@ def _averages(method: Algorithm) -> Iterator[str]:
             yield f".averages: there is no field {field!r} in `shared` (it has {', '.join(fields)})"
         elif getattr(fields[field], "kind", fields[field]) != block:
             yield (
-                f".averages: shared.{field} is of kind {fields[field]!r}, expected that of the block {block!r}"
+                f".averages: shared.{field} is of kind {fields[field]!r}, expected that of block {block!r}"
             )
