@@ -20,7 +20,7 @@ from mpifed.cli.check_runs import (
     tried_on,
 )
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ContractError
+from mpifed.core.errors import ConfigError, ContractError
 from mpifed.core.problem import Problem
 from mpifed.parallel.comm import SerialComm
 from mpifed.running.run import resume, run
@@ -76,7 +76,7 @@ def _refusal(method: Algorithm, problem: Problem) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             Simulation(configuration(method, problem, folder), SerialComm())
-        except ContractError as fault:
+        except (ConfigError, ContractError) as fault:
             return str(fault)
     return None
 

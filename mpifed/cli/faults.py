@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from mpifed.core.errors import ConfigError, ContractError, PluginError, user_frames
+from mpifed.core.errors import ConfigError, ContractError, PluginError, told
 from mpifed.parallel.comm import CollectiveError
 from mpifed.parallel.world import EXIT_LAUNCH, LaunchError, abort_all
 
@@ -94,13 +94,12 @@ def screen(error: BaseException) -> str:
     What a user's function has raised is the cause of a PluginError, which may be that of an error on all
     ranks.
     """
-    chain = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
-    plugin = next((one for one in chain if isinstance(one, PluginError)), None)
-    where = [f"  {_place(plugin)}", "  (the whole traceback: mpifed --traceback ...)"] if plugin else []
-    raised = plugin.__cause__ if plugin and plugin.__cause__ else chain[-1]
-    return "\n".join([str(error), *user_frames(raised).splitlines(), *where])
+    plugin = error
+    while plugin is not None and not isinstance(plugin, PluginError):
+        plugin = plugin.__cause__
+    more = ["  (the whole traceback: mpifed --traceback ...)"] if plugin else []
+    where = [f"  {_place(plugin)}", *more] if plugin and plugin.round is not None else more
+    return "\n".join([told(error), *where])
 
 
 def _place(error: PluginError) -> str:

@@ -19,6 +19,7 @@ from mpifed.config.sections import SECTIONS, Clock, Oracle, Participation, Run, 
 from mpifed.config.tables import describe, override, read_table
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError
+from mpifed.core.method_checks import check_method
 from mpifed.core.problem import Problem
 from mpifed.core.proximal import Zero
 from mpifed.core.settings import explain, near_miss
@@ -63,6 +64,7 @@ class Config(BaseModel):
         algorithm, problem, cohort = self.algorithm, self.problem, self.participation.cohort
         _expect_settings(algorithm, "hyperparameters")
         _expect_settings(problem, "problem_settings")
+        check_method(algorithm)
         name, its = title(algorithm), title(problem)
         fits = {problem.family, "operator"} if problem.family == "minimax" else {problem.family}
         if algorithm.family not in fits:
@@ -156,6 +158,13 @@ def _expect_settings(part, decorator: str) -> None:
     plugin(kind)  # it is known from here on by its source as it is now
     if not dataclasses.is_dataclass(part):
         raise ValueError(f"{kind.__name__} must be a dataclass: its fields are its settings")
+    fields = {field.name for field in dataclasses.fields(part)}
+    for name, default in ((name, value) for one in kind.__mro__ for name, value in vars(one).items()):
+        if isinstance(default, FieldInfo) and name not in fields:
+            raise ValueError(
+                f"{kind.__name__}.{name} is no setting yet: decorate {kind.__name__} itself, too, with "
+                f"mpifed.core.settings.{decorator}"
+            )
     for field in dataclasses.fields(part):
         if isinstance(getattr(part, field.name, None), FieldInfo):
             raise ValueError(

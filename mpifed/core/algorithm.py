@@ -35,7 +35,7 @@ from mpifed.core.errors import ContractError
 from mpifed.core.records import Adaptive, Blocks, Kept, Record
 from mpifed.core.sets import Sets
 
-__all__ = ["Algorithm", "Now", "Phase", "check_method", "local_steps", "refreshed", "travels"]
+__all__ = ["Algorithm", "Now", "Phase", "local_steps", "refreshed", "travels"]
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,10 @@ class Algorithm:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
+        taken = {*dir(Algorithm), *inspect.get_annotations(Algorithm), "client_round"}
         for base in (base for base in cls.__mro__ if base not in (Algorithm, object)):
             for name, kind in inspect.get_annotations(base).items():
-                if hasattr(Algorithm, name) and "ClassVar" not in str(kind):
+                if name in taken and "ClassVar" not in str(kind):
                     raise ContractError(
                         f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which the contract of methods uses; "
                         f"what is no hyperparameter is annotated ClassVar or not at all"
@@ -154,82 +155,6 @@ def refreshed(method: Algorithm, phases: tuple[Phase, ...]) -> list[tuple[str, .
         for name, field in adaptive.items()
     }
     return [tuple(name for name in adaptive if carriers[name] == number) for number in range(len(phases))]
-
-
-def check_method(method: Algorithm) -> None:
-    """Refuse a method that cannot run on any problem.
-
-    Raises:
-        ContractError: one line a fault.
-    """
-    name, faults = type(method).__name__, []
-    for record in ("shared", "client"):
-        if not isinstance(getattr(method, record, None), Record):
-            faults.append(f"{name}.{record} must be a Record, got {getattr(method, record, 'nothing')!r}")
-    if method.steps and not isinstance(getattr(method, method.steps, None), int):
-        faults.append(
-            f"{name}.steps = {method.steps!r} must name the hyperparameter that counts local steps, a whole number"
-        )
-    phases = None
-    if type(method).phases is Algorithm.phases and not (
-        hasattr(method, "client_round") and hasattr(method, "message")
-    ):
-        faults.append(
-            f"{name} needs client_round(now, shared, client, message, oracle) and a record `message`, or `phases`"
-        )
-    elif not faults:
-        phases = [*method.start, *method.phases]
-        faults += [fault for phase in phases for fault in _phase_faults(method, phase)]
-    if phases and not faults:
-        faults += _adaptive_faults(method, phases)
-    faults += [
-        f"{name}.averages: there is no field {field!r} in `shared` (it has {', '.join(method.shared.fields)})"
-        for field in method.averages.values()
-        if isinstance(getattr(method, "shared", None), Record) and field not in method.shared.fields
-    ]
-    if faults:
-        raise ContractError("\n".join(faults))
-
-
-def _phase_faults(method: Algorithm, phase: Phase) -> list[str]:
-    name = type(method).__name__
-    if not isinstance(phase, Phase):
-        return [f"{name}: a phase is Phase(client_function, message, server_function), got {phase!r}"]
-    if not callable(phase.client):
-        return [f"{name}: the client function of a phase must be callable, got {phase.client!r}"]
-    if not isinstance(phase.message, Record) or not phase.message.fields:
-        return [
-            f"{name}: the message of phase {phase.name!r} must be a Record with a field, got {phase.message!r}"
-        ]
-    if phase.server is not None:
-        return (
-            []
-            if callable(phase.server)
-            else [f"{name}: the server function of phase {phase.name!r} must be callable"]
-        )
-    feeding = {field.of for field in method.shared.of(Adaptive).values()}
-    lost = [
-        field for field in phase.message.fields if field not in method.shared.fields and field not in feeding
-    ]
-    return [
-        f"{name}: phase {phase.name!r} has no server function, so its averages replace the fields of `shared` of the same "
-        f"names, but there is no {field!r} (it has {', '.join(method.shared.fields)})"
-        for field in lost
-    ]
-
-
-def _adaptive_faults(method: Algorithm, phases: list[Phase]) -> list[str]:
-    name, faults = type(method).__name__, []
-    carried = {field for phase in phases for field in phase.message.fields}
-    for field, kind in method.shared.of(Adaptive).items():
-        if not hasattr(method, "matrix"):
-            faults.append(f"{name}.{field} is adaptive, so {name} needs a hyperparameter `matrix`")
-        if kind.of not in carried:
-            options = ", ".join(sorted(carried))
-            faults.append(
-                f"{name}.{field} is made from the average of {kind.of!r}, which no message carries (these: {options})"
-            )
-    return faults
 
 
 def travels(record: Record) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import sysconfig
 import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-__all__ = ["ConfigError", "ContractError", "PluginError", "user_frames"]
+__all__ = ["ConfigError", "ContractError", "PluginError", "blaming", "told", "user_frames"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PYTHON = Path(sysconfig.get_path("stdlib")).resolve()
@@ -26,13 +28,62 @@ class PluginError(ValueError):
     """A function of a method or of a problem has raised an error, which is ``__cause__``.
 
     Attributes:
-        round, phase: where in the run.
+        round, phase: where in the run; ``None`` and "" outside of rounds.
         clients: the numbers of the clients that were stepped.
     """
 
-    def __init__(self, message: str, round: int, phase: str, clients: list[int]):
+    def __init__(self, message: str, round: int | None = None, phase: str = "", clients: Sequence[int] = ()):
         super().__init__(message)
-        self.round, self.phase, self.clients = round, phase, clients
+        self.round, self.phase, self.clients = round, phase, list(clients)
+
+
+@contextlib.contextmanager
+def blaming(
+    what: str, round: int | None = None, phase: str = "", clients: Sequence[int] = ()
+) -> Iterator[None]:
+    """Around a call of a user's function: what it raises says which function, and when.
+
+    Args:
+        what: the function in words.
+        clients: the numbers of the clients that it is called for, where it is called for some.
+
+    Raises:
+        ContractError: the function has broken the contract.
+        PluginError: it has raised anything else, except for what is a sentence already: outside of rounds,
+            a ValueError or OSError that comes from no line of a user's.
+    """
+    when = "" if round is None else f" in round {round}"
+    try:
+        yield
+    except ContractError as error:
+        if round is None:
+            raise
+        raise ContractError(f"{what}{when}: {error}") from error
+    except Exception as error:  # a user's code may raise anything
+        if round is None and isinstance(error, ValueError | OSError) and not user_frames(error):
+            raise
+        many = f"s {clients[0]} to {clients[-1]}" if len(clients) > 1 else ""
+        whom = f" for client{many or f' {clients[0]}'}" if len(clients) else ""
+        words = f"{type(error).__name__}: {error}".removesuffix(": ") + _hint(error)
+        raise PluginError(f"{what} failed{when}{whom}: {words}", round, phase, clients) from error
+
+
+def _hint(error: Exception) -> str:
+    """What an error of arithmetic with ``now`` is likely to mean."""
+    is_now = isinstance(error, TypeError) and "'Now'" in str(error)
+    return " (the first argument is `now`; the round's number is now.round)" if is_now else ""
+
+
+def told(error: BaseException) -> str:
+    """An error's sentence, and the user's lines that it came from where the sentence does not have them.
+
+    Errors of this package that have a cause only pass it on: the lines are those of what caused them.
+    """
+    raised = error
+    while raised.__cause__ is not None and type(raised).__module__.startswith("mpifed."):
+        raised = raised.__cause__
+    text, frames = str(error), user_frames(raised)
+    return text if frames in text else f"{text}\n{frames}"
 
 
 def user_frames(error: BaseException) -> str:
@@ -42,7 +93,7 @@ def user_frames(error: BaseException) -> str:
     ends with the line that could not be read.
     """
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
-    lines = traceback.format_list(own)
+    lines = traceback.StackSummary.from_list(own).format()  # of a recursion, the first ones
     if isinstance(error, SyntaxError) and error.filename:
         lines += [f'  File "{error.filename}", line {error.lineno}\n', f"    {(error.text or '').strip()}\n"]
     return "".join(lines).rstrip()

@@ -36,9 +36,13 @@ class MinimaxOracle(Oracle):
 
         On a problem without y, the second is empty, and ``grad(x, ξ)`` is the gradient alone.
         """
-        *others, xi = rest
-        if len(others) != 1 and "y" in self.blocks:
-            raise ContractError("this problem has a block y: oracle.grad(x, y, xi), got oracle.grad(x, xi)")
+        xi = rest[-1] if rest else None
+        if not isinstance(xi, Sample) or not (len(rest) == 2 or len(rest) == len(self.blocks)):
+            blocks, got = ", ".join(self.blocks), ", ".join(type(one).__name__ for one in (x, *rest))
+            raise ContractError(
+                f"oracle.grad({blocks}, xi) on a problem with the blocks {blocks}, got grad({got})"
+            )
+        others = rest[:-1]
         self._evaluated()
         point = (x, *others)[: len(self.blocks)]
         if xi.batch is None:

@@ -60,10 +60,15 @@ class Oracle:
             round: with ``number``, the sample of another round.
 
         Raises:
-            ContractError: the round has both counted and named samples, or a size is below 1.
+            ContractError: the round has both counted and named samples, or a size or an address is none.
         """
-        if size is not None and size < 1:
-            raise ContractError(f"oracle.sample(size={size}): expected at least 1 row")
+        if size is not None and not (_is_whole(size) and size >= 1):
+            raise ContractError(f"oracle.sample(size={size}): expected at least 1 row, a whole number")
+        for name, value in (("number", number), ("round", round)):
+            if value is not None and not (_is_whole(value) and value >= 0):
+                raise ContractError(f"oracle.sample({name}={value}): expected a whole number from 0")
+        if of not in ("", "g", "f"):
+            raise ContractError(f"oracle.sample(of={of!r}): expected 'g' or 'f'")
         if number is None and round is not None:
             raise ContractError(f"oracle.sample(round={round}) needs a number")
         self.sampler.ask("counted" if number is None else "named")
@@ -90,8 +95,19 @@ class Oracle:
         Yields:
             Which clients take the step, boolean ``[C, 1]``, for ``torch.where(on, new, old)``. Who is done neither draws
             nor counts.
+
+        Raises:
+            ContractError: these are no numbers of steps, or not one a client.
         """
-        tau = np.broadcast_to(np.asarray(tau, dtype=np.int64), (self._count,))
+        steps = np.asarray(tau)
+        if steps.dtype.kind not in "iu" or (steps < 0).any():
+            raise ContractError(f"oracle.steps(tau): expected whole numbers from 0, got {steps.tolist()}")
+        if steps.shape not in ((), (self._count,)):
+            shape = list(steps.shape)
+            raise ContractError(
+                f"oracle.steps(tau): expected one number or [{self._count}], one a client that is stepped, got {shape}"
+            )
+        tau = np.broadcast_to(steps, (self._count,))
         try:
             for k in range(int(tau.max(initial=0))):
                 self._on = tau > k
@@ -120,3 +136,7 @@ class Oracle:
             return torch.func.vmap(function)(*arguments)
         result = function(*tree_map(lambda tensor: tensor[0], arguments))
         return tree_map(lambda tensor: tensor.unsqueeze(0), result)
+
+
+def _is_whole(value) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from mpifed.core.errors import ContractError
+from mpifed.core.kinds import Adaptive, Between, Kept, Kind, Plain, between, is_kind, kept
 
 __all__ = [
     "Blocks",
@@ -36,46 +37,6 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
-Plain = str | tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The kind of a field that does not travel between federated clients and their server."""
-
-    kind: Plain
-
-
-@dataclass(frozen=True)
-class Between:
-    """The kind of a client's field that lives between the phases of a round."""
-
-    kind: Plain
-
-
-@dataclass(frozen=True)
-class Adaptive:
-    """The kind of an adaptive matrix for ``block``, made from the average of the messages' field ``of``."""
-
-    block: str
-    of: str
-
-
-Kind = Plain | Kept | Between | Adaptive
-
-
-def kept(kind: Plain) -> Kept:
-    """A field that is not counted as sent: what clients recompute, a running sum that only the output average needs."""
-    return Kept(kind)
-
-
-def between(kind: Plain) -> Between:
-    """A field of ``client`` that one phase leaves for a later phase of the round.
-
-    It is 0 when the round begins and when a fresh cohort is drawn; members of the cohort alone have it, and no checkpoint
-    holds it.
-    """
-    return Between(kind)
 
 
 class Blocks(Mapping):
@@ -123,6 +84,11 @@ class Record:
         for name in fields:
             if name.startswith("_") or hasattr(Observed, name):
                 raise ContractError(f"a record's field cannot be named {name!r}")
+            if not is_kind(fields[name]):
+                raise ContractError(
+                    f"field {name!r} of a record: expected the name of a block or a size, a tuple of such names, "
+                    f"kept(...), between(...) or adaptive(...), got {fields[name]!r}"
+                )
         self.fields: dict[str, Kind] = fields
 
     def __or__(self, other: Record) -> Record:
@@ -220,7 +186,11 @@ class State:
         if view is None:
             raise AttributeError(self._missing(name))
         if isinstance(view, tuple):
-            for part, one in zip(view, value, strict=True):
+            if not isinstance(value, tuple | list) or len(value) != len(view):
+                raise ContractError(
+                    f"field {name!r}: expected a tuple of {len(view)} values, got {_said(value)}"
+                )
+            for part, one in zip(view, value):
                 _assign(name, part, one)
         else:
             _assign(name, view, value)
@@ -274,7 +244,12 @@ class Observed(State):
 
 def _assign(name: str, view: torch.Tensor, value) -> None:
     if not isinstance(value, torch.Tensor):
-        view.fill_(value)
+        try:
+            view.fill_(value)
+        except (TypeError, RuntimeError, ValueError):
+            raise ContractError(
+                f"field {name!r}: expected a tensor or a number, got {_said(value)}"
+            ) from None
         return
     if _is(value, view):
         return
@@ -285,6 +260,12 @@ def _assign(name: str, view: torch.Tensor, value) -> None:
     except RuntimeError:
         expected, got = list(view.shape), list(value.shape)
         raise ContractError(f"field {name!r}: expected the shape {expected}, got {got}") from None
+
+
+def _said(value) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _dtype(tensor: torch.Tensor) -> str:

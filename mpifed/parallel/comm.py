@@ -13,6 +13,8 @@ import time
 
 import numpy as np
 
+from mpifed.core.errors import told
+
 __all__ = [
     "SerialComm",
     "MpiComm",
@@ -217,7 +219,8 @@ def agree(comm: SerialComm, error: str | None) -> None:
     if first[0] < comm.size:
         message = share(comm, error, int(first[0]))
         where = f" (on rank {first[0]})" if first[0] else ""
-        raise CollectiveError(message + where)
+        sentence, newline, more = message.partition("\n")
+        raise CollectiveError(f"{sentence}{where}{newline}{more}")
 
 
 @contextlib.contextmanager
@@ -233,7 +236,7 @@ def together(comm: SerialComm, *kinds: type[Exception]):
     except kinds as fault:
         error = fault
     try:
-        agree(comm, None if error is None else str(error))
+        agree(comm, error and told(error))
     except CollectiveError as common:
         raise common from error
 

@@ -8,7 +8,7 @@ from mpifed.config.plugins import title
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ContractError
 from mpifed.core.problem import Problem
-from mpifed.core.records import Adaptive, Between, Layout, Observed, Record, State
+from mpifed.core.records import Adaptive, Between, Layout, Observed, Record, State, kept
 
 __all__ = ["Allocation"]
 
@@ -61,13 +61,20 @@ class Allocation:
         return self.layout(record).state(lead, self._dtype, self._device)
 
     def _check_blocks(self) -> None:
-        fields = {**self._method.shared.fields, **self._method.client.fields}
+        fields = self._method.client.fields | self._method.shared.fields
         missing = [block for block in self.blocks if block not in fields]
         if missing:
             raise ContractError(
                 f"{title(self._method)} has no field {missing[0]!r} in `shared` or `client`, but "
                 f"{type(self._problem).__name__} has the blocks {', '.join(self.blocks)}"
             )
+        for block in self.blocks:
+            kind = fields[block]
+            if kind not in (block, kept(block)):
+                raise ContractError(
+                    f"{type(self._method).__name__}: the field {block!r} holds a block of "
+                    f"{type(self._problem).__name__}, so it must be of kind {block!r}, got {kind!r}"
+                )
 
     def _guard_memory(self, width: int, clients: int) -> None:
         """Refuse client records that cannot fit, before they are allocated: a dense Jacobian grows as p · d."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from mpifed.config.sections import Oracle
+from mpifed.core.errors import blaming
 from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem
 from mpifed.core.sampling import Sampler
@@ -46,7 +47,7 @@ def client_costs(
     """
     placement = Placement(problem.clients, comm.size)
     mine = placement.of(comm.rank)
-    with together(comm, ValueError, OSError):
+    with together(comm, ValueError, OSError), blaming(type(problem).__name__):
         width = ORACLES[problem.family].noise_width(problem)
         sampler = Sampler(problem, mine, seed, settings.batch_size, settings.noise, width, dtype, device)
         least = _measure(

@@ -12,6 +12,7 @@ import numpy as np
 
 from mpifed.core.adaptive import due, first, refresh
 from mpifed.core.algorithm import Algorithm, local_steps
+from mpifed.core.errors import blaming
 from mpifed.core.records import Adaptive, State
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
@@ -78,17 +79,12 @@ class Coordinator:
             for name in names:
                 block, of = self._fields[name].block, self._fields[name].of
                 point = getattr(mean if block in mean else self.shared, block)
-                moments, matrix = refresh(
-                    self.algorithm,
-                    local_steps(self.algorithm),
-                    r,
-                    getattr(self.moments, name),
-                    getattr(mean, of),
-                    point,
-                )
-                setattr(self.moments, name, moments)
-                if matrix is not None:
-                    setattr(self.shared, name, matrix)
+                steps, old = local_steps(self.algorithm), getattr(self.moments, name)
+                with blaming(f"the matrix of shared.{name}", r):
+                    moments, matrix = refresh(self.algorithm, steps, r, old, getattr(mean, of), point)
+                    setattr(self.moments, name, moments)
+                    if matrix is not None:
+                        setattr(self.shared, name, matrix)
         if not due(self.algorithm, local_steps(self.algorithm), r):
             return ()
         if not self.replicated:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from mpifed.core.errors import blaming
 from mpifed.core.problem import Problem
 from mpifed.parallel.comm import SerialComm
 
@@ -25,7 +26,8 @@ def evaluate(problem: Problem, comm: SerialComm, point: list[torch.Tensor]) -> d
     predictions = _predict(problem, comm, named) if problem.test_rows else None
     if comm.rank != 0:
         return {}
-    return {name: float(value) for name, value in problem.metrics(*named, predictions).items()}
+    with blaming(f"{type(problem).__name__}.metrics"):
+        return {name: float(value) for name, value in problem.metrics(*named, predictions).items()}
 
 
 @torch.no_grad()
@@ -35,11 +37,12 @@ def _predict(problem: Problem, comm: SerialComm, point) -> torch.Tensor:
     blocks = -(-total // SCORE_ROWS)
     edges = [min(total, rank * blocks // comm.size * SCORE_ROWS) for rank in range(comm.size + 1)]
     first, last = edges[comm.rank], edges[comm.rank + 1]
-    parts = [
-        problem.predict(*point, slice(start, min(start + SCORE_ROWS, last)))
-        for start in range(first, last, SCORE_ROWS)
-    ]
-    mine = torch.cat(parts).cpu().double() if parts else torch.empty(0, dtype=torch.float64)
+    with blaming(f"{type(problem).__name__}.predict"):
+        parts = [
+            problem.predict(*point, slice(start, min(start + SCORE_ROWS, last)))
+            for start in range(first, last, SCORE_ROWS)
+        ]
+        mine = torch.cat(parts).cpu().double() if parts else torch.empty(0, dtype=torch.float64)
     width = np.array([mine[0].numel() if len(mine) else 0], dtype=np.int64)
     comm.allreduce_(width, "max")
     gathered = np.empty(total * int(width[0]))

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from mpifed.core.algorithm import Now, Phase
-from mpifed.core.errors import ContractError, PluginError
+from mpifed.core.errors import ContractError, blaming
+from mpifed.core.method_checks import called, expect_nothing
 from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem
 from mpifed.core.records import Layout, Observed, State
@@ -104,7 +105,7 @@ class Loop:
         if before is not None and not torch.equal(before, shared.buffer):
             names = shared.layout.field_at(int((before != shared.buffer).nonzero()[0]))
             raise ContractError(
-                f"{_function(stage.phase)} changed shared.{names}: a client function reads `shared` and never writes to "
+                f"{called(stage.phase.client)} changed shared.{names}: a client function reads `shared` and never writes to "
                 f"it, not in place either (x = shared.x; x -= ... does; x = x - ... does not)"
             )
 
@@ -123,29 +124,18 @@ class Loop:
 
     def _call(self, stage: Stage, now: Now, shared: Observed, client: State, message: State) -> None:
         """The method's client function, with where it was when it failed."""
+        name, clients = called(stage.phase.client), self.oracle.client.tolist()
         if not stage.filled:
             message = Observed(message.layout, message.buffer)
-        try:
-            stage.phase.client(now, shared, client, message, self.oracle)
-        except ContractError as error:
-            raise ContractError(f"{_function(stage.phase)}, round {now.round}: {error}") from error
-        except Exception as error:  # a user's code may raise anything
-            clients = self.oracle.client.tolist()
-            where = f"client {clients[0]}" if len(clients) == 1 else f"clients {clients[0]} to {clients[-1]}"
-            text = f"{_function(stage.phase)} failed in round {now.round} for {where}: {type(error).__name__}: {error}"
-            raise PluginError(text, now.round, stage.phase.name, clients) from error
+        with blaming(name, now.round, stage.phase.name, clients):
+            returned = stage.phase.client(now, shared, client, message, self.oracle)
         if not stage.filled:
+            expect_nothing(returned, name, "fills `message`")
             reads, writes = message.take_notes()
-            empty = [name for name in message.layout.record.fields if name not in reads | writes]
+            empty = [field for field in message.layout.record.fields if field not in reads | writes]
             if empty:
-                raise ContractError(
-                    f"{_function(stage.phase)} never fills message.{', message.'.join(empty)}"
-                )
+                raise ContractError(f"{name} never fills message.{', message.'.join(empty)}")
             stage.filled = True
-
-
-def _function(phase: Phase) -> str:
-    return getattr(phase.client, "__name__", phase.name)
 
 
 class Batched(Loop):

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from mpifed.config.job import Config
+from mpifed.core.errors import blaming, told
 from mpifed.core.problem import Problem, as_family
 from mpifed.core.problem_checks import check_problem
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.client_costs import client_costs
 from mpifed.simulation.provenance import agree_on_data
@@ -36,17 +37,20 @@ def prepare(config: Config, comm: SerialComm, dtype: torch.dtype, device: torch.
     Raises:
         CollectiveError: on all ranks: the problem breaks its contract, its data cannot be read or differ between ranks.
     """
-    problem, error = config.problem, None
+    problem, fault = config.problem, None
     try:
-        with default_dtype(dtype):
+        with default_dtype(dtype), blaming(type(problem).__name__):
             problem.prepare(config.seed, config.run.data_dir)
             batch_size, weights = config.oracle.batch_size, config.participation.weights
             check_problem(
                 problem, config.algorithm, dtype=dtype, device=device, batch_size=batch_size, weights=weights
             )
-    except (ValueError, OSError) as fault:
-        error = str(fault)
-    agree_on_data(comm, problem.files, error)
+    except (ValueError, OSError) as error:
+        fault = error
+    try:
+        agree_on_data(comm, problem.files, fault and told(fault))
+    except CollectiveError as common:
+        raise common from fault
     return as_family(problem, config.algorithm.family)
 
 

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 
 from mpifed.config.job import Config
-from mpifed.core.algorithm import Now, Phase, check_method, local_steps, refreshed
+from mpifed.core.algorithm import Now, Phase, local_steps, refreshed
+from mpifed.core.errors import blaming
+from mpifed.core.method_checks import called, expect_nothing
 from mpifed.core.oracle import ORACLES
 from mpifed.core.records import State
 from mpifed.core.sampling import Sampler
@@ -56,7 +58,6 @@ class Simulation:
     ):
         self.config, self.comm, self.observers = config, comm, observers
         self.algorithm, run = config.algorithm, config.run
-        check_method(self.algorithm)
         self.device = choose_device(comm, run.device, run.gpus)
         self.dtype = getattr(torch, run.dtype)
         self.problem = prepare(config, comm, self.dtype, self.device)
@@ -93,8 +94,10 @@ class Simulation:
             replicated=config.run.matrices == "replicated",
         )
         self.traffic = Traffic(self.shared.layout, self.shared.buffer.element_size())
+        with blaming(type(self.problem).__name__):
+            sampler = self._sampler()
         self.executor = EXECUTORS[config.run.executor](
-            self.problem, self._sampler(), self.clients, self.memory.between, exact
+            self.problem, sampler, self.clients, self.memory.between, exact
         )
         own = self.memory.own
         self._average = self._stage(Phase(_nothing, own)) if own.fields else None
@@ -131,12 +134,14 @@ class Simulation:
     def start(self) -> None:
         """Set the starting point and run the method's start phases (round 0)."""
         with default_dtype(self.dtype):
-            point = self.problem.initial(generator(self.config.seed, "initial"))
-            for block in self.blocks:
-                if block in point:
-                    value = torch.as_tensor(point[block]).reshape(-1).to(self.dtype)
-                    setattr(self.shared if block in self.shared else self.clients, block, value)
-            self.algorithm.initialize(self.shared)
+            with blaming(f"{type(self.problem).__name__}.initial", 0):
+                point = self.problem.initial(generator(self.config.seed, "initial"))
+                for block in self.blocks:
+                    if block in point:
+                        value = torch.as_tensor(point[block]).reshape(-1).to(self.dtype)
+                        setattr(self.shared if block in self.shared else self.clients, block, value)
+            with blaming(called(self.algorithm.initialize), 0):
+                self.algorithm.initialize(self.shared)
         self.traffic.wrote([*self.blocks, *self.shared.take_notes()[1]])
         self._run(self._start, 0.0)
         self.output.buffer.copy_(self.point())
@@ -204,7 +209,9 @@ class Simulation:
             observer.after_mean(stage, cohort)
         made = self.coordinator.refresh(self.round, stage.mean, stage.refreshed)
         if stage.phase.server is not None:
-            stage.phase.server(now, shared, stage.mean)
+            name = called(stage.phase.server)
+            with blaming(name, self.round, stage.phase.name):
+                expect_nothing(stage.phase.server(now, shared, stage.mean), name, "writes to `shared`")
         else:
             for name in stage.mean.layout.record.fields:
                 if name in shared:
@@ -258,8 +265,8 @@ class Simulation:
     def _update_output(self) -> None:
         rule, r = self.config.output_rule, self.round
         if rule == "average" and self.algorithm.averages:
-            for block, name in self.algorithm.averages.items():
-                setattr(self.output, block, getattr(self.shared, name))
+            for block in self.blocks:
+                setattr(self.output, block, getattr(self.shared, self.algorithm.averages[block]))
         elif rule == "average":
             self.output.buffer.add_(self.point() - self.output.buffer, alpha=1 / r)
         elif rule == "last" or Stream(self.config.seed, "output", round=r).uniform(1)[0, 0, 0] < 1 / r:

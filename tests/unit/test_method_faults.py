@@ -1,0 +1,582 @@
+"""Faults of a user's method, each on the sentence that a user reads and on the exit code."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, make_dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from games import Game
+from pydantic import Field
+
+from mpifed import Algorithm, Config, ConfigError, Phase, Record, hyperparameters
+from mpifed.cli import faults
+from mpifed.core.adaptive import Adam, Matrix, adaptive
+from mpifed.core.errors import ContractError, PluginError
+from mpifed.core.records import between, kept
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.simulation.simulation import Simulation
+
+CLIENT = "(now, shared, client, message, oracle)"
+
+
+@dataclass(frozen=True)
+class Sound(Algorithm):
+    """A step of every client, averaged; its variants below have one fault each."""
+
+    K: int = 2
+    eta: float = 0.1
+
+    steps = "K"
+    shared = Record(x="x", y="y")
+    client = Record(c="x")
+    message = Record(x="x", y="y")
+
+    def client_round(self, now, shared, client, message, oracle):
+        x, y = shared.x, shared.y
+        for _ in range(self.K):
+            gx, gy = oracle.grad(x, y, oracle.sample())
+            x, y = x - self.eta * gx, y + self.eta * gy
+        message.x, message.y = x, y
+
+
+def bad(base: type = Sound, **changes) -> Algorithm:
+    """``base`` with some members changed, as a class ``Bad``."""
+    return dataclass(frozen=True)(type("Bad", (base,), {"__module__": __name__, **changes}))()
+
+
+def stepping(body) -> Algorithm:
+    """A method whose client fills its message and then does ``body(shared, client, message, oracle)``."""
+
+    def client_round(self, now, shared, client, message, oracle):
+        message.x, message.y = shared.x, shared.y
+        body(shared, client, message, oracle)
+
+    return bad(client_round=client_round)
+
+
+def configuration(method, problem=None, executor="loop", **settings) -> Config:
+    return Config(
+        algorithm=method,
+        problem=problem or Game(clients=3),
+        rounds=2,
+        **{"oracle": {"batch_size": 2}} | settings,
+        run={"progress": False, "executor": executor, "dtype": "float64"},
+    )
+
+
+def run(method, problem=None, executor="loop", **settings) -> None:
+    simulation = Simulation(configuration(method, problem, executor, **settings), SerialComm())
+    simulation.start()
+    for _ in range(2):
+        simulation.step()
+    simulation.evaluate(simulation.output)
+
+
+@pytest.fixture
+def screen(monkeypatch, capsys):
+    """``screen(error)``: what a user reads of it, once the exit code has been found to be 2."""
+    monkeypatch.setattr(faults.signal, "signal", lambda *arguments: None)
+
+    def told(error: BaseException) -> str:
+        assert isinstance(error, faults.EXPLAINED), error
+        with pytest.raises(SystemExit) as end:
+            faults.explain(error)
+        text = capsys.readouterr().err
+        assert end.value.code == 2 and "Traceback" not in text, text
+        return text
+
+    return told
+
+
+@pytest.mark.parametrize("executor", ["loop", "batched"])
+def test_the_sound_method_runs(executor):
+    run(Sound(), executor=executor)
+    run(stepping(lambda *records: None), executor=executor)
+    run(bad(Adaptive), executor=executor)
+
+
+@dataclass(frozen=True)
+class Adaptive(Sound):
+    """With adaptive matrices."""
+
+    matrix: Matrix = Adam()
+    shared = Record(x="x", y="y", A=adaptive("x", of="x"), B=adaptive("y", of="y"))
+
+
+def nothing(self, now, shared, client, message, oracle):
+    message.x = message.y = 0.0
+
+
+def phases(*made):
+    """A member ``phases`` of some phases."""
+    return dict(phases=property(lambda self: tuple(make(self) for make in made)))
+
+
+def plain(self, **settings) -> Phase:
+    return Phase(self.client_round, self.message, **settings)
+
+
+def lost(self) -> Phase:
+    return Phase(self.client_round, Record(x="x", dy="y"))
+
+
+MADE = [
+    # records
+    (dict(shared={"x": "x"}), "Bad.shared must be a Record, got {'x': 'x'}"),
+    (dict(client=None), "Bad.client must be a Record, got nothing"),
+    (dict(message={"x": "x"}), "Bad: phase 'round' needs a message, a Record with a field, got {'x': 'x'}"),
+    (dict(message=Record()), "Bad: phase 'round' needs a message, a Record with a field, got Record()"),
+    (dict(client=Record(c=kept("x"))), "Bad: client.c cannot be Kept(kind='x'): what clients keep never"),
+    (dict(client=Record(A=adaptive("x", of="x"))), "Bad: client.A cannot be Adaptive(block='x', of='x')"),
+    (
+        dict(shared=Record(x="x", y="y", c=between("x"))),
+        "Bad: shared.c cannot be Between(kind='x'): between()",
+    ),
+    (dict(message=Record(x="x", y=between("y"))), "Bad: in phase 'round', message.y cannot be Between"),
+    (dict(message=Record(x="x", y=adaptive("y", of="y"))), "message.y cannot be Adaptive(block='y', of='y')"),
+    # names
+    (dict(steps="q"), "Bad.steps = 'q' must name the hyperparameter that counts local steps"),
+    (dict(steps="eta"), "Bad.steps = 'eta' must name the hyperparameter that counts local steps"),
+    (dict(steps=2), "Bad.steps = 2 must name the hyperparameter that counts local steps"),
+    (dict(averages={"x": "s", "y": "y"}), "Bad.averages: there is no field 's' in `shared` (it has x, y)"),
+    (dict(averages={"x": "x"}), "Bad.averages must name the blocks x, y, got x"),
+    (
+        dict(averages={"x": "y", "y": "y"}),
+        "Bad.averages: shared.y is of kind 'y', expected that of block 'x'",
+    ),
+    (dict(averages="x"), "Bad.averages must be a dictionary, block: field of `shared`, got 'x'"),
+    # functions
+    (dict(client_round=None), f"Bad needs client_round{CLIENT}, or `phases`"),
+    (
+        dict(client_round=lambda self, now, shared, message, oracle: None),
+        f"Bad: <lambda> must take {CLIENT}, got <lambda>(now, shared, message, oracle)",
+    ),
+    (
+        dict(client_round=lambda self, shared, now, client, message, oracle: None),
+        f"must take {CLIENT}, got <lambda>(shared, now, client, message, oracle)",
+    ),
+    (
+        dict(server_round=lambda self, r, shared, mean, sets: None),
+        "must take (now, shared, mean), got <lambda>(r, shared, mean, sets)",
+    ),
+    (dict(initialize=lambda self: None), "must take (shared), got <lambda>()"),
+    # phases
+    (
+        dict(phases=property(lambda self: plain(self))),
+        "Bad.phases must be a tuple of Phase(...), got a Phase",
+    ),
+    (dict(phases=lambda self: (plain(self),)), "got a method: @property is missing"),
+    (
+        dict(phases=property(lambda self: (plain(self) for _ in range(2)))),
+        "Bad.phases must be a tuple of Phase(...), got a generator",
+    ),
+    (dict(phases=()), "Bad.phases is empty: a round needs a phase"),
+    (
+        dict(phases=(nothing,)),
+        "Bad: a phase is Phase(client_function, message, server_function), got <function",
+    ),
+    (dict(phases=(3,)), "Bad: a phase is Phase(client_function, message, server_function), got 3"),
+    (dict(phases=(Phase("go", Record(x="x")),)), "the client function of a phase must be callable, got 'go'"),
+    (
+        dict(phases=(Phase(nothing, Record(x="x")),)),
+        f"Bad: nothing must take {CLIENT}, got nothing(self, now,",
+    ),
+    (
+        phases(functools.partial(plain, server="go")),
+        "server function of phase 'round' must be callable, got 'go'",
+    ),
+    (phases(lost, lost, lost), "there is no 'dy' (it has x, y)"),
+    (
+        phases(functools.partial(plain, fresh=True)),
+        "Bad.phases[0] cannot be fresh: it has the round's own cohort",
+    ),
+    (
+        dict(start=(Phase(functools.partial(nothing, None), Record(x="x"), fresh=True),)),
+        "Bad.start[0] cannot be fresh: all clients take part in it",
+    ),
+    (
+        phases(lambda self: Phase(self.client_round)),
+        "Bad.phases failed: TypeError: Phase.__init__() missing 1",
+    ),
+    (dict(shared=property(lambda self: 1 / 0)), "Bad.shared failed: ZeroDivisionError: division by zero"),
+    (dict(message=property(lambda self: 1 / 0)), "Bad.message failed: ZeroDivisionError: division by zero"),
+    (phases(lambda self: Record(buffer="x")), "a record's field cannot be named 'buffer'"),
+]
+
+
+@pytest.mark.parametrize("changes, words", MADE, ids=[words[:50] for _, words in MADE])
+def test_refused_when_it_is_made(changes, words, screen):
+    """One sentence, by the configuration and before anything is prepared."""
+    problem = Game(clients=3)
+    problem.prepare = pytest.fail
+    with pytest.raises(ConfigError) as error:
+        configuration(bad(**changes), problem)
+    text = str(error.value)
+    sentence, *lines = text.splitlines()
+    assert words in sentence and all(line.startswith("  ") for line in lines), text
+    assert text in screen(error.value)
+
+
+def test_faults_are_told_one_a_line():
+    with pytest.raises(ConfigError) as error:
+        configuration(bad(shared=3, client=4, steps="q", initialize=lambda self: None))
+    assert [line.split()[0] for line in str(error.value).splitlines()] == [
+        "Bad.shared",
+        "Bad.client",
+        "Bad.steps",
+        "Bad:",
+    ]
+
+
+def test_the_lines_of_phases_that_fail():
+    with pytest.raises(ConfigError) as error:
+        configuration(bad(phases=property(lambda self: 1 / 0)))
+    assert str(error.value).startswith("Bad.phases failed: ZeroDivisionError") and "1 / 0" in str(error.value)
+
+
+def of(**changes):
+    return dict(shared=Record(x="x", y="y", **changes))
+
+
+ADAPTED = [
+    (
+        of(A=adaptive("x", of="w")),
+        "Bad.A is made from the average of 'w', which no message of a round carries",
+    ),
+    (of(A=adaptive("x", of="x"), B=adaptive("y", of="v")), "Bad.B is made from the average of 'v'"),
+    (
+        of(A=adaptive("z", of="x")),
+        "Bad.A is the matrix of 'z', which is no field of `shared` or of the message",
+    ),
+    (
+        of(A=adaptive("x", of="x")) | dict(matrix="adam"),
+        "it needs a hyperparameter `matrix: Matrix`, got 'adam'",
+    ),
+    (of(A=adaptive("x", of="x")) | dict(matrix=None), "needs a hyperparameter `matrix: Matrix`, got nothing"),
+]
+
+
+@pytest.mark.parametrize("changes, words", ADAPTED)
+def test_adaptive_fields(changes, words, screen):
+    with pytest.raises(ConfigError) as error:
+        configuration(bad(**dict(matrix=Adam()) | changes))
+    (sentence,) = str(error.value).splitlines()
+    assert words in sentence and sentence in screen(error.value)
+
+
+@pytest.mark.parametrize("name", ["buffer", "layout", "rows", "beside", "take_notes", "_x"])
+def test_names_of_fields_that_are_taken(name):
+    with pytest.raises(ContractError, match=f"a record's field cannot be named '{name}'"):
+        Record(**{name: "x"})
+
+
+@pytest.mark.parametrize("kind", [3, None, ("x", 3), ["x"], kept(kept("x")), torch.zeros(2)])
+def test_kinds_of_fields(kind):
+    with pytest.raises(ContractError, match="field 'c' of a record: expected the name of a block or a size"):
+        Record(c=kind)
+
+
+def test_hyperparameters_that_hide_a_name():
+    """In the class, in a base of the user's own, in a mixin, and where ClassVar is forgotten."""
+
+    class Mixin:
+        steps: int = 3
+
+    def derive(*bases, **kinds):
+        return type("Bad", bases, {"__annotations__": kinds, "shared": Record(x="x"), "start": 0.0})
+
+    words = "Bad: a hyperparameter cannot be called '{}', which the contract of methods uses"
+    with pytest.raises(ContractError, match=words.format("start")):
+        derive(Sound, start=float)
+    with pytest.raises(ContractError, match=words.format("shared")):
+        derive(Algorithm, shared=Record)
+    with pytest.raises(ContractError, match=words.format("steps")):
+        derive(Mixin, Algorithm)
+    with pytest.raises(ContractError, match=words.format("phases")):
+        derive(derive(Sound), phases="int")
+    derive(Sound, start=ClassVar[float], shared="ClassVar", rate=float)
+
+
+def test_classes_that_are_not_decorated(screen):
+    class Plain(Algorithm):
+        shared = message = Record(x="x", y="y")
+        client_round = nothing
+
+    def refused(method) -> str:
+        with pytest.raises(ConfigError) as error:
+            configuration(method)
+        return screen(error.value)
+
+    assert "Plain must be a dataclass: its fields are its settings" in refused(Plain())
+    pydantic_less = make_dataclass("Bare", [("rho", float, Field(0.1))], bases=(Sound,), frozen=True)
+    assert "Bare.rho has no value: decorate the class with" in refused(pydantic_less())
+    extended = type("Extended", (hyperparameters(Sound),), {"rho": Field(0.5)})
+    assert "Extended.rho is no setting yet: decorate Extended itself" in refused(extended())
+
+
+def test_a_cohort_of_a_method_that_needs_everyone(screen):
+    with pytest.raises(ConfigError, match="Bad needs every client in every round") as error:
+        configuration(bad(partial_participation=False), participation={"cohort": 2})
+    screen(error.value)
+
+
+RECORDS = [
+    (
+        dict(shared=Record(y="y"), message=Record(y="y")),
+        "Bad has no field 'x' in `shared` or `client`, but Game has",
+    ),
+    (
+        dict(shared=Record(x="y", y="y"), averages={}),
+        "Bad: the field 'x' holds a block of Game, so it must be of kind 'x'",
+    ),
+    (
+        dict(shared=Record(y="y"), client=Record(x=between("x")), message=Record(y="y")),
+        "it must be of kind 'x', got Between",
+    ),
+    (dict(client=Record(u="u")), "field 'u' is of kind 'u'; this problem has scalar, x, y"),
+]
+
+
+@pytest.mark.parametrize("changes, words", RECORDS)
+def test_records_that_do_not_fit_the_problem(changes, words, screen):
+    with pytest.raises(ContractError) as error:
+        Simulation(configuration(bad(**changes)), SerialComm())
+    assert words in screen(error.value)
+
+
+def assign(record: str, name: str, value):
+    return lambda *records: setattr(records[("shared", "client", "message").index(record)], name, value)
+
+
+def endless(n):
+    return endless(n + 1)
+
+
+SAMPLE = torch.zeros(3, dtype=torch.float64)
+STEPPED = [
+    (lambda s, c, m, o: s.q, "AttributeError: this record has no field 'q'; it has x, y"),
+    (lambda s, c, m, o: c.q, "AttributeError: this record has no field 'q'; it has c"),
+    (lambda s, c, m, o: m.q, "AttributeError: this record has no field 'q'; it has x, y"),
+    (assign("client", "q", 1.0), "AttributeError: this record has no field 'q'; it has c"),
+    (assign("message", "q", 1.0), "AttributeError: this record has no field 'q'; it has x, y"),
+    (assign("message", "x", SAMPLE[:2]), "field 'x': expected the shape [C, 3], got [2]"),
+    (assign("client", "c", SAMPLE.float()), "field 'c': expected float64, got float32"),
+    (assign("message", "x", None), "field 'x': expected a tensor or a number, got None"),
+    (assign("message", "x", [SAMPLE]), "field 'x': expected a tensor or a number, got a list of 1"),
+    (assign("message", "x", {"x": 1}), "field 'x': expected a tensor or a number, got a dict"),
+    (
+        lambda s, c, m, o: s.x.add_(1),
+        "changed shared.x: a client function reads `shared` and never writes to it",
+    ),
+    (lambda s, c, m, o: s.y[:1].mul_(2), "changed shared.y: a client function reads `shared` and never"),
+    (assign("shared", "x", 1.0), "changed shared.x: a client function reads `shared` and never writes"),
+    (
+        lambda s, c, m, o: (o.sample(), o.sample(number=0)),
+        "a round counts its samples, oracle.sample(), or names them, oracle.sample(number=k), never both",
+    ),
+    (lambda s, c, m, o: o.sample(size=0), "oracle.sample(size=0): expected at least 1 row"),
+    (
+        lambda s, c, m, o: o.sample(size=2.5),
+        "oracle.sample(size=2.5): expected at least 1 row, a whole number",
+    ),
+    (lambda s, c, m, o: o.sample(number=-1), "oracle.sample(number=-1): expected a whole number from 0"),
+    (lambda s, c, m, o: o.sample(round=1), "oracle.sample(round=1) needs a number"),
+    (lambda s, c, m, o: o.sample(of="h"), "oracle.sample(of='h'): expected 'g' or 'f'"),
+    (
+        lambda s, c, m, o: o.grad(s.x, o.sample()),
+        "oracle.grad(x, y, xi) on a problem with the blocks x, y, got",
+    ),
+    (lambda s, c, m, o: o.grad(s.x, s.y), "oracle.grad(x, y, xi) on a problem with the blocks x, y, got"),
+    (
+        lambda s, c, m, o: o.grad(s.x),
+        "oracle.grad(x, y, xi) on a problem with the blocks x, y, got grad(Tensor)",
+    ),
+    (lambda s, c, m, o: next(o.steps(-1)), "oracle.steps(tau): expected whole numbers from 0, got -1"),
+    (lambda s, c, m, o: next(o.steps(2.7)), "oracle.steps(tau): expected whole numbers from 0, got 2.7"),
+    (
+        lambda s, c, m, o: next(o.steps([1] * 7)),
+        "oracle.steps(tau): expected one number or [C], one a client",
+    ),
+    (lambda s, c, m, o: next(o.steps(np.ones((1, 1), int))), "one a client that is stepped, got [1, 1]"),
+    (lambda s, c, m, o: o.operator(s.x, o.sample()), "'MinimaxOracle' object has no attribute 'operator'"),
+    (
+        lambda s, c, m, o: o.grad(s.x, s.y, o.sample),
+        "on a problem with the blocks x, y, got grad(Tensor, Tensor, method)",
+    ),
+    (lambda s, c, m, o: 1 / 0, "ZeroDivisionError: division by zero"),
+    (lambda s, c, m, o: endless(0), "RecursionError: maximum recursion depth exceeded"),
+    (lambda s, c, m, o: int("q"), "ValueError: invalid literal for int()"),
+]
+
+
+@pytest.mark.parametrize("executor, C", [("loop", 1), ("batched", 3)])
+@pytest.mark.parametrize("body, words", STEPPED, ids=[words[:50] for _, words in STEPPED])
+def test_a_client_function_that_fails(body, words, executor, C, screen):
+    """The first round tells which function, and where the user's lines are."""
+    with pytest.raises((ContractError, PluginError)) as error:
+        run(stepping(body), executor=executor)
+    text = screen(error.value)
+    assert words.replace("[C", f"[{C}") in text and "Bad.client_round" not in text.split("\n", 1)[1], text
+    assert "client_round" in text.split("\n")[0] and len(text.splitlines()) < 20, text
+    if "changed shared" not in words:
+        assert "test_method_faults.py" in text and "in round 1" in text, text
+
+
+@pytest.mark.parametrize("executor", ["loop", "batched"])
+def test_a_message_that_is_not_filled(executor, screen):
+    def client_round(self, now, shared, client, message, oracle):
+        message.x = shared.x
+
+    with pytest.raises(ContractError) as error:
+        run(bad(client_round=client_round), executor=executor)
+    assert "client_round never fills message.y" in screen(error.value)
+
+
+def test_functions_that_return_a_value(screen):
+    def generator(self, now, shared, client, message, oracle):
+        yield message.x
+
+    def server_round(self, now, shared, mean):
+        return mean.x, mean.y
+
+    with pytest.raises(ContractError) as error:
+        run(bad(client_round=generator))
+    assert "generator returned a generator: it fills `message` and returns nothing" in screen(error.value)
+    with pytest.raises(ContractError) as error:
+        run(bad(server_round=server_round))
+    assert "server_round returned a tuple: it writes to `shared` and returns nothing" in screen(error.value)
+
+
+def test_the_round_is_no_number(screen):
+    """A client function written as client_round(self, r, ...), with a number for r."""
+
+    def client_round(self, r, shared, client, message, oracle):
+        message.x, message.y = shared.x / (r + 1), shared.y
+
+    with pytest.raises(PluginError) as error:
+        run(bad(client_round=client_round))
+    assert "the first argument is `now`; the round's number is now.round" in screen(error.value)
+
+
+def test_all_data_of_a_problem_that_draws(screen):
+    class Draws(Game):
+        def client_data(self, client):
+            return ()
+
+        def draw(self, stream, size):
+            return (stream.normal(size, 1),)
+
+        def loss(self, x, y, batch):
+            return batch[0].mean() * x["v"].sum() * y["y"].sum()
+
+    with pytest.raises(ContractError) as error:
+        run(stepping(lambda s, c, m, o: o.grad(s.x, s.y, o.everything)), Draws(clients=3))
+    assert "Draws makes its own samples, so there is no oracle.everything of a client" in screen(error.value)
+
+
+def server(body) -> dict:
+    return dict(server_round=lambda self, now, shared, mean: body(shared, mean))
+
+
+def fails(*arguments):
+    raise ZeroDivisionError("on purpose")
+
+
+class Matrix0(Adam):
+    """A matrix that fails."""
+
+    __call__ = fails
+
+
+class OfProblem(Game):
+    """A game with a function that fails, in the class's ``fault``."""
+
+    fault = ""
+
+    def __getattribute__(self, name):
+        return fails if name == type(self).fault else super().__getattribute__(name)
+
+
+def game(fault: str) -> Game:
+    return type("Faulty", (OfProblem,), {"fault": fault})(clients=3)
+
+
+ELSEWHERE = [
+    (bad(**server(lambda s, m: m.q)), None, "AttributeError: this record has no field 'q'; it has x, y"),
+    (
+        bad(**server(lambda s, m: s.q)),
+        None,
+        "failed in round 1: AttributeError: this record has no field 'q'",
+    ),
+    (bad(**server(fails)), None, "failed in round 1: ZeroDivisionError: on purpose"),
+    (
+        bad(**server(lambda s, m: setattr(s, "x", m.y))),
+        None,
+        "in round 1: field 'x': expected the shape [3], got [2]",
+    ),
+    (
+        bad(**server(lambda s, m: setattr(s, "x", m.x.float()))),
+        None,
+        "field 'x': expected float64, got float32",
+    ),
+    (bad(initialize=lambda self, shared: fails()), None, "failed in round 0: ZeroDivisionError: on purpose"),
+    (
+        bad(initialize=lambda self, shared: shared.q),
+        None,
+        "in round 0: AttributeError: this record has no field",
+    ),
+    (Adaptive(matrix=Matrix0()), None, "the matrix of shared.A failed in round 1: ZeroDivisionError"),
+    (Sound(), game("prepare"), "Faulty failed: ZeroDivisionError: on purpose"),
+    (Sound(), game("variables"), "Faulty failed: ZeroDivisionError: on purpose"),
+    (Sound(), game("initial"), "Faulty failed: ZeroDivisionError: on purpose"),
+    (Sound(), game("loss"), "Faulty failed: ZeroDivisionError: on purpose"),
+    (Sound(), game("client_data"), "Faulty failed: ZeroDivisionError: on purpose"),
+    (Sound(), game("metrics"), "Faulty.metrics failed: ZeroDivisionError: on purpose"),
+]
+
+
+@pytest.mark.parametrize("method, problem, words", ELSEWHERE)
+def test_other_functions_that_fail(method, problem, words, screen):
+    """The server's, the start's, the matrices' and the problem's: the sentence, and the user's lines."""
+    with pytest.raises((ContractError, PluginError, CollectiveError)) as error:
+        run(method, problem)
+    text = screen(error.value)
+    assert words in text and 'test_method_faults.py", line' in text and len(text.splitlines()) < 20, text
+
+
+def test_predictions_that_fail(screen):
+    problem = game("predict")
+    problem.test_rows = 2
+    with pytest.raises(PluginError) as error:
+        run(Sound(), problem)
+    text = screen(error.value)
+    assert "Faulty.predict failed: ZeroDivisionError" in text and "test_method_faults.py" in text
+
+
+def test_a_record_of_a_composition_on_a_game(screen):
+    with pytest.raises(ConfigError) as error:
+        configuration(bad(family="composition", averages={}))
+    assert "Bad solves composition problems, Game is a minimax problem" in screen(error.value)
+
+
+def test_rows_of_a_client_that_alone_is_wrong(screen):
+    """The checks before the first round look at two clients; the third shows when its data are read."""
+
+    class Uneven(Game):
+        def client_data(self, client):
+            return super().client_data(client) if client < 2 else fails()
+
+    with pytest.raises(PluginError) as error:
+        run(Sound(), Uneven(clients=3))
+    assert "Uneven failed: ZeroDivisionError: on purpose" in screen(error.value)
+
+
+def test_a_method_whose_steps_are_not_numbers():
+    with pytest.raises(
+        CollectiveError, match="non-finite value in round 1: client 0, field 'x' of `message`"
+    ):
+        run(Sound(eta=float("nan")))
