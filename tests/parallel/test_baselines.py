@@ -1,4 +1,4 @@
-"""The methods of ``tests/plugins`` against plain loops, with cohorts and sample weights, and resumed half-way.
+"""The methods of ``tests/plugins`` against plain loops, with cohorts and sample weights, and resumed.
 
 Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 """
@@ -94,7 +94,7 @@ def test_plain_loops(comm, out, name, settings, cohort, weights, executor):
 @pytest.mark.parametrize("name", SETTINGS)
 @executors
 def test_resumption(comm, out, name, executor):
-    """Resumed after the second round: the same bits, those of one process, and the path of the plain loops."""
+    """Resumed after round 2: the same bits, which are those of one process, and the plain loops' path."""
     settings = SETTINGS[name][-1]
     changes = dict(executor=executor, cohort=3, weights="samples", checkpoint_every=2, keep=9)
     whole = run(job(name, settings, out, **changes), comm)
@@ -123,7 +123,7 @@ def test_a_binding_set_acts_at_the_server_of_fed_norm_sgda(comm, out):
 
 @executors
 def test_every_client_its_own_y(comm, out, executor):
-    """It starts at the problem's point, metrics see the clients' average, and the bits are those of one process."""
+    """Starts at the problem's point; metrics see the clients' average; the bits are those of one process."""
     settings = SETTINGS["flra"][0]
     start = start_of(Game(clients=CLIENTS), SEED)
     still = run(job("flra", settings | {"eta_y": 0.0}, f"{out}/still", executor=executor), comm)

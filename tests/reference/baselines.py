@@ -1,8 +1,8 @@
 """The methods of ``tests/plugins`` as plain loops over rounds, clients and steps, from their formulas alone.
 
-``grad(k, x, y, (r, j))`` gives the two gradients of client k on sample j = 0, 1, ... of its round r = 1, 2, ...;
-with j ``None``, on all its data. ``cohorts[r - 1]`` lists the cohorts of round r, one, or two where the second phase
-has its own. ``weights`` has one number a client. All functions return the point after each round.
+``grad(k, x, y, (r, j))`` gives both gradients of client k on sample j = 0, 1, ... of its round r = 1, 2, ...
+or, with j ``None``, on all its data. ``cohorts[r - 1]`` lists the cohorts of round r: one, or two where the
+second phase has its own. ``weights`` has one number a client. All return the point after each round.
 """
 
 from __future__ import annotations

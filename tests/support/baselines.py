@@ -88,7 +88,7 @@ class Beside(Half, Minimax):
 
 @dataclass
 class Quadratic(Minimisation):
-    """f_k(x) = ½ xᵀA_k x - b_kᵀx with A_k ≥ I; client k has 1 + k mod 5 equal rows: any minibatch is exact."""
+    """½ xᵀA_k x - b_kᵀx with A_k ≥ I; client k has 1 + k mod 5 equal rows, so minibatches are exact."""
 
     clients: int = 20
 
@@ -122,7 +122,7 @@ class Quadratic(Minimisation):
 
 @dataclass
 class Monotone(Quadratic, Minimax):
-    """The field J_k z - b_k of a quadratic in (x, y): x has two numbers, y one, and a skew part couples them."""
+    """The field J_k z - b_k of a quadratic in x, two numbers, and y, one; a skew part couples them."""
 
     layouts = (("x", "y"),)
     turn = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0], [-1.0, 1.0, 0.0]], dtype=torch.float64)

@@ -35,7 +35,7 @@ GLOBAL = dict(K=K, eta_xl=0.01, eta_yl=0.01)
 STORM = dict(q=K, gamma=0.01)
 LOCAL = dict(K=K, eta=0.01)
 
-#: Method, problem, then numbers up, numbers down, phases and oracle calls. Exceptions are said beside the line.
+#: Method, problem, then numbers up, numbers down, phases, calls; a comment where a paper counts otherwise.
 COSTS = {
     "LocalSGDA": (LocalSGDA(q=K, eta_x=0.01, eta_y=0.01), Game, D, D, 1, K),
     "FSGDA": (FSGDA(**GLOBAL), Game, D, D, 1, K),
@@ -69,7 +69,7 @@ COSTS = {
     "FedAvg": (plugin("fedavg", K=K, eta=0.01), Half, X, X, 1, K),
     "SCAFFOLD": (plugin("scaffold", K=K, eta=0.01), Half, 2 * X, 2 * X, 1, K),
     "CODASCA": (plugin("codasca", K=K, eta=0.01, pull=1.0, stage=9), Game, 2 * D, 2 * D, 1, K),
-    # A stage that ends brings a new reference point, which is a point that has been sent: it is counted again.
+    # The reference point of a new stage is counted, although it is a point that has been sent.
     "CODASCA, a new stage": (
         plugin("codasca", K=K, eta=0.01, pull=1.0, stage=2), Game, 2 * D, 2 * D + X, 1, K,
     ),
@@ -83,7 +83,7 @@ COSTS = {
     "Fed-Norm-SGDA": (
         plugin("fed_norm_sgda", tau=(1, 2, 3, 6), eta=(0.01, 0.01), gamma=(0.01, 0.01)), Game, D, D, 1, 3,
     ),
-    "CDMA-ADA": (plugin("cdma_ada", K=K, eta=(0.01, 0.01), alpha=0.9, a=0.3), Game, 2 * D, 3 * D, 2, 2 + 2 * K),
+    "CDMA-ADA": (plugin("cdma_ada", K=K, eta=(0.1, 0.1), alpha=0.9, a=0.3), Game, 2 * D, 3 * D, 2, 2 + 2 * K),
     "FLRA": (plugin("flra", K=K, eta_x=0.01, eta_y=0.01), Game, X, X, 1, K),
 }  # fmt: skip
 

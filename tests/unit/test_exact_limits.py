@@ -91,7 +91,7 @@ ALONE = [name for name in METHODS if ALGORITHMS[name].family != "composition" an
 @pytest.mark.parametrize("executor", ["loop", "batched"])
 @pytest.mark.parametrize("name", ALONE)
 def test_without_y_x_goes_as_beside_a_y_that_does_not_touch_it(tmp_path, name, executor):
-    """A vector in x alone: the noise of x is the same, for a block's numbers come before those of the next."""
+    """Its noise is the same in both: a block's numbers come before those of the next block."""
     alone, beside = (
         trace(
             configuration(method(name), problem(clients=4), tmp_path, rounds=4, executor=executor),
