@@ -77,7 +77,7 @@ class _HeavyTailed(Algorithm):
             u = beta_x * (gx + shared.gx - client.gx) + (1 - beta_x) * shared.u             # line 5
             v = beta_y * (gy + shared.gy - client.gy) + (1 - beta_y) * shared.v
             x = oracle.sets.x(x - self.eta_x * self.direction(u, oracle.blocks["x"]))       # line 6
-            y = oracle.sets.y(y + self.eta_y * self.direction(v, oracle.blocks["y"]))
+            y = oracle.sets.y(y + self.eta_y * self.direction(v, oracle.blocks.get("y", {})))
             message.gx += gx / self.p                                                       # line 8
             message.gy += gy / self.p
         message.dx, message.dy = x - shared.x, y - shared.y

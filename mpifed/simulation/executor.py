@@ -94,8 +94,8 @@ class Loop:
     def run(self, stage: Stage, now: Now, cohort: Cohort, shared: Observed) -> None:
         """Run the stage's client function for the members on this rank and fill the first rows of its messages."""
         stage.messages.buffer[: len(cohort.local)].zero_()
-        if cohort is not self._cohort:
-            self._cohort = cohort
+        if stage.cohort != self._cohort:  # with all clients, a fresh cohort is they again
+            self._cohort = stage.cohort
             self._between = State(
                 self._layout, self.clients.buffer.new_zeros(len(cohort.local), self._layout.size)
             )

@@ -1,0 +1,142 @@
+"""The methods of ``tests/plugins``, and problems to hold them against references and exact solutions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from games import DX, Game, reference_gradient
+
+from mpifed import Blocks, Minimax
+from mpifed.config.plugins import find
+from mpifed.core.problem import Minimisation
+from mpifed.core.settings import build
+from mpifed.core.streams import generator
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+CLASSES = {
+    "fedavg": "FedAvg",
+    "scaffold": "Scaffold",
+    "codasca": "Codasca",
+    "fednest": "FedNest",
+    "fed_norm_sgda": "FedNormSGDA",
+    "cdma_ada": "CdmaAda",
+    "flra": "Flra",
+}
+#: The y at which :class:`Half` is the game.
+FIXED = torch.tensor([0.5, -0.3], dtype=torch.float64)
+#: More samples than any method here takes in a round.
+MANY = 64
+
+
+def plugin(name: str, **settings):
+    """The method of the file ``name``, found as a job finds it."""
+    return build(find(f"{PLUGINS / name}.py:{CLASSES[name]}", "algorithm"), settings, name)
+
+
+def gradient_at(game: Game, seed: int, batch_size: int, noise):
+    """``grad(k, x, y, (r, j))`` for the references; j ``None`` is all data without noise."""
+    some = reference_gradient(game, seed, MANY, batch_size, noise)
+    exact = reference_gradient(game, seed, MANY, 0, None)
+    return lambda k, x, y, key: (
+        exact(k, x, y, 1) if key[1] is None else some(k, x, y, (key[0] - 1) * MANY + key[1] + 1)
+    )
+
+
+@dataclass
+class Half(Minimisation):
+    """The game at a fixed y: a minimisation."""
+
+    clients: int = 3
+
+    def prepare(self, seed, data_dir=None):
+        self.game = Game(clients=self.clients)
+        self.game.prepare(seed)
+
+    def variables(self):
+        return Blocks(x=self.game.variables()["x"])
+
+    def initial(self, rng):
+        return {"x": self.game.initial(rng)["x"]}
+
+    def client_data(self, k):
+        return self.game.client_data(k)
+
+    def loss(self, x, batch):
+        return self.game.loss(x, {"y": FIXED}, batch)
+
+    def metrics(self, x, predictions):
+        return {"norm": float(torch.cat([x["u"], x["v"]]).norm())}
+
+
+@dataclass
+class Beside(Half, Minimax):
+    """The same minimisation beside a y of its own, -½‖y - 1‖², which does not touch x."""
+
+    layouts = (("x", "y"),)
+
+    def variables(self):
+        return self.game.variables()
+
+    def loss(self, x, y, batch):
+        return Half.loss(self, x, batch) - 0.5 * ((y["y"] - 1) ** 2).sum()
+
+    def metrics(self, x, y, predictions):
+        return {}
+
+
+@dataclass
+class Quadratic(Minimisation):
+    """½ xᵀA_k x - b_kᵀx with A_k ≥ I; client k has 1 + k mod 5 equal rows, so minibatches are exact."""
+
+    clients: int = 20
+
+    def prepare(self, seed, data_dir=None):
+        self.A, self.b = [], []
+        for k in range(self.clients):
+            rng = generator(seed, "quadratic", k)
+            S = rng.standard_normal((DX, DX))
+            self.A.append(torch.from_numpy(S @ S.T / DX) + torch.eye(DX, dtype=torch.float64))
+            self.b.append(torch.from_numpy(rng.standard_normal(DX)))
+
+    def variables(self):
+        return Blocks(x={"x": (DX,)})
+
+    def sizes(self):
+        return [1 + k % 5 for k in range(self.clients)]
+
+    def client_data(self, k):
+        rows = self.sizes()[k]
+        return self.A[k].expand(rows, DX, DX), self.b[k].expand(rows, DX)
+
+    def gradients(self, x, batch):
+        A, b = (column[:, 0] for column in batch)
+        return (A @ x.expand(len(A), DX).unsqueeze(-1)).squeeze(-1) - b
+
+    def solution(self, weights) -> torch.Tensor:
+        """Where the weighted mean of the gradients is 0."""
+        A, b = (sum(w * part for w, part in zip(weights, parts)) for parts in (self.A, self.b))
+        return torch.linalg.solve(A, b)
+
+
+@dataclass
+class Monotone(Quadratic, Minimax):
+    """The field J_k z - b_k of a quadratic in x, two numbers, and y, one; a skew part couples them."""
+
+    layouts = (("x", "y"),)
+    turn = torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, -1.0], [-1.0, 1.0, 0.0]], dtype=torch.float64)
+
+    def prepare(self, seed, data_dir=None):
+        super().prepare(seed)
+        mask = torch.block_diag(torch.ones(2, 2), torch.ones(1, 1))
+        self.A = [A * mask + (1 + k % 3) * self.turn for k, A in enumerate(self.A)]
+
+    def variables(self):
+        return Blocks(x={"x": (2,)}, y={"y": (1,)})
+
+    def gradients(self, x, y, batch):
+        count = len(batch[0])
+        z = torch.cat([x.expand(count, 2), y.expand(count, 1)], dim=1)
+        field = super().gradients(z, batch)
+        return field[:, :2], -field[:, 2:]

@@ -1,0 +1,133 @@
+"""What every method costs a client in a round, observed, against what the papers count.
+
+A steady round is the third, with all clients: what nobody has written since is not sent again.
+"""
+
+import pytest
+from baselines import Half, plugin
+from fields import Chain, P
+from games import DX, DY, Game, configuration
+
+from mpifed.algorithms import (
+    FESSGDA,
+    FGDA,
+    FSGDA,
+    LESGD,
+    LIPPAX,
+    LSGD,
+    MFCGD,
+    SLIPPAX,
+    AdaFGDA,
+    AdaMFCGD,
+    FedMuonDA,
+    FedNSGDAM,
+    FedSGDAClip,
+    LocalDualExtrapolation,
+    LocalSGDA,
+    SmoothedGDA,
+)
+from mpifed.parallel.comm import SerialComm
+from mpifed.simulation.simulation import Simulation
+
+X, Y, D, K, CLIENTS = DX, DY, DX + DY, 3, 4
+HEAVY = dict(p=K, eta_x=0.01, eta_y=0.01, gamma_x=0.02, gamma_y=0.02)
+GLOBAL = dict(K=K, eta_xl=0.01, eta_yl=0.01)
+STORM = dict(q=K, gamma=0.01)
+LOCAL = dict(K=K, eta=0.01)
+
+#: Method, problem, then numbers up, numbers down, phases, calls; a comment where a paper counts otherwise.
+COSTS = {
+    "LocalSGDA": (LocalSGDA(q=K, eta_x=0.01, eta_y=0.01), Game, D, D, 1, K),
+    "FSGDA": (FSGDA(**GLOBAL), Game, D, D, 1, K),
+    "FSGDA without y": (FSGDA(**GLOBAL), Half, X, X, 1, K),
+    "FESSGDA": (FESSGDA(p=0.1, **GLOBAL), Game, D, D, 1, K),  # z stays at the server
+    # Its paper is central and counts nothing; here it sends gradients and is sent points.
+    "SmoothedGDA": (SmoothedGDA(eta_x=0.01, eta_y=0.01, p=0.1), Game, D, D, 1, 1),
+    "SmoothedGDA alternating": (SmoothedGDA(eta_x=0.01, eta_y=0.01, alternating=True), Game, D, D, 2, 2),
+    "FGDA stem": (FGDA(**STORM), Game, 2 * D, 2 * D, 1, 2 * K),
+    "FGDA local": (FGDA(**STORM, sync_estimator="local"), Game, 2 * D, D, 1, 2 * K),
+    "FGDA mean_after": (FGDA(**STORM, sync_estimator="mean_after"), Game, 3 * D, 2 * D, 2, 2 * K),
+    "AdaFGDA stem": (AdaFGDA(**STORM), Game, 2 * D, 3 * D, 1, 2 * K),  # A and B, dense
+    "AdaFGDA local": (AdaFGDA(**STORM, sync_estimator="local"), Game, 2 * D, 2 * D, 1, 2 * K),
+    "AdaFGDA, a number for each block": (AdaFGDA(**STORM, matrix="norm"), Game, 2 * D, 2 * D + 2, 1, 2 * K),
+    "FedNSGDAM": (FedNSGDAM(**HEAVY), Game, 2 * D, 2 * D, 1, K),  # clients recompute the momentum
+    "FedMuonDA": (FedMuonDA(**HEAVY), Game, 2 * D, 2 * D, 1, K),
+    "FedSGDAClip": (FedSGDAClip(**HEAVY), Game, 2 * D, 2 * D, 1, K),
+    # The sums for the output average are not counted.
+    "LSGD": (LSGD(**LOCAL), Game, D, D, 1, K),
+    "LESGD": (LESGD(**LOCAL), Game, 2 * D, 2 * D, 2, 2 * K),
+    "LESGD, z only": (LESGD(**LOCAL, sync_extrapolation=False), Game, D, D, 1, 2 * K),
+    "LIPPAX": (LIPPAX(**LOCAL, H=2, L=5.0), Game, D, D, 1, 3 * K),
+    "SLIPPAX": (SLIPPAX(**LOCAL, H=1, L=5.0, sigma=1.0), Game, D, D, 1, 2 * K),
+    "LocalDualExtrapolation": (LocalDualExtrapolation(**LOCAL), Game, 2 * D, 2 * D, 2, 2 * K),
+    "LocalDualExtrapolation, z only": (
+        LocalDualExtrapolation(**LOCAL, sync_extrapolation=False), Game, D, D, 1, 2 * K,
+    ),
+    # A call is one evaluation of g with its Jacobian, or of ∇f: two of each a step.
+    "MFCGD": (MFCGD(**STORM), Chain, 2 * X, X, 1, 4 * K),
+    "AdaMFCGD": (AdaMFCGD(**STORM), Chain, 2 * X, 2 * X, 1, 4 * K),
+    "FedAvg": (plugin("fedavg", K=K, eta=0.01), Half, X, X, 1, K),
+    "SCAFFOLD": (plugin("scaffold", K=K, eta=0.01), Half, 2 * X, 2 * X, 1, K),
+    "CODASCA": (plugin("codasca", K=K, eta=0.01, pull=1.0, stage=9), Game, 2 * D, 2 * D, 1, K),
+    # The reference point of a new stage is counted, although it is a point that has been sent.
+    "CODASCA, a new stage": (
+        plugin("codasca", K=K, eta=0.01, pull=1.0, stage=2), Game, 2 * D, 2 * D + X, 1, K,
+    ),
+    **{
+        f"FedNest, T = {T}": (
+            plugin("fednest", T=T, tau=K, alpha=0.01, beta=0.01), Game, 2 * T * Y + 2 * X, 2 * T * Y + 2 * X,
+            2 * T + 2, (T + 1) * (1 + 2 * K),
+        )
+        for T in (1, 2, 3)
+    },
+    "Fed-Norm-SGDA": (
+        plugin("fed_norm_sgda", tau=(1, 2, 3, 6), eta=(0.01, 0.01), gamma=(0.01, 0.01)), Game, D, D, 1, 3,
+    ),
+    "CDMA-ADA": (plugin("cdma_ada", K=K, eta=(0.1, 0.1), alpha=0.9, a=0.3), Game, 2 * D, 3 * D, 2, 2 + 2 * K),
+    "FLRA": (plugin("flra", K=K, eta_x=0.01, eta_y=0.01), Game, X, X, 1, K),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("name", COSTS)
+def test_a_steady_round(tmp_path, name, executor):
+    method, problem, *counts = COSTS[name]
+    config = configuration(method, problem(clients=CLIENTS), tmp_path, executor=executor)
+    simulation, before = Simulation(config, SerialComm()), None
+    simulation.start()
+    for _ in range(3):
+        costs = simulation.costs
+        before = costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls
+        simulation.step()
+    after = costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls
+    up, down, phases, calls = (now - then for now, then in zip(after, before))
+    each = CLIENTS * 8  # bytes of a number of float64 from or to every client
+    assert [up / each, down / each, phases, calls / CLIENTS] == counts
+
+
+def test_every_method_is_counted():
+    from mpifed.algorithms import ALGORITHMS
+
+    assert set(ALGORITHMS) <= {name.split(",")[0].split(" ")[0] for name in COSTS}
+
+
+def test_a_cohort_is_sent_all_that_it_reads(tmp_path):
+    """SCAFFOLD x and c; CDMA-ADA x, y and the last point, then, as others are asked, x, y, u and v."""
+    for method, problem, down in (
+        (COSTS["SCAFFOLD"][0], Half, 2 * X),
+        (COSTS["CDMA-ADA"][0], Game, 4 * D),
+        (COSTS["FSGDA"][0], Game, D),
+    ):
+        simulation = Simulation(
+            configuration(method, problem(clients=CLIENTS), tmp_path, cohort=2), SerialComm()
+        )
+        simulation.start()
+        simulation.step()
+        simulation.step()
+        before = simulation.costs.bytes_down
+        simulation.step()
+        assert simulation.costs.bytes_down - before == 2 * 8 * down
+
+
+def test_dimensions_tell_the_blocks_apart():
+    assert len({X, Y, P * X, D}) == 4
