@@ -2,14 +2,15 @@
 
 Each is a pure function of its moments and of the point and estimator averaged at a synchronisation:
 ``moments, A = matrix(moments, w, x)`` with ``x -= gamma * eta * w / A``. A is a diagonal, shape ``[d]``, or a
-multiple of the identity, shape ``[1]``; always A ⪰ ρ I. ``moments`` is a tuple that starts as zeros; ``state`` names
-the kind of each moment ("block" like x, or "scalar").
+multiple of the identity, shape ``[1]``; always A ⪰ ρ I. ``moments`` is a tuple that starts as zeros;
+``state`` names the kind of each moment ("block" like x, or "scalar").
 
-``matrix.refer(moments, w, x)`` tells those that compare with the synchronisation before what stands for it until the
-first one: the averaged estimator and the point at the common start. It accumulates nothing.
+``matrix.refer(moments, w, x)`` tells those that compare with the synchronisation before what stands for it
+until the first one: the averaged estimator and the point at the common start. It accumulates nothing.
 
-Sources: Huang et al. 2024 Algorithm 1 line 6 and the example below it; Huang n.d. eqs. 4-6. The papers use no bias correction, so the first
-matrices are about (1 - varrho)^(-1/2) smaller than corrected ones, and the first steps that much larger.
+Sources: Huang et al. 2024 Algorithm 1 line 6 and the example below it; Huang eqs. 4-6. The papers use no bias
+correction, so the first matrices are about (1 - varrho)^(-1/2) smaller than corrected ones, and the first
+steps that much larger.
 """
 
 from __future__ import annotations
@@ -92,10 +93,11 @@ class Adam(_Matrix):
 
 @hyperparameters
 class AdaBelief(_Matrix):
-    """a ← ϱ a + (1 - ϱ)(w - w')², A = diag(√a + ρ), w' the average at the synchronisation before (Huang et al. 2024, below line 6).
+    """a ← ϱ a + (1 - ϱ)(w - w')², A = diag(√a + ρ), w' the average at the synchronisation before (Huang et
+    al. 2024, below line 6).
 
-    The paper prints ρ for ϱ and leaves w' open until the first synchronisation: ``belief_reference``. With "initial"
-    the first matrix by rule is ρ I.
+    The paper prints ρ for ϱ and leaves w' open until the first synchronisation: ``belief_reference``. With
+    "initial" the first matrix by rule is ρ I.
     """
 
     varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the belief")
@@ -132,7 +134,7 @@ class AMSGrad(_Matrix):
 
 @hyperparameters
 class Norm(_Matrix):
-    """a ← ϑ a + (1 - ϑ)‖w‖, A = (a + ρ) I, literally Huang n.d. eq. 6; ``root``: the mean of ‖w‖² and then its root."""
+    """a ← ϑ a + (1 - ϑ)‖w‖, A = (a + ρ) I, literally Huang eq. 6; ``root``: the mean of ‖w‖² and then its root."""
 
     vartheta: float = Field(default=0.9, ge=0, lt=1, description="decay ϑ of the norm")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
@@ -205,9 +207,9 @@ FirstMatrix = Literal["rule", "identity", "rho"]
 def adaptive(block: str, of: str) -> Adaptive:
     """A field of ``shared`` that holds the adaptive matrix of ``block``, made by the method's ``matrix``.
 
-    Rank 0 refreshes it once a round, after the first phase whose messages carry ``of``, from the average of that field and
-    the averaged ``block`` where the messages have it (``shared``'s where not). A method with a start phase that carries
-    ``of`` says by ``first_matrix`` what its matrices are before the first round.
+    Rank 0 refreshes it once a round, after the first phase whose messages carry ``of``, from the average of
+    that field and the averaged ``block`` where the messages have it (``shared``'s where not). A method with a
+    start phase that carries ``of`` says by ``first_matrix`` what its matrices are before the first round.
     """
     return Adaptive(block, of)
 
@@ -220,15 +222,16 @@ def first(method) -> float:
 def due(method, steps: int, round: int) -> bool:
     """Whether ``round`` makes new matrices.
 
-    With rounds of one step and the rule at the start, the start is the first synchronisation: round 1 averages the very
-    estimators that have made A_1, and changes nothing.
+    With rounds of one step and the rule at the start, the start is the first synchronisation: round 1
+    averages the very estimators that have made A_1, and changes nothing.
     """
     rule = getattr(method, "first_matrix", "") == "rule"
     return round > 1 or (rule if round == 0 else not (rule and steps == 1))
 
 
 def refresh(method, steps: int, round: int, moments: Moments, w: torch.Tensor, x: torch.Tensor):
-    """Line 6 of the boxes: the moments and the matrix after ``round``; ``None`` for a matrix that stays as it is.
+    """Line 6 of the boxes: the moments and the matrix after ``round``; ``None`` for a matrix that stays as it
+    is.
 
     Args:
         steps: local steps of a round.

@@ -1,7 +1,7 @@
 """The contract of a method: its state, then what a client and the server do in a phase of a round.
 
-A method is a frozen record of hyperparameters; all state lives in records that the simulator allocates, reduces,
-broadcasts and checkpoints without knowing whose they are:
+A method is a frozen record of hyperparameters; all state lives in records that the simulator allocates,
+reduces, broadcasts and checkpoints without knowing whose they are:
 
 ============  ====================================================  ==========================  ====================
 record        what it holds                                         who writes it               what travels
@@ -13,15 +13,16 @@ record        what it holds                                         who writes i
 
 A phase is a client function, an average, a server function. A method with one phase a round writes
 
-* ``client_round(now, shared, client, message, oracle)``: read ``shared``, update ``client``, fill ``message`` (zeros on
-  entry). Fields of ``client`` and ``message`` and all that the oracle returns have a leading axis over the clients stepped
-  together, ``[C, d]``; fields of ``shared`` are ``[d]``. Never write to ``shared`` here, not even in place through a view
-  (``x = shared.x; x -= ...``).
-* ``server_round(now, shared, mean)``: update ``shared`` from the averaged message. Left out, the averages replace the
-  fields of ``shared`` of the same names.
+* ``client_round(now, shared, client, message, oracle)``: read ``shared``, update ``client``, fill ``message``
+  (zeros on entry). Fields of ``client`` and ``message`` and all that the oracle returns have a leading axis
+  over the clients stepped together, ``[C, d]``; fields of ``shared`` are ``[d]``. Never write to ``shared``
+  here, not even in place through a view (``x = shared.x; x -= ...``).
+* ``server_round(now, shared, mean)``: update ``shared`` from the averaged message. Left out, the averages
+  replace the fields of ``shared`` of the same names.
 
-A method with more phases lists them in ``phases``, functions and all, and may repeat them. What federated clients would be
-sent is observed: what a client function reads of ``shared`` and the server has written since.
+A method with more phases lists them in ``phases``, functions and all, and may repeat them. What federated
+clients would be sent is observed: what a client function reads of ``shared`` and the server has written
+since.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Phase:
     Attributes:
         client: called as ``client(now, shared, client, message, oracle)``.
         message: what it fills.
-        server: called as ``server(now, shared, mean)``; ``None``: the averages replace the fields of ``shared`` of the same
-            names.
+        server: called as ``server(now, shared, mean)``; ``None``: the averages replace the fields of
+            ``shared`` of the same names.
         fresh: draw a new cohort from this phase on.
     """
 
@@ -107,8 +108,8 @@ class Algorithm:
     composite: ClassVar[bool] = False
     #: The output rule of the paper: "last" or "average".
     output: ClassVar[str] = "last"
-    #: Block → field of ``shared`` with the average over clients and steps that the paper returns; by default the output
-    #: rule "average" means the average of the rounds' points.
+    #: Block → field of ``shared`` with the average over clients and steps that the paper returns; by default
+    #: the output rule "average" means the average of the rounds' points.
     averages: ClassVar[dict[str, str]] = {}
     #: Name of the hyperparameter that says how many local steps a round has.
     steps: ClassVar[str] = ""

@@ -1,9 +1,9 @@
 """Stochastic oracles: what a method may ask of the clients it steps, one class a problem family.
 
-All results have the client axis, ``[C, d]``; points may be ``[C, d]`` or ``[d]`` (shared by all clients). ``batched`` maps a
-problem's functions over the client axis at once; otherwise there is one client. Evaluations are counted in ``calls``: one
-evaluation at one sample ξ (a minibatch is one ξ) of one client is one call; a gradient pair (x and y) is one, as is an inner
-value with or without its Jacobian.
+All results have the client axis, ``[C, d]``; points may be ``[C, d]`` or ``[d]`` (shared by all clients).
+``batched`` maps a problem's functions over the client axis at once; otherwise there is one client.
+Evaluations are counted in ``calls``: one evaluation at one sample ξ (a minibatch is one ξ) of one client is
+one call; a gradient pair (x and y) is one, as is an inner value with or without its Jacobian.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ class MinimaxOracle(Oracle):
 class _Workspace:
     """A flat point ``[C, dx + dy]`` whose named parameters are leaves of the autograd graph.
 
-    For one client the leaves' gradients are views of ``gradient``, so that backward() leaves the flat gradient behind without
-    a copy a parameter. Rows of several clients are strided, which that does not allow.
+    For one client the leaves' gradients are views of ``gradient``, so that backward() leaves the flat
+    gradient behind without a copy a parameter. Rows of several clients are strided, which that does not
+    allow.
     """
 
     def __init__(self, blocks: Blocks, count: int, batched: bool, like: torch.Tensor):
@@ -145,7 +146,8 @@ class OperatorOracle(Oracle):
 class CompositionOracle(Oracle):
     """g_n, its Jacobian, and ∇f_n.
 
-    Jacobians are dense, ``[C, p, d]``: the problem's own, or forward or reverse, whichever needs fewer sweeps.
+    Jacobians are dense, ``[C, p, d]``: the problem's own, or forward or reverse, whichever needs fewer
+    sweeps.
     """
 
     def __init__(self, problem: Problem, sampler: Sampler, batched: bool):

@@ -1,7 +1,7 @@
 """What all oracles share: whom they serve, the samples they deal out, the evaluations they count.
 
-Samples are dealt out by count, ``oracle.sample()``, through all phases of a round, so that no method numbers them by hand.
-A method that wants one sample again names it, ``oracle.sample(number=k)``.
+Samples are dealt out by count, ``oracle.sample()``, through all phases of a round, so that no method numbers
+them by hand. A method that wants one sample again names it, ``oracle.sample(number=k)``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Oracle:
         Args:
             size: rows of the minibatch, by default the job's batch size.
             of: "g" or "f": which of a composition's functions it is for.
-            number: a sample by its number 0, 1, ... instead of the next one; the same address gives the same ξ.
+            number: a sample by its number 0, 1, ... instead of the next one; the same address gives the same
+                ξ.
             round: with ``number``, the sample of another round.
 
         Raises:
@@ -88,8 +89,8 @@ class Oracle:
             tau: each client's number of steps ``[C]``, or one for all.
 
         Yields:
-            Which clients take the step, boolean ``[C, 1]``, for ``torch.where(on, new, old)``. Who is done neither draws
-            nor counts.
+            Which clients take the step, boolean ``[C, 1]``, for ``torch.where(on, new, old)``. Who is done
+            neither draws nor counts.
         """
         tau = np.broadcast_to(np.asarray(tau, dtype=np.int64), (self._count,))
         try:

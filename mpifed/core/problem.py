@@ -126,7 +126,7 @@ class Minimisation(Problem):
 
 
 class Operator(Problem):
-    """Find z*: ⟨V(z), z* - z⟩ + φ(z*) - φ(z) ≤ 0 for all z, with V = (1/N) Σ_n V_n (Wang & Kale n.d.,
+    """Find z*: ⟨V(z), z* - z⟩ + φ(z*) - φ(z) ≤ 0 for all z, with V = (1/N) Σ_n V_n (Wang & Kale,
     sections 3 and 5).
 
     A rotation, whose solution is 0, with an ℓ1 norm on top::
@@ -163,7 +163,7 @@ class Operator(Problem):
 
 
 class Composition(Problem):
-    """min_x (1/N) Σ_n E f_n(E g_n(x; ζ); ξ) (Huang n.d., eq. 1).
+    """min_x (1/N) Σ_n E f_n(E g_n(x; ζ); ξ) (Huang, eq. 1).
 
     Define :meth:`inner` and :meth:`outer`, which are differentiated, or ``jacobian`` and ``outer_gradient``
     by hand. The entropic risk of a squared error, log E exp(g) with one inner value::

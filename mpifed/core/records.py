@@ -1,15 +1,17 @@
 """Named fields laid end to end in one contiguous buffer.
 
-A :class:`Record` says which fields exist and what each looks like; :meth:`Record.layout` fixes the offsets for a
-problem; a :class:`State` is one buffer with that layout. Reading a field is a view, assigning copies in, so a
-whole record can be reduced, broadcast or written to disk without knowing a single field name.
+A :class:`Record` says which fields exist and what each looks like; :meth:`Record.layout` fixes the offsets
+for a problem; a :class:`State` is one buffer with that layout. Reading a field is a view, assigning copies
+in, so a whole record can be reduced, broadcast or written to disk without knowing a single field name.
 
-A field's *kind* is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), another size that the
-problem's family defines (``"u"``, ``"jacobian"`` of a composition), ``"scalar"``, or a tuple of kinds; a field whose kind is a
-tuple reads as a tuple of views. :func:`kept`, :func:`between` and ``adaptive`` say more of a field than its size.
+A field's *kind* is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), another size
+that the problem's family defines (``"u"``, ``"jacobian"`` of a composition), ``"scalar"``, or a tuple of
+kinds; a field whose kind is a tuple reads as a tuple of views. :func:`kept`, :func:`between` and ``adaptive``
+say more of a field than its size.
 
-A state may carry a leading client axis: ``shared`` has fields of shape ``[d]``, ``client`` and ``message`` of shape
-``[C, d]``. Arithmetic broadcasts over it, which is why one algorithm text serves one client and a thousand.
+A state may carry a leading client axis: ``shared`` has fields of shape ``[d]``, ``client`` and ``message`` of
+shape ``[C, d]``. Arithmetic broadcasts over it, which is why one algorithm text serves one client and a
+thousand.
 """
 
 from __future__ import annotations
@@ -72,8 +74,8 @@ def kept(kind: Plain) -> Kept:
 def between(kind: Plain) -> Between:
     """A field of ``client`` that one phase leaves for a later phase of the round.
 
-    It is 0 when the round begins and when a fresh cohort is drawn; members of the cohort alone have it, and no checkpoint
-    holds it.
+    It is 0 when the round begins and when a fresh cohort is drawn; members of the cohort alone have it, and
+    no checkpoint holds it.
     """
     return Between(kind)
 

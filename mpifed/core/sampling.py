@@ -1,7 +1,7 @@
 """Samples: the k-th sample ξ of a client's round as a *value*.
 
-A value can be evaluated at two points (STORM, SVRG), and it does not matter in which order clients ask for theirs. The
-samples of a round are drawn at once for all members of the cohort on a rank.
+A value can be evaluated at two points (STORM, SVRG), and it does not matter in which order clients ask for
+theirs. The samples of a round are drawn at once for all members of the cohort on a rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ __all__ = ["Sample", "Sampler"]
 
 
 class Sample(NamedTuple):
-    """One sample ξ of C clients: tensors ``[C, b, ...]`` and, with noise, one vector a client ``[C, d]`` over all blocks.
+    """One sample ξ of C clients: tensors ``[C, b, ...]`` and, with noise, one vector a client ``[C, d]`` over
+    all blocks.
 
     ``batch`` is ``None`` for all data of each client.
     """

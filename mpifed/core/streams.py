@@ -1,16 +1,17 @@
 """Random streams by address.
 
-A stream is addressed by ``(seed, purpose, client, round)`` and a sample by that and its index within the client's
-round; never by rank, and never by the order in which clients run. The address *is* the counter of a counter-based
-generator, Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011)::
+A stream is addressed by ``(seed, purpose, client, round)`` and a sample by that and its index within the
+client's round; never by rank, and never by the order in which clients run. The address *is* the counter of a
+counter-based generator, Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+2011)::
 
     key     = hash(seed, purpose)                      64 bits
     counter = (lane, index, round, client)             4 x 32 bits
 
-so every draw is random access: no generator state exists, a checkpoint stores none, and the draws of all clients of
-a rank for a whole round are one vectorised call. NumPy's generators are not used for samples because they are
-sequential and one object per client would be needed; :func:`generator` hands one out for everything that is drawn
-once (partitions, starting points).
+so every draw is random access: no generator state exists, a checkpoint stores none, and the draws of all
+clients of a rank for a whole round are one vectorised call. NumPy's generators are not used for samples
+because they are sequential and one object per client would be needed; :func:`generator` hands one out for
+everything that is drawn once (partitions, starting points).
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ def generator(seed: int, purpose: str, client: int = 0, round: int = 0) -> np.ra
 class Stream:
     """The draws of some clients in one round, for samples ``first .. first + count - 1`` of that round.
 
-    Every method returns an array of shape ``[C, count, *shape]``. Successive calls take fresh lanes, so a problem may
-    draw several quantities for one sample; the values of sample ``j`` do not depend on ``count`` nor on the other
-    clients.
+    Every method returns an array of shape ``[C, count, *shape]``. Successive calls take fresh lanes, so a
+    problem may draw several quantities for one sample; the values of sample ``j`` do not depend on ``count``
+    nor on the other clients.
 
     Args:
         seed, purpose: the first half of the address.
@@ -69,7 +70,8 @@ class Stream:
         first: the first sample's number.
 
     Attributes:
-        of: "g" or "f", the function of a composition that the samples are for, where the method says it; else "".
+        of: "g" or "f", the function of a composition that the samples are for, where the method says it; else
+            "".
     """
 
     def __init__(self, seed: int, purpose: str, clients=(0,), round: int = 0, count: int = 1, first: int = 0):

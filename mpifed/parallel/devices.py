@@ -16,7 +16,8 @@ from mpifed.parallel.comm import CollectiveError, SerialComm, together
 
 __all__ = ["choose_device", "device_for", "threads", "identity", "wait_for", "deterministic", "usage"]
 
-#: cuBLAS sums in a fixed order only with a workspace of a fixed size; it reads this when its first handle is made.
+#: cuBLAS sums in a fixed order only with a workspace of a fixed size; it reads this when its first handle is
+#: made.
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 #: Torch's threads when the process starts: the cores that it may use, or OMP_NUM_THREADS.
 _THREADS = torch.get_num_threads()
@@ -34,8 +35,8 @@ def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = No
         wanted, gpus: as for :func:`device_for`.
 
     Raises:
-        CollectiveError: on all ranks together: a GPU is asked for and some rank sees none or cannot use it, or a part of
-            the ranks would compute on the CPU.
+        CollectiveError: on all ranks together: a GPU is asked for and some rank sees none or cannot use it,
+            or a part of the ranks would compute on the CPU.
     """
     with together(comm, ValueError, RuntimeError):
         device = device_for(wanted, gpus, comm.local_rank)
@@ -56,8 +57,8 @@ def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torc
 
     Args:
         wanted: "cpu", "cuda", or "auto" (CUDA where there is a GPU).
-        gpus: GPU numbers for the local ranks 0, 1, ..., from the front again when they are used up; all GPUs in their
-            order when omitted.
+        gpus: GPU numbers for the local ranks 0, 1, ..., from the front again when they are used up; all GPUs
+            in their order when omitted.
 
     Raises:
         ValueError: a GPU is asked for, and there is none or none of that number.
@@ -105,10 +106,11 @@ def wait_for(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def deterministic(on: bool) -> Iterator[None]:
-    """With ``on``, torch uses algorithms that give the same bits every time, in full precision, or refuses to go on.
+    """With ``on``, torch uses algorithms that give the same bits every time, in full precision, or refuses to
+    go on.
 
-    cuBLAS obeys only where it has not been used before in the process, or was told by ``CUBLAS_WORKSPACE_CONFIG``.
-    All settings are restored in the end.
+    cuBLAS obeys only where it has not been used before in the process, or was told by
+    ``CUBLAS_WORKSPACE_CONFIG``. All settings are restored in the end.
     """
     if not on:
         yield

@@ -10,9 +10,9 @@
 ``none``      One rank alone: nothing travels.
 ============  =====================================================================================================
 
-A transport gives each persistent tensor a *channel*, which sums it over the ranks or broadcasts it in place. All ranks get
-the same bits. Those of a sum depend on the transport, and with MPI libraries that choose an algorithm by the size, on the
-chunks; ``run.reduction = "exact"`` depends on neither and works in host memory.
+A transport gives each persistent tensor a *channel*, which sums it over the ranks or broadcasts it in place.
+All ranks get the same bits. Those of a sum depend on the transport, and with MPI libraries that choose an
+algorithm by the size, on the chunks; ``run.reduction = "exact"`` depends on neither and works in host memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ __all__ = ["Transport", "Alone", "Host", "CudaMpi", "Nccl", "choose_transport", 
 
 #: Seconds after which ranks that do not find each other give up, and the probe's child process.
 PATIENCE = 120
-#: What a child process does to find out whether MPI can read and write GPU memory. Not in place: MPI alone would do nothing.
+#: What a child process does to find out whether MPI can read and write GPU memory. Not in place: MPI alone
+#: would do nothing.
 PROBE = """
 import sys, torch
 from mpi4py import MPI
@@ -122,7 +123,8 @@ class Host(Transport):
     """MPI on host memory.
 
     Args:
-        copies: copies between device and host, as :class:`CudaCopies`; ``None`` where tensors lie in host memory.
+        copies: copies between device and host, as :class:`CudaCopies`; ``None`` where tensors lie in host
+            memory.
     """
 
     name = "host"
@@ -209,8 +211,8 @@ class Nccl(Transport):
 def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact: bool) -> Transport:
     """The transport for this run, the same on all ranks. Collective.
 
-    ``auto``: ``none`` for one rank, ``host`` on CPUs and for ``exact``, on GPUs ``nccl`` where every rank has its own and
-    torch is built with it, else ``host``.
+    ``auto``: ``none`` for one rank, ``host`` on CPUs and for ``exact``, on GPUs ``nccl`` where every rank has
+    its own and torch is built with it, else ``host``.
 
     Args:
         wanted: "auto" or the name of a transport.

@@ -23,7 +23,8 @@ class Allocation:
         clients: how many clients this rank hosts.
 
     Attributes:
-        shared, clients, output: the records; ``clients`` has one row for each client of this rank, ``output`` the blocks.
+        shared, clients, output: the records; ``clients`` has one row for each client of this rank, ``output``
+            the blocks.
         between: the layout of the clients' fields that live within a round.
         moments: what rank 0 makes the adaptive matrices from.
         own: the blocks that every client has its own of.

@@ -2,12 +2,13 @@
 
 ``loop``: one client after another, C = 1 each. The reference for every other.
 
-``batched``: all members at once, the loss mapped over the client axis. Where bits must not depend on the layout
-(``exact``), a lone client is stepped beside a copy of itself: kernels for a batch of one differ from those for two or
-more, and those for two or more give every client the same bits whatever the size of the batch.
+``batched``: all members at once, the loss mapped over the client axis. Where bits must not depend on the
+layout (``exact``), a lone client is stepped beside a copy of itself: kernels for a batch of one differ from
+those for two or more, and those for two or more give every client the same bits whatever the size of the
+batch.
 
-Where a method breaks its contract, only running shows some of it. The first run of a stage looks for messages that are not
-filled, rounds 0 and 1 for client functions that write to ``shared``.
+Where a method breaks its contract, only running shows some of it. The first run of a stage looks for messages
+that are not filled, rounds 0 and 1 for client functions that write to ``shared``.
 """
 
 from __future__ import annotations

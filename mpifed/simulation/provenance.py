@@ -1,4 +1,5 @@
-"""Which data files a problem has read, and whether all ranks have read the same, before and after an interruption.
+"""Which data files a problem has read, and whether all ranks have read the same, before and after an
+interruption.
 
 Ranks compare what the files hold, not where they lie: copies on each node are as good as one shared folder.
 """
@@ -32,7 +33,8 @@ def expect_same(before: dict[str, str], files: Files) -> None:
     """Hold the data of a run that continues against those that it began with, by their digests.
 
     Raises:
-        CollectiveError: the first file that differs. All ranks have read the same data, so that it is raised on all.
+        CollectiveError: the first file that differs. All ranks have read the same data, so that it is raised
+            on all.
     """
     after = digests(files)
     for name in sorted({*before, *after}):
@@ -55,7 +57,8 @@ def agree_on_data(comm: SerialComm, files: Files, error: str | None) -> None:
         error: why this rank's preparation failed, ``None`` if it did not.
 
     Raises:
-        CollectiveError: on all ranks, with the first error, or the first file that differs and the ranks that have it.
+        CollectiveError: on all ranks, with the first error, or the first file that differs and the ranks that
+            have it.
     """
     agree(comm, error)
     contents = json.dumps([(name, file.digest) for name, file in sorted(files.items())])
