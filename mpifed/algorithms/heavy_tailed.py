@@ -117,7 +117,7 @@ class FedNSGDAM(_HeavyTailed):
         default="block", description="normalise the whole block, or every parameter tensor"
     )
     source: ClassVar = "Zhang & Gao n.d., Algorithm 1"
-    cites: ClassVar = ("zhang_nd_fednsgdam")
+    cites: ClassVar = ("zhang_nd_fednsgdam",)
 
     @property
     def direction(self):
@@ -149,7 +149,7 @@ class FedSGDAClip(_HeavyTailed):
         default="block", description="clip the whole block, or every parameter tensor"
     )
     source: ClassVar = "Zhang & Gao n.d., eq. 21"
-    cites: ClassVar = ("zhang_nd_fednsgdam")
+    cites: ClassVar = ("zhang_nd_fednsgdam",)
 
     @property
     def direction(self):

@@ -40,7 +40,7 @@ class FSGDA(Algorithm):
     eta_yg: float = Field(default=1.0, ge=0, description="global step size of y; 1 is plain averaging")
 
     source: ClassVar = "Yang et al. 2022, FSGDA"
-    cites: ClassVar = ("yang2022sagda")
+    cites: ClassVar = ("yang2022sagda",)
     paper_cost: ClassVar = "up D; down D; 1 phase; 1 gradient a step"
     steps: ClassVar = "K"
     shared: ClassVar = Record(x="x", y="y")
@@ -66,7 +66,7 @@ class FESSGDA(FSGDA):
     beta: float = Field(default=0.5, ge=0, le=1, description="step β of the smoothing point z")
 
     source: ClassVar = "Shen et al. 2024, Algorithm 1"
-    cites: ClassVar = ("shen2024fessgda")
+    cites: ClassVar = ("shen2024fessgda",)
     shared: ClassVar = Record(x="x", y="y", z="x")
 
     def initialize(self, shared):

@@ -68,7 +68,7 @@ class LSGD(_Local):
     """Local SGD: z ← z - η V(z; ξ); the output averages the iterates after z_0."""
 
     source: ClassVar = "Wang & Kale n.d., eq. 11"
-    cites: ClassVar = ("wang_nd_slippax")
+    cites: ClassVar = ("wang_nd_slippax",)
     paper_cost: ClassVar = "up D; down D; 1 phase; 1 operator value a step"
 
     def step(self, z, oracle):
@@ -137,7 +137,7 @@ class LIPPAX(_Local):
     )
     L: float | None = Field(default=None, ge=0, description="Lipschitz constant of V, for γ")
     source: ClassVar = "Wang & Kale n.d., LIPPAX"
-    cites: ClassVar = ("wang_nd_slippax")
+    cites: ClassVar = ("wang_nd_slippax",)
     example: ClassVar = {"L": 1.0}
     paper_cost: ClassVar = "up D; down D; 1 phase; H + 1 operator values a step"
 
@@ -177,7 +177,7 @@ class SLIPPAX(LIPPAX):
     )
     sigma: float | None = Field(default=None, ge=0, description="noise level σ, for δ")
     source: ClassVar = "Wang & Kale n.d., SLIPPAX"
-    cites: ClassVar = ("wang_nd_slippax")
+    cites: ClassVar = ("wang_nd_slippax",)
     example: ClassVar = {"L": 1.0, "sigma": 1.0}
 
     def __post_init__(self):

@@ -1,27 +1,27 @@
 """The contract of a method: its state, then what a client and the server do in a phase of a round.
 
-A method is a frozen record of hyperparameters; all state lives in records that the simulator allocates,
+A method is a frozen record of hyperparameters. All its state lives in records, which the simulator allocates,
 reduces, broadcasts and checkpoints without knowing whose they are:
 
-============  ====================================================  ==========================  ====================
-record        what it holds                                         who writes it               what travels
-============  ====================================================  ==========================  ====================
-``shared``    what every client reads: x, y, global momentum, A, B  the server, on every rank   nothing (replicated)
-``client``    what a client keeps between rounds                    that client                 nothing
-``message``   what is averaged over the cohort                      each client, every phase    one fused Allreduce
-============  ====================================================  ==========================  ====================
+===========  ================================================  =========================  ====================
+record       what it holds                                     who writes it              what travels
+===========  ================================================  =========================  ====================
+``shared``   what all clients read: x, y, global momentum, A   the server, on every rank  nothing (replicated)
+``client``   what a client keeps between rounds                that client                nothing
+``message``  what is averaged over the cohort                  each client, every phase   one fused Allreduce
+===========  ================================================  =========================  ====================
 
 A phase is a client function, an average, a server function. A method with one phase a round writes
 
-* ``client_round(now, shared, client, message, oracle)``: read ``shared``, update ``client``, fill ``message``
-  (zeros on entry). Fields of ``client`` and ``message`` and all that the oracle returns have a leading axis
-  over the clients stepped together, ``[C, d]``; fields of ``shared`` are ``[d]``. Never write to ``shared``
-  here, not even in place through a view (``x = shared.x; x -= ...``).
+* ``client_round(now, shared, client, message, oracle)``: read ``shared``, update ``client``, fill
+  ``message``, which is 0 on entry. Fields of ``client`` and ``message`` and all that the oracle returns have
+  a leading axis over the clients stepped together, ``[C, d]``; fields of ``shared`` are ``[d]``. Never write
+  to ``shared`` here, not even in place through a view (``x = shared.x; x -= ...``).
 * ``server_round(now, shared, mean)``: update ``shared`` from the averaged message. Left out, the averages
   replace the fields of ``shared`` of the same names.
 
 A method with more phases lists them in ``phases``, functions and all, and may repeat them. What federated
-clients would be sent is observed: what a client function reads of ``shared`` and the server has written
+clients would be sent is observed: it is what a client function reads of ``shared`` and the server has written
 since.
 """
 
@@ -84,7 +84,7 @@ class Now:
     blocks: Blocks
 
     def step(self, k: int) -> int:
-        """The papers' t of the round's step ``k`` = 1, 2, ...; steps are counted from 1 through all rounds."""
+        """The papers' t, from 1 through the steps of all rounds, of the round's step ``k`` = 1, 2, ..."""
         return (self.round - 1) * self.steps + k
 
 
@@ -127,8 +127,8 @@ class Algorithm:
             for name, kind in inspect.get_annotations(base).items():
                 if hasattr(Algorithm, name) and "ClassVar" not in str(kind):
                     raise ContractError(
-                        f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which the contract of methods uses; "
-                        f"what is no hyperparameter is annotated ClassVar or not at all"
+                        f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which the contract of "
+                        "methods uses; what is no hyperparameter is annotated ClassVar or not at all"
                     )
 
     @property
@@ -169,14 +169,16 @@ def check_method(method: Algorithm) -> None:
             faults.append(f"{name}.{record} must be a Record, got {getattr(method, record, 'nothing')!r}")
     if method.steps and not isinstance(getattr(method, method.steps, None), int):
         faults.append(
-            f"{name}.steps = {method.steps!r} must name the hyperparameter that counts local steps, a whole number"
+            f"{name}.steps = {method.steps!r} must name the hyperparameter that counts local steps, "
+            "a whole number"
         )
     phases = None
     if type(method).phases is Algorithm.phases and not (
         hasattr(method, "client_round") and hasattr(method, "message")
     ):
         faults.append(
-            f"{name} needs client_round(now, shared, client, message, oracle) and a record `message`, or `phases`"
+            f"{name} needs client_round(now, shared, client, message, oracle) and a record `message`, "
+            "or `phases`"
         )
     elif not faults:
         phases = [*method.start, *method.phases]
@@ -200,7 +202,8 @@ def _phase_faults(method: Algorithm, phase: Phase) -> list[str]:
         return [f"{name}: the client function of a phase must be callable, got {phase.client!r}"]
     if not isinstance(phase.message, Record) or not phase.message.fields:
         return [
-            f"{name}: the message of phase {phase.name!r} must be a Record with a field, got {phase.message!r}"
+            f"{name}: the message of phase {phase.name!r} must be a Record with a field, "
+            f"got {phase.message!r}"
         ]
     if phase.server is not None:
         return (
@@ -213,8 +216,8 @@ def _phase_faults(method: Algorithm, phase: Phase) -> list[str]:
         field for field in phase.message.fields if field not in method.shared.fields and field not in feeding
     ]
     return [
-        f"{name}: phase {phase.name!r} has no server function, so its averages replace the fields of `shared` of the same "
-        f"names, but there is no {field!r} (it has {', '.join(method.shared.fields)})"
+        f"{name}: phase {phase.name!r} has no server function, so its averages replace the fields of "
+        f"`shared` of the same names, but there is no {field!r} (it has {', '.join(method.shared.fields)})"
         for field in lost
     ]
 
@@ -228,7 +231,8 @@ def _adaptive_faults(method: Algorithm, phases: list[Phase]) -> list[str]:
         if kind.of not in carried:
             options = ", ".join(sorted(carried))
             faults.append(
-                f"{name}.{field} is made from the average of {kind.of!r}, which no message carries (these: {options})"
+                f"{name}.{field} is made from the average of {kind.of!r}, which no message carries "
+                f"(these: {options})"
             )
     return faults
 

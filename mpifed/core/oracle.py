@@ -1,9 +1,10 @@
 """Stochastic oracles: what a method may ask of the clients it steps, one class a problem family.
 
-All results have the client axis, ``[C, d]``; points may be ``[C, d]`` or ``[d]`` (shared by all clients).
-``batched`` maps a problem's functions over the client axis at once; otherwise there is one client.
-Evaluations are counted in ``calls``: one evaluation at one sample ξ (a minibatch is one ξ) of one client is
-one call; a gradient pair (x and y) is one, as is an inner value with or without its Jacobian.
+All results have the client axis, ``[C, d]``; points may be ``[C, d]`` or ``[d]``, shared by all clients. With
+``batched``, a problem's functions are mapped over the client axis at once; otherwise there is one client.
+
+``calls`` counts evaluations. One evaluation of one client at one sample ξ, a minibatch, is one call. A
+gradient pair (x and y) is one, and so is an inner value with or without its Jacobian.
 """
 
 from __future__ import annotations

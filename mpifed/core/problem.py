@@ -77,11 +77,10 @@ class Minimax(Problem):
     layouts = (("x", "y"), ("x",))
 
     def loss(self, x: Named, y: Named, batch: Batch) -> torch.Tensor:
-        """f_n on a batch of client n: a scalar. ``x`` and ``y`` are named parameters, ``batch`` tensors ``[b,
-        ...]``.
+        """f_n on a batch of client n: a scalar.
 
-        Must be a pure function of its arguments (no in-place writes to them, no data-dependent Python
-        branches), so that it can be mapped over clients.
+        ``x`` and ``y`` are named parameters, ``batch`` is tensors ``[b, ...]``. Must be a pure function of
+        them (no in-place writes, no data-dependent Python branches), so that it can be mapped over clients.
         """
         raise ContractError(f"{type(self).__name__} must define loss() or gradients()")
 
@@ -116,8 +115,7 @@ class Minimisation(Problem):
     layouts = (("x",),)
 
     def loss(self, x: Named, batch: Batch) -> torch.Tensor:
-        """f_n on a batch of client n: a scalar, and a pure function of named parameters and tensors ``[b,
-        ...]``."""
+        """f_n on a batch of client n: a scalar, a pure function of named parameters and tensors ``[b, ...]``."""
         raise ContractError(f"{type(self).__name__} must define loss() or gradients()")
 
     #: By hand: ``gradients(x, batch) -> gx [C, d]`` with x flat, ``[C, d]`` or ``[d]`` (shared by all
@@ -126,10 +124,9 @@ class Minimisation(Problem):
 
 
 class Operator(Problem):
-    """Find z*: ⟨V(z), z* - z⟩ + φ(z*) - φ(z) ≤ 0 for all z, with V = (1/N) Σ_n V_n (Wang & Kale,
-    sections 3 and 5).
+    """Find z*: ⟨V(z), z* - z⟩ + φ(z*) - φ(z) ≤ 0 for all z, with V = (1/N) Σ_n V_n.
 
-    A rotation, whose solution is 0, with an ℓ1 norm on top::
+    The problem of Wang & Kale, sections 3 and 5. A rotation, whose solution is 0, with an ℓ1 norm on top::
 
         @dataclass
         class Rotation(Operator):
@@ -157,8 +154,10 @@ class Operator(Problem):
     monotone: ClassVar[bool | None] = None
 
     def operator(self, z: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """V_n(z; batch) ``[C, d]`` of the clients stepped together: ``z`` flat ``[C, d]`` or ``[d]`` (shared
-        by all clients), ``batch`` tensors ``[C, b, ...]``."""
+        """V_n(z; batch), ``[C, d]``, of the clients stepped together.
+
+        ``z`` is flat, ``[C, d]`` or ``[d]`` (shared by all clients), ``batch`` is tensors ``[C, b, ...]``.
+        """
         raise ContractError(f"{type(self).__name__} must define operator()")
 
 
@@ -244,10 +243,9 @@ class _IndicatorOf:
 
 
 class Game(Operator):
-    """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f), φ the indicator of its
-    sets.
+    """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f).
 
-    Without a block y it is z = x and V = ∇f.
+    φ is the indicator of its sets. Without a block y it is z = x and V = ∇f.
 
     Attributes:
         split: the sizes of x and y in z, 0 for a block that the problem does not have.

@@ -67,7 +67,7 @@ Kind = Plain | Kept | Between | Adaptive
 
 
 def kept(kind: Plain) -> Kept:
-    """A field that is not counted as sent: what clients recompute, a running sum that only the output average needs."""
+    """A field that is not counted as sent: clients can recompute it, or only the output needs it."""
     return Kept(kind)
 
 
@@ -119,7 +119,7 @@ class Blocks(Mapping):
 
 
 class Record:
-    """Names and kinds of the fields of one of an algorithm's four records: ``Record(x="x", a=("x", "scalar"))``."""
+    """Names and kinds of the fields of one of a method's records: ``Record(x="x", a=("x", "scalar"))``."""
 
     def __init__(self, **fields: Kind):
         for name in fields:
@@ -197,7 +197,7 @@ class Layout:
 
 
 class State:
-    """A buffer ``[..., size]`` seen through a layout: ``state.x`` is a view, ``state.x = value`` copies in."""
+    """A buffer ``[..., size]`` seen through a layout: ``state.x`` is a view, ``state.x = v`` copies in."""
 
     __slots__ = ("buffer", "_layout", "_views")
 

@@ -60,9 +60,8 @@ class Sampler:
         self.begin(0)
         self.turn_to(np.arange(len(self.clients)))
         if parts:
-            self._own = isinstance(
-                self._draw(0, 1, batch_size, ""), tuple
-            )  # a problem that cannot draw says so now
+            # A problem that cannot draw says so now.
+            self._own = isinstance(self._draw(0, 1, batch_size, ""), tuple)
 
     def _load(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = torch.as_tensor(tensor)
@@ -88,7 +87,8 @@ class Sampler:
         """
         if self.way not in ("", way):
             raise ContractError(
-                "a round counts its samples, oracle.sample(), or names them, oracle.sample(number=k), never both"
+                "a round counts its samples, oracle.sample(), or names them, oracle.sample(number=k), "
+                "never both"
             )
         self.way = way
 
@@ -130,14 +130,18 @@ class Sampler:
         """
         if self._own:
             raise ContractError(
-                f"{type(self.problem).__name__} makes its own samples, so there is no oracle.everything of a client"
+                f"{type(self.problem).__name__} makes its own samples, "
+                "so there is no oracle.everything of a client"
             )
         for member in self.members[rows]:
             block = slice(self.offsets[member], self.offsets[member] + self.sizes[member])
             yield tuple(column[block] for column in self.data)
 
     def _draw(self, round: int, count: int, size: int, of: str):
-        """The raw samples ``0..count-1`` of a round: the problem's own arrays, row numbers, or None for all rows."""
+        """The raw samples ``0..count-1`` of a round.
+
+        They are the problem's own arrays, numbers of rows, or ``None`` for all rows.
+        """
         clients = self.clients[self.members]
         stream = Stream(self.seed, "sample", clients, round, count)
         stream.of = of

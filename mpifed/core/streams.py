@@ -30,7 +30,12 @@ _HALF = np.uint64(32)
 
 
 def philox(counter: tuple, key: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """Philox4x32-10: four arrays of 32-bit words (held in uint64) from a broadcastable counter and a 2-word key."""
+    """Philox4x32-10: four arrays of 32-bit words, held in uint64.
+
+    Args:
+        counter: four words or arrays of words, which broadcast.
+        key: two words.
+    """
     c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
     k0, k1 = key
     for _ in range(10):
@@ -93,7 +98,7 @@ class Stream:
         return np.stack(words, axis=-1).reshape(len(self.clients), self.count, 4 * lanes)[..., :number]
 
     def integers(self, high, number: int) -> np.ndarray:
-        """Integers in ``[0, high)``; ``high`` is a number or one per client ``[C]``. int64 ``[C, count, number]``."""
+        """Integers in ``[0, high)``, int64 ``[C, count, number]``; ``high`` may be one a client, ``[C]``."""
         high = np.broadcast_to(np.asarray(high, dtype=np.uint64), self.clients.shape)
         return ((self.words(number) * high[:, None, None]) >> _HALF).astype(np.int64)
 
@@ -102,9 +107,8 @@ class Stream:
         number = int(np.prod(shape, dtype=np.int64))
         words = self.words(2 * number)
         high, low = words[..., 0::2], words[..., 1::2]
-        values = ((high << _HALF | low) >> np.uint64(12)).astype(
-            np.float64
-        )  # 52 bits, so that + 0.5 is exact
+        bits = (high << _HALF | low) >> np.uint64(12)
+        values = bits.astype(np.float64)  # of 52 bits, so that + 0.5 is exact
         return ((values + 0.5) * 2.0**-52).reshape(len(self.clients), self.count, *shape)
 
     def normal(self, *shape: int) -> np.ndarray:

@@ -34,7 +34,10 @@ class Channel:
         self._broadcast = nbytes * (1 if rank else size - 1)
 
     def sum_(self, control: float) -> float:
-        """Replace the tensor by its sum over the ranks. Its last element carries ``control``, whose sum is returned."""
+        """Replace the tensor by its sum over the ranks.
+
+        Its last element carries ``control``, whose sum is returned.
+        """
         raise NotImplementedError
 
     def bcast_(self) -> None:

@@ -24,7 +24,10 @@ _THREADS = torch.get_num_threads()
 
 
 def threads(wanted: int | None, exact: bool, local_size: int) -> int:
-    """Torch threads of a rank: as wanted; 1 under ``exact``, where sums must not be split; else a fair share of the node."""
+    """Torch threads of a rank: as wanted, else 1 under ``exact``, else a fair share of the node.
+
+    Under ``exact`` a sum must not be split between threads.
+    """
     return wanted or (1 if exact else max(1, _THREADS // local_size))
 
 
@@ -46,8 +49,8 @@ def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = No
     comm.allreduce_(on_gpu)
     if 0 < on_gpu[0] < comm.size:
         raise CollectiveError(
-            f"run.device = {wanted!r} finds a GPU for {on_gpu[0]} of {comm.size} ranks: expected one on every node or on none "
-            "(options: run.device = 'cpu', or nodes that are alike)"
+            f"run.device = {wanted!r} finds a GPU for {on_gpu[0]} of {comm.size} ranks: "
+            "expected one on every node or on none (options: run.device = 'cpu', or nodes that are alike)"
         )
     return device
 
@@ -69,7 +72,8 @@ def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torc
     if not visible and (gpus or wanted == "cuda"):
         asked = f"run.gpus = {list(gpus)}" if gpus else f"run.device = {wanted!r}"
         raise ValueError(
-            f"{asked} asks for a GPU, but this process sees none: {_why_none()} (options: run.device = auto, cpu)"
+            f"{asked} asks for a GPU, but this process sees none: {_why_none()} "
+            "(options: run.device = auto, cpu)"
         )
     order = list(gpus or range(visible))
     missing = [gpu for gpu in order if gpu >= visible]
@@ -87,7 +91,10 @@ def _why_none() -> str:
     driver = "loaded" if Path("/proc/driver/nvidia/version").exists() else "not loaded"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     mask = "not set" if visible is None else repr(visible)
-    return f"torch {torch.__version__} is built {build}, the NVIDIA driver is {driver}, CUDA_VISIBLE_DEVICES is {mask}"
+    return (
+        f"torch {torch.__version__} is built {build}, the NVIDIA driver is {driver}, "
+        f"CUDA_VISIBLE_DEVICES is {mask}"
+    )
 
 
 def identity(device: torch.device) -> int:

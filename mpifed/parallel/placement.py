@@ -111,7 +111,7 @@ class Cohort:
 
     @staticmethod
     def draw(seed: int, r: int, clients: int, size: int, number: int = 0) -> np.ndarray:
-        """``size`` of ``clients`` clients, uniformly without replacement, from the address (round, number)."""
+        """``size`` of ``clients`` clients, uniformly without replacement; the address is (round, number)."""
         if size == clients:
             return np.arange(clients)
         return np.sort(Stream(seed, "cohort", round=r, first=number).permutation(clients)[0, 0, :size])

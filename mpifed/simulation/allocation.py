@@ -70,14 +70,14 @@ class Allocation:
             )
 
     def _guard_memory(self, width: int, clients: int) -> None:
-        """Refuse client records that cannot fit, before they are allocated: a dense Jacobian grows as p · d."""
+        """Refuse client records that cannot fit, before allocating them: a dense Jacobian grows as p · d."""
         size = width * self.shared.buffer.element_size() * clients
         if size > CLIENT_MEMORY:
             kinds = ", ".join(
                 f"{name} {number:,}" for name, number in (self.blocks.sizes | self.kinds).items()
             )
             raise ValueError(
-                f"the client records of {type(self._method).__name__} need {size / 2**30:.1f} GiB on one rank "
-                f"({clients} clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: fewer "
-                "clients a rank, or a smaller model"
+                f"the client records of {type(self._method).__name__} need {size / 2**30:.1f} GiB on one "
+                f"rank ({clients} clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: "
+                "fewer clients a rank, or a smaller model"
             )

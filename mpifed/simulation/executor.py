@@ -92,7 +92,7 @@ class Loop:
         self._between, self._cohort = None, None
 
     def run(self, stage: Stage, now: Now, cohort: Cohort, shared: Observed) -> None:
-        """Run the stage's client function for the members on this rank and fill the first rows of its messages."""
+        """Run the client function for the members on this rank and fill the first rows of the messages."""
         stage.messages.buffer[: len(cohort.local)].zero_()
         if cohort is not self._cohort:
             self._cohort = cohort
@@ -105,8 +105,8 @@ class Loop:
         if before is not None and not torch.equal(before, shared.buffer):
             names = shared.layout.field_at(int((before != shared.buffer).nonzero()[0]))
             raise ContractError(
-                f"{_function(stage.phase)} changed shared.{names}: a client function reads `shared` and never writes to "
-                f"it, not in place either (x = shared.x; x -= ... does; x = x - ... does not)"
+                f"{_function(stage.phase)} changed shared.{names}: a client function reads `shared` and "
+                "never writes to it, not in place either (x = shared.x; x -= ... does; x = x - ... does not)"
             )
 
     def _step(self, stage: Stage, now: Now, members: np.ndarray, shared: Observed) -> None:
@@ -133,7 +133,8 @@ class Loop:
         except Exception as error:  # a user's code may raise anything
             clients = self.oracle.client.tolist()
             where = f"client {clients[0]}" if len(clients) == 1 else f"clients {clients[0]} to {clients[-1]}"
-            text = f"{_function(stage.phase)} failed in round {now.round} for {where}: {type(error).__name__}: {error}"
+            failed = f"{_function(stage.phase)} failed in round {now.round} for {where}"
+            text = f"{failed}: {type(error).__name__}: {error}"
             raise PluginError(text, now.round, stage.phase.name, clients) from error
         if not stage.filled:
             reads, writes = message.take_notes()
@@ -159,8 +160,8 @@ class Batched(Loop):
         sizes = sampler.sizes
         if not sampler.batch_size and len(set(sizes.tolist())) > 1:
             raise ValueError(
-                f"full batches of clients stepped together need clients of one size, got {sizes.min()} to {sizes.max()} "
-                'rows: set [oracle] batch_size, or [run] executor = "loop"'
+                "full batches of clients stepped together need clients of one size, got "
+                f'{sizes.min()} to {sizes.max()} rows: set [oracle] batch_size, or [run] executor = "loop"'
             )
 
     def _step(self, stage: Stage, now: Now, members: np.ndarray, shared: Observed) -> None:

@@ -44,8 +44,8 @@ def expect_same(before: dict[str, str], files: Files) -> None:
                 for table in (before, after)
             )
             raise CollectiveError(
-                f"data file {name} has changed since the checkpoint was written: expected {was}, found {now}. "
-                "Bring the data back, or set run.overwrite=true to start over"
+                f"data file {name} has changed since the checkpoint was written: expected {was}, found "
+                f"{now}. Bring the data back, or set run.overwrite=true to start over"
             )
 
 
@@ -72,7 +72,7 @@ def agree_on_data(comm: SerialComm, files: Files, error: str | None) -> None:
 
 
 def _difference(tables: list[dict]) -> str:
-    """In words, the first file by name that some of the ranks' ``tables`` lack or hold with another digest."""
+    """In words, the first file by name that some ranks' ``tables`` lack or hold with another digest."""
     for name in sorted(set().union(*tables)):
         holders: dict[str | None, list[int]] = {}
         for rank, table in enumerate(tables):

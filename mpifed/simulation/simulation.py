@@ -267,7 +267,10 @@ class Simulation:
             self.output.buffer.copy_(self.point())
 
     def evaluate(self, state: State) -> dict[str, float]:
-        """The problem's metrics at ``shared``'s point or at ``output``, complete on rank 0, empty elsewhere. Collective."""
+        """The problem's metrics at ``shared``'s point or at ``output``. Collective.
+
+        They are complete on rank 0 and empty elsewhere.
+        """
         of = self.block if state is self.shared else lambda name: getattr(state, name)
         with default_dtype(self.dtype):
             return evaluate(self.problem, self.comm, [of(name) for name in self.blocks])
