@@ -1,12 +1,12 @@
 """FGDA and AdaFGDA (Huang et al. 2024, Algorithm 1): STORM estimators, local steps, adaptive matrices.
 
-The box, by the numbers in the margin:
+The lines of the box, which number the margins of this file:
 
 * line 2 is the start: the estimators from q samples at the common point. A_1 and B_1 are made right after it.
 * lines 3, 4 and 9 are the rounds. Round r covers t = (r-1) q + 1 .. r q: q - 1 local steps, then the
   aggregated step at t = r q.
-* line 5 is the average of the messages, line 6 is :func:`mpifed.core.adaptive.refresh`, between the average
-  and the server's lines 7-8. Line 13 is implicit: A and B stay until they are made anew, after a
+* line 5 is the average of the messages, line 6 is ``refresh`` of ``mpifed.core.adaptive``, between the
+  average and the server's lines 7-8. Line 13 is implicit: A and B stay until they are made anew, after a
   synchronisation too.
 * lines 14-16 stand in ``storm``. Those of t = r q need the new point, so each client runs them at the start
   of round r + 1, in ``after_sync``. Sample ξ_{t+1} has the number t mod q in its round; sample 0 of round 1
@@ -19,7 +19,7 @@ Readings:
   get no fresh gradients there. Here every client first takes the averages w̄_t, v̄_t. Then it runs lines
   15-16 with its own pre-average point x_t^k, y_t^k and one sample at both points. Of the readings with one
   Allreduce a round, only this one has an error that vanishes with α and β. ``sync_estimator`` selects others,
-  which :mod:`mpifed.algorithms.fgda_readings` holds.
+  which ``mpifed.algorithms.fgda_readings`` holds.
 * *Signs.* Descent in x, ascent in y. The minus in section 4's ŷ is a misprint.
 * *Letters.* α drives v and y, β drives w and x. ``alpha`` and ``beta`` at t are α_{t+1} and β_{t+1}.
 * *Line 6.* a_{t-1} is the moment of the synchronisation before, as a is computed at synchronisations only.

@@ -1,6 +1,6 @@
 """The other readings of Algorithm 1 of Huang et al. 2024, which no experiment of the paper needs.
 
-``sync_estimator``, the estimators at a synchronisation (by default "stem", in :mod:`mpifed.algorithms.fgda`):
+``sync_estimator``, the estimators at a synchronisation (by default "stem", in ``mpifed.algorithms.fgda``):
 
 * ``local``: lines 15-16 from the client's own estimator at every t. Without noise and matrices this is
   Local-GDA.

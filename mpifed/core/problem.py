@@ -115,7 +115,7 @@ class Minimisation(Problem):
     layouts = (("x",),)
 
     def loss(self, x: Named, batch: Batch) -> torch.Tensor:
-        """f_n on a batch of client n: a scalar, a pure function of named parameters and tensors ``[b, ...]``."""
+        """f_n on a batch of client n: a scalar, a pure function of parameters and tensors ``[b, ...]``."""
         raise ContractError(f"{type(self).__name__} must define loss() or gradients()")
 
     #: By hand: ``gradients(x, batch) -> gx [C, d]`` with x flat, ``[C, d]`` or ``[d]`` (shared by all
