@@ -30,7 +30,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mpifed.core.errors import ContractError
 from mpifed.core.records import Adaptive, Blocks, Kept, Record
@@ -117,8 +117,11 @@ class Algorithm:
     shared: ClassVar[Record]
     message: ClassVar[Record]
     client: ClassVar[Record] = Record()
+    #: The generator of the adaptive matrices, a hyperparameter of the methods that have some.
+    matrix: Any
     #: Phases run once, as round 0, before the first round.
     start: ClassVar[tuple[Phase, ...]] = ()
+    client_round: ClassVar[Callable]
     server_round: ClassVar[Callable | None] = None
 
     def __init_subclass__(cls, **kwargs):

@@ -1,8 +1,7 @@
 """The contracts of problems, one class a family, and the adapter that makes a game of a minimax problem.
 
-A problem owns mathematics and data and knows nothing of algorithms, ranks or files of a run. It is a
-dataclass of settings; a user writes a loss, and the package supplies gradients, flat views, sampling, devices
-and noise.
+A problem owns mathematics and data, and knows nothing of algorithms, ranks or the files of a run. It is a
+dataclass of settings with a loss; gradients, flat views, sampling, devices and noise are the package's.
 
 ============  ========================================  ===================================================
 class         what it solves                            what it defines, beside ``variables``
@@ -25,7 +24,8 @@ see *all* clients, flat points ``[C, d]``, or ``[d]`` shared by all, and batches
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -53,9 +53,9 @@ __all__ = [
 class Minimax(Problem):
     """min_x max_y (1/N) Σ_n f_n(x, y).
 
-    Define :meth:`loss`, which is differentiated, or ``gradients`` by hand (or both: `mpifed check` compares
-    them). Without a block y it is a minimisation, and functions lose that argument (see
-    :class:`Minimisation`). Regression that is robust to a common shift y of the targets::
+    Define :meth:`loss`, which is differentiated, or ``gradients`` by hand, or both: `mpifed check` compares
+    them. Without a block y see :class:`Minimisation`. Regression that is robust to a common shift y of the
+    targets::
 
         @dataclass
         class Shifted(Minimax):
@@ -87,7 +87,7 @@ class Minimax(Problem):
     #: By hand: ``gradients(x, y, batch) -> (gx, gy)`` with flat blocks ``[C, d]`` or ``[d]`` (shared by all
     #: clients), ``batch`` tensors ``[C, b, ...]``, and ``gx``, ``gy`` of shape ``[C, d]``; without y
     #: ``gradients(x, batch)`` returns ``gx`` alone. ``None``: differentiate ``loss``.
-    gradients = None
+    gradients: ClassVar[Callable[..., Any] | None] = None
 
 
 class Minimisation(Problem):
@@ -120,7 +120,7 @@ class Minimisation(Problem):
 
     #: By hand: ``gradients(x, batch) -> gx [C, d]`` with x flat, ``[C, d]`` or ``[d]`` (shared by all
     #: clients), and ``batch`` tensors ``[C, b, ...]``. ``None``: differentiate ``loss``.
-    gradients = None
+    gradients: ClassVar[Callable[..., Any] | None] = None
 
 
 class Operator(Problem):
@@ -149,7 +149,7 @@ class Operator(Problem):
     family = "operator"
     layouts = (("z",),)
     #: The convex function φ of a composite problem, through its proximal map.
-    phi = Zero()
+    phi: Callable[[torch.Tensor, float], torch.Tensor] = Zero()
     #: Whether V is monotone; ``None`` where nothing is claimed, and nothing checked.
     monotone: ClassVar[bool | None] = None
 
@@ -208,10 +208,10 @@ class Composition(Problem):
     #: By hand: ``jacobian(x, batch) -> (u, J)``, g_n(x; ζ) ``[C, p]`` and its Jacobian ``[C, p, d]``, with x
     #: flat, ``[C, d]`` or ``[d]`` (shared by all clients), ``batch`` tensors ``[C, b, ...]``. ``None``:
     #: differentiate :meth:`inner`, which is needed in any case where only the value is wanted.
-    jacobian = None
+    jacobian: ClassVar[Callable[..., Any] | None] = None
     #: By hand: ``outer_gradient(u, batch) -> [C, p]``, ∇f_n(u; ξ), with u ``[C, p]`` or ``[p]``, ``batch`` as
     #: above. ``None``: differentiate :meth:`outer`.
-    outer_gradient = None
+    outer_gradient: ClassVar[Callable[..., Any] | None] = None
 
 
 #: The functions above that only say what is missing.
@@ -255,7 +255,7 @@ class Game(Operator):
         self.problem, self.clients = problem, problem.clients
         self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
         self.test_rows, self.files = problem.test_rows, problem.files
-        self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw
+        self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw  # type: ignore[method-assign]
         self._blocks = problem.variables()
         self.split = tuple(self._blocks.sizes.get(block, 0) for block in "xy")
         self.sets = Sets(z=self._project)
@@ -295,4 +295,5 @@ class Game(Operator):
 
 def as_family(problem: Problem, family: str) -> Problem:
     """``problem`` as a method of ``family`` sees it: itself, or a prepared minimax problem as a game."""
-    return Game(problem) if (problem.family, family) == ("minimax", "operator") else problem
+    game = (problem.family, family) == ("minimax", "operator")
+    return Game(cast("Minimax | Minimisation", problem)) if game else problem

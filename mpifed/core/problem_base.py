@@ -41,14 +41,14 @@ class Problem:
     #: The blocks that a problem of the family may have, in their order.
     layouts: ClassVar[tuple[tuple[str, ...], ...]]
     #: Where the problem is printed.
-    source: ClassVar[str] = ""
+    source: str = ""
     #: Keys of the bibliography that the problem is from.
-    cites: ClassVar[tuple[str, ...]] = ()
+    cites: tuple[str, ...] = ()
     clients: int
     #: Rows of held-out data that :meth:`predict` can score; 0 where the metrics need none.
     test_rows: int = 0
     #: The metrics of which more is better, such as an accuracy; of all others less is.
-    maximised: ClassVar[frozenset[str]] = frozenset()
+    maximised: frozenset[str] = frozenset()
     #: Closed convex sets of the blocks; a block without one is the whole space.
     sets: Sets = Sets()
     #: The data files that :meth:`prepare` has read, by name. A run goes on only if all ranks read the same.
@@ -97,8 +97,9 @@ class Problem:
 
     def class_counts(self) -> tuple[np.ndarray, list[str]] | None:
         """Samples by client and class ``[N, classes]`` and the classes' names, ``None`` without classes."""
-        labels = [self.client_labels(client) for client in range(self.clients)]
-        if any(own is None for own in labels):
+        every = [self.client_labels(client) for client in range(self.clients)]
+        labels = [own for own in every if own is not None]
+        if len(labels) < len(every):
             return None
         classes = max(int(own.max(initial=0)) for own in labels) + 1
         names = self.class_names() or [str(label) for label in range(classes)]

@@ -25,7 +25,7 @@ __all__ = ["check_problem"]
 #: Samples that a problem is asked to draw at once; unlike the number of clients, so that swapped axes show.
 COUNT = 3
 #: Family → the functions that a problem must have, alternatives side by side.
-FUNCTIONS = {
+FUNCTIONS: dict[str, list[tuple[str, ...]]] = {
     "minimax": [("loss", "gradients")],
     "operator": [("operator",)],
     "composition": [("inner",), ("outer", "outer_gradient")],
@@ -79,8 +79,8 @@ def _declarations(problem: Problem, algorithm: Algorithm | None) -> Iterator[str
         yield f"variables() must return Blocks(...), got {type(blocks).__name__}"
         return
     if tuple(blocks) not in problem.layouts:
-        options = " or ".join(f"({', '.join(layout)})" for layout in problem.layouts)
-        yield f"variables() has the blocks ({', '.join(blocks)}), expected {options}"
+        layouts = " or ".join(f"({', '.join(layout)})" for layout in problem.layouts)
+        yield f"variables() has the blocks ({', '.join(blocks)}), expected {layouts}"
     for block, size in blocks.sizes.items():
         if not size:
             yield f"block {block!r} of variables() has no numbers: leave it out"

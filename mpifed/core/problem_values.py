@@ -7,6 +7,7 @@ together, with a point for each client and with one point for all.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -97,11 +98,11 @@ def _named(problem: Problem, point: list) -> list:
     return [blocks.unflatten(block, flat) for block, flat in zip(blocks, point)]
 
 
-def _inner(problem: Problem, point: list, batch: tuple, client: int) -> torch.Tensor:
+def _inner(problem: Any, point: list, batch: tuple, client: int) -> torch.Tensor:
     return problem.inner(*_named(problem, point), tuple(column[client] for column in batch))
 
 
-def _differentiated(problem: Problem, point: list, pairs: dict, dtype) -> Iterator[str]:
+def _differentiated(problem: Any, point: list, pairs: dict, dtype) -> Iterator[str]:
     """Of the functions of one client.
 
     They may return more precise numbers than the run's: derivatives come in the precision of the point.
@@ -118,7 +119,7 @@ def _differentiated(problem: Problem, point: list, pairs: dict, dtype) -> Iterat
             yield from _wrong("outer()", problem.outer(u.to(dtype), one["f"]), [], precise)
 
 
-def _by_hand(problem: Problem, points: list, batches: dict, count: int, u, dtype) -> Iterator[str]:
+def _by_hand(problem: Any, points: list, batches: dict, count: int, u, dtype) -> Iterator[str]:
     """Of the functions of ``count`` clients together."""
     sizes = [flat.shape[-1] for flat in points]
     shapes = ", ".join(str(list(flat.shape)) for flat in points)
@@ -133,8 +134,8 @@ def _by_hand(problem: Problem, points: list, batches: dict, count: int, u, dtype
     elif problem.family == "composition":
         if problem.jacobian is not None:
             p = problem.inner_size
-            values, shapes = problem.jacobian(*points, batches["g"]), [[count, p], [count, p, *sizes]]
-            yield from _several("jacobian()", where, values, ("u", "J"), shapes, dtype)
+            values, expected = problem.jacobian(*points, batches["g"]), [[count, p], [count, p, *sizes]]
+            yield from _several("jacobian()", where, values, ("u", "J"), expected, dtype)
         if problem.outer_gradient is not None:
             value = problem.outer_gradient(u[:count], batches["f"])
             where = f" for {count} client{'s' * (count > 1)}"

@@ -7,7 +7,7 @@ theirs. The samples of a round are drawn at once for all members of the cohort o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -72,12 +72,14 @@ class Sampler:
         self.round, self.way = r, ""
         self.numbers = np.zeros(len(self.clients), dtype=np.int64)
         self.normals = np.zeros(len(self.clients), dtype=np.int64)
-        self.members = None
+        self.members: Any = None
 
     def turn_to(self, members: np.ndarray) -> None:
         """Turn to the clients at local positions ``members``."""
         if self.members is None or not np.array_equal(members, self.members):
-            self.members, self._drawn, self._noise = members, {}, {}
+            self.members = members
+            self._drawn: dict[tuple[int, int, str], tuple[int, Any]] = {}
+            self._noise: dict[int, torch.Tensor] = {}
 
     def ask(self, way: str) -> None:
         """Note how a sample is asked for.

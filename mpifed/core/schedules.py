@@ -7,7 +7,7 @@ Wherever a method takes a :data:`Rate`, a job file may give a number (constant) 
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -81,4 +81,4 @@ def _number(value):
 
 
 #: A constant or a schedule.
-Rate = Annotated[choice("schedule", SCHEDULES), BeforeValidator(_number)]
+Rate: Any = Annotated[choice("schedule", SCHEDULES), BeforeValidator(_number)]
