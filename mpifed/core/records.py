@@ -6,8 +6,7 @@ record is reduced, broadcast or written to disk without a field's name.
 
 A field's *kind* is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), another size
 that the problem's family defines (``"u"``, ``"jacobian"`` of a composition), ``"scalar"``, or a tuple of
-kinds, which reads as a tuple of views. :func:`kept`, :func:`between` and ``adaptive`` say more of a field
-than its size.
+kinds, which reads as a tuple of views. :func:`kept`, :func:`between` and ``adaptive`` say more of it.
 
 ``client`` and ``message`` have a leading client axis, ``[C, d]``; ``shared`` is ``[d]``. Arithmetic
 broadcasts over it, which is why one method text serves one client and a thousand.
@@ -75,8 +74,7 @@ def kept(kind: Plain) -> Kept:
 def between(kind: Plain) -> Between:
     """A field of ``client`` that one phase leaves for a later phase of the round.
 
-    It is 0 when the round begins and when a fresh cohort is drawn; members of the cohort alone have it, and
-    no checkpoint holds it.
+    It is 0 when the round begins and with a fresh cohort. Only members have it, and no checkpoint holds it.
     """
     return Between(kind)
 
@@ -141,7 +139,7 @@ class Record:
         return "Record(" + ", ".join(f"{name}={kind!r}" for name, kind in self.fields.items()) + ")"
 
     def of(self, kind: type[_K]) -> dict[str, _K]:
-        """The fields of one kind of kind, e.g. ``record.of(Kept)``."""
+        """The fields whose kind is of this class, such as ``record.of(Kept)``."""
         return {name: one for name, one in self.fields.items() if isinstance(one, kind)}
 
     def layout(self, blocks: Blocks, kinds: Mapping[str, int] | None = None, matrix=None) -> Layout:
@@ -175,7 +173,7 @@ def _plain(kind: Kind, matrix) -> Plain:
 
 @dataclass(frozen=True)
 class Layout:
-    """A record with the offsets of its fields. ``size`` is the number of elements of one row."""
+    """A record with the offsets of its fields; ``size`` is the number of elements of one row."""
 
     record: Record
     slots: dict[str, tuple[tuple[int, int], ...]]
