@@ -1,13 +1,14 @@
 """mpifed: federated minimax, variational-inequality and compositional optimisation on MPI clusters."""
 
 from mpifed.config.job import Config
+from mpifed.core.adaptive import adaptive
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.errors import ConfigError
-from mpifed.core.problem import Composition, Minimax, Operator
-from mpifed.core.records import Blocks, Record
+from mpifed.core.errors import ConfigError, ContractError
+from mpifed.core.problem import Composition, Minimax, Minimisation, Operator
+from mpifed.core.records import Blocks, Record, between, kept
 from mpifed.core.schedules import Rate
 from mpifed.core.sets import Sets
-from mpifed.core.settings import hyperparameters
+from mpifed.core.settings import hyperparameters, problem_settings
 from mpifed.running.result import Result, load
 from mpifed.running.run import resume, run
 from mpifed.running.signals import Stopped
@@ -18,7 +19,9 @@ __all__ = [
     "Composition",
     "Config",
     "ConfigError",
+    "ContractError",
     "Minimax",
+    "Minimisation",
     "Operator",
     "Phase",
     "Rate",
@@ -26,10 +29,14 @@ __all__ = [
     "Result",
     "Sets",
     "Stopped",
+    "adaptive",
+    "between",
     "hyperparameters",
+    "kept",
     "load",
+    "problem_settings",
     "resume",
     "run",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

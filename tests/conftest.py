@@ -1,4 +1,5 @@
-"""Fixtures for all tests. This folder and ``support`` are on the path: tests import ``reference``, ``games``, ``launch``."""
+"""Fixtures for all tests. This folder and ``support`` are on the path: tests import ``reference``, ``games``,
+``launch``."""
 
 import hypothesis
 import pytest
@@ -42,7 +43,8 @@ def out(tmp_path_factory, comm):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests of several ranks wait for mpirun; the longest files first: with some workers, the rest fits behind them."""
+    """Tests of several ranks wait for mpirun; the longest files first: with some workers, the rest fits
+    behind them."""
     if not config.getoption("--with-mpi") and not config.option.markexpr:
         alone = [item for item in items if not item.get_closest_marker("mpi")]
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("mpi")])

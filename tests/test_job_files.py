@@ -1,4 +1,5 @@
-"""The experiments of jobs/papers: every combination is valid, and the last method of each goes two rounds on two ranks."""
+"""The experiments of jobs/papers: every combination is valid, and the last method of each goes two rounds on
+two ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ EXPERIMENTS = REPRODUCE["EXPERIMENTS"]
 
 
 def unpacked(folder: Path) -> None:
-    """The data sets as they lie, but for CIFAR-10's packed files: unpacking these for every run would take longest."""
+    """The data sets as they lie, but for CIFAR-10's packed files: unpacking these for every run would take
+    longest."""
     for place in DATA.iterdir():
         if place.name != "cifar10":
             (folder / place.name).symlink_to(place)
@@ -40,7 +42,8 @@ def unpacked(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """All files in one job, since starting Python is what takes longest; without the data sets, those that need none."""
+    """All files in one job, since starting Python is what takes longest; without the data sets, those that
+    need none."""
     folder, data = tmp_path_factory.mktemp("papers"), tmp_path_factory.mktemp("data")
     files = [str(path) for path in FILES.values() if DATA.exists() or "dataset" not in path.read_text()]
     if DATA.exists():

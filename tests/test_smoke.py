@@ -18,7 +18,7 @@ def test_two_ranks_end_in_the_bits_of_one_process(tmp_path):
             "run.reduction=exact",
             "run.progress=false",
         ]
-        code, output = launch(ranks, ["-m", "mpifed", "run", SADDLE, "--no-report", *settings])
+        code, output = launch(ranks, ["-m", "mpifed", "run", SADDLE, "--no-report", *settings], limit=240)
         assert code == 0, output
         with h5py.File(tmp_path / str(ranks) / "run.h5") as file:
             points.append([file["final/x"][...], file["final/y"][...]])

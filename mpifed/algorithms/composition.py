@@ -31,7 +31,6 @@ Readings:
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 import torch
 from pydantic import Field

@@ -20,7 +20,7 @@ Readings:
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -55,11 +55,11 @@ class LocalDualExtrapolation(Algorithm):
     calls_per_step: ClassVar = 2
     partial_participation: ClassVar = False
 
-    steps: ClassVar = "K"
+    steps = "K"
     #: ``z`` is the primal point v of the last synchronisation, ``dual`` the averaged dual z.
-    shared: ClassVar = Record(z=kept("z"), average=kept("z"), dual="z", x="z")
-    client: ClassVar = Record(dual=between("z"), v_sum=between("z"))
-    message: ClassVar = Record(dual="z", v=kept("z"), v_sum=kept("z"))
+    shared = Record(z=kept("z"), average=kept("z"), dual="z", x="z")
+    client = Record(dual=between("z"), v_sum=between("z"))
+    message = Record(dual="z", v=kept("z"), v_sum=kept("z"))
 
     @property
     def phases(self) -> tuple[Phase, ...]:

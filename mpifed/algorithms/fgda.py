@@ -30,7 +30,7 @@ Readings:
 from __future__ import annotations
 
 import warnings
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field

@@ -29,7 +29,7 @@ u and v can be recomputed from g_x and g_y by every client, so they do not trave
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -60,12 +60,12 @@ class _HeavyTailed(Algorithm):
         default="beta_one", description="momentum and variates before the first round (see Readings)"
     )
 
-    paper_cost: ClassVar = "up 2D (displacement and gradient); down 2D; 1 phase; 1 gradient a step"
-    partial_participation: ClassVar = False
-    steps: ClassVar = "p"
-    shared: ClassVar = Record(x="x", y="y", u=kept("x"), v=kept("y")) | _VARIATES
-    client: ClassVar = _VARIATES
-    message: ClassVar = Record(dx="x", dy="y") | _VARIATES
+    paper_cost = "up 2D (displacement and gradient); down 2D; 1 phase; 1 gradient a step"
+    partial_participation = False
+    steps = "p"
+    shared = Record(x="x", y="y", u=kept("x"), v=kept("y")) | _VARIATES
+    client = _VARIATES
+    message = Record(dx="x", dy="y") | _VARIATES
 
     @property
     def start(self) -> tuple[Phase, ...]:

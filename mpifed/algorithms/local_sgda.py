@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from mpifed.core.algorithm import Algorithm
@@ -27,12 +25,12 @@ class LocalSGDA(Algorithm):
     eta_x: Rate = Field(description="step size of x (descent)")
     eta_y: Rate = Field(description="step size of y (ascent)")
 
-    source: ClassVar = "Deng & Mahdavi 2021, Local-SGDA"
-    cites: ClassVar = ("deng2021localsgda",)
-    paper_cost: ClassVar = "up D; down D; 1 phase; 1 gradient a step"
-    steps: ClassVar = "q"
-    shared: ClassVar = Record(x="x", y="y")
-    message: ClassVar = Record(x="x", y="y")
+    source = "Deng & Mahdavi 2021, Local-SGDA"
+    cites = ("deng2021localsgda",)
+    paper_cost = "up D; down D; 1 phase; 1 gradient a step"
+    steps = "q"
+    shared = Record(x="x", y="y")
+    message = Record(x="x", y="y")
 
     def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y

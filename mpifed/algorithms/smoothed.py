@@ -18,8 +18,6 @@ Readings:
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from mpifed.core.algorithm import Algorithm, Phase
@@ -39,12 +37,12 @@ class FSGDA(Algorithm):
     eta_xg: float = Field(default=1.0, ge=0, description="global step size of x; 1 is plain averaging")
     eta_yg: float = Field(default=1.0, ge=0, description="global step size of y; 1 is plain averaging")
 
-    source: ClassVar = "Yang et al. 2022, FSGDA"
-    cites: ClassVar = ("yang2022sagda",)
-    paper_cost: ClassVar = "up D; down D; 1 phase; 1 gradient a step"
-    steps: ClassVar = "K"
-    shared: ClassVar = Record(x="x", y="y")
-    message: ClassVar = Record(dx="x", dy="y")
+    source = "Yang et al. 2022, FSGDA"
+    cites = ("yang2022sagda",)
+    paper_cost = "up D; down D; 1 phase; 1 gradient a step"
+    steps = "K"
+    shared = Record(x="x", y="y")
+    message = Record(dx="x", dy="y")
 
     def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y                                                           # line 5
@@ -65,9 +63,9 @@ class FESSGDA(FSGDA):
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is FSGDA")
     beta: float = Field(default=0.5, ge=0, le=1, description="step β of the smoothing point z")
 
-    source: ClassVar = "Shen et al. 2024, Algorithm 1"
-    cites: ClassVar = ("shen2024fessgda",)
-    shared: ClassVar = Record(x="x", y="y", z="x")
+    source = "Shen et al. 2024, Algorithm 1"
+    cites = ("shen2024fessgda",)
+    shared = Record(x="x", y="y", z="x")
 
     def initialize(self, shared):
         shared.z = shared.x
@@ -97,7 +95,7 @@ class SmoothedGDA(Algorithm):
     partial_participation: ClassVar = False
     shared: ClassVar = Record(x="x", y="y", z="x")
 
-    message: ClassVar = Record(gx="x", gy="y")
+    message = Record(gx="x", gy="y")
 
     @property
     def phases(self) -> tuple[Phase, ...]:

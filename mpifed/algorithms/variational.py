@@ -23,7 +23,7 @@ Readings:
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -39,13 +39,13 @@ class _Local(Algorithm):
     K: int = Field(ge=1, description="local steps per round")
     eta: float = Field(ge=0, description="step size η")
 
-    family: ClassVar = "operator"
-    partial_participation: ClassVar = False
-    output: ClassVar = "average"
-    averages: ClassVar = {"z": "average"}
-    steps: ClassVar = "K"
-    shared: ClassVar = Record(z="z", average=kept("z"))
-    message: ClassVar = Record(z="z", x_sum=kept("z"))
+    family = "operator"
+    partial_participation = False
+    output = "average"
+    averages = {"z": "average"}
+    steps = "K"
+    shared = Record(z="z", average=kept("z"))
+    message = Record(z="z", x_sum=kept("z"))
 
     def client_round(self, now, shared, client, message, oracle):
         z = shared.z
@@ -67,9 +67,9 @@ class _Local(Algorithm):
 class LSGD(_Local):
     """Local SGD: z ← z - η V(z; ξ); the output averages the iterates after z_0."""
 
-    source: ClassVar = "Wang & Kale n.d., eq. 11"
-    cites: ClassVar = ("wang_nd_slippax",)
-    paper_cost: ClassVar = "up D; down D; 1 phase; 1 operator value a step"
+    source = "Wang & Kale n.d., eq. 11"
+    cites = ("wang_nd_slippax",)
+    paper_cost = "up D; down D; 1 phase; 1 operator value a step"
 
     def step(self, z, oracle):
         z = oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample()))
@@ -88,8 +88,8 @@ class LESGD(_Local):
     paper_cost: ClassVar = "up 2D; down 2D; 2 phases; 2 operator values a step"
     calls_per_step: ClassVar = 2
 
-    shared: ClassVar = Record(z="z", average=kept("z"), x="z")
-    client: ClassVar = Record(z=between("z"))
+    shared = Record(z="z", average=kept("z"), x="z")
+    client = Record(z=between("z"))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -136,10 +136,10 @@ class LIPPAX(_Local):
         default=None, gt=0, description="inner step size γ; from η and L when left out"
     )
     L: float | None = Field(default=None, ge=0, description="Lipschitz constant of V, for γ")
-    source: ClassVar = "Wang & Kale n.d., LIPPAX"
-    cites: ClassVar = ("wang_nd_slippax",)
-    example: ClassVar = {"L": 1.0}
-    paper_cost: ClassVar = "up D; down D; 1 phase; H + 1 operator values a step"
+    source = "Wang & Kale n.d., LIPPAX"
+    cites = ("wang_nd_slippax",)
+    example = {"L": 1.0}
+    paper_cost = "up D; down D; 1 phase; H + 1 operator values a step"
 
     def __post_init__(self):
         if self.eta == 0:
@@ -176,9 +176,9 @@ class SLIPPAX(LIPPAX):
         default="derived", description="smoothing radius δ: a number, ησ/d^(1/4), or ησ/√d"
     )
     sigma: float | None = Field(default=None, ge=0, description="noise level σ, for δ")
-    source: ClassVar = "Wang & Kale n.d., SLIPPAX"
-    cites: ClassVar = ("wang_nd_slippax",)
-    example: ClassVar = {"L": 1.0, "sigma": 1.0}
+    source = "Wang & Kale n.d., SLIPPAX"
+    cites = ("wang_nd_slippax",)
+    example = {"L": 1.0, "sigma": 1.0}
 
     def __post_init__(self):
         LIPPAX.__post_init__(self)

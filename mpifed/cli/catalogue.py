@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from mpifed import ConfigError
 from mpifed.algorithms import ALGORITHMS
 from mpifed.cli.settings_page import Row, default_of, rows_of, settings_page
-from mpifed.config.job import find
+from mpifed.config.plugins import find
 from mpifed.config.sections import SECTIONS
 from mpifed.core.adaptive import MATRICES
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.errors import ConfigError
 from mpifed.core.noise import NOISES
 from mpifed.core.records import Record
 from mpifed.core.references import bibtex, cites_of

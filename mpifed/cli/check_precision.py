@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["MixedPrecision", "precision"]
+__all__ = ["MixedPrecision"]
 
 #: Functions that are asked to change the precision of a tensor, or to copy it into another.
 CASTS = {"to", "double", "type", "type_as", "copy_", "__get__", "__set__"}
 #: Numbers that are multiples of 1 / EXACT are the same in all precisions: masks, counts, halves.
 EXACT = 1024.0
-
-
-@contextlib.contextmanager
-def precision(dtype: torch.dtype) -> Iterator[None]:
-    """Torch's default dtype, as it is while a run of ``dtype`` runs a user's code."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 class MixedPrecision(TorchFunctionMode):

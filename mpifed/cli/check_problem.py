@@ -20,13 +20,14 @@ from mpifed.cli.check_derivatives import (
     near_start,
     place,
 )
-from mpifed.cli.check_precision import MixedPrecision, precision
+from mpifed.cli.check_precision import MixedPrecision
 from mpifed.cli.check_runs import PROBES, ROUNDS, ROWS, NotChecked, Report, final_point, same
 from mpifed.core.problem import Problem, defines
 from mpifed.core.problem_checks import check_problem
 from mpifed.core.problem_values import address, samples_of
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
+from mpifed.simulation.preparation import default_dtype
 
 __all__ = ["check_problem_here", "check_problem_on_ranks"]
 
@@ -45,7 +46,7 @@ def check_problem_here(problem: Problem, report: Report, file: str | None) -> No
         if not report.check(sentence, lambda dtype=dtype: _contract(problem, dtype, made)):
             return
     exact = made[torch.float64]
-    with precision(torch.float64):
+    with default_dtype(torch.float64):
         places = [place(exact, client) for client in sorted({0, exact.clients - 1})]
         _derivatives(exact, places, report)
         report.check("functions leave their arguments as they are", lambda: _arguments(places))
@@ -76,14 +77,14 @@ def _name(dtype: torch.dtype) -> str:
 def _prepared(problem: Problem, dtype: torch.dtype) -> Problem:
     """A prepared copy."""
     made = copy.deepcopy(problem)
-    with precision(dtype):
+    with default_dtype(dtype):
         made.prepare(0)
     return made
 
 
 def _contract(problem: Problem, dtype: torch.dtype, made: dict[torch.dtype, Problem]) -> None:
     made[dtype] = _prepared(problem, dtype)
-    with precision(dtype):
+    with default_dtype(dtype):
         check_problem(made[dtype], dtype=dtype, batch_size=ROWS)
 
 
@@ -220,7 +221,7 @@ def _figures(problem: Problem, dtype: torch.dtype, report: Report) -> None:
     blocks = problem.variables()
     named = [blocks.unflatten(block, flat.to(dtype)) for block, flat in zip(blocks, near_start(problem))]
     scores: list[torch.Tensor] = []
-    with precision(dtype), torch.no_grad():
+    with default_dtype(dtype), torch.no_grad():
         if problem.test_rows and not report.check(
             f"held-out rows are scored alike in parts and as a whole, {_name(dtype)}",
             lambda: scores.append(_scores(problem, named, dtype)),

@@ -13,8 +13,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.config.job import Config, describe
+from mpifed.config.job import Config
 from mpifed.config.sections import SECTIONS
+from mpifed.config.tables import describe
 from mpifed.core.adaptive import MATRICES, Matrix
 from mpifed.core.directions import DIRECTIONS, Direction
 from mpifed.core.noise import NOISES, Noise

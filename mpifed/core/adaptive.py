@@ -69,9 +69,9 @@ class _Matrix:
 class Identity(_Matrix):
     """A = I: FGDA, MFCGD."""
 
-    state: ClassVar = ()
-    kind: ClassVar = "scalar"
-    adapts: ClassVar = False
+    state = ()
+    kind = "scalar"
+    adapts = False
     rho: ClassVar[float] = 1.0
 
     def __call__(self, moments: Moments, w, x):
@@ -88,7 +88,7 @@ class Adam(_Matrix):
     varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the second moment")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
     bias_correction: bool = Field(default=False, description="divide the moment by 1 - ϱ^n")
-    state: ClassVar = ("block", "scalar")
+    state = ("block", "scalar")
 
     def __call__(self, moments: Moments, w, x):
         a, n = moments
@@ -110,7 +110,7 @@ class AdaBelief(_Matrix):
     belief_reference: Literal["zero", "initial"] = Field(
         default="zero", description="w' until there is one: 0, or the averaged initial estimator"
     )
-    state: ClassVar = ("block", "block")
+    state = ("block", "block")
 
     def __call__(self, moments: Moments, w, x):
         a, reference = moments
@@ -128,7 +128,7 @@ class AMSGrad(_Matrix):
 
     varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the second moment")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
-    state: ClassVar = ("block", "block")
+    state = ("block", "block")
 
     def __call__(self, moments: Moments, w, x):
         a, largest = moments
@@ -147,8 +147,8 @@ class Norm(_Matrix):
     vartheta: float = Field(default=0.9, ge=0, lt=1, description="decay ϑ of the norm")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
     root: bool = Field(default=False, description="average the squared norm and take the root")
-    state: ClassVar = ("scalar",)
-    kind: ClassVar = "scalar"
+    state = ("scalar",)
+    kind = "scalar"
 
     def __call__(self, moments: Moments, w, x):
         (a,) = moments
@@ -162,8 +162,8 @@ class AdaGradNorm(_Matrix):
     """a ← a + ‖w‖², A = (√a + ρ) I: non-decreasing."""
 
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
-    state: ClassVar = ("scalar",)
-    kind: ClassVar = "scalar"
+    state = ("scalar",)
+    kind = "scalar"
 
     def __call__(self, moments: Moments, w, x):
         (a,) = moments
@@ -179,8 +179,8 @@ class BarzilaiBorwein(_Matrix):
     """
 
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
-    state: ClassVar = ("block", "block", "scalar")
-    kind: ClassVar = "scalar"
+    state = ("block", "block", "scalar")
+    kind = "scalar"
 
     def __call__(self, moments: Moments, w, x):
         last_w, last_x, a = moments

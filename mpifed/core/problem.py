@@ -9,8 +9,7 @@ class         what it solves                            what it defines, beside 
 Minimax       min over x, max over y of a loss          ``loss`` or ``gradients``
 Minimisation  min over x of a loss                      ``loss`` or ``gradients``
 Operator      a variational inequality in z             ``operator``
-Composition   min over x of an outer of an inner map    ``inner_size``, ``inner``, and ``outer`` or
-                                                        ``outer_gradient``
+Composition   min over x of an outer of an inner map    ``inner_size``, ``inner``, ``outer``
 ============  ========================================  ===================================================
 
 Data come from ``client_data``, whose rows are drawn for minibatches, or from ``draw``, which makes samples;
@@ -251,7 +250,7 @@ class Game(Operator):
         split: the sizes of x and y in z, 0 for a block that the problem does not have.
     """
 
-    def __init__(self, problem: Minimax | Minimisation):
+    def __init__(self, problem: Problem):
         self.problem, self.clients = problem, problem.clients
         self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
         self.test_rows, self.files = problem.test_rows, problem.files

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ContractError
+from mpifed.core.errors import ContractError, user_frames
 from mpifed.core.problem import Problem, defines
 from mpifed.core.problem_values import address, faults_of_values, samples_of, two_clients
 from mpifed.core.proximal import PROXIMALS, Zero
@@ -50,7 +50,7 @@ def check_problem(
         weights: how clients are weighted, "uniform" or "samples".
 
     Raises:
-        ContractError: one line a fault.
+        ContractError: one line a fault, or an error that a function has raised, with the user's lines.
     """
     stages: tuple[Callable[[], Iterator[str]], ...] = (
         lambda: _declarations(problem, algorithm),
@@ -59,8 +59,21 @@ def check_problem(
         lambda: faults_of_values(problem, dtype, device, batch_size),
     )
     for stage in stages:
-        if faults := list(stage()):
+        if faults := _guarded(problem, stage):
             raise ContractError("\n".join(f"{type(problem).__name__}: {fault}" for fault in faults))
+
+
+def _guarded(problem: Problem, stage: Callable[[], Iterator[str]]) -> list[str]:
+    """The faults that a stage finds; an error in a user's lines becomes a sentence followed by them."""
+    try:
+        return list(stage())
+    except Exception as error:  # a user's code may raise anything
+        lines = user_frames(error)
+        if isinstance(error, ContractError) or (isinstance(error, ValueError | OSError) and not lines):
+            raise
+        raised = f"{type(error).__name__}: {error}"
+        text = f"{type(problem).__name__} fails at its starting point: {raised}\n{lines}"
+        raise ContractError(text.rstrip()) from None
 
 
 def _declarations(problem: Problem, algorithm: Algorithm | None) -> Iterator[str]:

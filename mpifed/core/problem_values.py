@@ -93,7 +93,7 @@ def faults_of_values(problem: Problem, dtype, device, batch_size: int) -> Iterat
                 yield from faults
 
 
-def _named(problem: Problem, point: list) -> list:
+def _named(problem: Any, point: list) -> list:
     blocks = problem.variables()
     return [blocks.unflatten(block, flat) for block, flat in zip(blocks, point)]
 
@@ -122,8 +122,8 @@ def _differentiated(problem: Any, point: list, pairs: dict, dtype) -> Iterator[s
 def _by_hand(problem: Any, points: list, batches: dict, count: int, u, dtype) -> Iterator[str]:
     """Of the functions of ``count`` clients together."""
     sizes = [flat.shape[-1] for flat in points]
-    shapes = ", ".join(str(list(flat.shape)) for flat in points)
-    where = f" for {count} client{'s' * (count > 1)} at a point of shape {shapes}"
+    given = ", ".join(str(list(flat.shape)) for flat in points)
+    where = f" for {count} client{'s' * (count > 1)} at a point of shape {given}"
     if problem.family == "minimax" and problem.gradients is not None:
         values, names = problem.gradients(*points, batches[""]), ("gx", "gy")[: len(points)]
         values = (values,) if len(points) == 1 else values

@@ -1,8 +1,9 @@
 """CIFAR-10 and CIFAR-100 in the official Python batches: pickled dictionaries of pixels and labels.
 
-A pickle can run any code, so these are read in two steps. The MD5 of a file must be the published one. And whatever the
-file is, the unpickler knows nothing but NumPy arrays beside Python's plain values. The second guard alone makes the set
-``cifar100-subset`` safe, whose files are by nature not the published ones; it has to be asked for by that name.
+A pickle can run any code, so these are read in two steps. The MD5 of a file must be the published one. And
+whatever the file is, the unpickler knows nothing but NumPy arrays beside Python's plain values. The second
+guard alone makes the set ``cifar100-subset`` safe, whose files are by nature not the published ones; it has
+to be asked for by that name.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class Cifar:
     def _checked(self, path: Path, labels: np.ndarray) -> torch.Tensor:
         if labels.min() < 0 or labels.max() >= self.classes:
             raise DataError(
-                f"{path}: expected labels from 0 to {self.classes - 1}, found {labels.min()} to {labels.max()}"
+                f"{path}: expected labels from 0 to {self.classes - 1}, found {labels.min()} to "
+                f"{labels.max()}"
             )
         return torch.from_numpy(labels.astype(np.int64))
 

@@ -1,7 +1,7 @@
 """IDX files of unsigned bytes, the format of MNIST.
 
-A file is a magic number (two zero bytes, the type code 0x08, the number of dimensions), each dimension as a big-endian
-32-bit number, then the elements with the last dimension varying fastest.
+A file is a magic number (two zero bytes, the type code 0x08, the number of dimensions), each dimension as a
+big-endian 32-bit number, then the elements with the last dimension varying fastest.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def read_idx(source: Source, name: str, shape: tuple[int, ...]) -> tuple[Path, n
     """Path and array of an IDX file that must hold unsigned bytes of this ``shape``; uint8, read-only.
 
     Raises:
-        DataError: the file cannot be read or unpacked, or its magic number (type and number of dimensions), its
-            dimensions or its length are others; says what was expected and what was found.
+        DataError: the file cannot be read or unpacked, or its magic number (type and number of dimensions),
+            its dimensions or its length are others; says what was expected and what was found.
     """
     path, content = source.read(name, describe(shape))
 

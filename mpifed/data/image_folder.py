@@ -1,8 +1,9 @@
 """Folders of image files, or a zip archive of one, through Pillow.
 
-Two layouts: ``train/CLASS/**`` and ``test/CLASS/**``, and that of Tiny ImageNet, ``train/CLASS/images/*`` with
-``val/images/*`` whose classes are in ``val/val_annotations.txt``. Classes are numbered in the order of their names.
-Training images are decoded when a rank first asks for them, so each rank decodes those of its own clients.
+Two layouts: ``train/CLASS/**`` and ``test/CLASS/**``, and that of Tiny ImageNet, ``train/CLASS/images/*``
+with ``val/images/*`` whose classes are in ``val/val_annotations.txt``. Classes are numbered in the order of
+their names. Training images are decoded when a rank first asks for them, so each rank decodes those of its
+own clients.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class _Tree:
 
 
 class _Decoded:
-    """Image files as an array of bytes ``[n, 3, h, w]`` whose rows are decoded when they are first asked for."""
+    """Image files as an array of bytes ``[n, 3, h, w]`` whose rows are decoded when they are first asked
+    for."""
 
     def __init__(self, tree: _Tree, names: list[str], size: tuple[int, int]):
         self._tree, self._names, self._size = tree, names, size
@@ -97,7 +99,8 @@ class ImageFolder:
         """Read the tree; all images must have the size of the first.
 
         Raises:
-            DataError: there is no such folder or archive, it has another layout, or an image cannot be decoded.
+            DataError: there is no such folder or archive, it has another layout, or an image cannot be
+                decoded.
         """
         with opened(self.name, self.home, data_dir, *self.folders) as source:
             tree = self._tree(source)
@@ -167,7 +170,8 @@ def _annotated(tree: _Tree) -> dict[str, str]:
     if listed.keys() != present:
         wrong = sorted(listed.keys() ^ present)[0]
         raise DataError(
-            f"{tree.path}: expected one line of {annotations} for each image of val, found a difference in {wrong}"
+            f"{tree.path}: expected one line of {annotations} for each image of val, found a difference in "
+            f"{wrong}"
         )
     return listed
 

@@ -17,7 +17,8 @@ __all__ = ["IdxImages", "load_digits"]
 
 
 def load_digits(data_dir: str | None = None) -> Images:
-    """The 1,797 digits of 8 x 8 pixels that scikit-learn carries; every fifth (index % 5 == 4) is a test image.
+    """The 1,797 digits of 8 x 8 pixels that scikit-learn carries; every fifth (index % 5 == 4) is a test
+    image.
 
     They are read from its file, since importing scikit-learn takes every rank a second.
     """
@@ -52,8 +53,8 @@ class IdxImages:
         """Read the four files.
 
         Raises:
-            DataError: a file is missing, damaged or not the official one; the message names the file, what was
-                expected and found, the folders searched and the home page.
+            DataError: a file is missing, damaged or not the official one; the message names the file, what
+                was expected and found, the folders searched and the home page.
         """
         with opened(self.name, self.home, data_dir) as source:
             return Images(

@@ -16,7 +16,8 @@ __all__ = ["LibSVM"]
 
 @dataclass(frozen=True)
 class LibSVM:
-    """A table in LIBSVM's text format; where there is no test file, every fifth row (index % 5 == 4) is a test row.
+    """A table in LIBSVM's text format; where there is no test file, every fifth row (index % 5 == 4) is a
+    test row.
 
     Attributes:
         name: the data set's name and that of its file; ``.t`` is added for the test file.

@@ -23,7 +23,8 @@ __all__ = ["MedMnist", "Omniglot", "load_omniglot"]
 CHARACTERS = {"background": 964, "evaluation": 659}
 
 Arrays = dict[str, np.ndarray]
-#: What damaged bytes may raise on their way through zip, its compressions, NumPy and the tokeniser it reads headers with.
+#: What damaged bytes may raise on their way through zip, its compressions, NumPy and the tokeniser it reads
+#: headers with.
 _DAMAGE = (
     OSError,
     ValueError,
@@ -40,7 +41,8 @@ _DAMAGE = (
 
 
 def read_arrays(source: Source, name: str, wanted: dict[str, tuple[str, int]]) -> tuple[Path, str, Arrays]:
-    """Path, description and arrays of an archive; ``wanted`` maps a name to dtype kinds and number of dimensions."""
+    """Path, description and arrays of an archive; ``wanted`` maps a name to dtype kinds and number of
+    dimensions."""
     words = ", ".join(f"{key} of {number} dimensions" for key, (_, number) in wanted.items())
     expected = f"a NumPy archive with the arrays {words}"
     path, content = source.read(name, expected)
@@ -92,19 +94,22 @@ class MedMnist:
         pixels, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
         if labels.shape != (len(pixels), 1) or not len(labels):
             raise DataError(
-                f"{path}: expected {expected}, one label an image, found {part} labels of shape {labels.shape} for "
+                f"{path}: expected {expected}, one label an image, found {part} labels of shape "
+                f"{labels.shape} for "
                 f"{len(pixels)} images"
             )
         if labels.min() < 0 or labels.max() >= self.classes:
             raise DataError(
-                f"{path}: expected labels from 0 to {self.classes - 1}, found {labels.min()} to {labels.max()}"
+                f"{path}: expected labels from 0 to {self.classes - 1}, found {labels.min()} to "
+                f"{labels.max()}"
             )
         return Pixels(pixels[:, None]), torch.from_numpy(labels[:, 0].astype(np.int64))
 
 
 @dataclass(frozen=True, eq=False)
 class Omniglot:
-    """Handwritten characters ``[characters, 20, 105, 105]``, bool, True where there is ink; the files that hold them.
+    """Handwritten characters ``[characters, 20, 105, 105]``, bool, True where there is ink; the files that
+    hold them.
 
     The characters of ``background`` are to learn from, those of ``evaluation`` are new ones.
     """
@@ -115,7 +120,8 @@ class Omniglot:
 
 
 def load_omniglot(data_dir: str | None = None) -> Omniglot:
-    """Omniglot's 964 + 659 characters, each drawn by twenty people, from two NumPy archives of bits (True: paper).
+    """Omniglot's 964 + 659 characters, each drawn by twenty people, from two NumPy archives of bits (True:
+    paper).
 
     Raises:
         DataError: a file is missing, damaged or another one.

@@ -1,9 +1,9 @@
 """Partitions of labelled samples over clients.
 
-Each is a function ``partition(labels, positive, clients, seed)`` of the class labels ``[n]``, the binary label of the
-meta-problem ``[n]`` (bool), the number of clients and the run's seed. It returns one sorted index array a client:
-disjoint, none empty, and together all n samples, save that given positive ratios leave positives out. A ValueError says
-where that is impossible.
+Each is a function ``partition(labels, positive, clients, seed)`` of the class labels ``[n]``, the binary
+label of the meta-problem ``[n]`` (bool), the number of clients and the run's seed. It returns one sorted
+index array a client: disjoint, none empty, and together all n samples, save that given positive ratios leave
+positives out. A ValueError says where that is impossible.
 """
 
 from __future__ import annotations
@@ -62,17 +62,19 @@ class Dirichlet:
                 pieces = [np.split(rng.permutation(members), cut) for members, cut in zip(classes, cuts)]
                 return [np.sort(np.concatenate(own)) for own in zip(*pieces)]
         raise ValueError(
-            f"dirichlet(alpha={self.alpha}) of {len(labels)} samples over {clients} clients left some client without "
+            f"dirichlet(alpha={self.alpha}) of {len(labels)} samples over {clients} clients left some "
+            "client without "
             f"samples in {REDRAWS} draws: expected a larger alpha or fewer clients"
         )
 
 
 @hyperparameters
 class ByClass:
-    """Classes without overlap (Huang et al. 2024, section 6.2): group g holds the g-th positive and the g-th negative class.
+    """Classes without overlap (Huang et al. 2024, section 6.2): group g holds the g-th positive and the g-th
+    negative class.
 
-    Client k belongs to group k mod ``groups``, and a group's samples are split evenly at random among its clients.
-    With fewer clients than groups, client k holds all groups g with g mod clients = k.
+    Client k belongs to group k mod ``groups``, and a group's samples are split evenly at random among its
+    clients. With fewer clients than groups, client k holds all groups g with g mod clients = k.
     """
 
     groups: int = Field(
@@ -100,13 +102,14 @@ class ByClass:
 class PositiveRatios:
     """Skewed labels: positives make up a given share of each client's samples (Zhang & Gao n.d., section 5).
 
-    Negatives are divided evenly at random; positives are dropped at random until every client has its share, to the
-    nearest sample.
+    Negatives are divided evenly at random; positives are dropped at random until every client has its share,
+    to the nearest sample.
     """
 
     ratios: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
         min_length=1,
-        description="positive ratio of each client; Zhang & Gao n.d. has 0.05, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25",
+        description="positive ratio of each client; Zhang & Gao n.d. has 0.05, 0.05, 0.08, 0.1, 0.12, 0.15, "
+        "0.2, 0.25",
     )
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
@@ -119,8 +122,10 @@ class PositiveRatios:
         wanted = [round(ratio / (1 - ratio) * len(part)) for ratio, part in zip(self.ratios, below)]
         if min(wanted) < 1 or sum(wanted) > len(above):
             raise ValueError(
-                f"positive_ratios ask for {sum(wanted)} positives beside {len(labels) - len(above)} negatives, "
-                f"{min(wanted)} for one client: expected 1 a client at least and {len(above)}, all there are, at most"
+                f"positive_ratios ask for {sum(wanted)} positives beside {len(labels) - len(above)} "
+                "negatives, "
+                f"{min(wanted)} for one client: expected 1 a client at least and {len(above)}, all there "
+                "are, at most"
             )
         pieces = np.split(above, np.cumsum(wanted))[:clients]
         return [np.sort(np.concatenate(own)) for own in zip(below, pieces)]
@@ -128,7 +133,8 @@ class PositiveRatios:
 
 @hyperparameters
 class Quantity:
-    """Skewed amounts: clients' shares of the samples are a draw of the symmetric Dirichlet distribution, labels alike.
+    """Skewed amounts: clients' shares of the samples are a draw of the symmetric Dirichlet distribution,
+    labels alike.
 
     Every client has one sample besides, so that none is left without.
     """
@@ -162,7 +168,8 @@ Partition = choice("partition", PARTITIONS)
 def thin(labels: np.ndarray, positive: np.ndarray, ratio: float | None, seed: int) -> np.ndarray:
     """Sorted indices of the samples kept so that positives make up ``ratio`` of them, to the nearest sample.
 
-    Positive samples are dropped at random, the same fraction of each positive class; ``None`` keeps everything.
+    Positive samples are dropped at random, the same fraction of each positive class; ``None`` keeps
+    everything.
 
     Raises:
         ValueError: the data has fewer positives than ``ratio`` asks for, or none would be left.
@@ -175,7 +182,8 @@ def thin(labels: np.ndarray, positive: np.ndarray, ratio: float | None, seed: in
     wanted = round(ratio * len(negative) / (1 - ratio))
     if not 1 <= wanted <= total:
         raise ValueError(
-            f"an imbalance of {ratio} asks for {wanted} positives beside {len(negative)} negatives; expected 1 to "
+            f"an imbalance of {ratio} asks for {wanted} positives beside {len(negative)} negatives; "
+            "expected 1 to "
             f"{total}, the number that the data has (a ratio of {total / max(len(labels), 1):.4g})"
         )
     counts = np.diff(np.round(ends * (wanted / total)).astype(np.int64), prepend=0)  # they sum to `wanted`

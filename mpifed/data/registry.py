@@ -1,4 +1,5 @@
-"""Data sets by name: ``DATASETS[name](data_dir)`` reads labelled samples, ``TEXTS[name](data_dir)`` labelled texts."""
+"""Data sets by name: ``DATASETS[name](data_dir)`` reads labelled samples, ``TEXTS[name](data_dir)`` labelled
+texts."""
 
 from __future__ import annotations
 

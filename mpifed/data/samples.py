@@ -15,8 +15,8 @@ __all__ = ["Labelled", "Images", "Table", "Texts", "Pixels"]
 class Pixels:
     """Images ``[n, c, h, w]`` kept as bytes; ``pixels[rows]`` are those rows as float32 in [0, 1].
 
-    A rank asks for the rows of its clients, and nobody else's are converted, decoded or, from a file mapped into memory,
-    even loaded.
+    A rank asks for the rows of its clients, and nobody else's are converted, decoded or, from a file mapped
+    into memory, even loaded.
 
     Args:
         stored: the bytes; an array, or anything else with a shape and rows.
@@ -37,7 +37,8 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Samples ``[n, ...]``, float32, asked for by rows; their labels ``[n]``, int64 from 0; the files that hold them."""
+    """Samples ``[n, ...]``, float32, asked for by rows; their labels ``[n]``, int64 from 0; the files that
+    hold them."""
 
     train: torch.Tensor | Pixels
     train_labels: torch.Tensor

@@ -1,12 +1,13 @@
 """Where data files lie, and how they are opened: plain, ``.gz`` or ``.xz``, by their official names.
 
-Files are looked for in ``data_dir/NAME``, or in ``data_dir`` itself where that folder does not exist; without a
-``data_dir``, in the first that exists of ``$MPIFED_DATA/NAME`` and of ``../shared/data/NAME``, relative to the current
-directory and to the checkout. NAME is the data set's; some have a second.
+Files are looked for in ``data_dir/NAME``, or in ``data_dir`` itself where that folder does not exist; without
+a ``data_dir``, in the first that exists of ``$MPIFED_DATA/NAME`` and of ``../shared/data/NAME``, relative to
+the current directory and to the checkout. NAME is the data set's; some have a second.
 
-Of every file a SHA-256 digest of its unpacked bytes is kept: a packed and a plain copy count as the same data, and
-``sha256sum`` of the plain file gives the same number. Hashing runs at about 1 GB/s, ten times as fast as gzip unpacks.
-Plain files are mapped into memory: the ranks of a node share one copy, and pages that are not asked for need not stay.
+Of every file a SHA-256 digest of its unpacked bytes is kept: a packed and a plain copy count as the same
+data, and ``sha256sum`` of the plain file gives the same number. Hashing runs at about 1 GB/s, ten times as
+fast as gzip unpacks. Plain files are mapped into memory: the ranks of a node share one copy, and pages that
+are not asked for need not stay.
 """
 
 from __future__ import annotations

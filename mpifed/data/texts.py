@@ -66,7 +66,8 @@ class TextColumns:
             DataError: the file is missing, damaged, or has other columns, labels or numbers of rows.
         """
         count = "" if self.rows is None else f"{self.rows} "
-        expected = f"{count}rows of {self.columns} columns split by {self.delimiter!r}, labels {', '.join(self.labels)}"
+        known = ", ".join(self.labels)
+        expected = f"{count}rows of {self.columns} columns split by {self.delimiter!r}, labels {known}"
         path, text = _lines(source, self.file, expected, self.encoding)
         quoting = csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
         # Without a number of rows to go by, a quotation mark that is never closed must not swallow the rest.

@@ -1,8 +1,9 @@
 """Words of texts, and vectors for them: from a file, or without one a random vector for each word.
 
-Words are runs of letters and digits with apostrophes inside (``don't``, ``n't``), in lower case; all else is left out.
-Files are NumPy archives with the arrays ``words`` and ``vectors``, or texts with a word and its numbers a line, as GloVe has
-them and as word2vec has them after a first line of two counts. They lie where data sets lie, in a folder ``wordvectors``.
+Words are runs of letters and digits with apostrophes inside (``don't``, ``n't``), in lower case; all else is
+left out. Files are NumPy archives with the arrays ``words`` and ``vectors``, or texts with a word and its
+numbers a line, as GloVe has them and as word2vec has them after a first line of two counts. They lie where
+data sets lie, in a folder ``wordvectors``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """A table ``[1 + words, d]``, float32, with a row of zeros and a row for each word; a word's row; the files read."""
+    """A table ``[1 + words, d]``, float32, with a row of zeros and a row for each word; a word's row; the
+    files read."""
 
     table: np.ndarray
     rows: Mapping[str, int]
@@ -55,7 +57,8 @@ def read_vectors(name: str, vocabulary: Iterable[str], data_dir: str | None = No
     """The vectors of a file for those words of a vocabulary that it has.
 
     Args:
-        name: the file's name without ``.gz`` or ``.xz``; one that ends in ``.npz`` is an archive, any other a text.
+        name: the file's name without ``.gz`` or ``.xz``; one that ends in ``.npz`` is an archive, any other a
+            text.
         vocabulary: words in lower case.
 
     Raises:
@@ -73,7 +76,8 @@ def _from_archive(source: Source, name: str, vocabulary: set[str]) -> tuple[dict
     words, vectors = arrays["words"].tolist(), arrays["vectors"]
     if len(words) != len(vectors) or not np.isfinite(vectors).all():
         raise DataError(
-            f"{path}: expected {expected}, found {len(words)} words and {len(vectors)} vectors, or infinite numbers"
+            f"{path}: expected {expected}, found {len(words)} words and {len(vectors)} vectors, or infinite "
+            "numbers"
         )
     return {word: vector for word, vector in zip(words, vectors) if word in vocabulary}, vectors.shape[1]
 
@@ -99,7 +103,8 @@ def _from_text(source: Source, name: str, vocabulary: set[str]) -> tuple[dict[st
 
 
 def random_vectors(vocabulary: Iterable[str], d: int, seed: int = 0) -> WordVectors:
-    """A vector for each word, uniform on the unit sphere of ``d`` dimensions, that depends on the word and the seed alone.
+    """A vector for each word, uniform on the unit sphere of ``d`` dimensions, that depends on the word and
+    the seed alone.
 
     ``files`` names what stands in for a file, so that a run's record shows it.
     """
@@ -117,8 +122,8 @@ def word_vectors(name: str, vocabulary: Iterable[str], d: int, data_dir: str | N
     """Vectors for the words of a vocabulary.
 
     Args:
-        name: a file as for :func:`read_vectors`; ``"random"`` for :func:`random_vectors`; ``"auto"`` for the file ``VECTORS``
-            where it exists and random ones where it does not.
+        name: a file as for :func:`read_vectors`; ``"random"`` for :func:`random_vectors`; ``"auto"`` for the
+            file ``VECTORS`` where it exists and random ones where it does not.
         d: numbers of a random vector.
 
     Raises:
@@ -131,7 +136,8 @@ def word_vectors(name: str, vocabulary: Iterable[str], d: int, data_dir: str | N
 
 
 def encode(texts: Iterable[list[str]], rows: Mapping[str, int], length: int) -> np.ndarray:
-    """Rows of the first ``length`` words that have one, of each text given as words; int64 ``[n, length]``, then zeros."""
+    """Rows of the first ``length`` words that have one, of each text given as words; int64 ``[n, length]``,
+    then zeros."""
     texts = list(texts)
     tokens = np.zeros((len(texts), length), dtype=np.int64)
     for own, words in zip(tokens, texts):

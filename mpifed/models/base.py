@@ -1,8 +1,9 @@
-"""What networks share: frozen settings that say the parameters' shapes and map parameters and samples to outputs.
+"""What networks share: frozen settings that say the parameters' shapes and map parameters and samples to
+outputs.
 
-A network is a pure function of a dictionary of parameters, not an ``nn.Module``, so that ``torch.func.vmap`` maps it
-over clients and a call costs no more than its tensor operations. Names that a network does not know are ignored: the
-dictionary may hold a problem's other variables too.
+A network is a pure function of a dictionary of parameters, not an ``nn.Module``, so that ``torch.func.vmap``
+maps it over clients and a call costs no more than its tensor operations. Names that a network does not know
+are ignored: the dictionary may hold a problem's other variables too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def uniform(bound: float, shape: tuple[int, ...], rng: np.random.Generator) -> t
 
 
 def he(shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
-    """Weights uniform in ±√(6 / fan_in), float64: a ReLU keeps the second moment of what it gets (He et al., 2015)."""
+    """Weights uniform in ±√(6 / fan_in), float64: a ReLU keeps the second moment of what it gets (He et al.,
+    2015)."""
     return uniform(math.sqrt(6 / math.prod(shape[1:])), shape, rng)
 
 

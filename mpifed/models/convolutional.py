@@ -1,4 +1,5 @@
-"""Convolutional networks without normalisation: LeNet-5, plain stacks of small convolutions, and the one of MAML."""
+"""Convolutional networks without normalisation: LeNet-5, plain stacks of small convolutions, and the one of
+MAML."""
 
 from __future__ import annotations
 
@@ -63,8 +64,9 @@ class _ReLUNetwork(Network):
 class CNN(_ReLUNetwork):
     """A convolutional network; by default that of Shen et al. 2024, Table 3, for fair classification.
 
-    Convolutions are 3 x 3 with padding 1 and followed by a ReLU, a stage of them by 2 x 2 max-pooling; then come full
-    connections with ReLU between. The paper prints no starting values: they are those of He et al. (2015), biases 0.
+    Convolutions are 3 x 3 with padding 1 and followed by a ReLU, a stage of them by 2 x 2 max-pooling; then
+    come full connections with ReLU between. The paper prints no starting values: they are those of He et al.
+    (2015), biases 0.
     """
 
     stages: tuple[tuple[PositiveInt, ...], ...] = Field(
@@ -81,7 +83,8 @@ class CNN(_ReLUNetwork):
         least = 2 ** len(self.stages)
         if len(sample_shape) != 3 or min(sample_shape[1:]) < least:
             raise ValueError(
-                f"{self.choice_name} of {len(self.stages)} stages takes images of {least} x {least} at least, got samples of "
+                f"{self.choice_name} of {len(self.stages)} stages takes images of {least} x {least} at "
+                "least, got samples of "
                 f"shape {' x '.join(map(str, sample_shape))}"
             )
         channels, height, width = sample_shape
@@ -107,10 +110,11 @@ class CNN(_ReLUNetwork):
 
 @hyperparameters
 class CNN7(CNN):
-    """A 7-layer CNN for CIFAR-10 (Huang et al. 2024, section 6.2): four convolutions in two stages and three full layers.
+    """A 7-layer CNN for CIFAR-10 (Huang et al. 2024, section 6.2): four convolutions in two stages and three
+    full layers.
 
-    The paper says no more than "7-layer CNN": seven layers with weights are meant here, LeNet-5's plan with the two small
-    convolutions of VGG (Simonyan and Zisserman, 2015) in place of each of its own.
+    The paper says no more than "7-layer CNN": seven layers with weights are meant here, LeNet-5's plan with
+    the two small convolutions of VGG (Simonyan and Zisserman, 2015) in place of each of its own.
     """
 
     stages: tuple[tuple[PositiveInt, ...], ...] = Field(
@@ -123,11 +127,13 @@ class CNN7(CNN):
 
 @hyperparameters
 class Conv4(_ReLUNetwork):
-    """Four strided convolutions and a linear layer: the network of MAML (Finn et al., 2017) for Omniglot, with few filters.
+    """Four strided convolutions and a linear layer: the network of MAML (Finn et al., 2017) for Omniglot,
+    with few filters.
 
-    Convolutions are 3 x 3 with stride 2, padding 1 and a ReLU; the last are averaged over their positions. Finn et al.
-    have 64 filters and batch normalisation; without it the loss of a batch is the mean of its samples' losses, which the
-    composition of Huang n.d. asks for, and few filters keep the dense Jacobian of that composition small.
+    Convolutions are 3 x 3 with stride 2, padding 1 and a ReLU; the last are averaged over their positions.
+    Finn et al. have 64 filters and batch normalisation; without it the loss of a batch is the mean of its
+    samples' losses, which the composition of Huang n.d. asks for, and few filters keep the dense Jacobian of
+    that composition small.
     """
 
     filters: PositiveInt = Field(default=8, description="channels of each convolution")

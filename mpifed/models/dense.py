@@ -30,7 +30,8 @@ class Linear(Network):
 
 @hyperparameters
 class MLP(Network):
-    """A multilayer perceptron; two hidden layers make the 3-layer network of Huang et al. 2024, section 6.3."""
+    """A multilayer perceptron; two hidden layers make the 3-layer network of Huang et al. 2024, section
+    6.3."""
 
     hidden: tuple[PositiveInt, ...] = Field(default=(128, 64), description="widths of the hidden layers")
     activation: Literal["relu", "tanh"] = Field(

@@ -17,11 +17,13 @@ __all__ = ["RNN"]
 
 @hyperparameters
 class RNN(Network):
-    """A recurrent network whose outputs are linear in its last layer's state after the last word (Zhang & Gao n.d., section 5).
+    """A recurrent network whose outputs are linear in its last layer's state after the last word (Zhang & Gao
+    n.d., section 5).
 
-    The paper has two layers of width 4096 over vectors of 300 numbers and does not name the cell: the plain one, h' = tanh(Wx +
-    Uh + b), is the literal reading, and a long short-term memory is the common alternative. Parameters have the names
-    and shapes of torch's ``nn.RNN`` and ``nn.LSTM``, and start uniform in ±1/√width as these do.
+    The paper has two layers of width 4096 over vectors of 300 numbers and does not name the cell: the plain
+    one, h' = tanh(Wx + Uh + b), is the literal reading, and a long short-term memory is the common
+    alternative. Parameters have the names and shapes of torch's ``nn.RNN`` and ``nn.LSTM``, and start uniform
+    in ±1/√width as these do.
     """
 
     hidden: PositiveInt = Field(default=4096, description="width of each layer")
@@ -55,10 +57,11 @@ class RNN(Network):
         return {name: uniform(self.hidden**-0.5, shape, rng) for name, shape in shapes.items()}
 
     def __call__(self, params: Params, samples: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Outputs ``[b, outputs]`` for sequences ``[b, length, d]`` of which the first ``lengths`` ``[b]``, int64, vectors count.
+        """Outputs ``[b, outputs]`` for sequences ``[b, length, d]`` of which the first ``lengths`` ``[b]``,
+        int64, vectors count.
 
-        A state depends on nothing to its right, so padding on that side changes no state that is read. Of a sequence
-        without vectors the first one counts.
+        A state depends on nothing to its right, so padding on that side changes no state that is read. Of a
+        sequence without vectors the first one counts.
         """
         step = _lstm if self.cell == "lstm" else _plain
         h = samples.transpose(0, 1)
@@ -71,7 +74,8 @@ class RNN(Network):
 
 
 def _plain(inputs: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
-    """States ``[b, width]`` of one layer, starting from 0, for Wx + b of each word: ``[length, b, width]``."""
+    """States ``[b, width]`` of one layer, starting from 0, for Wx + b of each word: ``[length, b,
+    width]``."""
     states = [torch.tanh(inputs[0])]
     for own in inputs[1:].unbind():
         states.append(torch.tanh(own + F.linear(states[-1], weight)))

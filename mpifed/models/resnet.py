@@ -21,16 +21,17 @@ EXPANSION = 4
 
 @hyperparameters
 class ResNet(Network):
-    """A residual network of bottleneck blocks with group normalisation; by default ResNet-50 (Huang et al. 2024, section 6.2).
+    """A residual network of bottleneck blocks with group normalisation; by default ResNet-50 (Huang et al.
+    2024, section 6.2).
 
-    With 3 channels and 1000 outputs ResNet-50 has 25,557,032 parameters, as published: group normalisation (Wu and He, 2018)
-    has the two numbers a channel of batch normalisation. It takes the latter's place because that couples the samples
-    of a batch, so that a batch's loss would estimate no client's loss without bias, and because its running averages
-    are neither variables nor equal among unlike clients (Hsieh et al., 2020). A block's stride is in its 3 x 3
-    convolution, as in torchvision.
+    With 3 channels and 1000 outputs ResNet-50 has 25,557,032 parameters, as published: group normalisation
+    (Wu and He, 2018) has the two numbers a channel of batch normalisation. It takes the latter's place
+    because that couples the samples of a batch, so that a batch's loss would estimate no client's loss
+    without bias, and because its running averages are neither variables nor equal among unlike clients (Hsieh
+    et al., 2020). A block's stride is in its 3 x 3 convolution, as in torchvision.
 
-    Starting values: convolutions normal with standard deviation √(2 / fan_out), scales 1 and shifts 0, the linear
-    layer uniform in ±1/√fan_in; all as in torchvision.
+    Starting values: convolutions normal with standard deviation √(2 / fan_out), scales 1 and shifts 0, the
+    linear layer uniform in ±1/√fan_in; all as in torchvision.
     """
 
     blocks: tuple[PositiveInt, ...] = Field(
@@ -44,7 +45,8 @@ class ResNet(Network):
     )
     stem: Literal["large", "small"] = Field(
         default="large",
-        description="first layer: 7 x 7 with stride 2 and pooling, or 3 x 3 with neither, for images of 32 x 32 or so",
+        description="first layer: 7 x 7 with stride 2 and pooling, or 3 x 3 with neither, for images of 32 "
+        "x 32 or so",
     )
 
     def __post_init__(self):

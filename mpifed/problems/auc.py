@@ -1,4 +1,5 @@
-"""AUC maximisation as a minimax problem (Huang et al. 2024, eq. 13; Zhang & Gao n.d., eq. 20), for any network and any samples."""
+"""AUC maximisation as a minimax problem (Huang et al. 2024, eq. 13; Zhang & Gao n.d., eq. 20), for any
+network and any samples."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ __all__ = ["AUC"]
 
 @problem_settings
 class AUC(Minimax):
-    """min over (w, a, b), max over α of the batch mean of the bracket of Huang et al. 2024, eq. 13, for a scoring function h(w; ·).
+    """min over (w, a, b), max over α of the batch mean of the bracket of Huang et al. 2024, eq. 13, for a
+    scoring function h(w; ·).
 
     With the positive ratio p and a sample's label ±1 the bracket is ::
 
         (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   both less p(1-p) α²
 
-    w, a and b make up x, α is y. A subclass sets ``model`` and ``_shapes``, calls :meth:`_divide` in ``prepare``, and defines
-    :meth:`samples` and :meth:`outputs`.
+    w, a and b make up x, α is y. A subclass sets ``model`` and ``_shapes``, calls :meth:`_divide` in
+    ``prepare``, and defines :meth:`samples` and :meth:`outputs`.
     """
 
     clients: int = Field(default=10, ge=1, description="number of clients")
@@ -84,7 +86,8 @@ class AUC(Minimax):
         return {"x": torch.cat([*(tensor.flatten() for tensor in network.values()), ab])}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Samples ``[n, ...]``, 1 or 0 for positive or negative ``[n]``, and p ``[n]`` with ``p = "client"``."""
+        """Samples ``[n, ...]``, 1 or 0 for positive or negative ``[n]``, and p ``[n]`` with ``p =
+        "client"``."""
         rows = torch.from_numpy(self._rows[client])
         positive = self._positive[rows].double()
         data = self.samples(rows), positive

@@ -63,7 +63,8 @@ class Classification:
 
 
 def accuracies(scores: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
-    """Share of rows whose largest score is their label's, one number for each class that occurs in ``labels``.
+    """Share of rows whose largest score is their label's, one number for each class that occurs in
+    ``labels``.
 
     NaN throughout where a score is not finite.
     """

@@ -19,7 +19,8 @@ def rotation(rng: np.random.Generator, d: int) -> np.ndarray:
 
 
 def around(mean: np.ndarray, scale: float, stream: Stream) -> np.ndarray:
-    """One array a client, ``[N, *shape]``, normal with standard deviation ``scale``, shifted to average ``mean``."""
+    """One array a client, ``[N, *shape]``, normal with standard deviation ``scale``, shifted to average
+    ``mean``."""
     if scale == 0:
         return np.broadcast_to(mean, (len(stream.clients), *mean.shape))  # no copy for every client
     deviations = stream.normal(*mean.shape)[:, 0]

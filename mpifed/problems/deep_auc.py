@@ -20,7 +20,8 @@ CHUNK = 1000
 
 @problem_settings
 class DeepAUC(AUC):
-    """min over (w, a, b), max over α of the batch mean of the bracket of Huang et al. 2024, eq. 13, for a network h(w; ·).
+    """min over (w, a, b), max over α of the batch mean of the bracket of Huang et al. 2024, eq. 13, for a
+    network h(w; ·).
 
     With the positive ratio p and a sample's label ±1 the bracket is ::
 
@@ -36,7 +37,8 @@ class DeepAUC(AUC):
     )
     negative_classes: tuple[int, ...] | None = Field(
         default=None,
-        description="classes that count as negative, others being left out; by default all but the positive ones",
+        description="classes that count as negative, others being left out; by default all but the positive "
+        "ones",
     )
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
@@ -64,12 +66,14 @@ class DeepAUC(AUC):
         below = everything - above if self.negative_classes is None else set(self.negative_classes)
         if not above or not below or not above | below <= everything:
             raise ValueError(
-                f"positive_classes and negative_classes: expected some but not all of the classes 0 to {classes - 1} of "
+                "positive_classes and negative_classes: expected some but not all of the classes 0 to "
+                f"{classes - 1} of "
                 f"{self.dataset}, got {sorted(above)} as positive and {sorted(below)} as negative"
             )
         if both := above & below:
             raise ValueError(
-                f"the classes {sorted(both)} are in positive_classes and in negative_classes: expected one of these"
+                f"the classes {sorted(both)} are in positive_classes and in negative_classes: expected one "
+                "of these"
             )
         return sorted(above), sorted(below)
 

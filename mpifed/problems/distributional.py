@@ -1,7 +1,8 @@
 """Distributionally robust federated learning as a composition (Huang n.d., eq. 3).
 
-Readings. The paper asks for an increasing f around each client's expected loss and leaves f and the data open. Here f is
-the exponential that belongs to the Kullback-Leibler divergence: with L_n the loss of client n ::
+Readings. The paper asks for an increasing f around each client's expected loss and leaves f and the data
+open. Here f is the exponential that belongs to the Kullback-Leibler divergence: with L_n the loss of client n
+::
 
     max over p on the simplex of Σ_n p_n L_n(x) - λ KL(p ‖ uniform) = λ log((1/N) Σ_n exp(L_n(x) / λ))
 
@@ -31,9 +32,9 @@ __all__ = ["DistributionallyRobust"]
 class DistributionallyRobust(Classification, Composition):
     """min over x of F(x) = (1/N) Σ_n f(L_n(x)), f(u) = λ exp(u/λ), L_n the mean cross-entropy of client n.
 
-    The inner map g_n = L_n is a scalar, estimated by the mean over a batch; f is the same for all clients and has no
-    samples. ∇F = (1/N) Σ_n exp(L_n/λ) ∇L_n tends to that of the mean loss as λ grows. A λ far below the losses makes
-    exp(L_n/λ) overflow: in float32 where L_n > 88 λ.
+    The inner map g_n = L_n is a scalar, estimated by the mean over a batch; f is the same for all clients and
+    has no samples. ∇F = (1/N) Σ_n exp(L_n/λ) ∇L_n tends to that of the mean loss as λ grows. A λ far below
+    the losses makes exp(L_n/λ) overflow: in float32 where L_n > 88 λ.
     """
 
     partition: Partition = Field(
@@ -61,7 +62,8 @@ class DistributionallyRobust(Classification, Composition):
         return self.lam * torch.exp(u[0] / self.lam)
 
     def client_losses(self, x: Named) -> tuple[torch.Tensor, torch.Tensor]:
-        """L_n on all of the clients' data ``[N]``, and the gradients ``[N, d]``, at the precision of ``x``."""
+        """L_n on all of the clients' data ``[N]``, and the gradients ``[N, d]``, at the precision of
+        ``x``."""
         like = next(iter(x.values()))
         slope = torch.func.grad_and_value(lambda x, batch: self.inner(x, batch)[0])
         losses, gradients = [], []
@@ -81,8 +83,8 @@ class DistributionallyRobust(Classification, Composition):
         return self.lam * weights.mean(), weights @ gradients / self.clients
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """Of all training data: ``objective`` F, ``grad_norm`` ‖∇F‖, ``robust_loss`` λ log(F/λ), and the clients'
-        ``mean_loss`` and ``worst_loss``, between which the robust loss lies."""
+        """Of all training data: ``objective`` F, ``grad_norm`` ‖∇F‖, ``robust_loss`` λ log(F/λ), and the
+        clients' ``mean_loss`` and ``worst_loss``, between which the robust loss lies."""
         losses, gradients = self.client_losses(x)
         objective, gradient = self._composed(losses, gradients)
         return {

@@ -1,9 +1,9 @@
 """Fair classification (Shen et al. 2024, section 4.2): the network against weights on the classes.
 
-Readings. F_c is the mean cross-entropy of the training samples of class c, pooled over clients. A sample of class c
-counts y_c / π_c, with π_c the share of the class in all training data, which makes the batch mean an unbiased
-estimate of Σ_c y_c F_c where clients count by their number of samples (equal clients, or ``weights = "samples"``); a
-batch may lack classes. There is no regulariser. y starts uniform.
+Readings. F_c is the mean cross-entropy of the training samples of class c, pooled over clients. A sample of
+class c counts y_c / π_c, with π_c the share of the class in all training data, which makes the batch mean an
+unbiased estimate of Σ_c y_c F_c where clients count by their number of samples (equal clients, or ``weights =
+"samples"``); a batch may lack classes. There is no regulariser. y starts uniform.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ __all__ = ["FairClassification"]
 
 @problem_settings
 class FairClassification(Classification, Minimax):
-    """min over the network x, max over y on the simplex of Σ_c y_c F_c(x), F_c the cross-entropy of class c."""
+    """min over the network x, max over y on the simplex of Σ_c y_c F_c(x), F_c the cross-entropy of class
+    c."""
 
     source = "Shen et al. 2024, section 4.2"
     cites = ("shen2024fessgda",)

@@ -1,9 +1,10 @@
 """Few-shot classification as meta-learning (Huang n.d., eq. 2, with the tasks of Finn et al., 2017).
 
-Readings. The paper leaves the data open. A client's task is to tell apart a few classes drawn for it; row i of its data is the
-i-th image of each of its classes, so that a minibatch of b rows is a balanced sample of b images a class: one row is one
-shot. In eq. 2 the network's every parameter adapts, so that the dense Jacobian of MFCGD holds d² numbers: with 8 filters
-``conv4`` has d = 1,877 (a Jacobian of 14 MB in float32), with the 64 of Finn et al. 111,749 (50 GB), which is refused.
+Readings. The paper leaves the data open. A client's task is to tell apart a few classes drawn for it; row i
+of its data is the i-th image of each of its classes, so that a minibatch of b rows is a balanced sample of b
+images a class: one row is one shot. In eq. 2 the network's every parameter adapts, so that the dense Jacobian
+of MFCGD holds d² numbers: with 8 filters ``conv4`` has d = 1,877 (a Jacobian of 14 MB in float32), with the
+64 of Finn et al. 111,749 (50 GB), which is refused.
 """
 
 from __future__ import annotations
@@ -35,10 +36,12 @@ def _known(name: str) -> str:
 
 @problem_settings
 class FewShotMAML(MAML):
-    """min over x of (1/N) Σ_n f_n(x - η ∇f_n(x)), f_n the mean cross-entropy of a network on client n's few classes.
+    """min over x of (1/N) Σ_n f_n(x - η ∇f_n(x)), f_n the mean cross-entropy of a network on client n's few
+    classes.
 
-    Of Omniglot, clients have characters of the background part and held-out tasks those of the evaluation part, averaged
-    to ``size`` x ``size``; of another data set all have the same classes, clients training and held-out tasks test images.
+    Of Omniglot, clients have characters of the background part and held-out tasks those of the evaluation
+    part, averaged to ``size`` x ``size``; of another data set all have the same classes, clients training and
+    held-out tasks test images.
     """
 
     dataset: Annotated[str, AfterValidator(_known)] = Field(
@@ -68,7 +71,8 @@ class FewShotMAML(MAML):
         train, test = self._pools(data_dir)
         if len(test[0]) <= self.shots or self.ways > len(train):
             raise ValueError(
-                f"{self.dataset} has {len(train)} classes, and {len(test[0])} images to test on of each at most: expected "
+                f"{self.dataset} has {len(train)} classes, and {len(test[0])} images to test on of each at "
+                "most: expected "
                 f"ways = {self.ways} classes or more, and more than shots = {self.shots} images"
             )
         self._tasks = [self._task(train, seed, "few-shot", client) for client in range(self.clients)]
@@ -99,7 +103,8 @@ class FewShotMAML(MAML):
         return torch.stack([self._images(pool[c]) for c in chosen], dim=1)
 
     def _images(self, drawings: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """Images ``[n, c, h, w]``; Omniglot's ink ``[n, 105, 105]``, bool, as its share of the area of each pixel."""
+        """Images ``[n, c, h, w]``; Omniglot's ink ``[n, 105, 105]``, bool, as its share of the area of each
+        pixel."""
         if isinstance(drawings, torch.Tensor):
             return drawings
         return F.adaptive_avg_pool2d(torch.from_numpy(drawings[:, None].astype(np.float32)), self.size)
@@ -140,6 +145,6 @@ class FewShotMAML(MAML):
         return torch.where(torch.isfinite(scores).all(), right.to(scores).mean(), torch.nan)
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``objective`` F and ``grad_norm`` ‖∇F‖ on the clients' images; ``accuracy`` on the other images of held-out
-        tasks after one step, NaN where an output is not finite."""
+        """``objective`` F and ``grad_norm`` ‖∇F‖ on the clients' images; ``accuracy`` on the other images of
+        held-out tasks after one step, NaN where an output is not finite."""
         return {**self.exact(x), "accuracy": float(predictions.mean())}

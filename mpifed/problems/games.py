@@ -1,8 +1,9 @@
-"""Affine variational inequalities: monotone games, bilinear games, and the ℓ1-regularised bilinear game on a box.
+"""Affine variational inequalities: monotone games, bilinear games, and the ℓ1-regularised bilinear game on a
+box.
 
-Every operator is affine, V(z) = Jz + c with J = (1/N) Σ_n J_n, so the errors of a point are exact: err_D by the
-trust-region problem, the composite gap of the ℓ1 game in closed form. Constants are built without BLAS, whose bits may
-depend on the number of threads of a rank.
+Every operator is affine, V(z) = Jz + c with J = (1/N) Σ_n J_n, so the errors of a point are exact: err_D by
+the trust-region problem, the composite gap of the ℓ1 game in closed form. Constants are built without BLAS,
+whose bits may depend on the number of threads of a rank.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class _Affine(Operator):
         return float(np.linalg.norm(z - self.phi(torch.from_numpy(z - V), 1.0).numpy()))
 
     def err_D(self, z: np.ndarray) -> float:
-        """max over ‖w - z_0‖ ≤ D of ⟨V(w), z - w⟩ (Wang & Kale n.d., section 3, on a ball), exact; negative for some z off the ball.
+        """max over ‖w - z_0‖ ≤ D of ⟨V(w), z - w⟩ (Wang & Kale n.d., section 3, on a ball), exact; negative
+        for some z off the ball.
 
         With w = z_0 + v and u = z - z_0 it is ⟨V(z_0), u⟩ plus the maximum of ⟨Jᵀu - V(z_0), v⟩ - vᵀJv.
         """
@@ -93,9 +95,9 @@ class AffineGame(_Affine):
     """V_n(z) = A_n z + b_n, monotone: A_n is positive semidefinite plus antisymmetric, with a known solution.
 
     The mean of the symmetric parts has eigenvalues evenly spaced from ``strong`` to ``smooth``, that of the
-    antisymmetric parts the norm ``skew``. With heterogeneity h client n has the eigenvalues scaled by factors exp(h
-    ν), ν normal, over their mean, an antisymmetric deviation of norm about h ``skew``, and V_n(z*) normal with
-    standard deviation h; all of these average out.
+    antisymmetric parts the norm ``skew``. With heterogeneity h client n has the eigenvalues scaled by factors
+    exp(h ν), ν normal, over their mean, an antisymmetric deviation of norm about h ``skew``, and V_n(z*)
+    normal with standard deviation h; all of these average out.
     """
 
     d: int = Field(default=10, ge=1, description="dimension of z")
@@ -137,7 +139,8 @@ class AffineGame(_Affine):
         return np.einsum("ij,nj,kj->nik", Q, factors / factors.mean(axis=0) * values, Q)
 
     def _antisymmetric(self, rng: np.random.Generator, scale: float, stream: Stream) -> np.ndarray:
-        """Planes that turn at speeds up to ``skew``, and for each client a normal antisymmetric matrix more."""
+        """Planes that turn at speeds up to ``skew``, and for each client a normal antisymmetric matrix
+        more."""
         Q, planes = rotation(rng, self.d), self.d // 2
         first, second = Q[:, :planes] * np.linspace(1, 0, planes, endpoint=False), Q[:, planes : 2 * planes]
         turn = np.einsum("ij,kj->ik", first, second)
@@ -193,10 +196,12 @@ class _Coupled(_Affine):
 
 @problem_settings
 class Bilinear(_Coupled):
-    """f_n(x, y) = xᵀA_n y + a_nᵀx + b_nᵀy, a pure rotation, with an optional φ of z = (x, y) and a known solution.
+    """f_n(x, y) = xᵀA_n y + a_nᵀx + b_nᵀy, a pure rotation, with an optional φ of z = (x, y) and a known
+    solution.
 
-    The singular values of the mean of the A_n fall evenly from ``coupling`` to ``coupling`` / min(dx, dy). With u
-    normal of standard deviation 2, the solution is z* = prox_φ(u), and the mean vectors make -V(z*) the subgradient u
+    The singular values of the mean of the A_n fall evenly from ``coupling`` to ``coupling`` / min(dx, dy).
+    With u normal of standard deviation 2, the solution is z* = prox_φ(u), and the mean vectors make -V(z*)
+    the subgradient u
     - z* of φ.
     """
 
@@ -237,8 +242,8 @@ class Bilinear(_Coupled):
 class L1BoxBilinear(_Coupled):
     """min_x max_y of the mean of ⟨A_n x - b_n, y⟩ + λ‖x‖₁ - λ‖y‖₁ over the box ‖x‖∞, ‖y‖∞ ≤ D.
 
-    Bai & Bullins (2024), appendix A.1: entries of A and b uniform in (-1, 1) and equal for all clients, start uniform
-    in the box, noise of the oracle N(0, 0.1²), 100 clients, dx = 600, dy = 300.
+    Bai & Bullins (2024), appendix A.1: entries of A and b uniform in (-1, 1) and equal for all clients, start
+    uniform in the box, noise of the oracle N(0, 0.1²), 100 clients, dx = 600, dy = 300.
     """
 
     dx: int = Field(default=60, ge=1, description="dimension of x")
@@ -276,7 +281,8 @@ class L1BoxBilinear(_Coupled):
         return float(self.bound * (abs(V) - self.lam).clip(min=0).sum() + self.lam * abs(z).sum() + linear)
 
     def metrics(self, z: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``err_c``, ``residual``, and ``nonzero``, the share of entries of at least 1e-5 in absolute value."""
+        """``err_c``, ``residual``, and ``nonzero``, the share of entries of at least 1e-5 in absolute
+        value."""
         point = _flat(z)
         nonzero = float((abs(point) >= 1e-5).mean())
         return {"err_c": self.err_c(point), "residual": self.residual(point), "nonzero": nonzero}

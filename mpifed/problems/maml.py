@@ -1,8 +1,9 @@
-"""Model-agnostic meta-learning as a composition (Huang n.d., eq. 2), and its case of linear regression, solved in closed form.
+"""Model-agnostic meta-learning as a composition (Huang n.d., eq. 2), and its case of linear regression,
+solved in closed form.
 
-Readings. The paper leaves tasks and data open. A client has one task, and inner and outer batches are drawn from the same set of
-its samples, as eq. 2 has it. For linear regression the task is the client's own weights w*_n, near a common centre, on a
-fixed set of standard normal features.
+Readings. The paper leaves tasks and data open. A client has one task, and inner and outer batches are drawn
+from the same set of its samples, as eq. 2 has it. For linear regression the task is the client's own weights
+w*_n, near a common centre, on a fixed set of standard normal features.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ __all__ = ["MAML", "LinearMAML"]
 class MAML(Composition):
     """min over x of F(x) = (1/N) Σ_n f_n(x - η ∇f_n(x)) for losses f_n of tasks.
 
-    A subclass has ``eta`` and defines :meth:`task_loss`. The inner map is g_n(x) = x - η ∇f_n(x), so p = d and its Jacobian
-    holds d² numbers: a thousand parameters make 4 MB in float32, ten thousand 400 MB.
+    A subclass has ``eta`` and defines :meth:`task_loss`. The inner map is g_n(x) = x - η ∇f_n(x), so p = d
+    and its Jacobian holds d² numbers: a thousand parameters make 4 MB in float32, ten thousand 400 MB.
     """
 
     source = "Huang n.d., eq. 2"
@@ -50,7 +51,8 @@ class MAML(Composition):
         return self.task_loss(self.variables().unflatten("x", u), batch)
 
     def value_and_gradient(self, x: Named) -> tuple[torch.Tensor, torch.Tensor]:
-        """F(x) and ∇F(x) ``[d]`` on all data, at the precision and on the device of ``x``, without a Jacobian."""
+        """F(x) and ∇F(x) ``[d]`` on all data, at the precision and on the device of ``x``, without a
+        Jacobian."""
         slope = torch.func.grad_and_value(lambda x, batch: self.task_loss(self.adapted(x, batch), batch))
         like, value, gradient = next(iter(x.values())), 0.0, 0.0
         for client in range(self.clients):
@@ -70,9 +72,9 @@ class MAML(Composition):
 class LinearMAML(MAML):
     """min over w of F(w) = (1/N) Σ_n L_n(w - η ∇L_n(w)) for least-squares losses L_n.
 
-    L_n(w) is half the mean of (aᵀw - b)² over client n's rows (a, b), with a ~ N(0, I), b = aᵀw*_n + noise · N(0, 1),
-    w*_n ~ N(w_0, s² I) and w_0 ~ N(0, I). The inner map is g_n(w) = w - η ∇L_n(w), p = d, the outer one L_n. A client's
-    rows depend on the seed and its number alone.
+    L_n(w) is half the mean of (aᵀw - b)² over client n's rows (a, b), with a ~ N(0, I), b = aᵀw*_n + noise ·
+    N(0, 1), w*_n ~ N(w_0, s² I) and w_0 ~ N(0, I). The inner map is g_n(w) = w - η ∇L_n(w), p = d, the outer
+    one L_n. A client's rows depend on the seed and its number alone.
     """
 
     d: int = Field(default=10, ge=1, description="dimension of w")

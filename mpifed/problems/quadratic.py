@@ -1,4 +1,5 @@
-"""Minimax problems with a Polyak-Łojasiewicz (PL) condition in y and known constants, for the rates of Shen et al. 2024."""
+"""Minimax problems with a Polyak-Łojasiewicz (PL) condition in y and known constants, for the rates of Shen
+et al. 2024."""
 
 from __future__ import annotations
 
@@ -17,15 +18,17 @@ __all__ = ["QuadraticNCPL", "TwoSidedPL"]
 
 @problem_settings
 class QuadraticNCPL(Minimax):
-    """f_n(x, y) = xᵀP_n x/2 + xᵀR_n y - yᵀS_n y/2 + p_nᵀx + s_nᵀy, nonconvex in x; the mean is μ-PL in y and ℓ-smooth.
+    """f_n(x, y) = xᵀP_n x/2 + xᵀR_n y - yᵀS_n y/2 + p_nᵀx + s_nᵀy, nonconvex in x; the mean is μ-PL in y and
+    ℓ-smooth.
 
-    In random orthonormal bases the mean falls apart into pairs and single directions. Pair i < min(dx, rank) has the
-    Hessian ((-a_i, ρ_i), (ρ_i, -σ_i)), σ_i from μ = ℓ/κ geometrically towards ℓ, a_i = (ℓ - σ_i)/2, ρ_i² = (ℓ -
-    a_i)(ℓ - σ_i): its spectral norm is ℓ, and Φ = max_y f has the curvature (ℓ/2)(ℓ/σ_i - 1) there, so that y must be
-    kept ahead of x. The other directions of x have curvatures from μ to ℓ, in which plain descent ascent is slow once
-    the pairs have set its steps; those of y have -σ_i up to ``rank`` and are flat beyond. Φ is strongly convex, its
-    minimiser x* normal. With heterogeneity h the Hessians of the clients differ by matrices of norm about h ℓ, their
-    gradients at (x*, y*) by vectors of standard deviation h.
+    In random orthonormal bases the mean falls apart into pairs and single directions. Pair i < min(dx, rank)
+    has the Hessian ((-a_i, ρ_i), (ρ_i, -σ_i)), σ_i from μ = ℓ/κ geometrically towards ℓ, a_i = (ℓ - σ_i)/2,
+    ρ_i² = (ℓ - a_i)(ℓ - σ_i): its spectral norm is ℓ, and Φ = max_y f has the curvature (ℓ/2)(ℓ/σ_i - 1)
+    there, so that y must be kept ahead of x. The other directions of x have curvatures from μ to ℓ, in which
+    plain descent ascent is slow once the pairs have set its steps; those of y have -σ_i up to ``rank`` and
+    are flat beyond. Φ is strongly convex, its minimiser x* normal. With heterogeneity h the Hessians of the
+    clients differ by matrices of norm about h ℓ, their gradients at (x*, y*) by vectors of standard deviation
+    h.
     """
 
     dx: int = Field(default=10, ge=1, description="dimension of x")
@@ -141,10 +144,11 @@ class QuadraticNCPL(Minimax):
 
 @problem_settings
 class TwoSidedPL(Minimax):
-    """f(x, y) = Σ_j x_j² + 3 sin²x_j sin²y_j - 4y_j² - 10 sin²y_j, nonconvex-nonconcave, PL in x and in y; saddle 0.
+    """f(x, y) = Σ_j x_j² + 3 sin²x_j sin²y_j - 4y_j² - 10 sin²y_j, nonconvex-nonconcave, PL in x and in y;
+    saddle 0.
 
-    f_n(x, y) = t_n f(x, y) + a_nᵀx + b_nᵀy, t_n = exp(``scaling`` · ν_n) over the clients' mean of it, a_n and b_n
-    normal of standard deviation ``shift`` less their mean: f is the mean of the f_n.
+    f_n(x, y) = t_n f(x, y) + a_nᵀx + b_nᵀy, t_n = exp(``scaling`` · ν_n) over the clients' mean of it, a_n
+    and b_n normal of standard deviation ``shift`` less their mean: f is the mean of the f_n.
     """
 
     d: int = Field(default=1, ge=1, description="dimension of x and of y")

@@ -1,8 +1,9 @@
 """Robust training of a network against one perturbation of all images (Huang et al. 2024, section 6.3).
 
-Readings. The paper squares the difference of the network's output and the label and reports a test accuracy: here the network
-has one output a class, the label is one-hot, and squares are summed over the classes. The sum over a client's samples
-is a mean, so that step sizes do not depend on the amount of data. One ν serves all samples and clients; it starts at 0.
+Readings. The paper squares the difference of the network's output and the label and reports a test accuracy:
+here the network has one output a class, the label is one-hot, and squares are summed over the classes. The
+sum over a client's samples is a mean, so that step sizes do not depend on the amount of data. One ν serves
+all samples and clients; it starts at 0.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class RobustRegression(Classification, Minimax):
         return torch.cat([self.scores(x, rows), self.scores(x, rows, y["nu"])], dim=1)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """Share of test images classified rightly: ``accuracy`` clean, ``perturbed_accuracy`` at the point's ν."""
+        """Share of test images classified rightly: ``accuracy`` clean, ``perturbed_accuracy`` at the point's
+        ν."""
         labels = self._images.test_labels
         counts = labels.unique(return_counts=True)[1].numpy()
         clean, perturbed = (

@@ -1,4 +1,5 @@
-"""The synthetic saddle problem of Huang et al. 2024, section 6.1: quadratic clients, all solutions in closed form."""
+"""The synthetic saddle problem of Huang et al. 2024, section 6.1: quadratic clients, all solutions in closed
+form."""
 
 from __future__ import annotations
 
@@ -18,10 +19,12 @@ __all__ = ["Saddle"]
 
 @problem_settings
 class Saddle(Minimax):
-    """f^k(x, y) = (τ/2)‖x‖² - (‖y‖²/2 - b_kᵀy + yᵀA_k x) with A_k = t_k I, t_k ~ U(0, t_max), b'_k ~ N(0, s² I).
+    """f^k(x, y) = (τ/2)‖x‖² - (‖y‖²/2 - b_kᵀy + yᵀA_k x) with A_k = t_k I, t_k ~ U(0, t_max), b'_k ~ N(0, s²
+    I).
 
-    b_k is b'_k, less the clients' mean where ``centred``, which puts the saddle point at 0. The gradients are exact;
-    noise is an option of the oracle. A client's t_k and b'_k depend on the seed and its number k alone.
+    b_k is b'_k, less the clients' mean where ``centred``, which puts the saddle point at 0. The gradients are
+    exact; noise is an option of the oracle. A client's t_k and b'_k depend on the seed and its number k
+    alone.
     """
 
     d: int = Field(default=10, ge=1, description="dimension of x and of y")
@@ -61,7 +64,8 @@ class Saddle(Minimax):
         return 1
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """∇_x f^k = τx - t_k y and ∇_y f^k = b_k - y - t_k x; all rows of a batch are the client's only one."""
+        """∇_x f^k = τx - t_k y and ∇_y f^k = b_k - y - t_k x; all rows of a batch are the client's only
+        one."""
         t, b = batch[0][:, :1], batch[1][:, 0]
         return self.tau * x - t * y, b - y - t * x
 
@@ -75,8 +79,8 @@ class Saddle(Minimax):
     def local_gda_limit(self, eta_x: float, eta_y: float, q: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where noise-free Local-GDA with q local steps a round ends, (x, y), each ``[d]`` float64.
 
-        Per coordinate the field of client k is H_k z - (0, b_k) with zero z_k*, so q steps with D = diag(η_x, η_y) take
-        z to P_k z + (I - P_k) z_k*, P_k = (I - D H_k)^q, and averaging has one fixed point.
+        Per coordinate the field of client k is H_k z - (0, b_k) with zero z_k*, so q steps with D = diag(η_x,
+        η_y) take z to P_k z + (I - P_k) z_k*, P_k = (I - D H_k)^q, and averaging has one fixed point.
         """
         eye, one = np.eye(2), np.ones_like(self._t)
         H = np.stack([self.tau * one, -self._t, self._t, one], axis=1).reshape(-1, 2, 2)

@@ -23,10 +23,12 @@ GRID = 100
 
 @problem_settings
 class SinusoidMAML(MAML):
-    """min over x of (1/N) Σ_n f_n(x - η ∇f_n(x)), f_n the mean squared error of a network on client n's sinusoid.
+    """min over x of (1/N) Σ_n f_n(x - η ∇f_n(x)), f_n the mean squared error of a network on client n's
+    sinusoid.
 
-    Client n has the task a sin(t - b) with a uniform in (0.1, 5) and b in (0, π), and rows (t, a sin(t - b)) with t uniform
-    in (-5, 5). Held-out tasks of the same law measure what one step on a few rows makes of the parameters.
+    Client n has the task a sin(t - b) with a uniform in (0.1, 5) and b in (0, π), and rows (t, a sin(t - b))
+    with t uniform in (-5, 5). Held-out tasks of the same law measure what one step on a few rows makes of the
+    parameters.
     """
 
     model: Model = Field(
@@ -95,7 +97,8 @@ class SinusoidMAML(MAML):
 
 
 def _rows(stream: Stream, rows: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    """Inputs and targets of each task of a stream, ``[tasks, rows, 1]``, at random places and then on the grid."""
+    """Inputs and targets of each task of a stream, ``[tasks, rows, 1]``, at random places and then on the
+    grid."""
     amplitude, phase = 0.1 + 4.9 * stream.uniform(1), math.pi * stream.uniform(1)
     places = (
         10 * stream.uniform(rows) - 5,

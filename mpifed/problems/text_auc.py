@@ -1,8 +1,9 @@
 """Deep AUC maximisation on texts (Zhang & Gao n.d., section 5).
 
-Readings. The paper has a two-layer recurrent network with two outputs and one prediction h: the positive output less the
-negative one, so that ``score = "sigmoid"`` makes h the softmax probability of the positive class. Texts are cut to the first
-``length`` words that have a vector, and words without one are left out. Vectors stay fixed.
+Readings. The paper has a two-layer recurrent network with two outputs and one prediction h: the positive
+output less the negative one, so that ``score = "sigmoid"`` makes h the softmax probability of the positive
+class. Texts are cut to the first ``length`` words that have a vector, and words without one are left out.
+Vectors stay fixed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def _known(name: str) -> str:
 
 @problem_settings
 class TextAUC(AUC):
-    """The minimax problem of DeepAUC for texts, whose words are vectors that a recurrent network reads in order.
+    """The minimax problem of DeepAUC for texts, whose words are vectors that a recurrent network reads in
+    order.
 
     Clients hold numbers of words; the vectors are one table that all share.
     """
@@ -44,7 +46,8 @@ class TextAUC(AUC):
     length: int = Field(default=40, ge=1, description="words of a text that count")
     vectors: str = Field(
         default="auto",
-        description="file of word vectors; random: a random one a word; auto: googlenews300_small_f16.npz, or random without it",
+        description="file of word vectors; random: a random one a word; auto: googlenews300_small_f16.npz, "
+        "or random without it",
     )
     dimension: int = Field(default=300, ge=1, description="numbers of a random vector")
 
@@ -52,7 +55,8 @@ class TextAUC(AUC):
     cites = ("zhang_nd_fednsgdam",)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read the texts and the vectors of their words, thin and part them. The vectors do not depend on the seed.
+        """Read the texts and the vectors of their words, thin and part them. The vectors do not depend on the
+        seed.
 
         Raises:
             ValueError: the data and the partition do not fit each other, or a file is missing.

@@ -6,17 +6,18 @@ import numpy as np
 
 __all__ = ["maximize_on_ball"]
 
-#: Newton's iteration on the secular equation converges quadratically from its left; a handful of steps is usual.
+#: Newton's iteration on the secular equation converges quadratically from its left; a handful of steps is
+#: usual.
 STEPS = 200
 
 
 def maximize_on_ball(Q: np.ndarray, c: np.ndarray, radius: float) -> tuple[float, np.ndarray]:
     """max of cᵀv + vᵀQv/2 over ‖v‖ ≤ radius, and a v ``[d]`` that attains it.
 
-    v is a maximiser if and only if (mI - Q) v = c for some m ≥ 0 with mI - Q ⪰ 0, and m = 0 or ‖v‖ = radius (Moré &
-    Sorensen 1983). In the eigenbasis of Q the norm of that v falls in m, which is found by Newton's method; where
-    even the least m leaves ‖v‖ below the radius although it is not 0 (the hard case), the rest is filled up along the
-    leading eigenvector.
+    v is a maximiser if and only if (mI - Q) v = c for some m ≥ 0 with mI - Q ⪰ 0, and m = 0 or ‖v‖ = radius
+    (Moré & Sorensen 1983). In the eigenbasis of Q the norm of that v falls in m, which is found by Newton's
+    method; where even the least m leaves ‖v‖ below the radius although it is not 0 (the hard case), the rest
+    is filled up along the leading eigenvector.
 
     Args:
         Q: symmetric ``[d, d]``, of any signature.

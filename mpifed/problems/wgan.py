@@ -2,9 +2,10 @@
 
 Objective and optimum are in closed form.
 
-Readings. The paper fixes 10,000 pairs (z, μ̂ + σ̂ z) and divides them evenly, which makes all clients alike; here every batch
-is drawn fresh from that law. A pair shares its z, so at the optimum the gradients of alike clients carry no noise;
-``latent = "fresh"`` draws the generator's z apart from the real data, as a GAN would. The paper does not state the start.
+Readings. The paper fixes 10,000 pairs (z, μ̂ + σ̂ z) and divides them evenly, which makes all clients alike;
+here every batch is drawn fresh from that law. A pair shares its z, so at the optimum the gradients of alike
+clients carry no noise; ``latent = "fresh"`` draws the generator's z apart from the real data, as a GAN would.
+The paper does not state the start.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class WGAN(Minimax):
         return torch.tensor(self.gaps(x), dtype=torch.float64) / (2 * self.lam)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``squared_distance``: the figure of Shen et al. 2024, (μ - μ*)² + (|σ| - σ*)², as -σ generates what σ does.
+        """``squared_distance``: the figure of Shen et al. 2024, (μ - μ*)² + (|σ| - σ*)², as -σ generates what
+        σ does.
 
         ``grad_norm``: ‖∇Φ‖ for Φ(x) = max_φ f = ‖gaps‖²/4λ, by Danskin's theorem -(φ_1* + 2μφ_2*, 2σφ_2*).
         """

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from mpifed.config.job import ConfigError, find
+from mpifed.config.plugins import find
 from mpifed.core.adaptive import MATRICES
+from mpifed.core.errors import ConfigError
 from mpifed.core.references import cites_of, plain
 from mpifed.core.settings import flatten
 

@@ -29,7 +29,8 @@ COLUMNS, ROWS = 12, 40
 
 @dataclass(frozen=True, eq=False)
 class Holdings:
-    """Samples by client and class ``[N, classes]``, and the classes' names. One class stands for samples without any."""
+    """Samples by client and class ``[N, classes]``, and the classes' names. One class stands for samples
+    without any."""
 
     title: str
     counts: np.ndarray
@@ -58,7 +59,8 @@ def holdings(config: Config) -> Holdings:
 
 
 def show(job: str, overrides: Sequence[str], out: str | None) -> Path:
-    """Print the holdings of a job file, draw them into ``out`` or beside the job, and return the figure's path.
+    """Print the holdings of a job file, draw them into ``out`` or beside the job, and return the figure's
+    path.
 
     Raises:
         ConfigError: something in the job is wrong, or as for :func:`holdings`.
@@ -110,7 +112,8 @@ def _cells(counts: np.ndarray, wide: bool, columns: int) -> list[str]:
 
 
 def draw(held: Holdings, file: Path | BinaryIO) -> None:
-    """Write a PNG, to a path or an open file, with one bar a client, stacked from its samples of each class."""
+    """Write a PNG, to a path or an open file, with one bar a client, stacked from its samples of each
+    class."""
     counts = held.counts
     clients, classes = counts.shape
     figure = Figure(

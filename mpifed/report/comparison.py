@@ -1,7 +1,7 @@
 """Runs side by side: which of them differ in nothing but the seed, and which settings of a method do best.
 
-The settings of an algorithm are there to be tuned. All other settings (problem, data, participation, oracle, rounds ...) say
-what it is tuned for, so the best of a method is chosen once for each of their combinations.
+The settings of an algorithm are there to be tuned. All other settings (problem, data, participation, oracle,
+rounds ...) say what it is tuned for, so the best of a method is chosen once for each of their combinations.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ __all__ = [
     "metrics_of",
 ]
 
-#: The settings of [run] that can change a result or its speed; the others say where files lie and how often they are written.
+#: The settings of [run] that can change a result or its speed; the others say where files lie and how often
+#: they are written.
 _EXECUTION = ("device", "dtype", "executor", "matrices", "placement", "reduction", "transport")
 
 
@@ -60,7 +61,8 @@ class Curve(NamedTuple):
 class Setting:
     """Runs that differ in nothing but the seed, with their settings as ``{dotted name: value}``.
 
-    ``repetition`` tells apart settings that are the same altogether, where one seed has been run more than once.
+    ``repetition`` tells apart settings that are the same altogether, where one seed has been run more than
+    once.
     """
 
     runs: tuple[RunData, ...]
@@ -90,8 +92,9 @@ class Setting:
     def curve(self, metric: str) -> Curve:
         """Mean and deviation over the runs, at all rounds at which one of them was evaluated.
 
-        Between its own evaluations a run counts with the straight line. The curve ends where the first run ends, and has a
-        gap (NaN) where a run's value is not finite, so that it always is a mean over the same runs.
+        Between its own evaluations a run counts with the straight line. The curve ends where the first run
+        ends, and has a gap (NaN) where a run's value is not finite, so that it always is a mean over the same
+        runs.
         """
         taken = [run.metric_rounds for run in self.runs]
         rounds = np.unique(np.concatenate(taken))
@@ -113,7 +116,8 @@ class Rule:
         metric: by default the first metric of the runs.
         by: a run's last value, or its best.
         target: a value of the metric, to tell the rounds that it takes; it does not decide.
-        each: settings of methods, such as ``q``, that are part of the task: for each of their values there is a best setting.
+        each: settings of methods, such as ``q``, that are part of the task: for each of their values there is
+            a best setting.
     """
 
     metric: str | None = None
@@ -149,7 +153,8 @@ class Rule:
         )
 
     def rank(self, setting: Setting) -> tuple[int, float]:
-        """Less is better: runs without a finite figure, then the mean figure, with its sign turned if more is better."""
+        """Less is better: runs without a finite figure, then the mean figure, with its sign turned if more is
+        better."""
         metric = self.metric_of(setting)
         if metric is None:
             return 0, 0.0
@@ -175,7 +180,8 @@ class Rule:
             goals.append(f"the {'largest' if more else 'smallest'} {self.by} {metric}")
         which = "at the last evaluation" if self.by == "final" else "at the run's best evaluation"
         return (
-            f"The best setting of a method has the fewest runs that end in non-finite values, then {' or '.join(goals)} "
+            "The best setting of a method has the fewest runs that end in non-finite values, then "
+            f"{' or '.join(goals)} "
             f"({which}; mean over the seeds)."
         )
 
@@ -186,7 +192,8 @@ def final(run: RunData, metric: str) -> float:
 
 
 def best_value(run: RunData, metric: str) -> float:
-    """The largest finite value of a metric of which more is better, the smallest of any other; NaN where there is none."""
+    """The largest finite value of a metric of which more is better, the smallest of any other; NaN where
+    there is none."""
     values = run.metrics[metric]
     pick = max if metric in run.maximised else min
     return pick(values[np.isfinite(values)].tolist(), default=np.nan)
@@ -244,14 +251,16 @@ def differing(settings: Sequence[Setting]) -> list[str]:
 
 
 def columns(settings: Sequence[Setting]) -> list[str]:
-    """The settings that a table of these shows: the methods' own that vary within a method, and all others that vary."""
+    """The settings that a table of these shows: the methods' own that vary within a method, and all others
+    that vary."""
     names = dict.fromkeys(one.name for one in settings)
     varied = {key for name in names for key in differing([one for one in settings if one.name == name])}
     return [key for key in differing(settings) if key in varied or not key.startswith("algorithm.")]
 
 
 def labels(settings: Sequence[Setting]) -> list[str]:
-    """A name for each: its method, what sets it apart from others of the method, and its folder where nothing else does."""
+    """A name for each: its method, what sets it apart from others of the method, and its folder where nothing
+    else does."""
     result = []
     for one in settings:
         apart = differing([other for other in settings if other.name == one.name])

@@ -1,7 +1,7 @@
 """Curves of runs: every metric against every cost on :data:`AXES`.
 
-Which method is ahead depends on what is paid for: rounds, gradients, bytes or time. A curve is the mean over the seeds of a
-setting, its band one standard deviation to either side.
+Which method is ahead depends on what is paid for: rounds, gradients, bytes or time. A curve is the mean over
+the seeds of a setting, its band one standard deviation to either side.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ __all__ = ["AXES", "STYLES", "Axis", "axes_of", "scales", "curves", "panels"]
 
 @dataclass(frozen=True)
 class Axis:
-    """A horizontal axis: the sum of some cost columns, in the largest of ``units`` that leaves numbers above 2.
+    """A horizontal axis: the sum of some cost columns, in the largest of ``units`` that leaves numbers above
+    2.
 
     An ``optional`` axis is for the runs alone whose cost on it is not zero throughout.
     """
@@ -65,7 +66,8 @@ AXES = (
     Axis("federated wall time", ("federated_seconds",), _TIME, optional=True),
 )
 
-# Okabe and Ito's palette without its yellow, which is too faint on white. Seven colours and four dash patterns have no
+# Okabe and Ito's palette without its yellow, which is too faint on white. Seven colours and four dash
+# patterns have no
 # common factor, so that 28 curves look different, and neighbours differ in both.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
@@ -81,7 +83,8 @@ def axes_of(settings: Sequence[Setting]) -> list[Axis]:
 
 
 def scales(settings: Sequence[Setting], metric: str) -> list[str]:
-    """The vertical scales that show something, the better one first: logarithmic where all is positive and spreads widely."""
+    """The vertical scales that show something, the better one first: logarithmic where all is positive and
+    spreads widely."""
     means = np.concatenate([one.curve(metric).mean for one in settings if metric in one.metrics])
     means = means[np.abs(means) < DIVERGED]
     spread = means.max() / means.min() if len(means) and means.min() > 0 else 1
@@ -89,7 +92,8 @@ def scales(settings: Sequence[Setting], metric: str) -> list[str]:
 
 
 def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = None) -> None:
-    """Write a PNG with a row a metric (all, or the one named) and a column for each of :data:`AXES` that suits a setting.
+    """Write a PNG with a row a metric (all, or the one named) and a column for each of :data:`AXES` that
+    suits a setting.
 
     Raises:
         ValueError: no setting has the metric, or none has any.
@@ -123,7 +127,8 @@ def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = N
 
 
 def panels(settings: Sequence[Setting], metric: str, axis: Axis) -> dict[str, bytes]:
-    """One metric against one axis: an SVG for each of :func:`scales`, without a legend, its text in a font of the reader."""
+    """One metric against one axis: an SVG for each of :func:`scales`, without a legend, its text in a font of
+    the reader."""
     figure = Figure(figsize=(7.2, 4), facecolor="white")
     cell = figure.subplots(
         gridspec_kw=dict(left=0.14, right=0.98, bottom=0.14, top=0.97)
@@ -148,7 +153,8 @@ def _style(number: int) -> dict:
 
 
 def _draw(cell, settings: Sequence[Setting], metric: str, axis: Axis, points: int | None = None) -> None:
-    """The curves of the settings. Values that diverged or are NaN leave a gap; one alone between gaps is a dot."""
+    """The curves of the settings. Values that diverged or are NaN leave a gap; one alone between gaps is a
+    dot."""
     size = axis.scale(settings)[0]
     for number, setting in enumerate(settings):
         if metric not in setting.metrics or not axis.suits(setting):
@@ -172,7 +178,8 @@ def _draw(cell, settings: Sequence[Setting], metric: str, axis: Axis, points: in
 
 
 def _set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> None:
-    """A logarithmic axis ends a little below the means: a band that reaches 0 would stretch it without end."""
+    """A logarithmic axis ends a little below the means: a band that reaches 0 would stretch it without
+    end."""
     cell.set_yscale(scale)
     cell.autoscale(axis="y")
     if scale == "log":

@@ -27,10 +27,13 @@ COLUMNS = {
     "name": "the run's folder, or its method where there is one run only",
     "method": "the algorithm",
     "setting": "the method, with the settings that set it apart from others of the same method",
-    "seed": "first part of the address of every random number of the run, the partition of the data among them",
-    "runs": "number of runs with these settings, one a seed; every figure of the row is their mean ± standard deviation",
+    "seed": "first part of the address of every random number of the run, the partition of the data "
+    "among them",
+    "runs": "number of runs with these settings, one a seed; every figure of the row is their mean ± "
+    "standard deviation",
     "diverged": "how many of the runs ended in non-finite values; they have no final and no best value",
-    "not finished": "how many of the runs are still going on or were killed; they count with their values so far",
+    "not finished": "how many of the runs are still going on or were killed; they count with their values so "
+    "far",
     "final": "value of the metric at the last evaluation",
     "best": "largest value of the metric at any evaluation if more of it is better, else the smallest",
     "reached by": "number of runs that reach the target; the mean of the rounds is over these",
@@ -43,7 +46,8 @@ COLUMNS = {
     "seconds": "wall time of the simulation, without evaluation and files",
     "federated seconds": "wall time that federated clients would take, by the clock of the job file",
     "communication %": "share of communication in the time that the ranks spent computing and communicating",
-    "peak memory per rank": "most memory that a process has held (MB = 1,000,000 bytes), least to largest over the ranks",
+    "peak memory per rank": "most memory that a process has held (MB = 1,000,000 bytes), "
+    "least to largest over the ranks",
     "stopped": "why the run ended",
 }
 
@@ -121,7 +125,8 @@ def _counts(settings: Sequence[Setting], runs: Sequence[RunData]) -> str:
 
 
 def _figures(shows: dict[str, Sequence[Setting]]) -> list[dict]:
-    """Every combination of settings shown, metric, axis and scale as an image; the first of each metric has its better scale."""
+    """Every combination of settings shown, metric, axis and scale as an image; the first of each metric has
+    its better scale."""
     return [
         {"show": show, "metric": metric, "axis": axis.label, "scale": scale, "image": _uri(text, "svg+xml")}
         for show, own in shows.items()

@@ -1,4 +1,5 @@
-"""The report of finished runs, and of runs that stopped half way: curves, tables and a page to read in a browser."""
+"""The report of finished runs, and of runs that stopped half way: curves, tables and a page to read in a
+browser."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ def report(places: Iterable[str | Path], out: str | Path, rule: Rule = Rule()) -
 
     Args:
         places: run files, or folders that hold some at any depth.
-        out: folder for ``report.html``, ``curves.png`` (if there are any metrics), ``table.txt``, ``table.csv`` with a row a
-            run, and with several runs ``settings.csv`` with a row for all those that differ only in the seed.
+        out: folder for ``report.html``, ``curves.png`` (if there are any metrics), ``table.txt``,
+            ``table.csv`` with a row a run, and with several runs ``settings.csv`` with a row for all those
+            that differ only in the seed.
 
     Returns:
         The files written.

@@ -31,7 +31,8 @@ __all__ = [
 
 
 def run_names(runs: Sequence[RunData]) -> list[str]:
-    """A name for each run: its algorithm if it is the only one, else as much of its folder's path as sets it apart."""
+    """A name for each run: its algorithm if it is the only one, else as much of its folder's path as sets it
+    apart."""
     if len(runs) == 1:
         return [runs[0].name]
     folders = [str(run.folder) for run in runs]
@@ -40,10 +41,11 @@ def run_names(runs: Sequence[RunData]) -> list[str]:
 
 
 def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> list[dict]:
-    """One row a run, with or without its costs, all rows with the same keys; ``None`` where a run does not have a figure.
+    """One row a run, with or without its costs, all rows with the same keys; ``None`` where a run does not
+    have a figure.
 
-    ``bytes`` are those of federated clients, ``wire bytes`` those moved between ranks; ``communication %`` is the share
-    of communication in the time spent computing and communicating.
+    ``bytes`` are those of federated clients, ``wire bytes`` those moved between ranks; ``communication %`` is
+    the share of communication in the time spent computing and communicating.
     """
     pairs = [(setting, run) for setting in settings for run in setting.runs]
     runs, apart = [run for _, run in pairs], [key for key in columns(settings) if key != "rounds"]
@@ -86,7 +88,8 @@ def _target(rule: Rule) -> str:
 
 
 def setting_rows(settings: Sequence[Setting], rule: Rule, apart: Sequence[str]) -> list[dict]:
-    """One row a setting, with its values of the settings ``apart``, how its runs ended, and figures as :class:`Spread`."""
+    """One row a setting, with its values of the settings ``apart``, how its runs ended, and figures as
+    :class:`Spread`."""
     rows = []
     for one in settings:
         row = {"method": one.name} | {key: one.settings.get(key) for key in apart}
@@ -159,7 +162,8 @@ def cell(column: str, value) -> str:
 
 
 def to_csv(rows: Sequence[dict], path: str | Path) -> None:
-    """Write rows with full precision; what a row does not have is left empty, and a spread takes two columns."""
+    """Write rows with full precision; what a row does not have is left empty, and a spread takes two
+    columns."""
     flat = []
     for row in rows:
         flat.append({})

@@ -8,6 +8,7 @@ import torch
 from tqdm import tqdm
 
 from mpifed.config.job import Config
+from mpifed.config.plugins import title
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.devices import deterministic, threads
 from mpifed.running.keeping import Keeper, say
@@ -102,7 +103,7 @@ class Runner:
             initial=self.simulation.round,
             unit="round",
             disable=not (self.comm.rank == 0 and self.config.run.progress),
-            desc=type(self.config.algorithm).__name__,
+            desc=title(self.config.algorithm),
             dynamic_ncols=True,
             mininterval=0.1 if sys.stderr.isatty() else 2,
         )

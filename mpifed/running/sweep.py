@@ -21,21 +21,18 @@ __all__ = ["Outcome", "sweep"]
 
 @dataclass
 class Outcome:
-    """How many runs of a sweep are done, and how many of these were before.
-
-    ``unfinished``: a signal has ended the sweep.
-    """
+    """How many runs of a sweep are done, and how many of these were before."""
 
     done: int = 0
     before: int = 0
     diverged: int = 0
-    unfinished: bool = False
 
 
 def sweep(runs: list[Variant], comm: SerialComm) -> Outcome:
     """Carry out the runs one after another; those that are done already are passed over. Collective.
 
     Raises:
+        Stopped, KeyboardInterrupt: a signal came during a run.
         CollectiveError: a run cannot be carried out (data, folders); the ones before it are done.
     """
     outcome = Outcome()
@@ -48,9 +45,7 @@ def sweep(runs: list[Variant], comm: SerialComm) -> Outcome:
             if comm.rank == 0:
                 print(f"mpifed: run {number} of {len(runs)}: {variant.name}", file=sys.stderr)
             try:
-                if run(variant.config, comm).unfinished:
-                    outcome.unfinished = True
-                    return outcome
+                run(variant.config, comm)
             except NonFiniteError as error:
                 outcome.diverged += 1
                 if comm.rank == 0:

@@ -1,7 +1,7 @@
 """Measurement of the machine and of a job's computing: the text behind ``mpifed bench comm``.
 
-Messages are what a run moves: float32 arrays through the same communicator. All times are medians of repeats after a warm-up,
-each repeat begun by a barrier and ended by the slowest rank.
+Messages are what a run moves: float32 arrays through the same communicator. All times are medians of repeats
+after a warm-up, each repeat begun by a barrier and ended by the slowest rank.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ WIDTH = 110
 
 
 def measure(comm: SerialComm, largest: int) -> dict:
-    """Messages between two ranks and collectives over all ranks, for sizes from 8 B to ``largest`` bytes. Collective.
+    """Messages between two ranks and collectives over all ranks, for sizes from 8 B to ``largest`` bytes.
+    Collective.
 
     Returns:
         What ``mpifed scale`` needs, JSON-able and the same on all ranks.
@@ -141,7 +142,8 @@ def _batch(size: int) -> int:
 
 
 def _median(comm: SerialComm, operation: Callable[[], None], batch: int) -> float:
-    """Median seconds of one ``operation``, of which a repeat makes ``batch``. Collective; the same on all ranks."""
+    """Median seconds of one ``operation``, of which a repeat makes ``batch``. Collective; the same on all
+    ranks."""
     guess = _timed(comm, operation, batch, 3)[1:].min()  # the first one touches memory that nobody has used
     repeats = int(np.clip(BUDGET / (batch * guess), *REPEATS))
     return float(np.median(_timed(comm, operation, batch, repeats)))
@@ -161,7 +163,8 @@ def _timed(comm: SerialComm, operation: Callable[[], None], batch: int, repeats:
 
 
 def measure_job(comm: SerialComm, config: Config) -> dict:
-    """Computing of a job's rounds: seconds of a client, of the rest of a rank, and of one gradient. Collective.
+    """Computing of a job's rounds: seconds of a client, of the rest of a rank, and of one gradient.
+    Collective.
 
     Raises:
         CollectiveError: on all ranks: the job cannot be run.
@@ -206,7 +209,7 @@ class _Stopwatch(Observer):
 
 
 def _rounds(comm: SerialComm, simulation: Simulation) -> np.ndarray:
-    """Some rounds: members on this rank, their oracle calls, their seconds, the rank's compute seconds, ``[R, 4]``."""
+    """Some rounds ``[R, 4]``: members on this rank, their oracle calls, their seconds, compute seconds."""
     stopwatch = simulation.observers[0]
     simulation.start()
 
@@ -290,5 +293,6 @@ def _print_parameters(console: Console, result: dict, links: dict[str, Link]) ->
         )
     if machine["ranks_per_node"] > machine["cores_per_node"]:
         console.print(
-            "more ranks than cores: these numbers contain the waiting for a core; `mpifed scale` needs fewer ranks"
+            "more ranks than cores: these numbers contain the waiting for a core; `mpifed scale` needs "
+            "fewer ranks"
         )

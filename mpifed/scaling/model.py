@@ -1,26 +1,28 @@
 """Time of a round on paper: the α-β-γ model of messages, for any number of ranks and nodes.
 
-A message of n bytes takes α + n β on a link, or α + n β' where both ends send at once, and summing it γ n. β' = β on a network
-that is full duplex; in the memory of a node the same two cores copy both messages, and β' is up to 2 β. With LogGP's parameters
-(Alexandrov, Ionescu, Schauser & Scheiman, "LogGP", SPAA 1995) α = L + 2 o and β = G. For p ranks on links of one kind, with
-s = ⌈log₂ p⌉ steps and f = (p - 1) / p, the formulas are those of Thakur, Rabenseifner & Gropp, "Optimization of collective
-communication operations in MPICH", IJHPCA 19(1), 2005; a collective takes the least of its algorithms, as if the library chose
-well at every size::
+A message of n bytes takes α + n β on a link, or α + n β' where both ends send at once, and summing it γ n. β'
+= β on a network that is full duplex; in the memory of a node the same two cores copy both messages, and β' is
+up to 2 β. With LogGP's parameters (Alexandrov, Ionescu, Schauser & Scheiman, "LogGP", SPAA 1995) α = L + 2 o
+and β = G. For p ranks on links of one kind, with s = ⌈log₂ p⌉ steps and f = (p - 1) / p, the formulas are
+those of Thakur, Rabenseifner & Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
+19(1), 2005; a collective takes the least of its algorithms, as if the library chose well at every size::
 
     Allreduce   recursive doubling            s (α + n β' + n γ)
                 reduce-scatter + allgather    2 s α + 2 f n β' + f n γ             (Rabenseifner)
                 ring                          2 (p - 1) α + 2 f n β' + f n γ
-                (where p is no power of two, the first two run on the largest one below, with 2 α + 2 n β + n γ to fold)
+                (where p is no power of two, the first two run on the largest one below, with
+                 2 α + 2 n β + n γ to fold)
     Reduce      binomial tree                 s (α + n β + n γ)
                 reduce-scatter + gather       2 s α + f n (β' + β) + f n γ
     Bcast       binomial tree                 s (α + n β)
                 scatter + ring allgather      (s + p - 1) α + f n (β + β')
 
-Over several nodes the collectives have two levels, as in MPICH and in Open MPI's coll/han: Reduce within each node, Allreduce
-among one rank a node, Bcast within each node. Ranks that outnumber the cores of a node take turns, which stretches computing and
-communicating on that node by ranks / cores.
+Over several nodes the collectives have two levels, as in MPICH and in Open MPI's coll/han: Reduce within each
+node, Allreduce among one rank a node, Bcast within each node. Ranks that outnumber the cores of a node take
+turns, which stretches computing and communicating on that node by ranks / cores.
 
-What the model leaves out: waiting for the slowest rank, links shared by messages of several ranks or nodes, caches, and overlap.
+What the model leaves out: waiting for the slowest rank, links shared by messages of several ranks or nodes,
+caches, and overlap.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Link:
-    """What a message costs: ``alpha`` seconds, and ``beta`` seconds a byte, or ``both`` where both ends send at once."""
+    """What a message costs: ``alpha`` seconds, and ``beta`` seconds a byte, or ``both`` where both ends send
+    at once."""
 
     alpha: float
     beta: float
@@ -69,7 +72,8 @@ PARAMETERS = ("alpha", "beta", "both")
 
 
 def fit_link(sizes: np.ndarray, seconds: np.ndarray) -> tuple[float, float]:
-    """α and β that minimise Σ (log(α + β n) - log t)²: relative errors, so that short messages count as much as long ones.
+    """α and β that minimise Σ (log(α + β n) - log t)²: relative errors, so that short messages count as much
+    as long ones.
 
     Args:
         sizes: bytes, ``[M]``, at least two different ones.
@@ -94,7 +98,8 @@ def _steps(ranks: int) -> int:
 
 
 def _fold(ranks: int, n: float, link: Link, gamma: float) -> tuple[int, float]:
-    """The largest power of two up to ``ranks``, and the time to bring the others' data in and the result out."""
+    """The largest power of two up to ``ranks``, and the time to bring the others' data in and the result
+    out."""
     power = 1 << (ranks.bit_length() - 1)
     return power, 0.0 if power == ranks else 2 * link.alpha + 2 * n * link.beta + n * gamma
 
@@ -161,7 +166,8 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Machine:
-    """Nodes of ``cores`` cores and at most ``ranks_per_node`` ranks; links within and between them; γ in seconds a byte."""
+    """Nodes of ``cores`` cores and at most ``ranks_per_node`` ranks; links within and between them; γ in
+    seconds a byte."""
 
     intra: Link
     inter: Link

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mpifed.config.job import Config, ConfigError
+from mpifed.config.plugins import title
 from mpifed.core.settings import near_miss
 from mpifed.scaling.model import PARAMETERS, Link, Machine, Prediction, Work, phases_of
 
@@ -28,7 +29,8 @@ BYTES_A_SECOND = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "Mb/s": 1e6
 
 @dataclass(frozen=True)
 class Row:
-    """Predictions for one number of ranks: the job's clients spread over them (strong), and one client a rank (weak).
+    """Predictions for one number of ranks: the job's clients spread over them (strong), and one client a rank
+    (weak).
 
     The efficiencies are T(1) / (p T(p)) and T(1) / T(p).
     """
@@ -123,7 +125,8 @@ def machine_of(
     width = ranks_per_node or cores or here["cores_per_node"]
     machine = Machine(intra, inter, measured["gamma"], cores or here["cores_per_node"], width)
     return machine, [
-        f"within a node: {intra} ({origin if 'intra' in measured else 'ASSUMED as between nodes: not measured'})",
+        f"within a node: {intra} "
+        f"({origin if 'intra' in measured else 'ASSUMED as between nodes: not measured'})",
         f"between nodes: {inter} ({source})",
         f"summing: {1e9 * machine.gamma:.3g} ns/B ({origin})",
         f"a node: {machine.cores} cores ({'given' if cores else origin}), "
@@ -165,7 +168,8 @@ def work_of(measured: dict, config: Config | None, client_seconds: float | None)
     if client_seconds is None:
         if job is None or _computing(job["config"]) != _computing(config.table()):
             raise ConfigError(
-                "the computing of this job has not been measured: `mpirun -n 2 mpifed bench comm JOB --out FILE` with the same "
+                "the computing of this job has not been measured: `mpirun -n 2 mpifed bench comm JOB --out "
+                "FILE` with the same "
                 "[algorithm], [problem] (but for clients), [oracle] and [run], or give --client-seconds"
             )
         client_seconds, server_seconds, source = (
@@ -177,12 +181,15 @@ def work_of(measured: dict, config: Config | None, client_seconds: float | None)
     clients = config.participation.cohort or config.problem.clients
     lines = [
         f"computing: {_time(client_seconds)} a client and round, {_time(server_seconds)} a rank ({source})",
-        f"{type(config.algorithm).__name__} on {type(config.problem).__name__}, {clients} clients a round; bytes: Allreduce "
-        f"{' + '.join(f'{n:,}' for n, _ in phases)}, Bcast {' + '.join(f'{n:,}' for _, n in phases)} (from the job)",
+        f"{title(config.algorithm)} on {title(config.problem)}, {clients} clients a round; "
+        "bytes: Allreduce "
+        f"{' + '.join(f'{n:,}' for n, _ in phases)}, Bcast {' + '.join(f'{n:,}' for _, n in phases)} (from "
+        "the job)",
     ]
     if config.run.reduction == "exact":
         lines.append(
-            "reduction = exact moves the rows of all clients, which the model leaves out: these are the times of fused"
+            "reduction = exact moves the rows of all clients, which the model leaves out: these are the "
+            "times of fused"
         )
     return Work(clients, client_seconds, server_seconds, phases), lines
 
@@ -254,7 +261,8 @@ def print_rows(predicted: Sequence[Row], lines: Sequence[str], console: Console 
 
 
 def draw(predicted: Sequence[Row], path: str | Path) -> None:
-    """Write a PNG: times of a round with fixed clients and with one client a rank, and both efficiencies, against ranks."""
+    """Write a PNG: times of a round with fixed clients and with one client a rank, and both efficiencies,
+    against ranks."""
     figure = Figure(figsize=(13.5, 4), dpi=150, layout="constrained", facecolor="white")
     strong, weak, efficiency = figure.subplots(1, 3)
     ranks = [row.strong.ranks for row in predicted]

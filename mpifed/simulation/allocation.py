@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from mpifed.config.plugins import title
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ContractError
 from mpifed.core.problem import Problem
@@ -65,7 +66,7 @@ class Allocation:
         missing = [block for block in self.blocks if block not in fields]
         if missing:
             raise ContractError(
-                f"{type(self._method).__name__} has no field {missing[0]!r} in `shared` or `client`, but "
+                f"{title(self._method)} has no field {missing[0]!r} in `shared` or `client`, but "
                 f"{type(self._problem).__name__} has the blocks {', '.join(self.blocks)}"
             )
 

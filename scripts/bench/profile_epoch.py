@@ -13,6 +13,7 @@ import time
 
 from mpifed.config.grids import variants
 from mpifed.config.job import Config, read_table
+from mpifed.config.plugins import title
 from mpifed.core.algorithm import local_steps
 from mpifed.core.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
 from mpifed.core.sampling import Sampler
@@ -88,7 +89,7 @@ def profile(config: Config) -> None:
             setattr(owner, name, function) if function else delattr(owner, name)
     total = sum(clock.seconds.values())
     print(
-        f"\n{type(config.algorithm).__name__} on {type(config.problem).__name__}: {rounds} rounds, {samples} samples, {total:.1f} s; "
+        f"\n{title(config.algorithm)} on {title(config.problem)}: {rounds} rounds, {samples} samples, {total:.1f} s; "
         f"loading {loaded:.1f} s, one evaluation {evaluation:.1f} s"
     )
     for part, seconds in clock.seconds.items():

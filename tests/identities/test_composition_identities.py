@@ -15,7 +15,7 @@ from fields import DX, Chain, reference_chain
 from games import configuration
 from identity_games import ROUNDING, VISIBLE, Renamed, Timed, distance
 
-from mpifed import Blocks, Minimax
+from mpifed import Blocks, Minimisation
 from mpifed.algorithms import MFCGD, AdaMFCGD, LocalSGDA
 from mpifed.core.noise import Gaussian
 from mpifed.core.problem import Composition
@@ -158,8 +158,8 @@ class Plain(Composition):
 
 
 @dataclass
-class PlainMinimax(Minimax):
-    """The same sum as a minimax problem with an empty y."""
+class PlainMinimisation(Minimisation):
+    """The same sum as a plain minimisation."""
 
     plain: Plain
     clients: int = 3
@@ -169,9 +169,9 @@ class PlainMinimax(Minimax):
         self.initial, self.client_data = self.plain.initial, self.plain.client_data
 
     def variables(self):
-        return Blocks(x={"x": (DX,)}, y={})
+        return Blocks(x={"x": (DX,)})
 
-    def loss(self, x, y, batch):
+    def loss(self, x, batch):
         return self.plain.outer(x["x"], batch)
 
 
@@ -182,7 +182,7 @@ def test_with_the_identity_inside_it_is_fedavg(momenta, executor):
     problem, settings = Plain(), dict(noise=None, batch_size=0, executor=executor)
     left = path(mfcgd(momenta), problem, **settings)
     local = LocalSGDA(q=Q, eta_x=GAMMA * ETA, eta_y=0.0)
-    assert distance(left, path(local, PlainMinimax(Plain()), **settings)) < ROUNDING
+    assert distance(left, path(local, PlainMinimisation(Plain()), **settings)) < ROUNDING
     x, points = problem.initial(generator(SEED, "initial"))["x"], []
     for _ in range(len(left)):
         ends = []

@@ -190,7 +190,7 @@ def test_fedmuon_steps_along_polar_factors(tmp_path, tall, executor):
                 size = shape[0] * shape[1]
                 yield row_u[:size].reshape(shape), row[:size].reshape(shape)
 
-    for options in ({}, {"orthogonalize": "newton_schulz_cubic", "steps": 30}):
+    for options in ({}, {"orthogonalize": "newton_schulz_cubic", "iterations": 30}):
         for U, step in steps(**options):
             assert np.linalg.svd(U, compute_uv=False)[-1] > 1e-2
             np.testing.assert_allclose(

@@ -77,10 +77,12 @@ def test_an_error_of_one_rank_is_an_error_of_all(any_comm):
     last = any_comm.size - 1
     with together(any_comm, ValueError):
         pass
-    with pytest.raises(CollectiveError, match="no such file") as error:
-        with together(any_comm, ValueError, OSError):
-            if any_comm.rank == last:
-                raise OSError("no such file")
+    with (
+        pytest.raises(CollectiveError, match="no such file") as error,
+        together(any_comm, ValueError, OSError),
+    ):
+        if any_comm.rank == last:
+            raise OSError("no such file")
     assert isinstance(error.value.__cause__, OSError if any_comm.rank == last else type(None))
     with pytest.raises(KeyError), together(any_comm, ValueError):
         raise KeyError("not of the kinds")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from launch import environment, mpirun_path
 
-#: Open MPI's fault 12495 over TCP, once in about 150 starts: a segmentation fault in MPI_Init with this function on the stack.
-#: A job that shows it is submitted a second time; nothing else is.
+#: Open MPI's fault 12495 over TCP, once in about 150 starts: a segmentation fault in MPI_Init with this
+#: function on the stack. A job that shows it is submitted a second time; nothing else is.
 UPSTREAM_FAULT = "mca_pml_ob1_recv_frag_callback_match"
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE"}
 
@@ -28,7 +28,8 @@ def slurm_answers() -> bool:
 
 
 def run_command(line: str, folder: Path, mpi: str = "openmpi", **variables: str) -> tuple[int, str]:
-    """Exit code and output of a command line, run in ``folder`` in an environment with the package and one MPI."""
+    """Exit code and output of a command line, run in ``folder`` in an environment with the package and one
+    MPI."""
     kept = {key: os.environ[key] for key in ("SLURM_CONF",) if key in os.environ}
     path = os.pathsep.join(
         [str(Path(mpirun_path(mpi)).parent), str(Path(sys.executable).parent), os.environ["PATH"]]
@@ -77,7 +78,8 @@ class Job:
             if time.monotonic() > end:
                 command(f"scancel {self.number}", self.folder)
                 raise AssertionError(
-                    f"job {self.number} is {fields['JobState']} after {limit} s; its output:\n{self.log(task)}"
+                    f"job {self.number} is {fields['JobState']} after {limit} s; "
+                    f"its output:\n{self.log(task)}"
                 )
             time.sleep(0.1)
         return fields

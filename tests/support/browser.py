@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-#: Seconds until an answer of the browser is taken for lost: a start takes one or two, on a busy machine many more.
+#: Seconds until an answer of the browser is taken for lost: a start takes one or two, on a busy machine many
+#: more.
 PATIENCE = 90
 
 
@@ -33,8 +34,9 @@ class Browser:
         self._answers, here = os.pipe()
         # The browser reads commands from descriptor 3 and answers on 4.
         self._process = subprocess.Popen(
-            ["bash", "-c", f'exec "$@" 3<&{there} 4>&{here}', "bash", program, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-             "--disable-dev-shm-usage", "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND",
+            ["bash", "-c", f'exec "$@" 3<&{there} 4>&{here}', "bash", program, "--headless",
+             "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage",
+             "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND",
              f"--user-data-dir={profile}", "--remote-debugging-pipe", "about:blank"],
             pass_fds=(there, here), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
@@ -62,8 +64,8 @@ class Browser:
     def click(self, script: str) -> None:
         """Click with the mouse on the middle of the element that an expression gives."""
         box = self.run(
-            f"(() => {{ const e = {script}; e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect();"
-            " return {x: b.x + b.width / 2, y: b.y + b.height / 2} })()"
+            f"(() => {{ const e = {script}; e.scrollIntoView({{block: 'center'}});"
+            " const b = e.getBoundingClientRect(); return {x: b.x + b.width / 2, y: b.y + b.height / 2} })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
             self._ask("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **box)

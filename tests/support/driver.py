@@ -1,7 +1,8 @@
 """mpifed's command line with faults: driver.py FAULT... -- ARGUMENTS OF mpifed
 
-A fault is ``RANK ACTION MODULE:FUNCTION CALL``, for example ``"1 kill mpifed.parallel.comm:MpiComm.bcast_ 7"``: when rank 1 enters its
-7th call of that function it kills itself. ``kill-after`` lets the call return first. The other actions, all on entering:
+A fault is ``RANK ACTION MODULE:FUNCTION CALL``, for example ``"1 kill mpifed.parallel.comm:MpiComm.bcast_
+7"``: when rank 1 enters its 7th call of that function it kills itself. ``kill-after`` lets the call return
+first. The other actions, all on entering:
 
 raise, exit:CODE      an error, ``sys.exit``
 sleep, stop, gil      hang: asleep, by SIGSTOP, in C with Python's lock held

@@ -7,7 +7,8 @@ from mpifed import Algorithm, Record
 
 @dataclass(frozen=True)
 class Faulty(Algorithm):
-    """Plain averaging of local gradient steps; in one round a client's message, or the server's result, is not finite."""
+    """Plain averaging of local gradient steps; in one round a client's message, or the server's result, is
+    not finite."""
 
     fault: str = "none"
     victim: int = 3  # a client, and all others of its rank

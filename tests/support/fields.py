@@ -1,6 +1,8 @@
-"""A small operator and a small composition with noise, and their stochastic values as the references want them.
+"""A small operator and a small composition with noise, and their stochastic values as the references want
+them.
 
-As in ``games``: the references get hand-written values on the samples that the package draws for the same addresses.
+As in ``games``: the references get hand-written values on the samples that the package draws for the same
+addresses.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ D, P, DX = 4, 2, 3
 
 @dataclass
 class Field(Operator):
-    """V_k(z; rows) = M_k z + mean over the rows a of [a + tanh(a·z) a / 2]: monotone-like, not affine, heterogeneous."""
+    """V_k(z; rows) = M_k z + mean over the rows a of [a + tanh(a·z) a / 2]: monotone-like, not affine,
+    heterogeneous."""
 
     clients: int = 3
     phi: object = field(default_factory=Zero)
@@ -70,7 +73,8 @@ def reference_operator(problem: Field, seed: int, K: int, calls: int, batch_size
 
 @dataclass
 class Chain(Composition):
-    """g_k(x; rows) = mean of tanh(B x + c) with one (B, c) a row, f_k(u; rows) = mean of ½‖u - c‖² + Σ cos(u) / 2."""
+    """g_k(x; rows) = mean of tanh(B x + c) with one (B, c) a row, f_k(u; rows) = mean of ½‖u - c‖² + Σ cos(u)
+    / 2."""
 
     clients: int = 3
     inner_size = P
@@ -107,7 +111,8 @@ class Chain(Composition):
 
 
 def reference_chain(problem: Chain, seed: int, q: int, batch_size: int, noise):
-    """``inner``, ``jacobian``, ``outer_grad`` for the reference; ζ of sample s is number 2j of its round, ξ number 2j + 1."""
+    """``inner``, ``jacobian``, ``outer_grad`` for the reference; ζ of sample s is number 2j of its round, ξ
+    number 2j + 1."""
 
     def drawn(k, key, second):
         r, j = (0, key[1]) if key[0] == "init" else ((key[1] - 1) // q + 1, (key[1] - 1) % q)

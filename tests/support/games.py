@@ -1,8 +1,8 @@
 """A small nonlinear minimax problem with noise, and its stochastic gradients as the references want them.
 
-f_k(x, y; ξ) = ½ h_k ‖x‖² + xᵀC_k y - ½ ‖y‖² + mean over the rows (a, c) of ξ of [log cosh(aᵀx) + cᵀy + (cᵀy) sin(aᵀx) / 4]:
-heterogeneous, not affine, with minibatches of rows and additive noise on the gradients. The gradients below are written by
-hand, the class only has a loss, so agreement also checks the differentiation.
+f_k(x, y; ξ) = ½ h_k ‖x‖² + xᵀC_k y - ½ ‖y‖² + mean over the rows (a, c) of ξ of [log cosh(aᵀx) + cᵀy + (cᵀy)
+sin(aᵀx) / 4]: heterogeneous, not affine, with minibatches of rows and additive noise on the gradients. The
+gradients below are written by hand, the class only has a loss, so agreement also checks the differentiation.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Game(Minimax):
 
 
 def reference_gradient(game: Game, seed: int, q: int, batch_size: int, noise: Gaussian | None):
-    """``grad(k, x, y, key)`` for the references, on the samples that the package draws for the same addresses."""
+    """``grad(k, x, y, key)`` for the references, on the samples that the package draws for the same
+    addresses."""
 
     def grad(k, x, y, key):
         r, j = (0, key[1]) if isinstance(key, tuple) else ((key - 1) // q + 1, (key - 1) % q)
@@ -92,7 +93,8 @@ def configuration(
     weights="uniform",
     **run,
 ):
-    """A float64 job without progress bar; ``noise`` is a law or the scale of a Gaussian, ``run`` are settings of [run]."""
+    """A float64 job without progress bar; ``noise`` is a law or the scale of a Gaussian, ``run`` are settings
+    of [run]."""
     if isinstance(noise, float | int):
         noise = Gaussian(scale=noise) if noise else None
     settings = {

@@ -1,4 +1,5 @@
-"""A method for tests of batch jobs: its rounds wait while a file exists, and its ranks say what they were given."""
+"""A method for tests of batch jobs: its rounds wait while a file exists, and its ranks say what they were
+given."""
 
 import os
 import socket
@@ -11,7 +12,8 @@ from mpifed import Algorithm, Record
 
 @dataclass(frozen=True)
 class Held(Algorithm):
-    """Plain averaging of local gradient steps; from the third round on, two seconds a round while a file exists."""
+    """Plain averaging of local gradient steps; from the third round on, two seconds a round while a file
+    exists."""
 
     hold: str = ""
     witness: str = ""

@@ -1,7 +1,7 @@
 """Games and noises that are transformed copies of ``games.Game``, and runs of them in one process.
 
-Each transformed game answers as the original one would after renaming, scaling or turning, so that two runs of the
-package can be compared with each other and no reference is needed.
+Each transformed game answers as the original one would after renaming, scaling or turning, so that two runs
+of the package can be compared with each other and no reference is needed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mpifed.core.noise import Gaussian
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
 
-#: The same real numbers by different float64 operations: some hundred of them on values of about 1 leave 1e-14, and the
-#: games here enlarge a difference by less than a hundred.
+#: The same real numbers by different float64 operations: some hundred of them on values of about 1 leave
+#: 1e-14, and the games here enlarge a difference by less than a hundred.
 ROUNDING = 1e-12
 #: What must differ has to differ by far more than rounding, and not by accident.
 VISIBLE = 1e-3
@@ -50,10 +50,11 @@ def reflection(n: int) -> np.ndarray:
 
 @hyperparameters
 class Timed(Gaussian):
-    """A noise that is a function of the step: sample j of round r belongs to step t = (r - 1) q + j + ``offset``.
+    """A noise that is a function of the step: sample j of round r belongs to step t = (r - 1) q + j +
+    ``offset``.
 
-    Runs with different q thus see the same noise. It is 0 in round 0 and at t = 0, where FGDA averages q samples and
-    Local-SGDA takes one.
+    Runs with different q thus see the same noise. It is 0 in round 0 and at t = 0, where FGDA averages q
+    samples and Local-SGDA takes one.
     """
 
     q: int = 1
@@ -100,7 +101,8 @@ def _renamed(stream, order):
 
 @dataclass
 class Rearranged(Game):
-    """Client k is client ``order[k]`` of the game, and draws that client's minibatches of ``rows_a_sample`` rows."""
+    """Client k is client ``order[k]`` of the game, and draws that client's minibatches of ``rows_a_sample``
+    rows."""
 
     order: tuple[int, ...] = ()
     rows_a_sample: int = 2
@@ -114,10 +116,13 @@ class Rearranged(Game):
         self.sets = game.sets
         self.h, self.C, self.rows = ([part[k] for k in self.order] for part in (game.h, game.C, game.rows))
 
+    def client_data(self, k):
+        return ()  # clients draw
+
     def draw(self, stream, size):
         sizes = np.array([len(self.rows[k]) for k in stream.clients])
         drawn = _renamed(stream, self.order).integers(sizes, self.rows_a_sample)
-        data = [self.client_data(k) for k in stream.clients]
+        data = [super(Rearranged, self).client_data(k) for k in stream.clients]
         chosen = [[column[rows] for column in columns] for columns, rows in zip(data, drawn)]
         return tuple(torch.stack(column).numpy() for column in zip(*chosen))
 
@@ -189,8 +194,8 @@ class Reflected(Game):
 class Affine(Minimax):
     """f_k = s_k (xᵀHx/2 + xᵀCy - yᵀGy/2) + aᵀx + bᵀy, the mean over the client's k + 1 rows (a, b).
 
-    ``common`` sets all s_k to 1. ``pooled`` makes one client of all, whose row is the mean of the clients' means
-    ("uniform") or of all rows ("samples").
+    ``common`` sets all s_k to 1. ``pooled`` makes one client of all, whose row is the mean of the clients'
+    means ("uniform") or of all rows ("samples").
     """
 
     clients: int = 4

@@ -49,7 +49,8 @@ def mpirun_path(mpi: str = "openmpi") -> str:
 
 
 def environment(mpi: str = "openmpi") -> dict[str, str]:
-    """The environment of a job: nothing of a launcher around the tests, settings for more ranks than cores, and the MPI."""
+    """The environment of a job: nothing of a launcher around the tests, settings for more ranks than cores,
+    and the MPI."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)}
     library = MPICH / "lib"
     mpich = {
@@ -63,7 +64,8 @@ def environment(mpi: str = "openmpi") -> dict[str, str]:
 def start(
     ranks: int, arguments: list[str], mpi: str = "openmpi", flags: tuple[str, ...] = (), **options
 ) -> subprocess.Popen:
-    """Start ``python arguments`` on ``ranks`` ranks (0: without mpirun) in a session of its own; ``flags`` are mpirun's."""
+    """Start ``python arguments`` on ``ranks`` ranks (0: without mpirun) in a session of its own; ``flags``
+    are mpirun's."""
     launcher = [mpirun_path(mpi), *flags, "-n", str(ranks)] if ranks else []
     return subprocess.Popen(
         [*launcher, sys.executable, *map(str, arguments)],
@@ -99,7 +101,8 @@ def suite(ranks: int, folder: Path, *arguments: object, mpi: str = "openmpi") ->
         How many tests passed on each rank.
 
     Raises:
-        AssertionError: a test failed, none ran, not all ranks ran the same, or there were not ``ranks`` of them.
+        AssertionError: a test failed, none ran, not all ranks ran the same, or there were not ``ranks`` of
+            them.
     """
     main = Path(__file__).with_name("mpi_main.py")
     code, output = launch(ranks, [main, ranks, folder, *arguments], limit=600, mpi=mpi)

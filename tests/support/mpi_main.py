@@ -1,7 +1,7 @@
 """pytest inside an MPI job: ``mpirun -n RANKS python mpi_main.py RANKS TEMPORARY_FOLDER TESTS...``.
 
-A test that fails on one rank leaves the others in a collective, so a failure is printed and ends the job. The last line
-says how many tests passed on each rank: ``passed on 2 ranks: 35 35``.
+A test that fails on one rank leaves the others in a collective, so a failure is printed and ends the job. The
+last line says how many tests passed on each rank: ``passed on 2 ranks: 35 35``.
 """
 
 import os

@@ -57,7 +57,8 @@ def alive(pid: int) -> bool:
 
 
 def wait_for_the_end(pids, seconds: float) -> bool:
-    """Whether all of ``pids`` end within ``seconds``: a launcher may end a moment before the ranks that it has killed."""
+    """Whether all of ``pids`` end within ``seconds``: a launcher may end a moment before the ranks that it
+    has killed."""
     end = time.monotonic() + seconds
     while any(map(alive, pids)):
         if time.monotonic() > end:

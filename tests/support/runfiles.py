@@ -7,8 +7,6 @@ import json
 import h5py
 import numpy as np
 
-from mpifed.simulation.simulation import NON_FINITE
-
 #: What a round costs.
 COSTS = dict(
     oracle_calls=96, phases=1, bytes_up=1000, bytes_down=3000, wire_bytes=2500,
@@ -49,7 +47,9 @@ def write(
         for name, value in attributes.items():
             file.attrs[name] = json.dumps(value)
         file.attrs["stopped"] = stopped
-        file.attrs["end"] = "diverged" if stopped.startswith(NON_FINITE) else "rounds" if stopped else ""
+        file.attrs["end"] = (
+            "diverged" if stopped.startswith("non-finite value") else "rounds" if stopped else ""
+        )
         for name, step in {"round": 1, **COSTS, **(costs or {})}.items():
             file[f"costs/{name}"] = r * float(step)
         group = file.create_group("metrics", track_order=True)

@@ -1,4 +1,5 @@
-"""A small job that has everything a fault can hit: an Alltoallv, an Allgatherv and a Bcast a round, and client rows."""
+"""A small job that has everything a fault can hit: an Alltoallv, an Allgatherv and a Bcast a round, and
+client rows."""
 
 from __future__ import annotations
 

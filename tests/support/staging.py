@@ -4,7 +4,8 @@ import torch
 
 
 class LateCopies:
-    """As ``CudaCopies``: to the host when the event is waited for, to the device at the end; until then the target is NaN.
+    """As ``CudaCopies``: to the host when the event is waited for, to the device at the end; until then the
+    target is NaN.
 
     ``log`` is what happened, in its order.
     """

@@ -20,9 +20,9 @@ class Method(Algorithm):
     K: int = 2
     eta: float = 0.01
 
-    steps: ClassVar = "K"
-    shared: ClassVar = Record(x="x")
-    message: ClassVar = Record(x="x")
+    steps = "K"
+    shared = Record(x="x")
+    message = Record(x="x")
 
     def client_round(self, now, shared, client, message, oracle):
         x = shared.x
@@ -36,10 +36,10 @@ class Method(Algorithm):
     K: int = 2
     eta: float = 0.01
 
-    steps: ClassVar = "K"
-    shared: ClassVar = Record(x="x", y="y")
-    client: ClassVar = Record(gx="x")
-    message: ClassVar = Record(dx="x", dy="y")
+    steps = "K"
+    shared = Record(x="x", y="y")
+    client = Record(gx="x")
+    message = Record(dx="x", dy="y")
 
     def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y
@@ -59,8 +59,8 @@ class Method(Algorithm):
 
     family = "operator"
     partial_participation = False
-    shared: ClassVar = Record(z="z")
-    message: ClassVar = Record(z="z")
+    shared = Record(z="z")
+    message = Record(z="z")
 
     def client_round(self, now, shared, client, message, oracle):
         z = shared.z
@@ -73,8 +73,8 @@ class Method(Algorithm):
     eta: float = 0.01
 
     family = "composition"
-    shared: ClassVar = Record(x="x")
-    message: ClassVar = Record(x="x")
+    shared = Record(x="x")
+    message = Record(x="x")
 
     def client_round(self, now, shared, client, message, oracle):
         u, J = oracle.g_and_jacobian(shared.x, oracle.sample(of="g"))

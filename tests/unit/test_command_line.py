@@ -12,7 +12,7 @@ from mpifed.cli.catalogue import catalogue
 from mpifed.cli.main import cli, main
 from mpifed.config.job import Config, ConfigError
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.simulation import simulation
+from mpifed.simulation import allocation
 
 JOB = """
 rounds = 3
@@ -213,7 +213,7 @@ def test_info_of_everything():
 
 def test_client_records_that_do_not_fit_are_refused(tmp_path, monkeypatch):
     """A dense Jacobian of a large inner map: said before anything is allocated."""
-    monkeypatch.setattr(simulation, "CLIENT_MEMORY", 2**20)
+    monkeypatch.setattr(allocation, "CLIENT_MEMORY", 2**20)
     table = {
         "algorithm": {"name": "MFCGD", "q": 2},
         "problem": {"name": "LinearMAML", "d": 200},

@@ -70,7 +70,7 @@ def test_jacobians_and_outer_gradients_by_central_differences(case, batched):
     x = point(problem)
     for clients in [[0, 1, 2]] if batched else [[0], [2]]:
         oracle = oracle_of(problem, batch_size=4, batched=batched, clients=clients)
-        zeta, xi = oracle.sample(0), oracle.sample(1)
+        zeta, xi = oracle.sample(number=0), oracle.sample(number=1)
         value, jacobian = oracle.g_and_jacobian(x, zeta)
         assert value.shape == (len(clients), problem.inner_size)
         torch.testing.assert_close(
@@ -91,12 +91,12 @@ def test_evaluations_mapped_over_clients_equal_one_by_one(case):
     problem = prepared(CASES[case]())
     x = point(problem)
     oracle = oracle_of(problem, batch_size=4, batched=True)
-    value, jacobian = oracle.g_and_jacobian(x, oracle.sample(0))
-    gradient = oracle.grad_f(value, oracle.sample(1))
+    value, jacobian = oracle.g_and_jacobian(x, oracle.sample(number=0))
+    gradient = oracle.grad_f(value, oracle.sample(number=1))
     for k in range(3):
         one = oracle_of(problem, batch_size=4, clients=[k])
-        own = one.g_and_jacobian(x, one.sample(0))
-        mine = *own, one.grad_f(own[0], one.sample(1))
+        own = one.g_and_jacobian(x, one.sample(number=0))
+        mine = *own, one.grad_f(own[0], one.sample(number=1))
         whole = value[k], jacobian[k], gradient[k]
         # Batched kernels add in another order: some ulps of numbers of about ten.
         torch.testing.assert_close(tuple(part[0] for part in mine), whole, rtol=0, atol=1e-12)
@@ -108,8 +108,10 @@ def test_chain_rule_on_full_batches_gives_the_gradient_of_the_exact_objective(ca
     x, gradient = point(problem), 0.0
     for k in range(problem.clients):  # clients differ in size: one by one
         oracle = oracle_of(problem, clients=[k])
-        value, jacobian = oracle.g_and_jacobian(x, oracle.sample(0))
-        gradient = gradient + (oracle.grad_f(value, oracle.sample(1)) @ jacobian[0])[0] / problem.clients
+        value, jacobian = oracle.g_and_jacobian(x, oracle.sample(number=0))
+        gradient = (
+            gradient + (oracle.grad_f(value, oracle.sample(number=1)) @ jacobian[0])[0] / problem.clients
+        )
     # Truncation is of order h² = 1e-12, rounding some ulps of values of about 10, 1e-14 over h.
     torch.testing.assert_close(gradient, differences(lambda v: objective(problem, v), x), rtol=0, atol=1e-7)
     metrics = problem.metrics(named(problem, x), None)

@@ -43,7 +43,7 @@ def saddle_value(problem, n, x, y) -> torch.Tensor:
 @pytest.mark.parametrize("problem", GAMES[3:], ids=lambda p: f"{type(p).__name__}-{type(p.phi).__name__}")
 def test_bilinear_operators_by_automatic_differentiation(problem):
     z = torch.from_numpy(np.random.default_rng(0).standard_normal(size(problem)))
-    V = oracle_of(problem).operator(z, oracle_of(problem).sample(0))
+    V = oracle_of(problem).operator(z, oracle_of(problem).sample(number=0))
     for n in range(problem.clients):
         x, y = (part.clone().requires_grad_() for part in z.split((problem.dx, problem.dy)))
         gx, gy = torch.autograd.grad(saddle_value(problem, n, x, y), (x, y))
@@ -56,14 +56,14 @@ def test_bilinear_operators_by_automatic_differentiation(problem):
 def test_operators_of_all_clients_equal_one_by_one_and_average_to_the_mean(problem, batch_size):
     points = torch.from_numpy(np.random.default_rng(1).standard_normal((problem.clients, size(problem))))
     every = oracle_of(problem, batched=True, batch_size=batch_size)
-    xi = every.sample(0)
+    xi = every.sample(number=0)
     own, shared = every.operator(points, xi), every.operator(points[0], xi)
     assert own.shape == shared.shape == points.shape
     for n in range(problem.clients):
         one = oracle_of(problem, clients=[n], batch_size=batch_size)
         for z, V in ((points[n], own[n]), (points[0], shared[n])):
             # Batched products may add in another order: some ulps of numbers of about 10.
-            torch.testing.assert_close(one.operator(z, one.sample(0))[0], V, rtol=0, atol=1e-14)
+            torch.testing.assert_close(one.operator(z, one.sample(number=0))[0], V, rtol=0, atol=1e-14)
     # The same, after averaging.
     np.testing.assert_allclose(shared.mean(0), problem.mean_operator(points[0].numpy()), rtol=0, atol=1e-13)
 
@@ -71,7 +71,7 @@ def test_operators_of_all_clients_equal_one_by_one_and_average_to_the_mean(probl
 def test_affine_operator_is_its_matrix_and_vector():
     problem = GAMES[0]
     z = np.random.default_rng(2).standard_normal(5)
-    V = oracle_of(problem).operator(torch.from_numpy(z), oracle_of(problem).sample(0))
+    V = oracle_of(problem).operator(torch.from_numpy(z), oracle_of(problem).sample(number=0))
     for n in range(problem.clients):
         A, b = (column[0].numpy() for column in problem.client_data(n))
         np.testing.assert_allclose(V[n], A @ z + b, rtol=0, atol=1e-14)  # five products of numbers of about 1
@@ -81,7 +81,7 @@ def test_affine_operator_is_its_matrix_and_vector():
 def test_every_client_is_monotone_and_L_is_attained(problem):
     d = size(problem)
     oracle = oracle_of(problem)
-    xi = oracle.sample(0)
+    xi = oracle.sample(number=0)
     zero = oracle.operator(torch.zeros(d).double(), xi)
     J = torch.stack([oracle.operator(e, xi) - zero for e in torch.eye(d).double()], dim=2)
     # Entries of about 1 with rounding of some 1e-16; d of them add up in an eigenvalue.
@@ -111,7 +111,7 @@ def test_heterogeneity_is_the_spread_of_the_operators_at_the_solution():
     for problem in (AffineGame(d=100, **settings), Bilinear(dx=60, dy=40, **settings)):
         problem.prepare(0)
         oracle = oracle_of(problem, batched=True)
-        values = oracle.operator(problem.solution(), oracle.sample(0))
+        values = oracle.operator(problem.solution(), oracle.sample(number=0))
         # Five standard errors of 5000 normal numbers, less one degree of freedom in 50.
         assert values.std(dim=0).pow(2).mean().sqrt().item() == pytest.approx(
             0.5, abs=5 * 0.5 / np.sqrt(2 * 4900)

@@ -57,7 +57,7 @@ def test_gradients_by_central_differences(case):
     problem = prepared(CASES[case]())
     x, y = point(problem)
     oracle, h = oracle_of(problem, batch_size=4, batched=True), 1e-6
-    xi = oracle.sample(0)
+    xi = oracle.sample(number=0)
     gx, gy = oracle.grad(x, y, xi)
     for k in range(problem.clients):
         batch = tuple(column[k] for column in xi.batch)
@@ -78,10 +78,10 @@ def test_gradients_mapped_over_clients_equal_one_by_one(case):
     problem = prepared(CASES[case]())
     x, y = point(problem)
     oracle = oracle_of(problem, batch_size=4, batched=True)
-    gx, gy = oracle.grad(x, y, oracle.sample(0))
+    gx, gy = oracle.grad(x, y, oracle.sample(number=0))
     for k in range(problem.clients):
         one = oracle_of(problem, batch_size=4, clients=[k])
-        own = one.grad(x, y, one.sample(0))
+        own = one.grad(x, y, one.sample(number=0))
         # Batched kernels add in another order: some ulps of gradients of about one.
         torch.testing.assert_close((own[0][0], own[1][0]), (gx[k], gy[k]), rtol=0, atol=1e-12)
 
@@ -141,7 +141,7 @@ def test_wgan_closed_forms_of_the_inner_maximum():
     # A quartic of values of about 1: truncation h² = 1e-10, rounding 1e-16 / h.
     assert problem.metrics(*start, None)["grad_norm"] == pytest.approx(np.hypot(*slopes), abs=1e-8)
     oracle = oracle_of(problem, batch_size=200_000, batched=True)
-    gx, gy = oracle.grad(x, problem.best_response(start[0]), oracle.sample(0))
+    gx, gy = oracle.grad(x, problem.best_response(start[0]), oracle.sample(number=0))
     # 600,000 samples with deviations of at most 5: five standard errors are 0.03.
     assert gy.mean(0).abs().max() < 0.03
     torch.testing.assert_close(gx.mean(0), torch.tensor(slopes, dtype=torch.float64), rtol=0, atol=0.03)
@@ -161,7 +161,7 @@ def test_wgan_pairs_carry_no_noise_at_the_optimum(latent):
     problem = prepared(WGAN(clients=3, latent=latent))
     x, y = torch.tensor(problem.optimum(), dtype=torch.float64), torch.zeros(2).double()
     oracle = oracle_of(problem, batch_size=7, batched=True)
-    worst = max(gradient.abs().max() for gradient in oracle.grad(x, y, oracle.sample(0)))
+    worst = max(gradient.abs().max() for gradient in oracle.grad(x, y, oracle.sample(number=0)))
     # Means of 100 differences of equal numbers of about 0.1; fresh means are 0.1 / √100 apart.
     assert (worst < 1e-15) == (latent == "paired")
 

@@ -73,7 +73,7 @@ def test_the_inner_map_is_a_step_down_the_loss_of_the_task(case):
 def test_jacobians_by_central_differences_and_mapped_over_clients(case):
     problem = prepared(CASES[case]())
     x, oracle, h = start(problem), oracle_of(problem, batch_size=2, batched=True), 1e-5
-    zeta, xi = oracle.sample(0), oracle.sample(1)
+    zeta, xi = oracle.sample(number=0), oracle.sample(number=1)
     value, jacobian = oracle.g_and_jacobian(x, zeta)
     gradient = oracle.grad_f(value, xi)
     assert jacobian.shape == (3, len(x), len(x))
@@ -85,8 +85,8 @@ def test_jacobians_by_central_differences_and_mapped_over_clients(case):
     assert (jacobian - torch.eye(len(x))).abs().max() > 1e-2  # far above the tolerance
     for k in range(3):
         one = oracle_of(problem, batch_size=2, clients=[k])
-        own = one.g_and_jacobian(x, one.sample(0))
-        mine = *own, one.grad_f(own[0], one.sample(1))
+        own = one.g_and_jacobian(x, one.sample(number=0))
+        mine = *own, one.grad_f(own[0], one.sample(number=1))
         # Batched kernels add in another order: some ulps of numbers of about ten.
         torch.testing.assert_close(
             tuple(part[0] for part in mine), (value[k], jacobian[k], gradient[k]), rtol=0, atol=1e-12
@@ -97,8 +97,8 @@ def test_jacobians_by_central_differences_and_mapped_over_clients(case):
 def test_the_exact_gradient_is_the_chain_rule_on_all_data(case):
     problem = prepared(CASES[case]())
     x, oracle = start(problem), oracle_of(problem, batched=True)
-    value, jacobian = oracle.g_and_jacobian(x, oracle.sample(0))
-    gradient = (oracle.grad_f(value, oracle.sample(1)).unsqueeze(1) @ jacobian).squeeze(1).mean(0)
+    value, jacobian = oracle.g_and_jacobian(x, oracle.sample(number=0))
+    gradient = (oracle.grad_f(value, oracle.sample(number=1)).unsqueeze(1) @ jacobian).squeeze(1).mean(0)
     point = named(problem, x)
     F, exact = problem.value_and_gradient(point)
     torch.testing.assert_close(

@@ -17,7 +17,6 @@ from runfiles import decay, write
 
 from mpifed.report.comparison import Rule, best, settings_of
 from mpifed.report.page import page
-from mpifed.simulation.simulation import NON_FINITE
 from mpifed.storage.results import find_runs, load
 
 #: Elements without an end.
@@ -72,7 +71,7 @@ def text(tmp_path_factory):
                 "algorithm": {"gamma": gamma},
                 "problem": {"name": "DeepAUC", "clients": 2, "note": "<b>&\"'"},
             }
-            ends = {"stopped": f"{NON_FINITE} in round 20"} if (seed, gamma) == (1, 0.2) else {}
+            ends = {"stopped": "non-finite value in round 20"} if (seed, gamma) == (1, 0.2) else {}
             write(
                 folder / f"g{gamma}s{seed}",
                 "FGDA",
@@ -152,7 +151,7 @@ def test_the_tables_hold_the_figures_and_the_words_explain_them(text):
         "images.gz",
         "ab" * 32,
         "host 100-300 MB, GPU 0 MB",
-        f"{NON_FINITE} in round 20",
+        "non-finite value in round 20",
         "<i>0",
         "torch",
     ):

@@ -10,6 +10,7 @@ from launch import launch
 from mpifed.cli.main import main
 
 #: Of three clients with one step a round: rank 0 of two has clients 0 and 1, rank 1 has client 2.
+#: Every rank makes four calls when it checks the problem, before the first round.
 PLUGIN = """
 import os
 
@@ -23,7 +24,7 @@ class Broken(Saddle):
 
     def gradients(self, x, y, batch):
         Broken.calls += 1
-        if Broken.calls > 5 and RANK in {ranks!r}:
+        if Broken.calls > 9 and RANK in {ranks!r}:
             return wrong(x, y)
         return super().gradients(x, y, batch)
 

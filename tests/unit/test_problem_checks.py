@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +17,8 @@ from mpifed.core.problem_checks import check_problem
 from mpifed.core.proximal import L1
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Ball, Sets
+from mpifed.core.streams import generator
+from mpifed.problems import WGAN
 
 
 class Data:
@@ -360,3 +364,27 @@ def test_a_game_without_y_is_in_x_alone():
     assert torch.equal(game.initial(np.random.default_rng(0))["z"], torch.zeros(4))
     assert torch.equal(game.sets.z(torch.tensor([0.0, 3.0, 0.0, 4.0])), torch.tensor([0.0, 0.6, 0.0, 0.8]))
     assert game._point({"x.w": torch.ones(4)})[0].keys() == {"w"}
+
+
+def test_an_error_in_a_function_comes_with_the_users_lines():
+    first, *lines = faults(Both, loss=lambda self, x, y, batch: x["missing"].sum())
+    assert first == "Both fails at its starting point: KeyError: 'missing'"
+    assert any(__file__ in line for line in lines) and not any("problem_values" in line for line in lines)
+
+
+def test_a_sentence_of_a_problem_of_the_package_stays_as_it_is():
+    problem = WGAN(clients=2)
+    problem.prepare(0)
+    with pytest.raises(ValueError, match="^WGAN draws its samples: it needs"):
+        check_problem(problem, batch_size=0)
+
+
+@pytest.mark.parametrize("family", [Minimax, Minimisation, Operator, Composition])
+def test_examples_of_the_docstrings(family):
+    known = dict(torch=torch, dataclass=dataclass, generator=generator, Blocks=Blocks, L1=L1)
+    text = textwrap.dedent(inspect.getdoc(family).split("::\n", 1)[1])
+    exec(text, known | {family.__name__: family}, made := {})
+    (cls,) = made.values()
+    assert issubclass(cls, family)
+    for dtype in (torch.float32, torch.float64):
+        check_problem(cls(), dtype=dtype, batch_size=3)

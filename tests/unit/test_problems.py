@@ -34,7 +34,7 @@ def test_saddle_gradients_by_central_differences(batch_size):
     problem = prepared(Saddle(d=3, clients=4, s=2.0, t_max=1.0, tau=3.0))
     x, y = point(problem)
     oracle, h = oracle_of(problem, batch_size), 1e-3
-    gx, gy = oracle.grad(x, y, oracle.sample(0))
+    gx, gy = oracle.grad(x, y, oracle.sample(number=0))
     for k in range(problem.clients):
         for j, e in enumerate(h * torch.eye(3).double()):
             dx = (saddle_value(problem, k, x + e, y) - saddle_value(problem, k, x - e, y)) / (2 * h)
@@ -48,10 +48,10 @@ def test_saddle_gradients_take_one_point_a_client():
     problem = prepared(Saddle(d=3, clients=4))
     x, y = (torch.from_numpy(np.random.default_rng(0).standard_normal((4, 3))) for _ in "xy")
     oracle = oracle_of(problem)
-    gx, gy = oracle.grad(x, y, oracle.sample(0))
+    gx, gy = oracle.grad(x, y, oracle.sample(number=0))
     for k in range(4):
         one = oracle_of(problem, clients=[k])
-        own = one.grad(x[k], y[k], one.sample(0))
+        own = one.grad(x[k], y[k], one.sample(number=0))
         assert torch.equal(own[0][0], gx[k]) and torch.equal(own[1][0], gy[k])
 
 
@@ -60,7 +60,7 @@ def test_saddle_solution_is_a_zero_of_the_mean_field(centred):
     problem = prepared(Saddle(d=5, clients=7, s=10.0, centred=centred, t_max=1.0))
     x, y = problem.solution()
     oracle = oracle_of(problem)
-    gx, gy = oracle.grad(x, y, oracle.sample(0))
+    gx, gy = oracle.grad(x, y, oracle.sample(number=0))
     # Cancellation of numbers of about 10: some ulps of it.
     assert gx.mean(0).abs().max() < 1e-13 and gy.mean(0).abs().max() < 1e-13
     assert bool((x == 0).all() and (y == 0).all()) == centred
@@ -89,7 +89,7 @@ def test_local_gda_limit_equals_a_long_simulation(centred, q, t_max):
     problem = prepared(Saddle(clients=6, d=4, centred=centred, t_max=t_max))
     eta_x, eta_y = 0.005, 0.05
     oracle = oracle_of(problem)
-    xi = oracle.sample(0)
+    xi = oracle.sample(number=0)
     x, y = point(problem)
     for _ in range(1000 // q):
         xs, ys = x, y
@@ -146,7 +146,7 @@ def test_auc_loss_is_the_printed_one(patches, options):
     problem = prepared(DeepAUC(dataset="patches", clients=2, **options))
     x, y = point(problem)
     oracle = oracle_of(problem, batch_size=5, clients=[1])
-    images, positive, *own = (column[0] for column in oracle.sample(0).batch)
+    images, positive, *own = (column[0] for column in oracle.sample(number=0).batch)
     if problem.p == "client":
         ratio = problem.client_data(1)[1].mean().item()
     else:  # half of the images, or what comes nearest to 0.3 beside 30 negatives
@@ -164,7 +164,7 @@ def test_auc_gradients_by_central_differences(patches, options):
     problem = prepared(DeepAUC(dataset="patches", clients=2, **options))
     x, y = point(problem, scale=0.1)
     blocks, oracle, h = problem.variables(), oracle_of(problem, batch_size=4, clients=[0]), 1e-6
-    xi = oracle.sample(0)
+    xi = oracle.sample(number=0)
     gx, gy = oracle.grad(x, y, xi)
     batch = tuple(column[0] for column in xi.batch)
 
@@ -186,10 +186,10 @@ def test_auc_gradients_mapped_over_clients_equal_one_by_one(patches, options):
     problem = prepared(DeepAUC(dataset="patches", clients=3, **options))
     x, y = point(problem)
     oracle = oracle_of(problem, batch_size=4, batched=True)
-    gx, gy = oracle.grad(x, y, oracle.sample(0))
+    gx, gy = oracle.grad(x, y, oracle.sample(number=0))
     for k in range(3):
         one = oracle_of(problem, batch_size=4, clients=[k])
-        own = one.grad(x, y, one.sample(0))
+        own = one.grad(x, y, one.sample(number=0))
         # Batched kernels add in another order: some ulps of gradients of about one.
         torch.testing.assert_close((own[0][0], own[1][0]), (gx[k], gy[k]), rtol=0, atol=1e-11)
 
@@ -224,7 +224,7 @@ def test_auc_training_separates_digits():
     problem = prepared(DeepAUC(dataset="digits", model="linear", clients=1, positive_classes=(0, 6)))
     x, y = problem.initial(np.random.default_rng(0))["x"], torch.zeros(1, dtype=torch.float64)
     oracle = oracle_of(problem)
-    xi = oracle.sample(0)
+    xi = oracle.sample(number=0)
     for _ in range(100):
         gx, gy = oracle.grad(x, y, xi)
         x, y = x - 0.1 * gx[0], y + 0.1 * gy[0]

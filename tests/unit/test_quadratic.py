@@ -45,14 +45,14 @@ def value(problem, n, x, y) -> torch.Tensor:
 
 def mean_gradients(problem, x, y):
     oracle = oracle_of(problem)
-    return tuple(grad.mean(0) for grad in oracle.grad(x, y, oracle.sample(0)))
+    return tuple(grad.mean(0) for grad in oracle.grad(x, y, oracle.sample(number=0)))
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_gradients_by_automatic_differentiation(problem):
     x, y = (block.requires_grad_() for block in points(problem))
     oracle = oracle_of(problem)
-    gx, gy = oracle.grad(x.detach(), y.detach(), oracle.sample(0))
+    gx, gy = oracle.grad(x.detach(), y.detach(), oracle.sample(number=0))
     for n in range(problem.clients):
         expected = torch.autograd.grad(value(problem, n, x, y), (x, y))
         # A few operations on numbers of up to 100, in another order.
@@ -64,11 +64,11 @@ def test_gradients_by_automatic_differentiation(problem):
 def test_gradients_of_all_clients_equal_one_by_one(problem, batch_size):
     own, shared = points(problem, problem.clients), points(problem, seed=1)
     every = oracle_of(problem, batched=True, batch_size=batch_size)
-    together = [every.grad(*at, every.sample(0)) for at in (own, shared)]
+    together = [every.grad(*at, every.sample(number=0)) for at in (own, shared)]
     for n in range(problem.clients):
         one = oracle_of(problem, clients=[n], batch_size=batch_size)
         for at, grads in zip(((own[0][n], own[1][n]), shared), together):
-            alone = one.grad(*at, one.sample(0))
+            alone = one.grad(*at, one.sample(number=0))
             # Batched products may add in another order: some ulps of numbers of about 10.
             torch.testing.assert_close(
                 (alone[0][0], alone[1][0]), (grads[0][n], grads[1][n]), rtol=0, atol=1e-13
@@ -172,7 +172,7 @@ def test_heterogeneity_of_the_quadratic():
     for one in (problem, shared):
         one.prepare(0)
         oracle = oracle_of(one, batched=True)
-        grads = torch.cat(oracle.grad(*one.solution(), oracle.sample(0)), dim=1)
+        grads = torch.cat(oracle.grad(*one.solution(), oracle.sample(number=0)), dim=1)
         # Five standard errors of 2400 normal numbers, less one degree of freedom in 30.
         assert grads.std(dim=0).pow(2).mean().sqrt().item() == pytest.approx(
             0.3, abs=5 * 0.3 / np.sqrt(2 * 2320)
@@ -195,7 +195,9 @@ def test_two_sided_clients_average_to_the_function(problem):
     gx, gy = mean_gradients(problem, zero, zero)
     assert gx.norm() < 1e-14 and gy.norm() < 1e-14
     alone = oracle_of(problem, clients=[0])
-    assert alone.grad(zero, zero, alone.sample(0))[0].norm() > 0.01  # no client has its own saddle there
+    assert (
+        alone.grad(zero, zero, alone.sample(number=0))[0].norm() > 0.01
+    )  # no client has its own saddle there
 
 
 def test_two_sided_constants_on_a_grid():
