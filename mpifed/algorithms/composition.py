@@ -68,18 +68,18 @@ class AdaMFCGD(Algorithm):
         default="rule", description="A_1: the rule applied to the averaged initial estimator, I, or ρI"
     )
 
-    source: ClassVar = "Huang n.d., Algorithm 1"
-    cites: ClassVar = ("huang_nd_mfcgd",)
-    family: ClassVar = "composition"
-    paper_cost: ClassVar = (
+    source = "Huang n.d., Algorithm 1"
+    cites = ("huang_nd_mfcgd",)
+    family = "composition"
+    paper_cost = (
         "up 2D; down D, AdaMFCGD + D; 1 phase; 2 of each of g with its Jacobian and ∇f a step"
     )
-    calls_per_step: ClassVar = 4
-    partial_participation: ClassVar = False
-    steps: ClassVar = "q"
-    shared: ClassVar = Record(x="x", A=adaptive("x", of="w"))                               # line 6
-    client: ClassVar = Record(x="x", h="u", u="jacobian", v="u")
-    message: ClassVar = Record(x="x", w="x")
+    calls_per_step = 4
+    partial_participation = False
+    steps = "q"
+    shared = Record(x="x", A=adaptive("x", of="w"))                                         # line 6
+    client = Record(x="x", h="u", u="jacobian", v="u")
+    message = Record(x="x", w="x")
 
     @property
     def start(self) -> tuple[Phase, ...]:

@@ -45,15 +45,15 @@ class LocalDualExtrapolation(Algorithm):
         default="prox", description="the mirror map of the first step"
     )
 
-    source: ClassVar = "Wang & Kale n.d., eq. 13"
-    cites: ClassVar = ("wang_nd_slippax", "bai2024composite")
-    family: ClassVar = "operator"
-    composite: ClassVar = True
-    output: ClassVar = "average"
-    averages: ClassVar = {"z": "average"}
-    paper_cost: ClassVar = "up 2D; down 2D; 2 phases; 2 operator values a step"
-    calls_per_step: ClassVar = 2
-    partial_participation: ClassVar = False
+    source = "Wang & Kale n.d., eq. 13"
+    cites = ("wang_nd_slippax", "bai2024composite")
+    family = "operator"
+    composite = True
+    output = "average"
+    averages = {"z": "average"}
+    paper_cost = "up 2D; down 2D; 2 phases; 2 operator values a step"
+    calls_per_step = 2
+    partial_participation = False
 
     steps = "K"
     #: ``z`` is the primal point v of the last synchronisation, ``dual`` the averaged dual z.

@@ -72,19 +72,17 @@ class AdaFGDA(Algorithm):
         default="rule", description="A_1, B_1: the rule applied to the averaged initial estimators, I, or ρI"
     )
 
-    source: ClassVar = "Huang et al. 2024, Algorithm 1"
-    cites: ClassVar = ("huang2024adafgda",)
-    paper_cost: ClassVar = (
+    source = "Huang et al. 2024, Algorithm 1"
+    cites = ("huang2024adafgda",)
+    paper_cost = (
         "up 2D; down D (stem: 2D; mean_after: 2D and a second phase), AdaFGDA + D; 2 gradients a step"
     )
-    calls_per_step: ClassVar = 2
-    partial_participation: ClassVar = False
-    steps: ClassVar = "q"
-    shared: ClassVar = Record(
-        x="x", y="y", w="x", v="y", A=adaptive("x", of="w"), B=adaptive("y", of="v")        # line 6
-    )
-    client: ClassVar = Record(x="x", y="y", w="x", v="y")
-    message: ClassVar = Record(x="x", y="y", w="x", v="y")
+    calls_per_step = 2
+    partial_participation = False
+    steps = "q"
+    shared = Record(x="x", y="y", w="x", v="y", A=adaptive("x", of="w"), B=adaptive("y", of="v"))  # line 6
+    client = Record(x="x", y="y", w="x", v="y")
+    message = Record(x="x", y="y", w="x", v="y")
 
     def __post_init__(self):
         if self.sync_estimator == "box" and self.q == 1:

@@ -116,8 +116,8 @@ class FedNSGDAM(_HeavyTailed):
     norm_over: NormOver = Field(
         default="block", description="normalise the whole block, or every parameter tensor"
     )
-    source: ClassVar = "Zhang & Gao n.d., Algorithm 1"
-    cites: ClassVar = ("zhang_nd_fednsgdam",)
+    source = "Zhang & Gao n.d., Algorithm 1"
+    cites = ("zhang_nd_fednsgdam",)
 
     @property
     def direction(self):
@@ -132,8 +132,8 @@ class FedMuonDA(_HeavyTailed):
         default="svd", description="polar factor by compact SVD, Jordan's quintic, or the cubic iteration"
     )
     iterations: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
-    source: ClassVar = "Zhang & Gao n.d., Algorithm 3"
-    cites: ClassVar = ("zhang_nd_fednsgdam", "jordan2024muon")
+    source = "Zhang & Gao n.d., Algorithm 3"
+    cites = ("zhang_nd_fednsgdam", "jordan2024muon")
 
     @property
     def direction(self):
@@ -148,8 +148,8 @@ class FedSGDAClip(_HeavyTailed):
     norm_over: NormOver = Field(
         default="block", description="clip the whole block, or every parameter tensor"
     )
-    source: ClassVar = "Zhang & Gao n.d., eq. 21"
-    cites: ClassVar = ("zhang_nd_fednsgdam",)
+    source = "Zhang & Gao n.d., eq. 21"
+    cites = ("zhang_nd_fednsgdam",)
 
     @property
     def direction(self):

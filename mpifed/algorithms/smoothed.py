@@ -89,11 +89,11 @@ class SmoothedGDA(Algorithm):
         default=False, description="take the gradient of y at the new x (a second phase)"
     )
 
-    source: ClassVar = "Shen et al. 2024, Algorithm 2"
-    cites: ClassVar = ("shen2024fessgda", "zhang2020smoothed")
-    paper_cost: ClassVar = "central: no communication is counted"
-    partial_participation: ClassVar = False
-    shared: ClassVar = Record(x="x", y="y", z="x")
+    source = "Shen et al. 2024, Algorithm 2"
+    cites = ("shen2024fessgda", "zhang2020smoothed")
+    paper_cost = "central: no communication is counted"
+    partial_participation = False
+    shared = Record(x="x", y="y", z="x")
 
     message = Record(gx="x", gy="y")
 

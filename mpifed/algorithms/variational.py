@@ -83,10 +83,10 @@ class LESGD(_Local):
     sync_extrapolation: bool = Field(
         default=True, description="average x before the second call of a synchronising step (a second phase)"
     )
-    source: ClassVar = "Wang & Kale n.d., eq. 4"
-    cites: ClassVar = ("wang_nd_slippax", "beznosikov2022extragradient")
-    paper_cost: ClassVar = "up 2D; down 2D; 2 phases; 2 operator values a step"
-    calls_per_step: ClassVar = 2
+    source = "Wang & Kale n.d., eq. 4"
+    cites = ("wang_nd_slippax", "beznosikov2022extragradient")
+    paper_cost = "up 2D; down 2D; 2 phases; 2 operator values a step"
+    calls_per_step = 2
 
     shared = Record(z="z", average=kept("z"), x="z")
     client = Record(z=between("z"))

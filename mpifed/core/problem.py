@@ -250,7 +250,7 @@ class Game(Operator):
         split: the sizes of x and y in z, 0 for a block that the problem does not have.
     """
 
-    def __init__(self, problem: Problem):
+    def __init__(self, problem: Minimax | Minimisation):
         self.problem, self.clients = problem, problem.clients
         self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
         self.test_rows, self.files = problem.test_rows, problem.files

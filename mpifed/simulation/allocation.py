@@ -78,7 +78,7 @@ class Allocation:
                 f"{name} {number:,}" for name, number in (self.blocks.sizes | self.kinds).items()
             )
             raise ValueError(
-                f"the client records of {type(self._method).__name__} need {size / 2**30:.1f} GiB on one "
+                f"the client records of {title(self._method)} need {size / 2**30:.1f} GiB on one "
                 f"rank ({clients} clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: "
                 "fewer clients a rank, or a smaller model"
             )
