@@ -12,8 +12,11 @@ from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX
 ALGORITHMS = {
     cls.__name__: cls
     for cls in (
-        FGDA, AdaFGDA, FedNSGDAM, FedMuonDA, FedSGDAClip, LSGD, LESGD, LIPPAX, SLIPPAX, LocalDualExtrapolation, MFCGD,
-        AdaMFCGD, FESSGDA, SmoothedGDA, FSGDA, LocalSGDA,
+        FGDA, AdaFGDA,
+        FedNSGDAM, FedMuonDA, FedSGDAClip,
+        LSGD, LESGD, LIPPAX, SLIPPAX, LocalDualExtrapolation,
+        MFCGD, AdaMFCGD,
+        FESSGDA, SmoothedGDA, FSGDA, LocalSGDA,
     )
 }
 

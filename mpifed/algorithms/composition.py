@@ -1,12 +1,31 @@
-"""MFCGD and AdaMFCGD (Huang n.d., Algorithm 1): STORM estimators of an inner value, its Jacobian and the outer gradient.
+"""MFCGD and AdaMFCGD (Huang, Algorithm 1): STORM estimators on every level of a composition.
 
-h, u and v estimate g(x), ∇g(x) and ∇f(h); w = uᵀv is the gradient estimate. A round covers q - 1 local steps and the
-aggregated step, as for FGDA, whose conventions on rounds, matrices and samples hold here.
+h, u and v estimate the inner value g(x), its Jacobian ∇g(x) and the outer gradient ∇f(h). w = uᵀv estimates
+the gradient.
 
-Readings. h, u and v stay local and are updated at every t, after a synchronisation too, from the client's own pre-average
-point; only x and w are averaged. w_1 = u_1ᵀ v_1. Π scales onto the Frobenius ball (u) and the Euclidean ball (v) of radius C_g
-and C_f; it leaves the initial estimators alone unless ``project_init``. v compares ∇f at h_{t+1} and h_t on one sample ξ; one ζ serves h
-and u, independent of ξ. α drives h, β drives u, ϱ drives v.
+The lines of the box, which number the margins of this file:
+
+* lines 3, 4 and 8 are the rounds: round r covers t = (r-1) q + 1 .. r q, q - 1 local steps and the aggregated
+  step.
+* line 5 is the average of the messages, line 6 is ``refresh`` of ``mpifed.core.adaptive``, between the
+  average and the server's line 7. Line 12 is implicit: A stays until it is made anew, after a synchronisation
+  too.
+* lines 7 and 11 are solved: x - γ η_t A⁻¹ w, eq. 10 of the paper.
+* lines 16-20 of t = r q need the new point, so each client runs them at the start of round r + 1. ζ_{t+1} and
+  ξ_{t+1} have the numbers 2 (t mod q) and 2 (t mod q) + 1 in their round; those of t = 0 stay unused.
+* line 23 is a setting of the job: ``output = "uniform"`` takes one of the points x̄ that rounds end with.
+
+Readings:
+
+* *Estimators at a synchronisation.* h, u and v stay local and are updated at every t, after a synchronisation
+  too, with the client's own pre-average point. Only x and w are averaged.
+* *Start.* w_1 = u_1ᵀ v_1, which the box does not print.
+* *Projections.* Π scales onto the Frobenius ball (u) and the Euclidean ball (v) of radius C_g and C_f. It
+  leaves the initial estimators alone unless ``project_init``.
+* *Samples.* One ζ serves h and u; ξ is independent of it, and v compares ∇f at h_{t+1} and h_t on one ξ.
+* *Letters.* α drives h, β drives u, ϱ drives v; each at t is the box's at t + 1. ϑ_t, the decay of line 6, is
+  a constant of the matrix.
+* *Sets.* Where the problem has a set, every new x is projected. The paper has none.
 """
 
 from __future__ import annotations
@@ -24,6 +43,7 @@ from mpifed.core.settings import Preset, hyperparameters
 
 __all__ = ["MFCGD", "AdaMFCGD"]
 
+
 @hyperparameters
 class AdaMFCGD(Algorithm):
     """AdaMFCGD: STORM on every level, with an adaptive matrix refreshed at every synchronisation."""
@@ -31,9 +51,15 @@ class AdaMFCGD(Algorithm):
     q: int = Field(ge=1, description="steps per round: q - 1 local ones and the aggregated one")
     gamma: float = Field(default=0.1, ge=0, description="step size γ")
     eta: Rate = Field(default=1.0, validate_default=True, description="step η_t, multiplies γ")
-    alpha: Rate = Field(default=0.1, validate_default=True, description="weight α_{t+1} of the fresh value in h")
-    beta: Rate = Field(default=0.1, validate_default=True, description="weight β_{t+1} of the fresh Jacobian in u")
-    varrho: Rate = Field(default=0.1, validate_default=True, description="weight ϱ_{t+1} of the fresh gradient in v")
+    alpha: Rate = Field(
+        default=0.1, validate_default=True, description="weight α_{t+1} of the fresh value in h"
+    )
+    beta: Rate = Field(
+        default=0.1, validate_default=True, description="weight β_{t+1} of the fresh Jacobian in u"
+    )
+    varrho: Rate = Field(
+        default=0.1, validate_default=True, description="weight ϱ_{t+1} of the fresh gradient in v"
+    )
     C_g: float = Field(default=math.inf, gt=0, description="bound on the Frobenius norm of u")
     C_f: float = Field(default=math.inf, gt=0, description="bound on the norm of v")
     project_init: bool = Field(default=False, description="bound the initial estimators too")
@@ -45,11 +71,13 @@ class AdaMFCGD(Algorithm):
     source = "Huang n.d., Algorithm 1"
     cites = ("huang_nd_mfcgd",)
     family = "composition"
-    paper_cost = "up 2D; down D, AdaMFCGD + D; 1 phase; 2 of each of g with its Jacobian and ∇f a step"
+    paper_cost = (
+        "up 2D; down D, AdaMFCGD + D; 1 phase; 2 of each of g with its Jacobian and ∇f a step"
+    )
     calls_per_step = 4
     partial_participation = False
     steps = "q"
-    shared = Record(x="x", A=adaptive("x", of="w"))                               # line 6
+    shared = Record(x="x", A=adaptive("x", of="w"))                                         # line 6
     client = Record(x="x", h="u", u="jacobian", v="u")
     message = Record(x="x", w="x")
 
@@ -74,14 +102,14 @@ class AdaMFCGD(Algorithm):
         x, h, v = shared.x, client.h, client.v
         u = client.u.unflatten(-1, (h.shape[-1], -1))
         zeta, xi = oracle.sample(of="g"), oracle.sample(of="f")
-        if now.round > 1:  # the estimators after the synchronisation, at the client's own pre-average point and the new one
-            h, u, v = self._storm(now.step(0), oracle, zeta, xi, x, client.x, h, u, v)
-        for k in range(1, self.q):
+        if now.round > 1:  # of the synchronisation: at the new point and the client's own pre-average one
+            h, u, v = self._storm(now.step(0), oracle, zeta, xi, x, client.x, h, u, v)      # lines 16-19
+        for k in range(1, self.q):                                                          # lines 8-9
             old, t = x, now.step(k)
             x = self._step(t, x, _gradient(u, v), shared.A, now.sets)                       # lines 10-11
             zeta, xi = oracle.sample(of="g"), oracle.sample(of="f")
             h, u, v = self._storm(t, oracle, zeta, xi, x, old, h, u, v)                     # lines 16-19
-        message.x, message.w = x, _gradient(u, v)                                           # line 20
+        message.x, message.w = x, _gradient(u, v)                                           # lines 20, 5
         client.x, client.h, client.u, client.v = x, h, u.flatten(1), v
 
     def server_round(self, now, shared, mean):
@@ -91,14 +119,14 @@ class AdaMFCGD(Algorithm):
         return sets.x(x - self.gamma * self.eta(t) * (w / A))
 
     def _storm(self, t, oracle, zeta, xi, x, old, h, u, v):
-        """h, u, v at t + 1."""
+        """h, u, v at t + 1, with the samples ζ_{t+1} and ξ_{t+1} at the points ``x`` and ``old``."""
         eta = self.eta(t)
         g, J = oracle.g_and_jacobian(x, zeta)
         old_g, old_J = oracle.g_and_jacobian(old, zeta)
         new_h = g + (1 - self.alpha(t, eta)) * (h - old_g)                                  # line 17
         u = _bounded(J + (1 - self.beta(t, eta)) * (u - old_J), self.C_g, 2)                # line 18
-        correction = v - oracle.grad_f(h, xi)
-        v = _bounded(oracle.grad_f(new_h, xi) + (1 - self.varrho(t, eta)) * correction, self.C_f, 1)            # line 19
+        kept = (1 - self.varrho(t, eta)) * (v - oracle.grad_f(h, xi))
+        v = _bounded(oracle.grad_f(new_h, xi) + kept, self.C_f, 1)                          # line 19
         return new_h, u, v
 
 

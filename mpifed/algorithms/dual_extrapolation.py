@@ -1,11 +1,21 @@
-"""Local dual extrapolation for composite variational inequalities (Wang & Kale n.d., eq. 13).
+"""Local dual extrapolation for composite variational inequalities (Wang & Kale, eq. 13).
 
-Duals z and x are mapped to primal points by mirror maps: u = ∇h*_{t-1}(z), x = z - η V(u; ξ), v = ∇h*_t(x), z ← z - η V(v; ξ'),
-with h_t = h + t η φ, t the global step number and h = ½‖·‖², so that ∇h*_t = prox_{tηφ}. Averaging is in the dual, which keeps
-sparsity and rank; the output is the average of v_t over clients and steps.
+Step t of a client, with the duals z and x and the primal points u and v::
 
-Readings. The first mirror map has weight 0; for an indicator φ it still projects (``t0_mirror = "prox"``) or is the identity. Both
-duals are averaged at a synchronising step (two phases); ``sync_extrapolation = false`` averages z only.
+    u = ∇h*_{t-1}(z)    x = z - η V(u; ξ)
+    v = ∇h*_t(x)        z ← z - η V(v; ξ')
+
+h_t = h + t η φ, t counts the steps of all rounds, and h = ½‖·‖², so that ∇h*_t = prox_{tηφ}. u, z and x here
+are u_{t-1}, z_{t-1} and x_t of eq. 13. Averages are of duals, which keeps sparsity and rank.
+
+Readings:
+
+* *Start.* The dual z_0 is the problem's starting point, as ∇h is the identity.
+* *First mirror map.* At t = 1 the weight of φ is 0. For an indicator φ the map still projects
+  (``t0_mirror = "prox"``), or is the identity.
+* *Synchronisation.* Both duals are averaged, x before v is made from it: two phases. ``sync_extrapolation =
+  false`` averages z only.
+* *Output.* The average of v_t over clients and steps.
 """
 
 from __future__ import annotations
@@ -28,12 +38,15 @@ class LocalDualExtrapolation(Algorithm):
     K: int = Field(ge=1, description="local steps per round")
     eta: float = Field(ge=0, description="step size η")
     sync_extrapolation: bool = Field(
-        default=True, description="average the dual x before the second call of a synchronising step (a second phase)"
+        default=True,
+        description="average the dual x before the second call of a synchronising step (a second phase)",
     )
-    t0_mirror: Literal["prox", "identity"] = Field(default="prox", description="the mirror map of the first step")
+    t0_mirror: Literal["prox", "identity"] = Field(
+        default="prox", description="the mirror map of the first step"
+    )
 
     source = "Wang & Kale n.d., eq. 13"
-    cites = ("wang_nd_slippax", "bai2024composite",)
+    cites = ("wang_nd_slippax", "bai2024composite")
     family = "operator"
     composite = True
     output = "average"
@@ -61,10 +74,12 @@ class LocalDualExtrapolation(Algorithm):
         shared.dual = shared.z
 
     def _extrapolate(self, t, z, oracle):
+        """The dual x_t from the dual z_{t-1}: the first line of eq. 13, by way of u_{t-1}."""
         u = z if t == 1 and self.t0_mirror == "identity" else oracle.prox(z, (t - 1) * self.eta)
         return z - self.eta * oracle.operator(u, oracle.sample())
 
     def _update(self, t, z, x, oracle):
+        """v_t from the dual x_t, and the dual z_t from z_{t-1}: the second line of eq. 13."""
         v = oracle.prox(x, t * self.eta)
         return v, z - self.eta * oracle.operator(v, oracle.sample())
 

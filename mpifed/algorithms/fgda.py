@@ -1,15 +1,30 @@
-"""FGDA and AdaFGDA (Huang et al. 2024, Algorithm 1): STORM estimators, local steps, adaptive matrices made by the server.
+"""FGDA and AdaFGDA (Huang et al. 2024, Algorithm 1): STORM estimators, local steps, adaptive matrices.
 
-Readings. The box prints no STORM line at a synchronisation, which would leave the estimators without fresh gradients
-there. Here every client first takes the averaged estimators w̄_t, v̄_t, then runs the STORM line with its own pre-average
-point x_t^k, y_t^k and one sample at both points: the only reading with one Allreduce a round whose error vanishes with α
-and β. ``sync_estimator`` and ``project_y`` select others, which :mod:`mpifed.algorithms.fgda_readings` holds.
+The lines of the box, which number the margins of this file:
 
-A round r covers t = (r-1) q + 1 .. r q: q - 1 local steps and the aggregated step at t = r q. The STORM line that follows
-a synchronisation runs at the start of the next round, where the client has the new point; its sample is ξ_{t+1}, sample
-number t mod q of its round, so in round 1 sample 0 stays unused. Descent in x, ascent in y (the minus in section 4's ŷ is a
-misprint). α drives v and y, β drives w and x. A and B are carried over after a synchronisation too. The sets act
-after the convex combination, on both branches; x has none in the paper.
+* line 2 is the start: the estimators from q samples at the common point. A_1 and B_1 are made right after it.
+* lines 3, 4 and 9 are the rounds. Round r covers t = (r-1) q + 1 .. r q: q - 1 local steps, then the
+  aggregated step at t = r q.
+* line 5 is the average of the messages, line 6 is ``refresh`` of ``mpifed.core.adaptive``, between the
+  average and the server's lines 7-8. Line 13 is implicit: A and B stay until they are made anew, after a
+  synchronisation too.
+* lines 14-16 stand in ``storm``. Those of t = r q need the new point, so each client runs them at the start
+  of round r + 1, in ``after_sync``. Sample ξ_{t+1} has the number t mod q in its round; sample 0 of round 1
+  stays unused.
+* line 20 is a setting of the job: ``output = "uniform"`` takes one of the points x̄, ȳ that rounds end with.
+
+Readings:
+
+* *Estimators at a synchronisation.* By the printed line numbers no STORM line follows one, and the estimators
+  get no fresh gradients there. Here every client first takes the averages w̄_t, v̄_t. Then it runs lines
+  15-16 with its own pre-average point x_t^k, y_t^k and one sample at both points. Of the readings with one
+  Allreduce a round, only this one has an error that vanishes with α and β. ``sync_estimator`` selects others,
+  which ``mpifed.algorithms.fgda_readings`` holds.
+* *Signs.* Descent in x, ascent in y. The minus in section 4's ŷ is a misprint.
+* *Letters.* α drives v and y, β drives w and x. ``alpha`` and ``beta`` at t are α_{t+1} and β_{t+1}.
+* *Line 6.* a_{t-1} is the moment of the synchronisation before, as a is computed at synchronisations only.
+* *Sets.* The problem's sets act after the convex combination of lines 8 and 12. The paper has none for x;
+  ``project_y`` selects other places for y.
 """
 
 from __future__ import annotations
@@ -40,8 +55,12 @@ class AdaFGDA(Algorithm):
     gamma: float = Field(default=0.1, ge=0, description="step size γ of x")
     lam: float = Field(default=0.1, ge=0, description="step size λ of y")
     eta: Rate = Field(default=1.0, validate_default=True, description="mixing step η_t of both blocks")
-    alpha: Rate = Field(default=0.1, validate_default=True, description="weight α_{t+1} of the fresh gradient in v (y)")
-    beta: Rate = Field(default=0.1, validate_default=True, description="weight β_{t+1} of the fresh gradient in w (x)")
+    alpha: Rate = Field(
+        default=0.1, validate_default=True, description="weight α_{t+1} of the fresh gradient in v (y)"
+    )
+    beta: Rate = Field(
+        default=0.1, validate_default=True, description="weight β_{t+1} of the fresh gradient in w (x)"
+    )
     sync_estimator: Literal["stem", "local", "mean_after", "box"] = Field(
         default="stem", description="the estimators at a synchronisation (see Readings)"
     )
@@ -55,11 +74,13 @@ class AdaFGDA(Algorithm):
 
     source = "Huang et al. 2024, Algorithm 1"
     cites = ("huang2024adafgda",)
-    paper_cost = "up 2D; down D (stem: 2D; mean_after: 2D and a second phase), AdaFGDA + D; 2 gradients a step"
+    paper_cost = (
+        "up 2D; down D (stem: 2D; mean_after: 2D and a second phase), AdaFGDA + D; 2 gradients a step"
+    )
     calls_per_step = 2
     partial_participation = False
     steps = "q"
-    shared = Record(x="x", y="y", w="x", v="y", A=adaptive("x", of="w"), B=adaptive("y", of="v"))     # line 6
+    shared = Record(x="x", y="y", w="x", v="y", A=adaptive("x", of="w"), B=adaptive("y", of="v"))  # line 6
     client = Record(x="x", y="y", w="x", v="y")
     message = Record(x="x", y="y", w="x", v="y")
 
@@ -87,19 +108,20 @@ class AdaFGDA(Algorithm):
     def client_round(self, now, shared, client, message, oracle):
         x, y = shared.x, shared.y
         w, v = self.after_sync(now, shared, client, oracle)
-        for k in range(1, self.q):                                                          # lines 9-13
+        for k in range(1, self.q):                                                          # lines 9-10
             old, t = (x, y), now.step(k)
-            x, y = self.step(t, x, y, w, v, shared, now.sets)
+            x, y = self.step(t, x, y, w, v, shared, now.sets)                               # lines 11-12
             w, v = self.storm(t, oracle, oracle.sample(), (x, y), old, w, v)                # lines 14-16
         message.x, message.y, message.w, message.v = x, y, w, v                             # line 5
         client.x, client.y, client.w, client.v = x, y, w, v
 
     def server_round(self, now, shared, mean):
+        t = now.step(self.q)
         shared.w, shared.v = mean.w, mean.v
-        shared.x, shared.y = self.step(now.step(self.q), mean.x, mean.y, mean.w, mean.v, shared, now.sets)  # lines 7-8
+        shared.x, shared.y = self.step(t, mean.x, mean.y, mean.w, mean.v, shared, now.sets)  # lines 7-8
 
     def after_sync(self, now, shared, client, oracle):
-        """w_t, v_t for t = (r-1) q + 1, the first step of round r."""
+        """w_t, v_t for t = (r-1) q + 1, the first step of round r: lines 14-16 of the step before it."""
         if self.sync_estimator != "stem":
             return READINGS[self.sync_estimator].after_sync(self, now, shared, client, oracle)
         xi = oracle.sample()
@@ -109,7 +131,7 @@ class AdaFGDA(Algorithm):
         return self.storm(now.step(0), oracle, xi, new, old, shared.w, shared.v)
 
     def step(self, t, x, y, w, v, shared, sets):
-        """x_{t+1}, y_{t+1} from the point and the estimators at t: lines 7-8 and 11-12."""
+        """x_{t+1}, y_{t+1} from the point and the estimators at t: lines 7-8 and 11-12, x̂ and ŷ put in."""
         eta = self.eta(t)
         x = sets.x(torch.addcdiv(x, w, shared.A, value=-eta * self.gamma))
         if self.project_y != "mixed":
@@ -117,7 +139,7 @@ class AdaFGDA(Algorithm):
         return x, sets.y(torch.addcdiv(y, v, shared.B, value=eta * self.lam))
 
     def storm(self, t, oracle, xi, new, old, w, v):
-        """w_{t+1}, v_{t+1}: the same sample at the new and at the old point."""
+        """w_{t+1}, v_{t+1}, with the sample ξ_{t+1} at the new and at the old point: lines 16 and 15."""
         eta = self.eta(t)
         gx, gy = oracle.grad(*new, xi)
         old_gx, old_gy = oracle.grad(*old, xi)
@@ -125,4 +147,6 @@ class AdaFGDA(Algorithm):
         return w, torch.add(gy, v - old_gy, alpha=1 - self.alpha(t, eta))
 
 
-FGDA = Preset("FGDA", AdaFGDA, "FGDA: AdaFGDA with A_t = I, B_t = I.", matrix=Identity(), first_matrix="identity")
+FGDA = Preset(
+    "FGDA", AdaFGDA, "FGDA: AdaFGDA with A_t = I, B_t = I.", matrix=Identity(), first_matrix="identity"
+)

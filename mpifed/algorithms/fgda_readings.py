@@ -1,14 +1,17 @@
 """The other readings of Algorithm 1 of Huang et al. 2024, which no experiment of the paper needs.
 
-``sync_estimator``, the estimators at a synchronisation:
+``sync_estimator``, the estimators at a synchronisation (by default "stem", in ``mpifed.algorithms.fgda``):
 
-* ``local``: the STORM line from the client's own estimator at every t. Without noise and matrices this is Local-GDA.
-* ``mean_after``: as ``local``, then w_{t+1}, v_{t+1} are averaged in a phase of their own (Lemma 11), here the first of the
-  next round. The initial estimators stay local.
-* ``box``: the printed line numbers: clients carry on with w̄_t, v̄_t. For q = 1 the estimator never changes.
+* ``local``: lines 15-16 from the client's own estimator at every t. Without noise and matrices this is
+  Local-GDA.
+* ``mean_after``: as ``local``, then w_{t+1}, v_{t+1} are averaged (as Lemma 11 has it) in a phase of their
+  own, here the first of the next round. The initial estimators stay local.
+* ``box``: the printed line numbers. Clients carry on with w̄_t, v̄_t; for q = 1 the estimator never changes.
 
-``project_y``, where the problem's set of y acts: ``step`` projects ŷ before the convex combination (feasible too while
-η_t ≤ 1), ``none`` leaves y alone.
+``project_y``, where the problem's set of y acts (by default "mixed", after the convex combination):
+
+* ``step``: ŷ is projected before the convex combination, which stays feasible while η_t ≤ 1.
+* ``none``: y is left alone.
 
 Samples have the numbers of the default reading: sample 0 of a round is that of the synchronisation before it.
 """

@@ -1,17 +1,30 @@
-"""Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip (Zhang & Gao n.d., Algorithms 1 and 3, eq. 21): minimax under heavy-tailed noise.
+"""Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip (Zhang & Gao, Algorithms 1 and 3, eq. 21): heavy-tailed noise.
 
-One method with three directions: the local step goes along u/‖u‖, along the polar factor of u, or along u clipped.
+One method with three directions of the local step: u/‖u‖, the polar factor of u, or u clipped.
 
-Readings. β multiplies the fresh gradient, 1 - β the global momentum of the previous round, which is constant during a
-round. The control variates average the *raw* gradients of the round. The boxes print X_{t+1,i} where X_{t,i+1} is meant. x and y
-are treated separately. The momentum and the variates before the first round are not defined in the paper; ``first_round``:
+The margin numbers the lines of Algorithm 1. Algorithm 3 differs from it in line 6 alone, which it prints as
+lines 6-9; its line 11 is line 8 here, its lines 13-15 are lines 10-12. Round r is the box's t = r - 1;
+g_{x,t-1} and u_{t-1} are ``shared.gx`` and ``shared.u`` when the round begins, g_{x,t-1}^(n) is
+``client.gx``.
 
-* ``beta_one`` (default): β = 1 in the first round and zero variates, which is what the proof uses;
-* ``zero``: all zero, and β as always;
-* ``gradient``: momentum and variates from p gradients of every client at the starting point.
+Readings:
 
-Where the problem has sets, every new point is projected; the paper has none. The global step is γ / (η p) times the averaged displacement (line 11). u and v can be recomputed from g_x and g_y by every
-client, so they do not travel.
+* *Momentum.* β multiplies the fresh gradient, 1 - β the global momentum of the previous round, which is
+  constant during a round.
+* *Control variates* average the *raw* gradients of the round, not the momenta.
+* *Misprint.* FedMuon-DA's X_{t+1,i} is X_{t,i+1}.
+* *Global step.* γ / (η p) times the averaged displacement (line 11).
+* *Blocks.* x and y are normalised, clipped or orthogonalised separately, and 0/0 is 0.
+* *First round.* The paper leaves u_{-1} and g_{-1} open; ``first_round`` says what they are:
+
+  * ``beta_one`` (default): β = 1 in the first round and zero variates, which is what the proof uses;
+  * ``zero``: all zero, and β as always;
+  * ``gradient``: momentum and variates from p gradients of every client at the starting point.
+
+* *Sets.* Where the problem has sets, every new point is projected, at the clients and at the server. The
+  paper has none.
+
+u and v can be recomputed from g_x and g_y by every client, so they do not travel.
 """
 
 from __future__ import annotations
@@ -37,8 +50,12 @@ class _HeavyTailed(Algorithm):
     eta_y: float = Field(gt=0, description="local step size of y (ascent)")
     gamma_x: float = Field(ge=0, description="global step size of x")
     gamma_y: float = Field(ge=0, description="global step size of y")
-    beta_x: float = Field(default=0.9, ge=0, le=1, description="weight of the fresh gradient in the momentum of x")
-    beta_y: float = Field(default=0.9, ge=0, le=1, description="weight of the fresh gradient in the momentum of y")
+    beta_x: float = Field(
+        default=0.9, ge=0, le=1, description="weight of the fresh gradient in the momentum of x"
+    )
+    beta_y: float = Field(
+        default=0.9, ge=0, le=1, description="weight of the fresh gradient in the momentum of y"
+    )
     first_round: Literal["beta_one", "zero", "gradient"] = Field(
         default="beta_one", description="momentum and variates before the first round (see Readings)"
     )
@@ -80,7 +97,7 @@ class _HeavyTailed(Algorithm):
             y = oracle.sets.y(y + self.eta_y * self.direction(v, oracle.blocks.get("y", {})))
             message.gx += gx / self.p                                                       # line 8
             message.gy += gy / self.p
-        message.dx, message.dy = x - shared.x, y - shared.y
+        message.dx, message.dy = x - shared.x, y - shared.y                                 # for line 11
         client.gx, client.gy = message.gx, message.gy
 
     def server_round(self, now, shared, mean):
@@ -96,7 +113,9 @@ class _HeavyTailed(Algorithm):
 class FedNSGDAM(_HeavyTailed):
     """Fed-NSGDA-M: normalised local steps with global momentum and control variates."""
 
-    norm_over: NormOver = Field(default="block", description="normalise the whole block, or every parameter tensor")
+    norm_over: NormOver = Field(
+        default="block", description="normalise the whole block, or every parameter tensor"
+    )
     source = "Zhang & Gao n.d., Algorithm 1"
     cites = ("zhang_nd_fednsgdam",)
 
@@ -107,14 +126,14 @@ class FedNSGDAM(_HeavyTailed):
 
 @hyperparameters
 class FedMuonDA(_HeavyTailed):
-    """FedMuon-DA: local steps along the polar factor of every matrix-shaped parameter; vectors are normalised."""
+    """FedMuon-DA: local steps along the polar factor of matrix-shaped parameters; vectors are normalised."""
 
     orthogonalize: Literal["svd", "newton_schulz", "newton_schulz_cubic"] = Field(
         default="svd", description="polar factor by compact SVD, Jordan's quintic, or the cubic iteration"
     )
     iterations: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
     source = "Zhang & Gao n.d., Algorithm 3"
-    cites = ("zhang_nd_fednsgdam", "jordan2024muon",)
+    cites = ("zhang_nd_fednsgdam", "jordan2024muon")
 
     @property
     def direction(self):
@@ -126,7 +145,9 @@ class FedSGDAClip(_HeavyTailed):
     """FedSGDA-Clip: local steps along the momentum clipped to norm τ."""
 
     tau: float = Field(default=0.1, gt=0, description="clipping threshold τ of both blocks")
-    norm_over: NormOver = Field(default="block", description="clip the whole block, or every parameter tensor")
+    norm_over: NormOver = Field(
+        default="block", description="clip the whole block, or every parameter tensor"
+    )
     source = "Zhang & Gao n.d., eq. 21"
     cites = ("zhang_nd_fednsgdam",)
 

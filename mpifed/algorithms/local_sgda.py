@@ -16,8 +16,9 @@ __all__ = ["LocalSGDA"]
 class LocalSGDA(Algorithm):
     """Local stochastic gradient descent ascent: q simultaneous steps, then the average of the cohort.
 
-    Readings: both gradients are taken at the old point with one sample; both blocks are projected after every local step where the problem has sets (the paper has none for x); the
-    average of a sampled cohort replaces (x, y).
+    Readings: both gradients are taken at the old point with one sample. Both blocks are projected after every
+    local step where the problem has sets; the paper has none for x. The average of a sampled cohort replaces
+    (x, y).
     """
 
     q: int = Field(ge=1, description="local steps per round")

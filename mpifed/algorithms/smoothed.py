@@ -1,8 +1,19 @@
-"""FESS-GDA, FSGDA and Smoothed-GDA (Shen et al. 2024, Algorithms 1 and 2): the smoothing weight of a proximal term at the server.
+"""FESS-GDA, FSGDA and Smoothed-GDA (Shen et al. 2024, Algorithms 1 and 2): smoothing by a proximal term.
 
-Readings. The local steps are those of Local-SGDA; the sets act in every local step and again at the server. The proximal term
-p (x_t - z_t) acts at the server only, with weight η_xl η_xg K; z uses x_{t+1}, and z_0 = x_0. Averages are over the sampled clients.
-Smoothed-GDA is simultaneous (y uses x_t) unless ``alternating``. In theory p = 2ℓ; the experiments use p from {0, .01, .1, 1}.
+The margin numbers the lines of Algorithm 1 (FESS-GDA, FSGDA without line 15) or Algorithm 2 (Smoothed-GDA).
+Round r is the box's t = r - 1. Line 3 of Algorithm 1, the sampling of clients, is the simulator's
+(``participation.cohort``). Clients send displacements x^{K+1} - x_t, whose average is line 13's bracket.
+
+Readings:
+
+* *Local steps* are those of Local-SGDA. The sets act in every local step and again at the server; the paper
+  has a set for y only.
+* *Smoothing.* The proximal term p (x_t - z_t) acts at the server only, with weight η_xl η_xg K. z moves
+  towards x_{t+1}, and z_0 = x_0.
+* *Averages* are over the sampled clients.
+* *Smoothed-GDA* is simultaneous, as printed: y uses x_t. ``alternating`` takes its gradient at x_{t+1}
+  instead.
+* *Values of p.* In theory p = 2ℓ; the experiments use p from {0, .01, .1, 1}.
 """
 
 from __future__ import annotations
@@ -34,11 +45,11 @@ class FSGDA(Algorithm):
     message = Record(dx="x", dy="y")
 
     def client_round(self, now, shared, client, message, oracle):
-        x, y = shared.x, shared.y
-        for _ in range(self.K):
+        x, y = shared.x, shared.y                                                           # line 5
+        for _ in range(self.K):                                                             # line 6
             gx, gy = oracle.grad(x, y, oracle.sample())
-            x, y = oracle.sets.x(x - self.eta_xl * gx), oracle.sets.y(y + self.eta_yl * gy)
-        message.dx, message.dy = x - shared.x, y - shared.y
+            x, y = oracle.sets.x(x - self.eta_xl * gx), oracle.sets.y(y + self.eta_yl * gy)  # lines 7-8
+        message.dx, message.dy = x - shared.x, y - shared.y                                 # line 10
 
     def server_round(self, now, shared, mean):
         shared.x = now.sets.x(shared.x + self.eta_xg * mean.dx)
@@ -61,9 +72,9 @@ class FESSGDA(FSGDA):
 
     def server_round(self, now, shared, mean):
         pull = self.eta_xl * self.eta_xg * self.K * self.p * (shared.x - shared.z)
-        shared.x = now.sets.x(shared.x + self.eta_xg * mean.dx - pull)
-        shared.y = now.sets.y(shared.y + self.eta_yg * mean.dy)
-        shared.z += self.beta * (shared.x - shared.z)
+        shared.x = now.sets.x(shared.x + self.eta_xg * mean.dx - pull)                      # line 13
+        shared.y = now.sets.y(shared.y + self.eta_yg * mean.dy)                             # line 14
+        shared.z += self.beta * (shared.x - shared.z)                                       # line 15
 
 
 @hyperparameters
@@ -74,10 +85,12 @@ class SmoothedGDA(Algorithm):
     eta_y: float = Field(ge=0, description="step size of y (ascent)")
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is plain GDA")
     beta: float = Field(default=0.5, ge=0, le=1, description="step β of the smoothing point z")
-    alternating: bool = Field(default=False, description="take the gradient of y at the new x (a second phase)")
+    alternating: bool = Field(
+        default=False, description="take the gradient of y at the new x (a second phase)"
+    )
 
     source = "Shen et al. 2024, Algorithm 2"
-    cites = ("shen2024fessgda", "zhang2020smoothed",)
+    cites = ("shen2024fessgda", "zhang2020smoothed")
     paper_cost = "central: no communication is counted"
     partial_participation = False
     shared = Record(x="x", y="y", z="x")
@@ -98,7 +111,7 @@ class SmoothedGDA(Algorithm):
         message.gx, message.gy = oracle.grad(shared.x, shared.y, oracle.sample())
 
     def server_round(self, now, shared, mean):
-        y = now.sets.y(shared.y + self.eta_y * mean.gy)  # at the old x
+        y = now.sets.y(shared.y + self.eta_y * mean.gy)  # gradient at the old x              # line 4
         self.server_x(now, shared, mean)
         shared.y = y
 
@@ -106,8 +119,8 @@ class SmoothedGDA(Algorithm):
         message.gx, _ = oracle.grad(shared.x, shared.y, oracle.sample(number=0))
 
     def server_x(self, now, shared, mean):
-        shared.x = now.sets.x(shared.x - self.eta_x * (mean.gx + self.p * (shared.x - shared.z)))
-        shared.z += self.beta * (shared.x - shared.z)
+        shared.x = now.sets.x(shared.x - self.eta_x * (mean.gx + self.p * (shared.x - shared.z)))  # line 3
+        shared.z += self.beta * (shared.x - shared.z)                                       # line 5
 
     def client_y(self, now, shared, client, message, oracle):
         _, message.gy = oracle.grad(shared.x, shared.y, oracle.sample(number=0))  # the sample of x again

@@ -1,13 +1,24 @@
-"""LSGD, LESGD, LIPPAX and SLIPPAX (Wang & Kale n.d.): local methods for variational inequalities.
+"""LSGD, LESGD, LIPPAX and SLIPPAX (Wang & Kale): local methods for variational inequalities.
 
-Steps are t = 1 .. K R, a synchronisation at every K-th. The output is the average over clients and steps of the points x_t
-(of the iterates after z_0 for LSGD), kept as a running average.
+Steps are t = 1 .. K R; every K-th is a synchronisation. LSGD is eq. 11 and LESGD eq. 4, which have no line
+numbers. The margin of LIPPAX numbers the lines of Algorithm 1, with those of SLIPPAX (Algorithm 2) in
+brackets. ``x`` is the point of the second operator value, ``z`` the iterate; LSGD, whose iterates the paper
+calls x_t, has them in ``z``.
 
-Readings. The two oracle calls of a step use fresh independent samples. LESGD as printed (eq. 4) averages x_t before the second
-call of a synchronising step and z_t after it, hence two phases; ``sync_extrapolation = false`` averages z_t only. LIPPAX's
-inner loop is plain SGD on the regularised operator, γ = 1 / (η (L + 1/η)²) unless given. SLIPPAX's smoothing radius is
-ησ / d^{1/4}, which the proof and the stated rate use, or ησ / √d, which the theorem prints. Where the problem has a set,
-every new point is projected onto it; the paper has none.
+Readings:
+
+* *Samples.* The two operator values of a step use fresh independent samples.
+* *Synchronisation.* LESGD as printed averages x_t before the second operator value of a synchronising step,
+  and z_t after it: two phases. ``sync_extrapolation = false`` averages z_t only. LIPPAX and SLIPPAX average
+  z_t only.
+* *Start.* z_0 is the problem's starting point, the same for all clients; the boxes start at 0.
+* *Inner loop.* LIPPAX's is plain SGD on the regularised operator, although the text speaks of LESGD steps.
+  γ = 1 / (η (L + 1/η)²) unless given.
+* *Smoothing.* SLIPPAX's radius δ is ησ / d^{1/4}, which the proof and the stated rate use, or ησ / √d, which
+  the theorem prints. Its second operator value is not smoothed.
+* *Output.* The average over clients and steps of the points x_t, of LSGD the iterates after z_0. ``average``
+  keeps it as a running average over the rounds.
+* *Sets.* Where the problem has a set, every new point is projected onto it. The paper has none.
 """
 
 from __future__ import annotations
@@ -38,17 +49,17 @@ class _Local(Algorithm):
 
     def client_round(self, now, shared, client, message, oracle):
         z = shared.z
-        for _ in range(self.K):
+        for _ in range(self.K):                                                             # line 2
             x, z = self.step(z, oracle)
-            message.x_sum += x
-        message.z = z
+            message.x_sum += x                                                              # line 12 (13)
+        message.z = z                                                                       # line 9 (10)
 
     def server_round(self, now, shared, mean):
         shared.z = mean.z
         self._average(now, shared, mean.x_sum)
 
     def _average(self, now, shared, x_sum):
-        """The running average over all steps so far, from the sum over the K steps of the round."""
+        """The output: the average over all steps so far, from the sum over the K steps of the round."""
         shared.average += (x_sum / self.K - shared.average) / now.round
 
 
@@ -73,7 +84,7 @@ class LESGD(_Local):
         default=True, description="average x before the second call of a synchronising step (a second phase)"
     )
     source = "Wang & Kale n.d., eq. 4"
-    cites = ("wang_nd_slippax", "beznosikov2022extragradient",)
+    cites = ("wang_nd_slippax", "beznosikov2022extragradient")
     paper_cost = "up 2D; down 2D; 2 phases; 2 operator values a step"
     calls_per_step = 2
 
@@ -102,7 +113,7 @@ class LESGD(_Local):
 
     def client_extrapolate(self, now, shared, client, message, oracle):
         z = shared.z
-        for _ in range(self.K - 1):
+        for _ in range(self.K - 1):  # the steps without a synchronisation
             x, z = self.step(z, oracle)
             message.x_sum += x
         message.x, client.z = self.extrapolate(z, oracle), z
@@ -121,7 +132,9 @@ class LIPPAX(_Local):
     """Local inexact proximal point: H inner SGD steps on V(x) + (x - z)/η, then z ← z - η V(x; ξ')."""
 
     H: int = Field(ge=0, description="inner steps")
-    gamma: float | None = Field(default=None, gt=0, description="inner step size γ; from η and L when left out")
+    gamma: float | None = Field(
+        default=None, gt=0, description="inner step size γ; from η and L when left out"
+    )
     L: float | None = Field(default=None, ge=0, description="Lipschitz constant of V, for γ")
     source = "Wang & Kale n.d., LIPPAX"
     cites = ("wang_nd_slippax",)
@@ -144,19 +157,20 @@ class LIPPAX(_Local):
         return self.gamma or 1 / (self.eta * (self.L + 1 / self.eta) ** 2)
 
     def step(self, z, oracle):
-        x = z
-        for _ in range(self.H):
-            V = oracle.operator(self.smoothed(x, oracle), oracle.sample())
+        x = z                                                                               # line 4
+        for _ in range(self.H):                                                             # line 5
+            V = oracle.operator(self.smoothed(x, oracle), oracle.sample())                  # line 6 (6-7)
             x = oracle.sets.z(x - self.inner_rate * (V + (x - z) / self.eta))
-        return x, oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample()))
+        return x, oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample()))         # lines 8-9 (9-10)
 
     def smoothed(self, x, oracle):
+        """Where the inner loop asks for the operator: here at x itself."""
         return x
 
 
 @hyperparameters
 class SLIPPAX(LIPPAX):
-    """LIPPAX with Gaussian smoothing: the inner operator is evaluated at x + δ s, s ~ N(0, I) fresh at every call."""
+    """LIPPAX with Gaussian smoothing: inner values at x + δ s, with a fresh s ~ N(0, I) each time."""
 
     delta: float | Literal["derived", "theorem"] = Field(
         default="derived", description="smoothing radius δ: a number, ησ/d^(1/4), or ησ/√d"

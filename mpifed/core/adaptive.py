@@ -1,15 +1,19 @@
 """Adaptive matrices: how the averaged estimators become the matrices A and B of the adaptive methods.
 
-Each is a pure function of its moments and of the point and estimator averaged at a synchronisation:
-``moments, A = matrix(moments, w, x)`` with ``x -= gamma * eta * w / A``. A is a diagonal, shape ``[d]``, or a
-multiple of the identity, shape ``[1]``; always A ⪰ ρ I. ``moments`` is a tuple that starts as zeros; ``state`` names
-the kind of each moment ("block" like x, or "scalar").
+A matrix is a pure function of its moments and of the averages of a synchronisation::
 
-``matrix.refer(moments, w, x)`` tells those that compare with the synchronisation before what stands for it until the
-first one: the averaged estimator and the point at the common start. It accumulates nothing.
+    moments, A = matrix(moments, w, x)      # then x -= gamma * eta * w / A
 
-Sources: Huang et al. 2024 Algorithm 1 line 6 and the example below it; Huang n.d. eqs. 4-6. The papers use no bias correction, so the first
-matrices are about (1 - varrho)^(-1/2) smaller than corrected ones, and the first steps that much larger.
+* A is a diagonal, shape ``[d]``, or a multiple of the identity, shape ``[1]``; always A ⪰ ρ I.
+* ``moments`` is a tuple that starts as zeros. ``state`` names the kind of each: "block" like x, or "scalar".
+* ``matrix.refer(moments, w, x)`` is for those that compare with the synchronisation before. It tells them
+  what stands for it until the first one, the averaged estimator and the point at the common start, and
+  accumulates nothing.
+
+Sources: Huang et al. 2024, Algorithm 1, line 6, and the example below it in the text; Huang, Algorithm 1,
+line 6, and eq. 6. Both count t in steps, but make matrices at synchronisations only: their a_{t-1} is the
+moment of the one before. Decays ϱ and ϑ_t are constants here. The papers use no bias correction, so the first
+matrices are about (1 - ϱ)^(-1/2) smaller than corrected ones, and the first steps that much larger.
 """
 
 from __future__ import annotations
@@ -76,7 +80,10 @@ class Identity(_Matrix):
 
 @hyperparameters
 class Adam(_Matrix):
-    """a ← ϱ a + (1 - ϱ) w², A = diag(√a + ρ) (Huang et al. 2024, line 6). ``bias_correction`` divides a by 1 - ϱⁿ, which no paper does."""
+    """a ← ϱ a + (1 - ϱ) w², A = diag(√a + ρ) (Huang et al. 2024, line 6).
+
+    ``bias_correction`` divides a by 1 - ϱⁿ after n synchronisations, which no paper does.
+    """
 
     varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the second moment")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
@@ -92,10 +99,10 @@ class Adam(_Matrix):
 
 @hyperparameters
 class AdaBelief(_Matrix):
-    """a ← ϱ a + (1 - ϱ)(w - w')², A = diag(√a + ρ), w' the average at the synchronisation before (Huang et al. 2024, below line 6).
+    """a ← ϱ a + (1 - ϱ)(w - w')², A = diag(√a + ρ) (Huang et al. 2024, below Algorithm 1).
 
-    The paper prints ρ for ϱ and leaves w' open until the first synchronisation: ``belief_reference``. With "initial"
-    the first matrix by rule is ρ I.
+    w' is the average at the synchronisation before. The paper prints ρ for ϱ, and leaves w' open until the
+    first synchronisation: ``belief_reference``. With "initial" the first matrix by rule is ρ I.
     """
 
     varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the belief")
@@ -132,7 +139,10 @@ class AMSGrad(_Matrix):
 
 @hyperparameters
 class Norm(_Matrix):
-    """a ← ϑ a + (1 - ϑ)‖w‖, A = (a + ρ) I, literally Huang n.d. eq. 6; ``root``: the mean of ‖w‖² and then its root."""
+    """a ← ϑ a + (1 - ϑ)‖w‖, A = (a + ρ) I (Huang, eq. 6, literally).
+
+    ``root`` averages ‖w‖² instead and takes the root of the average.
+    """
 
     vartheta: float = Field(default=0.9, ge=0, lt=1, description="decay ϑ of the norm")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
@@ -176,9 +186,8 @@ class BarzilaiBorwein(_Matrix):
         last_w, last_x, a = moments
         dw, dx = w - last_w, x - last_x
         square = dx @ dx
-        moved = square > (8 * torch.finfo(x.dtype).eps) ** 2 * (
-            x @ x
-        )  # averages of equal points differ by rounding
+        rounding = 8 * torch.finfo(x.dtype).eps  # averages of equal points differ by it
+        moved = square > rounding**2 * (x @ x)
         a = torch.where(moved, (dw @ dx).abs() / torch.where(moved, square, 1.0), a)
         return (w, x, a), a + self.rho
 
@@ -205,9 +214,10 @@ FirstMatrix = Literal["rule", "identity", "rho"]
 def adaptive(block: str, of: str) -> Adaptive:
     """A field of ``shared`` that holds the adaptive matrix of ``block``, made by the method's ``matrix``.
 
-    Rank 0 refreshes it once a round, after the first phase whose messages carry ``of``, from the average of that field and
-    the averaged ``block`` where the messages have it (``shared``'s where not). A method with a start phase that carries
-    ``of`` says by ``first_matrix`` what its matrices are before the first round.
+    Rank 0 refreshes it once a round, after the first phase whose messages carry ``of``. It is made from the
+    average of that field and from the averaged ``block``, or ``shared``'s where the messages have no such
+    block. A method with a start phase that carries ``of`` says by ``first_matrix`` what its matrices are
+    before the first round.
     """
     return Adaptive(block, of)
 
@@ -220,15 +230,15 @@ def first(method) -> float:
 def due(method, steps: int, round: int) -> bool:
     """Whether ``round`` makes new matrices.
 
-    With rounds of one step and the rule at the start, the start is the first synchronisation: round 1 averages the very
-    estimators that have made A_1, and changes nothing.
+    With rounds of one step and the rule at the start, the start is the first synchronisation. Round 1 then
+    averages the very estimators that have made A_1, and changes nothing.
     """
     rule = getattr(method, "first_matrix", "") == "rule"
     return round > 1 or (rule if round == 0 else not (rule and steps == 1))
 
 
 def refresh(method, steps: int, round: int, moments: Moments, w: torch.Tensor, x: torch.Tensor):
-    """Line 6 of the boxes: the moments and the matrix after ``round``; ``None`` for a matrix that stays as it is.
+    """Line 6 of the boxes: the moments and the matrix after ``round``, ``None`` for one that stays as it is.
 
     Args:
         steps: local steps of a round.

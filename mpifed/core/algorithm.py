@@ -1,27 +1,28 @@
 """The contract of a method: its state, then what a client and the server do in a phase of a round.
 
-A method is a frozen record of hyperparameters; all state lives in records that the simulator allocates, reduces,
-broadcasts and checkpoints without knowing whose they are:
+A method is a frozen record of hyperparameters. All its state lives in records, which the simulator allocates,
+reduces, broadcasts and checkpoints without knowing whose they are:
 
-============  ====================================================  ==========================  ====================
-record        what it holds                                         who writes it               what travels
-============  ====================================================  ==========================  ====================
-``shared``    what every client reads: x, y, global momentum, A, B  the server, on every rank   nothing (replicated)
-``client``    what a client keeps between rounds                    that client                 nothing
-``message``   what is averaged over the cohort                      each client, every phase    one fused Allreduce
-============  ====================================================  ==========================  ====================
+===========  ================================================  =========================  ====================
+record       what it holds                                     who writes it              what travels
+===========  ================================================  =========================  ====================
+``shared``   what all clients read: x, y, global momentum, A   the server, on every rank  nothing (replicated)
+``client``   what a client keeps between rounds                that client                nothing
+``message``  what is averaged over the cohort                  each client, every phase   one fused Allreduce
+===========  ================================================  =========================  ====================
 
 A phase is a client function, an average, a server function. A method with one phase a round writes
 
-* ``client_round(now, shared, client, message, oracle)``: read ``shared``, update ``client``, fill ``message`` (zeros on
-  entry). Fields of ``client`` and ``message`` and all that the oracle returns have a leading axis over the clients stepped
-  together, ``[C, d]``; fields of ``shared`` are ``[d]``. Never write to ``shared`` here, not even in place through a view
-  (``x = shared.x; x -= ...``).
-* ``server_round(now, shared, mean)``: update ``shared`` from the averaged message. Left out, the averages replace the
-  fields of ``shared`` of the same names.
+* ``client_round(now, shared, client, message, oracle)``: read ``shared``, update ``client``, fill
+  ``message``, which is 0 on entry. Fields of ``client`` and ``message`` and all that the oracle returns have
+  a leading axis over the clients stepped together, ``[C, d]``; fields of ``shared`` are ``[d]``. Never write
+  to ``shared`` here, not even in place through a view (``x = shared.x; x -= ...``).
+* ``server_round(now, shared, mean)``: update ``shared`` from the averaged message. Left out, the averages
+  replace the fields of ``shared`` of the same names.
 
-A method with more phases lists them in ``phases``, functions and all, and may repeat them. What federated clients would be
-sent is observed: what a client function reads of ``shared`` and the server has written since.
+A method with more phases lists them in ``phases``, functions and all, and may repeat them. What federated
+clients would be sent is observed: it is what a client function reads of ``shared`` and the server has written
+since.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mpifed.core.errors import ContractError
 from mpifed.core.records import Adaptive, Blocks, Kept, Record
@@ -45,8 +46,8 @@ class Phase:
     Attributes:
         client: called as ``client(now, shared, client, message, oracle)``.
         message: what it fills.
-        server: called as ``server(now, shared, mean)``; ``None``: the averages replace the fields of ``shared`` of the same
-            names.
+        server: called as ``server(now, shared, mean)``; ``None``: the averages replace the fields of
+            ``shared`` of the same names.
         fresh: draw a new cohort from this phase on.
     """
 
@@ -83,7 +84,7 @@ class Now:
     blocks: Blocks
 
     def step(self, k: int) -> int:
-        """The papers' t of the round's step ``k`` = 1, 2, ...; steps are counted from 1 through all rounds."""
+        """The papers' t, from 1 through the steps of all rounds, of the round's step ``k`` = 1, 2, ..."""
         return (self.round - 1) * self.steps + k
 
 
@@ -107,8 +108,8 @@ class Algorithm:
     composite: ClassVar[bool] = False
     #: The output rule of the paper: "last" or "average".
     output: ClassVar[str] = "last"
-    #: Block → field of ``shared`` with the average over clients and steps that the paper returns; by default the output
-    #: rule "average" means the average of the rounds' points.
+    #: Block → field of ``shared`` with the average over clients and steps that the paper returns; by default
+    #: the output rule "average" means the average of the rounds' points.
     averages: ClassVar[dict[str, str]] = {}
     #: Name of the hyperparameter that says how many local steps a round has.
     steps: ClassVar[str] = ""
@@ -116,8 +117,11 @@ class Algorithm:
     shared: ClassVar[Record]
     message: ClassVar[Record]
     client: ClassVar[Record] = Record()
+    #: The generator of the adaptive matrices, a hyperparameter of the methods that have some.
+    matrix: Any
     #: Phases run once, as round 0, before the first round.
     start: ClassVar[tuple[Phase, ...]] = ()
+    client_round: ClassVar[Callable]
     server_round: ClassVar[Callable | None] = None
 
     def __init_subclass__(cls, **kwargs):
@@ -127,8 +131,8 @@ class Algorithm:
             for name, kind in inspect.get_annotations(base).items():
                 if name in taken and "ClassVar" not in str(kind):
                     raise ContractError(
-                        f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which the contract of methods uses; "
-                        f"what is no hyperparameter is annotated ClassVar or not at all"
+                        f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which the contract of "
+                        "methods uses; what is no hyperparameter is annotated ClassVar or not at all"
                     )
 
     @property

@@ -1,7 +1,8 @@
-"""Directions: what a step takes from an estimator (Zhang & Gao n.d.: normalised, clipped, orthogonalised).
+"""Directions: what a step takes from an estimator (Zhang & Gao: normalised, clipped, orthogonalised).
 
-A direction maps ``[C, d]`` (or ``[d]``) to the same shape, client by client; ``shapes`` gives the block's named parameters,
-because ``norm_over = "tensor"`` and orthogonalisation act on every parameter by itself. 0/0 is 0.
+A direction maps ``[C, d]`` (or ``[d]``) to the same shape, client by client; ``shapes`` gives the block's
+named parameters, because ``norm_over = "tensor"`` and orthogonalisation act on every parameter by itself. 0/0
+is 0.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Identity:
 
 @hyperparameters
 class Normalize:
-    """u / ‖u‖ (Zhang & Gao n.d., Algorithm 1, line 6)."""
+    """u / ‖u‖ (Zhang & Gao, Algorithm 1, line 6)."""
 
     norm_over: NormOver = Field(
         default="block", description="norm over the whole block, or per parameter tensor"
@@ -63,7 +64,7 @@ class Normalize:
 
 @hyperparameters
 class Clip:
-    """min(1, τ / ‖u‖) u (Zhang & Gao n.d., eq. 21)."""
+    """min(1, τ / ‖u‖) u (Zhang & Gao, eq. 21)."""
 
     tau: float = Field(default=0.1, gt=0, description="largest norm τ that is left alone")
     norm_over: NormOver = Field(
@@ -77,11 +78,13 @@ class Clip:
 
 @hyperparameters
 class Orthogonalize:
-    """The polar factor PQᵀ of every matrix-shaped parameter U = PΣQᵀ; vectors are normalised (Zhang & Gao n.d., Algorithm 3).
+    """The polar factor PQᵀ of every matrix-shaped parameter U = PΣQᵀ; vectors are normalised (Zhang & Gao,
+    Algorithm 3).
 
-    ``svd`` keeps the directions with singular value above rounding (rank-deficient U, zero matrix → 0). ``newton_schulz`` is
-    Jordan's quintic iteration, whose singular values end near 1 only; ``newton_schulz_cubic`` converges to 1. Parameters
-    with more than two axes are matrices of their first axis by the others.
+    ``svd`` keeps the directions with singular value above rounding (rank-deficient U, zero matrix → 0).
+    ``newton_schulz`` is Jordan's quintic iteration, whose singular values end near 1 only;
+    ``newton_schulz_cubic`` converges to 1. Parameters with more than two axes are matrices of their first
+    axis by the others.
     """
 
     method: Literal["svd", "newton_schulz", "newton_schulz_cubic"] = Field(
@@ -122,7 +125,8 @@ def _polar(U: torch.Tensor) -> torch.Tensor:
 
 
 def _polar_of_gram(U: torch.Tensor) -> torch.Tensor:
-    """The same for wide matrices of lower precision, as (UUᵀ)^(-1/2) U in double precision, for less than half the time.
+    """The same for wide matrices of lower precision, as (UUᵀ)^(-1/2) U in double precision, for less than
+    half the time.
 
     The squares of all singular values above single precision's rounding are far above double precision's.
     """

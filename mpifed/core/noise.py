@@ -1,13 +1,14 @@
-"""Additive gradient noise, an option of every problem (``[oracle] noise = { name = "student_t", nu = 1.5, scale = 0.1 }``).
+"""Additive gradient noise, an option of every problem.
 
-The noise belongs to the sample ξ: evaluating the same ξ at two points adds the same vector to both gradients, as in
-∇f(z; ξ) = ∇f(z) + ξ, so recursive estimators see the difference of exact gradients. Coordinates are independent and
+``[oracle] noise = { name = "student_t", nu = 1.5, scale = 0.1 }`` asks for it. The noise belongs to the
+sample ξ: evaluating the same ξ at two points adds the same vector to both gradients, as in ∇f(z; ξ) = ∇f(z) +
+ξ. Recursive estimators therefore see the difference of exact gradients. Coordinates are independent and
 symmetric about 0.
 
-Heavy tails: Zhang & Gao n.d. assumes a bounded moment E‖∇f(z; ξ) - ∇f(z)‖^s ≤ σ^s for an s in (1, 2]. A noise of tail index a has
-moments of every order s < a and none of order a or above, so it satisfies the assumption for s < a: ``nu`` of Student's
-t, ``alpha`` of the stable laws (below 2), ``tail`` of Pareto. At or below 2 the variance is infinite; at or below 1 there is
-no mean, and no method here is meant for that.
+Heavy tails: Zhang & Gao assume a bounded moment E‖∇f(z; ξ) - ∇f(z)‖^s ≤ σ^s for an s in (1, 2]. A noise of
+tail index a has moments of every order s < a and none of order a or above, so it satisfies the assumption for
+s < a. The tail index is ``nu`` of Student's t, ``alpha`` of the stable laws (below 2), ``tail`` of Pareto. At
+or below 2 the variance is infinite; at or below 1 there is no mean, and no method here is meant for that.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class StudentT:
 class AlphaStable:
     """Symmetric α-stable noise, characteristic function exp(-|scale · w|^α): moments of order s < α.
 
-    By the method of Chambers, Mallows and Stuck (1976). α = 2 is normal with variance 2 scale², α = 1 is Cauchy.
+    By the method of Chambers, Mallows and Stuck (1976). α = 2 is normal with variance 2 scale², α = 1 is
+    Cauchy.
     """
 
     alpha: float = Field(gt=0, le=2, description="stability α: the tail index (below 2)")
@@ -63,7 +65,10 @@ class AlphaStable:
 
 @hyperparameters
 class Pareto:
-    """Pareto's law with a random sign, P(|noise| > scale · v) = v^(-tail) for v ≥ 1: moments of order s < tail."""
+    """Pareto's law with a random sign: moments of order s < tail.
+
+    P(|noise| > scale · v) = v^(-tail) for v ≥ 1.
+    """
 
     tail: float = Field(gt=0, description="tail index")
     scale: float = Field(default=1.0, gt=0, description="smallest absolute value")

@@ -1,21 +1,23 @@
 """Stochastic oracles: what a method may ask of the clients it steps, one class a problem family.
 
-All results have the client axis, ``[C, d]``; points may be ``[C, d]`` or ``[d]`` (shared by all clients). ``batched`` maps a
-problem's functions over the client axis at once; otherwise there is one client. Evaluations are counted in ``calls``: one
-evaluation at one sample ξ (a minibatch is one ξ) of one client is one call; a gradient pair (x and y) is one, as is an inner
-value with or without its Jacobian.
+All results have the client axis, ``[C, d]``; points may be ``[C, d]`` or ``[d]``, shared by all clients. With
+``batched``, a problem's functions are mapped over the client axis at once; otherwise there is one client.
+
+``calls`` counts evaluations. One evaluation of one client at one sample ξ, a minibatch, is one call. A
+gradient pair (x and y) is one, and so is an inner value with or without its Jacobian.
 """
 
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 from mpifed.core.errors import ContractError
 from mpifed.core.oracle_base import Oracle
-from mpifed.core.problem import Game, Problem
+from mpifed.core.problem import Composition, Game, Minimax, Minimisation, Operator, Problem
 from mpifed.core.records import Blocks
 from mpifed.core.sampling import Sample, Sampler
 
@@ -25,7 +27,9 @@ __all__ = ["ORACLES", "CompositionOracle", "MinimaxOracle", "OperatorOracle"]
 class MinimaxOracle(Oracle):
     """∇_x f_n and ∇_y f_n; without a block y, ∇f_n."""
 
-    def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
+    problem: Minimax | Minimisation
+
+    def __init__(self, problem: Minimax | Minimisation, sampler: Sampler, batched: bool):
         super().__init__(problem, sampler, batched)
         self._workspaces: dict[tuple[int, bool], _Workspace] = {}
         self._mapped = torch.func.vmap(problem.loss)
@@ -85,7 +89,8 @@ class MinimaxOracle(Oracle):
                 gradient = _flat(torch.autograd.grad(loss, work.leaves, materialize_grads=True), count)
             else:
                 work.gradient.zero_()
-                self.problem.loss(*work.named, tuple(column[0] for column in batch)).backward()
+                arguments: list[Any] = [*work.named, tuple(column[0] for column in batch)]
+                self.problem.loss(*arguments).backward()
                 gradient = work.gradient.clone()
         return gradient.split(self._split, dim=1)
 
@@ -93,8 +98,9 @@ class MinimaxOracle(Oracle):
 class _Workspace:
     """A flat point ``[C, dx + dy]`` whose named parameters are leaves of the autograd graph.
 
-    For one client the leaves' gradients are views of ``gradient``, so that backward() leaves the flat gradient behind without
-    a copy a parameter. Rows of several clients are strided, which that does not allow.
+    For one client the leaves' gradients are views of ``gradient``, so that backward() leaves the flat
+    gradient behind without a copy a parameter. Rows of several clients are strided, which that does not
+    allow.
     """
 
     def __init__(self, blocks: Blocks, count: int, batched: bool, like: torch.Tensor):
@@ -121,10 +127,15 @@ def _flat(gradients: tuple[torch.Tensor, ...], count: int) -> torch.Tensor:
 class OperatorOracle(Oracle):
     """V_n, for variational inequalities and for minimax problems seen as games."""
 
-    def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
+    problem: Operator
+
+    def __init__(self, problem: Operator, sampler: Sampler, batched: bool):
         super().__init__(problem, sampler, batched)
         self.prox = problem.phi
-        self._game = MinimaxOracle(problem.problem, sampler, batched) if isinstance(problem, Game) else None
+        self._game: MinimaxOracle | None = None
+        self._split: tuple[int, ...] = ()
+        if isinstance(problem, Game):
+            self._game, self._split = MinimaxOracle(problem.problem, sampler, batched), problem.split
 
     def at(self, rows: slice) -> None:
         super().at(rows)
@@ -135,7 +146,7 @@ class OperatorOracle(Oracle):
         """V_n(z; ξ), ``[C, d]``."""
         self._evaluated()
         if self._game:
-            gx, gy = self._game.grad(*z.split(self.problem.split, dim=-1), xi)
+            gx, gy = self._game.grad(*z.split(self._split, dim=-1), xi)
             return torch.cat([gx, -gy], dim=-1)
         if xi.batch is None:
             return self._each(self._of_one, z)
@@ -149,10 +160,13 @@ class OperatorOracle(Oracle):
 class CompositionOracle(Oracle):
     """g_n, its Jacobian, and ∇f_n.
 
-    Jacobians are dense, ``[C, p, d]``: the problem's own, or forward or reverse, whichever needs fewer sweeps.
+    Jacobians are dense, ``[C, p, d]``: the problem's own, or forward or reverse, whichever needs fewer
+    sweeps.
     """
 
-    def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
+    problem: Composition
+
+    def __init__(self, problem: Composition, sampler: Sampler, batched: bool):
         super().__init__(problem, sampler, batched)
         self._p, self._d = problem.inner_size, self.blocks.sizes["x"]
         if self._p > self._d:
@@ -174,8 +188,8 @@ class CompositionOracle(Oracle):
         value = self.problem.inner(self.blocks.unflatten("x", x), batch)
         return value, value
 
-    def _noise(self, xi: Sample) -> tuple[torch.Tensor, ...]:
-        return xi.noise.split((self._p, self._p * self._d, self._p), dim=-1)
+    def _noise(self, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return noise.split((self._p, self._p * self._d, self._p), dim=-1)
 
     def _evaluate(self, automatic, by_hand, point: torch.Tensor, xi: Sample):
         """A function of one point and one batch for all clients; ``by_hand`` takes the client axis itself."""
@@ -195,7 +209,7 @@ class CompositionOracle(Oracle):
     def g(self, x: torch.Tensor, zeta: Sample) -> torch.Tensor:
         """g_n(x; ζ), ``[C, p]``."""
         value = self._evaluate(lambda point, batch: self._inner(point, batch)[0], None, x, zeta)
-        return value if zeta.noise is None else value + self._noise(zeta)[0]
+        return value if zeta.noise is None else value + self._noise(zeta.noise)[0]
 
     def g_and_jacobian(self, x: torch.Tensor, zeta: Sample) -> tuple[torch.Tensor, torch.Tensor]:
         """g_n(x; ζ), ``[C, p]``, and its Jacobian, ``[C, p, d]``, from one evaluation of one sample."""
@@ -204,14 +218,14 @@ class CompositionOracle(Oracle):
         else:
             jacobian, value = self._evaluate(self._derive, None, x, zeta)
         if zeta.noise is not None:
-            noise_g, noise_j, _ = self._noise(zeta)
+            noise_g, noise_j, _ = self._noise(zeta.noise)
             value, jacobian = value + noise_g, jacobian + noise_j.reshape(jacobian.shape)
         return value, jacobian
 
     def grad_f(self, u: torch.Tensor, xi: Sample) -> torch.Tensor:
         """∇f_n(u; ξ), ``[C, p]``."""
         value = self._evaluate(self._gradient, self.problem.outer_gradient, u, xi)
-        return value if xi.noise is None else value + self._noise(xi)[2]
+        return value if xi.noise is None else value + self._noise(xi.noise)[2]
 
 
 ORACLES = {"minimax": MinimaxOracle, "operator": OperatorOracle, "composition": CompositionOracle}

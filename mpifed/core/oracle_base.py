@@ -1,7 +1,7 @@
 """What all oracles share: whom they serve, the samples they deal out, the evaluations they count.
 
-Samples are dealt out by count, ``oracle.sample()``, through all phases of a round, so that no method numbers them by hand.
-A method that wants one sample again names it, ``oracle.sample(number=k)``.
+``oracle.sample()`` deals samples out by count, through all phases of a round, so that no method numbers them
+by hand. A method that wants one sample again names it, ``oracle.sample(number=k)``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Oracle:
         Args:
             size: rows of the minibatch, by default the job's batch size.
             of: "g" or "f": which of a composition's functions it is for.
-            number: a sample by its number 0, 1, ... instead of the next one; the same address gives the same ξ.
+            number: a sample by its number 0, 1, ... instead of the next one; the same address gives the same
+                ξ.
             round: with ``number``, the sample of another round.
 
         Raises:
@@ -83,7 +84,7 @@ class Oracle:
 
     @property
     def everything(self) -> Sample:
-        """All data of each client, without noise or address: evaluated client by client, for a full local gradient."""
+        """All data of each client, without noise or address: for a full local gradient, client by client."""
         return Sample(None, None)
 
     def steps(self, tau) -> Iterator[torch.Tensor]:
@@ -123,7 +124,7 @@ class Oracle:
         self.calls += 1 if self._on is None else self._on
 
     def _each(self, evaluate, *points):
-        """``evaluate(*points, batch)`` of one client after another on all data of each: results with the client axis."""
+        """``evaluate(*points, batch)`` on all data of each client in turn: results with the client axis."""
         rows = [
             evaluate(*(point[c] if point.dim() > 1 else point for point in points), batch)
             for c, batch in enumerate(self.sampler.each(self._rows))
@@ -131,7 +132,7 @@ class Oracle:
         return tree_map(lambda *parts: torch.stack(parts), rows[0], *rows[1:])
 
     def _map(self, function, *arguments):
-        """``function`` of named parameters, vectors and batches for every client: results with the client axis."""
+        """``function`` of parameters, vectors and batches of every client: results with the client axis."""
         if self.batched:
             return torch.func.vmap(function)(*arguments)
         result = function(*tree_map(lambda tensor: tensor[0], arguments))

@@ -1,7 +1,7 @@
 """The contracts of problems, one class a family, and the adapter that makes a game of a minimax problem.
 
-A problem owns mathematics and data and knows nothing of algorithms, ranks or files of a run. A user writes a
-loss, and the package supplies gradients, flat views, sampling, devices and noise.
+A problem owns mathematics and data, and knows nothing of algorithms, ranks or the files of a run. It is a
+dataclass of settings with a loss; gradients, flat views, sampling, devices and noise are the package's.
 
 ============  ========================================  ===================================================
 class         what it solves                            what it defines, beside ``variables``
@@ -24,7 +24,7 @@ see *all* clients, flat points ``[C, d]``, or ``[d]`` shared by all, and batches
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -52,9 +52,9 @@ __all__ = [
 class Minimax(Problem):
     """min_x max_y (1/N) Σ_n f_n(x, y).
 
-    Define :meth:`loss`, which is differentiated, or ``gradients`` by hand (or both: `mpifed check` compares
-    them). Without a block y it is a minimisation, and functions lose that argument (see
-    :class:`Minimisation`). Regression that is robust to a common shift y of the targets::
+    Define :meth:`loss`, which is differentiated, or ``gradients`` by hand, or both: `mpifed check` compares
+    them. Without a block y see :class:`Minimisation`. Regression that is robust to a common shift y of the
+    targets::
 
         @dataclass
         class Shifted(Minimax):
@@ -76,18 +76,17 @@ class Minimax(Problem):
     layouts = (("x", "y"), ("x",))
 
     def loss(self, x: Named, y: Named, batch: Batch) -> torch.Tensor:
-        """f_n on a batch of client n: a scalar. ``x`` and ``y`` are named parameters, ``batch`` tensors ``[b,
-        ...]``.
+        """f_n on a batch of client n: a scalar.
 
-        Must be a pure function of its arguments (no in-place writes to them, no data-dependent Python
-        branches), so that it can be mapped over clients.
+        ``x`` and ``y`` are named parameters, ``batch`` is tensors ``[b, ...]``. Must be a pure function of
+        them (no in-place writes, no data-dependent Python branches), so that it can be mapped over clients.
         """
         raise ContractError(f"{type(self).__name__} must define loss() or gradients()")
 
     #: By hand: ``gradients(x, y, batch) -> (gx, gy)`` with flat blocks ``[C, d]`` or ``[d]`` (shared by all
     #: clients), ``batch`` tensors ``[C, b, ...]``, and ``gx``, ``gy`` of shape ``[C, d]``; without y
     #: ``gradients(x, batch)`` returns ``gx`` alone. ``None``: differentiate ``loss``.
-    gradients = None
+    gradients: ClassVar[Callable[..., Any] | None] = None
 
 
 class Minimisation(Problem):
@@ -115,20 +114,18 @@ class Minimisation(Problem):
     layouts = (("x",),)
 
     def loss(self, x: Named, batch: Batch) -> torch.Tensor:
-        """f_n on a batch of client n: a scalar, and a pure function of named parameters and tensors ``[b,
-        ...]``."""
+        """f_n on a batch of client n: a scalar, a pure function of parameters and tensors ``[b, ...]``."""
         raise ContractError(f"{type(self).__name__} must define loss() or gradients()")
 
     #: By hand: ``gradients(x, batch) -> gx [C, d]`` with x flat, ``[C, d]`` or ``[d]`` (shared by all
     #: clients), and ``batch`` tensors ``[C, b, ...]``. ``None``: differentiate ``loss``.
-    gradients = None
+    gradients: ClassVar[Callable[..., Any] | None] = None
 
 
 class Operator(Problem):
-    """Find z*: ⟨V(z), z* - z⟩ + φ(z*) - φ(z) ≤ 0 for all z, with V = (1/N) Σ_n V_n (Wang & Kale n.d.,
-    sections 3 and 5).
+    """Find z*: ⟨V(z), z* - z⟩ + φ(z*) - φ(z) ≤ 0 for all z, with V = (1/N) Σ_n V_n.
 
-    A rotation, whose solution is 0, with an ℓ1 norm on top::
+    The problem of Wang & Kale, sections 3 and 5. A rotation, whose solution is 0, with an ℓ1 norm on top::
 
         @dataclass
         class Rotation(Operator):
@@ -156,13 +153,15 @@ class Operator(Problem):
     monotone: ClassVar[bool | None] = None
 
     def operator(self, z: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """V_n(z; batch) ``[C, d]`` of the clients stepped together: ``z`` flat ``[C, d]`` or ``[d]`` (shared
-        by all clients), ``batch`` tensors ``[C, b, ...]``."""
+        """V_n(z; batch), ``[C, d]``, of the clients stepped together.
+
+        ``z`` is flat, ``[C, d]`` or ``[d]`` (shared by all clients), ``batch`` is tensors ``[C, b, ...]``.
+        """
         raise ContractError(f"{type(self).__name__} must define operator()")
 
 
 class Composition(Problem):
-    """min_x (1/N) Σ_n E f_n(E g_n(x; ζ); ξ) (Huang n.d., eq. 1).
+    """min_x (1/N) Σ_n E f_n(E g_n(x; ζ); ξ) (Huang, eq. 1).
 
     Define :meth:`inner` and :meth:`outer`, which are differentiated, or ``jacobian`` and ``outer_gradient``
     by hand. The entropic risk of a squared error, log E exp(g) with one inner value::
@@ -208,10 +207,10 @@ class Composition(Problem):
     #: By hand: ``jacobian(x, batch) -> (u, J)``, g_n(x; ζ) ``[C, p]`` and its Jacobian ``[C, p, d]``, with x
     #: flat, ``[C, d]`` or ``[d]`` (shared by all clients), ``batch`` tensors ``[C, b, ...]``. ``None``:
     #: differentiate :meth:`inner`, which is needed in any case where only the value is wanted.
-    jacobian = None
+    jacobian: ClassVar[Callable[..., Any] | None] = None
     #: By hand: ``outer_gradient(u, batch) -> [C, p]``, ∇f_n(u; ξ), with u ``[C, p]`` or ``[p]``, ``batch`` as
     #: above. ``None``: differentiate :meth:`outer`.
-    outer_gradient = None
+    outer_gradient: ClassVar[Callable[..., Any] | None] = None
 
 
 #: The functions above that only say what is missing.
@@ -243,21 +242,19 @@ class _IndicatorOf:
 
 
 class Game(Operator):
-    """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f), φ the indicator of its
-    sets.
+    """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f).
 
-    Without a block y it is z = x and V = ∇f.
+    φ is the indicator of its sets. Without a block y it is z = x and V = ∇f.
 
     Attributes:
         split: the sizes of x and y in z, 0 for a block that the problem does not have.
     """
 
-    def __init__(self, problem: Problem):
+    def __init__(self, problem: Minimax | Minimisation):
         self.problem, self.clients = problem, problem.clients
         self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
         self.test_rows, self.files = problem.test_rows, problem.files
-        for name in ("client_data", "client_size", "draw"):
-            setattr(self, name, getattr(problem, name))
+        self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw  # type: ignore[method-assign]
         self._blocks = problem.variables()
         self.split = tuple(self._blocks.sizes.get(block, 0) for block in "xy")
         self.sets = Sets(z=self._project)
@@ -297,4 +294,5 @@ class Game(Operator):
 
 def as_family(problem: Problem, family: str) -> Problem:
     """``problem`` as a method of ``family`` sees it: itself, or a prepared minimax problem as a game."""
-    return Game(problem) if (problem.family, family) == ("minimax", "operator") else problem
+    game = (problem.family, family) == ("minimax", "operator")
+    return Game(cast("Minimax | Minimisation", problem)) if game else problem

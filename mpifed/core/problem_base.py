@@ -1,5 +1,7 @@
-"""What the problems of all families share: settings, variables, data, metrics. The families are in
-``core.problem``."""
+"""What the problems of all families share: settings, variables, data, metrics.
+
+The families are in :mod:`mpifed.core.problem`.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ class DataFile(NamedTuple):
 
 
 class Problem:
-    """What all families share: a dataclass of settings, ``clients`` among them, whose numbers are 0 ..
-    N-1."""
+    """What all families share: a dataclass of settings.
+
+    One of them is ``clients``, N; clients have the numbers 0 .. N-1.
+    """
 
     #: Which of the three problem families this is.
     family: ClassVar[str]
@@ -47,8 +51,7 @@ class Problem:
     maximised: frozenset[str] = frozenset()
     #: Closed convex sets of the blocks; a block without one is the whole space.
     sets: Sets = Sets()
-    #: The data files that :meth:`prepare` has read, by name; a run goes on only if all ranks have read the
-    #: same.
+    #: The data files that :meth:`prepare` has read, by name. A run goes on only if all ranks read the same.
     files: dict[str, DataFile] = {}
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
@@ -85,8 +88,7 @@ class Problem:
         return len(self.client_data(client)[0])
 
     def client_labels(self, client: int) -> np.ndarray | None:
-        """Class labels ``[n]``, int64 from 0, of one client's samples; ``None`` where samples have no
-        classes."""
+        """Class labels of one client's samples, ``[n]`` int64 from 0; ``None`` where they have no classes."""
         return None
 
     def class_names(self) -> list[str]:
@@ -120,17 +122,18 @@ class Problem:
         return None
 
     def predict(self, *point_and_rows) -> torch.Tensor:
-        """``predict(*point, rows)``: scores ``[n]`` or ``[n, k]`` of the held-out rows ``rows`` (a slice) at
-        a point.
+        """``predict(*point, rows)``: scores of held-out rows at a point, ``[n]`` or ``[n, k]``.
 
-        The point is one dictionary of named parameters a block; each rank is asked for a part of the rows.
+        The point is one dictionary of named parameters a block. ``rows`` is a slice: each rank is asked for a
+        part of the rows.
         """
         raise ContractError(f"{type(self).__name__} sets test_rows, so it must define predict()")
 
     def metrics(self, *point_and_predictions) -> dict[str, float]:
-        """``metrics(*point, predictions)``: figures of a point, off the clock: exact distances, held-out
+        """``metrics(*point, predictions)``: figures of a point by name, such as distances and held-out
         scores.
 
-        ``predictions`` is what :meth:`predict` returned for all rows, ``None`` where ``test_rows`` is 0.
+        They are taken off the clock. ``predictions`` is what :meth:`predict` returned for all rows, ``None``
+        where ``test_rows`` is 0.
         """
         return {}

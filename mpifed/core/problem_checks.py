@@ -92,8 +92,8 @@ def _declarations(problem: Problem, algorithm: Algorithm | None) -> Iterator[str
         yield f"variables() must return Blocks(...), got {type(blocks).__name__}"
         return
     if tuple(blocks) not in problem.layouts:
-        expected = " or ".join(f"({', '.join(layout)})" for layout in problem.layouts)
-        yield f"variables() has the blocks ({', '.join(blocks)}), expected {expected}"
+        layouts = " or ".join(f"({', '.join(layout)})" for layout in problem.layouts)
+        yield f"variables() has the blocks ({', '.join(blocks)}), expected {layouts}"
     for block, size in blocks.sizes.items():
         if not size:
             yield f"block {block!r} of variables() has no numbers: leave it out"

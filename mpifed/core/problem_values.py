@@ -134,8 +134,8 @@ def _by_hand(problem: Any, points: list, batches: dict, count: int, u, dtype) ->
     elif problem.family == "composition":
         if problem.jacobian is not None:
             p = problem.inner_size
-            values, shapes = problem.jacobian(*points, batches["g"]), [[count, p], [count, p, *sizes]]
-            yield from _several("jacobian()", where, values, ("u", "J"), shapes, dtype)
+            values, expected = problem.jacobian(*points, batches["g"]), [[count, p], [count, p, *sizes]]
+            yield from _several("jacobian()", where, values, ("u", "J"), expected, dtype)
         if problem.outer_gradient is not None:
             value = problem.outer_gradient(u[:count], batches["f"])
             where = f" for {count} client{'s' * (count > 1)}"

@@ -1,7 +1,8 @@
 """Convex functions φ through their proximal maps, prox_{wφ}(v) = argmin_u ½‖u - v‖² + w φ(u).
 
-With h = ½‖·‖² the mirror map of dual extrapolation (Wang & Kale n.d., eq. 13) is ∇(h + wφ)*(v) = prox_{wφ}(v). All maps act on the last
-axis and broadcast over the client axis; ``value`` is φ itself (0 on the set for an indicator).
+With h = ½‖·‖² the mirror map of dual extrapolation (Wang & Kale, eq. 13) is ∇(h + wφ)*(v) = prox_{wφ}(v). All
+maps act on the last axis and broadcast over the client axis; ``value`` is φ itself (0 on the set for an
+indicator).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Named fields laid end to end in one contiguous buffer.
 
-A :class:`Record` says which fields exist and what each looks like; :meth:`Record.layout` fixes the offsets for a
-problem; a :class:`State` is one buffer with that layout. Reading a field is a view, assigning copies in, so a
-whole record can be reduced, broadcast or written to disk without knowing a single field name.
+A :class:`Record` says which fields there are, :meth:`Record.layout` where they lie for a problem, and a
+:class:`State` is one buffer with that layout. Reading a field is a view, assigning copies in. So a whole
+record is reduced, broadcast or written to disk without a field's name.
 
-A field's *kind* is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), another size that the
-problem's family defines (``"u"``, ``"jacobian"`` of a composition), ``"scalar"``, or a tuple of kinds; a field whose kind is a
-tuple reads as a tuple of views. :func:`kept`, :func:`between` and ``adaptive`` say more of a field than its size.
+A field's *kind* is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), another size
+that the problem's family defines (``"u"``, ``"jacobian"`` of a composition), ``"scalar"``, or a tuple of
+kinds, which reads as a tuple of views. :func:`kept`, :func:`between` and ``adaptive`` say more of it.
 
-A state may carry a leading client axis: ``shared`` has fields of shape ``[d]``, ``client`` and ``message`` of shape
-``[C, d]``. Arithmetic broadcasts over it, which is why one algorithm text serves one client and a thousand.
+``client`` and ``message`` have a leading client axis, ``[C, d]``; ``shared`` is ``[d]``. Arithmetic
+broadcasts over it, which is why one method text serves one client and a thousand.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -78,7 +79,7 @@ class Blocks(Mapping):
 
 
 class Record:
-    """Names and kinds of the fields of one of an algorithm's four records: ``Record(x="x", a=("x", "scalar"))``."""
+    """Names and kinds of the fields of one of a method's records: ``Record(x="x", a=("x", "scalar"))``."""
 
     def __init__(self, **fields: Kind):
         for name in fields:
@@ -103,8 +104,8 @@ class Record:
     def __repr__(self) -> str:
         return "Record(" + ", ".join(f"{name}={kind!r}" for name, kind in self.fields.items()) + ")"
 
-    def of(self, kind: type) -> dict[str, Kind]:
-        """The fields of one kind of kind, e.g. ``record.of(Kept)``."""
+    def of(self, kind: type[_K]) -> dict[str, _K]:
+        """The fields whose kind is of this class, such as ``record.of(Kept)``."""
         return {name: one for name, one in self.fields.items() if isinstance(one, kind)}
 
     def layout(self, blocks: Blocks, kinds: Mapping[str, int] | None = None, matrix=None) -> Layout:
@@ -138,7 +139,7 @@ def _plain(kind: Kind, matrix) -> Plain:
 
 @dataclass(frozen=True)
 class Layout:
-    """A record with the offsets of its fields. ``size`` is the number of elements of one row."""
+    """A record with the offsets of its fields; ``size`` is the number of elements of one row."""
 
     record: Record
     slots: dict[str, tuple[tuple[int, int], ...]]
@@ -161,7 +162,7 @@ class Layout:
 
 
 class State:
-    """A buffer ``[..., size]`` seen through a layout: ``state.x`` is a view, ``state.x = value`` copies in."""
+    """A buffer ``[..., size]`` seen through a layout: ``state.x`` is a view, ``state.x = v`` copies in."""
 
     __slots__ = ("buffer", "_layout", "_views")
 

@@ -1,13 +1,13 @@
 """Samples: the k-th sample ξ of a client's round as a *value*.
 
-A value can be evaluated at two points (STORM, SVRG), and it does not matter in which order clients ask for theirs. The
-samples of a round are drawn at once for all members of the cohort on a rank.
+A value can be evaluated at two points (STORM, SVRG), and it does not matter in which order clients ask for
+theirs. The samples of a round are drawn at once for all members of the cohort on a rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ __all__ = ["Sample", "Sampler"]
 
 
 class Sample(NamedTuple):
-    """One sample ξ of C clients: tensors ``[C, b, ...]`` and, with noise, one vector a client ``[C, d]`` over all blocks.
+    """One sample ξ of C clients: tensors ``[C, b, ...]`` and, with noise, one vector a client ``[C, d]`` over
+    all blocks.
 
     ``batch`` is ``None`` for all data of each client.
     """
@@ -59,9 +60,8 @@ class Sampler:
         self.begin(0)
         self.turn_to(np.arange(len(self.clients)))
         if parts:
-            self._own = isinstance(
-                self._draw(0, 1, batch_size, ""), tuple
-            )  # a problem that cannot draw says so now
+            # A problem that cannot draw says so now.
+            self._own = isinstance(self._draw(0, 1, batch_size, ""), tuple)
 
     def _load(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = torch.as_tensor(tensor)
@@ -72,12 +72,14 @@ class Sampler:
         self.round, self.way = r, ""
         self.numbers = np.zeros(len(self.clients), dtype=np.int64)
         self.normals = np.zeros(len(self.clients), dtype=np.int64)
-        self.members = None
+        self.members: Any = None
 
     def turn_to(self, members: np.ndarray) -> None:
         """Turn to the clients at local positions ``members``."""
         if self.members is None or not np.array_equal(members, self.members):
-            self.members, self._drawn, self._noise = members, {}, {}
+            self.members = members
+            self._drawn: dict[tuple[int, int, str], tuple[int, Any]] = {}
+            self._noise: dict[int, torch.Tensor] = {}
 
     def ask(self, way: str) -> None:
         """Note how a sample is asked for.
@@ -87,7 +89,8 @@ class Sampler:
         """
         if self.way not in ("", way):
             raise ContractError(
-                "a round counts its samples, oracle.sample(), or names them, oracle.sample(number=k), never both"
+                "a round counts its samples, oracle.sample(), or names them, oracle.sample(number=k), "
+                "never both"
             )
         self.way = way
 
@@ -129,14 +132,18 @@ class Sampler:
         """
         if self._own:
             raise ContractError(
-                f"{type(self.problem).__name__} makes its own samples, so there is no oracle.everything of a client"
+                f"{type(self.problem).__name__} makes its own samples, "
+                "so there is no oracle.everything of a client"
             )
         for member in self.members[rows]:
             block = slice(self.offsets[member], self.offsets[member] + self.sizes[member])
             yield tuple(column[block] for column in self.data)
 
     def _draw(self, round: int, count: int, size: int, of: str):
-        """The raw samples ``0..count-1`` of a round: the problem's own arrays, row numbers, or None for all rows."""
+        """The raw samples ``0..count-1`` of a round.
+
+        They are the problem's own arrays, numbers of rows, or ``None`` for all rows.
+        """
         clients = self.clients[self.members]
         stream = Stream(self.seed, "sample", clients, round, count)
         stream.of = of

@@ -7,7 +7,7 @@ Wherever a method takes a :data:`Rate`, a job file may give a number (constant) 
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -30,8 +30,8 @@ class Constant:
 class Power:
     """``scale / (offset + t)**exponent``.
 
-    The step size of Huang et al. 2024, Theorem 1, η_t = n K^{1/3} / (m + t)^{1/3}, is ``scale`` = n K^{1/3}, ``offset`` = m and the
-    default ``exponent``.
+    The step size of Huang et al. 2024, Theorem 1, η_t = n K^{1/3} / (m + t)^{1/3}, is ``scale`` = n K^{1/3},
+    ``offset`` = m and the default ``exponent``.
     """
 
     scale: float = Field(ge=0, description="numerator")
@@ -44,10 +44,11 @@ class Power:
 
 @hyperparameters
 class Squared:
-    """``min(1, c η_t²)``, the momentum weights α_{t+1} = c_1 η_t², β_{t+1} = c_2 η_t² of Huang et al. 2024, Theorem 1.
+    """``min(1, c η_t²)``, the momentum weights α_{t+1} = c_1 η_t², β_{t+1} = c_2 η_t² of Huang et al. 2024,
+    Theorem 1.
 
-    Only for settings that follow a step size η (``alpha`` and ``beta`` of FGDA); the theorem's conditions keep the
-    weight below 1, the minimum holds it there for every η.
+    Only for settings that follow a step size η (``alpha`` and ``beta`` of FGDA); the theorem's conditions
+    keep the weight below 1, the minimum holds it there for every η.
     """
 
     c: float = Field(ge=0, description="multiple of the squared step size")
@@ -80,4 +81,4 @@ def _number(value):
 
 
 #: A constant or a schedule.
-Rate = Annotated[choice("schedule", SCHEDULES), BeforeValidator(_number)]
+Rate: Any = Annotated[choice("schedule", SCHEDULES), BeforeValidator(_number)]

@@ -1,7 +1,7 @@
 """Closed convex sets and the Euclidean projection onto them.
 
-A problem gives a set to each block of its variables; ``None`` is the whole space. Every projection acts on the last axis
-and broadcasts over the client axis: ``[..., d]`` → ``[..., d]``.
+A problem gives a set to each block of its variables; ``None`` is the whole space. Every projection acts on
+the last axis and broadcasts over the client axis: ``[..., d]`` → ``[..., d]``.
 """
 
 from __future__ import annotations

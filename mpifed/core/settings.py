@@ -11,8 +11,8 @@ import dataclasses
 import difflib
 import functools
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, InstanceOf, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as _dataclass
@@ -64,11 +64,15 @@ def _restore(cls) -> None:
         cls.__init__ = cls._init_in_sentences
 
 
-#: Decorator of every record of settings: frozen.
-hyperparameters = _in_sentences(_dataclass(frozen=True, config=_STRICT))
+if TYPE_CHECKING:  # a type checker knows pydantic's dataclasses
+    from pydantic.dataclasses import dataclass as hyperparameters
+    from pydantic.dataclasses import dataclass as problem_settings
+else:
+    #: Decorator of every record of settings: frozen.
+    hyperparameters = _in_sentences(_dataclass(frozen=True, config=_STRICT))
 
-#: Decorator of a problem: its settings go by name, and it may keep what it prepares.
-problem_settings = _in_sentences(_dataclass(kw_only=True, config=_STRICT))
+    #: Decorator of a problem: its settings go by name, and it may keep what it prepares.
+    problem_settings = _in_sentences(_dataclass(kw_only=True, config=_STRICT))
 
 
 class Preset:
@@ -78,7 +82,7 @@ class Preset:
     whatever else is asked of it.
     """
 
-    def __init__(self, name: str, cls: type, doc: str, **fixed):
+    def __init__(self, name: str, cls: Any, doc: str, **fixed: Any):
         self.cls, self.fixed = cls, fixed
         self.__name__ = self.__qualname__ = name
         self.__doc__, self.__module__ = doc, cls.__module__
@@ -99,7 +103,7 @@ class Preset:
         fields = self.cls.__dataclass_fields__
         return {name: field for name, field in fields.items() if name not in self.fixed}
 
-    def matches(self, instance) -> bool:
+    def matches(self, instance: Any) -> bool:
         """Whether the preset makes this instance from some settings."""
         if type(instance) is not self.cls:
             return False
@@ -138,6 +142,7 @@ def build(cls: type | Preset, settings: dict[str, Any], what: str):
     ]
     if wrong:
         raise ConfigError("\n".join(wrong))
+    fixed: dict[str, Any]
     kind, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
     try:
         return TypeAdapter(kind).validate_python(settings | fixed)
@@ -178,7 +183,7 @@ def explain(faults: list, what: str, known: Iterable[str] = ()) -> str:
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """A table of tables as a flat one: ``{"a": {"b": 1}}`` becomes ``{"a.b": 1}``."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in table.items():
         if isinstance(value, dict):
             flat |= flatten(value, f"{prefix}{key}.")
@@ -187,7 +192,7 @@ def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def choice(kind: str, classes: dict[str, type]):
+def choice(kind: str, classes: Mapping[str, Any]) -> Any:
     """The annotation of a setting that takes one of ``classes`` by name. ``kind`` is used in messages."""
     for name, cls in classes.items():
         cls.choice_name = name

@@ -1,16 +1,17 @@
 """Random streams by address.
 
-A stream is addressed by ``(seed, purpose, client, round)`` and a sample by that and its index within the client's
-round; never by rank, and never by the order in which clients run. The address *is* the counter of a counter-based
-generator, Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011)::
+A stream is addressed by ``(seed, purpose, client, round)`` and a sample by that and its index within the
+client's round; never by rank, and never by the order in which clients run. The address *is* the counter of a
+counter-based generator, Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
+2011)::
 
     key     = hash(seed, purpose)                      64 bits
     counter = (lane, index, round, client)             4 x 32 bits
 
-so every draw is random access: no generator state exists, a checkpoint stores none, and the draws of all clients of
-a rank for a whole round are one vectorised call. NumPy's generators are not used for samples because they are
-sequential and one object per client would be needed; :func:`generator` hands one out for everything that is drawn
-once (partitions, starting points).
+so every draw is random access: no generator state exists, a checkpoint stores none, and the draws of all
+clients of a rank for a whole round are one vectorised call. NumPy's generators are not used for samples
+because they are sequential and one object per client would be needed; :func:`generator` hands one out for
+everything that is drawn once (partitions, starting points).
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ _HALF = np.uint64(32)
 
 
 def philox(counter: tuple, key: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """Philox4x32-10: four arrays of 32-bit words (held in uint64) from a broadcastable counter and a 2-word key."""
+    """Philox4x32-10: four arrays of 32-bit words, held in uint64.
+
+    Args:
+        counter: four words or arrays of words, which broadcast.
+        key: two words.
+    """
     c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
     k0, k1 = key
     for _ in range(10):
@@ -57,9 +63,9 @@ def generator(seed: int, purpose: str, client: int = 0, round: int = 0) -> np.ra
 class Stream:
     """The draws of some clients in one round, for samples ``first .. first + count - 1`` of that round.
 
-    Every method returns an array of shape ``[C, count, *shape]``. Successive calls take fresh lanes, so a problem may
-    draw several quantities for one sample; the values of sample ``j`` do not depend on ``count`` nor on the other
-    clients.
+    Every method returns an array of shape ``[C, count, *shape]``. Successive calls take fresh lanes, so a
+    problem may draw several quantities for one sample; the values of sample ``j`` do not depend on ``count``
+    nor on the other clients.
 
     Args:
         seed, purpose: the first half of the address.
@@ -69,7 +75,8 @@ class Stream:
         first: the first sample's number.
 
     Attributes:
-        of: "g" or "f", the function of a composition that the samples are for, where the method says it; else "".
+        of: "g" or "f", the function of a composition that the samples are for, where the method says it; else
+            "".
     """
 
     def __init__(self, seed: int, purpose: str, clients=(0,), round: int = 0, count: int = 1, first: int = 0):
@@ -91,7 +98,7 @@ class Stream:
         return np.stack(words, axis=-1).reshape(len(self.clients), self.count, 4 * lanes)[..., :number]
 
     def integers(self, high, number: int) -> np.ndarray:
-        """Integers in ``[0, high)``; ``high`` is a number or one per client ``[C]``. int64 ``[C, count, number]``."""
+        """Integers in ``[0, high)``, int64 ``[C, count, number]``; ``high`` may be one a client, ``[C]``."""
         high = np.broadcast_to(np.asarray(high, dtype=np.uint64), self.clients.shape)
         return ((self.words(number) * high[:, None, None]) >> _HALF).astype(np.int64)
 
@@ -100,9 +107,8 @@ class Stream:
         number = int(np.prod(shape, dtype=np.int64))
         words = self.words(2 * number)
         high, low = words[..., 0::2], words[..., 1::2]
-        values = ((high << _HALF | low) >> np.uint64(12)).astype(
-            np.float64
-        )  # 52 bits, so that + 0.5 is exact
+        bits = (high << _HALF | low) >> np.uint64(12)
+        values = bits.astype(np.float64)  # of 52 bits, so that + 0.5 is exact
         return ((values + 0.5) * 2.0**-52).reshape(len(self.clients), self.count, *shape)
 
     def normal(self, *shape: int) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Channels: one tensor of a rank and the two collectives on it, for each way of travelling.
 
-Two operations: ``sum_`` replaces the tensor by its sum over the ranks, with a control value in its last element, and
-``bcast_`` replaces it by that of rank 0. :mod:`mpifed.parallel.transport` says which channel serves which device.
+Two operations: ``sum_`` replaces the tensor by its sum over the ranks, with a control value in its last
+element, and ``bcast_`` replaces it by that of rank 0. :mod:`mpifed.parallel.transport` says which channel
+serves which device.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class Channel:
         self._broadcast = nbytes * (1 if rank else size - 1)
 
     def sum_(self, control: float) -> float:
-        """Replace the tensor by its sum over the ranks. Its last element carries ``control``, whose sum is returned."""
+        """Replace the tensor by its sum over the ranks.
+
+        Its last element carries ``control``, whose sum is returned.
+        """
         raise NotImplementedError
 
     def bcast_(self) -> None:

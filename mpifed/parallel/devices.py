@@ -16,14 +16,18 @@ from mpifed.parallel.comm import CollectiveError, SerialComm, together
 
 __all__ = ["choose_device", "device_for", "threads", "identity", "wait_for", "deterministic", "usage"]
 
-#: cuBLAS sums in a fixed order only with a workspace of a fixed size; it reads this when its first handle is made.
+#: cuBLAS sums in a fixed order only with a workspace of a fixed size; it reads this when its first handle is
+#: made.
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 #: Torch's threads when the process starts: the cores that it may use, or OMP_NUM_THREADS.
 _THREADS = torch.get_num_threads()
 
 
 def threads(wanted: int | None, exact: bool, local_size: int) -> int:
-    """Torch threads of a rank: as wanted; 1 under ``exact``, where sums must not be split; else a fair share of the node."""
+    """Torch threads of a rank: as wanted, else 1 under ``exact``, else a fair share of the node.
+
+    Under ``exact`` a sum must not be split between threads.
+    """
     return wanted or (1 if exact else max(1, _THREADS // local_size))
 
 
@@ -34,8 +38,8 @@ def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = No
         wanted, gpus: as for :func:`device_for`.
 
     Raises:
-        CollectiveError: on all ranks together: a GPU is asked for and some rank sees none or cannot use it, or a part of
-            the ranks would compute on the CPU.
+        CollectiveError: on all ranks together: a GPU is asked for and some rank sees none or cannot use it,
+            or a part of the ranks would compute on the CPU.
     """
     with together(comm, ValueError, RuntimeError):
         device = device_for(wanted, gpus, comm.local_rank)
@@ -45,8 +49,8 @@ def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = No
     comm.allreduce_(on_gpu)
     if 0 < on_gpu[0] < comm.size:
         raise CollectiveError(
-            f"run.device = {wanted!r} finds a GPU for {on_gpu[0]} of {comm.size} ranks: expected one on every node or on none "
-            "(options: run.device = 'cpu', or nodes that are alike)"
+            f"run.device = {wanted!r} finds a GPU for {on_gpu[0]} of {comm.size} ranks: "
+            "expected one on every node or on none (options: run.device = 'cpu', or nodes that are alike)"
         )
     return device
 
@@ -56,8 +60,8 @@ def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torc
 
     Args:
         wanted: "cpu", "cuda", or "auto" (CUDA where there is a GPU).
-        gpus: GPU numbers for the local ranks 0, 1, ..., from the front again when they are used up; all GPUs in their
-            order when omitted.
+        gpus: GPU numbers for the local ranks 0, 1, ..., from the front again when they are used up; all GPUs
+            in their order when omitted.
 
     Raises:
         ValueError: a GPU is asked for, and there is none or none of that number.
@@ -68,7 +72,8 @@ def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torc
     if not visible and (gpus or wanted == "cuda"):
         asked = f"run.gpus = {list(gpus)}" if gpus else f"run.device = {wanted!r}"
         raise ValueError(
-            f"{asked} asks for a GPU, but this process sees none: {_why_none()} (options: run.device = auto, cpu)"
+            f"{asked} asks for a GPU, but this process sees none: {_why_none()} "
+            "(options: run.device = auto, cpu)"
         )
     order = list(gpus or range(visible))
     missing = [gpu for gpu in order if gpu >= visible]
@@ -86,7 +91,10 @@ def _why_none() -> str:
     driver = "loaded" if Path("/proc/driver/nvidia/version").exists() else "not loaded"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     mask = "not set" if visible is None else repr(visible)
-    return f"torch {torch.__version__} is built {build}, the NVIDIA driver is {driver}, CUDA_VISIBLE_DEVICES is {mask}"
+    return (
+        f"torch {torch.__version__} is built {build}, the NVIDIA driver is {driver}, "
+        f"CUDA_VISIBLE_DEVICES is {mask}"
+    )
 
 
 def identity(device: torch.device) -> int:
@@ -105,10 +113,11 @@ def wait_for(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def deterministic(on: bool) -> Iterator[None]:
-    """With ``on``, torch uses algorithms that give the same bits every time, in full precision, or refuses to go on.
+    """With ``on``, torch uses algorithms that give the same bits every time, in full precision, or refuses to
+    go on.
 
-    cuBLAS obeys only where it has not been used before in the process, or was told by ``CUBLAS_WORKSPACE_CONFIG``.
-    All settings are restored in the end.
+    cuBLAS obeys only where it has not been used before in the process, or was told by
+    ``CUBLAS_WORKSPACE_CONFIG``. All settings are restored in the end.
     """
     if not on:
         yield

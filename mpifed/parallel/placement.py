@@ -1,8 +1,8 @@
 """Clients → ranks, and the cohort of a round.
 
-Clients are numbered 0 .. N-1 and lie on the ranks in contiguous blocks, so a rank's rows, one rank after another, are in
-the order of the clients' numbers. Blocks are of nearly equal size, or of nearly equal cost. There may be more ranks than
-clients.
+Clients are numbered 0 .. N-1 and lie on the ranks in contiguous blocks, so a rank's rows, one rank after
+another, are in the order of the clients' numbers. Blocks are of nearly equal size, or of nearly equal cost.
+There may be more ranks than clients.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class Placement:
     """Which rank hosts which clients.
 
     Args:
-        edges: ``[ranks + 1]``, rank r hosts the clients ``edges[r] .. edges[r + 1] - 1``; left out, blocks differ by one
-            client at most.
+        edges: ``[ranks + 1]``, rank r hosts the clients ``edges[r] .. edges[r + 1] - 1``; left out, blocks
+            differ by one client at most.
     """
 
     def __init__(self, clients: int, ranks: int, edges: list[int] | None = None):
@@ -31,10 +31,11 @@ class Placement:
 
     @classmethod
     def balanced(cls, costs: np.ndarray, ranks: int) -> Placement:
-        """The contiguous blocks whose largest cost is the smallest possible, none empty where there are clients enough.
+        """The contiguous blocks whose largest cost is the smallest possible, none empty where there are
+        clients enough.
 
-        As far as that allows, rank r's block begins where r / ranks of the total cost is reached. Whole numbers make the
-        result exact and the same on all ranks.
+        As far as that allows, rank r's block begins where r / ranks of the total cost is reached. Whole
+        numbers make the result exact and the same on all ranks.
 
         Args:
             costs: cost of each client, ``[N]`` positive whole numbers (nanoseconds).
@@ -88,7 +89,8 @@ class Cohort:
         local: positions of this rank's members among the clients that it hosts.
         counts: members on each rank.
         order: positions that bring rows lying rank after rank into the order of ``members``.
-        weights: the members' weights or ``None`` for uniform; ``local_weights``: those of this rank's members.
+        weights: the members' weights or ``None`` for uniform; ``local_weights``: those of this rank's
+            members.
         total: sum of the members' weights (their number when uniform).
     """
 
@@ -109,7 +111,7 @@ class Cohort:
 
     @staticmethod
     def draw(seed: int, r: int, clients: int, size: int, number: int = 0) -> np.ndarray:
-        """``size`` of ``clients`` clients, uniformly without replacement, from the address (round, number)."""
+        """``size`` of ``clients`` clients, uniformly without replacement; the address is (round, number)."""
         if size == clients:
             return np.arange(clients)
         return np.sort(Stream(seed, "cohort", round=r, first=number).permutation(clients)[0, 0, :size])

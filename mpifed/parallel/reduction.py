@@ -1,14 +1,16 @@
 """Averages of messages over the cohort: two reductions with one interface.
 
-``fused``: the rank's rows are summed, then one Allreduce in place on one persistent buffer. With one client a rank the
-client's row *is* that buffer, so nothing is packed. Bits depend on the number of ranks and on the transport.
+``fused``: the rank's rows are summed, then one Allreduce in place on one persistent buffer. With one client a
+rank the client's row *is* that buffer, so nothing is packed. Bits depend on the number of ranks and on the
+transport.
 
-``exact``: the sum runs over the clients one by one in the order of their numbers, whatever rank holds them: an Alltoallv
-hands every rank a slice of all rows, it sums its slice, an Allgatherv distributes the results. The same bits for every
-number of ranks and every placement. It works in host memory. Columns go in chunks, which bounds the memory.
+``exact``: the sum runs over the clients one by one in the order of their numbers, whatever rank holds them:
+an Alltoallv hands every rank a slice of all rows, it sums its slice, an Allgatherv distributes the results.
+The same bits for every number of ranks and every placement. It works in host memory. Columns go in chunks,
+which bounds the memory.
 
-Both carry a control value next to the message, so that decisions of single ranks (time is up) reach all without another
-collective.
+Both carry a control value next to the message, so that decisions of single ranks (time is up) reach all
+without another collective.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """How messages travel between the ranks.
 
-============  =====================================================================================================
-``host``      MPI on host memory. The message of a rank on the CPU is reduced where it lies; that of a GPU goes through a
-              pinned buffer, above 8 MB in chunks: while MPI reduces one, the next comes from the GPU and the one before
-              goes back.
-``cuda-mpi``  MPI on GPU memory. Only on request, and only where a child process has done it without a crash: such
-              libraries stage reductions through the host themselves, so ``host`` loses nothing.
-``nccl``      NCCL between GPUs of which no two ranks share one; the ranks find each other through MPI.
+============  ================================================================================================
+``host``      MPI on host memory. The message of a rank on the CPU is reduced where it lies. That of a GPU
+              goes through a pinned buffer, above 8 MB in chunks: while MPI reduces one, the next comes from
+              the GPU and the one before goes back.
+``cuda-mpi``  MPI on GPU memory. Only on request, and only where a child process has done it without a crash.
+              Such libraries stage reductions through the host themselves, so ``host`` loses nothing.
+``nccl``      NCCL between GPUs of which no two ranks share one. The ranks find each other through MPI.
 ``none``      One rank alone: nothing travels.
-============  =====================================================================================================
+============  ================================================================================================
 
-A transport gives each persistent tensor a *channel*, which sums it over the ranks or broadcasts it in place. All ranks get
-the same bits. Those of a sum depend on the transport, and with MPI libraries that choose an algorithm by the size, on the
-chunks; ``run.reduction = "exact"`` depends on neither and works in host memory.
+A transport gives each persistent tensor a *channel*, which sums it over the ranks or broadcasts it in place.
+All ranks get the same bits. Those of a sum depend on the transport and, with MPI libraries that choose an
+algorithm by the size, on the chunks. ``run.reduction = "exact"`` depends on neither and works in host memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ __all__ = ["Transport", "Alone", "Host", "CudaMpi", "Nccl", "choose_transport", 
 
 #: Seconds after which ranks that do not find each other give up, and the probe's child process.
 PATIENCE = 120
-#: What a child process does to find out whether MPI can read and write GPU memory. Not in place: MPI alone would do nothing.
+#: What a child process does to find out whether MPI can read and write GPU memory. Not in place: MPI alone
+#: would do nothing.
 PROBE = """
 import sys, torch
 from mpi4py import MPI
@@ -122,7 +123,8 @@ class Host(Transport):
     """MPI on host memory.
 
     Args:
-        copies: copies between device and host, as :class:`CudaCopies`; ``None`` where tensors lie in host memory.
+        copies: copies between device and host, as :class:`CudaCopies`; ``None`` where tensors lie in host
+            memory.
     """
 
     name = "host"
@@ -209,8 +211,8 @@ class Nccl(Transport):
 def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact: bool) -> Transport:
     """The transport for this run, the same on all ranks. Collective.
 
-    ``auto``: ``none`` for one rank, ``host`` on CPUs and for ``exact``, on GPUs ``nccl`` where every rank has its own and
-    torch is built with it, else ``host``.
+    ``auto``: ``none`` for one rank, ``host`` on CPUs and for ``exact``, on GPUs ``nccl`` where every rank has
+    its own and torch is built with it, else ``host``.
 
     Args:
         wanted: "auto" or the name of a transport.
@@ -244,16 +246,23 @@ def _unsuitable(wanted: str, gpus: list[int], built: bool, exact: bool) -> str |
     if not all(gpus):
         return f"run.transport = {wanted!r} needs a GPU on every rank, got run.device = the CPU ({options})"
     if exact:
-        return f"run.transport = {wanted!r} does not go with run.reduction = 'exact', which sums in host memory ({options})"
+        return (
+            f"run.transport = {wanted!r} does not go with run.reduction = 'exact', which sums in host memory "
+            f"({options})"
+        )
     if wanted == "cuda-mpi":
         return None
     if not built:
-        return f"run.transport = 'nccl' needs a torch with NCCL, got torch {torch.__version__} without it ({options})"
+        return (
+            f"run.transport = 'nccl' needs a torch with NCCL, got torch {torch.__version__} without it "
+            f"({options})"
+        )
     if len(set(gpus)) < len(gpus):
         second = next(rank for rank, gpu in enumerate(gpus) if gpu in gpus[:rank])
         return (
-            f"run.transport = 'nccl' needs a GPU for each rank alone, got {len(gpus)} ranks on {len(set(gpus))}: ranks "
-            f"{gpus.index(gpus[second])} and {second} share one ({options}, or fewer ranks)"
+            f"run.transport = 'nccl' needs a GPU for each rank alone, got {len(gpus)} ranks on "
+            f"{len(set(gpus))}: ranks {gpus.index(gpus[second])} and {second} share one "
+            f"({options}, or fewer ranks)"
         )
     return None
 
@@ -282,7 +291,8 @@ def probe(device: torch.device, mpi: str) -> str | None:
         if child.returncode < 0:
             end = f"was killed by {signal.Signals(-child.returncode).name}"
     return (
-        f"run.transport = 'cuda-mpi' needs a CUDA-aware MPI, got {mpi}: an Allreduce of one number in GPU memory, tried in a "
-        f"child process, {end}. Switch it on (Cray MPICH: MPICH_GPU_SUPPORT_ENABLED=1; MPICH: MPIR_CVAR_ENABLE_GPU=1; Open MPI: "
-        "a build with CUDA), or choose another run.transport (options: auto, host, nccl)"
+        f"run.transport = 'cuda-mpi' needs a CUDA-aware MPI, got {mpi}: an Allreduce of one number in GPU "
+        f"memory, tried in a child process, {end}. Switch it on (Cray MPICH: MPICH_GPU_SUPPORT_ENABLED=1; "
+        "MPICH: MPIR_CVAR_ENABLE_GPU=1; Open MPI: a build with CUDA), or choose another run.transport "
+        "(options: auto, host, nccl)"
     )

@@ -24,7 +24,8 @@ class Allocation:
         clients: how many clients this rank hosts.
 
     Attributes:
-        shared, clients, output: the records; ``clients`` has one row for each client of this rank, ``output`` the blocks.
+        shared, clients, output: the records; ``clients`` has one row for each client of this rank, ``output``
+            the blocks.
         between: the layout of the clients' fields that live within a round.
         moments: what rank 0 makes the adaptive matrices from.
         own: the blocks that every client has its own of.
@@ -77,14 +78,14 @@ class Allocation:
                 )
 
     def _guard_memory(self, width: int, clients: int) -> None:
-        """Refuse client records that cannot fit, before they are allocated: a dense Jacobian grows as p · d."""
+        """Refuse client records that cannot fit, before allocating them: a dense Jacobian grows as p · d."""
         size = width * self.shared.buffer.element_size() * clients
         if size > CLIENT_MEMORY:
             kinds = ", ".join(
                 f"{name} {number:,}" for name, number in (self.blocks.sizes | self.kinds).items()
             )
             raise ValueError(
-                f"the client records of {title(self._method)} need {size / 2**30:.1f} GiB on one rank "
-                f"({clients} clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: fewer "
-                "clients a rank, or a smaller model"
+                f"the client records of {title(self._method)} need {size / 2**30:.1f} GiB on one "
+                f"rank ({clients} clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: "
+                "fewer clients a rank, or a smaller model"
             )

@@ -33,10 +33,12 @@ _EVALUATIONS = {
 def client_costs(
     problem: Problem, comm: SerialComm, seed: int, settings: Oracle, dtype, device
 ) -> np.ndarray:
-    """Nanoseconds that each client takes to draw a sample and evaluate the oracle there at the starting point, ``[N]``.
+    """Nanoseconds that each client takes to draw a sample and evaluate the oracle there at the starting
+    point, ``[N]``.
 
-    Every rank measures an equal number of clients, stepped one by one as the executor ``loop`` does, and keeps no data of
-    them. Comparable where the ranks are equally fast. Collective; the same result on all ranks.
+    Every rank measures an equal number of clients, stepped one by one as the executor ``loop`` does, and
+    keeps no data of them. Comparable where the ranks are equally fast. Collective; the same result on all
+    ranks.
 
     Args:
         problem: prepared, of the method's family.
@@ -73,8 +75,8 @@ def _start(problem: Problem, seed: int, dtype, device) -> list[torch.Tensor]:
 def _measure(oracle, point: list[torch.Tensor]) -> np.ndarray:
     """The least time of a sample and an evaluation for each client of ``oracle``'s sampler, positive.
 
-    Other work on the machine must not pass for a client's cost: on the CPU the clock runs only while this thread does, the
-    clients take turns, and the least time counts.
+    Other work on the machine must not pass for a client's cost: on the CPU the clock runs only while this
+    thread does, the clients take turns, and the least time counts.
     """
     sampler, evaluate, gpu = (
         oracle.sampler,

@@ -1,9 +1,9 @@
 """Rank 0's duties: the cohort and the adaptive matrices.
 
-The cohort comes from the coordinator's own random address, so every rank computes it without a message. The adaptive
-matrices are made on rank 0 from moments that rank 0 alone holds and reach the others by one broadcast of a part of
-``shared``; with ``matrices = "replicated"`` every rank holds the moments and makes the matrices from the same averages,
-which gives the same bits without the broadcast.
+The cohort comes from the coordinator's own random address, so every rank computes it without a message. The
+adaptive matrices are made on rank 0 from moments that rank 0 alone holds and reach the others by one
+broadcast of a part of ``shared``; with ``matrices = "replicated"`` every rank holds the moments and makes the
+matrices from the same averages, which gives the same bits without the broadcast.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 ``loop``: one client after another, C = 1 each. The reference for every other.
 
-``batched``: all members at once, the loss mapped over the client axis. Where bits must not depend on the layout
-(``exact``), a lone client is stepped beside a copy of itself: kernels for a batch of one differ from those for two or
-more, and those for two or more give every client the same bits whatever the size of the batch.
+``batched``: all members at once, the loss mapped over the client axis. Where bits must not depend on the
+layout (``exact``), a lone client is stepped beside a copy of itself: kernels for a batch of one differ from
+those for two or more, and those for two or more give every client the same bits whatever the size of the
+batch.
 
-Where a method breaks its contract, only running shows some of it. The first run of a stage looks for messages that are not
-filled, rounds 0 and 1 for client functions that write to ``shared``.
+Where a method breaks its contract, only running shows some of it. The first run of a stage looks for messages
+that are not filled, rounds 0 and 1 for client functions that write to ``shared``.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Loop:
         self._between, self._cohort = None, None
 
     def run(self, stage: Stage, now: Now, cohort: Cohort, shared: Observed) -> None:
-        """Run the stage's client function for the members on this rank and fill the first rows of its messages."""
+        """Run the client function for the members on this rank and fill the first rows of the messages."""
         stage.messages.buffer[: len(cohort.local)].zero_()
         if stage.cohort != self._cohort:  # with all clients, a fresh cohort is they again
             self._cohort = stage.cohort
@@ -148,8 +149,8 @@ class Batched(Loop):
         sizes = sampler.sizes
         if not sampler.batch_size and len(set(sizes.tolist())) > 1:
             raise ValueError(
-                f"full batches of clients stepped together need clients of one size, got {sizes.min()} to {sizes.max()} "
-                'rows: set [oracle] batch_size, or [run] executor = "loop"'
+                "full batches of clients stepped together need clients of one size, got "
+                f'{sizes.min()} to {sizes.max()} rows: set [oracle] batch_size, or [run] executor = "loop"'
             )
 
     def _step(self, stage: Stage, now: Now, members: np.ndarray, shared: Observed) -> None:

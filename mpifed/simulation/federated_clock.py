@@ -1,16 +1,19 @@
 """The federated clock: the wall time that a round would take with clients behind networks of their own.
 
-A phase is one synchronous round trip: the server sends to every member of the cohort, each evaluates its gradients and sends
-its message, and the server goes on when the last one has arrived. For one attempt of one member::
+A phase is one synchronous round trip: the server sends to every member of the cohort, each evaluates its
+gradients and sends its message, and the server goes on when the last one has arrived. For one attempt of one
+member::
 
     down / bandwidth_down + slowness * jitter * calls / gradients_per_second + up / bandwidth_up + 2 * latency
 
-with slowness = exp(stragglers Z_client), drawn once a client, and jitter = exp(jitter Z_client,round,phase): lognormal factors
-of median 1. An attempt is lost with probability ``dropout``, independently of all others; the server waits for ``timeout``
-seconds and asks again, until an attempt succeeds. A phase takes as long as its slowest member, and ``server_seconds`` more.
+with slowness = exp(stragglers Z_client), drawn once a client, and jitter = exp(jitter Z_client,round,phase):
+lognormal factors of median 1. An attempt is lost with probability ``dropout``, independently of all others;
+the server waits for ``timeout`` seconds and asks again, until an attempt succeeds. A phase takes as long as
+its slowest member, and ``server_seconds`` more.
 
-The clock is a gauge: it never changes an iterate, a cohort or a message. A client that drops out is late, not absent. Every draw
-has an address (client, round, phase), so the clock is the same for every number of ranks and after a resumption.
+The clock is a gauge: it never changes an iterate, a cohort or a message. A client that drops out is late, not
+absent. Every draw has an address (client, round, phase), so the clock is the same for every number of ranks
+and after a resumption.
 """
 
 from __future__ import annotations

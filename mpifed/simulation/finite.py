@@ -1,4 +1,4 @@
-"""Values that are not finite end a run on all ranks together, with the round, the client and the field named."""
+"""Values that are not finite end a run on all ranks together; round, client and field are named."""
 
 from __future__ import annotations
 
@@ -54,12 +54,13 @@ def check_mean(comm: SerialComm, round: int, stage: Stage, culprit: int) -> None
     comm.allreduce_(first, "min")
     if first[0] == _NONE:
         raise NonFiniteError(
-            f"{_NON_FINITE} in round {round}: the sum of finite messages overflows, phase {stage.phase.name!r}"
+            f"{_NON_FINITE} in round {round}: the sum of finite messages overflows, "
+            f"phase {stage.phase.name!r}"
         )
     client, element = divmod(int(first[0]), stage.mean.layout.size)
     raise NonFiniteError(
-        f"{_NON_FINITE} in round {round}: client {client}, field {stage.mean.layout.field_at(element)!r} of `message` "
-        f"(phase {stage.phase.name!r}): smaller step sizes?"
+        f"{_NON_FINITE} in round {round}: client {client}, field {stage.mean.layout.field_at(element)!r} "
+        f"of `message` (phase {stage.phase.name!r}): smaller step sizes?"
     )
 
 
@@ -69,6 +70,6 @@ def check_shared(round: int, shared: State) -> None:
         return
     element = int((~torch.isfinite(shared.buffer)).nonzero()[0])
     raise NonFiniteError(
-        f"{_NON_FINITE} in round {round}: field {shared.layout.field_at(element)!r} of `shared`, made by the server step "
-        "from finite averages: smaller step sizes?"
+        f"{_NON_FINITE} in round {round}: field {shared.layout.field_at(element)!r} of `shared`, made by the "
+        "server step from finite averages: smaller step sizes?"
     )

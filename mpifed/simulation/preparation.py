@@ -35,7 +35,8 @@ def prepare(config: Config, comm: SerialComm, dtype: torch.dtype, device: torch.
     """The problem as the method sees it, prepared and checked on every rank. Collective, also where it fails.
 
     Raises:
-        CollectiveError: on all ranks: the problem breaks its contract, its data cannot be read or differ between ranks.
+        CollectiveError: on all ranks: the problem breaks its contract, its data cannot be read or differ
+            between ranks.
     """
     problem, fault = config.problem, None
     try:
@@ -60,7 +61,8 @@ def place(
     """Which rank hosts which clients, and the clients' costs that say so. Collective.
 
     Args:
-        costs: each client's nanoseconds ``[N]`` as known from before; otherwise they are measured where they count.
+        costs: each client's nanoseconds ``[N]`` as known from before; otherwise they are measured where they
+            count.
     """
     if config.run.placement != "balanced":
         return Placement(problem.clients, comm.size), costs

@@ -1,4 +1,5 @@
-"""Which data files a problem has read, and whether all ranks have read the same, before and after an interruption.
+"""Which data files a problem has read, and whether all ranks have read the same, before and after an
+interruption.
 
 Ranks compare what the files hold, not where they lie: copies on each node are as good as one shared folder.
 """
@@ -32,7 +33,8 @@ def expect_same(before: dict[str, str], files: Files) -> None:
     """Hold the data of a run that continues against those that it began with, by their digests.
 
     Raises:
-        CollectiveError: the first file that differs. All ranks have read the same data, so that it is raised on all.
+        CollectiveError: the first file that differs. All ranks have read the same data, so that it is raised
+            on all.
     """
     after = digests(files)
     for name in sorted({*before, *after}):
@@ -42,8 +44,8 @@ def expect_same(before: dict[str, str], files: Files) -> None:
                 for table in (before, after)
             )
             raise CollectiveError(
-                f"data file {name} has changed since the checkpoint was written: expected {was}, found {now}. "
-                "Bring the data back, or set run.overwrite=true to start over"
+                f"data file {name} has changed since the checkpoint was written: expected {was}, found "
+                f"{now}. Bring the data back, or set run.overwrite=true to start over"
             )
 
 
@@ -55,7 +57,8 @@ def agree_on_data(comm: SerialComm, files: Files, error: str | None) -> None:
         error: why this rank's preparation failed, ``None`` if it did not.
 
     Raises:
-        CollectiveError: on all ranks, with the first error, or the first file that differs and the ranks that have it.
+        CollectiveError: on all ranks, with the first error, or the first file that differs and the ranks that
+            have it.
     """
     agree(comm, error)
     contents = json.dumps([(name, file.digest) for name, file in sorted(files.items())])
@@ -69,7 +72,7 @@ def agree_on_data(comm: SerialComm, files: Files, error: str | None) -> None:
 
 
 def _difference(tables: list[dict]) -> str:
-    """In words, the first file by name that some of the ranks' ``tables`` lack or hold with another digest."""
+    """In words, the first file by name that some ranks' ``tables`` lack or hold with another digest."""
     for name in sorted(set().union(*tables)):
         holders: dict[str | None, list[int]] = {}
         for rank, table in enumerate(tables):

@@ -1,8 +1,9 @@
 """One federated run as a state machine: start, one round after another, a point to look at.
 
-:class:`Simulation` owns the records and what a round needs; it writes no files and decides nothing about stopping. All
-collectives are called here and in the objects it owns, by every rank in the same order. While a user's code runs, torch's
-default dtype is the run's, so that ``torch.as_tensor(0.05)`` has the digits of the rest.
+:class:`Simulation` owns the records and what a round needs; it writes no files and decides nothing about
+stopping. All collectives are called here and in the objects it owns, by every rank in the same order. While a
+user's code runs, torch's default dtype is the run's, so that ``torch.as_tensor(0.05)`` has the digits of the
+rest.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Simulation:
         round: rounds done so far.
         shared, clients, output: the records; ``clients`` has one row for each client of this rank.
         costs: running totals.
-        client_costs: each client's nanoseconds ``[N]``: the ``costs`` passed, or measured where a balanced placement needs
-            them.
+        client_costs: each client's nanoseconds ``[N]``: the ``costs`` passed, or measured where a balanced
+            placement needs them.
     """
 
     def __init__(
@@ -273,7 +274,10 @@ class Simulation:
             self.output.buffer.copy_(self.point())
 
     def evaluate(self, state: State) -> dict[str, float]:
-        """The problem's metrics at ``shared``'s point or at ``output``, complete on rank 0, empty elsewhere. Collective."""
+        """The problem's metrics at ``shared``'s point or at ``output``. Collective.
+
+        They are complete on rank 0 and empty elsewhere.
+        """
         of = self.block if state is self.shared else lambda name: getattr(state, name)
         with default_dtype(self.dtype):
             return evaluate(self.problem, self.comm, [of(name) for name in self.blocks])

@@ -1,9 +1,10 @@
-"""What travels: bytes that federated clients would be sent and send, observed; and what the collectives here carry.
+"""What travels: bytes that federated clients would be sent and send, observed; and what the collectives here
+carry.
 
-A federated client is sent what its function reads of ``shared`` and the server has written since the client was last
-sent it. A member of a cohort smaller than N is sent all that it reads, since others may have been asked before it. It sends
-its message. Fields that are ``kept`` do not count. A rank counts for its own members, so that ranks need not agree on what
-a function has read.
+A federated client is sent what its function reads of ``shared`` and the server has written since the client
+was last sent it. A member of a cohort smaller than N is sent all that it reads, since others may have been
+asked before it. It sends its message. Fields that are ``kept`` do not count. A rank counts for its own
+members, so that ranks need not agree on what a function has read.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def collectives(
 ) -> tuple[tuple[int, int], ...]:
     """Bytes of the Allreduce and of the Bcast of each phase of a round, from the method's records alone.
 
-    The Allreduce carries the message and a control value, the Bcast the adaptive matrices, 0 where there are none.
+    The Allreduce carries the message and a control value, the Bcast the adaptive matrices, 0 where there are
+    none.
 
     Args:
         blocks, kinds: the problem's variables and its further kinds of fields.
