@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
+OneKind = TypeVar("OneKind")
 
 
 class Blocks(Mapping):
@@ -103,7 +105,7 @@ class Record:
     def __repr__(self) -> str:
         return "Record(" + ", ".join(f"{name}={kind!r}" for name, kind in self.fields.items()) + ")"
 
-    def of(self, kind: type) -> dict[str, Kind]:
+    def of(self, kind: type[OneKind]) -> dict[str, OneKind]:
         """The fields of one kind of kind, e.g. ``record.of(Kept)``."""
         return {name: one for name, one in self.fields.items() if isinstance(one, kind)}
 
