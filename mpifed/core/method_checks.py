@@ -17,7 +17,7 @@ from mpifed.core.records import Adaptive, Between, Kept, Record
 __all__ = ["called", "check_method", "expect_nothing"]
 
 #: Record → the kinds of its fields that mean nothing there, and why.
-MISPLACED = {
+MISPLACED: dict[str, dict[type, str]] = {
     "shared": {Between: "between() is for `client`"},
     "client": {Kept: "what clients keep never travels", Adaptive: "adaptive() is for `shared`"},
     "message": {Between: "between() is for `client`", Adaptive: "adaptive() is for `shared`"},

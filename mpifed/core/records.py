@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
+OneKind = TypeVar("OneKind")
 
 
 class Blocks(Mapping):
@@ -104,8 +105,8 @@ class Record:
     def __repr__(self) -> str:
         return "Record(" + ", ".join(f"{name}={kind!r}" for name, kind in self.fields.items()) + ")"
 
-    def of(self, kind: type[_K]) -> dict[str, _K]:
-        """The fields whose kind is of this class, such as ``record.of(Kept)``."""
+    def of(self, kind: type[OneKind]) -> dict[str, OneKind]:
+        """The fields of one kind of kind, e.g. ``record.of(Kept)``."""
         return {name: one for name, one in self.fields.items() if isinstance(one, kind)}
 
     def layout(self, blocks: Blocks, kinds: Mapping[str, int] | None = None, matrix=None) -> Layout:
