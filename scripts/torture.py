@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Kill random ranks at random moments: python scripts/torture.py [--kills N] [--seed S] [--ranks 2,3,4] [--mpi openmpi|mpich]
+"""Kill random ranks at random moments: python scripts/torture.py [--kills N] [--seed S] [--ranks 2,3,4]
+[--mpi openmpi|mpich]
 
-The saddle job runs under ``reduction = "exact"``. Each start is killed once: a random rank, rank 0 too, gets SIGKILL at a
-moment that is uniform over the length of an uninterrupted run, which is measured first, start-up included. Then the same
-command is started again, on a number of ranks drawn anew, and killed again, until the job completes; then the next job begins.
-A kill is survived if the launcher ends with an exit code that is not 0, in time and with all its ranks, and the job that was
-hit ends in the bits of the uninterrupted run, with no half-written file left. The exit code is 1 if one is lost.
+The saddle job runs under ``reduction = "exact"``. Each start is killed once: a random rank, rank 0 too, gets
+SIGKILL at a moment that is uniform over the length of an uninterrupted run, which is measured first, start-up
+included. Then the same command is started again, on a number of ranks drawn anew, and killed again, until the
+job completes; then the next job begins. A kill is survived if the launcher ends with an exit code that is not
+0, in time and with all its ranks, and the job that was hit ends in the bits of the uninterrupted run, with no
+half-written file left. The exit code is 1 if one is lost.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class Torture:
             done, self.lost = done + len(faults), self.lost + lost
 
     def kill(self, out: Path) -> str | None:
-        """Start the job and kill a rank: what went wrong, "" if nothing did, ``None`` if the job was complete before."""
+        """Start the job and kill a rank: what went wrong, "" if nothing did, ``None`` if the job was complete
+        before."""
         process, size = self.start(out)
         begin, moment = time.monotonic(), self.random.uniform(0, self.length)
         pids = wait_until(lambda: ranks(process.pid) or process.poll() is not None, PATIENCE)
@@ -90,7 +93,8 @@ class Torture:
             path.unlink(missing_ok=True)
         fault = self.judge(code, seconds, gone)
         print(
-            f"rank {victim} of {size} at {moment:5.2f} s, newest checkpoint {newest(out):3d}: exit code {code:3d} after "
+            f"rank {victim} of {size} at {moment:5.2f} s, newest checkpoint {newest(out):3d}: "
+            f"exit code {code:3d} after "
             f"{seconds:.2f} s{': LOST, ' + fault if fault else ''}",
             flush=True,
         )

@@ -158,7 +158,8 @@ def list_(as_json):
 )
 @click.option("--cite", is_flag=True, help="Print the BibTeX entries of NAME's sources instead.")
 def info(name, overrides, out, cite):
-    """Explain NAME: settings with values, default and effect, records, phases, cost per round, source, readings.
+    """Explain NAME: settings with values, default and effect, records, phases, cost per round, source,
+    readings.
 
     NAME is anything that `mpifed list` shows, your own ./file.py:Class, a section of a job file (run, oracle,
     participation, stop, clock), or `settings` for all settings as one page. For a job file, with settings

@@ -126,7 +126,7 @@ class Algorithm:
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
-        taken = {*dir(Algorithm), *inspect.get_annotations(Algorithm), "client_round"}
+        taken = {*dir(Algorithm), *inspect.get_annotations(Algorithm)} - {"matrix"}
         for base in (base for base in cls.__mro__ if base not in (Algorithm, object)):
             for name, kind in inspect.get_annotations(base).items():
                 if name in taken and "ClassVar" not in str(kind):

@@ -25,7 +25,8 @@ QUINTIC, CUBIC = (3.4445, -4.7750, 2.0315), (1.5, -0.5, 0.0)
 
 
 def _each(u: torch.Tensor, shapes: Shapes, function) -> torch.Tensor:
-    """``function(part, shape)`` of every parameter's flat part, put together again; without parts, u itself."""
+    """``function(part, shape)`` of every parameter's flat part, put together again; without parts, u
+    itself."""
     if not shapes:
         return u
     parts = u.split([math.prod(shape) for shape in shapes.values()], dim=-1)

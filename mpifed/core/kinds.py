@@ -36,15 +36,16 @@ Kind = Plain | Kept | Between | Adaptive
 
 
 def kept(kind: Plain) -> Kept:
-    """A field that is not counted as sent: what clients recompute, a running sum that only the output average needs."""
+    """A field that is not counted as sent: what clients recompute, a running sum that only the output average
+    needs."""
     return Kept(kind)
 
 
 def between(kind: Plain) -> Between:
     """A field of ``client`` that one phase leaves for a later phase of the round.
 
-    It is 0 when the round begins and when a fresh cohort is drawn; members of the cohort alone have it, and no checkpoint
-    holds it.
+    It is 0 when the round begins and when a fresh cohort is drawn; members of the cohort alone have it, and
+    no checkpoint holds it.
     """
     return Between(kind)
 

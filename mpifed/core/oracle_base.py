@@ -94,8 +94,8 @@ class Oracle:
             tau: each client's number of steps ``[C]``, or one for all.
 
         Yields:
-            Which clients take the step, boolean ``[C, 1]``, for ``torch.where(on, new, old)``. Who is done neither draws
-            nor counts.
+            Which clients take the step, boolean ``[C, 1]``, for ``torch.where(on, new, old)``. Who is done
+            neither draws nor counts.
 
         Raises:
             ContractError: these are no numbers of steps, or not one a client.
@@ -106,7 +106,8 @@ class Oracle:
         if steps.shape not in ((), (self._count,)):
             shape = list(steps.shape)
             raise ContractError(
-                f"oracle.steps(tau): expected one number or [{self._count}], one a client that is stepped, got {shape}"
+                f"oracle.steps(tau): expected one number or [{self._count}], one a client that is stepped, "
+                f"got {shape}"
             )
         tau = np.broadcast_to(steps, (self._count,))
         try:

@@ -152,7 +152,10 @@ def _data(problem: Problem, batch_size: int, weights: str) -> Iterator[str]:
         return
     counts = type(problem).client_size is not Problem.client_size
     if draws and weights == "samples" and not counts:
-        yield 'weights = "samples" needs data to count, and it draws its samples: take weights = "uniform", or define client_size(client)'
+        yield (
+            'weights = "samples" needs data to count, and it draws its samples: take weights = "uniform", or '
+            "define client_size(client)"
+        )
     for of, arrays in drawn.items():
         yield from _drawn(arrays, f"draw() of {of!r}" if of else "draw()", len(clients), batch_size)
     if not draws:

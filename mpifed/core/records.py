@@ -88,8 +88,8 @@ class Record:
                 raise ContractError(f"a record's field cannot be named {name!r}")
             if not is_kind(fields[name]):
                 raise ContractError(
-                    f"field {name!r} of a record: expected the name of a block or a size, a tuple of such names, "
-                    f"kept(...), between(...) or adaptive(...), got {fields[name]!r}"
+                    f"field {name!r} of a record: expected the name of a block or a size, a tuple of such "
+                    f"names, kept(...), between(...) or adaptive(...), got {fields[name]!r}"
                 )
         self.fields: dict[str, Kind] = fields
 

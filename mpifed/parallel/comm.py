@@ -236,7 +236,7 @@ def together(comm: SerialComm, *kinds: type[Exception]):
     except kinds as fault:
         error = fault
     try:
-        agree(comm, error and told(error))
+        agree(comm, told(error) if error else None)
     except CollectiveError as common:
         raise common from error
 

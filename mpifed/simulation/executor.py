@@ -106,8 +106,8 @@ class Loop:
         if before is not None and not torch.equal(before, shared.buffer):
             names = shared.layout.field_at(int((before != shared.buffer).nonzero()[0]))
             raise ContractError(
-                f"{called(stage.phase.client)} changed shared.{names}: a client function reads `shared` and never writes to "
-                f"it, not in place either (x = shared.x; x -= ... does; x = x - ... does not)"
+                f"{called(stage.phase.client)} changed shared.{names}: a client function reads `shared` and "
+                "never writes to it, not in place either (x = shared.x; x -= ... does; x = x - ... does not)"
             )
 
     def _step(self, stage: Stage, now: Now, members: np.ndarray, shared: Observed) -> None:

@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
-"""Wall time of a round against its floor: python scripts/bench/floor.py [--ranks 1 2 4] [--workloads ...] [--json FILE]
+"""Wall time of a round against its floor: python scripts/bench/floor.py [--ranks 1 2 4] [--workloads ...]
+[--json FILE]
 
-The floor is what no simulator can save: the round's gradient evaluations in bare torch (the same loss and network, the same
-number of evaluations and minibatch gathers, parameters and gradients as views of flat vectors; rows drawn beforehand, no
-update arithmetic) and one raw ``MPI_Allreduce`` of the message's bytes. One job runs both, in short blocks by turns.
+The floor is what no simulator can save: the round's gradient evaluations in bare torch (the same loss and
+network, the same number of evaluations and minibatch gathers, parameters and gradients as views of flat
+vectors; rows drawn beforehand, no update arithmetic) and one raw ``MPI_Allreduce`` of the message's bytes.
+One job runs both, in short blocks by turns.
 
-``ratio`` is the median of the ratios of neighbouring blocks. Other work on the machine slows neighbours alike, which leaves
-their ratio alone, and the median drops the pairs of which one block was hit. The minimum of the ratios would choose the pairs
-whose floor was hit. ``fastest`` is the ratio of the two fastest blocks, which trusts the quietest moment of each side.
-Waiting for slower ranks counts as communication (``in comm``).
+``ratio`` is the median of the ratios of neighbouring blocks. Other work on the machine slows neighbours
+alike, which leaves their ratio alone, and the median drops the pairs of which one block was hit. The minimum
+of the ratios would choose the pairs whose floor was hit. ``fastest`` is the ratio of the two fastest blocks,
+which trusts the quietest moment of each side. Waiting for slower ranks counts as communication (``in comm``).
 
-With ``--device cuda`` both sides compute on the GPUs, which ranks share if they must. The floor's message then goes through
-pinned host memory (alone, a rank sends none), and a block ends when the GPU is idle.
+With ``--device cuda`` both sides compute on the GPUs, which ranks share if they must. The floor's message
+then goes through pinned host memory (alone, a rank sends none), and a block ends when the GPU is idle.
 
-``--executors`` compares the executors instead: one rank with 8 clients, blocks of ``loop`` and ``batched`` by turns.
+``--executors`` compares the executors instead: one rank with 8 clients, blocks of ``loop`` and ``batched`` by
+turns.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ METHODS = {
     "AdaFGDA": dict(gamma=0.02, lam=0.02, alpha=0.5, beta=0.5, matrix={"name": "adam", "rho": 0.1}),
     "LocalSGDA": dict(eta_x=0.01, eta_y=0.01),
 }
-#: Problem, rounds, and rounds of a block. A client of the saddle problem has one row of data, so its sample is all of it;
-#: uncentred, because iterates that tend to 0 would end in denormal numbers, which are slow.
+#: Problem, rounds, and rounds of a block. A client of the saddle problem has one row of data, so its sample
+#: is all of it; uncentred, because iterates that tend to 0 would end in denormal numbers, which are slow.
 WORKLOADS = {
     "saddle": (dict(name="Saddle", d=1000, centred=False), 2000, 20),
     "digits-mlp": (dict(name="DeepAUC", dataset="digits", model="mlp"), 300, 2),
@@ -164,7 +167,8 @@ def simulate(workload: str, method: str, clients: int, executor: str, options):
 
 
 def paired(first, second, rounds: int, length: int, barrier) -> tuple[list[float], list[float]]:
-    """Seconds a round of each block of ``first`` and of ``second``, which take turns at going first in a pair."""
+    """Seconds a round of each block of ``first`` and of ``second``, which take turns at going first in a
+    pair."""
     times = [], []
     for pair in range(1 + max(2, rounds // length)):
         for which in (0, 1) if pair % 2 else (1, 0):
@@ -316,7 +320,8 @@ def main() -> None:
         return work(options)
     sides = ("loop ms", "batched ms") if options.executors else ("package ms", "floor ms")
     print(
-        f"{'workload':<12} {'method':<10} {'ranks':>5} {sides[0]:>11} {sides[1]:>11} {'ratio':>7}  {'quartiles':<11} "
+        f"{'workload':<12} {'method':<10} {'ranks':>5} {sides[0]:>11} {sides[1]:>11} "
+        f"{'ratio':>7}  {'quartiles':<11} "
         f"{'fastest':>8}{'' if options.executors else ' in comm'}"
     )
     rows = []

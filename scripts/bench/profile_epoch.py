@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Where the time of an epoch goes: python scripts/bench/profile_epoch.py JOB [KEY=VALUE ...]
 
-One process trains on as many samples as all clients have and prints the seconds of each part, without those of the parts
-inside it, and its share of the whole. Of a job file with a ``[sweep]`` the first run of every method is taken. The time to load
-the data comes before; one evaluation of the metrics is shown beside.
+One process trains on as many samples as all clients have and prints the seconds of each part, without those
+of the parts inside it, and its share of the whole. Of a job file with a ``[sweep]`` the first run of every
+method is taken. The time to load the data comes before; one evaluation of the metrics is shown beside.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def profile(config: Config) -> None:
             setattr(owner, name, function) if function else delattr(owner, name)
     total = sum(clock.seconds.values())
     print(
-        f"\n{title(config.algorithm)} on {title(config.problem)}: {rounds} rounds, {samples} samples, {total:.1f} s; "
+        f"\n{title(config.algorithm)} on {title(config.problem)}: {rounds} rounds, "
+        f"{samples} samples, {total:.1f} s; "
         f"loading {loaded:.1f} s, one evaluation {evaluation:.1f} s"
     )
     for part, seconds in clock.seconds.items():

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Predicted against measured rounds: python scripts/bench/scale_check.py [--ranks 1 2 4 8 16] [--sizes 1000 100000 1000000]
+"""Predicted against measured rounds: python scripts/bench/scale_check.py [--ranks 1 2 4 8 16] [--sizes 1000
+100000 1000000]
 
-The saddle job (FGDA, float32, a fixed number of clients) runs on each number of ranks of this machine. The model gets its
-parameters from two ranks only (``mpifed bench comm`` and the job's computing there); ranks beyond the cores share them, in the
-model as on the machine. A row shows medians over rounds of the slowest rank, and predicted / measured.
+The saddle job (FGDA, float32, a fixed number of clients) runs on each number of ranks of this machine. The
+model gets its parameters from two ranks only (``mpifed bench comm`` and the job's computing there); ranks
+beyond the cores share them, in the model as on the machine. A row shows medians over rounds of the slowest
+rank, and predicted / measured.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ def configure(d: int, clients: int):
 
 
 def prepare(config, comm) -> None:
-    """The ranks make the problem's constants one after another, which takes many times the memory of what remains."""
+    """The ranks make the problem's constants one after another, which takes many times the memory of what
+    remains."""
     for rank in range(comm.size):
         if rank == comm.rank:
             config.problem.prepare(config.seed)

@@ -1,4 +1,5 @@
-"""Noise in MFCGD: each estimator has the error of its recursion, and the bias of the plug-in method falls with it.
+"""Noise in MFCGD: each estimator has the error of its recursion, and the bias of the plug-in method falls
+with it.
 
 Compositions with g = identity, so that h, u and v estimate x, I and ∇f(x) and everything is known exactly.
 """
@@ -26,7 +27,8 @@ WEIGHTS = ["alpha", "beta", "varrho"]
 
 @dataclass
 class Quadratic(Composition):
-    """f_k(u) = ‖u - c_k‖²/2 with Σ c_k = 0 and g(x) = x: the solution is 0, where ∇f_k = -c_k of norm 1 are not."""
+    """f_k(u) = ‖u - c_k‖²/2 with Σ c_k = 0 and g(x) = x: the solution is 0, where ∇f_k = -c_k of norm 1 are
+    not."""
 
     clients: int = CLIENTS
     inner_size = DIM
@@ -84,7 +86,8 @@ def simulate(method, problem, rounds, noise=None):
 
 
 def stationary(step, weight):
-    """E x² of x ← x - s (x + e), e ← (1 - a) e + a ξ with E ξ² = σ² / N, the noise of the mean of N clients."""
+    """E x² of x ← x - s (x + e), e ← (1 - a) e + a ξ with E ξ² = σ² / N, the noise of the mean of N
+    clients."""
     M = np.array([[1 - step, -step], [0.0, 1 - weight]])
     noise = np.diag([0.0, weight**2 * SIGMA**2 / CLIENTS]).reshape(-1)
     return np.linalg.solve(np.eye(4) - np.kron(M, M), noise)[0]
@@ -93,7 +96,8 @@ def stationary(step, weight):
 @pytest.mark.parametrize("noise", range(3), ids=["g", "jacobian", "outer"])
 @pytest.mark.parametrize("weight", range(3), ids=WEIGHTS)
 def test_each_weight_filters_the_noise_of_its_own_estimator(noise, weight):
-    """α filters g, β its Jacobian, ϱ ∇f; the others leave the noise as it is (up to products of small errors)."""
+    """α filters g, β its Jacobian, ϱ ∇f; the others leave the noise as it is (up to products of small
+    errors)."""
     step, rounds = 0.5, 300 if noise == weight else 140
     q = (
         1 if noise == 1 else 2
@@ -102,8 +106,8 @@ def test_each_weight_filters_the_noise_of_its_own_estimator(noise, weight):
     weights = {name: 0.05 if j == weight else 1.0 for j, name in enumerate(WEIGHTS)}
     points = simulate(MFCGD(q=q, gamma=step, **weights), Quadratic(), rounds, NOISES[noise])
     measured, expected = (points[60:] ** 2).mean(), stationary(step, a)  # 0.95^60 of the start is left
-    # An error lives for 20 steps in 240 or more, or for some steps in 80 or more: 16 · 12 independent squares at least,
-    # with a relative error of (2 / 192)^(1/2) = 0.1.
+    # An error lives for 20 steps in 240 or more, or for some steps in 80 or more: 16 · 12 independent squares
+    # at least, with a relative error of (2 / 192)^(1/2) = 0.1.
     assert measured == pytest.approx(expected, rel=0.3)
     assert stationary(step, 0.05) < stationary(step, 1.0) / 5
 
@@ -122,8 +126,8 @@ def test_the_floor_falls_with_all_weights():
 class Exponential(Composition):
     """f(u) = Σ e^(u_j) - u_j and g(x) = x: the solution is 0.
 
-    A standard normal noise n on g makes E ∇f(g(x) + n) = e^(x + 1/2) - 1, which vanishes at -1/2 instead: the bias of a
-    gradient with a sample plugged in.
+    A standard normal noise n on g makes E ∇f(g(x) + n) = e^(x + 1/2) - 1, which vanishes at -1/2 instead: the
+    bias of a gradient with a sample plugged in.
     """
 
     clients: int = 4
@@ -154,15 +158,15 @@ def comfedl(clients, step, q, rounds):
 
 
 def test_plugging_one_sample_in_is_biased_and_mfcgd_is_not():
-    """ComFedL ends at -1/2, as does MFCGD with α = 1; with a smaller α the noise of h has the variance α / (2 - α),
-    which takes the place of 1. (0.95^160 of the start is left.)"""
+    """ComFedL ends at -1/2, as does MFCGD with α = 1; with a smaller α the noise of h has the variance α / (2
+    - α), which takes the place of 1. (0.95^160 of the start is left.)"""
     problem, step, q, rounds = Exponential(), 0.05, 4, 100
     means = {"plugged in": comfedl(problem.clients, step, q, rounds)[40:].mean()}
     for alpha in (1.0, 0.5, 0.05):
         method = MFCGD(q=q, gamma=step, alpha=alpha, beta=0.1, varrho=0.1)
         means[alpha] = simulate(method, problem, rounds, Part(scale=1.0))[40:].mean()
-    # The mean over 60 rounds and 16 coordinates of points that spread by 0.2 and live for 5 rounds: within 0.02. The
-    # spread of x itself costs its variance / 2 more.
+    # The mean over 60 rounds and 16 coordinates of points that spread by 0.2 and live for 5 rounds: within
+    # 0.02. The spread of x itself costs its variance / 2 more.
     for name, mean in means.items():
         alpha = 1.0 if name == "plugged in" else name
         assert mean == pytest.approx(-alpha / (2 - alpha) / 2, abs=0.05)

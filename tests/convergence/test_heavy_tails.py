@@ -1,6 +1,8 @@
-"""Noise of infinite variance, on a quadratic game of matrices: the methods of Zhang & Gao n.d. against plain local steps.
+"""Noise of infinite variance, on a quadratic game of matrices: the methods of Zhang & Gao n.d. against plain
+local steps.
 
-f_k = ½‖X - A_k‖² + ⟨X, C ∘ Y⟩ - ½‖Y - B_k‖² with Σ A_k = Σ B_k = 0 has its saddle at 0, ``START`` away from the start.
+f_k = ½‖X - A_k‖² + ⟨X, C ∘ Y⟩ - ½‖Y - B_k‖² with Σ A_k = Σ B_k = 0 has its saddle at 0, ``START`` away from
+the start.
 """
 
 from dataclasses import dataclass
@@ -81,18 +83,19 @@ def medians(name, noise):
 
 @pytest.mark.parametrize("name", ["normalised", "polar", "clipped"])
 def test_bounded_directions_converge_under_infinite_variance(name):
-    """A step along g + ξ, a block of 4, goes on average (3/4) E[1/‖ξ‖] η ‖g‖ in the direction of g; with ξ the noise of
-    the sample and of the variates that is some ηg / 4, and the distance falls by 1 / 40 a round, to START e^-1.5 after
-    half of the rounds and START e^-3 = 0.1 in the end. The random part leaves (2 η² / (2 N η / 4))^(1/2) = 0.14. The
-    thresholds allow for nearly twice of both."""
+    """A step along g + ξ, a block of 4, goes on average (3/4) E[1/‖ξ‖] η ‖g‖ in the direction of g; with ξ
+    the noise of the sample and of the variates that is some ηg / 4, and the distance falls by 1 / 40 a round,
+    to START e^-1.5 after half of the rounds and START e^-3 = 0.1 in the end. The random part leaves (2 η² /
+    (2 N η / 4))^(1/2) = 0.14. The thresholds allow for nearly twice of both."""
     worst, last = medians(name, "stable")
     assert worst < 0.4 * START
     assert last < 0.2 * START
 
 
 def test_plain_local_steps_do_not():
-    """P(|ξ| > v) ≈ 0.4 v^-1.5: the largest of the 60 · 5 · 4 · 8 numbers of the second half has the median 312, which
-    moves a coordinate by 312 η / 4 = 1.6; half of that allows for one that falls where it helps."""
+    """P(|ξ| > v) ≈ 0.4 v^-1.5: the largest of the 60 · 5 · 4 · 8 numbers of the second half has the median
+    312, which moves a coordinate by 312 η / 4 = 1.6; half of that allows for one that falls where it
+    helps."""
     worst, _ = medians("plain", "stable")
     assert worst > 0.8
     for name in ("normalised", "polar", "clipped"):
@@ -100,15 +103,17 @@ def test_plain_local_steps_do_not():
 
 
 def test_plain_local_steps_converge_under_normal_noise_of_that_scale():
-    """A squared distance of 8 · η · 2 / (2 · 4) = 0.2² is left; twice that is not reached in 60 dependent rounds."""
+    """A squared distance of 8 · η · 2 / (2 · 4) = 0.2² is left; twice that is not reached in 60 dependent
+    rounds."""
     worst, last = medians("plain", "normal")
     assert worst < 0.4
     assert last < 0.4
 
 
 def test_smaller_steps_come_nearer_under_infinite_variance():
-    """What remains of the bounded steps goes as η^(1/2): a quarter of the step in four times the rounds halves it. 0.7
-    lies between that and 1; the means, from the saddle on, are over some 10 independent points."""
+    """What remains of the bounded steps goes as η^(1/2): a quarter of the step in four times the rounds
+    halves it. 0.7 lies between that and 1; the means, from the saddle on, are over some 10 independent
+    points."""
     levels = []
     for scale in (1, 4):
         rates = {name: value / scale if name != "p" else value for name, value in HEAVY.items()}
@@ -119,8 +124,9 @@ def test_smaller_steps_come_nearer_under_infinite_variance():
     assert levels[1] < 0.7 * levels[0]
 
 
-# Speed-up: with t_k = b_k = 0 every coordinate of the saddle problem is alone, of curvature τ = 10 in x and 1 in y. The
-# mean over D coordinates of a squared normal number has the relative error (2 / D)^(1/2); five of these.
+# Speed-up: with t_k = b_k = 0 every coordinate of the saddle problem is alone, of curvature τ = 10 in x and 1
+# in y. The mean over D coordinates of a squared normal number has the relative error (2 / D)^(1/2); five of
+# these.
 D, SIGMA, CURVATURES = 1000, 0.1, {"x": 10.0, "y": 1.0}
 SPREAD = 5 * (2 / D) ** 0.5
 STEPS = {"x": 0.005, "y": 0.05}
@@ -158,9 +164,9 @@ def test_the_noise_of_plain_steps_falls_with_the_number_of_clients(method, clien
 
 @pytest.mark.parametrize("clients", [1, 4, 16])
 def test_the_noise_of_normalised_steps_falls_with_the_number_of_clients(clients):
-    """Where the noise is all there is, u has the norm σ (D + D (1 - 1/N) / p)^(1/2): the fresh noise and that of the
-    variates, which cancel in the mean over the clients. So the steps are those of plain SGDA of η over that norm, and
-    the floor is 1 / N of one client's but for that factor, at most (1 + 1/p)^(1/2) = 1.05."""
+    """Where the noise is all there is, u has the norm σ (D + D (1 - 1/N) / p)^(1/2): the fresh noise and that
+    of the variates, which cancel in the mean over the clients. So the steps are those of plain SGDA of η over
+    that norm, and the floor is 1 / N of one client's but for that factor, at most (1 + 1/p)^(1/2) = 1.05."""
     p, norm = 10, SIGMA * D**0.5
     eta = {block: step * norm for block, step in STEPS.items()}
     local, server = (

@@ -1,7 +1,8 @@
 """Where the methods end on the saddle problem of Huang et al. 2024, section 6.1, without noise.
 
-A step takes 5 % off the errors of x and of y, a round of q = 10 steps 40 %, so 100 rounds leave rounding alone where
-nothing slower is at work. Local-GDA ends at ``local_gda_limit``, some 5e-4 s away from the saddle.
+A step takes 5 % off the errors of x and of y, a round of q = 10 steps 40 %, so 100 rounds leave rounding
+alone where nothing slower is at work. Local-GDA ends at ``local_gda_limit``, some 5e-4 s away from the
+saddle.
 """
 
 import h5py
@@ -79,7 +80,8 @@ def test_local_gda_and_the_local_reading_end_at_the_limit_of_local_gda(tmp_path,
 
 @pytest.mark.parametrize("sync", ["stem", "mean_after"])
 def test_the_final_error_is_proportional_to_the_weights(tmp_path, sync):
-    """error = C α (1 - c α + ...): the slope of log error against log α leaves 1 by O(α); α = 1 is near the floor."""
+    """error = C α (1 - c α + ...): the slope of log error against log α leaves 1 by O(α); α = 1 is near the
+    floor."""
     problem = Saddle(s=10.0)
     weights = [1.0, 1e-1, 1e-2, 1e-3, 1e-4]
     errors = [np.linalg.norm(path(fgda(sync, weight), problem, tmp_path, 120)[-1]) for weight in weights]
@@ -96,7 +98,8 @@ COUNTS = {"uniform": np.ones(20), "samples": np.arange(1, 21)}
 @pytest.mark.parametrize("weights, other", [("uniform", "samples"), ("samples", "uniform")])
 @pytest.mark.parametrize("sync", ["stem", "mean_after"])
 def test_without_forgetting_fgda_ends_at_the_saddle(tmp_path, sync, weights, other):
-    """α = β = 0 without noise: the mean estimator sums exact increments, and the clients' drift leaves no bias."""
+    """α = β = 0 without noise: the mean estimator sums exact increments, and the clients' drift leaves no
+    bias."""
     problem = Unequal(centred=False)
     end = path(fgda(sync, 0.0), problem, tmp_path, weights=weights)[-1]
     assert (
@@ -116,8 +119,8 @@ def test_local_sgda_ends_at_the_saddle_of_the_weighted_clients(tmp_path, weights
 
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_adafgda_ends_at_the_saddle(tmp_path, matrix):
-    """With any matrices, for the steps vanish where the mean field does (α = β = 0, no noise). Matrices that do not
-    shrink with the estimators want larger steps."""
+    """With any matrices, for the steps vanish where the mean field does (α = β = 0, no noise). Matrices that
+    do not shrink with the estimators want larger steps."""
     scale = {"adagrad_norm": 20.0, "barzilai_borwein": 4.0, "amsgrad": 3.0}.get(matrix, 1.0)
     method = AdaFGDA(
         q=Q,
@@ -134,8 +137,8 @@ def test_adafgda_ends_at_the_saddle(tmp_path, matrix):
 
 @pytest.mark.parametrize("matrix", ["adam", "adabelief", "norm"])
 def test_adafgda_ends_where_fgda_does(tmp_path, matrix):
-    """Matrices that forget come within 0.3 % of ρ I, as the averaged estimators tend to almost 0: the bias is that of
-    FGDA with steps γ / ρ, λ / ρ but for a part of that size."""
+    """Matrices that forget come within 0.3 % of ρ I, as the averaged estimators tend to almost 0: the bias is
+    that of FGDA with steps γ / ρ, λ / ρ but for a part of that size."""
     rates = dict(q=Q, alpha=0.01, beta=0.01)
     method = AdaFGDA(gamma=2 * ETA_X, lam=2 * ETA_Y, matrix={"name": matrix, "rho": 2.0}, **rates)
     left = path(method, Saddle(), tmp_path, 150)[-1]

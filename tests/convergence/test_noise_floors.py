@@ -1,8 +1,9 @@
-"""Noise on the saddle problem with one Jacobian, where the distribution of the averaged iterate is known exactly.
+"""Noise on the saddle problem with one Jacobian, where the distribution of the averaged iterate is known
+exactly.
 
-With t_k = 0 and b_k = 0 every coordinate is alone, of curvature h = τ in x and 1 in y, and the mean of N clients moves
-as one client with noise of variance σ² / N: the linear speed-up. The second moment of a coordinate is a recursion of
-numbers; the mean over ``D`` coordinates has a relative error of (2 / D)^(1/2).
+With t_k = 0 and b_k = 0 every coordinate is alone, of curvature h = τ in x and 1 in y, and the mean of N
+clients moves as one client with noise of variance σ² / N: the linear speed-up. The second moment of a
+coordinate is a recursion of numbers; the mean over ``D`` coordinates has a relative error of (2 / D)^(1/2).
 """
 
 import h5py
@@ -45,9 +46,9 @@ def sgda_moments(clients, h, step, steps):
 
 
 def fgda_moments(clients, h, step, steps, eta, weight):
-    """E x_{t+1}² of FGDA. The error e_t = w_t - h x_t starts as the mean of q noises; the STORM line takes it to
-    (1 - a) e_t + a ξ, a = ``weight(η_t)``, as the noise of one sample is the same at both points; x moves to
-    x - η_t step (h x + e_t)."""
+    """E x_{t+1}² of FGDA. The error e_t = w_t - h x_t starts as the mean of q noises; the STORM line takes it
+    to (1 - a) e_t + a ξ, a = ``weight(η_t)``, as the noise of one sample is the same at both points; x moves
+    to x - η_t step (h x + e_t)."""
     variance = SIGMA**2 / clients
     S, moments = np.diag([0.0, variance / Q]), []
     for t in range(1, steps + 1):
@@ -83,7 +84,8 @@ def test_fgda_is_as_far_from_the_saddle_as_the_noise_of_all_clients(tmp_path, cl
 
 
 def test_the_schedules_of_the_theorem_reduce_the_noise(tmp_path):
-    """The second moment follows η_t, α_{t+1} (in y) and β_{t+1} (in x) step by step, and ends below half its peak."""
+    """The second moment follows η_t, α_{t+1} (in y) and β_{t+1} (in x) step by step, and ends below half its
+    peak."""
     problem = Saddle(d=D, clients=2, s=0.0, t_max=0.0, start="zero")
     rates = {"eta": {"name": "power", "scale": 2.0, "offset": 8.0}, "alpha": {"name": "squared", "c": 0.9}}
     method, rounds = FGDA(q=Q, gamma=ETA_X, lam=ETA_Y, beta={"name": "squared", "c": 0.5}, **rates), 60
@@ -100,8 +102,8 @@ def test_the_schedules_of_the_theorem_reduce_the_noise(tmp_path):
 
 
 def test_a_sampled_cohort_of_local_sgda_stays_around_the_solution(tmp_path):
-    """One Jacobian: a round takes y to P y + (1 - P) b̄ with the cohort's mean b̄ and P = 0.95^q, so that y ends at the
-    solution on average, spread by the variance of b̄."""
+    """One Jacobian: a round takes y to P y + (1 - P) b̄ with the cohort's mean b̄ and P = 0.95^q, so that y
+    ends at the solution on average, spread by the variance of b̄."""
     clients, size, rounds, P = 6, 2, 400, 0.95**Q
     problem = Saddle(clients=clients, t_max=0.0, centred=False)
     x, y = path(LocalSGDA(q=Q, eta_x=ETA_X, eta_y=ETA_Y), problem, tmp_path, rounds, cohort=size)
@@ -118,6 +120,6 @@ def test_a_sampled_cohort_of_local_sgda_stays_around_the_solution(tmp_path):
     # The sum of y - P y' = (1 - P) b̄ makes the mean over the rounds that of b̄, up to O(1 / rounds).
     assert (np.abs(y.mean(axis=0)) < 4 * np.sqrt(spread / len(y))).all()
     ratio = (y.var(axis=0) / (spread * (1 - P) / (1 + P))).mean()
-    # 300 rounds count as 300 (1 - P²) / (1 + P²) = 140 independent ones: 0.12 a coordinate, 0.05 over the five
-    # directions that six clients less their mean span.
+    # 300 rounds count as 300 (1 - P²) / (1 + P²) = 140 independent ones: 0.12 a coordinate, 0.05 over the
+    # five directions that six clients less their mean span.
     assert 0.75 < ratio < 1.25

@@ -1,4 +1,5 @@
-"""The point that a run returns: the last iterate, the mean of all rounds, or the iterate of a random round."""
+"""The point that a run returns: the last iterate, the mean of all rounds, or the iterate of a random
+round."""
 
 from collections import Counter
 

@@ -1,7 +1,8 @@
 """What the smoothing point of FESS-GDA buys (Shen et al. 2024, Table 1: κ rounds against κ²), and its noise.
 
-f = -(a/2) x_1² + b x_1 y - (μ/2) y² + (c/2) x_2² with 2a = 2c = ℓ = 1, μ = ℓ/κ and b² = 2aμ is nonconvex in x_1 and
-strongly concave in y, with Φ = max_y f = (a/2) x_1² + (c/2) x_2²; both clients add linear terms, which cancel.
+f = -(a/2) x_1² + b x_1 y - (μ/2) y² + (c/2) x_2² with 2a = 2c = ℓ = 1, μ = ℓ/κ and b² = 2aμ is nonconvex in
+x_1 and strongly concave in y, with Φ = max_y f = (a/2) x_1² + (c/2) x_2²; both clients add linear terms,
+which cancel.
 """
 
 from dataclasses import dataclass
@@ -71,13 +72,14 @@ def rounds_to_target(method, kappa, limit=20_000):
 
 
 def fsgda(kappa):
-    """The steps of the theory (Lin et al. 2020; Shen et al. 2024, Theorem 3.5): η_y ∝ 1/ℓ, η_x / η_y ∝ 1/κ². This quadratic would
-    bear η_x / η_y ∝ 1/κ, which no theory allows for all nonconvex games."""
+    """The steps of the theory (Lin et al. 2020; Shen et al. 2024, Theorem 3.5): η_y ∝ 1/ℓ, η_x / η_y ∝ 1/κ².
+    This quadratic would bear η_x / η_y ∝ 1/κ, which no theory allows for all nonconvex games."""
     return FSGDA(K=1, eta_xl=ETA_Y / kappa**2, eta_yl=ETA_Y)
 
 
 def fessgda(kappa, **changes):
-    """The steps of the theory (Shen et al. 2024, Theorem 3.1): p = 2ℓ, η_x and η_y ∝ 1/ℓ, β ∝ 1/κ, with larger constants."""
+    """The steps of the theory (Shen et al. 2024, Theorem 3.1): p = 2ℓ, η_x and η_y ∝ 1/ℓ, β ∝ 1/κ, with
+    larger constants."""
     return FESSGDA(**{"K": 1, "eta_xl": 0.25, "eta_yl": ETA_Y, "p": 2.0, "beta": 0.5 / kappa} | changes)
 
 
@@ -86,8 +88,8 @@ def slope(kappas, rounds):
 
 
 def test_smoothing_saves_a_power_of_the_condition_number():
-    """x_2 falls by c η_x a round, η_x ∝ κ^-2, against β c / (c + p), β ∝ κ^-1, for z: slopes 2 and 1 up to the rounds
-    that y takes to follow at first, some κ of them. 0.2 is a fifth of what is to be told apart."""
+    """x_2 falls by c η_x a round, η_x ∝ κ^-2, against β c / (c + p), β ∝ κ^-1, for z: slopes 2 and 1 up to
+    the rounds that y takes to follow at first, some κ of them. 0.2 is a fifth of what is to be told apart."""
     plain = [rounds_to_target(fsgda(kappa), kappa) for kappa in KAPPAS[:3]]
     smoothed = [rounds_to_target(fessgda(kappa), kappa) for kappa in KAPPAS]
     assert abs(slope(KAPPAS[:3], plain) - 2) < 0.2, plain
@@ -98,7 +100,8 @@ def test_smoothing_saves_a_power_of_the_condition_number():
 @pytest.mark.parametrize("kappa", KAPPAS[1:])
 def test_the_steps_that_smoothing_allows_are_too_long_without(kappa):
     """The trace η_x a - η_y μ of the linear map in (x_1, y) is positive for η_x / η_y > 2 / κ, and x grows by
-    more than 3 % a round, 1e7 times in 600. The pull makes it η_x (a - p) - η_y μ < 0 as long as z is slower than y."""
+    more than 3 % a round, 1e7 times in 600. The pull makes it η_x (a - p) - η_y μ < 0 as long as z is slower
+    than y."""
     too_long = [fessgda(kappa, p=0.0), fessgda(kappa, beta=1.0), FSGDA(K=1, eta_xl=0.25, eta_yl=ETA_Y)]
     for method in too_long:
         path = list(norms(method, kappa, 600))
@@ -121,8 +124,8 @@ SPREAD = 5 * (2 / D) ** 0.5  # five standard errors of a mean of D squares of no
 
 
 def moments(clients, rounds, h, eta, eta_g, p, beta):
-    """E x² after ``rounds`` rounds from 0. K local steps take x to ρ x + e with Var e = η²σ² Σ (1 - ηh)^2k; the server
-    makes x⁺ = x + η_g ((ρ - 1) x + ē) - η η_g K p (x - z), then z moves to z + β (x⁺ - z)."""
+    """E x² after ``rounds`` rounds from 0. K local steps take x to ρ x + e with Var e = η²σ² Σ (1 - ηh)^2k;
+    the server makes x⁺ = x + η_g ((ρ - 1) x + ē) - η η_g K p (x - z), then z moves to z + β (x⁺ - z)."""
     K, pull = RATES["K"], eta * eta_g * RATES["K"] * p
     rho, variance = (
         (1 - eta * h) ** K,

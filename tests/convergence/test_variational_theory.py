@@ -1,7 +1,8 @@
-"""What Wang & Kale n.d. prove, and where its methods end: error bounds, rates on rotations, zeros of composite solutions, sets.
+"""What Wang & Kale n.d. prove, and where its methods end: error bounds, rates on rotations, zeros of
+composite solutions, sets.
 
-The error of z̄ is err_D(z̄) = max of ⟨V(z), z̄ - z⟩ over the ball of radius D about the start, for affine V a quadratic
-on a ball, which is maximised exactly.
+The error of z̄ is err_D(z̄) = max of ⟨V(z), z̄ - z⟩ over the ball of radius D about the start, for affine V a
+quadratic on a ball, which is maximised exactly.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Affine(Operator):
         return (batch[0][:, 0] @ z.unsqueeze(-1)).squeeze(-1) + batch[1][:, 0]
 
     def error(self, point, radius):
-        """err_D: with z = z_0 + v and w = z̄ - z_0 it is max of ⟨V(z_0), w⟩ + ⟨v, Aᵀw - V(z_0)⟩ - vᵀAv over ‖v‖ ≤ D."""
+        """err_D: with z = z_0 + v and w = z̄ - z_0 it is max of ⟨V(z_0), w⟩ + ⟨v, Aᵀw - V(z_0)⟩ - vᵀAv over
+        ‖v‖ ≤ D."""
         V0, w = self.A @ self.start + self.b, point - self.start
         return V0 @ w + maximize_on_ball(-(self.A + self.A.T), self.A.T @ w - V0, radius)[0]
 
@@ -80,7 +82,8 @@ def output(*args, **settings):
 
 
 def random_problem(kind, L, clients, seed):
-    """‖A‖ = L, solution about 3 away from the start: a skew A, a monotone one, or a symmetric A ⪰ 0 of rank 3."""
+    """‖A‖ = L, solution about 3 away from the start: a skew A, a monotone one, or a symmetric A ⪰ 0 of rank
+    3."""
     rng = generator(seed, kind)
     S, W = rng.standard_normal((2, DIM, DIM))
     S[:, 3:] = 0.0
@@ -108,7 +111,8 @@ THEOREMS = [
 
 
 def test_the_statements_of_the_theorems():
-    """In numbers that make most roots whole, K R = 16 and M K R = 64; each of the three steps is the smallest once."""
+    """In numbers that make most roots whole, K R = 16 and M K R = 64; each of the three steps is the smallest
+    once."""
     L, sigma, K, R, M, D = 8.0, 2.0, 4, 4, 4, 4.0
     drift = (4.0**4 * 4 * 8 / (4 * 16)) ** (1 / 3)
     eta, bound = theorem_2(L, sigma, K, R, M, D)
@@ -207,7 +211,8 @@ def test_the_inner_loop_of_lippax_is_geometric_on_a_nonlinear_field(eta_L):
 
 
 def composite(clients=5, lam=0.5):
-    """V_k(z) = z + b_k with b_k far apart, φ = λ‖·‖₁: the solution is the soft threshold of -b̄, three zeros of six."""
+    """V_k(z) = z + b_k with b_k far apart, φ = λ‖·‖₁: the solution is the soft threshold of -b̄, three zeros
+    of six."""
     b = 3 * generator(1, "composite").standard_normal((clients, DIM))
     b += np.array([0.0, 2.0, 0.1, -2.0, -0.2, 1.5]) - b.mean(0)
     problem = Affine(np.eye(DIM), b, np.full(DIM, 0.7), clients, L1(lam=lam))
@@ -250,7 +255,8 @@ def test_the_output_of_dual_extrapolation_approaches_the_composite_solution():
 
 
 def test_the_metrics_of_a_game_are_those_of_the_minimax_problem():
-    """The adapter hands the halves of z to the problem by name; the modulus is 1, so 0.9^200 of the start is left."""
+    """The adapter hands the halves of z to the problem by name; the modulus is 1, so 0.9^200 of the start is
+    left."""
     problem = Saddle(d=4, clients=3, tau=3.0, t_max=2.0, centred=False)
     *_, simulation = simulate(LESGD(K=1, eta=0.2), problem, 200)
     for state in (simulation.shared, simulation.output):

@@ -1,7 +1,7 @@
 """Identities of MFCGD and AdaMFCGD: labels C... and D... are those of the lists of known identities.
 
-All runs are in float64 and one process. ComFedL, the plug-in method that they are compared with, is written out below;
-it asks for the samples that the package draws, through ``fields.reference_chain``.
+All runs are in float64 and one process. ComFedL, the plug-in method that they are compared with, is written
+out below; it asks for the samples that the package draws, through ``fields.reference_chain``.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def path(method, problem, *, noise=NOISE, rounds=4, **settings):
 
 
 def comfedl(problem, *, noise=NOISE, rounds=4, batch_size=2, q=Q, gamma=GAMMA, eta=lambda t: ETA):
-    """ComFedL: x ← x - γη_t J(x)ᵀ∇f(g(x)) with fresh samples at every client, averages every q steps; batch 1, but the
-    q samples of the start in the first step."""
+    """ComFedL: x ← x - γη_t J(x)ᵀ∇f(g(x)) with fresh samples at every client, averages every q steps; batch
+    1, but the q samples of the start in the first step."""
     problem.prepare(SEED)
     inner, jacobian, outer_grad = reference_chain(problem, SEED, q, batch_size, noise)
     x0, points = problem.initial(generator(SEED, "initial"))["x"], []
@@ -133,7 +133,8 @@ def test_bounds_bind_only_where_they_are_small(bounds):
 
 @dataclass
 class Plain(Composition):
-    """g = identity, f_k(x) = log cosh sums over the client's rows: a composition that is a plain finite sum."""
+    """g = identity, f_k(x) = log cosh sums over the client's rows: a composition that is a plain finite
+    sum."""
 
     clients: int = 3
     inner_size = DX
@@ -206,7 +207,8 @@ class Summed(Gaussian):
 
 
 def test_with_the_identity_inside_full_weights_make_fedavg_on_the_samples_of_f():
-    """Step t > 1 of MFCGD takes ξ number 2((t - 1) mod q) + 1 of its round, step 1 averages those of round 0."""
+    """Step t > 1 of MFCGD takes ξ number 2((t - 1) mod q) + 1 of its round, step 1 averages those of round
+    0."""
     problem, rounds, noise = Plain(), 4, Summed(scale=0.3)
     left = path(mfcgd((1.0, 0.3, 1.0)), problem, noise=noise, batch_size=0, rounds=rounds)
     x = [problem.initial(generator(SEED, "initial"))["x"]] * problem.clients
@@ -271,7 +273,8 @@ def test_d3_permuted_clients(name):
 
 @pytest.mark.parametrize("momenta", MOMENTA)
 def test_d6_the_period_is_nothing_to_one_client(momenta):
-    """12 steps in rounds of 1 to 12, with a noise that belongs to the step: 2 samples each, 0 at the start."""
+    """12 steps in rounds of 1 to 12, with a noise that belongs to the step: 2 samples each, 0 at the
+    start."""
 
     def end(q, **options):
         method = mfcgd(momenta, q=q, eta=POWER, C_g=0.8, C_f=0.5, **options)

@@ -1,7 +1,8 @@
-"""Identities of Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip: labels A... and D... as in the other files of this folder.
+"""Identities of Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip: labels A... and D... as in the other files of this
+folder.
 
-All runs are the package against itself, in float64 and one process, with minibatches and noise; equal numbers of local
-steps give the runs that are compared the same samples.
+All runs are the package against itself, in float64 and one process, with minibatches and noise; equal numbers
+of local steps give the runs that are compared the same samples.
 """
 
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ FIRST = ["beta_one", "zero", "gradient"]
 
 @dataclass
 class Columns(Game):
-    """The game with one-column and one-row matrices as parameters: ``joined`` makes one tensor of each block."""
+    """The game with one-column and one-row matrices as parameters: ``joined`` makes one tensor of each
+    block."""
 
     joined: bool = False
 
@@ -127,7 +129,8 @@ def test_a17_a_low_threshold_makes_normalised_steps(tmp_path, norm_over, first_r
 
 @pytest.mark.parametrize("first_round", ["beta_one", "zero"])
 def test_a19_one_client_and_one_step_are_normalised_momentum_sgda(tmp_path, first_round):
-    """u_t = β g_t + (1 - β) u_{t-1} and steps γ along u_t / ‖u_t‖: the variates cancel, the local step sizes too."""
+    """u_t = β g_t + (1 - β) u_{t-1} and steps γ along u_t / ‖u_t‖: the variates cancel, the local step sizes
+    too."""
     game, rounds = Game(clients=1), 5
 
     def run(eta_x, eta_y):
@@ -157,8 +160,8 @@ def test_a19_needs_one_local_step(tmp_path):
 @pytest.mark.parametrize("orthogonalize", ["svd", "newton_schulz_cubic"])
 @pytest.mark.parametrize("first_round", FIRST)
 def test_a20_one_column_matrices_make_fedmuon_normalise(tmp_path, first_round, orthogonalize):
-    """The polar factor of a column or row is u / ‖u‖, of every tensor by itself; of the block where it is one tensor.
-    The cubic iteration starts 1e-7 below 1 and squares that distance."""
+    """The polar factor of a column or row is u / ‖u‖, of every tensor by itself; of the block where it is one
+    tensor. The cubic iteration starts 1e-7 below 1 and squares that distance."""
     muon = FedMuonDA(**RATES, first_round=first_round, orthogonalize=orthogonalize)
     tensor, block = (
         FedNSGDAM(**RATES, first_round=first_round, norm_over=over) for over in ("tensor", "block")
@@ -174,8 +177,9 @@ def test_a20_one_column_matrices_make_fedmuon_normalise(tmp_path, first_round, o
 @pytest.mark.parametrize("executor", ["loop", "batched"])
 @pytest.mark.parametrize("tall", [True, False])
 def test_fedmuon_steps_along_polar_factors(tmp_path, tall, executor):
-    """Matrices with two singular values, against scipy's polar decomposition. The singular values here exceed 0.01, for
-    which 30 cubic iterations, each times 1.5 at first, are enough; those of Jordan's iteration end in [0.6, 1.3]."""
+    """Matrices with two singular values, against scipy's polar decomposition. The singular values here exceed
+    0.01, for which 30 cubic iterations, each times 1.5 at first, are enough; those of Jordan's iteration end
+    in [0.6, 1.3]."""
 
     def steps(**options):
         Watched = watched(FedMuonDA)
@@ -224,8 +228,9 @@ def test_global_steps_of_eta_p_are_plain_averaging(tmp_path, base, factor):
 @pytest.mark.parametrize("method", [FedNSGDAM, FedMuonDA, FedSGDAClip])
 @pytest.mark.parametrize("first_round", FIRST)
 def test_control_variates_average_to_zero(tmp_path, first_round, method):
-    """The mean over the clients of g - g^(n) is 0 before and after every round, while no g - g^(n) is. So the mean of
-    all local momenta of a round is the global momentum that the server computes (Zhang & Gao n.d., below eq. 27, with 1 / (N p))."""
+    """The mean over the clients of g - g^(n) is 0 before and after every round, while no g - g^(n) is. So the
+    mean of all local momenta of a round is the global momentum that the server computes (Zhang & Gao n.d.,
+    below eq. 27, with 1 / (N p))."""
     Watched = watched(method)
     for r, simulation in enumerate(rounds_of(Watched(**RATES, first_round=first_round), Game(), tmp_path)):
         shared, clients = simulation.shared, simulation.clients

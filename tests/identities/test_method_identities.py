@@ -1,6 +1,8 @@
-"""Identities between the methods: labels A... and E... are those of the lists of known identities in the documentation.
+"""Identities between the methods: labels A... and E... are those of the lists of known identities in the
+documentation.
 
-All runs are the package against itself, in float64 and one process, with exact local gradients unless said otherwise.
+All runs are the package against itself, in float64 and one process, with exact local gradients unless said
+otherwise.
 """
 
 import itertools
@@ -62,8 +64,9 @@ def test_identity_matrices_make_fgda(tmp_path, sync, executor, first):
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("sync", ["stem", "local"])
 def test_a12_full_weights_make_local_sgda(tmp_path, sync, weights, eta, noise):
-    """With α = β = 1 the estimator is the fresh gradient. The noise vanishes where the two draw differently: FGDA's
-    first estimator averages the samples of round 0, Local-SGDA's first step takes sample 0 of round 1."""
+    """With α = β = 1 the estimator is the fresh gradient. The noise vanishes where the two draw differently:
+    FGDA's first estimator averages the samples of round 0, Local-SGDA's first step takes sample 0 of round
+    1."""
     settings = dict(noise=noise, weights=weights)
     left = path(fgda(alpha=1.0, beta=1.0, eta=eta, sync_estimator=sync), Game(), tmp_path, **settings)
     assert distance(left, path(local_sgda(eta=eta), Game(), tmp_path, **settings)) < ROUNDING
@@ -84,8 +87,8 @@ def test_a12_does_not_hold_for_independent_noise_in_the_first_step(tmp_path):
 
 @pytest.mark.parametrize("project, eta", [("mixed", ETA), ("step", 1.0)])
 def test_a12_under_a_projection(tmp_path, project, eta):
-    """FGDA projects the step from the averages, Local-SGDA averages projected steps: equal for one client (with "step"
-    where ŷ itself is taken, η = 1) and as long as the set does not bind, else not."""
+    """FGDA projects the step from the averages, Local-SGDA averages projected steps: equal for one client
+    (with "step" where ŷ itself is taken, η = 1) and as long as the set does not bind, else not."""
 
     def gap(clients, ball):
         game = Game(clients=clients, ball=ball)
@@ -109,8 +112,9 @@ def test_only_an_unprojected_run_does_not_see_the_set(tmp_path, project):
 @pytest.mark.parametrize("scale", [0.0, 0.3])
 @pytest.mark.parametrize("q", [2, 3, 4])
 def test_e2_full_weights_and_averaging_after_are_a_shifted_local_sgda(tmp_path, q, scale):
-    """With α = β = 1 and "mean_after" the clients leave a synchronisation with the mean gradient at the common point,
-    so the next step keeps their points equal: Local-SGDA with averages after steps q, q + 1, 2q, 2q + 1, ..."""
+    """With α = β = 1 and "mean_after" the clients leave a synchronisation with the mean gradient at the
+    common point, so the next step keeps their points equal: Local-SGDA with averages after steps q, q + 1,
+    2q, 2q + 1, ..."""
     method, rounds = fgda(q=q, alpha=1.0, beta=1.0, sync_estimator="mean_after"), 4
 
     def noise(steps, offset=0):
@@ -136,7 +140,8 @@ def test_e2_full_weights_and_averaging_after_are_a_shifted_local_sgda(tmp_path, 
     ],
 )
 def test_a13_local_reading_without_noise_is_local_gda(tmp_path, alpha, beta, weights):
-    """Without noise a client's own estimator is its exact gradient, whatever the weights of the correction."""
+    """Without noise a client's own estimator is its exact gradient, whatever the weights of the
+    correction."""
     right = path(local_sgda(eta=POWER), Game(), tmp_path, weights=weights)
     for sync in SYNC:
         method = fgda(eta=POWER, alpha=alpha, beta=beta, sync_estimator=sync)
@@ -161,8 +166,9 @@ def test_a13_needs_exact_gradients(tmp_path):
 )
 @pytest.mark.parametrize("clients, q", [(1, 3), (3, 1)])
 def test_a15_readings_coincide_for_one_client_or_one_step(tmp_path, clients, q, matrix, project):
-    """Averaging one client's estimator changes nothing. With q = 1 all clients stand at one point, only the mean of the
-    estimators moves it, and that mean obeys the same recursion whether the old estimator is the client's or the
+    """Averaging one client's estimator changes nothing. With q = 1 all clients stand at one point, only the
+    mean of the estimators moves it, and that mean obeys the same recursion whether the old estimator is the
+    client's or the
     average: for any number of clients, with noise, minibatches, weights, matrices and a projection."""
 
     def result(sync):
@@ -186,7 +192,8 @@ def test_a15_readings_differ_with_several_clients_and_steps(tmp_path):
 @pytest.mark.parametrize("sync", READINGS)
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_the_first_matrix_does_not_matter_when_every_step_is_a_synchronisation(tmp_path, matrix, sync):
-    """The first synchronisation comes before the first step, and the rule does not count its estimators twice."""
+    """The first synchronisation comes before the first step, and the rule does not count its estimators
+    twice."""
     settings = dict(batch_size=2, noise=Gaussian(scale=0.3))
     rule, identity, rho = (
         path(adafgda(matrix, q=1, sync_estimator=sync, first_matrix=first), Game(), tmp_path, **settings)
@@ -199,8 +206,8 @@ def test_the_first_matrix_does_not_matter_when_every_step_is_a_synchronisation(t
 @pytest.mark.parametrize("sync, first", [("stem", "rule"), ("mean_after", "rho")])
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_a16_a_large_rho_makes_fgda(tmp_path, matrix, sync, first):
-    """A = √a + ρ with steps gρ: gρ w / A = g w (1 - √a / ρ + ...), so the distance to FGDA with steps g falls as 1 / ρ.
-    (The first matrix I would take a step of gρ.)"""
+    """A = √a + ρ with steps gρ: gρ w / A = g w (1 - √a / ρ + ...), so the distance to FGDA with steps g falls
+    as 1 / ρ. (The first matrix I would take a step of gρ.)"""
     settings = dict(batch_size=2, noise=Gaussian(scale=0.3))
     limit = path(fgda(sync_estimator=sync), Game(), tmp_path, **settings)
     rhos, gaps = [1e3, 1e4, 1e5], []
@@ -238,8 +245,8 @@ def gda_on_the_mean_field(problem: Affine, steps: int) -> np.ndarray:
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("method", [local_sgda(5), *(fgda(q=5, sync_estimator=sync) for sync in READINGS)])
 def test_d7_a_common_jacobian_makes_gda_on_the_mean_field(tmp_path, method, weights):
-    """Means commute with affine maps of one Jacobian: q steps of gradient descent ascent a round, in every reading
-    that takes fresh gradients."""
+    """Means commute with affine maps of one Jacobian: q steps of gradient descent ascent a round, in every
+    reading that takes fresh gradients."""
     settings = dict(rounds=6, weights=weights)
     expected = gda_on_the_mean_field(Affine(pooled=weights), 30)[4::5]
     assert distance(path(method, Affine(), tmp_path, **settings), expected) < ROUNDING
@@ -249,7 +256,8 @@ def test_d7_a_common_jacobian_makes_gda_on_the_mean_field(tmp_path, method, weig
 @pytest.mark.parametrize("sync", SYNC)
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_d7_adaptive_matrices_too(tmp_path, matrix, sync):
-    """The matrices are the same for all clients, so the mean of the clients is one client on the mean field."""
+    """The matrices are the same for all clients, so the mean of the clients is one client on the mean
+    field."""
     method = adafgda(matrix, sync_estimator=sync)
     left = path(method, Affine(), tmp_path, rounds=6)
     assert distance(left, path(method, Affine(pooled="uniform"), tmp_path, rounds=6)) < ROUNDING

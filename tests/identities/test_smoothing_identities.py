@@ -1,7 +1,7 @@
 """Identities of FESS-GDA, FSGDA and Smoothed-GDA: labels A... and D... as in the other files of this folder.
 
-All runs are the package against itself, in float64 and one process, with minibatches and noise unless said otherwise;
-equal numbers of local steps give the runs that are compared the same samples.
+All runs are the package against itself, in float64 and one process, with minibatches and noise unless said
+otherwise; equal numbers of local steps give the runs that are compared the same samples.
 """
 
 import itertools
@@ -73,7 +73,8 @@ def gap_to_smoothed_gda(out, ball=None, eta_yg=1.0, clients=1, K=1, settings=SAM
 
 @pytest.mark.parametrize("eta_yg", [1.0, 0.9])
 def test_a3_one_client_and_one_step_are_smoothed_gda(tmp_path, eta_yg):
-    """With several clients too, where nothing is projected: the mean of single steps is the step of the mean."""
+    """With several clients too, where nothing is projected: the mean of single steps is the step of the
+    mean."""
     assert gap_to_smoothed_gda(tmp_path, eta_yg=eta_yg) < ROUNDING
     assert gap_to_smoothed_gda(tmp_path, eta_yg=eta_yg, clients=3) < ROUNDING
     assert gap_to_smoothed_gda(tmp_path, eta_yg=eta_yg, settings={}) < ROUNDING
@@ -81,7 +82,8 @@ def test_a3_one_client_and_one_step_are_smoothed_gda(tmp_path, eta_yg):
 
 
 def test_a3c_a3d_a_projection_wants_a_unit_global_rate_of_y(tmp_path):
-    """FESS-GDA goes the part η_yg of the way to the projected point, Smoothed-GDA projects a step of that part."""
+    """FESS-GDA goes the part η_yg of the way to the projected point, Smoothed-GDA projects a step of that
+    part."""
     assert gap_to_smoothed_gda(tmp_path, ball=BINDING, eta_yg=1.0) < ROUNDING
     assert gap_to_smoothed_gda(tmp_path, ball=BINDING, eta_yg=0.5) > VISIBLE
     assert gap_to_smoothed_gda(tmp_path, ball=100.0, eta_yg=0.5) < ROUNDING

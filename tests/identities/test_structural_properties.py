@@ -1,4 +1,5 @@
-"""What a change of the game must do to the iterates: labels D... are those of the list of structural properties.
+"""What a change of the game must do to the iterates: labels D... are those of the list of structural
+properties.
 
 All runs are the package against itself, in float64 and one process.
 """
@@ -84,7 +85,8 @@ def test_d2_duplicated_clients(tmp_path, method):
 
 @pytest.mark.parametrize("method", methods(), ids=NAMES)
 def test_d3_permuted_clients(tmp_path, method):
-    """The clients' weights, samples and estimators go with them; another order of summation rounds otherwise."""
+    """The clients' weights, samples and estimators go with them; another order of summation rounds
+    otherwise."""
     left = rearranged(method, (0, 1, 2), tmp_path, weights="samples")
     assert distance(left, rearranged(method, (2, 0, 1), tmp_path, weights="samples")) < ROUNDING
 
@@ -92,8 +94,9 @@ def test_d3_permuted_clients(tmp_path, method):
 @pytest.mark.parametrize("first", ["rule", "rho"])
 @pytest.mark.parametrize("name", [name for name in MATRICES if name != "barzilai_borwein"])
 def test_d4_adafgda_without_offset_does_not_see_the_scale_of_f(tmp_path, name, first):
-    """ρ = 0: A is proportional to the estimator. (A = ρ I = 0 divides by zero, so "rho" needs q = 1, where it is never
-    used; Barzilai-Borwein starts from ρ I.) A factor 4 only moves exponents, so not a bit changes."""
+    """ρ = 0: A is proportional to the estimator. (A = ρ I = 0 divides by zero, so "rho" needs q = 1, where it
+    is never used; Barzilai-Borwein starts from ρ I.) A factor 4 only moves exponents, so not a bit
+    changes."""
     q = {"rule": 3, "rho": 1}[first]
 
     def gap(rho):
@@ -124,7 +127,8 @@ def test_d4_other_methods_want_steps_divided_by_the_scale(tmp_path, sync):
 
 @pytest.mark.parametrize("method", [*methods(), FGDA(**RATES, project_y="step")], ids=[*NAMES, "step"])
 def test_d5_orthogonal_change_of_variables(tmp_path, method):
-    """x' = Q x, y' = R y turn the iterates, unless a matrix looks at single coordinates. A ball turns into itself."""
+    """x' = Q x, y' = R y turn the iterates, unless a matrix looks at single coordinates. A ball turns into
+    itself."""
     left = path(method, Game(ball=BINDING), tmp_path, batch_size=2, noise=NOISE)
     right = path(method, Reflected(ball=BINDING), tmp_path, batch_size=2, noise=Turned(scale=0.3))
     back = np.concatenate([right[:, :DX] @ reflection(DX), right[:, DX:] @ reflection(DY)], axis=1)
@@ -143,7 +147,8 @@ def alone(method_of_q, q, out):
 
 @pytest.mark.parametrize("sync", [None, "stem", "local", "mean_after"])
 def test_d6_one_client_does_not_see_the_period(tmp_path, sync):
-    """The noise of step t sits at another sample of another round for every q, so the addresses are tested too."""
+    """The noise of step t sits at another sample of another round for every q, so the addresses are tested
+    too."""
     eta = {"name": "power", "scale": 1.5}
 
     def method(q):

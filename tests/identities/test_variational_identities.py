@@ -1,7 +1,9 @@
-"""Identities of the methods for variational inequalities; labels B... and D... are those of the lists of identities.
+"""Identities of the methods for variational inequalities; labels B... and D... are those of the lists of
+identities.
 
-All runs are in float64 and one process. Samples are minibatches and noise wherever both sides ask for them at the same
-addresses, those of plain baselines come from ``fields``; ``Timed`` noise serves where rounds differ in length.
+All runs are in float64 and one process. Samples are minibatches and noise wherever both sides ask for them at
+the same addresses, those of plain baselines come from ``fields``; ``Timed`` noise serves where rounds differ
+in length.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def gap(left, right):
 
 
 def extra_sgd(operator, clients, z, steps, eta):
-    """Minibatch ExtraSGD, both points of a step from means over all clients: iterates and running averages of x."""
+    """Minibatch ExtraSGD, both points of a step from means over all clients: iterates and running averages of
+    x."""
     points, extrapolated = [], []
     for t in range(1, steps + 1):
         x = z - eta * sum(operator(k, z, (t, 0)) for k in range(clients)) / clients
@@ -102,7 +105,8 @@ def test_b2_lippax_without_inner_steps_has_the_iterates_of_lsgd(executor):
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("sync", [True, False])
 def test_b3_one_inner_step_of_lippax_is_lesgd(sync, clients):
-    """With γ = η the inner step is the extrapolation. B3b: not where x is averaged; B3c: one client has no means."""
+    """With γ = η the inner step is the extrapolation. B3b: not where x is averaged; B3c: one client has no
+    means."""
     problem = Field(clients=clients)
     left = simulate(LIPPAX(K=3, eta=ETA, H=1, gamma=ETA), problem)
     difference = gap(left, simulate(LESGD(K=3, eta=ETA, sync_extrapolation=sync), problem))
@@ -193,7 +197,8 @@ class Affine(Operator):
 
 @pytest.mark.parametrize("spread", [0.0, 1.0])
 def test_d9_lippax_with_many_inner_steps_is_the_exact_proximal_point_method(spread):
-    """For one Jacobian the mean of the clients' exact proximal points is that of the mean operator, at every step."""
+    """For one Jacobian the mean of the clients' exact proximal points is that of the mean operator, at every
+    step."""
     problem, eta, K, rounds = Affine(spread=spread), 0.2, 3, 4
     problem.prepare(SEED)
     L = float(torch.linalg.matrix_norm(problem.A, 2)) + 2 * spread
@@ -242,7 +247,8 @@ class Rearranged(Field):
 
 
 def rearranged(name, order, phi, **settings):
-    """Full batches, and noise that goes with the clients; no smoothing vectors, which belong to their numbers."""
+    """Full batches, and noise that goes with the clients; no smoothing vectors, which belong to their
+    numbers."""
     settings |= dict(noise=Renamed(scale=0.3, order=order), batch_size=0)
     return simulate(methods(delta=0.0)[name], Rearranged(order=order, phi=phi), **settings)
 
@@ -267,7 +273,8 @@ def test_d2_d3_duplicated_and_permuted_clients(name, phi):
 
 @pytest.mark.parametrize("name, phi", PHIS)
 def test_d6_the_period_is_nothing_to_one_client(name, phi):
-    """Rounds of 2, 4 and 12 steps; the mirror maps of dual extrapolation count steps, not those of a round."""
+    """Rounds of 2, 4 and 12 steps; the mirror maps of dual extrapolation count steps, not those of a
+    round."""
 
     def end(K):
         method = methods(K=K, delta=0.0)[name]

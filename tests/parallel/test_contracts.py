@@ -32,7 +32,8 @@ def bits(result) -> np.ndarray:
 @pytest.mark.parametrize("executor", ["loop", "batched"])
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
 def test_finite_layout_and_resumption(comm, out, names, executor):
-    """Finite; the same bits on all ranks as in one process; the same bits when resumed after the first round."""
+    """Finite; the same bits on all ranks as in one process; the same bits when resumed after the first
+    round."""
     config = job(method(names[0]), problem(names[1]), out, executor=executor, checkpoint_every=1, keep=9)
     result = run(config, comm)
     assert np.isfinite(bits(result)).all()

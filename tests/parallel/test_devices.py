@@ -1,4 +1,5 @@
-"""Transports between ranks. Those of GPUs run on the CPU too, with late copies, gloo and CPU tensors in their places."""
+"""Transports between ranks. Those of GPUs run on the CPU too, with late copies, gloo and CPU tensors in their
+places."""
 
 import numpy as np
 import pytest

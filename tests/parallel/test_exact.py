@@ -1,6 +1,8 @@
-"""``exact``: the same bits on every number of ranks, for both placements of the matrices, interrupted anywhere.
+"""``exact``: the same bits on every number of ranks, for both placements of the matrices, interrupted
+anywhere.
 
-Rank 0 repeats each job in one process and compares bits; since every rank count is compared with that, they all agree.
+Rank 0 repeats each job in one process and compares bits; since every rank count is compared with that, they
+all agree.
 """
 
 import shutil

@@ -1,4 +1,5 @@
-"""Placement by cost: the layout changes and the bits do not, runs move between layouts, a phase stays one Allreduce."""
+"""Placement by cost: the layout changes and the bits do not, runs move between layouts, a phase stays one
+Allreduce."""
 
 import json
 import shutil
@@ -171,7 +172,8 @@ def test_an_even_run_resumed_by_cost_and_the_other_way(comm, out, forced, monkey
 
 @pytest.mark.parametrize("width", [0, 3])
 def test_client_rows_of_any_blocks(comm, out, monkeypatch, width):
-    """Rows written by one placement and read by others, with ranks that host nobody, several blocks a rank."""
+    """Rows written by one placement and read by others, with ranks that host nobody, several blocks a
+    rank."""
     monkeypatch.setattr(checkpoint, "BLOCK", 2 * 3 * 8)
     clients, last = 7, comm.size - 1
     placements = [

@@ -2,8 +2,8 @@
 
 Every option, both executors, any number of ranks.
 
-Tolerance 1e-10 in float64 for the reason given in ``test_references``; 1e-7 for Newton-Schulz, whose quintic multiplies a
-rounding error by up to 3.4 a step and whose result feeds the next local step.
+Tolerance 1e-10 in float64 for the reason given in ``test_references``; 1e-7 for Newton-Schulz, whose quintic
+multiplies a rounding error by up to 3.4 a step and whose result feeds the next local step.
 """
 
 import itertools
@@ -109,7 +109,8 @@ DIRECTIONS = {
 
 
 class MatrixGame(Game):
-    """The game with x as a 3 x 1 matrix beside a vector: what orthogonalisation treats differently from vectors."""
+    """The game with x as a 3 x 1 matrix beside a vector: what orthogonalisation treats differently from
+    vectors."""
 
     def variables(self):
         from mpifed import Blocks

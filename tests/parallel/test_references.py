@@ -1,7 +1,7 @@
 """The package against the boxes as printed: every option, both executors, any number of ranks, with noise.
 
-Tolerance 1e-10 in float64: both sides do the same few hundred operations of size about 1 in another order, which differ
-by some 1e-15, and the game amplifies a difference by less than 1e3 over the rounds run here.
+Tolerance 1e-10 in float64: both sides do the same few hundred operations of size about 1 in another order,
+which differ by some 1e-15, and the game amplifies a difference by less than 1e3 over the rounds run here.
 """
 
 import itertools

@@ -1,8 +1,10 @@
-"""FESS-GDA and Smoothed-GDA as the boxes of Algorithms 1 and 2 in Shen et al. 2024 print them, and FSGDA, with plain loops.
+"""FESS-GDA and Smoothed-GDA as the boxes of Algorithms 1 and 2 in Shen et al. 2024 print them, and FSGDA,
+with plain loops.
 
-The numbers in the right margin are the line numbers of the boxes. ``grad(i, x, y, key)`` gives client i's stochastic
-gradients (1-D float64 tensors), i = 0 .. clients - 1, on the sample of local step k = 1 .. K of round t = 0, 1, ...,
-whose key is t K + k. ``cohorts[t]`` lists the clients S_t of that round, everybody without it.
+The numbers in the right margin are the line numbers of the boxes. ``grad(i, x, y, key)`` gives client i's
+stochastic gradients (1-D float64 tensors), i = 0 .. clients - 1, on the sample of local step k = 1 .. K of
+round t = 0, 1, ..., whose key is t K + k. ``cohorts[t]`` lists the clients S_t of that round, everybody
+without it.
 """
 
 from __future__ import annotations
@@ -45,8 +47,9 @@ def fsgda(
 ):
     """FSGDA (Yang et al. 2022): return (x, y) after each round.
 
-    The server takes its own steps along the average change of the clients. With sets, every local step and the
-    server's point are projected; the latter matters only for server rates above 1, which can lead out of a convex set.
+    The server takes its own steps along the average change of the clients. With sets, every local step and
+    the server's point are projected; the latter matters only for server rates above 1, which can lead out of
+    a convex set.
     """
     x, y, step, path = _vector(x1), _vector(y1), 0, []
     for t in range(rounds):
@@ -67,7 +70,8 @@ def fsgda(
 
 
 def smoothed_gda(grad_full, x1, y1, *, rounds, eta_x, eta_y, p, beta, project_y=None):
-    """Return (x_{t+1}, y_{t+1}, z_{t+1}) of every round; z_0 is x_0, ``grad_full(x, y)`` both exact gradients."""
+    """Return (x_{t+1}, y_{t+1}, z_{t+1}) of every round; z_0 is x_0, ``grad_full(x, y)`` both exact
+    gradients."""
     P_Y = project_y or _same
     x, y, z = _vector(x1), _vector(y1), _vector(x1)                                                             # 1
     path = []

@@ -1,9 +1,11 @@
-"""FGDA and AdaFGDA as the box of Algorithm 1 in Huang et al. 2024 prints them, with plain loops over steps and clients.
+"""FGDA and AdaFGDA as the box of Algorithm 1 in Huang et al. 2024 prints them, with plain loops over steps
+and clients.
 
-The numbers in the right margin are the line numbers of the box. ``grad(k, x, y, key)`` gives client k's stochastic
-gradients (1-D float64 tensors), k = 0 .. clients - 1, on the sample called key: ("init", j) with j < q in line 2, and
-the step number s >= 2 for the sample that makes v_s, w_s. ``eta(t)`` is eta_t; ``alpha(t)``, ``beta(t)`` are
-alpha_{t+1}, beta_{t+1}. ``matrix()`` makes one adaptive matrix and is called twice, for A and for B.
+The numbers in the right margin are the line numbers of the box. ``grad(k, x, y, key)`` gives client k's
+stochastic gradients (1-D float64 tensors), k = 0 .. clients - 1, on the sample called key: ("init", j) with j
+< q in line 2, and the step number s >= 2 for the sample that makes v_s, w_s. ``eta(t)`` is eta_t;
+``alpha(t)``, ``beta(t)`` are alpha_{t+1}, beta_{t+1}. ``matrix()`` makes one adaptive matrix and is called
+twice, for A and for B.
 """
 
 from __future__ import annotations

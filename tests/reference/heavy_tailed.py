@@ -1,13 +1,14 @@
-"""Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip as Zhang & Gao n.d. prints them (Algorithms 1 and 3, eq. 21), with plain loops.
+"""Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip as Zhang & Gao n.d. prints them (Algorithms 1 and 3, eq. 21), with
+plain loops.
 
-The numbers in the right margin are the line numbers of Algorithm 1. FedMuon-DA replaces line 6 by Algorithm 2, whose
-X_{t+1,i} is read as X_{t,i+1}; FedSGDA-Clip replaces it by (21). ``grad(n, x, y, key)`` gives client n's stochastic
-gradients (1-D float64 tensors), n = 0 .. clients - 1, on the sample called key: the number t p + i + 1 of the local
-step, t and i from 0, and ("init", j) with j < p for the gradients at the start.
+The numbers in the right margin are the line numbers of Algorithm 1. FedMuon-DA replaces line 6 by Algorithm
+2, whose X_{t+1,i} is read as X_{t,i+1}; FedSGDA-Clip replaces it by (21). ``grad(n, x, y, key)`` gives client
+n's stochastic gradients (1-D float64 tensors), n = 0 .. clients - 1, on the sample called key: the number t p
++ i + 1 of the local step, t and i from 0, and ("init", j) with j < p for the gradients at the start.
 
-The box names no u_{-1}, v_{-1}, g_{-1}. ``first_round``: "beta_one" takes them 0 and both beta = 1 in round 0; "zero"
-takes them 0 and keeps beta; "gradient" lets every client's variate be the mean of p sampled gradients at the start,
-the server's variate their mean, u_{-1}, v_{-1} that mean too, and keeps beta.
+The box names no u_{-1}, v_{-1}, g_{-1}. ``first_round``: "beta_one" takes them 0 and both beta = 1 in round
+0; "zero" takes them 0 and keeps beta; "gradient" lets every client's variate be the mean of p sampled
+gradients at the start, the server's variate their mean, u_{-1}, v_{-1} that mean too, and keeps beta.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ def fed_nsgda_m(
     grad, clients, x1, y1, *, p, rounds, eta_x, eta_y, gamma_x, gamma_y, beta_x, beta_y, first_round="beta_one",
     direction="normalize", shapes_x=None, shapes_y=None, norm_over="block", tau=None, svd="svd",
 ):
-    """Return a dict per round: x, y (x_{t+1}, y_{t+1}), u, v, gx, gy of round t, and the lists gx_clients, gy_clients.
+    """Return a dict per round: x, y (x_{t+1}, y_{t+1}), u, v, gx, gy of round t, and the lists gx_clients,
+    gy_clients.
 
     The options from ``direction`` on are those of ``direction_of``; without shapes a block is one vector.
     """
@@ -59,11 +61,12 @@ def fed_nsgda_m(
 
 
 def direction_of(u, shapes, direction="normalize", norm_over="block", tau=None, svd="svd"):
-    """What line 6 multiplies by the step size, for a 1-D block ``u`` that is made of tensors of the given shapes.
+    """What line 6 multiplies by the step size, for a 1-D block ``u`` that is made of tensors of the given
+    shapes.
 
-    "normalize": u/||u||. "clip": min(1, tau/||u||) u. Both take the norm of the block or of each tensor; 0 gives 0.
-    "orthogonalize": tensor by tensor, a matrix by its polar factor (``svd``: "svd", "newton_schulz" or
-    "newton_schulz_cubic"), and a vector, which is a one-column matrix, by its exact polar factor u/||u||.
+    "normalize": u/||u||. "clip": min(1, tau/||u||) u. Both take the norm of the block or of each tensor; 0
+    gives 0. "orthogonalize": tensor by tensor, a matrix by its polar factor (``svd``: "svd", "newton_schulz"
+    or "newton_schulz_cubic"), and a vector, which is a one-column matrix, by its exact polar factor u/||u||.
     """
     assert direction in ("normalize", "clip", "orthogonalize") and norm_over in ("block", "tensor")
     if direction != "orthogonalize" and norm_over == "block":
@@ -90,7 +93,8 @@ def polar_factor(U):
 
 
 def newton_schulz(U, coefficients, steps=5):
-    """``steps`` times X <- a X + b (X X^T) X + c (X X^T)^2 X from X = U/(||U||_F + 1e-7); a tall U is transposed."""
+    """``steps`` times X <- a X + b (X X^T) X + c (X X^T)^2 X from X = U/(||U||_F + 1e-7); a tall U is
+    transposed."""
     tall = U.shape[0] > U.shape[1]
     a, b, c = coefficients
     X = (U.T if tall else U) / (torch.sqrt(torch.sum(U**2)) + 1e-7)

@@ -1,9 +1,10 @@
-"""Plain adaptive matrices of AdaFGDA (Huang et al. 2024, Algorithm 1 line 6 and section 4), each kept as its diagonal ``diag``.
+"""Plain adaptive matrices of AdaFGDA (Huang et al. 2024, Algorithm 1 line 6 and section 4), each kept as its
+diagonal ``diag``.
 
-The protocol is the same for all: ``start`` receives the averaged initial estimator and the start, sets a_0 = 0 and
-notes what a later refresh compares with; ``refresh`` builds the matrix from an averaged estimator (1-D) and the
-averaged point where it was taken. ``at_sync`` is False only for the refresh that makes the first matrix before the
-first sync has come.
+The protocol is the same for all: ``start`` receives the averaged initial estimator and the start, sets a_0 =
+0 and notes what a later refresh compares with; ``refresh`` builds the matrix from an averaged estimator (1-D)
+and the averaged point where it was taken. ``at_sync`` is False only for the refresh that makes the first
+matrix before the first sync has come.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Identity:
 
 
 class Adam:
-    """a <- decay a + (1 - decay) w^2, A = diag(sqrt(a) + rho); bias correction divides a by 1 - decay^n in A."""
+    """a <- decay a + (1 - decay) w^2, A = diag(sqrt(a) + rho); bias correction divides a by 1 - decay^n in
+    A."""
 
     def __init__(self, rho, decay, bias_correction=False):
         self.rho, self.decay, self.bias_correction = rho, decay, bias_correction
@@ -41,7 +43,8 @@ class Adam:
 
 
 class AdaBelief:
-    """a <- decay a + (1 - decay) (w - w')^2, A = diag(sqrt(a) + rho), with w' the average at the previous sync.
+    """a <- decay a + (1 - decay) (w - w')^2, A = diag(sqrt(a) + rho), with w' the average at the previous
+    sync.
 
     Up to and including the first sync w' is 0 (``reference="zero"``) or the averaged initial estimator
     (``"initial"``).
@@ -63,7 +66,8 @@ class AdaBelief:
 
 
 class Norm:
-    """a <- decay a + (1 - decay) ||w||, A = (a + rho) I; with ``root`` a averages ||w||^2 and A = (sqrt(a) + rho) I."""
+    """a <- decay a + (1 - decay) ||w||, A = (a + rho) I; with ``root`` a averages ||w||^2 and A = (sqrt(a) +
+    rho) I."""
 
     def __init__(self, rho, decay, root=False):
         self.rho, self.decay, self.root = rho, decay, root
@@ -111,10 +115,11 @@ class AMSGrad:
 
 
 class BarzilaiBorwein:
-    """A = (a + rho) I, a = |<w - w', p - p'>| / ||p - p'||^2, with w', p' the estimator and point one refresh earlier.
+    """A = (a + rho) I, a = |<w - w', p - p'>| / ||p - p'||^2, with w', p' the estimator and point one refresh
+    earlier.
 
-    Where p = p' the quotient says nothing and a keeps its value, 0 at first. The start is its own earlier point, so
-    a first matrix made by the rule is rho I.
+    Where p = p' the quotient says nothing and a keeps its value, 0 at first. The start is its own earlier
+    point, so a first matrix made by the rule is rho I.
     """
 
     def __init__(self, rho):

@@ -1,12 +1,13 @@
-"""MFCGD and AdaMFCGD as the box of Algorithm 1 in Huang n.d. prints them, with plain loops over steps and clients.
+"""MFCGD and AdaMFCGD as the box of Algorithm 1 in Huang n.d. prints them, with plain loops over steps and
+clients.
 
-The numbers in the right margin are the line numbers of the box. Client m = 0 .. clients - 1 answers three calls with
-float64 tensors: ``inner(m, x, key)`` [p] and ``jacobian(m, x, key)`` [p, d] on the sample zeta called key, and
-``outer_grad(m, u, key)`` [p] on the sample xi called key, which is independent of every zeta. Line 2 draws 2q samples,
-named ("init", j) with j < q: q of zeta, used by inner and jacobian alike, and q of xi. The estimators of step s >= 2
-are made with ("zeta", s) and ("xi", s). ``eta(t)`` is eta_t; ``alpha(t)``, ``beta(t)``, ``varrho(t)`` are
-alpha_{t+1}, beta_{t+1}, varrho_{t+1}, the weights in h (values), u (Jacobians) and v (outer gradients).
-``matrix()`` makes the adaptive matrix; ``first_matrix`` is as in FGDA.
+The numbers in the right margin are the line numbers of the box. Client m = 0 .. clients - 1 answers three
+calls with float64 tensors: ``inner(m, x, key)`` [p] and ``jacobian(m, x, key)`` [p, d] on the sample zeta
+called key, and ``outer_grad(m, u, key)`` [p] on the sample xi called key, which is independent of every zeta.
+Line 2 draws 2q samples, named ("init", j) with j < q: q of zeta, used by inner and jacobian alike, and q of
+xi. The estimators of step s >= 2 are made with ("zeta", s) and ("xi", s). ``eta(t)`` is eta_t; ``alpha(t)``,
+``beta(t)``, ``varrho(t)`` are alpha_{t+1}, beta_{t+1}, varrho_{t+1}, the weights in h (values), u (Jacobians)
+and v (outer gradients). ``matrix()`` makes the adaptive matrix; ``first_matrix`` is as in FGDA.
 """
 
 from __future__ import annotations

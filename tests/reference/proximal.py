@@ -1,7 +1,7 @@
 """Plain proximal maps: prox(v, weight) minimises |w - v|^2 / 2 + weight * phi(w) over w, with v 1-D.
 
-This is the mirror map of h + weight * phi for h = |.|^2 / 2 (Wang & Kale n.d., section 5), the gradient of its convex conjugate.
-The maps of sets project whatever the weight, 0 included.
+This is the mirror map of h + weight * phi for h = |.|^2 / 2 (Wang & Kale n.d., section 5), the gradient of
+its convex conjugate. The maps of sets project whatever the weight, 0 included.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def box(low, high):
 
 
 def simplex(v, weight):
-    """phi = 0 where v_i >= 0 and sum v_i = 1, infinite elsewhere: max(v_i - theta, 0) with the theta that sums to 1."""
+    """phi = 0 where v_i >= 0 and sum v_i = 1, infinite elsewhere: max(v_i - theta, 0) with the theta that
+    sums to 1."""
     total, theta = 0.0, 0.0
     for count, value in enumerate(sorted(v.tolist(), reverse=True), start=1):
         total = total + value

@@ -1,6 +1,8 @@
-"""Checks of the loops for Shen et al. 2024: rounds worked out by hand, identities, and the limit without noise.
+"""Checks of the loops for Shen et al. 2024: rounds worked out by hand, identities, and the limit without
+noise.
 
-Tolerance: 1e-12 where both sides are the same real numbers of order 1 reached by different float64 operations.
+Tolerance: 1e-12 where both sides are the same real numbers of order 1 reached by different float64
+operations.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def distance(left, right):
     return float(torch.stack(gaps).max())
 
 
-# By hand: two clients, scalars, start (1, 2), K = 2, local rates .1, .2, server rates 1.5, 2, p = .5, beta = .25
+# By hand: two clients, scalars, start (1, 2), K = 2, local rates .1, .2, server rates 1.5, 2, p = .5, beta =
+# .25
 
 
 def by_hand(rounds=1, **options):
@@ -64,12 +67,13 @@ def test_two_rounds_by_hand():
     [
         # Client 1 alone: (.755, .374)
         ({"cohorts": [[1]]}, (1 - 1.5 * 0.245, 2 - 2 * 1.626, 1 - 0.25 * 1.5 * 0.245)),
-        # y = (1.5, 1.2); step 2: x = (.68 - .268, .89 - .117), y = (1.5 - .064, .482 -> 1.2); y_1 = .636 -> 1.2
+        # y = (1.5, 1.2); step 2: x = (.68 - .268, .89 - .117), y = (1.5 - .064, .482 -> 1.2); y_1 = .636 ->
+        # 1.2
         ({"project_y": clamp}, (1 - 1.5 * 0.4075, 1.2, 1 - 0.25 * 1.5 * 0.4075)),
         # The same with the server rate .5: y_1 = 1.659 -> 1.5, as the start lies outside
         ({"project_y": clamp, "eta_yg": 0.5}, (1 - 1.5 * 0.4075, 1.5, 1 - 0.25 * 1.5 * 0.4075)),
-        # x >= .8: x = (.8, .89), y = (1.84, 1.02); step 2: x = (.486 -> .8, .755 -> .8), y = (1.84 - .108, .374);
-        # x_1 = .7 -> .8
+        # x >= .8: x = (.8, .89), y = (1.84, 1.02); step 2: x = (.486 -> .8, .755 -> .8), y = (1.84 - .108,
+        # .374); x_1 = .7 -> .8
         ({"project_x": lambda x: x.clamp(min=0.8)}, (0.8, 2 + 2 * (1.053 - 2), 0.95)),
     ],
 )
@@ -157,7 +161,8 @@ def test_smoothing_off_is_gda():
 
 
 def test_projected_points_stay_in_their_sets():
-    """A proximal coefficient eta_xl eta_xg K p above 1 overshoots z, and only a projection after it keeps x in X."""
+    """A proximal coefficient eta_xl eta_xg K p above 1 overshoots z, and only a projection after it keeps x
+    in X."""
     path = fess(Game(3, 0.3), p=8.0, project_x=ball, project_y=ball)
     norms = [float(torch.linalg.vector_norm(value)) for point in path for value in point[:2]]
     assert max(norms) < 0.5 + ROUNDING

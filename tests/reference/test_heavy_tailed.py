@@ -1,7 +1,9 @@
-"""Checks of the loops for Zhang & Gao n.d.: rounds worked out by hand, identities, and what makes a polar factor.
+"""Checks of the loops for Zhang & Gao n.d.: rounds worked out by hand, identities, and what makes a polar
+factor.
 
-Tolerance: 1e-12 of the larger of 1 and the largest entry, where both sides are the same real numbers reached by
-different float64 operations (tens of steps, so some 1e-14 of rounding); anything else is explained where it stands.
+Tolerance: 1e-12 of the larger of 1 and the largest entry, where both sides are the same real numbers reached
+by different float64 operations (tens of steps, so some 1e-14 of rounding); anything else is explained where
+it stands.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ def distance(left, right, names=("x", "y")):
 
 
 def test_two_normalized_rounds_by_hand():
-    """N = p = 2. The script holds the points worked out by hand, and gradients that make u a multiple of (3, 4) etc.
+    """N = p = 2. The script holds the points worked out by hand, and gradients that make u a multiple of (3,
+    4) etc.
 
     Round 0 has u_i = g. In round 1 (u, v) = ((-.75, 2.5), -.75), and line 5 is, with beta = .5 and .25,
     client 0: u_i = g / 2 + (0, -.5),   v_i = g / 4 - .875;
@@ -91,7 +94,8 @@ def test_two_normalized_rounds_by_hand():
     rates = dict(eta_x=0.5, eta_y=0.25, gamma_x=0.2, gamma_y=0.3, beta_x=0.5, beta_y=0.25)
     first, second = fed_nsgda_m(oracle, 2, [1, 2], [3], p=2, rounds=2, **rates)
     assert sorted(called) == sorted(script)
-    # Means of the last points (1, 1.85), 2.875; the factors of line 11 are .2 / (.5 * 2) = .2, .3 / (.25 * 2) = .6
+    # Means of the last points (1, 1.85), 2.875; the factors of line 11 are .2 / (.5 * 2) = .2, .3 / (.25 * 2)
+    # = .6
     x, y, gx, gy = (1, 2 - 0.2 * 0.15), 3 - 0.6 * 0.125, (-0.75, 2.5), -0.75
     assert flat(first) == close(*x, y, *gx, gy, *gx, gy, -1.5, 6, 0, -1, 0.5, -2)
     # Means of the last points (.9, 1.42), 3.05
@@ -103,7 +107,8 @@ def test_two_normalized_rounds_by_hand():
 @pytest.mark.parametrize(
     ("first_round", "last_x", "last_y", "gx", "gy", "u", "v"),
     [
-        # beta_one: u_i = (3.2 -> 2.75, 3.065 -> 2.75), (1.1, .92);  v_i = (-.8, -.615), (-4.9 -> -2.75, -4.09 -> -2.75)
+        # beta_one: u_i = (3.2 -> 2.75, 3.065 -> 2.75), (1.1, .92);  v_i = (-.8, -.615), (-4.9 -> -2.75, -4.09
+        # -> -2.75)
         ("beta_one", (0.45, 0.798), (1.717, 0.9), (3.1325, 1.01), (-0.7075, -4.495), 2.07125, -2.60125),
         # zero: u_i = (1.6, 1.65), (.55, .39);  v_i = (-.2, -.155), (-1.225, -1.18875)
         ("zero", (0.675, 0.906), (1.929, 1.51725), (3.25, 0.94), (-0.71, -4.8275), 1.0475, -0.6921875),
@@ -113,7 +118,8 @@ def test_two_normalized_rounds_by_hand():
     ],
 )
 def test_first_clipped_round_by_hand(first_round, last_x, last_y, gx, gy, u, v):
-    """Scalars from (1, 2), beta = .5 and .25, local steps .1 and .2, factors of line 11 .3 / .4 and .5 / .8."""
+    """Scalars from (1, 2), beta = .5 and .25, local steps .1 and .2, factors of line 11 .3 / .4 and .5 /
+    .8."""
     rates = dict(eta_x=0.1, eta_y=0.2, gamma_x=0.3, gamma_y=0.5, beta_x=0.5, beta_y=0.25, direction="clip", tau=2.75)
     (path,) = fed_nsgda_m(scalar_grad, 2, [1.0], [2.0], p=2, rounds=1, first_round=first_round, **rates)
     x, y = 1 + 0.75 * (last_x[0] - 1 + last_x[1] - 1), 2 + 0.625 * (last_y[0] - 2 + last_y[1] - 2)
@@ -121,7 +127,8 @@ def test_first_clipped_round_by_hand(first_round, last_x, last_y, gx, gy, u, v):
 
 
 def test_two_orthogonalized_rounds_by_hand():
-    """One client; gradients [[3, 0, 0], [0, 4, 0]], then [[-2, 0, 0], [0, -4, 0]] in x, a column and a vector in y."""
+    """One client; gradients [[3, 0, 0], [0, 4, 0]], then [[-2, 0, 0], [0, -4, 0]] in x, a column and a vector
+    in y."""
     gradients = {1: ([3, 0, 0, 0, 4, 0], [0, 5, 3, 4]), 2: ([-2, 0, 0, 0, -4, 0], [0, 5, 4, -3])}
     rates = dict(eta_x=0.1, eta_y=0.2, gamma_x=0.3, gamma_y=0.5, beta_x=0.5, beta_y=0.5)
     options = dict(direction="orthogonalize", shapes_x=[(2, 3)], shapes_y=[(2, 1), (2,)])
@@ -138,7 +145,8 @@ def test_two_orthogonalized_rounds_by_hand():
 
 @pytest.mark.parametrize("first_round", ["beta_one", "zero", "gradient"])
 def test_variates_cancel_in_the_average(first_round):
-    """Without clipping the average of the clients' u_i is the new u, so that the server steps by gamma along u."""
+    """Without clipping the average of the clients' u_i is the new u, so that the server steps by gamma along
+    u."""
     path = run(direction="clip", tau=float("inf"), first_round=first_round)
     x, y = X1, Y1
     for state in path:
@@ -181,7 +189,8 @@ def test_matrices_of_one_column_are_normalized(shape):  # A20
 
 @pytest.mark.parametrize("step", STEPS)
 def test_blocks_have_equal_rights(step):
-    """(x, y, f) -> (y, x, -f) with the parameters of the blocks exchanged gives the same points under new names."""
+    """(x, y, f) -> (y, x, -f) with the parameters of the blocks exchanged gives the same points under new
+    names."""
     def swapped(n, x, y, key):
         gx, gy = grad(n, y, x, key)
         return -gy, -gx
@@ -203,7 +212,8 @@ def test_clients_can_be_doubled_and_permuted(step):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_scale_of_the_objective(step):
-    """Only the length of u changes, which a clip sees. Newton-Schulz adds 1e-7 to it, hence its wider bound."""
+    """Only the length of u changes, which a clip sees. Newton-Schulz adds 1e-7 to it, hence its wider
+    bound."""
     gap = distance(run(**STEPS[step]), run(oracle=lambda *call: [8 * g for g in grad(*call)], **STEPS[step]))
     if step.startswith("clip"):
         assert gap > VISIBLE
@@ -249,7 +259,8 @@ SHAPES = [(3, 3), (5, 3), (3, 5), (1, 4), (4, 1), (1, 1)]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("deficiency", [0, 1, 2])
 def test_polar_factor(shape, deficiency):
-    """O is the polar factor of U = O H exactly if H = O'U is symmetric, positive and O'O projects on its range."""
+    """O is the polar factor of U = O H exactly if H = O'U is symmetric, positive and O'O projects on its
+    range."""
     rank = max(min(shape) - deficiency, 0)
     U = random_matrix(shape, rank)
     O = polar_factor(U)
@@ -285,7 +296,8 @@ def test_orthogonalization_turns_with_its_argument(shape):
     [("newton_schulz", (3.4445, -4.7750, 2.0315), 0.68, 1.14), ("newton_schulz_cubic", (1.5, -0.5, 0), 0.9, 1.0)],
 )
 def test_newton_schulz_works_on_the_singular_values(shape, svd, coefficients, low, high):
-    """Bounds: what five steps of the polynomial make of any singular value above .18 of the Frobenius norm."""
+    """Bounds: what five steps of the polynomial make of any singular value above .18 of the Frobenius
+    norm."""
     P, _, Qt = torch.linalg.svd(random_matrix(shape), full_matrices=False)
     sigma = torch.linspace(1.0, 2.5, min(shape), dtype=torch.float64)
     U = P @ torch.diag(sigma) @ Qt

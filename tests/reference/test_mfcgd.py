@@ -1,7 +1,7 @@
 """Checks of the MFCGD loop: identities, limits and numbers worked out by hand.
 
-Tolerance 1e-12 where both sides are the same real numbers reached by different float64 operations on quantities of
-order 1 (tens of steps, so some 1e-14 of rounding).
+Tolerance 1e-12 where both sides are the same real numbers reached by different float64 operations on
+quantities of order 1 (tens of steps, so some 1e-14 of rounding).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ FACTORIES = {
 
 
 class Composition:
-    """g_k(x) = tanh(W_k x) + W_k x and f_k(u) = u'Q_k u / 2 + c_k'u, both with noise that scales and shifts them."""
+    """g_k(x) = tanh(W_k x) + W_k x and f_k(u) = u'Q_k u / 2 + c_k'u, both with noise that scales and shifts
+    them."""
 
     def __init__(self, clients, noise):
         rng = np.random.default_rng(50)
@@ -95,7 +96,8 @@ def distance(left, right):
 
 
 def comfedl(inner, jacobian, outer_grad, clients, x1, *, q, rounds, gamma, eta, weights=None, **momenta):
-    """ComFedL with rate gamma eta(t), averages every q steps, on MFCGD's samples: q in step 1, then one per step."""
+    """ComFedL with rate gamma eta(t), averages every q steps, on MFCGD's samples: q in step 1, then one per
+    step."""
     weights = [1.0] * clients if weights is None else weights
     x_bar, path, t = x1, [], 0
     for _ in range(rounds):
@@ -234,7 +236,8 @@ W1 = (2.2, 17.7)
 
 
 def estimators_of_step_2(x0, x1, C_g=math.inf, C_f=math.inf):
-    """(h, u, v) of both clients at points x0, x1 of theirs, from x_1 = 1 with alpha = .5, beta = .25, varrho = .8."""
+    """(h, u, v) of both clients at points x0, x1 of theirs, from x_1 = 1 with alpha = .5, beta = .25, varrho
+    = .8."""
     h0, h1 = x0**2 + 0.5 * x0 + 0.5 * (1.2 - 1.5), 3 * x1 - 0.5 + 0.5 * (3.1 - 2.5)
     u0, u1 = min(2 * x0 + 0.5 + 0.75 * (2.2 - 2.5), C_g), min(3.0, C_g)
     v0, v1 = h0 + 0.3 + 0.2 * (1.0 - (1.2 + 0.3)), 2 * h1 + 0.1 + 0.2 * (5.9 - (2 * 3.1 + 0.1))
@@ -244,7 +247,8 @@ def estimators_of_step_2(x0, x1, C_g=math.inf, C_f=math.inf):
 def test_first_round_by_hand():
     # t = 1: x = (1 - .22, 1 - 1.77) = (.78, -.77)
     # h = (.6084 + .39 - .15, -2.31 - .5 + .3) = (.8484, -2.51), u = (1.56 + .5 - .225, 3) = (1.835, 3)
-    # v = (1.1484 - .1, -4.92 - .08) = (1.0484, -5), w = (1.835 * 1.0484, -15); t = 2: x = .005 - .05 (w_0 - 15)
+    # v = (1.1484 - .1, -4.92 - .08) = (1.0484, -5), w = (1.835 * 1.0484, -15); t = 2: x = .005 - .05 (w_0 -
+    # 15)
     assert by_hand() == pytest.approx([0.005 - 0.05 * (1.835 * 1.0484 - 15)], rel=0, abs=ROUNDING)
 
 
@@ -273,7 +277,8 @@ def test_balls_by_hand(limits):
 
 
 def test_ball_of_a_jacobian_is_in_the_frobenius_norm():
-    """g(x) = B x, f'(u) = 1, x_1 = 0, q = 2: u_1 = B and u_2 = B C_g / |B|, with |B|^2 = 4 + 1 + 4 + 16 = 25."""
+    """g(x) = B x, f'(u) = 1, x_1 = 0, q = 2: u_1 = B and u_2 = B C_g / |B|, with |B|^2 = 4 + 1 + 4 + 16 =
+    25."""
     B, one = torch.tensor([[2.0, 1.0], [2.0, -4.0]], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     (x,) = mfcgd(
         lambda k, x, key: B @ x, lambda k, x, key: B, lambda k, u, key: one, 1, [0.0, 0.0],

@@ -1,7 +1,7 @@
 """Checks of the reference loops themselves: identities, limits and numbers worked out by hand.
 
-Tolerances: 1e-12 where both sides are the same real numbers reached by different float64 operations on quantities of
-order 1 (tens of steps, so some 1e-14 of rounding); anything wider is explained where it stands.
+Tolerances: 1e-12 where both sides are the same real numbers reached by different float64 operations on
+quantities of order 1 (tens of steps, so some 1e-14 of rounding); anything wider is explained where it stands.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ FACTORIES = {
 
 
 class Game:
-    """f_k = x'P_k x/2 + x'C_k y - y'Q_k y/2 + a_k'x + b_k'y; the noise shifts both gradients and scales them."""
+    """f_k = x'P_k x/2 + x'C_k y - y'Q_k y/2 + a_k'x + b_k'y; the noise shifts both gradients and scales
+    them."""
 
     def __init__(self, clients, noise):
         rng = np.random.default_rng(20)
@@ -168,8 +169,8 @@ def test_stem_reaches_the_saddle_and_local_stays_at_the_local_gda_limit():
     assert 8 < small / smaller < 12  # the bias is proportional to the weight to first order
 
 
-# By hand: two clients, scalars, start (1, 2), q = 2, gamma = .2, lambda = .4, eta = .5, alpha = .25, beta = .5 up to
-# t = 2, then alpha = .75, beta = .3
+# By hand: two clients, scalars, start (1, 2), q = 2, gamma = .2, lambda = .4, eta = .5, alpha = .25, beta =
+# .5 up to t = 2, then alpha = .75, beta = .3
 
 SAMPLES = {("init", 0): (0.1, -0.2), ("init", 1): (0.3, 0.4), 1: (0.2, 0.1), 2: (0.5, -0.3), 3: (-0.4, 0.2),
            4: (0.6, -0.1), 5: (0.7, 0.9)}
@@ -194,8 +195,8 @@ def clamp(y):
 
 @pytest.mark.parametrize("reading", [*READINGS, "box"])
 def test_first_round_by_hand(reading):
-    # t = 1: w = (3.2, 1.1), v = (-.8, -4.9); x = (1 - .32, 1 - .11) = (.68, .89), y = (2 - .16, 2 - .98) = (1.84, 1.02)
-    # w = (.68 + 1.84 + .5 + .5 (3.2 - 3.5), 2.67 - 1.02 - .3 + .5 (1.1 - .7)) = (2.87, 1.55)
+    # t = 1: w = (3.2, 1.1), v = (-.8, -4.9); x = (1 - .32, 1 - .11) = (.68, .89), y = (2 - .16, 2 - .98) =
+    # (1.84, 1.02) w = (.68 + 1.84 + .5 + .5 (3.2 - 3.5), 2.67 - 1.02 - .3 + .5 (1.1 - .7)) = (2.87, 1.55)
     # v = (.68 - 1.84 + .5 + .75 (-.8 + .5), -.89 - 2.04 - .3 + .75 (-4.9 + 5.3)) = (-.885, -2.93)
     # t = 2: x = .785 - .1 * 2.21, y = 1.43 - .2 * 1.9075
     assert by_hand(sync_estimator=reading) == [(0.564, 1.0485)]
@@ -225,9 +226,11 @@ def test_second_round_by_hand(reading, w, v):
 
 
 def test_weights_and_projection_by_hand():
-    # weights: x = (3 * .68 + .89) / 4 - .1 (3 * 2.87 + 1.55) / 4, y = (3 * 1.84 + 1.02) / 4 - .2 (3 * .885 + 2.93) / 4
+    # weights: x = (3 * .68 + .89) / 4 - .1 (3 * 2.87 + 1.55) / 4, y = (3 * 1.84 + 1.02) / 4 - .2 (3 * .885 +
+    # 2.93) / 4
     assert by_hand(weights=[3.0, 1.0]) == [(0.7325 - 0.254, 1.635 - 0.27925)]
-    # mixed: y_2 = (1.84, 1.02) -> (1.5, 1.2), w_2 = (2.53, 1.37), v_2 = (-.545, -3.29); 1.35 - .2 * 1.9175 -> 1.2
+    # mixed: y_2 = (1.84, 1.02) -> (1.5, 1.2), w_2 = (2.53, 1.37), v_2 = (-.545, -3.29); 1.35 - .2 * 1.9175 ->
+    # 1.2
     assert by_hand(project=clamp) == [(0.785 - 0.195, 1.2)]
     # step: y^_2 = (1.68, .04) -> (1.5, 1.2), y_2 = (1.75, 1.6), w_2 = (2.78, .97), v_2 = (-.795, -4.09);
     # y^_3 = 1.675 - .4 * 2.4425 -> 1.2
@@ -256,7 +259,8 @@ def test_adaptive_round_by_hand(matrix, first, A, B, a, b):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        # After step 1 x = (.68, .89), y = (1.84, 1.02); step 2 subtracts .1 (3.02, 1.35), adds .2 (-.66, -3.23)
+        # After step 1 x = (.68, .89), y = (1.84, 1.02); step 2 subtracts .1 (3.02, 1.35), adds .2 (-.66,
+        # -3.23)
         ({}, ((0.378 + 0.755) / 2, (1.708 + 0.374) / 2)),
         ({"weights": [3.0, 1.0]}, ((3 * 0.378 + 0.755) / 4, (3 * 1.708 + 0.374) / 4)),
         ({"cohorts": [[1]], "weights": [3.0, 1.0]}, (0.755, 0.374)),

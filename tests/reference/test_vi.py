@@ -1,7 +1,9 @@
-"""Checks of the loops of Wang & Kale n.d.: identities between the methods, limits and numbers worked out by hand.
+"""Checks of the loops of Wang & Kale n.d.: identities between the methods, limits and numbers worked out by
+hand.
 
-Tolerance 1e-12 where both sides are the same real numbers reached by different float64 operations on quantities of
-order 1 to 100 (tens of steps, so some 1e-14 of rounding relative to them); anything wider is explained where it stands.
+Tolerance 1e-12 where both sides are the same real numbers reached by different float64 operations on
+quantities of order 1 to 100 (tens of steps, so some 1e-14 of rounding relative to them); anything wider is
+explained where it stands.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ PROXES = {"zero": zero, "l1": l1(0.1), "nuclear": nuclear(0.1, (2, 2)), "ball": 
 
 
 class Field:
-    """V_k(z) = F_k z + a_k + tanh(z), F_k positive diagonal plus antisymmetric; the noise scales and shifts V_k."""
+    """V_k(z) = F_k z + a_k + tanh(z), F_k positive diagonal plus antisymmetric; the noise scales and shifts
+    V_k."""
 
     def __init__(self, clients, noise):
         rng = np.random.default_rng(30)
@@ -106,7 +109,8 @@ def test_b5_dual_extrapolation_without_regulariser_is_lesgd(start, options):
 
 
 def fedualex(operator, clients, origin, *, K, rounds, eta, prox):
-    """FeDualEx with server rate 1 (Bai and Bullins 2024); the output is the mean of the clients' half points so far."""
+    """FeDualEx with server rate 1 (Bai and Bullins 2024); the output is the mean of the clients' half points
+    so far."""
     server, path, halves = torch.zeros_like(origin), [], []
     for r in range(rounds):
         ends = []
@@ -179,7 +183,8 @@ def test_b10_lsgd_on_a_game_is_local_sgda():
 
 @pytest.mark.parametrize("K", [1, 3])
 def test_d9_many_inner_steps_reach_the_proximal_points_of_the_mean_operator(K):
-    """With one Jacobian the mean of the machines' proximal points is that of the mean operator, and z_t = x_t there."""
+    """With one Jacobian the mean of the machines' proximal points is that of the mean operator, and z_t = x_t
+    there."""
     field = Field(3, 0.0)
     F, L = field.F[0], float(torch.linalg.matrix_norm(field.F[0], 2))
     z, right, outputs = Z0, [], []
@@ -229,8 +234,8 @@ def test_dual_extrapolation_finds_the_composite_solution():
     path = field.run(local_dual_extrapolation, K=1, rounds=400, prox=prox)
     v = 400 * path[-1][1] - 399 * path[-2][1]  # the last v_t
     V = sum(field.operator(k, v, (1, 0)) for k in range(2)) / 2
-    # On the coordinates that stay away from 0 this is the extragradient method on V + .6 sign(z), which contracts to
-    # rounding within the 400 steps; the two factors 400 enlarge the rounding.
+    # On the coordinates that stay away from 0 this is the extragradient method on V + .6 sign(z), which
+    # contracts to rounding within the 400 steps; the two factors 400 enlarge the rounding.
     assert float((v - prox(v - V, 1.0)).abs().max()) < 1e-10
     assert 0 < int((v.abs() < 1e-10).sum()) < D  # the regulariser holds some coordinates at 0, and not all
 

@@ -1,10 +1,11 @@
-"""The methods of Wang & Kale n.d. as printed, with plain loops over steps and machines: LSGD (eq. 11), LESGD (eq. 4), LIPPAX and
-SLIPPAX (Algorithms 1 and 2) and local dual extrapolation (eq. 13).
+"""The methods of Wang & Kale n.d. as printed, with plain loops over steps and machines: LSGD (eq. 11), LESGD
+(eq. 4), LIPPAX and SLIPPAX (Algorithms 1 and 2) and local dual extrapolation (eq. 13).
 
-``operator(m, z, (t, j))`` gives machine m's stochastic operator (1-D float64 tensors) on the sample of its j-th oracle
-call in step t; m = 0 .. clients - 1, t = 1 .. rounds * K, j = 0, 1, ... Every method returns one pair per round, after
-its sync t = K, 2K, ...: the averaged point z_t, and the output so far, which is the mean over the machines and the
-steps 1 .. t of the method's output sequence (at a sync the averaged member counts).
+``operator(m, z, (t, j))`` gives machine m's stochastic operator (1-D float64 tensors) on the sample of its
+j-th oracle call in step t; m = 0 .. clients - 1, t = 1 .. rounds * K, j = 0, 1, ... Every method returns one
+pair per round, after its sync t = K, 2K, ...: the averaged point z_t, and the output so far, which is the
+mean over the machines and the steps 1 .. t of the method's output sequence (at a sync the averaged member
+counts).
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def lesgd(operator, clients, z0, *, K, rounds, eta, sync_extrapolation=True):
 
 
 def lippax(operator, clients, z0, *, K, rounds, eta, H, gamma=None, L=None):
-    """Output sequence: x_t. Give gamma, or L for the gamma of the theorems; the sample (t, H) is that of line 9."""
+    """Output sequence: x_t. Give gamma, or L for the gamma of the theorems; the sample (t, H) is that of line
+    9."""
     gamma = inner_step_size(eta, L) if gamma is None else gamma
 
     def step(t, z):                                                                                             # 2
@@ -61,7 +63,8 @@ def lippax(operator, clients, z0, *, K, rounds, eta, H, gamma=None, L=None):
 
 
 def slippax(operator, clients, z0, *, K, rounds, eta, H, delta, smooth, gamma=None, L=None):
-    """As LIPPAX, with inner calls at x + delta * s where ``smooth(m, t, j)`` is the Gaussian s of the j-th of them."""
+    """As LIPPAX, with inner calls at x + delta * s where ``smooth(m, t, j)`` is the Gaussian s of the j-th of
+    them."""
     gamma = inner_step_size(eta, L) if gamma is None else gamma
 
     def step(t, z):                                                                                             # 2
@@ -85,9 +88,9 @@ def local_dual_extrapolation(
 ):
     """Output sequence: v_t. Here z_0, and z_t in the result, are dual points.
 
-    ``prox(dual, weight)`` is the mirror map of |.|^2 / 2 + weight * phi. ``t0_mirror`` says what u_0 is: prox(z_0, 0),
-    which still projects where phi is an indicator, or z_0 itself ("identity"). Without ``sync_extrapolation`` only
-    z_t is averaged at a sync.
+    ``prox(dual, weight)`` is the mirror map of |.|^2 / 2 + weight * phi. ``t0_mirror`` says what u_0 is:
+    prox(z_0, 0), which still projects where phi is an indicator, or z_0 itself ("identity"). Without
+    ``sync_extrapolation`` only z_t is averaged at a sync.
     """
     assert t0_mirror in ("prox", "identity"), t0_mirror
 
@@ -111,7 +114,8 @@ def inner_step_size(eta, L):
 
 
 def smoothing_radius(eta, sigma, d, theorem=False):
-    """delta of SLIPPAX in d dimensions at noise level sigma: what the proof takes, or what Theorem 5 prints."""
+    """delta of SLIPPAX in d dimensions at noise level sigma: what the proof takes, or what Theorem 5
+    prints."""
     return eta * sigma / (math.sqrt(d) if theorem else d**0.25)
 
 

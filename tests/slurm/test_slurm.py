@@ -1,4 +1,5 @@
-"""Batch jobs under a real Slurm: the shipped scripts, both MPIs, launchers that do not fit, time limits and preemption.
+"""Batch jobs under a real Slurm: the shipped scripts, both MPIs, launchers that do not fit, time limits and
+preemption.
 
 The limits are for four ranks on a busy machine of two cores; a job that hangs would take for ever.
 """
@@ -35,7 +36,8 @@ HELD = (
 
 
 def point(folder: Path, ranks: int | None = None) -> np.ndarray:
-    """The point that a finished run has found; with ``ranks`` also that so many ranks have found it together."""
+    """The point that a finished run has found; with ``ranks`` also that so many ranks have found it
+    together."""
     with h5py.File(folder / "run.h5") as file:
         assert file.attrs["stopped"].startswith("all "), file.attrs["stopped"]
         assert ranks is None or f'"ranks": {ranks}' in file.attrs["layout"], file.attrs["layout"]
@@ -103,7 +105,8 @@ def test_the_wrong_mpirun_is_refused(tmp_path):
 
 
 def test_exit_code_0_without_an_end_is_a_failure(tmp_path):
-    """Open MPI's mpirun leaves with 0 when it has lost a node; here the command is one that knows nothing of the script."""
+    """Open MPI's mpirun leaves with 0 when it has lost a node; here the command is one that knows nothing of
+    the script."""
     folder = workplace(tmp_path)
     script = (folder / "jobs/slurm/cpu.sbatch").read_text()
     (folder / "true.sbatch").write_text(re.sub("mpifed_launch .*", "mpifed_launch true", script))
@@ -126,7 +129,8 @@ def test_a_run_without_a_script_refuses_too(tmp_path, how):
 
 @pytest.mark.parametrize("line, nodes, ranks, threads", [(GPU_NODES, 2, 4, 2), (SHARED_GPU, 1, 4, 1)])
 def test_gpus(tmp_path, line, nodes, ranks, threads):
-    """Two GPUs on every node, and every rank sees both; torch sees none of these, they are twins of /dev/null."""
+    """Two GPUs on every node, and every rank sees both; torch sees none of these, they are twins of
+    /dev/null."""
     folder = workplace(tmp_path)
     (folder / "seen").mkdir()
     job = submit(f"""{line} rounds=1 "algorithm={{name='./held.py:Held',witness='seen'}}" """, folder)
@@ -160,7 +164,8 @@ def test_a_sweep_shared_by_an_array(tmp_path):
 
 
 def test_time_limit_then_another_number_of_nodes(tmp_path):
-    """Slurm may warn a minute early, so this warning comes at once. The next job has other nodes and the other MPI."""
+    """Slurm may warn a minute early, so this warning comes at once. The next job has other nodes and the
+    other MPI."""
     folder = workplace(tmp_path)
     (folder / "hold").touch()
     state, code, log = submit(

@@ -1,4 +1,5 @@
-"""The federated clock: hand-computed times, its distributions, and independence of layout and of resumption."""
+"""The federated clock: hand-computed times, its distributions, and independence of layout and of
+resumption."""
 
 import h5py
 import numpy as np
@@ -86,7 +87,8 @@ def test_without_a_section_the_clock_stands_still():
 RATES = st.floats(1e-2, 1e9)
 CLOCKS = st.builds(
     Clock, bandwidth_down=RATES, bandwidth_up=RATES, gradients_per_second=RATES, latency=st.floats(0, 10),
-    stragglers=st.floats(0, 2), jitter=st.floats(0, 2), dropout=st.floats(0, 0.9), timeout=st.floats(0.1, 100),
+    stragglers=st.floats(0, 2), jitter=st.floats(0, 2), dropout=st.floats(0, 0.9), timeout=st.floats(0.1,
+    100),
 )  # fmt: skip
 
 
@@ -106,7 +108,8 @@ def test_a_better_client_is_never_slower(clock, name, factor, r):
 
 
 def test_stragglers_stay_and_jitter_does_not():
-    """Lognormal factors of median 1; the standard errors of 4000 clients are 0.008 (mean), 0.0056 (deviation): 4 of them."""
+    """Lognormal factors of median 1; the standard errors of 4000 clients are 0.008 (mean), 0.0056
+    (deviation): 4 of them."""
     still, clients = Clock(**PLAIN), np.arange(4000)
     compute = seconds(still, sent=Sent(0, 0))
     for name in ("stragglers", "jitter"):
@@ -124,7 +127,8 @@ def test_stragglers_stay_and_jitter_does_not():
 
 
 def test_lost_attempts_are_geometric_and_cost_a_timeout_each():
-    """4000 draws of mean p / (1 - p) = 1/3 and variance p / (1 - p)² = 4/9: standard error 0.0105, 4 of them."""
+    """4000 draws of mean p / (1 - p) = 1/3 and variance p / (1 - p)² = 4/9: standard error 0.0105, 4 of
+    them."""
     clock = Clock(**PLAIN, dropout=0.25, timeout=8.0)
     lost = (seconds(clock, range(4000)) - seconds(Clock(**PLAIN))) / 8.0
     assert (lost == np.round(lost)).all() and (lost >= 0).all()

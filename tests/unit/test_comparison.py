@@ -15,7 +15,8 @@ from mpifed.storage.results import load
 
 @pytest.fixture
 def runs(tmp_path):
-    """Write runs and read them: ``runs([dict(seed=1, gamma=0.1, auc=[...]), ...])``; maximised are auc and accuracy."""
+    """Write runs and read them: ``runs([dict(seed=1, gamma=0.1, auc=[...]), ...])``; maximised are auc and
+    accuracy."""
 
     def make(descriptions):
         made = []
@@ -199,7 +200,8 @@ def test_problems_declare_what_more_is_better_of():
 
 
 def test_a_setting_of_methods_that_is_part_of_the_task(runs):
-    """With ``each`` there is a best setting for every value; ``eta`` stands in for the number of local steps."""
+    """With ``each`` there is a best setting for every value; ``eta`` stands in for the number of local
+    steps."""
     settings = settings_of(
         runs(
             [

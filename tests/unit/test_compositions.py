@@ -162,7 +162,8 @@ def test_robust_loss_is_the_value_of_the_penalised_maximum():
 def test_robust_loss_runs_from_the_mean_to_the_worst(lam, limit, tolerance):
     problem = prepared(DistributionallyRobust(dataset="patches", clients=3, model=SMOOTH, lam=lam))
     metrics = problem.metrics(named(problem, problem.initial(np.random.default_rng(0))["x"]), None)
-    # It is var / 2λ above the mean for large λ, with a variance below 1, and λ log 3 below the worst at the most.
+    # It is var / 2λ above the mean for large λ, with a variance below 1, and λ log 3 below the worst at the
+    # most.
     assert metrics["robust_loss"] == pytest.approx(metrics[limit], abs=tolerance)
 
 
@@ -215,8 +216,9 @@ def test_maml_data_are_of_the_stated_laws():
     rows, targets = (torch.stack(column) for column in zip(*(problem.client_data(k) for k in range(200))))
     tasks = torch.linalg.lstsq(rows, targets[..., None]).solution[..., 0]
     residual = targets - (rows @ tasks[..., None])[..., 0]
-    # Five standard errors of 50,000 features, of 9,000 degrees of freedom of the residuals, and of 1,000 coordinates of
-    # tasks about their own mean; these are fitted with an error of 0.5 / √50, which adds 0.001 to their deviation.
+    # Five standard errors of 50,000 features, of 9,000 degrees of freedom of the residuals, and of 1,000
+    # coordinates of tasks about their own mean; these are fitted with an error of 0.5 / √50, which adds 0.001
+    # to their deviation.
     assert abs(rows.std() - 1) < 5 / 100_000**0.5
     assert abs((residual.square().sum() / 9_000).sqrt() - 0.5) < 5 * 0.5 / 18_000**0.5
     assert abs((tasks - tasks.mean(0)).std() - 2) < 5 * 2 / 2_000**0.5

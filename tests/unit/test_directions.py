@@ -52,7 +52,8 @@ def test_polar_factors_are_orthogonal():
 
 @pytest.mark.parametrize("shape", [(4, 2), (2, 5), (6, 6)])
 def test_single_precision_is_as_near_as_its_rounding(shape):
-    """Condition numbers up to 1e3, a zero matrix and one of rank one, against the polar factor in double precision."""
+    """Condition numbers up to 1e3, a zero matrix and one of rank one, against the polar factor in double
+    precision."""
     rng, small = generator(0, "single", *shape), min(shape)
     P, Q = (torch.linalg.qr(torch.from_numpy(rng.standard_normal((5, size, small))))[0] for size in shape)
     values = (

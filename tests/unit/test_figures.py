@@ -50,7 +50,8 @@ def drawn(monkeypatch):
 
 def test_every_axis_is_read_at_the_rounds_of_the_metrics(tmp_path):
     one = single(tmp_path / "a", every=10, auc=[0.5, 0.6, 0.7])
-    expected = {"rounds": [0, 10, 20], "oracle calls": [0, 960, 1920], "bytes, up + down": [0, 40_000, 80_000],
+    expected = {"rounds": [0, 10, 20], "oracle calls": [0, 960, 1920], "bytes, up + down": [0, 40_000,
+    80_000],
                 "wall time without evaluation": [0, 5, 10], "federated wall time": [0, 0, 0]}  # fmt: skip
     assert {
         axis.label: axis.of(one.runs[0], one.runs[0].metric_rounds).tolist() for axis in figures.AXES
@@ -112,8 +113,10 @@ def test_a_curve_is_the_mean_over_the_seeds_and_its_band_one_deviation(tmp_path,
 
 @pytest.mark.parametrize(
     ("values", "scales"),
-    [([100, 10, 0.5], ["log", "linear"]), ([100, 10, 2], ["linear", "log"]), ([0.9, 0.8, 0.5], ["linear"]), ([100, 1, 0], ["linear"]),
-     ([100, 1e-3, -1], ["linear"]), ([100, math.nan, 0.5], ["log", "linear"]), ([math.nan] * 3, ["linear"]), ([math.inf, 2, 1], ["linear"])],
+    [([100, 10, 0.5], ["log", "linear"]), ([100, 10, 2], ["linear", "log"]), ([0.9, 0.8, 0.5], ["linear"]),
+    ([100, 1, 0], ["linear"]),
+     ([100, 1e-3, -1], ["linear"]), ([100, math.nan, 0.5], ["log", "linear"]), ([math.nan] * 3,
+     ["linear"]), ([math.inf, 2, 1], ["linear"])],
 )  # fmt: skip
 def test_logarithmic_where_positive_and_wide(tmp_path, drawn, values, scales):
     one = single(tmp_path / "a", rounds=10, x_error=values)

@@ -1,4 +1,5 @@
-"""Affine games: operators, solutions, monotonicity, exact errors, and the trust-region problem behind them."""
+"""Affine games: operators, solutions, monotonicity, exact errors, and the trust-region problem behind
+them."""
 
 from __future__ import annotations
 
@@ -180,7 +181,8 @@ def test_err_D_by_brute_force(problem, offset):
     start = problem.initial(None)["z"].numpy()
     expected = brute(lambda w: problem.mean_operator(w) @ (z - w), start, problem.radius, size(problem), 5)
     exact = problem.metrics(named(problem, z), None)["err_D"]
-    # Local maximisation ends within 1e-7 of values of up to 300, and never above the exact one but for rounding.
+    # Local maximisation ends within 1e-7 of values of up to 300, and never above the exact one but for
+    # rounding.
     assert expected <= exact + 1e-10 * (1 + abs(exact)) and exact == pytest.approx(
         expected, rel=1e-6, abs=1e-7
     )
@@ -222,7 +224,8 @@ QUADRATICS = {
 @pytest.mark.parametrize("radius", [0.2, 1.5])
 @pytest.mark.parametrize("kind", QUADRATICS)
 def test_trust_region_satisfies_the_optimality_conditions(kind, radius, rotated):
-    """Feasible, (mI - Q) v = c with mI ⪰ Q, m ≥ 0, m (radius - ‖v‖) = 0: these hold at global maximisers alone."""
+    """Feasible, (mI - Q) v = c with mI ⪰ Q, m ≥ 0, m (radius - ‖v‖) = 0: these hold at global maximisers
+    alone."""
     rng, d = np.random.default_rng(7), 6
     Q, c = QUADRATICS[kind](rng, d)
     U = np.linalg.qr(rng.standard_normal((d, d)))[0] if rotated else np.eye(d)

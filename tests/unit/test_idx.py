@@ -1,4 +1,5 @@
-"""IDX files and the data sets in them: what is read, and what is said of files that are not as they should be."""
+"""IDX files and the data sets in them: what is read, and what is said of files that are not as they should
+be."""
 
 from __future__ import annotations
 

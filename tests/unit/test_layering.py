@@ -73,7 +73,8 @@ def test_one_place_for_a_library(library, users):
 
 
 def test_no_collective_under_a_rank_test():
-    """No call of a collective inside ``if ... rank ...`` of a module other than the communicators themselves."""
+    """No call of a collective inside ``if ... rank ...`` of a module other than the communicators
+    themselves."""
     collectives = {"allreduce_", "bcast_", "alltoallv", "allgatherv", "barrier", "agree", "share"}
     for file, tree in SOURCES.items():
         if file == "parallel/comm.py":

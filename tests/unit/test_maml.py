@@ -158,7 +158,8 @@ def test_training_reduces_the_objective(tmp_path, case, gamma, share, executor):
 
 @pytest.fixture
 def drawings(monkeypatch):
-    """Seven and six characters of four drawings: character c is a square of c + 3 dots a side, at a place of each drawing."""
+    """Seven and six characters of four drawings: character c is a square of c + 3 dots a side, at a place of
+    each drawing."""
 
     def part(first, count):
         images = np.zeros((count, 4, 105, 105), dtype=bool)

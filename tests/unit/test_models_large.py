@@ -1,4 +1,5 @@
-"""Convolutional, residual and recurrent networks: counts, torch's modules with the same parameters, mapping, derivatives."""
+"""Convolutional, residual and recurrent networks: counts, torch's modules with the same parameters, mapping,
+derivatives."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ def inputs(case: str, n: int = 2, seed: int = 1) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize(
     "model, shape, outputs, number",
     [
-        # Shen et al. 2024, Table 3: 3, 16, 32 and 64 channels, 32 x 32 halved three times, 512, 64 and 10 units
+        # Shen et al. 2024, Table 3: 3, 16, 32 and 64 channels, 32 x 32 halved three times, 512, 64 and 10
+        # units
         (CNN(), (3, 32, 32), 10, 448 + 4_640 + 18_496 + (64 * 4 * 4 * 512 + 512) + (512 * 64 + 64) + 650),
         (
             CNN7(),
@@ -85,7 +87,8 @@ def test_outputs_and_starting_values(case):
 
 
 def test_starting_values_keep_the_scale_of_the_signal():
-    """With He's weights the outputs of seven layers have the size of the inputs; with torch's they would be 1/500 of it."""
+    """With He's weights the outputs of seven layers have the size of the inputs; with torch's they would be
+    1/500 of it."""
     params = CNN7().initial(CNN7().shapes((3, 32, 32), 10), np.random.default_rng(0))
     images = torch.from_numpy(np.random.default_rng(1).standard_normal((8, 3, 32, 32)))
     assert 0.2 < CNN7()(params, images).std() < 10  # pooling favours large numbers
@@ -205,7 +208,8 @@ def test_gradients_by_central_differences(case):
         difference = (
             loss({**params, name: params[name] + step}) - loss({**params, name: params[name] - step})
         ) / (2 * h)
-        # Truncation is of order h², rounding 1e-16 of values of about 10 over h; no kink lies within h of the point.
+        # Truncation is of order h², rounding 1e-16 of values of about 10 over h; no kink lies within h of the
+        # point.
         assert slope.flatten()[place].item() == pytest.approx(
             difference.item(), rel=1e-6, abs=1e-8 * max(1, largest.item())
         ), name

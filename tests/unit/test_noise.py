@@ -24,7 +24,8 @@ def draws(noise, number=DRAWS):
 
 @pytest.mark.parametrize("name", LAWS)
 def test_quantiles(name):
-    """Empirical frequencies at the law's quantiles: five standard errors of a binomial share, sqrt(p(1-p)/n)."""
+    """Empirical frequencies at the law's quantiles: five standard errors of a binomial share,
+    sqrt(p(1-p)/n)."""
     noise, law = LAWS[name]
     values = draws(noise)
     for p in (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99):
@@ -42,7 +43,8 @@ def test_pareto_tail():
 
 @pytest.mark.parametrize("noise, index", [(StudentT(1.5), 1.5), (AlphaStable(1.5), 1.5), (Pareto(1.5), 1.5)])
 def test_tail_index(noise, index):
-    """Hill's estimate from the 1 % largest of 400,000 draws; its standard error is 1.6 % and the laws are near Pareto there."""
+    """Hill's estimate from the 1 % largest of 400,000 draws; its standard error is 1.6 % and the laws are
+    near Pareto there."""
     largest = np.sort(np.abs(draws(noise, 400_000)))[-4001:]
     assert abs(1 / np.log(largest[1:] / largest[0]).mean() - index) < 0.1 * index
 

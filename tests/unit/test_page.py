@@ -189,7 +189,8 @@ def browser(tmp_path_factory, text):
 
 #: What is shown, and whether it has been decoded: [show, metric, axis, scale, width of the image].
 SHOWN = """[...document.querySelectorAll('.plot img')].filter(one => one.offsetParent)
-           .map(one => [...['show', 'metric', 'axis', 'scale'].map(name => one.dataset[name]), one.naturalWidth > 100])"""
+           .map(one => [...['show', 'metric', 'axis', 'scale'].map(name => one.dataset[name]),
+                        one.naturalWidth > 100])"""
 
 
 def choice(name, value):

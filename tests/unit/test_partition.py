@@ -16,7 +16,8 @@ quick = settings(deadline=None, max_examples=40)  # no deadline: a shared machin
 
 @st.composite
 def samples(draw, classes: int = 6, least: int = 8):
-    """Labels of ``classes`` classes with at least ``least`` samples each, in random order; the upper half positive."""
+    """Labels of ``classes`` classes with at least ``least`` samples each, in random order; the upper half
+    positive."""
     counts = draw(st.lists(st.integers(least, 3 * least), min_size=classes, max_size=classes))
     labels = np.repeat(np.arange(classes), counts)
     np.random.default_rng(draw(seeds)).shuffle(labels)
@@ -92,7 +93,8 @@ def test_dirichlet_is_the_more_skewed_the_smaller_alpha():
         parts = Dirichlet(alpha)(labels, labels >= 5, 5, seed=0)
         return np.mean([np.bincount(labels[part]).max() / len(part) for part in parts])
 
-    # Uniform labels have a share of 0.1; alpha = 1000 moves it by about 0.01, alpha = 0.05 leaves few classes a client.
+    # Uniform labels have a share of 0.1; alpha = 1000 moves it by about 0.01, alpha = 0.05 leaves few classes
+    # a client.
     assert largest_share(1000.0) < 0.13 and largest_share(0.05) > 0.3
 
 

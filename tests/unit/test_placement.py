@@ -1,4 +1,5 @@
-"""Placements by cost: every client once and in order, the largest cost of a rank as small as contiguous blocks allow."""
+"""Placements by cost: every client once and in order, the largest cost of a rank as small as contiguous
+blocks allow."""
 
 import gc
 from collections import Counter

@@ -9,8 +9,8 @@ from launch import launch
 
 from mpifed.cli.main import main
 
-#: Of three clients with one step a round: rank 0 of two has clients 0 and 1, rank 1 has client 2. The first four calls
-#: are the checks before the first round.
+#: Of three clients with one step a round: rank 0 of two has clients 0 and 1, rank 1 has client 2. The first
+#: four calls are the checks before the first round.
 PLUGIN = """
 import os
 

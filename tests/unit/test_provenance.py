@@ -28,7 +28,8 @@ def test_ranks_are_named_briefly(ranks, text):
 def test_the_first_file_that_differs_is_named():
     tables = [table(a="1", b=digest * 20, c="4", d=digest) for digest in "232"]
     assert _difference(tables).startswith(
-        "data file b differs between ranks: ranks 0, 2 read 222222222222 (/data/b); rank 1 read 333333333333 (/data/b)"
+        "data file b differs between ranks: ranks 0, 2 read 222222222222 (/data/b); "
+        "rank 1 read 333333333333 (/data/b)"
     )
 
 

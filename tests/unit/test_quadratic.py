@@ -201,7 +201,8 @@ def test_two_sided_clients_average_to_the_function(problem):
 
 
 def test_two_sided_constants_on_a_grid():
-    """ℓ bounds the Hessian and is attained; μ_x and μ_y are PL constants, within 6 % and 1 % of the sharp ones."""
+    """ℓ bounds the Hessian and is attained; μ_x and μ_y are PL constants, within 6 % and 1 % of the sharp
+    ones."""
     problem = TWO_SIDED[0]
     x, y = (part.reshape(-1, 1) for part in np.meshgrid(np.linspace(-6, 6, 481), np.linspace(-6, 6, 481)))
     x, y = (torch.from_numpy(part).requires_grad_() for part in (x, y))

@@ -1,4 +1,5 @@
-"""Readers of CIFAR batches, NumPy archives and LIBSVM tables: right files, truncated files, wrong files, real files."""
+"""Readers of CIFAR batches, NumPy archives and LIBSVM tables: right files, truncated files, wrong files, real
+files."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def batch(count: int, seed: int = 0, **changes) -> dict:
 
 
 def write_batches(folder: Path, **contents) -> Path:
-    """The three batches of ``BATCHES``; ``contents`` replaces what some hold (bytes, or something to pickle)."""
+    """The three batches of ``BATCHES``; ``contents`` replaces what some hold (bytes, or something to
+    pickle)."""
     (folder / "colours").mkdir(exist_ok=True)
     for seed, name in enumerate(("one", "two", "test")):
         content = contents.get(name, batch(5, seed))
@@ -142,7 +144,8 @@ def test_a_real_cifar10_batch():
     source = Source("cifar10", [folder])
     images, labels = DATASETS["cifar10"]._batch(source, "test_batch")
     assert torch.bincount(labels).tolist() == [1000] * 10 and sorted(CIFAR10_MD5)[-1] == "test_batch"
-    # Red, green, blue means of the test set as commonly used for normalisation, to the digits that are commonly given.
+    # Red, green, blue means of the test set as commonly used for normalisation, to the digits that are
+    # commonly given.
     assert (images.mean((0, 2, 3)) / 255).round(3).tolist() == [0.494, 0.485, 0.450]
 
 

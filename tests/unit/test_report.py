@@ -141,7 +141,8 @@ def test_the_first_metric_of_a_problem_stays_the_first(job, tmp_path):
 
 
 def scalars(folder):
-    """All scalars of a folder's event files, ``{name: {step: value}}``; a later file takes back what it starts before."""
+    """All scalars of a folder's event files, ``{name: {step: value}}``; a later file takes back what it
+    starts before."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = {}

@@ -1,4 +1,5 @@
-"""The model of a round's time: formulas by hand, the fit on made-up times, bytes against a run's messages, the commands."""
+"""The model of a round's time: formulas by hand, the fit on made-up times, bytes against a run's messages,
+the commands."""
 
 import json
 from dataclasses import replace

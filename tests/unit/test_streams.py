@@ -65,7 +65,8 @@ def test_integers_stay_in_range(high):
 
 
 def test_distributions():
-    """Moments of 200,000 draws: standard errors are 0.0007 (uniform mean), 0.0022 (normal mean), 0.0032 (variance)."""
+    """Moments of 200,000 draws: standard errors are 0.0007 (uniform mean), 0.0022 (normal mean), 0.0032
+    (variance)."""
     uniform = Stream(0, "u", range(10), 0, 20).uniform(1000)
     assert uniform.min() > 0 and uniform.max() < 1
     assert abs(uniform.mean() - 0.5) < 0.003 and abs(uniform.var() - 1 / 12) < 0.001

@@ -39,8 +39,10 @@ def test_rows_of_runs_and_csv(tmp_path):
     )
     rows = tables.run_rows(settings(tmp_path / "a", tmp_path / "b"), Rule())
     assert rows[0] == {
-        "name": "a", "method": "FGDA", "rounds": 20, "auc final": 0.8, "auc best": 0.95, "x_error final": 3.0, "x_error best": 1.0,
-        "worst_loss final": None, "worst_loss best": None, "oracle calls": 1920, "bytes": 80_000, "wire bytes": 50_000,
+        "name": "a", "method": "FGDA", "rounds": 20, "auc final": 0.8, "auc best": 0.95,
+        "x_error final": 3.0, "x_error best": 1.0,
+        "worst_loss final": None, "worst_loss best": None, "oracle calls": 1920, "bytes": 80_000,
+        "wire bytes": 50_000,
         "seconds": 10.0, "communication %": pytest.approx(25.0), "stopped": "all rounds done",
     }  # fmt: skip
     assert rows[1]["auc best"] == 0.5 and math.isnan(rows[1]["auc final"]) and rows[1]["stopped"] == ""
@@ -86,7 +88,8 @@ def test_rows_of_settings_are_means_over_seeds(tmp_path):
     first, second = tables.setting_rows(found, rule, columns(found))
     assert first == {
         "method": "FGDA", "algorithm.gamma": 0.1, "runs": 2, "diverged": 0, "not finished": 1,
-        "error final": Spread(2.5, pytest.approx(math.sqrt(4.5))), "error best": Spread(2.0, pytest.approx(math.sqrt(2))),
+        "error final": Spread(2.5, pytest.approx(math.sqrt(4.5))), "error best": Spread(2.0,
+        pytest.approx(math.sqrt(2))),
         "rounds to 3.5": Spread(5.0, 0.0), "reached by": 2,
     }  # fmt: skip
     assert (
@@ -117,8 +120,10 @@ def test_costs_are_means_over_seeds(tmp_path):
         )
     (row,) = tables.cost_rows(settings(tmp_path / "0", tmp_path / "1"))
     assert row == {
-        "setting": "FGDA", "rounds": 20, "oracle calls": 1920, "phases": 20, "bytes up": 20_000, "bytes down": 60_000, "wire bytes": 50_000,
-        "seconds": 30, "federated seconds": 40, "communication %": pytest.approx(25), "peak memory per rank": None,
+        "setting": "FGDA", "rounds": 20, "oracle calls": 1920, "phases": 20, "bytes up": 20_000,
+        "bytes down": 60_000, "wire bytes": 50_000,
+        "seconds": 30, "federated seconds": 40, "communication %": pytest.approx(25),
+        "peak memory per rank": None,
     }  # fmt: skip
 
 
@@ -151,7 +156,8 @@ def test_a_single_run_prints_as_a_list(tmp_path):
 @pytest.mark.parametrize("width", [60, 100])
 def test_several_runs_fit_the_console(tmp_path, width):
     metrics = {f"metric_number_{i}": [1.0, 2.0, 3.0] for i in range(6)}
-    folders = [write(tmp_path / name, "FGDA", rounds=10, stopped="[rank 3] x is not finite", config={"algorithm": {"q": q}}, **metrics)
+    folders = [write(tmp_path / name, "FGDA", rounds=10, stopped="[rank 3] x is not finite",
+    config={"algorithm": {"q": q}}, **metrics)
                for q, name in enumerate(("FGDA", "AFolderWithAVeryLongNameIndeedYes"))]  # fmt: skip
     text = printed(tables.run_rows(settings(*folders), Rule()), width)
     assert max(map(len, text.splitlines())) <= width

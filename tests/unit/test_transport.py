@@ -155,7 +155,8 @@ def test_a_transport_that_does_not_suit(monkeypatch, wanted, ranks, exact, messa
 
 
 def test_what_the_probe_finds(monkeypatch):
-    """The real one on the CPU, where any MPI can sum; then one that fails, one that sums wrongly, one that hangs."""
+    """The real one on the CPU, where any MPI can sum; then one that fails, one that sums wrongly, one that
+    hangs."""
     assert probe(CPU, "MPI") is None
     for script, message in (
         ("raise RuntimeError('no device')", "failed: RuntimeError: no device"),
@@ -214,7 +215,8 @@ def test_peak_memory():
 def test_a_job_that_wants_a_gpu_ends_with_2(tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(
-        'problem = "Saddle"\nalgorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }\nrun = { device = "cuda" }'
+        'problem = "Saddle"\nalgorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }\n'
+        'run = { device = "cuda" }'
     )
     code, output = launch(2, ["-m", "mpifed", "run", job], cwd=tmp_path)
     assert code == 2 and output.count("asks for a GPU, but this process sees none") == 1, output
