@@ -27,14 +27,13 @@ class Oracle:
         sets: the problem's sets, ``oracle.sets.y(v)`` projects.
         blocks: names and shapes of the parameters of each block.
         client: the numbers of the clients that are stepped, ``[C]``.
-        calls: evaluations by each of them so far, ``[C]``.
     """
 
     def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
         self.problem, self.sampler, self.batched = problem, sampler, batched
         self.blocks: Blocks = problem.variables()
         self.sets = problem.sets
-        self.calls = np.zeros(0, dtype=np.int64)
+        self._together, self._apart, self._count = 0, None, 0
 
     @staticmethod
     def noise_width(problem: Problem) -> int:
@@ -46,7 +45,13 @@ class Oracle:
         self._rows, self._count, self._on = rows, rows.stop - rows.start, None
         self._places = self.sampler.members[rows]
         self.client = self.sampler.clients[self._places]
-        self.calls = np.zeros(self._count, dtype=np.int64)
+        self._place = int(self._places[0]) if self._count == 1 else None
+        self._together, self._apart = 0, None
+
+    @property
+    def calls(self) -> np.ndarray:
+        """Evaluations by each client since :meth:`at`, ``[C]``."""
+        return np.full(self._count, self._together) + (0 if self._apart is None else self._apart)
 
     def sample(
         self, *, size: int | None = None, of: str = "", number: int | None = None, round: int | None = None
@@ -65,19 +70,22 @@ class Oracle:
         """
         if size is not None and not (_is_whole(size) and size >= 1):
             raise ContractError(f"oracle.sample(size={size}): expected at least 1 row, a whole number")
-        for name, value in (("number", number), ("round", round)):
-            if value is not None and not (_is_whole(value) and value >= 0):
-                raise ContractError(f"oracle.sample({name}={value}): expected a whole number from 0")
         if of not in ("", "g", "f"):
             raise ContractError(f"oracle.sample(of={of!r}): expected 'g' or 'f'")
-        if number is None and round is not None:
-            raise ContractError(f"oracle.sample(round={round}) needs a number")
-        self.sampler.ask("counted" if number is None else "named")
-        k = self._deal(self.sampler.numbers) if number is None else number
+        if number is None and round is None:
+            self.sampler.ask("counted")
+            k = self._deal(self.sampler.numbers)
+        else:
+            k = _address(number, round)
+            self.sampler.ask("named")
         return self.sampler.sample(k, self._rows, round=round, size=size, of=of)
 
     def _deal(self, numbers: np.ndarray):
         """The next number of the clients that are not done: one for all where they agree, else one each."""
+        if self._place is not None and self._on is None:  # one client, as fast as can be
+            k = numbers.item(self._place)
+            numbers[self._place] = k + 1
+            return k
         own = numbers[self._places]
         numbers[self._places] = own + (1 if self._on is None else self._on)
         return int(own[0]) if (own == own[0]).all() else own
@@ -122,7 +130,10 @@ class Oracle:
         return self.sampler.normal(self._deal(self.sampler.normals), self._rows, size)
 
     def _evaluated(self) -> None:
-        self.calls += 1 if self._on is None else self._on
+        if self._on is None:
+            self._together += 1
+        else:
+            self._apart = self._on + (0 if self._apart is None else self._apart)
 
     def _each(self, evaluate, *points):
         """``evaluate(*points, batch)`` on all data of each client in turn: results with the client axis."""
@@ -142,3 +153,13 @@ class Oracle:
 
 def _is_whole(value) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _address(number, round) -> int:
+    """The number of a sample that is named."""
+    if number is None:
+        raise ContractError(f"oracle.sample(round={round}) needs a number")
+    for name, value in (("number", number), ("round", round)):
+        if value is not None and not (_is_whole(value) and value >= 0):
+            raise ContractError(f"oracle.sample({name}={value}): expected a whole number from 0")
+    return int(number)

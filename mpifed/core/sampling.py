@@ -80,6 +80,7 @@ class Sampler:
             self.members = members
             self._drawn: dict[tuple[int, int, str], tuple[int, Any]] = {}
             self._noise: dict[int, torch.Tensor] = {}
+            self._whole: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
 
     def ask(self, way: str) -> None:
         """Note how a sample is asked for.
@@ -105,7 +106,7 @@ class Sampler:
         round = self.round if round is None else round
         size = self.batch_size if size is None else size
         of = of if self._own else ""
-        last = int(np.max(k))
+        last = k if isinstance(k, int) else int(k.max())
         drawn = self._drawn.get((round, size, of))
         if drawn is None or last >= drawn[0]:
             self._expected = max(self._expected, last + 1) if drawn is None else max(2 * drawn[0], last + 1)
@@ -119,10 +120,18 @@ class Sampler:
             batch = self._everything(rows)
         return Sample(batch, None if self.noise is None else self._noise_of(round, drawn[0])[chosen, where])
 
-    def normal(self, k: int, rows: slice, size: int) -> torch.Tensor:
-        """Standard normal vector number ``k`` of the round, ``[C, size]``, independent of all samples."""
-        stream = Stream(self.seed, "normal", self.clients[self.members[rows]], self.round, 1, k)
-        return self._load(torch.from_numpy(stream.normal(size)[:, 0]))
+    def normal(self, k, rows: slice, size: int) -> torch.Tensor:
+        """Standard normal vector number ``k`` of the round, ``[C, size]``, independent of all samples.
+
+        ``k`` is one number, or one a client ``[C]``.
+        """
+        clients = self.clients[self.members[rows]]
+        if isinstance(k, int):
+            drawn = Stream(self.seed, "normal", clients, self.round, 1, k).normal(size)[:, 0]
+        else:
+            drawn = Stream(self.seed, "normal", clients, self.round, int(k.max()) + 1).normal(size)
+            drawn = drawn[np.arange(len(k)), k]
+        return self._load(torch.from_numpy(drawn))
 
     def each(self, rows: slice) -> Iterator[tuple[torch.Tensor, ...]]:
         """All data of one client of ``members[rows]`` after another.
@@ -169,8 +178,10 @@ class Sampler:
         return tuple(column[chosen] for column in self.data)
 
     def _everything(self, rows: slice) -> tuple[torch.Tensor, ...]:
-        """All rows of clients of one size."""
-        return tuple(
-            torch.stack(columns) if len(columns) > 1 else columns[0].unsqueeze(0)
-            for columns in zip(*self.each(rows))
-        )
+        """All rows of clients of one size: the same in every step of a phase."""
+        if (rows.start, rows.stop) not in self._whole:
+            self._whole[rows.start, rows.stop] = tuple(
+                torch.stack(columns) if len(columns) > 1 else columns[0].unsqueeze(0)
+                for columns in zip(*self.each(rows))
+            )
+        return self._whole[rows.start, rows.stop]
