@@ -16,7 +16,7 @@ from pydantic import Field
 from mpifed.core.linalg import where_finite
 from mpifed.core.settings import choice, hyperparameters
 
-__all__ = ["Identity", "Normalize", "Clip", "Orthogonalize", "DIRECTIONS", "Direction"]
+__all__ = ["Plain", "Normalize", "Clip", "Orthogonalize", "DIRECTIONS", "Direction"]
 
 Shapes = dict[str, tuple[int, ...]]
 NormOver = Literal["block", "tensor"]
@@ -43,7 +43,7 @@ def _norms(u: torch.Tensor, shapes: Shapes, over: str) -> torch.Tensor:
 
 
 @hyperparameters
-class Identity:
+class Plain:
     """u itself."""
 
     def __call__(self, u: torch.Tensor, shapes: Shapes) -> torch.Tensor:
@@ -142,7 +142,7 @@ def _rounding(U: torch.Tensor) -> float:
     return max(U.shape[-2:]) * torch.finfo(U.dtype).eps
 
 
-DIRECTIONS = {"identity": Identity, "normalize": Normalize, "clip": Clip, "orthogonalize": Orthogonalize}
+DIRECTIONS = {"identity": Plain, "normalize": Normalize, "clip": Clip, "orthogonalize": Orthogonalize}
 
 #: A direction by name, table or instance.
 Direction = choice("direction", DIRECTIONS)

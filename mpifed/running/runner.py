@@ -48,7 +48,7 @@ class Runner:
         )
 
     def _elapsed(self) -> float:
-        return self.recorder.before("seconds") + self.simulation.costs.seconds
+        return self.recorder.before("seconds") + self.simulation.rounds.costs.seconds
 
     def carry_out(self, saved: Snapshot | None) -> Result:
         """Run from ``saved``, or from the start. Collective.

@@ -210,14 +210,14 @@ class _Stopwatch(Observer):
 
 def _rounds(comm: SerialComm, simulation: Simulation) -> np.ndarray:
     """Some rounds ``[R, 4]``: members on this rank, their oracle calls, their seconds, compute seconds."""
-    stopwatch = simulation.observers[0]
+    stopwatch = simulation.rounds.observers[0]
     simulation.start()
 
     def one() -> list[float]:
-        costs = simulation.costs
+        costs = simulation.rounds.costs
         calls, compute, steps = costs.oracle_calls, costs.compute_seconds, stopwatch.seconds
         simulation.step()
-        members = len(simulation.executor.calls)
+        members = len(simulation.rounds.executor.calls)
         return [
             members,
             costs.oracle_calls - calls,

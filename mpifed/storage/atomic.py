@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["replacing", "shielded", "sweep"]
+__all__ = ["replacing", "shielded", "remove_leftovers"]
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def shielded(path: Path):
         raise shield.error
 
 
-def sweep(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove temporary files that a killed run has left behind in ``folder``."""
     for leftover in Path(folder).glob("*.tmp.*"):
         leftover.unlink(missing_ok=True)

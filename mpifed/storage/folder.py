@@ -11,7 +11,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from mpifed.storage.atomic import sweep
+from mpifed.storage.atomic import remove_leftovers
 from mpifed.storage.format import RUN_FILE
 
 __all__ = ["Folder"]
@@ -49,7 +49,7 @@ class Folder:
         try:
             while not self._take(create, time.monotonic() < end):
                 time.sleep(0.1)
-            sweep(self.path)
+            remove_leftovers(self.path)
         except OSError as fault:
             self.close()
             raise ValueError(f"cannot write to run.out = {self.path}: {fault.strerror}") from None

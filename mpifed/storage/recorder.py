@@ -75,11 +75,11 @@ class Recorder:
 
     def note_round(self) -> None:
         """Keep the costs, and on rank 0 the iterates, of the round just done."""
-        costs = self.simulation.costs
+        costs = self.simulation.rounds.costs
         self._pending.append([self.simulation.round, *(getattr(costs, name, 0.0) for name in COSTS[1:])])
         if self.comm.rank == 0 and self.simulation.round > 0:
             for block in self.blocks:
-                self.iterates[block].append(self.simulation.block(block).cpu().numpy().copy())
+                self.iterates[block].append(self.simulation.rounds.block(block).cpu().numpy().copy())
 
     def note_metrics(self, values: dict[str, float]) -> None:
         """Keep the metrics of the round just done (rank 0)."""
@@ -95,7 +95,7 @@ class Recorder:
         self.comm.allreduce_(rows)
         rows = np.where(_SUMMED, rows, rows / self.comm.size)
         rows[:, 1:] += self._base[1:]
-        clock = self.simulation.clock.collect(self.comm)[
+        clock = self.simulation.rounds.clock.collect(self.comm)[
             : len(rows)
         ]  # without the round that a non-finite value has cut short
         rows[:, _CLOCK] = np.cumsum([self._base[_CLOCK], *clock])[

@@ -44,7 +44,7 @@ class Snapshot:
             "client_costs": simulation.client_costs.tolist(),
             "sizes": _sizes(simulation),
             "data": digests(simulation.problem.files),
-            "unsent": simulation.unsent(),
+            "unsent": simulation.rounds.unsent(),
         }
         records = {name: state.buffer.cpu().numpy() for name, state in _records(simulation).items()}
         return cls(names | header | entries(end), arrays | records)
@@ -95,7 +95,7 @@ def _records(simulation: Simulation) -> dict[str, State]:
     """The records that a checkpoint holds as a whole."""
     return {
         "shared": simulation.shared,
-        "coordinator": simulation.coordinator.moments,
+        "coordinator": simulation.rounds.coordinator.moments,
         "output": simulation.output,
     }
 

@@ -68,7 +68,7 @@ class Floor:
 
         from mpifed.core.algorithm import local_steps
 
-        self.problem, algorithm = simulation.problem, simulation.algorithm
+        self.problem, algorithm = simulation.problem, simulation.config.algorithm
         self.samples, self.points = local_steps(algorithm), algorithm.calls_per_step
         self.clients = [
             tuple(
@@ -212,7 +212,7 @@ def against_floor(workload: str, method: str, options) -> dict:
 
     world, (_, rounds, block) = MPI.COMM_WORLD, WORKLOADS[workload]
     simulation, batch_size = simulate(workload, method, options.clients * world.size, "loop", options)
-    floor, costs, before = Floor(simulation, batch_size), simulation.costs, simulation.round
+    floor, costs, before = Floor(simulation, batch_size), simulation.rounds.costs, simulation.round
     calls, seconds, communication = costs.oracle_calls, costs.seconds, costs.communication_seconds
     package, bare = paired(
         simulation.step, floor.round, options.rounds or rounds, block, idle(simulation.device)

@@ -67,7 +67,7 @@ def profile(config: Config) -> None:
     began = time.perf_counter()
     simulation = Simulation(config, SerialComm())
     loaded = time.perf_counter() - began
-    samples = int(simulation.executor.sampler.sizes.sum())
+    samples = int(simulation.rounds.executor.sampler.sizes.sum())
     with simulation.transport:
         simulation.start()
         simulation.step()

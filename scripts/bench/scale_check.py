@@ -86,7 +86,7 @@ def rounds(comm, config, seconds: float) -> dict:
 
     simulation = Simulation(config, comm)
     simulation.start()
-    costs, taken = simulation.costs, []
+    costs, taken = simulation.rounds.costs, []
     repeats = 3
     while len(taken) < repeats:
         before = (costs.compute_seconds, costs.communication_seconds)

@@ -66,10 +66,10 @@ def test_a_control_value_counts_once_in_a_round_of_several_sums(comm, monkeypatc
     """Two phases, and chunks of ``exact`` that hold one element each."""
     monkeypatch.setattr(mpifed.parallel.reduction, "CHUNK", 1)
     algorithm = AdaFGDA(q=2, gamma=0.02, lam=0.02, matrix="norm", sync_estimator="mean_after")
-    simulation = mpifed.simulation.Simulation(
+    simulation = mpifed.simulation.simulation.Simulation(
         configuration(algorithm, Game(clients=5), "unused", reduction=reduction), comm
     )
-    assert len(simulation.algorithm.phases) > 1
+    assert len(simulation.config.algorithm.phases) > 1
     simulation.start()
     assert [simulation.step(value * (comm.rank + 1)) for value in (0.0, 2.0, 0.0)] == [
         0.0,

@@ -44,7 +44,7 @@ class Skewed(Game):
 @pytest.fixture
 def forced(monkeypatch):
     """Costs as given instead of measured ones."""
-    monkeypatch.setattr("mpifed.simulation.simulation.client_costs", lambda *_: np.array(COSTS))
+    monkeypatch.setattr("mpifed.simulation.preparation.client_costs", lambda *_: np.array(COSTS))
 
 
 def bits(result) -> np.ndarray:
@@ -116,7 +116,7 @@ def assert_measures_nothing(monkeypatch):
     def fail(*_):
         raise AssertionError("the checkpoint holds the costs")
 
-    monkeypatch.setattr("mpifed.simulation.simulation.client_costs", fail)
+    monkeypatch.setattr("mpifed.simulation.preparation.client_costs", fail)
 
 
 def test_resumed_on_other_rank_counts(comm, out, forced, monkeypatch):
@@ -221,12 +221,12 @@ def test_a_phase_is_one_allreduce(comm, out, name, placement):
         configuration(method(name), problem_, out, placement=placement, noise=None), counting
     )
     simulation.start()
-    phases = simulation.algorithm.phases
+    phases = simulation.config.algorithm.phases
     for _ in range(2):
         counting.calls.clear()
         simulation.step()
         expected = Counter(
-            allreduce_=len(phases), bcast_=sum(map(bool, refreshed(simulation.algorithm, phases)))
+            allreduce_=len(phases), bcast_=sum(map(bool, refreshed(simulation.config.algorithm, phases)))
         )
         assert counting.calls == (expected if comm.size > 1 else Counter())
 

@@ -12,7 +12,7 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.storage import atomic as files
 from mpifed.storage import checkpoint
-from mpifed.storage.atomic import replacing, sweep
+from mpifed.storage.atomic import remove_leftovers, replacing
 
 ARRAYS = {"shared": np.arange(5.0), "empty": np.zeros((0, 3)), "table": np.arange(6.0).reshape(2, 3)}
 
@@ -159,7 +159,7 @@ def test_replacing_is_all_or_nothing(tmp_path):
         assert path.read_text() == "old"
     assert path.read_text() == "new"
     (tmp_path / "file.tmp.123").write_text("left by a killed run")
-    sweep(tmp_path)
+    remove_leftovers(tmp_path)
     assert os.listdir(tmp_path) == ["file"]
 
 

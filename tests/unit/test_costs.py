@@ -96,7 +96,7 @@ def test_a_steady_round(tmp_path, name, executor):
     simulation, before = Simulation(config, SerialComm()), None
     simulation.start()
     for _ in range(3):
-        costs = simulation.costs
+        costs = simulation.rounds.costs
         before = costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls
         simulation.step()
     after = costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls
@@ -124,9 +124,9 @@ def test_a_cohort_is_sent_all_that_it_reads(tmp_path):
         simulation.start()
         simulation.step()
         simulation.step()
-        before = simulation.costs.bytes_down
+        before = simulation.rounds.costs.bytes_down
         simulation.step()
-        assert simulation.costs.bytes_down - before == 2 * 8 * down
+        assert simulation.rounds.costs.bytes_down - before == 2 * 8 * down
 
 
 def test_dimensions_tell_the_blocks_apart():

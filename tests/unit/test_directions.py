@@ -4,7 +4,7 @@ import pytest
 import torch
 from reference.heavy_tailed import direction_of
 
-from mpifed.core.directions import Clip, Identity, Normalize, Orthogonalize
+from mpifed.core.directions import Clip, Normalize, Orthogonalize, Plain
 from mpifed.core.streams import generator
 
 SHAPES = {"tall": (4, 2), "bias": (3,), "wide": (2, 5), "square": (3, 3)}
@@ -86,4 +86,4 @@ def test_a_client_that_is_not_finite_stays_so_and_alone(method, dtype, value):
 
 
 def test_identity():
-    assert torch.equal(Identity()(clients(), SHAPES), clients())
+    assert torch.equal(Plain()(clients(), SHAPES), clients())

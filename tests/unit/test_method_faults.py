@@ -531,10 +531,10 @@ ELSEWHERE = [
     ),
     (Adaptive(matrix=Matrix0()), None, "the matrix of shared.A failed in round 1: ZeroDivisionError"),
     (Sound(), game("prepare"), "Faulty failed: ZeroDivisionError: on purpose"),
-    (Sound(), game("variables"), "Faulty failed: ZeroDivisionError: on purpose"),
-    (Sound(), game("initial"), "Faulty failed: ZeroDivisionError: on purpose"),
-    (Sound(), game("loss"), "Faulty failed: ZeroDivisionError: on purpose"),
-    (Sound(), game("client_data"), "Faulty failed: ZeroDivisionError: on purpose"),
+    (Sound(), game("variables"), "ZeroDivisionError: on purpose"),
+    (Sound(), game("initial"), "ZeroDivisionError: on purpose"),
+    (Sound(), game("loss"), "ZeroDivisionError: on purpose"),
+    (Sound(), game("client_data"), "ZeroDivisionError: on purpose"),
     (Sound(), game("metrics"), "Faulty.metrics failed: ZeroDivisionError: on purpose"),
 ]
 

@@ -113,7 +113,7 @@ def test_what_lies_between_is_zero_at_the_start_and_with_a_fresh_cohort(tmp_path
         simulation.step()
     assert "note" not in simulation.clients and "rounds" in simulation.clients
     seen = {where: set() for where in ("first", "later", "fresh", "after")}
-    for r, where, k, note in simulation.algorithm.found:
+    for r, where, k, note in simulation.config.algorithm.found:
         seen[where].add((r, k))
         assert note == [k + 1.0 if where in ("later", "after") else 0.0] * DX
     assert seen["first"] == seen["later"] and seen["fresh"] == seen["after"]

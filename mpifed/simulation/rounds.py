@@ -1,0 +1,211 @@
+"""The phases of a round: clients, average, matrices, server, and what they cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from mpifed.config.job import Config
+from mpifed.core.algorithm import Now, Phase, local_steps, refreshed
+from mpifed.core.errors import blaming
+from mpifed.core.method_checks import called, expect_nothing
+from mpifed.core.oracle import ORACLES
+from mpifed.core.problem import Problem
+from mpifed.core.records import State
+from mpifed.core.sampling import Sampler
+from mpifed.parallel.placement import Cohort, Placement
+from mpifed.parallel.reduction import REDUCTIONS
+from mpifed.parallel.transport import Transport
+from mpifed.simulation.allocation import Allocation
+from mpifed.simulation.coordinator import Coordinator
+from mpifed.simulation.executor import EXECUTORS, Observer, Stage
+from mpifed.simulation.federated_clock import FederatedClock
+from mpifed.simulation.finite import check_mean, check_shared, first_bad
+from mpifed.simulation.traffic import Costs, Traffic
+
+__all__ = ["Rounds"]
+
+
+class Rounds:
+    """Carries out rounds on a rank's memory. All collectives of a round are called here.
+
+    Args:
+        problem: prepared, of the method's family.
+        observers: are told of every stage.
+
+    Attributes:
+        coordinator: decides who takes part and makes the matrices.
+        executor: steps the clients.
+        traffic, clock: what travels, and how long federated clients would take.
+        costs: running totals of this rank.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        problem: Problem,
+        placement: Placement,
+        memory: Allocation,
+        transport: Transport,
+        observers: Sequence[Observer],
+    ):
+        self.config, self.problem, self.memory = config, problem, memory
+        self.transport, self.observers = transport, observers
+        self.mine, self.costs = placement.of(transport.comm.rank), Costs()
+        self.clock = FederatedClock(config.clock, config.seed, self.mine)
+        self.traffic = Traffic(memory.shared.layout, memory.shared.buffer.element_size())
+        self.coordinator = Coordinator(
+            config.algorithm,
+            transport,
+            placement,
+            memory.moments,
+            memory.shared,
+            seed=config.seed,
+            cohort=config.participation.cohort or problem.clients,
+            weights=self._weights(),
+            replicated=config.run.matrices == "replicated",
+        )
+        with blaming(type(problem).__name__):
+            sampler = self._sampler()
+        self.executor = EXECUTORS[config.run.executor](
+            problem, sampler, memory.clients, memory.between, config.run.reduction == "exact"
+        )
+        self._average = self._stage(Phase(_nothing, memory.own)) if memory.own.fields else None
+        self._stages = self._stages_of(config.algorithm.phases)
+        self._start = self._stages_of(config.algorithm.start)
+
+    def _weights(self) -> np.ndarray | None:
+        if self.config.participation.weights == "uniform":
+            return None
+        sizes = [self.problem.client_size(k) for k in range(self.problem.clients)]
+        return np.array(sizes, dtype=np.float64)
+
+    def _sampler(self) -> Sampler:
+        config, width = self.config, ORACLES[self.problem.family].noise_width(self.problem)
+        oracle = config.oracle
+        return Sampler(
+            self.problem,
+            self.mine,
+            config.seed,
+            oracle.batch_size,
+            oracle.noise,
+            width,
+            self.memory.shared.buffer.dtype,
+            self.memory.shared.buffer.device,
+        )
+
+    def _stage(self, phase: Phase, names: tuple[str, ...] = (), cohort: int = 0) -> Stage:
+        layout = self.memory.layout(phase.message)
+        reduction = REDUCTIONS[self.config.run.reduction](
+            self.transport, len(self.mine), layout.size, self.memory.shared.buffer.dtype
+        )
+        return Stage(
+            phase, State(layout, reduction.rows), State(layout, reduction.mean), reduction, names, cohort
+        )
+
+    def _stages_of(self, phases: Sequence[Phase]) -> list[Stage]:
+        numbers = np.cumsum([phase.fresh for phase in phases], dtype=int)
+        names = refreshed(self.config.algorithm, phases)
+        return [self._stage(phase, *rest) for phase, *rest in zip(phases, names, numbers.tolist())]
+
+    def run(self, r: int, control: float = 0.0) -> float:
+        """Carry out round ``r``; round 0 is the method's start.
+
+        Args:
+            control: a value of this rank that rides on the first Allreduce.
+
+        Returns:
+            The sum of the ranks' control values.
+        """
+        began, communicated, controls = time.perf_counter(), self.transport.seconds, 0.0
+        self.clock.begin_round()
+        self.executor.begin(r)
+        cohort = number = None
+        for stage in self._stages if r else self._start:
+            if stage.cohort != number:
+                number, cohort = stage.cohort, self.coordinator.cohort(r, stage.cohort)
+            controls += self._phase(r, stage, cohort, control)
+            control = 0.0  # it rides once
+        self.average_clients()
+        seconds, communication = time.perf_counter() - began, self.transport.seconds - communicated
+        self.costs.seconds += seconds
+        self.costs.communication_seconds += communication
+        self.costs.compute_seconds += seconds - communication
+        self.costs.wire_bytes = self.transport.wire_bytes
+        return controls
+
+    def _now(self, r: int, cohort: Cohort) -> Now:
+        return Now(
+            r, local_steps(self.config.algorithm), self.problem.clients, len(cohort.members),
+            self.coordinator.share(cohort), self.problem.sets, self.executor.oracle.blocks,
+        )  # fmt: skip
+
+    def _phase(self, r: int, stage: Stage, cohort: Cohort, control: float) -> float:
+        """Clients, average, matrices, server."""
+        now, shared = self._now(r, cohort), self.memory.shared
+        for observer in self.observers:
+            observer.before_clients(stage, cohort)
+        shared.take_notes()
+        self.executor.run(stage, now, cohort, shared)
+        reads, _ = shared.take_notes()
+        for observer in self.observers:
+            observer.after_clients(stage, cohort)
+        culprit = first_bad(stage, cohort, self.mine)
+        controls = stage.reduction(cohort, control)
+        check_mean(self.transport.comm, r, stage, culprit)
+        for observer in self.observers:
+            observer.after_mean(stage, cohort)
+        made = self.coordinator.refresh(r, stage.mean, stage.refreshed)
+        if stage.phase.server is not None:
+            name = called(stage.phase.server)
+            with blaming(name, r, stage.phase.name):
+                expect_nothing(stage.phase.server(now, shared, stage.mean), name, "writes to `shared`")
+        else:
+            for name in stage.mean.layout.record.fields:
+                if name in shared:
+                    setattr(shared, name, getattr(stage.mean, name))
+        check_shared(r, shared)
+        self._count(r, stage, cohort, reads, [*made, *shared.take_notes()[1]])
+        return controls
+
+    def _count(self, r: int, stage: Stage, cohort: Cohort, reads: set[str], writes: list[str]) -> None:
+        members, everyone = len(cohort.local), len(cohort.members) == self.problem.clients
+        sent = self.traffic.phase(reads, stage.messages.layout, everyone)
+        self.traffic.wrote(writes)
+        self.costs.phases += 1
+        self.costs.oracle_calls += int(self.executor.calls.sum())
+        self.costs.bytes_up += sent.up * members
+        self.costs.bytes_down += sent.down * members
+        self.clock.phase(r, cohort.local, self.executor.calls, sent)
+
+    def unsent(self) -> list[str]:
+        """The fields of ``shared`` that clients have not been sent since they were written. Collective.
+
+        A rank without clients has seen no client read; what it believes unsent does not count.
+        """
+        names = list(self.memory.shared.layout.slots)
+        mask = np.array([name in self.traffic.unsent for name in names], dtype=np.int64)
+        self.transport.comm.allreduce_(mask, "min")
+        return [name for name, one in zip(names, mask) if one]
+
+    def average_clients(self) -> None:
+        """Average the blocks that every client has its own of. Collective where there are some."""
+        if self._average is None:
+            return
+        everyone = self.coordinator.cohort(0)
+        rows = self._average.messages.rows(0, len(self.mine))
+        for block in self.memory.own.fields:
+            setattr(rows, block, getattr(self.memory.clients, block))
+        self._average.reduction(everyone)
+
+    def block(self, name: str) -> torch.Tensor:
+        """The current iterate of a block, ``[d]``; the clients' average where every client has its own."""
+        shared = self.memory.shared
+        return getattr(shared if name in shared or self._average is None else self._average.mean, name)
+
+
+def _nothing(now, shared, client, message, oracle) -> None:
+    """The client function of a stage that only averages."""
