@@ -25,7 +25,7 @@ from pathlib import Path
 import h5py
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "faults")]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 import launch  # noqa: E402
 from processes import ranks, segments, wait_for_the_end, wait_until  # noqa: E402

@@ -20,7 +20,7 @@ from mpifed.parallel.comm import SerialComm
 pytestmark = pytest.mark.skipif(not slurm_answers(), reason="no Slurm answers to sinfo")
 
 ROOT = Path(__file__).parents[2]
-#: The README's lines for clusters; the tests add settings that make the runs short.
+#: The lines of docs/cluster.md; the tests add settings that make the runs short.
 GPU_NODES = "sbatch jobs/slurm/gpu_nodes.sbatch"
 SHARED_GPU = "sbatch jobs/slurm/shared_gpu.sbatch"
 CPU = "sbatch jobs/slurm/cpu.sbatch"
@@ -53,8 +53,8 @@ def uninterrupted(folder: Path, settings: str) -> np.ndarray:
     return point(folder / "here")
 
 
-def test_the_readme_shows_these_commands():
-    lines = {line.split("#")[0].strip() for line in (ROOT / "README.md").read_text().splitlines()}
+def test_the_page_on_clusters_shows_these_commands():
+    lines = {line.split("#")[0].strip() for line in (ROOT / "docs/cluster.md").read_text().splitlines()}
     assert {GPU_NODES, SHARED_GPU, CPU, ARRAY, PREEMPTIBLE, PARTS, LAUNCH} <= lines
 
 
