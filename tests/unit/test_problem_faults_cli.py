@@ -142,9 +142,9 @@ def test_without_a_fault(job, run):
 PLACES = {
     "phases": "Method.phases failed: ",
     "prepare": "Problem failed: ",
-    "initial": "Problem failed: ",
-    "loss": "Problem failed: ",
-    "client_data of 0": "Problem failed: ",
+    "initial": "Problem fails at its starting point: ",
+    "loss": "Problem fails at its starting point: ",
+    "client_data of 0": "Problem fails at its starting point: ",
     "client_data of 3": "Problem failed: ",
     "initialize": "Method.initialize failed in round 0: ",
     "client": "Method.client_round failed in round 1 for client 0: ",
