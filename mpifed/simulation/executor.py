@@ -100,7 +100,6 @@ class Loop:
             self._between = State(
                 self._layout, self.clients.buffer.new_zeros(len(cohort.local), self._layout.size)
             )
-        self.sampler.turn_to(cohort.local)
         before = shared.buffer.clone() if now.round < 2 else None
         self._step(stage, now, cohort.local, shared)
         if before is not None and not torch.equal(before, shared.buffer):
@@ -111,6 +110,7 @@ class Loop:
             )
 
     def _step(self, stage: Stage, now: Now, members: np.ndarray, shared: Observed) -> None:
+        self.sampler.turn_to(members)
         if not stage.rows:
             stage.rows = [stage.messages.rows(c, c + 1) for c in range(len(stage.messages.buffer))]
         calls = []
