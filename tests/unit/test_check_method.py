@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+from functools import partial
 
-from mpifed.cli.check import check_class
-from mpifed.parallel.comm import SerialComm
+import pytest
+from verdicts import failures, verdict_of
 
 HEADER = """
 import torch
@@ -86,26 +86,7 @@ class Method(Algorithm):
 @pytest.fixture
 def verdicts(tmp_path, capsys):
     """``verdicts(source, old, new, ...)``: whether a source with replacements is sound, and the lines."""
-
-    def check(source, *replaced):
-        for old, new in zip(replaced[::2], replaced[1::2]):
-            assert old in source
-            source = source.replace(old, new)
-        path = tmp_path / "plugin.py"
-        path.write_text(HEADER + source)
-        sound = check_class(f"{path}:Method", [], SerialComm())
-        printed = capsys.readouterr()
-        assert not printed.err
-        return sound, printed.out.splitlines()
-
-    return check
-
-
-def failures(verdict) -> list[str]:
-    """The FAILS lines of an unsound method."""
-    sound, lines = verdict
-    assert not sound
-    return [line for line in lines if line.startswith("FAILS")]
+    return partial(verdict_of, capsys, tmp_path / "plugin.py", "Method", HEADER)
 
 
 @pytest.mark.parametrize("source", [AVERAGING, EXTRA, OPERATOR, COMPOSITION])
