@@ -5,6 +5,8 @@ Tolerance 1e-10 in float64: the same few hundred operations of size 1 in another
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -59,6 +61,8 @@ def test_the_first_estimators_are_bounded_too(tmp_path, monkeypatch, q, adaptive
     config = configuration(method, problem, tmp_path, seed=SEED, rounds=ROUNDS, noise=NOISE.scale)
     path, _ = trace(config, SerialComm())
     free = expected()
+    left_alone = config.model_copy(update={"algorithm": replace(method, project_init=False)})
+    np.testing.assert_allclose(trace(left_alone, SerialComm())[0], free, rtol=1e-10, atol=1e-10)
     monkeypatch.setattr(mfcgd, "_initial_estimators", bounded)
     np.testing.assert_allclose(path, expected(), rtol=1e-10, atol=1e-10)
     assert np.abs(path - free).max() > 1e-4  # γ times what the bounds cut off

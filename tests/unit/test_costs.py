@@ -111,22 +111,22 @@ def test_every_method_is_counted():
     assert set(ALGORITHMS) <= {name.split(",")[0].split(" ")[0] for name in COSTS}
 
 
-def test_a_cohort_is_sent_all_that_it_reads(tmp_path):
+def test_a_cohort_is_sent_all_that_it_reads_and_alone_is_counted(tmp_path):
     """SCAFFOLD x and c; CDMA-ADA x, y and the last point, then, as others are asked, x, y, u and v."""
-    for method, problem, down in (
-        (COSTS["SCAFFOLD"][0], Half, 2 * X),
-        (COSTS["CDMA-ADA"][0], Game, 4 * D),
-        (COSTS["FSGDA"][0], Game, D),
-    ):
+    for name, down in (("SCAFFOLD", 2 * X), ("CDMA-ADA", 4 * D), ("FSGDA", D)):
+        method, problem, up, _, phases, calls = COSTS[name]
         simulation = Simulation(
             configuration(method, problem(clients=CLIENTS), tmp_path, cohort=2), SerialComm()
         )
         simulation.start()
         simulation.step()
         simulation.step()
-        before = simulation.rounds.costs.bytes_down
+        costs = simulation.rounds.costs
+        before = costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls
         simulation.step()
-        assert simulation.rounds.costs.bytes_down - before == 2 * 8 * down
+        after = costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls
+        spent = [now - then for now, then in zip(after, before)]
+        assert spent == [2 * 8 * up, 2 * 8 * down, phases, 2 * calls], name
 
 
 def test_dimensions_tell_the_blocks_apart():

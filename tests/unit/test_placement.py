@@ -3,7 +3,7 @@ blocks allow."""
 
 import gc
 from collections import Counter
-from itertools import combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
 from types import SimpleNamespace
 
 import numpy as np
@@ -47,6 +47,25 @@ def test_as_good_as_the_best_of_all_contiguous_placements(costs, ranks):
     inner = combinations_with_replacement(range(len(costs) + 1), ranks - 1)
     best = min(largest(costs, (0, *edges, len(costs))) for edges in inner)
     assert largest(costs, Placement.balanced(np.array(costs), ranks).edges) == best
+
+
+@pytest.mark.parametrize("dearest", [4, 12])
+def test_blocks_begin_at_equal_shares_as_far_as_the_best_placements_allow(dearest):
+    """Of all placements with the smallest largest cost and no empty block: rank after rank the one that
+    begins nearest to where its share of the total is reached. One dear client leaves the others much room."""
+    rng = np.random.default_rng(dearest)
+    for _ in range(200):
+        ranks = int(rng.integers(2, 6))
+        costs = rng.integers(1, 4, rng.integers(ranks + 1, 11)).tolist()
+        costs[rng.integers(len(costs))] = dearest
+        every = [(0, *edges, len(costs)) for edges in combinations(range(1, len(costs)), ranks - 1)]
+        least = min(largest(costs, edges) for edges in every)
+        left = [edges for edges in every if largest(costs, edges) == least]
+        for rank in range(1, ranks):
+            share = next(k for k in range(len(costs) + 1) if ranks * sum(costs[:k]) >= rank * sum(costs))
+            nearest = min((edges[rank] for edges in left), key=lambda edge: abs(edge - share))
+            left = [edges for edges in left if edges[rank] == nearest]
+        assert [tuple(Placement.balanced(np.array(costs), ranks).edges)] == left, (costs, ranks)
 
 
 @pytest.mark.parametrize("costs, ranks, counts", [

@@ -220,6 +220,10 @@ def test_quantities():
     assert quantity("1.5us", SECONDS, "--latency") == 1.5e-6 == quantity(" 1.5 µs", SECONDS, "--latency")
     assert quantity("12GB/s", BYTES_A_SECOND, "--bandwidth") == 12e9
     assert quantity("100Gb/s", BYTES_A_SECOND, "--bandwidth") == 12.5e9
+    bandwidths = {"B/s": 1, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "Mb/s": 125e3, "Gb/s": 125e6}
+    assert {unit: quantity(f"1{unit}", BYTES_A_SECOND, "") for unit in bandwidths} == bandwidths
+    times = {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+    assert {unit: quantity(f"1{unit}", SECONDS, "") for unit in times} == times
     for wrong, words in (
         ("12", "number with a unit"),
         ("fast", "number with a unit"),
@@ -271,6 +275,13 @@ def test_computing_is_taken_from_the_same_job_only():
     assert work_of(measured, other, 0.5)[0] == Work(3, 0.5, 0.0, phases_of(other))
     with pytest.raises(ConfigError, match="names no job"):
         work_of(measurement(), None, None)
+
+
+def test_a_cohort_alone_computes():
+    method = {"name": "FSGDA", "K": 2, "eta_xl": 0.01, "eta_yl": 0.01}
+    few = job(method, SADDLE | {"clients": 99}, participation={"cohort": 40})
+    work, lines = work_of(measurement(), few, 0.5)
+    assert work == Work(40, 0.5, 0.0, phases_of(few)) and "40 clients a round" in "".join(lines)
 
 
 def mpifed(folder, ranks, *arguments):
