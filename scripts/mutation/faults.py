@@ -56,6 +56,10 @@ NAMES = {**dict(PAIRS), **{second: first for first, second in PAIRS if second !=
 WORDS = {"description", "help", "title", "label", "msg", "message", "doc", "metavar", "name", "examples"}
 
 
+#: Functions whose arguments nobody confuses: any test would see it.
+ORDERED = {"isinstance", "issubclass", "getattr", "setattr", "hasattr"}
+
+
 @dataclass(frozen=True)
 class Fault:
     """``text`` stands in place of the characters from ``begin`` to ``end`` of the module's source."""
@@ -88,8 +92,22 @@ def faults(path: Path, root: Path) -> list[Fault]:
     """All faults of one module, in the order of the source."""
     source = path.read_text()
     finder = _Finder(source, path.relative_to(root).as_posix())
-    finder.body(ast.parse(source).body)
+    module = ast.parse(source)
+    scope = _Scope(module)
+    for statement in module.body:
+        finder.statement(statement, scope)
     return sorted(set(finder.found), key=lambda fault: (fault.begin, fault.end, fault.text))
+
+
+class _Scope:
+    """What a function or class has assigned so far; that it makes an object, or may return None, decides
+    which faults would be seen at once."""
+
+    def __init__(self, node: ast.FunctionDef | ast.ClassDef | ast.Module):
+        self.assigned: set[str] = set()
+        self.makes = getattr(node, "name", "") == "__init__"
+        returns = getattr(node, "returns", None)
+        self.optional = returns is not None and "None" in ast.unparse(returns)
 
 
 class _Finder:
@@ -117,42 +135,44 @@ class _Finder:
             atom = ast.Constant, ast.Name, ast.Attribute, ast.Call, ast.Subscript
             self._add(node, text if isinstance(new, atom) else f"({text})", kind)
 
-    def body(self, statements: list[ast.stmt]) -> None:
-        assigned: set[str] = set()
-        for statement in statements:
-            self.statement(statement, assigned)
-
-    def statement(self, node: ast.stmt, assigned: set[str]) -> None:
+    def statement(self, node: ast.stmt, scope: _Scope) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Raise | ast.Assert | ast.Global | ast.Nonlocal):
             return
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             return
         if isinstance(node, ast.If) and _is_a_mark(node.test):
             return
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            inside = _Scope(node)
+            for item in node.body:
+                self.statement(item, inside)
+            if isinstance(node, ast.FunctionDef):
+                self._inside(node.args, scope)
+            return
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+            parts = [part for target in targets for part in ast.walk(target)]
+            names = {part.id for part in parts if isinstance(part, ast.Name)}
             if "__all__" in names:
                 return
-            plain = all(isinstance(target, ast.Name) for target in targets)
-            if isinstance(node, ast.AugAssign) or not plain or names & assigned:
+            stored = any(isinstance(part, ast.Attribute | ast.Subscript) for part in parts)
+            if isinstance(node, ast.AugAssign) or stored and not scope.makes or names & scope.assigned:
                 self._add(node, "pass", "statement dropped")
-            assigned |= names
+            scope.assigned |= set() if stored else names
         elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Yield | ast.YieldFrom):
             self._add(node, "pass", "statement dropped")
         elif isinstance(node, ast.If | ast.While):
             self._condition(node)
         elif isinstance(node, ast.Return) and node.value is not None:
-            self._returned(node.value)
+            self._returned(node.value, scope.optional)
         for field, value in ast.iter_fields(node):
-            if field in ("annotation", "returns", "bases"):
-                continue
-            for item in value if isinstance(value, list) else [value]:
-                self._inside(item, assigned)
+            if field != "annotation":
+                for item in value if isinstance(value, list) else [value]:
+                    self._inside(item, scope)
 
-    def _inside(self, item: object, assigned: set[str]) -> None:
+    def _inside(self, item: object, scope: _Scope) -> None:
         if isinstance(item, ast.stmt):
-            self.statement(item, set() if isinstance(item, ast.FunctionDef | ast.ClassDef) else assigned)
+            self.statement(item, scope)
         elif isinstance(item, ast.expr):
             self.expression(item)
         elif isinstance(item, ast.arguments):
@@ -162,7 +182,7 @@ class _Finder:
             self.expression(item.context_expr)
         elif isinstance(item, ast.ExceptHandler | ast.match_case):
             for statement in item.body:
-                self.statement(statement, assigned)
+                self.statement(statement, scope)
 
     def _condition(self, node: ast.If | ast.While) -> None:
         self._swap(node.test, ast.UnaryOp(ast.Not(), node.test), "condition negated")
@@ -170,12 +190,12 @@ class _Finder:
         if isinstance(node, ast.If) and leaves and not node.orelse:
             self._swap(node.test, ast.Constant(False), "guard deleted")
 
-    def _returned(self, value: ast.expr) -> None:
+    def _returned(self, value: ast.expr, optional: bool) -> None:
         if isinstance(value, ast.Tuple) and len(value.elts) > 1:
             self._swap(
                 value, ast.Tuple([value.elts[1], value.elts[0], *value.elts[2:]]), "returned otherwise"
             )
-        elif not isinstance(value, ast.Constant):
+        elif optional and not isinstance(value, ast.Constant):
             self._swap(value, ast.Constant(None), "returned otherwise")
 
     def expression(self, node: ast.expr) -> None:
@@ -197,7 +217,7 @@ class _Finder:
                 for part in (child.iter, *child.ifs):
                     self.expression(part)
             elif isinstance(child, ast.arguments):
-                self._inside(child, set())
+                self._inside(child, _Scope(ast.Module()))
             elif isinstance(child, ast.expr):
                 self.expression(child)
 
@@ -255,15 +275,21 @@ def _constants(value: object) -> Iterator[tuple[ast.expr, str]]:
 
 def _calls(node: ast.Call) -> Iterator[tuple[ast.expr, str]]:
     function = node.func
-    if isinstance(function, ast.Name) and function.id in NAMES:
-        yield ast.Call(ast.Name(NAMES[function.id]), node.args, node.keywords), "another function"
-    elif isinstance(function, ast.Attribute) and function.attr in NAMES:
-        other = ast.Attribute(function.value, NAMES[function.attr])
-        yield ast.Call(other, node.args, node.keywords), "another function"
+    name = getattr(function, "id", getattr(function, "attr", ""))
+    if name in NAMES:
+        other = NAMES[name]
+        plain = isinstance(function, ast.Name)
+        changed = ast.Name(other) if plain else ast.Attribute(function.value, other)
+        yield ast.Call(changed, node.args, node.keywords), "another function"
     for place, keyword in enumerate(node.keywords):
         if keyword.arg is not None and keyword.arg not in WORDS:
             kept = node.keywords[:place] + node.keywords[place + 1 :]
             yield ast.Call(function, node.args, kept), "argument dropped"
-    if len(node.args) > 1 and not any(isinstance(item, ast.Starred) for item in node.args[:2]):
+    if len(node.args) > 1 and name not in ORDERED and all(_is_a_value(item) for item in node.args[:2]):
         swapped = [node.args[1], node.args[0], *node.args[2:]]
         yield ast.Call(function, swapped, node.keywords), "arguments swapped"
+
+
+def _is_a_value(node: ast.expr) -> bool:
+    """It could stand in the place of another argument; texts, lists and functions mostly could not."""
+    return isinstance(node, ast.Name | ast.Attribute | ast.BinOp | ast.Subscript) and not _is_text(node)

@@ -21,6 +21,13 @@ def f(a: int | None, b: list[float] = None, *, deep=True) -> float | None:
         raise ValueError(f"{a - 1} is not > 0")
     b.append(min(a, 3, key=len))
     return a + b[-1] if a and not deep else -a
+
+
+def g(self, c, d) -> float:
+    self.c = c
+    c, e = h(c, d), d
+    c = c**2
+    return c, isinstance(c, d)
 '''
 EXPECTED = {
     6: {"def f(a: int | None, b: list[float] = None, *, deep=False) -> float | None:"},
@@ -29,7 +36,6 @@ EXPECTED = {
         "pass",
         "b.append(max(a, 3, key=len))",
         "b.append(min(a, 3))",
-        "b.append(min(3, a, key=len))",
         "b.append(min(a, 4, key=len))",
         "b.append(min(a, 2, key=len))",
     },
@@ -42,6 +48,10 @@ EXPECTED = {
         "return a + b[-1] if a and deep else -a",
         "return a + b[-1] if a and not deep else a",
     },
+    15: {"pass"},
+    16: {"c, e = h(d, c), d"},
+    17: {"pass", "c = (c * 2)", "c = c**3", "c = c**1"},
+    18: {"return ((isinstance(c, d), c))"},
 }
 
 
