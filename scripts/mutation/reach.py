@@ -25,6 +25,8 @@ __all__ = ["Reach", "TEST_FOLDERS"]
 STORE = ROOT / ".mutation.json"
 #: Tests that run in one process, or start some for a moment.
 TEST_FOLDERS = ("unit", "reference", "identities", "convergence", "parallel")
+#: Tests that look at classes and constants, which are made when a module is imported.
+LOOKING = ("tests/unit/test_info.py",)
 #: Seconds that a test file may take.
 PATIENCE = 1800
 PROCESSES = """[run]
@@ -182,7 +184,9 @@ class Reach:
 
     def _module(self, module: str) -> dict[str, float]:
         found: dict[str, float] = {}
-        for entry in self.files.values():
+        for file, entry in self.files.items():
+            if file in LOOKING:
+                found.update(entry["tests"])
             for names in entry["lines"].get(module, {}).values():
                 for name in names:
                     found.update({name: entry["tests"][name]} if name in entry["tests"] else {})

@@ -1,0 +1,66 @@
+"""What a rank waits in has a name while it waits, and only then: the watchdog reads it from its thread."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from mpifed.parallel.channels import DirectChannel
+from mpifed.parallel.comm import MpiComm, SerialComm
+
+NUMBERS = np.arange(3.0)
+#: What a rank calls, and what the library is given beside arrays.
+CALLS = {
+    "Allreduce": (lambda comm: comm.allreduce_(NUMBERS.copy(), "max"), ["in place", "max"]),
+    "Bcast": (lambda comm: comm.bcast_(NUMBERS.copy(), 1), [1]),
+    "Alltoallv": (lambda comm: comm.alltoallv(NUMBERS, [1, 2], NUMBERS.copy(), [2, 1]), [[1, 2], [2, 1]]),
+    "Allgatherv": (lambda comm: comm.allgatherv(NUMBERS, NUMBERS.copy(), [3, 0]), [[3, 0]]),
+    "Send to rank 7": (lambda comm: comm.send(NUMBERS, 7), [7]),
+    "Recv from rank 5": (lambda comm: comm.receive(NUMBERS.copy(), 5), [5]),
+    "Barrier": (lambda comm: comm.barrier(), []),
+}
+
+
+class Library:
+    """In the place of mpi4py's communicator: writes down each call, and how the rank called it meanwhile."""
+
+    def __init__(self, comm):
+        self.comm, self.seen = comm, []
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.seen.append((name, self.comm.calling, arguments))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_of_the_library(name):
+    comm = MpiComm.__new__(MpiComm)
+    comm._comm = library = Library(comm)
+    comm._mpi = SimpleNamespace(SUM="sum", MAX="max", MIN="min", IN_PLACE="in place")
+    assert comm.calling == ""
+    call, given = CALLS[name]
+    call(comm)
+    ((function, meanwhile, arguments),) = library.seen
+    assert meanwhile == name and function == name.split()[0] and comm.calling == ""
+    parts = [part for item in arguments for part in (item if isinstance(item, list) else [item])]
+    assert [part for part in parts if not isinstance(part, np.ndarray)] == given
+
+
+def test_calls_that_a_channel_makes_itself():
+    """A GPU's libraries are told of by the channel: the transport's name, and what it does."""
+    comm, seen, counted = SerialComm(), [], []
+    comm.size = 2
+    transport = SimpleNamespace(
+        name="nccl", comm=comm, device=torch.device("cpu"), count=lambda start, bytes: counted.append(bytes)
+    )
+    tensor = torch.tensor([1.0, 2.0, 0.0])
+    channel = DirectChannel(
+        transport,
+        tensor,
+        lambda array: (seen.append(comm.calling), array.mul_(2)),
+        lambda array: seen.append(comm.calling),
+    )
+    assert channel.sum_(5.0) == 10.0 and comm.calling == ""
+    assert channel.bcast_() is None and comm.calling == ""
+    assert seen == ["nccl Allreduce", "nccl Bcast"] and tensor.tolist() == [2.0, 4.0, 10.0]
+    assert counted == [2 * 3 * 4, 3 * 4], "an Allreduce sends and receives, a Bcast goes to the other rank"
