@@ -350,4 +350,4 @@ def test_a_residual_is_not_lost_beside_the_point():
     """V of 1e-20 at a point of size 1: z - (z - V) would be 0."""
     problem = AffineGame(d=3, clients=2)
     problem._fix(np.zeros((3, 3)), np.array([3e-20, 0.0, 4e-20]), np.zeros(3))
-    assert problem.residual(np.ones(3)) == pytest.approx(5e-20, rel=1e-15)
+    assert problem.residual(np.ones(3)) == pytest.approx(5e-20, rel=1e-15, abs=0)
