@@ -113,6 +113,16 @@ def test_a_cost_is_the_time_of_the_clients_own_evaluations(monkeypatch):
     assert costs.dtype == np.int64 and costs.tolist() == [500, 600, 700]  # clients have 5, 6 and 7 rows
 
 
+def test_a_clock_that_is_too_coarse_makes_all_clients_equal(monkeypatch):
+    problem = Game(clients=3)
+    problem.prepare(1)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(thread_time_ns=lambda: 5))
+    costs = timing.client_costs(
+        problem, SerialComm(), 1, Oracle(batch_size=0), torch.float64, torch.device("cpu")
+    )
+    assert costs.tolist() == [1, 1, 1], "placements need positive costs"
+
+
 def test_every_family_is_measured_and_no_data_is_kept():
     game, maml = Game(clients=3), LinearMAML(clients=3)
     for problem in (game, maml):
