@@ -13,6 +13,7 @@ from mpifed.algorithms import FSGDA, LSGD
 from mpifed.parallel import transport
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems.games import Bilinear
+from mpifed.simulation.evaluation import evaluate
 from mpifed.simulation.simulation import Simulation
 
 
@@ -96,3 +97,21 @@ def test_metrics_keep_the_order_in_which_the_problem_gives_them(tmp_path):
     with h5py.File(tmp_path / "a" / "run.h5") as file:
         names = [name for name in file["metrics"] if name != "round"]
     assert names == ["err_D", "distance", "residual"]
+
+
+class Second(SerialComm):
+    """Rank 1 of two, of which the other holds all blocks of rows."""
+
+    rank, size = 1, 2
+
+    def allgatherv(self, send, receive, counts):
+        receive[:] = 0.0
+
+
+def test_metrics_are_computed_on_the_first_rank_alone(tmp_path):
+    problem = Asking()
+    problem.prepare(1)
+    point = [torch.zeros(DX), torch.zeros(DY)]
+    assert evaluate(problem, SerialComm(), point) == {"mean": 0.0}
+    problem.seen.clear()
+    assert evaluate(problem, Second(), point) == {} and "metrics" not in problem.seen
