@@ -25,7 +25,7 @@ __all__ = ["Reach", "TEST_FOLDERS"]
 STORE = ROOT / ".mutation.json"
 #: Tests that run in one process, or start some for a moment.
 TEST_FOLDERS = ("unit", "reference", "identities", "convergence", "parallel")
-#: Tests that look at classes and constants, which are made when a module is imported.
+#: Tests that look at all classes and their constants, which are made when a module is imported.
 LOOKING = ("tests/unit/test_info.py",)
 #: Seconds that a test file may take.
 PATIENCE = 1800
@@ -183,9 +183,11 @@ class Reach:
         return {line for body in bodies for line in range(body[0].lineno, body[-1].end_lineno + 1)}
 
     def _module(self, module: str) -> dict[str, float]:
+        """Tests that reach a line of the module, or whose file imports from it: they may read constants."""
         found: dict[str, float] = {}
+        dotted = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         for file, entry in self.files.items():
-            if file in LOOKING:
+            if file in LOOKING or dotted in _imports(file):
                 found.update(entry["tests"])
             for names in entry["lines"].get(module, {}).values():
                 for name in names:
@@ -204,3 +206,17 @@ class Reach:
                     ) + 1
             self._moved[module, key] = moved
         return self._moved[module, key].get(line, line)
+
+
+@cache
+def _imports(file: str) -> set[str]:
+    """The modules that a test file imports names from."""
+    nodes = list(ast.walk(ast.parse((ROOT / file).read_text())))
+    from_ = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+    whole = {
+        f"{node.module}.{name.name}"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    }
+    return {name for name in from_ | whole if name}

@@ -99,13 +99,21 @@ def test_metrics_keep_the_order_in_which_the_problem_gives_them(tmp_path):
     assert names == ["err_D", "distance", "residual"]
 
 
-class Second(SerialComm):
-    """Rank 1 of two, of which the other holds all blocks of rows."""
+class OneOfTwo(SerialComm):
+    """Of two ranks, of which the second has scored the rows 1, 2 and 3."""
 
-    rank, size = 1, 2
+    size = 2
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def allreduce_(self, array, op="sum"):
+        assert op == "max"
+        array[:] = 1
 
     def allgatherv(self, send, receive, counts):
-        receive[:] = 0.0
+        assert counts == [0, 3] and len(send) == counts[self.rank]
+        receive[:] = 1.0, 2.0, 3.0
 
 
 def test_metrics_are_computed_on_the_first_rank_alone(tmp_path):
@@ -114,4 +122,6 @@ def test_metrics_are_computed_on_the_first_rank_alone(tmp_path):
     point = [torch.zeros(DX), torch.zeros(DY)]
     assert evaluate(problem, SerialComm(), point) == {"mean": 0.0}
     problem.seen.clear()
-    assert evaluate(problem, Second(), point) == {} and "metrics" not in problem.seen
+    assert evaluate(problem, OneOfTwo(1), point) == {} and problem.seen.keys() == {"predict"}
+    problem.seen.clear()
+    assert evaluate(problem, OneOfTwo(0), point) == {"mean": 2.0} and problem.seen.keys() == {"metrics"}
