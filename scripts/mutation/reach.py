@@ -86,15 +86,7 @@ def measure(file: str, tree: Path, result: Path) -> int:
     pytest_in(tree, file, plugins=(recorder,))
     here.stop()
     here.save()
-    lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
-    for part in folder.glob("lines.*"):
-        data = coverage.CoverageData(str(part))
-        data.read()
-        for module in data.measured_files():
-            if not module.startswith(str(tree)):
-                continue
-            for line, names in data.contexts_by_lineno(module).items():
-                lines[os.path.relpath(module, tree)][line] |= set(names) - {""}
+    lines = _collected(folder, tree)
     tests = {
         name: round(seconds, 3) for name, seconds in recorder.seconds.items() if name not in recorder.failed
     }
@@ -112,6 +104,22 @@ def measure(file: str, tree: Path, result: Path) -> int:
     }
     result.write_text(json.dumps(told))
     return 0
+
+
+def _collected(folder: Path, tree: Path) -> dict[str, dict[int, set[str]]]:
+    """Names of the tests by module and line, from what all processes of a test file have left."""
+    import coverage
+
+    lines: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for part in folder.glob("lines.*"):
+        data = coverage.CoverageData(str(part))
+        data.read()
+        for module in data.measured_files():
+            if not module.startswith(str(tree)):
+                continue
+            for line, names in data.contexts_by_lineno(module).items():
+                lines[os.path.relpath(module, tree)][line] |= set(names) - {""}
+    return lines
 
 
 @dataclass

@@ -12,6 +12,7 @@ from mpifed import run
 from mpifed.algorithms import FSGDA, LSGD
 from mpifed.parallel import transport
 from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.devices import identity
 from mpifed.problems.games import Bilinear
 from mpifed.simulation.evaluation import evaluate
 from mpifed.simulation.simulation import Simulation
@@ -36,6 +37,10 @@ def test_nccl_needs_torch_distributed_and_a_build_with_it(monkeypatch, available
     comm = Told()
     assert transport.choose_transport(comm, torch.device("cpu"), "auto", False).name == "none"
     assert comm.told == [[11, nccl]]
+
+
+def test_cpus_are_nobodys_gpu():
+    assert identity(torch.device("cpu")) == 0
 
 
 @dataclass
