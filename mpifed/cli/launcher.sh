@@ -18,6 +18,23 @@ trap '_mpifed_signals=$((_mpifed_signals + 1)); _mpifed_ask' USR1 TERM
 
 _mpifed_say() { echo "mpifed: $*" >&2; }
 
+# Forgets what another job has left in the environment, where sbatch was called inside it or after it.
+_mpifed_own() {
+  local name
+  if [ -n "${SLURM_ARRAY_JOB_ID:-}" ] &&
+    [[ "$(scontrol show job -o "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}" 2>/dev/null) " != "JobId=$SLURM_JOB_ID "* ]]; then
+    unset SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID
+  fi
+  # srun takes one of them; without any, a step has the memory of its job
+  [ -z "${SLURM_MEM_PER_CPU:-}" ] || [ -z "${SLURM_MEM_PER_NODE:-}" ] || unset SLURM_MEM_PER_CPU SLURM_MEM_PER_NODE
+  for name in ${!PMI_*} ${!PMIX_*} ${!OMPI_COMM_WORLD_*} SLURM_STEP_NUM_TASKS SLURM_WORKING_DIR; do
+    [[ $name == PMIX_MCA_* ]] || unset "$name"
+  done
+  # The ranks get what the lines before have set, also where sbatch --export=NONE has kept the rest away
+  export SLURM_EXPORT_ENV=ALL
+  [ -d "${TMPDIR:-/tmp}" ] || { _mpifed_say "TMPDIR=$TMPDIR is missing on this node: /tmp is used"; unset TMPDIR; }
+}
+
 # Sets _mpifed_start to the words that start a command on all ranks.
 _mpifed_way() {
   if [ "$1" = mpirun ]; then
@@ -47,7 +64,7 @@ import sys
 from mpi4py import MPI
 world, ranks = MPI.COMM_WORLD, int(sys.argv[1])
 sys.exit(world.size != ranks and f"{ranks} processes were started, and one of them sees {world.size}")
-' "$SLURM_NTASKS" 2>&1) && return
+' "$SLURM_NTASKS" 2>&1 | tr -d '\0'; exit "${PIPESTATUS[0]}") && return
   _mpifed_tried+="  ${_mpifed_start[*]}: fails with"$'\n'"$(sed 's/^/      /' <<<"$shown" | tail -n 20)"$'\n'
   return 1
 }
@@ -63,7 +80,8 @@ print(*MPI.Get_library_version().split("\n")[0].split(",")[0].replace("Version:"
     { _mpifed_say "python cannot load an MPI library"; exit 71; }
   case $library in "Open MPI"*) ways="pmix mpirun pmi2" ;; *) ways="pmi2 mpirun pmix" ;; esac
   _mpifed_types=$(srun --mpi=list 2>&1) _mpifed_tried=''
-  for way in ${MPIFED_LAUNCHER:-$ways}; do
+  read -ra ways <<<"${MPIFED_LAUNCHER:-$ways}"
+  for way in "${ways[@]}"; do
     if _mpifed_joins "$way"; then
       _mpifed_say "$SLURM_NTASKS ranks on $SLURM_NNODES nodes of $library by ${_mpifed_start[*]}"
       return
@@ -93,8 +111,10 @@ _mpifed_requeue() {
 
 mpifed_launch() {
   local code=127 now before ranks_a_node
-  set +e  # exit codes are looked at here, whatever the lines before have set
+  local IFS=$' \t\n'
+  set +eu  # exit codes and unset variables are looked at here, whatever the lines before have set
   : "${SLURM_JOB_ID:?mpifed: this script is for sbatch}" "${SLURM_NTASKS:=$SLURM_NNODES}"
+  _mpifed_own
   export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
   export TERM=dumb  # the output goes into a file, though mpirun shows its ranks a terminal
   ranks_a_node=$(((SLURM_NTASKS + SLURM_NNODES - 1) / SLURM_NNODES))
