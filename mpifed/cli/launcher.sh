@@ -109,6 +109,18 @@ _mpifed_requeue() {
   fi
 }
 
+# Stays until Slurm has noticed that a node of the job is lost, and puts the job back into the queue by itself: a script that
+# has ended before is a failed job. Returns at once while all nodes answer.
+_mpifed_await_slurm() {
+  local limit=60 end
+  timeout -k 5 60 srun --overlap --mpi=none --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 true \
+    >/dev/null 2>&1 && return
+  limit=$((limit + $(scontrol show config | sed -n 's/^SlurmdTimeout *= *\([0-9]*\) sec.*/\1/p')))
+  _mpifed_say "a node of this job does not answer: waiting up to $limit s for Slurm to notice"
+  end=$((SECONDS + limit))
+  while [ "$_mpifed_signals" -eq 0 ] && [ "$SECONDS" -lt "$end" ]; do sleep 1; done
+}
+
 mpifed_launch() {
   local code=127 now before ranks_a_node
   local IFS=$' \t\n'
@@ -143,6 +155,7 @@ mpifed_launch() {
     rm -f "$MPIFED_FINISHED"
   fi
   if [ "$code" -ne 0 ] && [ "${MPIFED_REQUEUE:-}" = 1 ]; then
+    case $code in 2|3|71|85) ;; *) [ "$_mpifed_signals" -gt 0 ] || _mpifed_await_slurm ;; esac
     _mpifed_requeue "$code"
   elif [ "$code" -eq 85 ]; then
     _mpifed_say "stopped by a signal: submit the same script again to continue"
