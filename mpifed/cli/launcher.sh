@@ -77,7 +77,7 @@ import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(*MPI.Get_library_version().split("\n")[0].split(",")[0].replace("Version:", "").split())') ||
-    { _mpifed_say "python cannot load an MPI library"; exit 71; }
+    { [ "$_mpifed_signals" -gt 0 ] && return; _mpifed_say "python cannot load an MPI library"; exit 71; }
   case $library in "Open MPI"*) ways="pmix mpirun pmi2" ;; *) ways="pmi2 mpirun pmix" ;; esac
   _mpifed_types=$(srun --mpi=list 2>&1) _mpifed_tried=''
   read -ra ways <<<"${MPIFED_LAUNCHER:-$ways}"
@@ -87,6 +87,7 @@ print(*MPI.Get_library_version().split("\n")[0].split(",")[0].replace("Version:"
       return
     fi
   done
+  [ "$_mpifed_signals" -eq 0 ] || return  # it may have ended what was tried
   _mpifed_say "launcher and MPI library do not fit: nothing joins $SLURM_NTASKS ranks of $library"$'\n'"$_mpifed_tried"
   if [ -n "${MPIFED_LAUNCHER:-}" ]; then
     _mpifed_say "unset MPIFED_LAUNCHER=$MPIFED_LAUNCHER to have all ways tried"
