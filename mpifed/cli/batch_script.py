@@ -163,7 +163,7 @@ def sbatch_words(line: str) -> tuple[str, ...]:
     for word in words:
         if not word.isprintable():
             raise ValueError("a line of #SBATCH holds no line breaks or other control characters")
-        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
+        if not re.match("--?[A-Za-z]", word) and (not before.startswith("-") or "=" in before):
             raise ValueError(f"{word!r} is no option; values with blanks need quotes")
         before = word
     if not words:

@@ -219,8 +219,9 @@ def _write(path: Path, text: str, submit: bool) -> None:
         _expect_own(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.fsencode(text))
-    except OSError as error:
-        raise click.UsageError(f"cannot write {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # a null character is a ValueError
+        said = error.strerror if isinstance(error, OSError) else error
+        raise click.UsageError(f"cannot write {str(path)!r}: {said}") from None
     click.echo(path)
     if submit:
         # An absolute name is no option and is not looked for on PATH

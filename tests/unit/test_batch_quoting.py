@@ -112,6 +112,7 @@ def test_options_of_the_user(line, read):
         ("--comment='a", "No closing quotation"),
         ("--a=1\nrm -rf x", "'rm' is no option"),
         ("--a='1\nrm'", "no line breaks"),
+        ("--", "'--' is no option"),
         ("#SBATCH", "it is empty"),
         ("", "it is empty"),
     ],

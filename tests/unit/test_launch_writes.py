@@ -84,3 +84,8 @@ def test_no_other_file_is_replaced(tmp_path, kind):
     assert [path.read_text() for path in tmp_path.iterdir() if path.is_file()] == (
         [] if kind == "dangling" else [text] * (2 if kind == "link" else 1)
     )
+
+
+def test_a_null_character_is_no_path():
+    done = invoke("jobs/saddle.toml", 'run.out="a\\u0000b"', "--no-submit")
+    assert done.exit_code == 2 and "cannot write 'a\\x00b/job.sbatch': embedded null" in done.output

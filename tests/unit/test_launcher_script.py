@@ -15,7 +15,10 @@ STUBS = {
         while [[ $1 == --* ]]; do shift; done
         exec "$@"
     """,
-    "python": '[[ $2 == *library* ]] && echo "Open MPI v5.0.11"; [ ! -e unfit ]',
+    "python": """
+        [ ! -e early ] || { kill -TERM "$MAIN"; exit 1; }
+        [[ $2 == *library* ]] && echo "Open MPI v5.0.11"; true
+    """,
     "scontrol": """
         echo "$*" >>asked
         case ${3:-$2} in
@@ -129,3 +132,10 @@ def test_a_lost_node(launcher, tmp_path, code):
         output
     )
     assert asked[:2] == ["show config", "show job 7"]
+
+
+def test_a_signal_before_the_ranks_start(launcher, tmp_path):
+    (tmp_path / "early").touch()
+    ended, output, asked = launcher("never", setup="export MAIN=$$", MPIFED_REQUEUE="1")
+    assert ended == 85 and asked == ["show job 7", "requeue 7"] and "args:" not in output, output
+    assert "cannot load" not in output and "do not fit" not in output, output
