@@ -11,6 +11,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+from mpifed.parallel.slurm import slurm_job
 from mpifed.storage.atomic import remove_leftovers
 from mpifed.storage.format import RUN_FILE
 
@@ -81,7 +82,7 @@ class Folder:
             self._drop()
             return False
         self._lock.truncate(0)
-        job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
+        job = f", Slurm job {number}" if (number := slurm_job()) else ""
         self._lock.write(
             f"process {os.getpid()} on {socket.gethostname()}{job}, "
             f"since {datetime.now():%Y-%m-%d %H:%M:%S}\n"
