@@ -100,6 +100,7 @@ class Loop:
             self._between = State(
                 self._layout, self.clients.buffer.new_zeros(len(cohort.local), self._layout.size)
             )
+        self._dealt = self.sampler.numbers.copy(), self.sampler.normals.copy()
         before = shared.buffer.clone() if now.round < 2 else None
         self._step(stage, now, cohort.local, shared)
         if before is not None and not torch.equal(before, shared.buffer):
@@ -122,6 +123,28 @@ class Loop:
             self._call(stage, now, shared, client, stage.rows[row])
             calls.append(self.oracle.calls[0])
         self.calls = np.array(calls, dtype=np.int64)
+
+    def again(
+        self, stage: Stage, now: Now, cohort: Cohort, shared: Observed, row: int, oracle, record
+    ) -> torch.Tensor:
+        """Repeat the phase that has just run for one member, to see more of it: its message ``[size]``.
+
+        Args:
+            row: the member, as a row of the messages.
+            oracle: what the client function gets in place of the oracle.
+            record: is called with a copy of the member's record, as the phase has left it, and returns what
+                the client function gets in its place.
+        """
+        count = 2 if self.batched else 1
+        members = cohort.local[[row] * count]
+        client = State(self.clients.layout, self.clients.buffer[members])
+        between = State(self._layout, self._between.buffer[[row] * count])
+        self.sampler.numbers[:], self.sampler.normals[:] = self._dealt
+        self.sampler.turn_to(members)
+        self.oracle.at(slice(0, count))
+        message = State(stage.messages.layout, client.buffer.new_zeros(count, stage.messages.layout.size))
+        stage.phase.client(now, shared, record(client.beside(between)), message, oracle)
+        return message.buffer[0]
 
     def _call(self, stage: Stage, now: Now, shared: Observed, client: State, message: State) -> None:
         """The method's client function, with where it was when it failed."""
