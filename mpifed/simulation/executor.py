@@ -125,26 +125,36 @@ class Loop:
         self.calls = np.array(calls, dtype=np.int64)
 
     def again(
-        self, stage: Stage, now: Now, cohort: Cohort, shared: Observed, row: int, oracle, record
-    ) -> torch.Tensor:
-        """Repeat the phase that has just run for one member, to see more of it: its message ``[size]``.
+        self, stage: Stage, now: Now, cohort: Cohort, shared: Observed, row: int, watching, noting
+    ) -> tuple:
+        """Repeat the phase that has just run for one member, and for those that are stepped together with it,
+        to see more of it.
 
         Args:
             row: the member, as a row of the messages.
-            oracle: what the client function gets in place of the oracle.
-            record: is called with a copy of the member's record, as the phase has left it, and returns what
-                the client function gets in its place.
+            watching: makes of the oracle, and of the member's row in what it returns, what the client
+                function gets in its place.
+            noting: makes of a copy of the members' record, as the phase has left it, what the client function
+                gets in its place.
+
+        Returns:
+            The member's message ``[size]``, and what ``watching`` and ``noting`` made.
         """
-        count = 2 if self.batched else 1
-        members = cohort.local[[row] * count]
+        rows = self._beside(row, len(cohort.local))
+        members, place = cohort.local[rows], rows.index(row)
         client = State(self.clients.layout, self.clients.buffer[members])
-        between = State(self._layout, self._between.buffer[[row] * count])
+        between = State(self._layout, self._between.buffer[rows])
         self.sampler.numbers[:], self.sampler.normals[:] = self._dealt
         self.sampler.turn_to(members)
-        self.oracle.at(slice(0, count))
-        message = State(stage.messages.layout, client.buffer.new_zeros(count, stage.messages.layout.size))
-        stage.phase.client(now, shared, record(client.beside(between)), message, oracle)
-        return message.buffer[0]
+        self.oracle.at(slice(0, len(rows)))
+        message = State(stage.messages.layout, client.buffer.new_zeros(len(rows), stage.messages.layout.size))
+        watch, record = watching(self.oracle, place), noting(client.beside(between))
+        stage.phase.client(now, shared, record, message, watch)
+        return message.buffer[place], watch, record
+
+    def _beside(self, row: int, count: int) -> list[int]:
+        """The rows of ``count`` messages that are stepped together with ``row``."""
+        return [row]
 
     def _call(self, stage: Stage, now: Now, shared: Observed, client: State, message: State) -> None:
         """The method's client function, with where it was when it failed."""
@@ -175,6 +185,9 @@ class Batched(Loop):
                 "full batches of clients stepped together need clients of one size, got "
                 f'{sizes.min()} to {sizes.max()} rows: set [oracle] batch_size, or [run] executor = "loop"'
             )
+
+    def _beside(self, row: int, count: int) -> list[int]:
+        return [row, row] if self.exact and count == 1 else list(range(count))
 
     def _step(self, stage: Stage, now: Now, members: np.ndarray, shared: Observed) -> None:
         count = len(members)

@@ -22,7 +22,7 @@ _NON_FINITE = "non-finite value"
 #: What stands for no client in a minimum over ranks.
 _NONE = np.iinfo(np.int64).max
 #: From this size on, values pass for having grown.
-GROWN = 1e6
+GROWN = 1e3
 SMALLER = "smaller step sizes?"
 _UNKNOWN = "smaller step sizes, or is the problem's function not finite somewhere?"
 

@@ -8,6 +8,8 @@ function is not finite at a point of ``shared``.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from mpifed.core.algorithm import Now
@@ -61,10 +63,10 @@ class _Record(State):
 
 
 class _Watch:
-    """An oracle that notes the first evaluation of its first client with a value that is not finite."""
+    """An oracle that notes the first evaluation of the client ``row`` with a value that is not finite."""
 
-    def __init__(self, oracle, shared: State):
-        self._oracle, self._shared = oracle, shared
+    def __init__(self, shared: State, oracle, row: int):
+        self._oracle, self._row, self._shared = oracle, row, shared
         self.number, self.largest, self.found, self.certain = 0, 0.0, "", False
 
     def __getattr__(self, name: str):
@@ -84,11 +86,11 @@ class _Watch:
     def _look(self, blocks: tuple[str, ...], names: tuple[str, ...], arguments: tuple, answers) -> str:
         """What an evaluation shows, "" if all of it is finite."""
         when = f"in the client's evaluation {self.number} of the phase"
-        points = {name: _first(one) for name, one in zip(blocks, arguments) if isinstance(one, torch.Tensor)}
-        found = [_first(one) for one in (answers if isinstance(answers, tuple | list) else (answers,))]
+        points = {name: self._own(one) for name, one in zip(blocks, arguments[:-1])}
+        found = [self._own(one) for one in (answers if isinstance(answers, tuple | list) else (answers,))]
         sample = arguments[-1]
         held = (*(sample.batch or ()), *([] if sample.noise is None else [sample.noise]))
-        if any(first_bad(column[0]) for column in held):
+        if any(first_bad(column[self._row]) for column in held):
             return f"it begins with the sample {when}, which is not finite: look at the data"
         if bad := [name for name, point in points.items() if not all_finite(point)]:
             return f"it begins with the point {' and '.join(bad)} {when}, {self._grown(_METHOD)}"
@@ -100,6 +102,10 @@ class _Watch:
                 return f"it begins with {name}, {value} at a finite point {when}, {self._grown(_PROBLEM)}"
         self._note(found)
         return ""
+
+    def _own(self, values: torch.Tensor) -> torch.Tensor:
+        """The client's part, of a point that clients may share."""
+        return values[self._row] if values.dim() > 1 else values
 
     def _is_shared(self, point: torch.Tensor) -> bool:
         fields = (getattr(self._shared, name) for name in self._shared.layout.slots)
@@ -118,22 +124,12 @@ class _Watch:
         return self.found or f"all evaluations of the client are finite, {self._grown(_METHOD)}"
 
 
-def _first(values: torch.Tensor) -> torch.Tensor:
-    """The first client's part, of a point that clients may share."""
-    return values[0] if values.dim() > 1 else values
-
-
 def origin(executor: Loop, stage: Stage, now: Now, cohort: Cohort, shared: Observed, bad: Bad) -> str:
     """Where a client's value that is not finite began, "" where a replay cannot tell."""
-    watch, records = _Watch(executor.oracle, shared), []
-
-    def record(state: State) -> _Record:
-        records.append(_Record(state))
-        return records[0]
-
+    watching = partial(_Watch, shared)
     try:
-        message = executor.again(stage, now, cohort, shared, bad.row, watch, record)
+        message, watch, record = executor.again(stage, now, cohort, shared, bad.row, watching, _Record)
     except Exception:  # what fails now has not failed before: this is no replay
         return ""
     same = (message == bad.message) | ~(torch.isfinite(message) | torch.isfinite(bad.message))
-    return watch.verdict() if watch.certain or (records[0].exact and same.all()) else ""
+    return watch.verdict() if watch.certain or (record.exact and same.all()) else ""
