@@ -148,10 +148,10 @@ class ImageFolder:
         archive = f"{self.root}.zip"
         if not source.find(archive):
             raise source.missing(f"{self.root}/, {archive}", expected)
-        path, _ = source.read(archive, expected)
+        path, packed = source.read(archive, expected)
         start = f"{self.root}/"
         with parsing(path, expected):
-            content = zipfile.ZipFile(path)
+            content = zipfile.ZipFile(io.BytesIO(packed) if isinstance(packed, bytes) else path)
             members = {info.filename.removeprefix(start): info for info in content.infolist()
                        if info.filename.startswith(start) and not info.is_dir()}  # fmt: skip
 

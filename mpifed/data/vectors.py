@@ -107,7 +107,7 @@ def _from_text(source: Source, name: str, vocabulary: set[str]) -> tuple[dict[st
             if not line.endswith(b"\n"):
                 raise ValueError("no end")
             if word in vocabulary:
-                found[word] = _finite(np.array(cells, dtype=np.float32))
+                found[word] = _vector(cells)
         if counts and counts != [number - 1, d]:
             raise ValueError(f"{counts[0]} words of {counts[1]} numbers announced, {number - 1} of {d} there")
     except ValueError as error:
@@ -116,7 +116,9 @@ def _from_text(source: Source, name: str, vocabulary: set[str]) -> tuple[dict[st
     return found, d
 
 
-def _finite(vector: np.ndarray) -> np.ndarray:
+def _vector(cells: list[str]) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what is too large is infinite
+        vector = np.array(cells, dtype=np.float32)
     if not np.isfinite(vector).all():
         raise ValueError(f"{vector[~np.isfinite(vector)][0]}, which is not a finite number,")
     return vector
