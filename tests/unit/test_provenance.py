@@ -78,7 +78,7 @@ class Reading(Game):
 
 @pytest.mark.parametrize("notes", [True, False])
 def test_files_that_a_problem_of_ones_own_reads(tmp_path, notes):
-    """Those that it notes are in the record and in the report, which does not say that there are no others."""
+    """Those that it notes are in the record and in the report, which denies no others."""
     pytest.importorskip("matplotlib")
     from mpifed.report.report import report
 
