@@ -12,6 +12,7 @@ from mpifed.config.job import Config
 from mpifed.core.errors import blaming, told
 from mpifed.core.problem import Problem, as_family
 from mpifed.core.problem_checks import check_problem
+from mpifed.core.problem_finite import expect_finite
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.client_costs import client_costs
@@ -46,6 +47,7 @@ def prepare(config: Config, comm: SerialComm, dtype: torch.dtype, device: torch.
             check_problem(
                 problem, config.algorithm, dtype=dtype, device=device, batch_size=batch_size, weights=weights
             )
+            expect_finite(problem, config.seed, batch_size, dtype, device)
     except (ValueError, OSError) as error:
         fault = error
     try:
