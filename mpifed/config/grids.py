@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpifed.config.job import Config
-from mpifed.config.tables import override, put, read_table
-from mpifed.core.errors import ConfigError
+from mpifed.config.tables import expect_shallow, override, put, read_table
+from mpifed.core.errors import ConfigError, cut, shown
 
 __all__ = ["Variant", "expand", "folder_names", "taken", "twice", "variants"]
 
@@ -78,12 +78,13 @@ def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
     table = read_table(path)
     for text in overrides:
         override(table, text)
+    expect_shallow(table)
     choices = table.pop("sweep", None)
     tables = choices if isinstance(choices, list) else [choices]
     if not tables or not all(isinstance(one, dict) and one for one in tables):
         raise ConfigError(
-            f"{path} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single run is "
-            "started with `mpifed run`"
+            f"{cut(str(path))} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single "
+            "run is started with `mpifed run`"
         )
     parts = [expand(one) for one in tables]
     if not all(parts):
@@ -91,7 +92,7 @@ def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
     combinations = [one for part in parts for one in part]
     names = folder_names(combinations)
     if twice(names):
-        raise ConfigError(f"[sweep] lists the run {twice(names)!r} more than once")
+        raise ConfigError(f"[sweep] lists the run {shown(twice(names))} more than once")
     return [_variant(table, one, name) for one, name in zip(combinations, names)]
 
 
@@ -115,7 +116,7 @@ def taken(runs: list[Variant], part: str) -> list[Variant]:
     """
     number = re.fullmatch(r"(\d+)/(\d+)", part)
     if not number or int(number[1]) >= int(number[2]):
-        raise ConfigError(f"--part is I/N with 0 <= I < N, e.g. 0/4, got {part!r}")
+        raise ConfigError(f"--part is I/N with 0 <= I < N, e.g. 0/4, got {shown(part)}")
     return runs[int(number[1]) :: int(number[2])]
 
 

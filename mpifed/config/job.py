@@ -16,19 +16,20 @@ from pydantic.fields import FieldInfo
 from mpifed.algorithms import ALGORITHMS
 from mpifed.config.plugins import find, make, plugin, title
 from mpifed.config.sections import SECTIONS, Clock, Oracle, Participation, Run, Stop
-from mpifed.config.tables import describe, override, read_table
+from mpifed.config.tables import describe, expect_shallow, override, read_table
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ConfigError
+from mpifed.core.errors import ConfigError, shown
 from mpifed.core.method_checks import check_method
 from mpifed.core.problem import Problem
 from mpifed.core.proximal import Zero
 from mpifed.core.settings import explain, near_miss
+from mpifed.core.strict import Strict
 from mpifed.problems import PROBLEMS
 
 __all__ = ["Config"]
 
 
-class Config(BaseModel):
+class Config(BaseModel, Strict):
     """One run, resolved and validated.
 
     Raises:
@@ -116,6 +117,7 @@ class Config(BaseModel):
         Raises:
             ConfigError: something in it is wrong.
         """
+        expect_shallow(table)
         if "sweep" in table:
             raise ConfigError(
                 "the job file has a [sweep], which makes many runs: start it with `mpifed sweep`"
@@ -181,7 +183,7 @@ def _explained(error: ValidationError) -> str:
             *path, key = map(str, fault["loc"])
             model = SECTIONS.get(path[0] if path else "", Config)
             where = f"[{path[0]}]" if path else "a job file"
-            lines.append(f"{where} has no setting {key!r}: {near_miss(key, model.model_fields)}")
+            lines.append(f"{where} has no setting {shown(key)}: {near_miss(key, model.model_fields)}")
         else:
             rest.append(fault)
     return "\n".join(lines + ([explain(rest, "")] if rest else []))
