@@ -18,7 +18,7 @@ from mpifed.config.plugins import find, make, plugin, title
 from mpifed.config.sections import SECTIONS, Clock, Oracle, Participation, Run, Stop
 from mpifed.config.tables import describe, expect_shallow, override, read_table
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ConfigError, shown
+from mpifed.core.errors import ConfigError, listed, shown
 from mpifed.core.method_checks import check_method
 from mpifed.core.problem import Problem
 from mpifed.core.proximal import Zero
@@ -29,7 +29,7 @@ from mpifed.problems import PROBLEMS
 __all__ = ["Config"]
 
 
-class Config(BaseModel, Strict):
+class Config(Strict, BaseModel):
     """One run, resolved and validated.
 
     Raises:
@@ -54,7 +54,7 @@ class Config(BaseModel, Strict):
     run: Run = Run()
     clock: Clock | None = None
 
-    def __init__(self, **settings):
+    def __init__(self, /, **settings):
         try:
             super().__init__(**settings)
         except ValidationError as error:
@@ -177,13 +177,14 @@ def _expect_settings(part, decorator: str) -> None:
 
 def _explained(error: ValidationError) -> str:
     """The faults of a configuration, one line each, with the near miss of an unknown setting."""
-    lines, rest = [], []
-    for fault in error.errors():
-        if fault["type"] == "extra_forbidden":
-            *path, key = map(str, fault["loc"])
-            model = SECTIONS.get(path[0] if path else "", Config)
-            where = f"[{path[0]}]" if path else "a job file"
-            lines.append(f"{where} has no setting {shown(key)}: {near_miss(key, model.model_fields)}")
-        else:
-            rest.append(fault)
-    return "\n".join(lines + ([explain(rest, "")] if rest else []))
+    faults = error.errors()
+    unknown = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden"]
+    rest = [fault for fault in faults if fault["type"] != "extra_forbidden"]
+    return "\n".join(filter(None, [listed(unknown, _unknown), explain(rest, "")]))
+
+
+def _unknown(place: tuple) -> str:
+    *path, key = map(str, place)
+    model = SECTIONS.get(path[0] if path else "", Config)
+    where = f"[{path[0]}]" if path else "a job file"
+    return f"{where} has no setting {shown(key)}: {near_miss(key, model.model_fields)}"

@@ -43,7 +43,7 @@ def _seconds(value):
     return value
 
 
-class _Section(BaseModel, Strict):
+class _Section(Strict, BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 

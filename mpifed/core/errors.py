@@ -7,10 +7,21 @@ import reprlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-__all__ = ["ConfigError", "ContractError", "PluginError", "blaming", "cut", "shown", "told", "user_frames"]
+__all__ = [
+    "ConfigError",
+    "ContractError",
+    "PluginError",
+    "blaming",
+    "cut",
+    "listed",
+    "shown",
+    "told",
+    "user_frames",
+]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PYTHON = Path(sysconfig.get_path("stdlib")).resolve()
@@ -18,6 +29,8 @@ _PYTHON = Path(sysconfig.get_path("stdlib")).resolve()
 _MADE = ("<frozen ", "<string>")
 #: Characters of a value, a name or a file name that a message shows at most.
 LONGEST = 200
+#: Faults that a message tells at most.
+MANY = 20
 
 
 def cut(text: str) -> str:
@@ -45,6 +58,12 @@ class _Short(reprlib.Repr):
 
 
 _SHORT = _Short()
+
+
+def listed(faults: Sequence, sentence: Callable[[Any], str]) -> str:
+    """One line for each fault, of many the first :data:`MANY`."""
+    more = [f"... and {len(faults) - MANY:,} more"] if len(faults) > MANY else []
+    return "\n".join([*map(sentence, faults[:MANY]), *more])
 
 
 def shown(value) -> str:

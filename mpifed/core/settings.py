@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, InstanceOf, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as _dataclass
 
-from mpifed.core.errors import ConfigError, cut, shown, user_frames
+from mpifed.core.errors import ConfigError, cut, listed, shown, user_frames
 from mpifed.core.strict import Strict
 
 __all__ = [
@@ -141,11 +141,11 @@ def build(cls: type | Preset, settings: dict[str, Any], what: str):
     if not dataclasses.is_dataclass(cls):
         raise ConfigError(f"{cls.__name__} must be a dataclass: its fields are its settings")
     known = _settable(cls)
-    wrong = [
-        f"{what} has no setting {shown(key)}: {near_miss(key, known)}" for key in settings if key not in known
-    ]
+    wrong = [key for key in settings if key not in known]
     if wrong:
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(
+            listed(wrong, lambda key: f"{what} has no setting {shown(key)}: {near_miss(key, known)}")
+        )
     fixed: dict[str, Any]
     kind, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
     try:
@@ -166,24 +166,24 @@ def explain(faults: list, what: str, known: Iterable[str] = ()) -> str:
         what: the words for the whole, before the names of its parts; may be empty.
         known: the settings that there are, to tell where one is unknown.
     """
-    lines = []
-    for fault in faults:
-        path = [cut(str(part)) for part in fault["loc"] if not str(part).startswith("function-")]
-        where = ".".join([what, *path] if what else path)
-        message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-        if fault["type"] in {"missing", "missing_argument"}:
-            lines.append(f"{where} is missing: it has no default")
-        elif fault["type"] == "unexpected_keyword_argument":
-            lines.append(f"{what} has no setting {shown(fault['loc'][-1])}: {near_miss(path[-1], known)}")
-        elif fault["type"] == "unexpected_positional_argument":
-            lines.append(f"{what} got one value too many, {shown(fault['input'])}: {near_miss('', known)}")
-        elif fault["type"] in {"value_error", "assertion_error"}:
-            lines.append(f"{where}: {message}" if where else message)
-        else:
-            lines.append(f"{where}: {message}, got {shown(fault['input'])}{_hint(fault)}")
-        raised = fault.get("ctx", {}).get("error")
-        lines += filter(None, [user_frames(raised)] if isinstance(raised, Exception) else [])
-    return "\n".join(lines)
+    return listed(faults, lambda fault: _sentence(fault, what, known))
+
+
+def _sentence(fault, what: str, known: Iterable[str]) -> str:
+    path = [cut(str(part)) for part in fault["loc"] if not str(part).startswith("function-")]
+    where = ".".join([what, *path] if what else path)
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if fault["type"] in {"missing", "missing_argument"}:
+        return f"{where} is missing: it has no default"
+    if fault["type"] == "unexpected_keyword_argument":
+        return f"{what} has no setting {shown(fault['loc'][-1])}: {near_miss(path[-1], known)}"
+    if fault["type"] == "unexpected_positional_argument":
+        return f"{what} got one value too many, {shown(fault['input'])}: {near_miss('', known)}"
+    if fault["type"] not in {"value_error", "assertion_error"}:
+        return f"{where}: {message}, got {shown(fault['input'])}{_hint(fault)}"
+    raised = fault.get("ctx", {}).get("error")
+    frames = user_frames(raised) if isinstance(raised, Exception) else ""
+    return "\n".join(filter(None, [f"{where}: {message}" if where else message, frames]))
 
 
 def _hint(fault) -> str:
