@@ -35,6 +35,11 @@ __all__ = [
 #: Validated on construction, unknown names refused; what checks it is made when it is first needed.
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
+#: How people write truth values, and how job files do.
+_TRUTH = dict.fromkeys(("true", "yes", "on", "1"), "true") | dict.fromkeys(
+    ("false", "no", "off", "0"), "false"
+)
+
 
 def _in_sentences(decorate: Callable[[type], type]) -> Callable[[type], type]:
     """A decorator whose classes refuse wrong settings with a :class:`ConfigError`, one line each."""
@@ -189,8 +194,9 @@ def _sentence(fault, what: str, known: Iterable[str]) -> str:
 def _hint(fault) -> str:
     """How a value that is only written wrongly would be written rightly."""
     value, wanted = fault["input"], fault["type"].removesuffix("_type")
-    if wanted == "bool" and str(value).lower() in ("true", "false", "yes", "no", "on", "off", "0", "1"):
-        return f": write {'true' if str(value).lower() in ('true', 'yes', 'on', '1') else 'false'}"
+    if wanted == "bool":
+        right = _TRUTH.get(shown(value).strip("'").lower())
+        return f": write {right}" if right else ""
     if isinstance(value, bool) or wanted not in ("int", "float"):
         return ""
     try:
