@@ -7,9 +7,11 @@ settings back, complete enough to build the same run again.
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
@@ -67,6 +69,9 @@ class Config(Strict, BaseModel):
         _expect_settings(problem, "problem_settings")
         check_method(algorithm)
         name, its = title(algorithm), title(problem)
+        clients = getattr(problem, "clients", None)
+        if not isinstance(clients, int | np.integer) or isinstance(clients, bool) or clients < 1:
+            raise ValueError(f"problem.clients: expected a whole number from 1, got {shown(clients)}")
         fits = {problem.family, "operator"} if problem.family == "minimax" else {problem.family}
         if algorithm.family not in fits:
             kind = f"{'an' if problem.family == 'operator' else 'a'} {problem.family}"
@@ -168,7 +173,10 @@ def _expect_settings(part, decorator: str) -> None:
                 f"mpifed.core.settings.{decorator}"
             )
     for field in dataclasses.fields(part):
-        if isinstance(getattr(part, field.name, None), FieldInfo):
+        value = getattr(part, field.name, None)
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError(f"{kind.__name__}.{field.name}: expected a number, got nan")
+        if isinstance(value, FieldInfo):
             raise ValueError(
                 f"{kind.__name__}.{field.name} has no value: decorate the class with "
                 f"mpifed.core.settings.{decorator}, as the class that it derives from, and not with dataclass"
