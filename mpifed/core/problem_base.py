@@ -65,7 +65,7 @@ class Problem:
     def footprint(self) -> int:
         """Bytes that :meth:`prepare` takes at its peak; 0 where the settings alone do not tell.
 
-        A run with less memory is refused. Where it is not 0, :meth:`variables` works before :meth:`prepare`.
+        A run with less memory is refused.
         """
         return 0
 

@@ -86,7 +86,7 @@ class LinearMAML(MAML):
 
     def footprint(self) -> int:
         rows = BYTES_A_DRAW * self.clients * self.samples * self.d
-        return rows + 32 * self.clients * self.d**2  # and the Hessians behind the solution
+        return max(rows, 32 * self.clients * self.d**2)  # the Hessians behind the solution
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         numbers = np.arange(self.clients)

@@ -44,7 +44,8 @@ class SinusoidMAML(MAML):
     cites = ("huang_nd_mfcgd", "finn2017maml")
 
     def footprint(self) -> int:
-        return BYTES_A_DRAW * (self.clients * self.samples + self.tests * self.shots) + 16 * GRID * self.tests
+        rows = self.clients * self.samples
+        return max(BYTES_A_DRAW * rows, 16 * rows + (16 * GRID + 16 * self.shots) * self.tests)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Make the tasks and their rows; a client's depend on the seed and its number alone.

@@ -50,7 +50,7 @@ class WGAN(Minimax):
     cites = ("shen2024fessgda", "arjovsky2017wgan")
 
     def footprint(self) -> int:
-        return BYTES_A_DRAW * self.clients
+        return 2 * BYTES_A_DRAW * self.clients  # of a number alone, twice as many
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         stream = Stream(seed, "wgan", np.arange(self.clients))

@@ -15,10 +15,10 @@ import torch
 from mpifed.config.job import Config
 from mpifed.config.plugins import title
 from mpifed.core.algorithm import local_steps
-from mpifed.core.errors import ConfigError, ContractError
+from mpifed.core.errors import ConfigError
 from mpifed.core.kinds import Adaptive, Between
 from mpifed.core.problem import Problem, as_family
-from mpifed.core.records import Blocks, Record
+from mpifed.core.records import Record
 from mpifed.core.streams import BYTES_A_DRAW
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.allocation import layout_of
@@ -100,13 +100,9 @@ def expect_room(config: Config, comm: SerialComm, device: torch.device) -> None:
     clients = -(-problem.clients // comm.size)
     members = -(-(config.participation.cohort or problem.clients) // comm.size)
     try:
-        if not isinstance(problem.variables(), Blocks):
-            return
         records = needs(config, as_family(problem, config.algorithm.family), clients, members)
-    except ContractError:
+    except Exception:  # the data say more, or the check of the problem tells better what is wrong
         records = {}
-    except Exception:  # of a user's code, which the check of the problem tells better
-        return
     ranks = min(comm.local_size, problem.clients)
     constants = {"the problem's constants": constants}
     if device.type == "cuda":
@@ -142,4 +138,6 @@ def _sizes(problem: Problem) -> list[tuple[str, int]]:
 
 
 def _gib(size: int) -> str:
+    if size < 2**30:
+        return f"{size / 2**20:,.1f} MiB"
     return f"{size / 2**30:,.1f} GiB" if size < 2**50 else f"{size / 2**40:.3g} TiB"
