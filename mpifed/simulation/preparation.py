@@ -16,6 +16,7 @@ from mpifed.core.problem_finite import expect_finite
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.client_costs import client_costs
+from mpifed.simulation.memory import expect_room
 from mpifed.simulation.provenance import agree_on_data
 
 __all__ = ["default_dtype", "place", "prepare"]
@@ -42,7 +43,10 @@ def prepare(config: Config, comm: SerialComm, dtype: torch.dtype, device: torch.
     problem, fault = config.problem, None
     try:
         with default_dtype(dtype), blaming(type(problem).__name__):
+            if problem.footprint():  # else the data say how large the blocks are
+                expect_room(config, comm, device)
             problem.prepare(config.seed, config.run.data_dir)
+            expect_room(config, comm, device)
             batch_size, weights = config.oracle.batch_size, config.participation.weights
             check_problem(
                 problem, config.algorithm, dtype=dtype, device=device, batch_size=batch_size, weights=weights
