@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mpifed.config.job import Config
 from mpifed.config.plugins import changed_sources
@@ -15,10 +16,10 @@ from mpifed.running.result import Result, everywhere, load
 from mpifed.storage import checkpoint, results
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import RUN_FILE, End
-from mpifed.storage.schema import expect_state
+from mpifed.storage.schema import expect_state, writer
 from mpifed.storage.snapshot import Snapshot
 
-__all__ = ["find_saved", "find_settings", "choose", "go_on", "check_rounds", "complete", "is_done"]
+__all__ = ["Stored", "find_saved", "find_settings", "choose", "go_on", "check_rounds", "complete", "is_done"]
 
 #: Sections that may change between starts of a job: how and how long it runs, not what it computes.
 _FREE = ("rounds", "stop", "run", "plugins")
@@ -40,7 +41,14 @@ def find_saved(comm: SerialComm, look: Callable[[], Snapshot | Result | None]) -
     return found if comm.rank == 0 or header is None else Snapshot(header)
 
 
-def find_settings(comm: SerialComm, folder: Folder) -> dict:
+class Stored(NamedTuple):
+    """The settings of a run as a file has them, and which version has written it."""
+
+    settings: dict
+    writer: str
+
+
+def find_settings(comm: SerialComm, folder: Folder) -> Stored:
     """The settings of the run in a folder, which rank 0 reads. Collective.
 
     Those that it has ended with, else those of its newest checkpoint; after non-finite values the latter,
@@ -49,20 +57,21 @@ def find_settings(comm: SerialComm, folder: Folder) -> dict:
     Raises:
         CollectiveError: there is no run to continue.
     """
-    table: dict = {}
+    found = None
     with together(comm, ValueError):
         if comm.rank == 0:
-            table = _settings_in(folder)
-    return json.loads(share(comm, json.dumps(table)))
+            found = _settings_in(folder)
+    return Stored(*json.loads(share(comm, json.dumps(found))))
 
 
-def _settings_in(folder: Folder) -> dict:
+def _settings_in(folder: Folder) -> Stored:
     run, names = _results(folder), [path.stem for path in folder.checkpoints()]
     ended = run.costs["round"][-1] if run and run.end and not run.diverged else -1
     if names and not names[-1] <= f"checkpoint-{ended:08d}":
-        return _sound(folder).header["config"]
+        header = _sound(folder).header
+        return Stored(header["config"], writer(header))
     if run and run.end:
-        return run.config
+        return Stored(run.config, writer({"versions": run.versions}))
     what = f", nor a sound {RUN_FILE} of a run that has ended" if folder.results() else ""
     raise ValueError(f"there is no checkpoint in {folder.path}{what}: start the job with `mpifed run`")
 

@@ -20,11 +20,12 @@ from mpifed.parallel.world import world
 from mpifed.running.keeping import say
 from mpifed.running.recovery import carry_on, surviving
 from mpifed.running.result import Result
-from mpifed.running.resume import choose, find_saved, find_settings, go_on
+from mpifed.running.resume import Stored, choose, find_saved, find_settings, go_on
 from mpifed.running.runner import Runner
 from mpifed.running.signals import stopped_by
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.folder import Folder
+from mpifed.storage.recorder import versions
 from mpifed.storage.snapshot import Snapshot
 
 __all__ = ["run", "resume"]
@@ -93,15 +94,31 @@ def _read(job: Config | dict | str | Path, overrides: Sequence[str]) -> Config:
     return Config.from_table(table)
 
 
-def _changed(table: dict, folder: Path, overrides: Sequence[str]) -> Config:
+def _changed(stored: Stored, folder: Path, overrides: Sequence[str]) -> Config:
     """The settings of a stored run, which lies in ``folder`` now, with changes."""
+    table = copy.deepcopy(stored.settings)
     table["run"]["out"] = str(folder)
     _override(table, overrides)
     expect_same_sources(table)
     try:
         return Config.from_table(table)
+    except ConfigError:
+        _expect_known(stored, folder)
+        raise
+
+
+def _expect_known(stored: Stored, folder: Path) -> None:
+    """Raises:
+    ConfigError: the stored settings are none of this version's, whatever is changed.
+    """
+    try:
+        Config.from_table(stored.settings)
     except ConfigError as fault:
-        raise ConfigError(f"the settings stored in {folder} cannot be continued with: {fault}") from None
+        raise ConfigError(
+            f"the settings stored in {folder}, by {stored.writer}, do not fit mpifed "
+            f"{versions()['mpifed']}: {fault}\nGo on with the version that has written them, or start over "
+            "with `mpifed run` and run.overwrite=true"
+        ) from None
 
 
 def _override(table: dict, overrides: Sequence[str]) -> None:

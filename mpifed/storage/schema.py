@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from mpifed.core.settings import explain, near_miss
 from mpifed.storage.format import COSTS
 
-__all__ = ["expect_state"]
+__all__ = ["expect_state", "writer"]
 
 _Pair = Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
 
@@ -67,10 +67,14 @@ def expect_state(header, arrays: dict[str, np.ndarray], clients: tuple[tuple[int
     """
     fault = _fault(header, arrays, clients)
     if fault:
-        written = header.get("versions") if isinstance(header, dict) else None
-        version = written.get("mpifed") if isinstance(written, dict) else None
-        by = f"mpifed {version}" if version else "a version of mpifed that it does not name"
-        raise ValueError(f"{fault}; it was written by {by}")
+        raise ValueError(f"{fault}; it was written by {writer(header)}")
+
+
+def writer(header) -> str:
+    """Which version has written a checkpoint with this header, in words."""
+    names = header.get("versions") if isinstance(header, dict) else None
+    version = names.get("mpifed") if isinstance(names, dict) else None
+    return f"mpifed {version}" if version else "a version of mpifed that it does not name"
 
 
 def _fault(header, arrays, clients) -> str | None:
