@@ -99,8 +99,8 @@ class Run(_Section):
     threads: int | None = Field(
         None,
         ge=1,
-        description="torch threads a rank; when left out cores / ranks of the node, 1 with reduction = exact, "
-        "whose bits depend on it",
+        description="torch threads a rank; when left out 1 with reduction = exact, whose bits depend on it, "
+        "else cores / ranks of the node",
     )
     watchdog: float = Field(
         60.0,

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import scipy
 import torch
+from threadpoolctl import threadpool_limits
 
 from mpifed.parallel.comm import CollectiveError, SerialComm, share, together
 
@@ -135,7 +136,8 @@ def deterministic(on: bool) -> Iterator[None]:
     go on.
 
     cuBLAS obeys only where it has not been used before in the process, or was told by
-    ``CUBLAS_WORKSPACE_CONFIG``. All settings are restored in the end.
+    ``CUBLAS_WORKSPACE_CONFIG``. NumPy's linear algebra gets one thread, since a problem's data and metrics
+    would else depend on the cores of a rank. All settings are restored in the end.
     """
     if not on:
         yield
@@ -153,7 +155,10 @@ def deterministic(on: bool) -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     torch.set_float32_matmul_precision("highest")
     try:
-        with cudnn.flags(enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False):
+        with (
+            cudnn.flags(enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False),
+            threadpool_limits(1, "blas"),
+        ):
             yield
     finally:
         torch.set_float32_matmul_precision(precision)

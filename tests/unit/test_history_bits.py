@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import mpifed
 from mpifed import resume, run
@@ -204,6 +205,18 @@ def test_nor_is_a_complete_run_that_of_another_job(folder, change, name, old, ne
     run(job(folder, checkpoint_every=0), COMM)
     with pytest.raises(CollectiveError, match=f"another job: {name} is {old} there and {new} here"):
         run(job(folder, **change), COMM)
+
+
+def test_numpy_takes_one_thread_whatever_the_environment_says():
+    """The bits of its decompositions and solutions depend on that."""
+
+    def threads():
+        return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+
+    with threadpool_limits(2, "blas"):
+        with devices.deterministic(True):
+            assert threads() == {1}
+        assert threads() == {2}
 
 
 def test_what_says_the_same_is_the_same(half, whole):
