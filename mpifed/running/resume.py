@@ -13,9 +13,10 @@ from mpifed.core.errors import ConfigError
 from mpifed.core.settings import flatten
 from mpifed.parallel.comm import SerialComm, share, together
 from mpifed.running.result import Result, everywhere, load
-from mpifed.storage import checkpoint, results
+from mpifed.storage import checkpoint
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import RUN_FILE, End
+from mpifed.storage.results import sound
 from mpifed.storage.schema import expect_state, writer
 from mpifed.storage.snapshot import Snapshot
 
@@ -65,7 +66,7 @@ def find_settings(comm: SerialComm, folder: Folder) -> Stored:
 
 
 def _settings_in(folder: Folder) -> Stored:
-    run, names = _results(folder), [path.stem for path in folder.checkpoints()]
+    run, names = sound(folder.path), [path.stem for path in folder.checkpoints()]
     ended = run.costs["round"][-1] if run and run.end and not run.diverged else -1
     if names and not names[-1] <= f"checkpoint-{ended:08d}":
         header = _sound(folder).header
@@ -74,14 +75,6 @@ def _settings_in(folder: Folder) -> Stored:
         return Stored(run.config, writer({"versions": run.versions}))
     what = f", nor a sound {RUN_FILE} of a run that has ended" if folder.results() else ""
     raise ValueError(f"there is no checkpoint in {folder.path}{what}: start the job with `mpifed run`")
-
-
-def _results(folder: Folder) -> results.RunData | None:
-    """The results file, ``None`` where there is none or it cannot be read."""
-    try:
-        return results.load(folder.path)
-    except ValueError:
-        return None
 
 
 def choose(folder: Folder, config: Config, resume: str) -> Snapshot | Result | None:
@@ -146,7 +139,7 @@ def _stored(folder: Folder, config: Config) -> Result | None:
 
     Non-finite values end a run that has a checkpoint only until it is started again.
     """
-    run = _results(folder)
+    run = sound(folder.path)
     if run is None or run.end is None or _differences(run.config, config.table()):
         return None
     if run.diverged:
@@ -158,7 +151,7 @@ def _stored(folder: Folder, config: Config) -> Result | None:
 
 def _no_way_on(folder: Folder, config: Config) -> str:
     """Why a folder with results and without a checkpoint cannot be gone on with."""
-    run, ways = _results(folder), "choose another run.out, or set run.overwrite=true to start over"
+    run, ways = sound(folder.path), "choose another run.out, or set run.overwrite=true to start over"
     if run is None:
         return f"{folder.path / RUN_FILE} cannot be read, and there is no checkpoint beside it: {ways}"
     other = _differences(run.config, config.table())
@@ -182,7 +175,7 @@ def _sound(folder: Folder) -> Snapshot:
 
 def is_done(folder: Folder, config: Config) -> bool:
     """Whether the folder holds this job's end, non-finite values among the reasons. Rank 0."""
-    run = _results(folder)
+    run = sound(folder.path)
     if run is None or run.end is None or _differences(run.config, config.table()):
         return False
     return run.diverged or bool(complete(run.end, int(run.costs["round"][-1]), run.config, config))

@@ -99,6 +99,11 @@ def _changed(stored: Stored, folder: Path, overrides: Sequence[str]) -> Config:
     table = copy.deepcopy(stored.settings)
     table["run"]["out"] = str(folder)
     _override(table, overrides)
+    if table["run"]["out"] != str(folder):
+        raise ConfigError(
+            f"run.out = {table['run']['out']} is not the folder to go on in, {folder}: copy that to another "
+            "place first, and name the copy"
+        )
     expect_same_sources(table)
     try:
         return Config.from_table(table)

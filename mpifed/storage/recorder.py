@@ -22,7 +22,7 @@ from mpifed.simulation.provenance import to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage.atomic import replacing, shielded
 from mpifed.storage.format import COSTS, RUN_FILE, End, entries
-from mpifed.storage.results import load
+from mpifed.storage.results import sound
 from mpifed.storage.tensorboard import Scalars
 
 __all__ = ["Recorder", "ending", "versions"]
@@ -212,11 +212,8 @@ def ending(folder: Path) -> tuple[dict, End | None]:
     """Settings and end that a folder's results file names; empty where there is no such file or it cannot be
     read.
     """
-    try:
-        run = load(folder)
-    except ValueError:
-        return {}, None
-    return run.config, run.end
+    run = sound(folder)
+    return (run.config, run.end) if run else ({}, None)
 
 
 @functools.cache

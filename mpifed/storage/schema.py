@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 from mpifed.core.settings import explain, near_miss
 from mpifed.storage.format import COSTS
 
-__all__ = ["expect_state", "writer"]
+__all__ = ["expect_settings", "expect_state", "writer"]
 
 _Pair = Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
 
@@ -68,6 +68,15 @@ def expect_state(header, arrays: dict[str, np.ndarray], clients: tuple[tuple[int
     fault = _fault(header, arrays, clients)
     if fault:
         raise ValueError(f"{fault}; it was written by {writer(header)}")
+
+
+def expect_settings(table: dict) -> None:
+    """Hold stored settings against what is read of them before a run is built from them.
+
+    Raises:
+        ValueError: something is missing or of another type.
+    """
+    _Settings.model_validate(table)
 
 
 def writer(header) -> str:

@@ -1,5 +1,6 @@
 """What counts as the end of a run is its results file, with and without checkpoints."""
 
+import json
 import shutil
 
 import h5py
@@ -12,6 +13,7 @@ import mpifed
 from mpifed import resume, run
 from mpifed.cli.main import cli
 from mpifed.config.job import Config
+from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.resume import is_done
 from mpifed.simulation.simulation import NonFiniteError
@@ -126,6 +128,72 @@ def test_a_damaged_file_beside_a_checkpoint_is_written_again(tmp_path, done):
     result = run(settings, COMM)
     assert result.end == mpifed.load(tmp_path).end == End("rounds", "all 4 rounds done")
     assert torch.equal(mpifed.load(tmp_path).point["x"], done[0].point["x"])
+
+
+def attribute(**values):
+    return lambda file: file.attrs.update(values)
+
+
+def dataset(name, value=None, **attributes):
+    def change(file):
+        if value is not None or not attributes:
+            del file[name]
+        if value is not None:
+            file[name] = value
+        if attributes:
+            file[name].attrs.update(attributes)
+
+    return change
+
+
+def settings(**values):
+    """Change the stored settings; ``None`` takes one out."""
+
+    def change(file):
+        table = json.loads(file.attrs["config"]) | values
+        file.attrs["config"] = json.dumps({key: value for key, value in table.items() if value is not None})
+
+    return change
+
+
+AMISS = {
+    "a kind of end that is no text": attribute(end=3),
+    "no point": dataset("final"),
+    "a point of text": dataset("final/x", np.array([b"a", b"b"])),
+    "a point of two axes": dataset("final/x", np.zeros((1, 2))),
+    "parameters of another size": dataset("final/x", parameters=json.dumps({"x": [77]})),
+    "a metric of the point that is text": dataset("final", error="a"),
+    "no section for the run": settings(run=5),
+    "no stopping rule": settings(stop=None),
+    "rounds that are text": settings(rounds="4"),
+}
+
+
+@pytest.mark.parametrize("change", AMISS.values(), ids=AMISS)
+def test_a_file_in_which_something_is_amiss_is_no_end(folder, tmp_path, change, done):
+    with h5py.File(folder / "run.h5", "a") as file:
+        change(file)
+    assert not is_done(Folder(folder), job(folder))
+    for start in (lambda: run(job(folder), COMM), lambda: resume(folder, [], COMM)):
+        with pytest.raises(CollectiveError, match=r"run\.h5 cannot be read|nor a sound run\.h5"):
+            start()
+
+
+def test_a_checkpoint_of_the_end_mends_it(tmp_path, done):
+    run(job(tmp_path, run={"checkpoint_every": 4}), COMM)
+    for change in AMISS.values():
+        with h5py.File(tmp_path / "run.h5", "a") as file:
+            change(file)
+        assert run(job(tmp_path, run={"checkpoint_every": 4}), COMM).end == End("rounds", "all 4 rounds done")
+        mended = mpifed.load(tmp_path)
+        assert mended.end == done[0].end and torch.equal(mended.point["x"], done[0].point["x"])
+
+
+def test_another_folder_is_none_to_resume_in(folder, tmp_path):
+    with pytest.raises(
+        ConfigError, match="is not the folder to go on in, .*: copy that to another place first"
+    ):
+        resume(folder, [f"run.out={tmp_path / 'elsewhere'}"], COMM)
 
 
 def test_an_older_checkpoint_does_not_undo_the_end(tmp_path, capsys):
