@@ -100,10 +100,13 @@ class Run(_Section):
         "float32", description="precision of all state and gradients"
     )
     executor: Literal["loop", "batched"] = Field(
-        "loop", description="clients of a rank one by one, or all at once"
+        "loop",
+        description="clients of a rank one by one, or all at once, which gives other last digits",
     )
     reduction: Literal["fused", "exact"] = Field(
-        "fused", description="one Allreduce, or the same bits on every layout"
+        "fused",
+        description="one Allreduce, or the same bits on every layout, for one dtype, executor, number of "
+        "threads, kind of device and machine",
     )
     placement: Literal["even", "balanced"] = Field(
         "even",
@@ -128,7 +131,11 @@ class Run(_Section):
         None, description="folder of the data files; else $MPIFED_DATA, else ../shared/data"
     )
     threads: int | None = Field(
-        None, ge=1, le=4096, description="torch threads a rank; cores / ranks of the node when left out"
+        None,
+        ge=1,
+        le=4096,
+        description="torch threads a rank; when left out 1 with reduction = exact, whose bits depend on it, "
+        "else cores / ranks of the node",
     )
     watchdog: Annotated[float, BeforeValidator(_seconds)] = Field(
         60.0,
