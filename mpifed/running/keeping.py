@@ -150,7 +150,7 @@ class Keeper:
             with together(self.comm, OSError, RuntimeError):  # HDF5 raises either
                 write(place)
         except CollectiveError as fault:
-            return str(fault)
+            return str(fault).partition("\n")[0]
         return ""
 
     def _home(self) -> Path:

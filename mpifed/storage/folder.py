@@ -151,7 +151,7 @@ class Folder:
         with open(os.open(self.path / LOCK_FILE, flags), "rb") as lock:
             text = self._told(lock) if stat.S_ISREG(os.fstat(lock.fileno()).st_mode) else ""
         if text != self._text:
-            raise OSError(f"it is in use by {text or 'something else'}")
+            raise OSError(f"it is in use by {text}" if text else "another run has used it meanwhile")
 
     def _drop(self) -> None:
         if self._lock is not None:
