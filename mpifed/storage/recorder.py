@@ -21,6 +21,7 @@ from mpifed.simulation.provenance import to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage.atomic import replacing, shielded
 from mpifed.storage.format import COSTS, RUN_FILE, End, entries
+from mpifed.storage.ownership import is_own
 from mpifed.storage.tensorboard import Scalars
 
 __all__ = ["Recorder", "ending"]
@@ -196,6 +197,8 @@ def ending(folder: Path) -> tuple[dict, End | None]:
     """Settings and end that a folder's results file names; empty where there is no such file or it cannot be
     read.
     """
+    if not is_own(Path(folder) / RUN_FILE):  # to open a pipe would wait for its other end
+        return {}, None
     try:
         with h5py.File(Path(folder) / RUN_FILE, "r") as file:
             return json.loads(file.attrs["config"]), End.read(file.attrs)

@@ -57,9 +57,10 @@ def contents(folder) -> dict[str, bytes]:
 
 FOREIGN = (
     "thesis.tmp.backup", "notes.tmp.1", "checkpoint-foo.h5", "checkpoint-00000001.h5", "checkpoint-1.h5",
-    "checkpoint-00000009.h5", "checkpoint-٠٠٠٠٠٠٠١.h5", "run.h5.tmp.backup", "run.h5.tmp.12", "run.h5.tmp.",
-    "checkpoint-00000002.h5.tmp.9", "checkpoint-2.h5.tmp.1", "table.csv.tmp.5", "report.html.tmp.5",
-    "curves.png.tmp.5", "run.lock.tmp.5", "checkpoint-00000001.h5\n.tmp.5", "run.h5\n", "xrun.h5.tmp.1",
+    "checkpoint-00000009.h5", "checkpoint-00000000.h5", "checkpoint-٠٠٠٠٠٠٠١.h5", "run.h5.tmp.backup",
+    "run.h5.tmp.12", "run.h5.tmp.", "checkpoint-00000002.h5.tmp.9", "checkpoint-2.h5.tmp.1",
+    "table.csv.tmp.5", "report.html.tmp.5", "curves.png.tmp.5", "run.lock.tmp.5", "checkpoint-00000001.h5\n.tmp.5", "run.h5\n",
+    "xrun.h5.tmp.1",
 )  # fmt: skip
 
 
@@ -90,6 +91,7 @@ KINDS = {
     "binary": lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n config layout" + bytes(2000)),
     "link": lambda path: path.symlink_to("target"),
     "loop": lambda path: path.symlink_to(path.name),
+    "link to an empty file": lambda path: path.symlink_to("empty"),
     "link to nothing": lambda path: path.symlink_to("nowhere"),
     "folder": lambda path: path.mkdir(),
     "pipe": os.mkfifo,
@@ -100,6 +102,7 @@ KINDS = {
 @pytest.mark.parametrize("name", ["run.lock", "run.h5", *REPORT_FILES])
 def test_what_is_in_the_way_is_told_before_the_work(job, out, name, kind):
     (out / "target").write_text("the target of a link")
+    (out / "empty").touch()
     KINDS[kind](out / name)
     before, listed = contents(out) if kind != "pipe" else {}, os.listdir(out)
     done = invoke("run", job, "run.overwrite=true")
@@ -107,6 +110,15 @@ def test_what_is_in_the_way_is_told_before_the_work(job, out, name, kind):
     assert f"{out / name} is {what.get(kind, '')}" in str(done.exception), done.output
     assert isinstance(done.exception, CollectiveError) and "move it away" in str(done.exception)
     assert os.listdir(out) == listed and (not before or contents(out) == before)
+
+
+def test_a_sweep_does_not_wait_for_a_pipe(job, out):
+    job.write_text(job.read_text() + "[sweep]\nseed = [0, 1]\n")
+    (out / "seed=0").mkdir()
+    os.mkfifo(out / "seed=0" / "run.h5")
+    os.mkfifo(out / "seed=0" / "checkpoint-00000007.h5")
+    done = invoke("sweep", job)
+    assert "run.h5 is a file that mpifed has not written and would be" in str(done.exception), done.output
 
 
 def test_a_report_does_not_replace_what_is_no_report(tmp_path):

@@ -97,7 +97,8 @@ LOSSES = {
         "Too many levels of symbolic links",
     ),
     "lock is a pipe": (
-        lambda out: ((out / LOCK_FILE).unlink(), os.mkfifo(out / LOCK_FILE)), "another run has used it meanwhile",
+        lambda out: ((out / LOCK_FILE).unlink(), os.mkfifo(out / LOCK_FILE)),
+        "another run has used it meanwhile",
     ),
 }  # fmt: skip
 
