@@ -26,6 +26,7 @@ from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import together
 from mpifed.parallel.world import world
 from mpifed.running.signals import EXIT_RESUME, Stopped, held
+from mpifed.storage.ownership import REPORT_FILES, expect_own
 
 __all__ = ["main"]
 
@@ -80,11 +81,14 @@ def run(file, overrides, data_dir, resume_, with_report):
     SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and
     exit code 85; the same command then continues. A second Ctrl-C ends it at once.
     """
+    from mpifed.config.job import Config
     from mpifed.running.run import run as run_job
 
     comm = world()
     extra = [f"run.data_dir={json.dumps(data_dir)}"] if data_dir else []
-    _carry_out(comm, lambda: run_job(file, comm, resume_, [*overrides, *extra]), with_report)
+    with together(comm, ConfigError):
+        config = Config.load(file, [*overrides, *extra])
+    _carry_out(comm, lambda: run_job(config, comm, resume_), config.run.out if with_report else None)
 
 
 @cli.command()
@@ -100,7 +104,7 @@ def resume(folder, overrides, with_report):
     from mpifed.running.run import resume as resume_job
 
     comm = world()
-    _carry_out(comm, lambda: resume_job(folder, overrides, comm), with_report)
+    _carry_out(comm, lambda: resume_job(folder, overrides, comm), folder if with_report else None)
 
 
 @cli.command()
@@ -191,8 +195,11 @@ def check(name, settings):
     sys.exit(0 if check_class(name, list(settings), world()) else 1)
 
 
-def _carry_out(comm, job, with_report: bool) -> None:
-    """Run a job; on rank 0 draw its curves and print its table, if these are wanted."""
+def _carry_out(comm, job, report_in: str | None) -> None:
+    """Run a job; on rank 0 draw its curves and print its table, if these are wanted in a folder."""
+    with together(comm, ValueError):
+        if comm.rank == 0 and report_in is not None:
+            expect_own(Path(report_in, name) for name in REPORT_FILES)
     try:
         result = job()
     except (Stopped, KeyboardInterrupt) as signalled:
@@ -201,11 +208,14 @@ def _carry_out(comm, job, with_report: bool) -> None:
         raise RuntimeError(f"sys.exit({error.code}) was called in the middle of a run") from error
     if result.unfinished:
         end(EXIT_RESUME)
-    if comm.rank == 0 and with_report:
+    if comm.rank == 0 and report_in is not None:
         from mpifed.report.report import report as write_report
 
-        for path in write_report([result.path.parent], result.path.parent):
-            click.echo(path)
+        try:
+            for path in write_report([result.path.parent], result.path.parent):
+                click.echo(path)
+        except (OSError, ValueError) as fault:
+            raise click.UsageError(f"the run is done, but its report could not be written: {fault}") from None
 
 
 for _command in (bench, launch, report, scale):

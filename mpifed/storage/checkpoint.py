@@ -25,6 +25,7 @@ import numpy as np
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.storage.atomic import replacing, shielded
+from mpifed.storage.ownership import MAGIC, checkpoints, is_own
 
 __all__ = ["write", "newest", "read_clients", "FORMAT"]
 
@@ -34,8 +35,6 @@ FORMAT = 2
 BLOCK = 64 * 2**20
 #: Bytes before the HDF5 part, HDF5's user block: a line with the format, a line with the digest.
 SEAL = 512
-#: How the first line begins.
-MAGIC = b"mpifed checkpoint "
 #: Bytes that must stay free beside a checkpoint's data: HDF5 keeps its own books.
 MARGIN = 4 * 2**20
 #: What holds the content of a file against what it should be.
@@ -94,7 +93,8 @@ def write(
         for _ in blocks:  # the other ranks send whatever happens here
             pass
     # A file of a later round could not be continued from: it must not push out this one.
-    for old in [path for path in sorted(final.parent.glob("checkpoint-*.h5")) if path <= final][:-keep]:
+    done = [path for path in checkpoints(final.parent) if path.name <= final.name and is_own(path)]
+    for old in done[:-keep]:
         old.unlink(missing_ok=True)
 
 
@@ -187,7 +187,7 @@ def newest(
         damaged or foreign.
     """
     complaints = []
-    for path in sorted(Path(folder).glob("checkpoint-*.h5"), reverse=True):
+    for path in reversed(checkpoints(folder)):
         try:
             return path, *_load(path, expect), complaints
         except ValueError as error:
