@@ -35,6 +35,8 @@ RESULTS_NAMES = (b"config", b"versions", b"layout", b"maximised", b"stopped")
 TEXT_MARK = "mpifed report"
 #: How an HDF5 file begins.
 _HDF5 = b"\x89HDF\r\n\x1a\n"
+#: Where it says how long the file is.
+_END = slice(40, 48)
 #: Bytes that are searched for a mark.
 _HEAD = 2**20
 #: The files of a report, some of which need metrics or several runs.
@@ -50,8 +52,16 @@ def _is_checkpoint(head: bytes) -> bool:
 
 
 def _is_results(head: bytes) -> bool:
-    """One name may be damaged. HDF5, which can crash on a damaged file, is not asked."""
-    return head.startswith(_HDF5) and sum(name in head for name in RESULTS_NAMES) >= len(RESULTS_NAMES) - 1
+    """One name may be damaged. HDF5, which can crash on a damaged file, is not asked.
+
+    Of a file that has been cut off, which nobody can read, the names may be gone: its own beginning says where
+    it should end.
+    """
+    end = int.from_bytes(head[_END], "little")
+    cut = len(head) < _END.stop or (len(head) < _HEAD and end > len(head))
+    return head.startswith(_HDF5) and (
+        cut or sum(name in head for name in RESULTS_NAMES) >= len(RESULTS_NAMES) - 1
+    )
 
 
 def _columns(head: bytes) -> list[str]:
