@@ -19,6 +19,7 @@ __all__ = [
     "SerialComm",
     "MpiComm",
     "agree",
+    "library",
     "share",
     "together",
     "CollectiveError",
@@ -111,20 +112,33 @@ class SerialComm:
         os._exit(code)
 
 
+def library():
+    """mpi4py's ``MPI``, initialised unless a script has said that it sees to that.
+
+    Raises:
+        CollectiveError: the script has not done so, or has finalised MPI.
+    """
+    import mpi4py
+
+    if os.environ.get(FAULT_TOLERANT) == "1":
+        mpi4py.rc.finalize = False  # survivors may wait in it for the dead
+    from mpi4py import MPI
+
+    if MPI.Is_finalized() or not MPI.Is_initialized():
+        state = "has been finalised" if MPI.Is_finalized() else "is not initialised"
+        raise CollectiveError(f"MPI {state}: a run needs it between MPI.Init() and MPI.Finalize()")
+    return MPI
+
+
 class MpiComm(SerialComm):
     """A communicator over MPI ranks.
 
     Args:
-        mpi: the communicator to duplicate, ``COMM_WORLD`` when omitted.
+        mpi: the communicator of mpi4py to duplicate, ``COMM_WORLD`` when omitted.
     """
 
     def __init__(self, mpi=None):
-        import mpi4py
-
-        mpi4py.rc.finalize = os.environ.get(FAULT_TOLERANT) != "1"  # survivors may wait in it for the dead
-        from mpi4py import MPI
-
-        self._mpi = MPI
+        self._mpi = MPI = library()
         self._comm = (mpi or MPI.COMM_WORLD).Dup()
         self._witnesses = self._comm.Dup()
         self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -186,7 +200,7 @@ class MpiComm(SerialComm):
     def witness(self, text, seconds):
         if not self._threads:
             unknown = "cannot be asked: MPI was initialised without MPI_THREAD_MULTIPLE"
-            return {rank: unknown for rank in range(self.size)} | {self.rank: text}
+            return dict.fromkeys(range(self.size), unknown) | {self.rank: text}
         letter = np.frombuffer(text.encode()[:WITNESS_BYTES].ljust(WITNESS_BYTES), dtype=np.uint8)
         receivers = range(self.size if self.rank < 2 else 2)
         self._letters = [

@@ -38,7 +38,8 @@ def run(
 
     Args:
         job: a configuration, a table of the same form as a job file's, or the path of a job file.
-        comm: the communicator; by default that of all processes started together.
+        comm: the communicator, for example a part of ``COMM_WORLD`` that ``Split`` of mpi4py has made; by
+            default that of all processes started together.
         resume: "auto" continues where there is a checkpoint, "must" insists on one, "never" starts from the
             beginning. ``run.overwrite = true`` makes "auto" start from the beginning, too, and replaces what
             lies in ``run.out``.
@@ -53,7 +54,7 @@ def run(
             SystemExit.
         KeyboardInterrupt: the same for Ctrl-C; its ``result``, too, is what would have been returned.
     """
-    comm = comm or world()
+    comm = world(comm)
     config = _settings(comm, lambda: _read(job, overrides))
     folder = Folder(config.run.out)
     return _carry_out(config, comm, folder, lambda: choose(folder, config, resume))
@@ -70,7 +71,7 @@ def resume(folder: str | Path, overrides: Sequence[str] = (), comm: SerialComm |
         CollectiveError: there is no checkpoint to continue from, or as for :func:`run`.
         ConfigError, Stopped, KeyboardInterrupt: as for :func:`run`.
     """
-    comm, folder = comm or world(), Folder(folder)
+    comm, folder = world(comm), Folder(folder)
     try:
         saved = find_saved(comm, lambda: newest(folder))
         config = _settings(comm, lambda: _changed(saved, folder.path, overrides))

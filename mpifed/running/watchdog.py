@@ -10,12 +10,16 @@ that, :class:`LastResort` ends the process.
 Only time in which the process could run counts. Ranks that were stopped together and go on (Ctrl-Z, a
 suspended Slurm job) find their thread late, which earns them another period; where others have waited for
 one that was stopped alone, it has hung for them. A computer that sleeps stops the clock itself.
+
+A rank whose launcher has died ends, too: nobody waits for it, and not every launcher takes its ranks along.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import math
+import os
 import sys
 import threading
 import time
@@ -27,6 +31,8 @@ __all__ = ["Watchdog", "EXIT_HANG"]
 
 #: Exit code of a run that the watchdog ended.
 EXIT_HANG = 75
+#: Exit code of a rank whose launcher has died: that of any failed rank.
+EXIT_ORPHAN = 1
 #: Seconds in which the witnesses collect the answers of the other ranks.
 GRACE = 5.0
 #: The limit is at least this many times the longest stretch of the same kind between two beats so far.
@@ -52,7 +58,7 @@ class Watchdog:
         self._done = threading.Event()
 
     def __enter__(self) -> Watchdog:
-        self._last, self._worked = time.monotonic(), time.process_time()
+        self._last, self._worked, self._parent = time.monotonic(), time.process_time(), os.getppid()
         if self.least:
             self._main = threading.get_ident()
             self._end = LastResort()
@@ -89,6 +95,8 @@ class Watchdog:
             self._end.put_off(end - self._idle + max(limit, 2 * GRACE))
             if self._done.wait(self._tick):
                 return
+            if self.comm.size > 1 and os.getppid() != self._parent:
+                self._end_alone()
             past, work = time.monotonic() - looked, time.process_time() - worked
             looked, worked = looked + past, worked + work
             if self._last != seen:
@@ -100,6 +108,12 @@ class Watchdog:
                 end = self._idle + limit
             if self._idle >= end or (self._idle >= self.least / 2 and self.comm.alarmed()):
                 self._expire()
+
+    def _end_alone(self) -> None:
+        """End this rank without a word to MPI, of which a part has died."""
+        with contextlib.suppress(OSError):  # nor need anybody read any more
+            print(f"mpifed: rank {self.comm.rank} ends: its launcher has died", file=sys.stderr, flush=True)
+        os._exit(EXIT_ORPHAN)
 
     def _expire(self) -> None:
         """Tell the witnesses; there, collect, report and end all ranks. Does not return."""
