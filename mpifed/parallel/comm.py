@@ -19,7 +19,7 @@ __all__ = [
     "SerialComm",
     "MpiComm",
     "agree",
-    "library",
+    "usable_mpi",
     "share",
     "together",
     "CollectiveError",
@@ -112,7 +112,7 @@ class SerialComm:
         os._exit(code)
 
 
-def library():
+def usable_mpi():
     """mpi4py's ``MPI``, initialised unless a script has said that it sees to that.
 
     Raises:
@@ -138,7 +138,7 @@ class MpiComm(SerialComm):
     """
 
     def __init__(self, mpi=None):
-        self._mpi = MPI = library()
+        self._mpi = MPI = usable_mpi()
         self._comm = (mpi or MPI.COMM_WORLD).Dup()
         self._witnesses = self._comm.Dup()
         self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE

@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 
-from mpifed.parallel.comm import MpiComm, SerialComm, library
+from mpifed.parallel.comm import MpiComm, SerialComm, usable_mpi
 
 __all__ = ["world", "abort_all", "LaunchError", "EXIT_LAUNCH"]
 
@@ -68,7 +68,7 @@ def world(given=None) -> SerialComm:
     launched = any(name.startswith(_LAUNCHER_MARKS) for name in os.environ) or announced > 1
     if not launched:
         return SerialComm()
-    library()
+    usable_mpi()
     comm = _mpi()
     if comm.size != announced and announced > 1:
         library = " ".join(comm.mpi.split(",")[0].split())
