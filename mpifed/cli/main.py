@@ -2,8 +2,8 @@
 
 Exit codes: 0 done; 2 the job cannot run as written (settings, data, folders, an error in a method or a
 problem); 3 non-finite values; 71 the launcher and the MPI library do not fit; 75 the watchdog found no
-progress; 85 stopped by a signal after a checkpoint, to be started again; 130 ended by a second Ctrl-C; 1 a
-rank failed and took the others with it.
+progress; 85 stopped by a signal, after a checkpoint or before the run began, to be started again; 130 ended
+by a second Ctrl-C; 1 a rank failed and took the others with it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -23,12 +24,15 @@ from mpifed.cli.commands import bench, report, scale
 from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
 from mpifed.core.errors import ConfigError
-from mpifed.parallel.comm import together
+from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.world import world
-from mpifed.running.signals import EXIT_RESUME, Stopped, held
+from mpifed.running.signals import EXIT_RESUME, Stopped, early, held, release
 from mpifed.storage.ownership import REPORT_FILES, expect_own
 
 __all__ = ["main"]
+
+#: Commands that a signal ends in order.
+_RUNS = ("run", "resume", "sweep")
 
 _report_option = click.option(
     "--report/--no-report",
@@ -55,6 +59,8 @@ def cli(context, whole):
     mpirun -n 2 mpifed bench comm JOB; mpifed scale      a round of JOB on up to 4,096 ranks, predicted
     """
     context.ensure_object(dict)["traceback"] = whole
+    if context.invoked_subcommand not in _RUNS:
+        release()
 
 
 @cli.command()
@@ -84,7 +90,7 @@ def run(file, overrides, data_dir, resume_, with_report):
     from mpifed.config.job import Config
     from mpifed.running.run import run as run_job
 
-    comm = world()
+    comm = _ranks()
     extra = [f"run.data_dir={json.dumps(data_dir)}"] if data_dir else []
     with together(comm, ConfigError):
         config = Config.load(file, [*overrides, *extra])
@@ -103,7 +109,7 @@ def resume(folder, overrides, with_report):
     """
     from mpifed.running.run import resume as resume_job
 
-    comm = world()
+    comm = _ranks()
     _carry_out(comm, lambda: resume_job(folder, overrides, comm), folder if with_report else None)
 
 
@@ -128,7 +134,7 @@ def sweep(file, overrides, only_list, part):
     from mpifed.config.grids import taken, variants
     from mpifed.running.sweep import sweep as sweep_runs
 
-    comm = world()
+    comm = _ranks()
     with together(comm, ConfigError):
         runs = taken(variants(file, list(overrides)), part)
     if only_list:
@@ -193,6 +199,19 @@ def check(name, settings):
     from mpifed.cli.check import check_class
 
     sys.exit(0 if check_class(name, list(settings), world()) else 1)
+
+
+def _ranks() -> SerialComm:
+    """All ranks, for a run; a signal that came to any of them so far ends them all."""
+    comm = world()
+    number = early(comm)
+    if number:
+        if comm.rank == 0:
+            name = signal.Signals(number).name
+            text = f"mpifed: {name} before the run began: nothing was done, the same command begins it"
+            click.echo(text, err=True)
+        end(EXIT_RESUME)
+    return comm
 
 
 def _carry_out(comm, job, report_in: str | None) -> None:

@@ -41,7 +41,8 @@ def run(
 
     Args:
         job: a configuration, a table of the same form as a job file's, or the path of a job file.
-        comm: the communicator; by default that of all processes started together.
+        comm: the communicator, for example a part of ``COMM_WORLD`` that ``Split`` of mpi4py has made; by
+            default that of all processes started together.
         resume: "auto" continues where there is a checkpoint, "must" insists on one, "never" starts from the
             beginning. ``run.overwrite = true`` makes "auto" start from the beginning, too, and replaces what
             lies in ``run.out``.
@@ -56,7 +57,7 @@ def run(
             SystemExit.
         KeyboardInterrupt: the same for Ctrl-C; its ``result``, too, is what would have been returned.
     """
-    comm = comm or world()
+    comm = world(comm)
     config = _settings(comm, lambda: _read(job, overrides))
     folder = Folder(config.run.out)
     return _carry_out(config, comm, folder, lambda: choose(folder, config, resume))
@@ -73,7 +74,7 @@ def resume(folder: str | Path, overrides: Sequence[str] = (), comm: SerialComm |
         CollectiveError: there is no checkpoint to continue from, or as for :func:`run`.
         ConfigError, Stopped, KeyboardInterrupt: as for :func:`run`.
     """
-    comm, folder = comm or world(), Folder(folder)
+    comm, folder = world(comm), Folder(folder)
     stored = find_settings(comm, folder)
     config = _settings(comm, lambda: _changed(stored, folder.path, overrides))
     return _carry_out(config, comm, folder, lambda: go_on(folder, config))
