@@ -59,8 +59,8 @@ FOREIGN = (
     "thesis.tmp.backup", "notes.tmp.1", "checkpoint-foo.h5", "checkpoint-00000001.h5", "checkpoint-1.h5",
     "checkpoint-00000009.h5", "checkpoint-00000000.h5", "checkpoint-٠٠٠٠٠٠٠١.h5", "run.h5.tmp.backup",
     "run.h5.tmp.12", "run.h5.tmp.", "checkpoint-00000002.h5.tmp.9", "checkpoint-2.h5.tmp.1",
-    "table.csv.tmp.5", "report.html.tmp.5", "curves.png.tmp.5", "run.lock.tmp.5", "checkpoint-00000001.h5\n.tmp.5", "run.h5\n",
-    "xrun.h5.tmp.1",
+    "table.csv.tmp.5", "report.html.tmp.5", "curves.png.tmp.5", "run.lock.tmp.5",
+    "checkpoint-00000001.h5\n.tmp.5", "run.h5\n", "xrun.h5.tmp.1",
 )  # fmt: skip
 
 
