@@ -98,13 +98,8 @@ def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
 def _variant(table: dict, settings: dict, name: str) -> Variant:
     own = copy.deepcopy(table)
     own.setdefault("run", {})
+    own["run"]["out"] = str(Path(own["run"].get("out", "runs/sweep"), name))
     try:
-        out = own["run"].get("out", "runs/sweep")
-        if not str(out).strip():
-            raise ConfigError(
-                f"run.out: expected the path of a folder, got {out!r} (an unset shell variable?)"
-            )
-        own["run"]["out"] = str(Path(out, name))
         for key, value in settings.items():
             put(own, key, value)
         return Variant(name, Config.from_table(own))

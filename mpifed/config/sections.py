@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
 
 from mpifed.core.noise import Noise
 
@@ -111,13 +111,6 @@ class Run(_Section):
     tensorboard: bool = Field(
         False, description="write metrics and costs for TensorBoard into out/tensorboard as well"
     )
-
-    @field_validator("out")
-    @classmethod
-    def _names_a_folder(cls, out):
-        if not out.strip() or "\0" in out:
-            raise ValueError(f"expected the path of a folder, got {out!r} (an unset shell variable?)")
-        return out
 
     @model_validator(mode="after")
     def _one_device(self):

@@ -42,7 +42,7 @@ class Folder:
 
     def __init__(self, path: str | Path):
         if not str(path).strip():
-            raise ConfigError(f"expected the path of a folder, got {str(path)!r} (an unset shell variable?)")
+            raise ConfigError(f"expected the name of a folder, got {str(path)!r}: is a shell variable unset?")
         self.path = Path(path)
         self._lock, self._made, self.ours = None, False, False
 

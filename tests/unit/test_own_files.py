@@ -186,7 +186,7 @@ def test_a_folder_without_a_name(job, out, path, tmp_path, monkeypatch):
         lambda: Folder(path),
         lambda: variants(sweep, []),
     ):
-        with pytest.raises(ConfigError, match="expected the path of a folder, got .*unset shell variable"):
+        with pytest.raises(ConfigError, match="expected the name of a folder, got .*: is a shell variable unset"):
             attempt()
     assert os.listdir(out) == []
 
@@ -202,5 +202,5 @@ def test_names_that_are_unusual(job, tmp_path):
     for name, says in (("n" * 256, "File name too long"), ("loop", ""), ("loop/run", "Too many levels of")):
         refused = str(invoke("run", job, f"run.out={tmp_path / name}").exception)
         assert refused.startswith("cannot write to run.out = ") and says in refused
-    with pytest.raises(ConfigError, match="expected the path of a folder"):
+    with pytest.raises(ConfigError, match="has no NUL character"):
         run(job, overrides=['run.out="a\\u0000b"'])
