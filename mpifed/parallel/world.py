@@ -11,6 +11,7 @@ import sys
 import traceback
 
 from mpifed.parallel.comm import MpiComm, SerialComm
+from mpifed.parallel.slurm import slurm_job
 
 __all__ = ["world", "abort_all", "LaunchError", "EXIT_LAUNCH"]
 
@@ -35,7 +36,7 @@ class LaunchError(RuntimeError):
 
 def _announced() -> int:
     """The number of ranks that the launcher says it has started, 1 when it says nothing."""
-    names = [*_LAUNCHER_SIZES, *(["SLURM_STEP_NUM_TASKS"] if "SLURM_PROCID" in os.environ else [])]
+    names = [*_LAUNCHER_SIZES, *(["SLURM_STEP_NUM_TASKS"] if slurm_job() else [])]
     for name in names:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])

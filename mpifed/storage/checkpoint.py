@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -36,6 +37,8 @@ BLOCK = 64 * 2**20
 SEAL = 512
 #: Bytes that must stay free beside a checkpoint's data: HDF5 keeps its own books.
 MARGIN = 4 * 2**20
+#: What holds the content of a file against what it should be.
+Expect = Callable[[dict, dict[str, np.ndarray], tuple | None], None]
 
 
 def _spans(first: int, last: int, row_bytes: int):
@@ -148,23 +151,36 @@ def _check(path: Path) -> None:
             raise ValueError("its bytes do not match their digest")
 
 
-def _load(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
+def _load(path: Path, expect: Expect | None) -> tuple[dict, dict[str, np.ndarray]]:
     """Header and whole arrays of a file.
 
     Raises:
-        ValueError: as :func:`_check`, or it cannot be read.
+        ValueError: as :func:`_check`, it cannot be read, or is not as expected.
     """
     try:
         _check(path)
         with h5py.File(path, "r") as file:
+            header = json.loads(file.attrs["header"])
             arrays = {name: dataset[...] for name, dataset in file.items() if name != "clients"}
-            return json.loads(file.attrs["header"]), arrays
-    except OSError as error:
+            rows = file.get("clients")
+            clients = (rows.shape, rows.dtype) if isinstance(rows, h5py.Dataset) else None
+    except (KeyError, TypeError) as error:  # no header, a group where arrays are
+        raise ValueError(f"it holds something else: {error}") from None
+    except (OSError, RuntimeError) as error:
         raise ValueError(str(error)) from None
+    if expect:
+        expect(header, arrays, clients)
+    return header, arrays
 
 
-def newest(folder: Path) -> tuple[Path | None, dict, dict[str, np.ndarray], list[str]]:
+def newest(
+    folder: Path, expect: Expect | None = None
+) -> tuple[Path | None, dict, dict[str, np.ndarray], list[str]]:
     """The newest sound checkpoint of a folder.
+
+    Args:
+        expect: raises a ValueError unless header, whole arrays, and shape and type of the clients' rows are
+            as they should be.
 
     Returns:
         Its path (``None``: there is none), header, whole arrays, and a line for each newer file that is
@@ -173,7 +189,7 @@ def newest(folder: Path) -> tuple[Path | None, dict, dict[str, np.ndarray], list
     complaints = []
     for path in reversed(checkpoints(folder)):
         try:
-            return path, *_load(path), complaints
+            return path, *_load(path, expect), complaints
         except ValueError as error:
             complaints.append(f"{path.name} cannot be used ({error}); falling back to the one before it")
     return None, {}, {}, complaints

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mpifed.core.errors import ConfigError
+from mpifed.parallel.slurm import slurm_job
 from mpifed.storage.atomic import remove_leftovers, sync
 from mpifed.storage.format import RUN_FILE
 from mpifed.storage.ownership import LOCK_FILE, checkpoints, expect_own, is_own
@@ -112,7 +113,7 @@ class Folder:
             _warn(
                 f"{before} has never let go of {self.path}: see that it has ended, two runs must not share it"
             )
-        job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
+        job = f", Slurm job {number}" if (number := slurm_job()) else ""
         self._text = f"process {os.getpid()} on {host}{job}, since {datetime.now():%Y-%m-%d %H:%M:%S}"
         os.ftruncate(self._lock.fileno(), 0)
         os.pwrite(self._lock.fileno(), f"{self._text}\n".encode(), 0)
