@@ -39,7 +39,7 @@ def load_file(path: str) -> ModuleType:
     except (OSError, ValueError):  # a name that is too long, or has characters that no name has
         found = False
     if not found:
-        raise ConfigError(f"there is no file {shown(path)} (looked in {Path.cwd()})")
+        raise ConfigError(f"there is no file {cut(path)} (looked in {Path.cwd()})")
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) and Path(main.__file__).resolve() == file:
         return main  # the script that is running: not once more

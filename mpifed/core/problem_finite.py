@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,7 +44,7 @@ def expect_finite(problem: Problem, seed: int, batch_size: int, dtype, device) -
     Raises:
         ContractError: a client's function is not finite, with what is not finite of what the problem holds.
     """
-    found = list(itertools.islice(_held(vars(problem), "self", _DEPTH), _MOST))
+    found = list(itertools.islice(_held(vars(problem), "self.{}", _DEPTH, {id(problem)}), _MOST))
     for client in range(problem.clients if found else 0):
         try:
             why = _not_finite(problem, client, seed, batch_size, dtype, device)
@@ -52,25 +53,35 @@ def expect_finite(problem: Problem, seed: int, batch_size: int, dtype, device) -
         except Exception:  # of another kind than is looked for, and told where it is met
             return
         if why:
-            raise ContractError(f"{type(problem).__name__}: {why}. It holds {', '.join(found)}")
+            raise ContractError(f"{why}. It holds {', '.join(found)}")
 
 
-def _held(values: dict, where: str, depth: int) -> Iterator[str]:
-    """``nan in row 7 of self.rows[3]`` for each array of floats among ``values`` and in what these hold."""
+def _held(values: dict, where: str, depth: int, seen: set[int]) -> Iterator[str]:
+    """``nan in row 7 of self.rows[3]`` for each array of floats among ``values`` and in what these hold.
+
+    Args:
+        where: what their names are put in.
+        seen: what has been looked through.
+    """
     for key, value in values.items():
-        path = f"{where}{key}" if where.endswith("[") else f"{where}.{key}"
-        path += "]" * where.endswith("[")
+        path = where.format(key)
         if isinstance(value, np.ndarray) and value.dtype.kind in "fc":
             value = torch.from_numpy(np.ascontiguousarray(value))
         if isinstance(value, torch.Tensor):
-            if index := first_bad(value):
-                yield f"{value[index].item()} in row {index[0]} of {path}" if index else f"{value} as {path}"
-        elif depth and isinstance(value, dict):
-            yield from _held({repr(name): one for name, one in value.items()}, f"{path}[", depth - 1)
-        elif depth and isinstance(value, list | tuple):
-            yield from _held(dict(enumerate(value)), f"{path}[", depth - 1)
-        elif depth and dataclasses.is_dataclass(value) and hasattr(value, "__dict__"):
-            yield from _held(vars(value), path, depth - 1)
+            if (index := first_bad(value)) is not None:
+                yield f"{value[index].item()} in {f'row {index[0]} of ' if index else ''}{path}"
+        elif isinstance(value, float) and math.isnan(value):
+            yield f"nan in {path}"
+        elif depth and id(value) not in seen and isinstance(value, dict | list | tuple):
+            seen.add(id(value))
+            items = value if isinstance(value, dict) else dict(enumerate(value))
+            inside = path.replace("{", "{{").replace("}", "}}") + "[{!r}]"
+            yield from _held(items, inside, depth - 1, seen)
+        elif (
+            depth and id(value) not in seen and dataclasses.is_dataclass(value) and hasattr(value, "__dict__")
+        ):
+            seen.add(id(value))
+            yield from _held(vars(value), path.replace("{", "{{").replace("}", "}}") + ".{}", depth - 1, seen)
 
 
 @torch.no_grad()
@@ -82,9 +93,7 @@ def _not_finite(problem: Problem, client: int, seed: int, batch_size: int, dtype
     oracle.at(slice(0, 1))
     values = EVALUATIONS[problem.family](oracle, *point_of(problem, dtype, device), oracle.sample())
     parts = values if isinstance(values, tuple | list) else (values,)
-    what = "the operator" if problem.family == "operator" else "the gradient"
-    return (
-        ""
-        if all(map(all_finite, parts))
-        else f"{what} of client {client} is not finite at the starting point"
-    )
+    what = f"{type(problem).__name__}: the {'operator' if problem.family == 'operator' else 'gradient'}"
+    if all(map(all_finite, parts)):
+        return ""
+    return f"{what} of client {client} is not finite at the starting point"

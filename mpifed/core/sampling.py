@@ -67,9 +67,9 @@ class Sampler:
             self._own = isinstance(drawn, tuple)
             for number, array in enumerate(drawn if self._own else ()):
                 if index := first_bad(array):
-                    client, value = self.clients[index[0]], array[index].item()
                     raise ContractError(
-                        f"draw() has {value} for client {client}, in array {number}: expected finite numbers"
+                        f"{type(problem).__name__}: draw() has {array[index].item()} in array {number} for "
+                        f"client {self.clients[index[0]]}, at {list(index[2:])}: expected finite numbers"
                     )
 
     def _rows(self, client: int) -> tuple[torch.Tensor, ...]:
@@ -82,8 +82,8 @@ class Sampler:
         for number, column in enumerate(columns):
             if index := first_bad(column):
                 raise ContractError(
-                    f"client_data({client}) has {column[index].item()} in row {index[0]} of column {number}: "
-                    "expected finite numbers"
+                    f"{type(self.problem).__name__}: client_data({client}) has {column[index].item()} in row "
+                    f"{index[0]} of column {number}: expected finite numbers"
                 )
         return columns
 

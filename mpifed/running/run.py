@@ -99,10 +99,11 @@ def _changed(stored: Stored, folder: Path, overrides: Sequence[str]) -> Config:
     table = copy.deepcopy(stored.settings)
     table["run"]["out"] = str(folder)
     _override(table, overrides)
-    if table["run"]["out"] != str(folder):
+    out = table["run"].get("out") if isinstance(table["run"], dict) else None
+    if isinstance(out, str) and Path(out).resolve() != folder.resolve():
         raise ConfigError(
-            f"run.out = {table['run']['out']} is not the folder to go on in, {folder}: copy that to another "
-            "place first, and name the copy"
+            f"run.out = {out} is not the folder to go on in, {folder}: copy that to another place first, and "
+            "name the copy"
         )
     expect_same_sources(table)
     try:

@@ -24,7 +24,10 @@ SOURCES = [path.read_bytes() for path in JOBS]
 #: a chain of places may make it longer.
 LINE, LINES = 1500, 60
 
-within_budget = settings(max_examples=BUDGET, suppress_health_check=list(HealthCheck))
+
+def within_budget(share: int):
+    """As many examples as there is time for: the budget over what one takes."""
+    return settings(max_examples=max(1, BUDGET // share), suppress_health_check=list(HealthCheck))
 
 
 def outcome(work):
@@ -40,7 +43,7 @@ def outcome(work):
     return result
 
 
-@within_budget
+@within_budget(1)
 @given(mutated(BASES))
 def test_tables(table):
     config = outcome(lambda: Config.from_table(copy.deepcopy(table)))
@@ -54,7 +57,7 @@ def place(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "job.toml"
 
 
-@within_budget
+@within_budget(4)
 @given(source=texts(SOURCES))
 def test_texts(place, source):
     place.write_bytes(source)
@@ -62,7 +65,7 @@ def test_texts(place, source):
     outcome(lambda: variants(place)[:1])
 
 
-@within_budget
+@within_budget(1)
 @given(said=changes(BASES))
 def test_changes(said):
     def changed():
@@ -100,7 +103,7 @@ def light(path: Path, said: list[str]) -> bool:
     return synthetic and max(counts, default=0) < 50 and not config.run.tensorboard
 
 
-@within_budget
+@within_budget(8)
 @given(command=st.sampled_from(["run", "sweep", "resume", "launch", "info"]), data=st.data())
 def test_commands(tmp_path_factory, command, data):
     """On a job file with faults, changes with faults, or both: exit code 2 and a sentence, or 0."""
@@ -114,7 +117,8 @@ def test_commands(tmp_path_factory, command, data):
         words = [command, str(path), "--list" if command == "sweep" else "--dry-run"]
     else:
         words = [command, str(path)]
-    with contextlib.chdir(inner):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(inner)
         said = [*said, "rounds=1", "run.progress=false", "run.device=cpu"]
         if command == "run" and not light(path, said):
             return

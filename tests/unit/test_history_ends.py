@@ -194,6 +194,10 @@ def test_another_folder_is_none_to_resume_in(folder, tmp_path):
         ConfigError, match="is not the folder to go on in, .*: copy that to another place first"
     ):
         resume(folder, [f"run.out={tmp_path / 'elsewhere'}"], COMM)
+    assert resume(folder, [f"run.out={folder}/../run/"], COMM).end == End("rounds", "all 4 rounds done")
+    for change in ("run.out=5", "run=5", "run.rounds=5"):
+        with pytest.raises(ConfigError, match="run"):
+            resume(folder, [change], COMM)
 
 
 def test_an_older_checkpoint_does_not_undo_the_end(tmp_path, capsys):

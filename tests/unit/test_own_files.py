@@ -186,7 +186,7 @@ def test_a_folder_without_a_name(job, out, path, tmp_path, monkeypatch):
         lambda: Folder(path),
         lambda: variants(sweep, []),
     ):
-        with pytest.raises(ConfigError, match="expected the name of a folder, got .*: is a shell variable unset"):
+        with pytest.raises(ConfigError, match="expected the name of a folder, got .*: is a shell"):
             attempt()
     assert os.listdir(out) == []
 

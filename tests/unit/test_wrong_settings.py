@@ -66,7 +66,7 @@ def deep(depth: int):
         (f"algorithm.{LONG} = 1", "xxxx ... (100,000 characters) ... xxxx"),
         (f"run.dtype = '{LONG}'", "xxxx ... (100,000 characters) ... xxxx"),
         (f"problem.name = '{LONG}'", "unknown problem 'xxxx"),
-        (f"problem.name = '{LONG}.py:Mine'", "there is no file 'xxxx"),
+        (f"problem.name = '{LONG}.py:Mine'", "there is no file xxxx"),
         ("problem.name = ':b'", "expected ./file.py:Class or package.module:Class, got ':b'"),
         ("problem.name = '..a:b'", "expected ./file.py:Class or package.module:Class, got '..a:b'"),
         ("problem.name = '\\u0000.py:b'", "there is no file"),
