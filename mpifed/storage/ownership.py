@@ -54,8 +54,8 @@ def _is_checkpoint(head: bytes) -> bool:
 def _is_results(head: bytes) -> bool:
     """One name may be damaged. HDF5, which can crash on a damaged file, is not asked.
 
-    Of a file that has been cut off, which nobody can read, the names may be gone: its own beginning says where
-    it should end.
+    Of a file that has been cut off, which nobody can read, the names may be gone: its own beginning says
+    where it should end.
     """
     end = int.from_bytes(head[_END], "little")
     cut = len(head) < _END.stop or (len(head) < _HEAD and end > len(head))
