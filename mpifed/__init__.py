@@ -1,17 +1,23 @@
 """mpifed: federated minimax, variational-inequality and compositional optimisation on MPI clusters."""
 
-from mpifed.config.job import Config
-from mpifed.core.adaptive import adaptive
-from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.errors import ConfigError, ContractError
-from mpifed.core.problem import Composition, Minimax, Minimisation, Operator
-from mpifed.core.records import Blocks, Record, between, kept
-from mpifed.core.schedules import Rate
-from mpifed.core.sets import Sets
-from mpifed.core.settings import hyperparameters, problem_settings
-from mpifed.running.result import Result, load
-from mpifed.running.run import resume, run
-from mpifed.running.signals import Stopped
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpifed.config.job import Config
+    from mpifed.core.adaptive import adaptive
+    from mpifed.core.algorithm import Algorithm, Phase
+    from mpifed.core.errors import ConfigError, ContractError
+    from mpifed.core.problem import Composition, Minimax, Minimisation, Operator
+    from mpifed.core.records import Blocks, Record, between, kept
+    from mpifed.core.schedules import Rate
+    from mpifed.core.sets import Sets
+    from mpifed.core.settings import hyperparameters, problem_settings
+    from mpifed.running.result import Result, load
+    from mpifed.running.run import resume, run
+    from mpifed.running.signals import Stopped
 
 __all__ = [
     "Algorithm",
@@ -40,3 +46,33 @@ __all__ = [
 ]
 
 __version__ = "0.2.0"
+
+_ROOMS = {
+    "config.job": ("Config",),
+    "core.adaptive": ("adaptive",),
+    "core.algorithm": ("Algorithm", "Phase"),
+    "core.errors": ("ConfigError", "ContractError"),
+    "core.problem": ("Composition", "Minimax", "Minimisation", "Operator"),
+    "core.records": ("Blocks", "Record", "between", "kept"),
+    "core.schedules": ("Rate",),
+    "core.sets": ("Sets",),
+    "core.settings": ("hyperparameters", "problem_settings"),
+    "running.result": ("Result", "load"),
+    "running.run": ("resume", "run"),
+    "running.signals": ("Stopped",),
+}
+_PLACES = {name: f"mpifed.{module}" for module, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str):
+    """The public names are loaded when they are used: the command line listens to signals before torch has
+    been imported, which takes seconds.
+    """
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,6 @@
 """``python -m mpifed``: the command line."""
 
-from mpifed.cli.main import main
+from mpifed.cli.entry import main
 
 if __name__ == "__main__":
     main()

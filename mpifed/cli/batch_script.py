@@ -7,15 +7,18 @@ package.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import string
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MARK", "Batch", "seconds"]
+__all__ = ["HEAD", "Batch", "quoted", "sbatch_words", "seconds"]
 
-#: Second line of every script; a file without it is not replaced.
-MARK = "# mpifed launch "
+#: How every script begins; a file that begins otherwise is not replaced.
+HEAD = "#!/bin/bash\n# mpifed launch "
 
 _TAIL = """\
 here=$(python -c 'from importlib.util import find_spec; print(find_spec("mpifed")\
@@ -23,6 +26,8 @@ here=$(python -c 'from importlib.util import find_spec; print(find_spec("mpifed"
   { echo "mpifed is not installed for $(command -v python || echo 'python, which is missing')" >&2; exit 71; }
 . "$here/cli/launcher.sh"
 mpifed_launch mpifed """
+_PLAIN = string.ascii_letters + string.digits + " ,-./:=@_"
+_NO_TASK = '  *) echo "mpifed: this array has no element ${SLURM_ARRAY_TASK_ID-}" >&2; exit 2 ;;'
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Batch:
         time: the time limit in a form that Slurm takes; ``None`` leaves it to the partition.
         warning: seconds before the time limit at which the run is told to write a checkpoint and end.
         preemptible: the job goes back into the queue when a signal or a preemption has ended it early.
-        extra: further options of sbatch, with or without ``#SBATCH``.
+        extra: the words of further ``#SBATCH`` lines, see :func:`sbatch_words`.
         setup: lines of shell to run first.
         command: the arguments that describe this job to ``mpifed launch``.
     """
@@ -55,7 +60,7 @@ class Batch:
     partition: str | None = None
     warning: int = 120
     preemptible: bool = False
-    extra: tuple[str, ...] = ()
+    extra: tuple[tuple[str, ...], ...] = ()
     setup: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
 
@@ -73,7 +78,7 @@ class Batch:
         """The text of the batch script."""
         elements = len(self.tasks) or (self.parts if self.parts > 1 else 0)
         options = [
-            f"--job-name={Path(self.job).stem}",
+            f"--job-name={re.sub(r'[^ -~]', _shown, Path(self.job).stem)}",
             f"--nodes={self.nodes}",
             f"--ntasks-per-node={self.ranks_per_node}",
             f"--cpus-per-task={self.cpus_per_rank}",
@@ -83,21 +88,21 @@ class Batch:
             elements and f"--array=0-{elements - 1}",
             f"--signal=B:USR1@{self.warning}",
             *(["--requeue", "--open-mode=append"] if self.preemptible else []),
-            *(line.removeprefix("#SBATCH").strip() for line in self.extra),
         ]
-        lines = ["#!/bin/bash", MARK + shlex.join(self.command), f"# {self._words()}"]
-        lines += [f"#SBATCH {option}" for option in options if option]
+        given = [*((option,) for option in options if option), *self.extra]
+        lines = [HEAD + _joined(self.command), f"# {self._words()}"]
+        lines += ["#SBATCH " + " ".join(map(_directive, words)) for words in given]
         lines += [*self.setup, *(["export MPIFED_REQUEUE=1"] if self.preemptible else [])]
         if self.tasks:
-            cases = (
-                f'  {number}) set -- {shlex.join(task)} "$@" ;;' for number, task in enumerate(self.tasks)
-            )
-            lines += ["case $SLURM_ARRAY_TASK_ID in", *cases, "esac"]
+            cases = (f'  {number}) set -- {_joined(task)} "$@" ;;' for number, task in enumerate(self.tasks))
+            lines += ['case "${SLURM_ARRAY_TASK_ID-}" in', *cases, _NO_TASK, "esac"]
         return "\n".join(lines) + "\n" + _TAIL + self._command() + ' "$@"\n'
 
     def _command(self) -> str:
-        part = f' --part "${{SLURM_ARRAY_TASK_ID:-0}}/{self.parts}"' if self.parts else ""
-        return ("sweep " if self.parts else "run ") + shlex.join([self.job, *self.settings]) + part
+        part = f' --part "${{SLURM_ARRAY_TASK_ID:-0}}/{self.parts}"' if self.parts > 1 else ""
+        # A file name that looks like an option, or like the mark between two commands of mpirun
+        job = f"./{self.job}" if self.job.startswith(("-", ":")) else self.job
+        return ("sweep " if self.parts else "run ") + _joined([job, *self.settings]) + part
 
     def _words(self) -> str:
         share = f"{self.ranks_per_node} rank(s)" + (f" on {self.gpus} GPU(s)" if self.gpus else ", CPU only")
@@ -123,9 +128,57 @@ class Batch:
         return found
 
 
+def quoted(word: str) -> str:
+    """``word`` as bash reads it back, byte for byte, in one line of printable characters."""
+    if word.isprintable():
+        return shlex.quote(word)
+    shown = (chr(byte) if chr(byte) in _PLAIN else f"\\{byte:03o}" for byte in os.fsencode(word))
+    return f"$'{''.join(shown)}'"
+
+
+def _joined(words: Iterable[str]) -> str:
+    return " ".join(map(quoted, words))
+
+
+def _shown(character: re.Match) -> str:
+    return character[0] if character[0].isprintable() else "_"
+
+
+def _directive(word: str) -> str:
+    """``word`` as sbatch reads it in an ``#SBATCH`` line, where blanks end it and ``#`` begins a comment."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", word, re.ASCII):
+        return word
+    return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
+
+
+def sbatch_words(line: str) -> tuple[str, ...]:
+    """The words of ``line``, options as on sbatch's command line or a whole ``#SBATCH`` line.
+
+    Raises:
+        ValueError: they are no options, or a value with blanks is not quoted.
+    """
+    whole = line.startswith("#SBATCH")
+    words = shlex.split(line.removeprefix("#SBATCH"), comments=whole)
+    before = ""
+    for word in words:
+        if not word.isprintable():
+            raise ValueError("a line of #SBATCH holds no line breaks or other control characters")
+        if not re.match("--?[A-Za-z]", word) and (not before.startswith("-") or "=" in before):
+            raise ValueError(f"{word!r} is no option; values with blanks need quotes")
+        before = word
+    if not words:
+        raise ValueError("it is empty")
+    return tuple(words)
+
+
 def seconds(time: str) -> int | None:
-    """A time limit in Slurm's forms M, M:S, H:M:S, D-H, D-H:M and D-H:M:S; ``None`` if it is none of them."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    """A time limit in Slurm's forms M, M:S, H:M:S, D-H, D-H:M and D-H:M:S; ``None`` if it is none of them.
+
+    No number has more than six digits.
+    """
+    # Slurm counts minutes in 32 bits and does not say when there are more
+    number = "([0-9]{1,6})"
+    match = re.fullmatch(f"(?:{number}-)?{number}(?::{number})?(?::{number})?", time)
     if not match:
         return None
     days, *parts = (int(part or 0) for part in match.groups())

@@ -79,10 +79,10 @@ def example(cls: type, settings: dict | None = None):
     """An instance of a class of settings: those given, its ``example``, then 4 (whole numbers) or 0.01.
 
     Raises:
-        ValueError: the settings do not fit.
+        ConfigError: the settings do not fit, or the class is no record of settings.
     """
     filled = {**getattr(cls, "example", {}), **(settings or {})}
-    for field in dataclasses.fields(cls):
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         if field.init and default_of(field) is dataclasses.MISSING and field.name not in filled:
             filled[field.name] = 4 if field.type in (int, "int") else 0.01
     return build(cls, filled, cls.__name__)

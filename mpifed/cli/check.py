@@ -45,10 +45,8 @@ def check_class(name: str, settings: list[str], comm: SerialComm) -> bool:
         warnings.simplefilter("ignore")
         if comm.rank == 0:
             _announce(subject, report, comm.size)
-            if method:
-                check_method_here(subject, name, report, file)
-            else:
-                check_problem_here(subject, report, file)
+            here = check_method_here if method else check_problem_here
+            here(subject, report, file)
         sound = np.array([report.sound], dtype=np.int64)
         comm.bcast_(sound)
         if comm.size > 1 and not sound[0]:
@@ -79,10 +77,7 @@ def _build(name: str, settings: dict):
             cls = find(name, "problem")
         except ConfigError:
             raise first from None
-    try:
-        return example(cls, settings)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    return example(cls, settings)
 
 
 def _file(cls: type) -> str | None:

@@ -32,8 +32,8 @@ __all__ = ["check_method_here", "check_method_on_ranks"]
 COHORT = 3
 
 
-def check_method_here(method: Algorithm, name: str, report: Report, file: str | None) -> None:
-    """The checks of one process. ``name`` is how a job would name the method's class."""
+def check_method_here(method: Algorithm, report: Report, file: str | None) -> None:
+    """The checks of one process."""
     report.check("its hyperparameters are a frozen dataclass", lambda: hash(method))
     problem = _finite(method, report)
     if problem is None:
@@ -55,7 +55,7 @@ def check_method_here(method: Algorithm, name: str, report: Report, file: str | 
     _cohorts(method, problem, report)
     report.check("float64 stays float64", lambda: _stays(method, problem, file))
     report.check("a second run gives the same bits", lambda: again("the two outputs"))
-    report.check("a resumed run ends in the same bits", lambda: _resumes(method, name, problem))
+    report.check("a resumed run ends in the same bits", lambda: _resumes(method, problem))
 
 
 def check_method_on_ranks(method: Algorithm, report: Report, comm: SerialComm) -> None:
@@ -190,12 +190,9 @@ def _stays(method: Algorithm, problem: Problem, file: str | None) -> None:
         raise AssertionError("\n".join(mixed.found))
 
 
-def _resumes(method: Algorithm, name: str, problem: Problem) -> None:
-    sources = {"algorithm": name} if ":" in name else {}
-    if type(problem).__module__ == "mpifed.cli.check_runs":
-        sources["problem"] = f"mpifed.cli.check_runs:{type(problem).__name__}"
+def _resumes(method: Algorithm, problem: Problem) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        config = configuration(method, problem, folder).model_copy(update={"sources": sources})
+        config = configuration(method, problem, folder)
         whole = run(config, SerialComm())
         Path(folder, f"checkpoint-{ROUNDS:08d}.h5").unlink()
         with contextlib.redirect_stderr(io.StringIO()):  # where it says from which round it goes on

@@ -12,12 +12,16 @@ import click
 
 from mpifed.core.errors import ConfigError, ContractError, PluginError, told
 from mpifed.parallel.comm import CollectiveError
+from mpifed.parallel.slurm import slurm_job
 from mpifed.parallel.world import EXIT_LAUNCH, LaunchError, abort_all
 
 __all__ = ["EXPLAINED", "RANK_VARIABLES", "rank", "explain", "end", "screen"]
 
 #: Where launchers tell a process its rank.
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+RANK_VARIABLES = (
+    *("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"),
+    *(["SLURM_PROCID"] if slurm_job() else []),
+)
 #: Numbers of clients that are named.
 MOST = 10
 #: Seconds that a rank with an error of its own leaves to rank 0, which has the same one as a rule.

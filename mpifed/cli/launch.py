@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import click
 
-from mpifed.cli.batch_script import MARK, Batch, seconds
+from mpifed.cli import launch_options
+from mpifed.cli.batch_script import HEAD, Batch
 from mpifed.config.grids import expand, folder_names, twice, variants
 from mpifed.config.job import Config
 from mpifed.config.tables import parse, read_table
@@ -17,6 +19,12 @@ from mpifed.core.errors import ConfigError
 from mpifed.core.settings import flatten
 
 __all__ = ["array_tasks", "launch"]
+
+#: Slurm keeps most sizes in 16 bits, and takes what is left of a larger number without a word.
+MOST = 65_000
+#: What Slurm and launchers put into the environment of a job, and what a user or a site says to them with.
+_OF_A_JOB = ("SLURM", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
+_OF_A_SITE = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "PMIX_MCA_")
 
 
 def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:
@@ -28,22 +36,44 @@ def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:
     choices = {}
     for axis in axes:
         key, equals, text = axis.partition("=")
-        values = re.findall(r"""(?:[^,\[{"']|\[[^]]*\]|\{[^}]*\}|"[^"]*"|'[^']*')+""", text)
-        if not equals or not key or not values:
+        values = [value.strip() for value in _values(text)]
+        if not equals or not key or not all(values):
             raise ConfigError(f"--array takes KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got {axis!r}")
         if key in choices:
             raise ConfigError(
                 f"--array names {key} twice: give all of its values at once, {key}=VALUE,VALUE,..."
             )
-        choices[key] = [value.strip() for value in values]
+        choices[key] = values
     tasks = expand(choices)
     names = folder_names([flatten({key: parse(text) for key, text in task.items()}) for task in tasks])
     if twice(names):
         raise ConfigError(f"--array names the same run twice: {', '.join(axes)}")
     return [
-        (*(f"{key}={text}" for key, text in task.items()), f"run.out={Path(out) / name}")
+        (*(f"{key}={text}" for key, text in task.items()), f"run.out={_text(str(Path(out) / name))}")
         for task, name in zip(tasks, names)
     ]
+
+
+def _values(text: str) -> list[str]:
+    """``text`` split at commas outside quotes and brackets; empty where one of these stays open."""
+    values, depth, quote = [""], 0, ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        else:
+            depth += (character in "[{") - (character in "]}")
+        if character == "," and not quote and not depth:
+            values.append("")
+        else:
+            values[-1] += character
+    return [""] if quote or depth else values
+
+
+def _text(text: str) -> str:
+    """A value that :func:`~mpifed.config.tables.parse` takes for ``text``, also where it looks like TOML."""
+    return text if parse(text) == text else json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class _Remembering(click.Command):
@@ -54,37 +84,20 @@ class _Remembering(click.Command):
         return super().parse_args(ctx, args)
 
 
-def _time(ctx, parameter, value):
-    if value is not None and seconds(value) is None:
-        raise click.BadParameter(f"expected minutes, H:M:S or D-H:M:S, got {value!r}")
-    return value
-
-
-def _extra(ctx, parameter, value):
-    for line in value:
-        if not line.removeprefix("#SBATCH").strip().startswith("-"):
-            raise click.BadParameter(
-                f"--extra takes an option of sbatch, e.g. --account=abc123, got {line!r}"
-            )
-    return value
-
-
-def _gpus(ctx, parameter, value):
-    if value is not None and not re.fullmatch(r"([\w.-]+:)?[1-9]\d*", value):
-        raise click.BadParameter(f"expected a number or TYPE:NUMBER, e.g. 4 or a100:4, got {value!r}")
-    return value
-
-
 @click.command(cls=_Remembering)
 @click.argument("job", type=click.Path())
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of a run.")
+@click.option("--nodes", type=click.IntRange(1, MOST), default=1, show_default=True, help="Nodes of a run.")
 @click.option(
-    "--ranks-per-node", type=click.IntRange(1), default=1, show_default=True, help="MPI ranks on each node."
+    "--ranks-per-node",
+    type=click.IntRange(1, MOST),
+    default=1,
+    show_default=True,
+    help="MPI ranks on each node.",
 )
 @click.option(
     "--cpus-per-rank",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MOST),
     default=1,
     show_default=True,
     help="Cores and threads of a rank.",
@@ -92,11 +105,16 @@ def _gpus(ctx, parameter, value):
 @click.option(
     "--gpus-per-node",
     metavar="[TYPE:]N",
-    callback=_gpus,
+    callback=launch_options.gpus,
     help="GPUs of each node; its ranks take them in turn.",
 )
-@click.option("--time", metavar="LIMIT", callback=_time, help="Time limit: minutes, H:M:S or D-H:M:S.")
-@click.option("--partition", help="Partition (queue).")
+@click.option(
+    "--time",
+    metavar="LIMIT",
+    callback=launch_options.time_limit,
+    help="Time limit: minutes, H:M:S or D-H:M:S.",
+)
+@click.option("--partition", callback=launch_options.partition, help="Partition (queue).")
 @click.option(
     "--array",
     "axes",
@@ -106,7 +124,7 @@ def _gpus(ctx, parameter, value):
 )
 @click.option(
     "--parts",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 10**6),
     metavar="N",
     help="A job array of N elements that share the runs of the job file's [sweep].  [default: 1]",
 )
@@ -115,7 +133,7 @@ def _gpus(ctx, parameter, value):
 )
 @click.option(
     "--warning",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MOST),
     default=120,
     show_default=True,
     help="Seconds before the time limit at which the run writes a checkpoint and ends with exit code 85.",
@@ -124,11 +142,15 @@ def _gpus(ctx, parameter, value):
     "--extra",
     multiple=True,
     metavar="OPTION",
-    callback=_extra,
+    callback=launch_options.extra,
     help='Another option of sbatch, e.g. "--account=abc123".',
 )
 @click.option(
-    "--setup", multiple=True, metavar="LINE", help='A line of shell to run first, e.g. "module load cuda".'
+    "--setup",
+    multiple=True,
+    metavar="LINE",
+    callback=launch_options.setup,
+    help='A line of shell to run first, e.g. "module load cuda".',
 )
 @click.option(
     "--script", "path", type=click.Path(dir_okay=False), help="The script's file, else job.sbatch in run.out."
@@ -159,7 +181,7 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     for line in batch.warnings(config.problem.clients):
         click.echo(f"mpifed: warning: {line}", err=True)
     if dry_run:
-        click.echo(batch.script(), nl=False)
+        click.echo(os.fsencode(batch.script()), nl=False)
     else:
         _write(Path(path or Path(out) / "job.sbatch"), batch.script(), not no_submit)
 
@@ -194,17 +216,37 @@ def _write(path: Path, text: str, submit: bool) -> None:
             "there is no sbatch on this machine: --no-submit writes the script, --dry-run prints it"
         )
     try:
-        if path.exists() and MARK not in path.read_text(errors="replace"):
-            raise click.UsageError(
-                f"{path} exists and is no script of mpifed launch: choose another --script"
-            )
+        _expect_own(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    except OSError as error:
-        raise click.UsageError(f"cannot write {path}: {error.strerror}") from None
+        path.write_bytes(os.fsencode(text))
+    except (OSError, ValueError) as error:  # a null character is a ValueError
+        said = error.strerror if isinstance(error, OSError) else error
+        raise click.UsageError(f"cannot write {str(path)!r}: {said}") from None
     click.echo(path)
     if submit:
-        done = subprocess.run(["sbatch", str(path)], capture_output=True, text=True)
+        # An absolute name is no option and is not looked for on PATH
+        command = ["sbatch", str(path.absolute())]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=_environment())
         click.echo((done.stdout + done.stderr).strip(), err=done.returncode != 0)
         if done.returncode:
-            raise click.ClickException(f"sbatch refused {path}")
+            raise click.UsageError(f"sbatch refused {path}")
+
+
+def _expect_own(path: Path) -> None:
+    """Refuse what lies at ``path`` unless it is a script that this command has written."""
+    if not path.exists() and not path.is_symlink():
+        return
+    if path.is_file():  # to open anything else might wait for ever
+        with open(path, "rb") as file:
+            if file.read(len(HEAD)) == HEAD.encode():
+                return
+    raise click.UsageError(f"{path} exists and is no script of mpifed launch: choose another --script")
+
+
+def _environment() -> dict[str, str]:
+    """The environment without what describes another job, which this shell may run in or have outlived."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_OF_A_JOB) or name.startswith(_OF_A_SITE)
+    }

@@ -18,6 +18,23 @@ trap '_mpifed_signals=$((_mpifed_signals + 1)); _mpifed_ask' USR1 TERM
 
 _mpifed_say() { echo "mpifed: $*" >&2; }
 
+# Forgets what another job has left in the environment, where sbatch was called inside it or after it.
+_mpifed_own() {
+  local name
+  if [ -n "${SLURM_ARRAY_JOB_ID:-}" ] &&
+    [[ "$(scontrol show job -o "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}" 2>/dev/null) " != "JobId=$SLURM_JOB_ID "* ]]; then
+    unset SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID
+  fi
+  # srun takes one of them; without any, a step has the memory of its job
+  [ -z "${SLURM_MEM_PER_CPU:-}" ] || [ -z "${SLURM_MEM_PER_NODE:-}" ] || unset SLURM_MEM_PER_CPU SLURM_MEM_PER_NODE
+  for name in ${!PMI_*} ${!PMIX_*} ${!OMPI_COMM_WORLD_*} SLURM_STEP_NUM_TASKS SLURM_WORKING_DIR; do
+    [[ $name == PMIX_MCA_* ]] || unset "$name"
+  done
+  # The ranks get what the lines before have set, also where sbatch --export=NONE has kept the rest away
+  export SLURM_EXPORT_ENV=ALL
+  [ -d "${TMPDIR:-/tmp}" ] || { _mpifed_say "TMPDIR=$TMPDIR is missing on this node: /tmp is used"; unset TMPDIR; }
+}
+
 # Sets _mpifed_start to the words that start a command on all ranks.
 _mpifed_way() {
   if [ "$1" = mpirun ]; then
@@ -47,7 +64,7 @@ import sys
 from mpi4py import MPI
 world, ranks = MPI.COMM_WORLD, int(sys.argv[1])
 sys.exit(world.size != ranks and f"{ranks} processes were started, and one of them sees {world.size}")
-' "$SLURM_NTASKS" 2>&1) && return
+' "$SLURM_NTASKS" 2>&1 | tr -d '\0'; exit "${PIPESTATUS[0]}") && return
   _mpifed_tried+="  ${_mpifed_start[*]}: fails with"$'\n'"$(sed 's/^/      /' <<<"$shown" | tail -n 20)"$'\n'
   return 1
 }
@@ -60,15 +77,17 @@ import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(*MPI.Get_library_version().split("\n")[0].split(",")[0].replace("Version:", "").split())') ||
-    { _mpifed_say "python cannot load an MPI library"; exit 71; }
+    { [ "$_mpifed_signals" -gt 0 ] && return; _mpifed_say "python cannot load an MPI library"; exit 71; }
   case $library in "Open MPI"*) ways="pmix mpirun pmi2" ;; *) ways="pmi2 mpirun pmix" ;; esac
   _mpifed_types=$(srun --mpi=list 2>&1) _mpifed_tried=''
-  for way in ${MPIFED_LAUNCHER:-$ways}; do
+  read -ra ways <<<"${MPIFED_LAUNCHER:-$ways}"
+  for way in "${ways[@]}"; do
     if _mpifed_joins "$way"; then
       _mpifed_say "$SLURM_NTASKS ranks on $SLURM_NNODES nodes of $library by ${_mpifed_start[*]}"
       return
     fi
   done
+  [ "$_mpifed_signals" -eq 0 ] || return  # it may have ended what was tried
   _mpifed_say "launcher and MPI library do not fit: nothing joins $SLURM_NTASKS ranks of $library"$'\n'"$_mpifed_tried"
   if [ -n "${MPIFED_LAUNCHER:-}" ]; then
     _mpifed_say "unset MPIFED_LAUNCHER=$MPIFED_LAUNCHER to have all ways tried"
@@ -91,10 +110,24 @@ _mpifed_requeue() {
   fi
 }
 
+# Stays until Slurm has noticed that a node of the job is lost, and puts the job back into the queue by itself: a script that
+# has ended before is a failed job. Returns at once while all nodes answer.
+_mpifed_await_slurm() {
+  local limit=60 end
+  timeout -k 5 60 srun --overlap --mpi=none --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 true \
+    >/dev/null 2>&1 && return
+  limit=$((limit + $(scontrol show config | sed -n 's/^SlurmdTimeout *= *\([0-9]*\) sec.*/\1/p')))
+  _mpifed_say "a node of this job does not answer: waiting up to $limit s for Slurm to notice"
+  end=$((SECONDS + limit))
+  while [ "$_mpifed_signals" -eq 0 ] && [ "$SECONDS" -lt "$end" ]; do sleep 1; done
+}
+
 mpifed_launch() {
   local code=127 now before ranks_a_node
-  set +e  # exit codes are looked at here, whatever the lines before have set
+  local IFS=$' \t\n'
+  set +eu  # exit codes and unset variables are looked at here, whatever the lines before have set
   : "${SLURM_JOB_ID:?mpifed: this script is for sbatch}" "${SLURM_NTASKS:=$SLURM_NNODES}"
+  _mpifed_own
   export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
   export TERM=dumb  # the output goes into a file, though mpirun shows its ranks a terminal
   ranks_a_node=$(((SLURM_NTASKS + SLURM_NNODES - 1) / SLURM_NNODES))
@@ -123,6 +156,7 @@ mpifed_launch() {
     rm -f "$MPIFED_FINISHED"
   fi
   if [ "$code" -ne 0 ] && [ "${MPIFED_REQUEUE:-}" = 1 ]; then
+    case $code in 2|3|71|85) ;; *) [ "$_mpifed_signals" -gt 0 ] || _mpifed_await_slurm ;; esac
     _mpifed_requeue "$code"
   elif [ "$code" -eq 85 ]; then
     _mpifed_say "stopped by a signal: submit the same script again to continue"

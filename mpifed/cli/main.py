@@ -2,8 +2,8 @@
 
 Exit codes: 0 done; 2 the job cannot run as written (settings, data, folders, an error in a method or a
 problem); 3 non-finite values; 71 the launcher and the MPI library do not fit; 75 the watchdog found no
-progress; 85 stopped by a signal after a checkpoint, to be started again; 130 ended by a second Ctrl-C; 1 a
-rank failed and took the others with it.
+progress; 85 stopped by a signal, after a checkpoint or before the run began, to be started again; 130 ended
+by a second Ctrl-C; 1 a rank failed and took the others with it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -23,11 +24,15 @@ from mpifed.cli.commands import bench, report, scale
 from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
 from mpifed.core.errors import ConfigError
-from mpifed.parallel.comm import together
+from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.world import world
-from mpifed.running.signals import EXIT_RESUME, Stopped, held
+from mpifed.running.signals import EXIT_RESUME, Stopped, early, held, release
+from mpifed.storage.ownership import REPORT_FILES, expect_own
 
 __all__ = ["main"]
+
+#: Commands that a signal ends in order.
+_RUNS = ("run", "resume", "sweep")
 
 _report_option = click.option(
     "--report/--no-report",
@@ -54,6 +59,8 @@ def cli(context, whole):
     mpirun -n 2 mpifed bench comm JOB; mpifed scale      a round of JOB on up to 4,096 ranks, predicted
     """
     context.ensure_object(dict)["traceback"] = whole
+    if context.invoked_subcommand not in _RUNS:
+        release()
 
 
 @cli.command()
@@ -80,11 +87,14 @@ def run(file, overrides, data_dir, resume_, with_report):
     SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and
     exit code 85; the same command then continues. A second Ctrl-C ends it at once.
     """
+    from mpifed.config.job import Config
     from mpifed.running.run import run as run_job
 
-    comm = world()
+    comm = _ranks()
     extra = [f"run.data_dir={json.dumps(data_dir)}"] if data_dir else []
-    _carry_out(comm, lambda: run_job(file, comm, resume_, [*overrides, *extra]), with_report)
+    with together(comm, ConfigError):
+        config = Config.load(file, [*overrides, *extra])
+    _carry_out(comm, lambda: run_job(config, comm, resume_), config.run.out if with_report else None)
 
 
 @cli.command()
@@ -99,8 +109,8 @@ def resume(folder, overrides, with_report):
     """
     from mpifed.running.run import resume as resume_job
 
-    comm = world()
-    _carry_out(comm, lambda: resume_job(folder, overrides, comm), with_report)
+    comm = _ranks()
+    _carry_out(comm, lambda: resume_job(folder, overrides, comm), folder if with_report else None)
 
 
 @cli.command()
@@ -124,7 +134,7 @@ def sweep(file, overrides, only_list, part):
     from mpifed.config.grids import taken, variants
     from mpifed.running.sweep import sweep as sweep_runs
 
-    comm = world()
+    comm = _ranks()
     with together(comm, ConfigError):
         runs = taken(variants(file, list(overrides)), part)
     if only_list:
@@ -191,8 +201,24 @@ def check(name, settings):
     sys.exit(0 if check_class(name, list(settings), world()) else 1)
 
 
-def _carry_out(comm, job, with_report: bool) -> None:
-    """Run a job; on rank 0 draw its curves and print its table, if these are wanted."""
+def _ranks() -> SerialComm:
+    """All ranks, for a run; a signal that came to any of them so far ends them all."""
+    comm = world()
+    number = early(comm)
+    if number:
+        if comm.rank == 0:
+            name = signal.Signals(number).name
+            text = f"mpifed: {name} before the run began: nothing was done, the same command begins it"
+            click.echo(text, err=True)
+        end(EXIT_RESUME)
+    return comm
+
+
+def _carry_out(comm, job, report_in: str | None) -> None:
+    """Run a job; on rank 0 draw its curves and print its table, if these are wanted in a folder."""
+    with together(comm, ValueError):
+        if comm.rank == 0 and report_in is not None:
+            expect_own(Path(report_in, name) for name in REPORT_FILES)
     try:
         result = job()
     except (Stopped, KeyboardInterrupt) as signalled:
@@ -201,11 +227,14 @@ def _carry_out(comm, job, with_report: bool) -> None:
         raise RuntimeError(f"sys.exit({error.code}) was called in the middle of a run") from error
     if result.unfinished:
         end(EXIT_RESUME)
-    if comm.rank == 0 and with_report:
+    if comm.rank == 0 and report_in is not None:
         from mpifed.report.report import report as write_report
 
-        for path in write_report([result.path.parent], result.path.parent):
-            click.echo(path)
+        try:
+            for path in write_report([result.path.parent], result.path.parent):
+                click.echo(path)
+        except (OSError, ValueError) as fault:
+            raise click.UsageError(f"the run is done, but its report could not be written: {fault}") from None
 
 
 for _command in (bench, launch, report, scale):

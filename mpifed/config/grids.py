@@ -30,13 +30,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpifed.config.job import Config
-from mpifed.config.tables import override, put, read_table
-from mpifed.core.errors import ConfigError
+from mpifed.config.tables import expect_shallow, override, put, read_table
+from mpifed.core.errors import ConfigError, cut, shown
 
 __all__ = ["Variant", "expand", "folder_names", "taken", "twice", "variants"]
 
 #: Longest name of a run's folder; a longer one is cut and ends in a digest.
 LONGEST = 120
+#: Runs of one sweep, at most.
+MOST = 10_000
 #: The settings whose value may be the name of a plugin.
 _NAMED = ("algorithm", "problem", "algorithm.name", "problem.name")
 
@@ -69,6 +71,15 @@ def expand(choices: dict) -> list[dict]:
     ]
 
 
+def _count(choices: dict) -> int:
+    """The number of combinations of a table of choices."""
+    product = 1
+    for values in choices.values():
+        alternatives = values if isinstance(values, list) else [values]
+        product *= sum(_count(value) if isinstance(value, dict) else 1 for value in alternatives)
+    return product
+
+
 def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
     """The runs of a job file with a ``[sweep]``, all of them validated.
 
@@ -78,27 +89,32 @@ def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
     table = read_table(path)
     for text in overrides:
         override(table, text)
+    expect_shallow(table)
     choices = table.pop("sweep", None)
     tables = choices if isinstance(choices, list) else [choices]
     if not tables or not all(isinstance(one, dict) and one for one in tables):
         raise ConfigError(
-            f"{path} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single run is "
-            "started with `mpifed run`"
+            f"{cut(str(path))} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single "
+            "run is started with `mpifed run`"
         )
+    if sum(map(_count, tables)) > MOST:
+        raise ConfigError(f"[sweep] makes more than {MOST:,} runs: write several job files")
     parts = [expand(one) for one in tables]
     if not all(parts):
         raise ConfigError("[sweep] has an empty list, which leaves no run")
     combinations = [one for part in parts for one in part]
     names = folder_names(combinations)
     if twice(names):
-        raise ConfigError(f"[sweep] lists the run {twice(names)!r} more than once")
+        raise ConfigError(f"[sweep] lists the run {shown(twice(names))} more than once")
     return [_variant(table, one, name) for one, name in zip(combinations, names)]
 
 
 def _variant(table: dict, settings: dict, name: str) -> Variant:
     own = copy.deepcopy(table)
-    own.setdefault("run", {})
-    own["run"]["out"] = str(Path(own["run"].get("out", "runs/sweep"), name))
+    run = own.setdefault("run", {})
+    out = run.get("out", "runs/sweep") if isinstance(run, dict) else None
+    if isinstance(out, str) and out.strip():  # what else it may be is refused below
+        run["out"] = str(Path(out, name))
     try:
         for key, value in settings.items():
             put(own, key, value)
@@ -115,7 +131,7 @@ def taken(runs: list[Variant], part: str) -> list[Variant]:
     """
     number = re.fullmatch(r"(\d+)/(\d+)", part)
     if not number or int(number[1]) >= int(number[2]):
-        raise ConfigError(f"--part is I/N with 0 <= I < N, e.g. 0/4, got {part!r}")
+        raise ConfigError(f"--part is I/N with 0 <= I < N, e.g. 0/4, got {shown(part)}")
     return runs[int(number[1]) :: int(number[2])]
 
 
@@ -127,7 +143,7 @@ def folder_names(combinations: list[dict]) -> list[str]:
     """
     combinations = _with_short_names(combinations)
     keys = dict.fromkeys(key for one in combinations for key in one)
-    varied = [key for key in keys if len({json.dumps(one[key]) for one in combinations if key in one}) > 1]
+    varied = [key for key in keys if len({_text(one[key]) for one in combinations if key in one}) > 1]
     for chosen in (varied, list(keys)):
         names = [
             _name({_short(key, chosen): one[key] for key in chosen if key in one}) for one in combinations
@@ -169,6 +185,11 @@ def _ways(name: str) -> tuple[str, str, str]:
     return attribute, f"{attribute}-{stem}", f"{attribute}-{digest}"
 
 
+def _text(value) -> str:
+    """A value of TOML as text; dates, which no setting is, as TOML has them."""
+    return json.dumps(value, default=str)
+
+
 def _short(key: str, keys: list[str]) -> str:
     """The last part of a dotted key, or all of it where another key ends alike."""
     last = key.rpartition(".")[2]
@@ -180,6 +201,6 @@ def _name(settings: dict) -> str:
     parts = [str(value) if key == "name" else f"{key}={value}" for key, value in settings.items()]
     name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))
     if len(name) > LONGEST:
-        digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=4).hexdigest()
+        digest = hashlib.blake2b(_text(settings).encode(), digest_size=4).hexdigest()
         name = f"{name[: LONGEST - 9]}-{digest}"
     return name or "run"

@@ -7,28 +7,31 @@ settings back, complete enough to build the same run again.
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.config.plugins import find, make, plugin, title
 from mpifed.config.sections import SECTIONS, Clock, Oracle, Participation, Run, Stop
-from mpifed.config.tables import describe, override, read_table
+from mpifed.config.tables import describe, expect_shallow, override, read_table
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ConfigError
+from mpifed.core.errors import ConfigError, listed, shown
 from mpifed.core.method_checks import check_method
 from mpifed.core.problem import Problem
 from mpifed.core.proximal import Zero
 from mpifed.core.settings import explain, near_miss
+from mpifed.core.strict import Strict
 from mpifed.problems import PROBLEMS
 
 __all__ = ["Config"]
 
 
-class Config(BaseModel):
+class Config(Strict, BaseModel):
     """One run, resolved and validated.
 
     Raises:
@@ -53,7 +56,7 @@ class Config(BaseModel):
     run: Run = Run()
     clock: Clock | None = None
 
-    def __init__(self, **settings):
+    def __init__(self, /, **settings):
         try:
             super().__init__(**settings)
         except ValidationError as error:
@@ -66,6 +69,9 @@ class Config(BaseModel):
         _expect_settings(problem, "problem_settings")
         check_method(algorithm)
         name, its = title(algorithm), title(problem)
+        clients = getattr(problem, "clients", None)
+        if not isinstance(clients, int | np.integer) or isinstance(clients, bool) or clients < 1:
+            raise ValueError(f"problem.clients: expected a whole number from 1, got {shown(clients)}")
         fits = {problem.family, "operator"} if problem.family == "minimax" else {problem.family}
         if algorithm.family not in fits:
             kind = f"{'an' if problem.family == 'operator' else 'a'} {problem.family}"
@@ -116,6 +122,7 @@ class Config(BaseModel):
         Raises:
             ConfigError: something in it is wrong.
         """
+        expect_shallow(table)
         if "sweep" in table:
             raise ConfigError(
                 "the job file has a [sweep], which makes many runs: start it with `mpifed sweep`"
@@ -166,7 +173,10 @@ def _expect_settings(part, decorator: str) -> None:
                 f"mpifed.core.settings.{decorator}"
             )
     for field in dataclasses.fields(part):
-        if isinstance(getattr(part, field.name, None), FieldInfo):
+        value = getattr(part, field.name, None)
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError(f"{kind.__name__}.{field.name}: expected a number, got nan")
+        if isinstance(value, FieldInfo):
             raise ValueError(
                 f"{kind.__name__}.{field.name} has no value: decorate the class with "
                 f"mpifed.core.settings.{decorator}, as the class that it derives from, and not with dataclass"
@@ -175,13 +185,14 @@ def _expect_settings(part, decorator: str) -> None:
 
 def _explained(error: ValidationError) -> str:
     """The faults of a configuration, one line each, with the near miss of an unknown setting."""
-    lines, rest = [], []
-    for fault in error.errors():
-        if fault["type"] == "extra_forbidden":
-            *path, key = map(str, fault["loc"])
-            model = SECTIONS.get(path[0] if path else "", Config)
-            where = f"[{path[0]}]" if path else "a job file"
-            lines.append(f"{where} has no setting {key!r}: {near_miss(key, model.model_fields)}")
-        else:
-            rest.append(fault)
-    return "\n".join(lines + ([explain(rest, "")] if rest else []))
+    faults = error.errors()
+    unknown = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden"]
+    rest = [fault for fault in faults if fault["type"] != "extra_forbidden"]
+    return "\n".join(filter(None, [listed(unknown, _unknown), explain(rest, "")]))
+
+
+def _unknown(place: tuple) -> str:
+    *path, key = map(str, place)
+    model = SECTIONS.get(path[0] if path else "", Config)
+    where = f"[{path[0]}]" if path else "a job file"
+    return f"{where} has no setting {shown(key)}: {near_miss(key, model.model_fields)}"

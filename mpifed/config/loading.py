@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from mpifed.core.errors import ConfigError, user_frames
+from mpifed.core.errors import ConfigError, cut, shown, user_frames
 
 __all__ = ["digest_of", "digest_on_disk", "guarded", "import_module", "is_loaded", "load_file"]
 
@@ -33,9 +33,13 @@ def load_file(path: str) -> ModuleType:
     Raises:
         ConfigError: there is no such file, or it cannot be run; shows where.
     """
-    file = Path(path).resolve()
-    if not file.is_file():
-        raise ConfigError(f"there is no file {path} (looked in {Path.cwd()})")
+    try:
+        file = Path(path).resolve()
+        found = file.is_file()
+    except (OSError, ValueError):  # a name that is too long, or has characters that no name has
+        found = False
+    if not found:
+        raise ConfigError(f"there is no file {cut(path)} (looked in {Path.cwd()})")
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) and Path(main.__file__).resolve() == file:
         return main  # the script that is running: not once more
@@ -104,15 +108,19 @@ def import_module(module: str, name: str) -> ModuleType:
         ConfigError: there is none, or it cannot be run; shows where.
     """
 
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(f"expected ./file.py:Class or package.module:Class, got {shown(name)}")
+
     def load() -> ModuleType:
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name and f"{module}.".startswith(f"{error.name}."):
-                raise ConfigError(f"cannot import {module!r} for {name!r}: {error}") from None
+                words = cut(str(error))
+                raise ConfigError(f"cannot import {shown(module)} for {shown(name)}: {words}") from None
             raise
 
-    return guarded(f"{module} cannot be loaded", load)
+    return guarded(f"{cut(module)} cannot be loaded", load)
 
 
 def guarded(what: str, work: Callable):

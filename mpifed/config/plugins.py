@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from mpifed.algorithms import ALGORITHMS
 from mpifed.config.loading import digest_of, digest_on_disk, guarded, import_module, is_loaded, load_file
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ConfigError
+from mpifed.core.errors import ConfigError, cut, shown
 from mpifed.core.problem import Problem
 from mpifed.core.settings import Preset, build, near_miss
 from mpifed.problems import PROBLEMS
@@ -64,11 +64,12 @@ def find(name: str, section: str) -> type | Preset:
         if name not in points:
             hint = near_miss(name, [*known, *points])
             raise ConfigError(
-                f'unknown {section} {name!r}: {hint}; your own: "./file.py:Class" or "package.module:Class"'
+                f'unknown {section} {shown(name)}: {hint}; your own: "./file.py:Class" or '
+                '"package.module:Class"'
             )
         found = guarded(f"{name} cannot be loaded", points[name].load)
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(f"{name} is not a subclass of mpifed.{base.__name__}")
+        raise ConfigError(f"{cut(name)} is not a subclass of mpifed.{base.__name__}")
     plugin(found)  # from here on it is known by the source that it was made from
     return found
 
@@ -81,7 +82,9 @@ def _attribute(module: ModuleType, place: str, attribute: str, base: type):
             key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)
         ]
         options = [key for key in own if plugin(vars(module)[key])]
-        raise ConfigError(f"{place} has no {attribute!r}: {near_miss(attribute, options)}") from None
+        raise ConfigError(
+            f"{cut(place)} has no {shown(attribute)}: {near_miss(attribute, options)}"
+        ) from None
 
 
 def make(cls: type | Preset, settings: dict[str, Any], section: str):

@@ -2,16 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    model_validator,
+)
 
+from mpifed.core.errors import shown
 from mpifed.core.noise import Noise
+from mpifed.core.strict import Strict
 
 __all__ = ["Oracle", "Participation", "Stop", "Run", "Clock", "SECTIONS"]
 
 
-class _Section(BaseModel):
+#: Most seconds of the watchdog, three years: a system's clock takes no more than a hundred times as many.
+MOST_SECONDS = 1e8
+
+
+def _path(text: str) -> str:
+    """The text, which can be the name of a file or a folder."""
+    if not text.strip():
+        raise ValueError(f"expected the name of a folder, got {shown(text)}: is a shell variable unset?")
+    if "\0" in text:
+        raise ValueError(f"the name of a folder has no NUL character, got {shown(text)}")
+    return text
+
+
+def _seconds(value):
+    """Seconds that end at some time."""
+    if isinstance(value, int | float) and value > MOST_SECONDS:
+        raise ValueError(
+            f"expected at most {MOST_SECONDS:g} seconds, 0 switches the watchdog off, got {shown(value)}"
+        )
+    return value
+
+
+class _Section(Strict, BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
@@ -68,10 +100,13 @@ class Run(_Section):
         "float32", description="precision of all state and gradients"
     )
     executor: Literal["loop", "batched"] = Field(
-        "loop", description="clients of a rank one by one, or all at once"
+        "loop",
+        description="clients of a rank one by one, or all at once, which gives other last digits",
     )
     reduction: Literal["fused", "exact"] = Field(
-        "fused", description="one Allreduce, or the same bits on every layout"
+        "fused",
+        description="one Allreduce, or the same bits on every layout, for one dtype, executor, number of "
+        "threads, kind of device and machine",
     )
     placement: Literal["even", "balanced"] = Field(
         "even",
@@ -88,15 +123,21 @@ class Run(_Section):
         50, ge=0, description="rounds between checkpoints; 0 writes one only when a signal ends the run"
     )
     keep: int = Field(3, ge=1, description="checkpoints kept")
-    out: str = Field("runs/run", description="folder of the results file and the checkpoints")
+    out: Annotated[str, AfterValidator(_path)] = Field(
+        "runs/run", description="folder of the results file and the checkpoints"
+    )
     overwrite: bool = Field(False, description="start over and replace what lies in out")
-    data_dir: str | None = Field(
+    data_dir: Annotated[str, AfterValidator(_path)] | None = Field(
         None, description="folder of the data files; else $MPIFED_DATA, else ../shared/data"
     )
     threads: int | None = Field(
-        None, ge=1, description="torch threads a rank; cores / ranks of the node when left out"
+        None,
+        ge=1,
+        le=4096,
+        description="torch threads a rank; when left out 1 with reduction = exact, whose bits depend on it, "
+        "else cores / ranks of the node",
     )
-    watchdog: float = Field(
+    watchdog: Annotated[float, BeforeValidator(_seconds)] = Field(
         60.0,
         ge=0,
         description="least seconds without progress that end the run, ten times as many before the first "
@@ -134,8 +175,6 @@ class Run(_Section):
 
 class Clock(_Section):
     """[clock]: what federated clients are like. With it a run counts the wall time that they would take."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     bandwidth_down: float = Field(gt=0, description="bytes a second from the server to a client")
     bandwidth_up: float = Field(gt=0, description="bytes a second from a client to the server")

@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from mpifed.config.plugins import name_of, preset_of
-from mpifed.core.errors import ConfigError
+from mpifed.core.errors import ConfigError, cut, shown
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["describe", "override", "parse", "put", "read_table"]
+__all__ = ["describe", "expect_shallow", "override", "parse", "put", "read_table"]
+
+#: Tables and lists within each other, at most: a sweep over a plugin's nested lists has half as many.
+DEEPEST = 20
+#: Bytes of a job file, at most.
+LARGEST = 2**20
 
 
 def read_table(path: str | Path) -> dict[str, Any]:
@@ -24,20 +29,64 @@ def read_table(path: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read.
     """
+    name = cut(str(path))
     try:
-        return tomllib.loads(Path(path).read_text())
+        with Path(path).open("rb") as file:
+            source = file.read(LARGEST + 1)
+        text = source.decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"cannot read the job file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+        raise ConfigError(f"cannot read the job file {name}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} is not TOML: {error}") from None
+    except ValueError as error:  # of the name
+        raise ConfigError(f"cannot read the job file {shown(name)}: {error}") from None
+    if len(source) > LARGEST:
+        raise ConfigError(f"{name} is no job file: it has more than {LARGEST:,} bytes")
+    try:
+        table = _loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} is not TOML: {cut(str(error))}") from None
+    expect_shallow(table)
+    return table
+
+
+def _loads(text: str) -> dict[str, Any]:
+    """The table of a TOML text.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("lists or tables are nested too deep") from None
+    except OverflowError:  # of a date's offset
+        raise ValueError("a date or a number is out of range") from None
+
+
+def expect_shallow(table: dict) -> None:
+    """Hold a table against what can be walked and shown.
+
+    Raises:
+        ConfigError: its tables and lists are nested too deep, or without end.
+    """
+    level: list = [table]
+    for _ in range(DEEPEST):
+        inside = (one.values() if isinstance(one, dict) else one for one in level)
+        nested = (value for values in inside for value in values if isinstance(value, dict | list | tuple))
+        level = list({id(value): value for value in nested}.values())
+        if not level:
+            return
+    raise ConfigError(f"lists or tables are nested more than {DEEPEST} deep")
 
 
 def parse(text: str) -> Any:
     """The value of a setting on the command line: TOML, or else the text itself."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        table = _loads(f"value = {text}")
+    except ValueError:
         return text
+    return table["value"] if len(table) == 1 else text
 
 
 def override(table: dict, text: str) -> None:
@@ -48,7 +97,9 @@ def override(table: dict, text: str) -> None:
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"an override is key=value, e.g. run.out=runs/a or algorithm.q=5, got {text!r}")
+        raise ConfigError(
+            f"an override is key=value, e.g. run.out=runs/a or algorithm.q=5, got {shown(text)}"
+        )
     put(table, key.strip(), parse(value))
 
 
@@ -59,12 +110,14 @@ def put(table: dict, key: str, value) -> None:
         ConfigError: the key leads through something that is no table.
     """
     *path, last = key.split(".")
+    if len(path) > DEEPEST:
+        raise ConfigError(f"cannot set {cut(key)}: tables are nested more than {DEEPEST} deep")
     for part in path:
         if isinstance(table.get(part), str):
             table[part] = {"name": table[part]}
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"cannot set {key}: {part} is not a table")
+            raise ConfigError(f"cannot set {cut(key)}: {cut(part)} is not a table")
     if isinstance(table.get(last), dict) and isinstance(value, str):
         value = {"name": value}
     table[last] = value

@@ -7,8 +7,8 @@ A matrix is a pure function of its moments and of the averages of a synchronisat
 * A is a diagonal, shape ``[d]``, or a multiple of the identity, shape ``[1]``; always A ⪰ ρ I.
 * ``moments`` is a tuple that starts as zeros. ``state`` names the kind of each: "block" like x, or "scalar".
 * ``matrix.refer(moments, w, x)`` is for those that compare with the synchronisation before. It tells them
-  what stands for it until the first one, the averaged estimator and the point at the common start, and
-  accumulates nothing.
+  what stands for it at the first one, the averaged estimator and the point at the common start, and
+  accumulates nothing. The matrix that the rule makes of these very averages comes before it.
 
 Sources: Huang et al. 2024, Algorithm 1, line 6, and the example below it in the text; Huang, Algorithm 1,
 line 6, and eq. 6. Both count t in steps, but make matrices at synchronisations only: their a_{t-1} is the
@@ -101,14 +101,15 @@ class Adam(_Matrix):
 class AdaBelief(_Matrix):
     """a ← ϱ a + (1 - ϱ)(w - w')², A = diag(√a + ρ) (Huang et al. 2024, below Algorithm 1).
 
-    w' is the average at the synchronisation before. The paper prints ρ for ϱ, and leaves w' open until the
-    first synchronisation: ``belief_reference``. With "initial" the first matrix by rule is ρ I.
+    w' is the average at the synchronisation before. The paper prints ρ for ϱ, and leaves w' open at the first
+    synchronisation: ``belief_reference``. The matrix that the rule makes of the averaged initial estimators
+    themselves has w' = 0 in both readings; compared with itself, w_1 would make it ρ I.
     """
 
     varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the belief")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
     belief_reference: Literal["zero", "initial"] = Field(
-        default="zero", description="w' until there is one: 0, or the averaged initial estimator"
+        default="zero", description="w' at the first synchronisation: 0, or the averaged initial estimator"
     )
     state = ("block", "block")
 
@@ -175,24 +176,24 @@ class AdaGradNorm(_Matrix):
 class BarzilaiBorwein(_Matrix):
     """A = (|⟨Δw, Δx⟩| / ‖Δx‖² + ρ) I from the last two synchronisations.
 
-    While Δx is zero to rounding, the last quotient stays (0 at first, so that A = ρ I).
+    While there is one only, or Δx is zero to rounding, the last quotient stays (0 at first, so that A = ρ I).
     """
 
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
-    state = ("block", "block", "scalar")
+    state = ("block", "block", "scalar", "scalar")
     kind = "scalar"
 
     def __call__(self, moments: Moments, w, x):
-        last_w, last_x, a = moments
+        last_w, last_x, a, known = moments
         dw, dx = w - last_w, x - last_x
         square = dx @ dx
         rounding = 8 * torch.finfo(x.dtype).eps  # averages of equal points differ by it
-        moved = square > rounding**2 * (x @ x)
+        moved = (known > 0) & (square > rounding**2 * (x @ x))
         a = torch.where(moved, (dw @ dx).abs() / torch.where(moved, square, 1.0), a)
-        return (w, x, a), a + self.rho
+        return (w, x, a, torch.ones_like(known)), a + self.rho
 
     def refer(self, moments: Moments, w, x):
-        return w, x, moments[2]
+        return w, x, moments[2], torch.ones_like(moments[3])
 
 
 MATRICES = {
@@ -245,10 +246,8 @@ def refresh(method, steps: int, round: int, moments: Moments, w: torch.Tensor, x
         w, x: the averaged estimator and the averaged point, ``[d]``.
     """
     matrix, new = method.matrix, None
-    if round == 0:
-        moments = matrix.refer(moments, w, x)
     if due(method, steps, round):
         moments, new = matrix(moments, w, x)
-        if round == 0 and steps > 1:
-            moments = matrix.refer(moments, w, x)
+    if round == 0 and not (new is not None and steps == 1):  # the start is no synchronisation
+        moments = matrix.refer(moments, w, x)
     return moments, new

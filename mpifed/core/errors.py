@@ -3,17 +3,72 @@
 from __future__ import annotations
 
 import contextlib
+import reprlib
+import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-__all__ = ["ConfigError", "ContractError", "PluginError", "blaming", "told", "user_frames"]
+__all__ = [
+    "ConfigError",
+    "ContractError",
+    "PluginError",
+    "blaming",
+    "cut",
+    "listed",
+    "shown",
+    "told",
+    "user_frames",
+]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PYTHON = Path(sysconfig.get_path("stdlib")).resolve()
 #: Names of code that lies in no file and is nobody's: what the import system and dataclasses make.
 _MADE = ("<frozen ", "<string>")
+#: Characters of a value, a name or a file name that a message shows at most.
+LONGEST = 200
+#: Faults that a message tells at most.
+MANY = 20
+
+
+def cut(text: str) -> str:
+    """A text as messages show it: of a long one the two ends, and how long it is."""
+    if len(text) <= LONGEST:
+        return text
+    end = LONGEST // 2 - 20
+    return f"{text[:end]} ... ({len(text):,} characters) ... {text[-end:]}"
+
+
+class _Short(reprlib.Repr):
+    """Python's spelling of values, of large ones a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 20
+        self.maxother = sys.maxsize  # it is cut as a whole
+
+    def repr_str(self, value: str, level: int) -> str:
+        return repr(cut(value))
+
+    def repr_int(self, value: int, level: int) -> str:
+        # Python refuses to spell integers of some thousand digits.
+        return str(value) if value.bit_length() < 400 else f"an integer of {value.bit_length():,} bits"
+
+
+_SHORT = _Short()
+
+
+def listed(faults: Sequence, sentence: Callable[[Any], str]) -> str:
+    """One line for each fault, of many the first :data:`MANY`."""
+    more = [f"... and {len(faults) - MANY:,} more"] if len(faults) > MANY else []
+    return "\n".join([*map(sentence, faults[:MANY]), *more])
+
+
+def shown(value) -> str:
+    """A value of the user's as messages show it, ``repr`` of at most some :data:`LONGEST` characters."""
+    return cut(_SHORT.repr(value))
 
 
 class ConfigError(ValueError):

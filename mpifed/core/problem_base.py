@@ -62,6 +62,13 @@ class Problem:
             data_dir: where data files lie, ``None`` for the default places.
         """
 
+    def footprint(self) -> int:
+        """Bytes that :meth:`prepare` takes at its peak; 0 where the settings alone do not tell.
+
+        A run with less memory is refused.
+        """
+        return 0
+
     def variables(self) -> Blocks:
         """The blocks of variables with the names and shapes of their parameters."""
         raise ContractError(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from mpifed.core.errors import ContractError
+from mpifed.core.finite import first_bad
 from mpifed.core.problem import Problem
 from mpifed.core.streams import Stream
 
@@ -38,6 +39,9 @@ class Sampler:
         batch_size: rows a sample; 0 takes all rows of the client (the exact local gradient).
         noise: additive noise or ``None``; ``noise_width``: numbers of noise that a sample carries.
 
+    Raises:
+        ContractError: data, or the first sample that a problem draws, have a value that is not finite.
+
     Attributes:
         numbers: how many samples each of the clients has been dealt in this round, ``[clients]``.
         way: how the samples of this round are asked for: "counted", "named", "" before the first.
@@ -50,9 +54,7 @@ class Sampler:
         self.clients = np.asarray(clients, dtype=np.int64)
         self.dtype, self.device = dtype, device
         self.width = noise_width
-        parts = [
-            tuple(self._load(tensor) for tensor in problem.client_data(int(client))) for client in clients
-        ]
+        parts = [self._rows(int(client)) for client in clients]
         self.sizes = np.array([len(part[0]) if part else 0 for part in parts], dtype=np.int64)
         self.offsets = np.concatenate(([0], np.cumsum(self.sizes)[:-1])) if parts else self.sizes
         self.data = tuple(torch.cat(column) for column in zip(*parts))
@@ -61,7 +63,29 @@ class Sampler:
         self.turn_to(np.arange(len(self.clients)))
         if parts:
             # A problem that cannot draw says so now.
-            self._own = isinstance(self._draw(0, 1, batch_size, ""), tuple)
+            drawn = self._draw(0, 1, batch_size, "")
+            self._own = isinstance(drawn, tuple)
+            for number, array in enumerate(drawn if self._own else ()):
+                if index := first_bad(array):
+                    raise ContractError(
+                        f"{type(problem).__name__}: draw() has {array[index].item()} in array {number} for "
+                        f"client {self.clients[index[0]]}, at {list(index[2:])}: expected finite numbers"
+                    )
+
+    def _rows(self, client: int) -> tuple[torch.Tensor, ...]:
+        """The data of a client on the device.
+
+        Raises:
+            ContractError: a value is not finite.
+        """
+        columns = tuple(self._load(tensor) for tensor in self.problem.client_data(client))
+        for number, column in enumerate(columns):
+            if index := first_bad(column):
+                raise ContractError(
+                    f"{type(self.problem).__name__}: client_data({client}) has {column[index].item()} in row "
+                    f"{index[0]} of column {number}: expected finite numbers"
+                )
+        return columns
 
     def _load(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = torch.as_tensor(tensor)

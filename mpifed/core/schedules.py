@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from mpifed.core.errors import shown
 from mpifed.core.settings import choice, hyperparameters
 
 __all__ = ["Constant", "Power", "Squared", "Steps", "Rate", "SCHEDULES"]
@@ -73,11 +74,15 @@ SCHEDULES = {"constant": Constant, "power": Power, "squared": Squared, "steps": 
 
 
 def _number(value):
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value) or value < 0:
-            raise ValueError(f"expected a finite number >= 0 or a schedule, got {value!r}")
-        return Constant(float(value))
-    return value
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return value
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond all floats
+        number = math.inf
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(f"expected a finite number >= 0 or a schedule, got {shown(value)}")
+    return Constant(number)
 
 
 #: A constant or a schedule.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, InstanceOf, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as _dataclass
 
-from mpifed.core.errors import ConfigError, user_frames
+from mpifed.core.errors import ConfigError, cut, listed, shown, user_frames
+from mpifed.core.strict import Strict
 
 __all__ = [
     "Preset",
@@ -33,11 +35,17 @@ __all__ = [
 #: Validated on construction, unknown names refused; what checks it is made when it is first needed.
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
+#: How people write truth values, and how job files do.
+_TRUTH = dict.fromkeys(("true", "yes", "on", "1"), "true") | dict.fromkeys(
+    ("false", "no", "off", "0"), "false"
+)
+
 
 def _in_sentences(decorate: Callable[[type], type]) -> Callable[[type], type]:
     """A decorator whose classes refuse wrong settings with a :class:`ConfigError`, one line each."""
 
     def decorator(cls: type) -> type:
+        cls.__get_pydantic_core_schema__ = Strict.__get_pydantic_core_schema__  # type: ignore[attr-defined]
         made: Any = decorate(cls)
         checked = made.__init__
 
@@ -123,7 +131,8 @@ def near_miss(name: str, options: Iterable[str]) -> str:
     """The tail of an error message: a suggestion when one is near, and all options."""
     options = sorted(options)
     lower = {option.lower(): option for option in options}
-    close = difflib.get_close_matches(str(name).lower(), lower, n=1)
+    # No name is as long as what is cut, which would take minutes to compare.
+    close = difflib.get_close_matches(cut(name).lower(), lower, n=1)
     hint = f"did you mean {lower[close[0]]!r}? " if close else ""
     return f"{hint}(options: {', '.join(options)})" if options else "(nothing can be set here)"
 
@@ -137,15 +146,16 @@ def build(cls: type | Preset, settings: dict[str, Any], what: str):
     if not dataclasses.is_dataclass(cls):
         raise ConfigError(f"{cls.__name__} must be a dataclass: its fields are its settings")
     known = _settable(cls)
-    wrong = [
-        f"{what} has no setting {key!r}: {near_miss(key, known)}" for key in settings if key not in known
-    ]
+    wrong = [key for key in settings if key not in known]
     if wrong:
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(
+            listed(wrong, lambda key: f"{what} has no setting {shown(key)}: {near_miss(key, known)}")
+        )
     fixed: dict[str, Any]
     kind, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
     try:
-        return TypeAdapter(kind).validate_python(settings | fixed)
+        adapter: TypeAdapter = TypeAdapter(Annotated[kind, Strict])  # type: ignore[arg-type]
+        return adapter.validate_python(settings | fixed)
     except ValidationError as error:
         raise ConfigError(explain(error.errors(), what)) from None
     finally:
@@ -161,24 +171,41 @@ def explain(faults: list, what: str, known: Iterable[str] = ()) -> str:
         what: the words for the whole, before the names of its parts; may be empty.
         known: the settings that there are, to tell where one is unknown.
     """
-    lines = []
-    for fault in faults:
-        path = [str(part) for part in fault["loc"] if not str(part).startswith("function-")]
-        where = ".".join([what, *path] if what else path)
-        message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-        if fault["type"] in {"missing", "missing_argument"}:
-            lines.append(f"{where} is missing: it has no default")
-        elif fault["type"] == "unexpected_keyword_argument":
-            lines.append(f"{what} has no setting {path[-1]!r}: {near_miss(path[-1], known)}")
-        elif fault["type"] == "unexpected_positional_argument":
-            lines.append(f"{what} got one value too many, {fault['input']!r}: {near_miss('', known)}")
-        elif fault["type"] in {"value_error", "assertion_error"}:
-            lines.append(f"{where}: {message}" if where else message)
-        else:
-            lines.append(f"{where}: {message}, got {fault['input']!r}")
-        raised = fault.get("ctx", {}).get("error")
-        lines += filter(None, [user_frames(raised)] if isinstance(raised, Exception) else [])
-    return "\n".join(lines)
+    return listed(faults, lambda fault: _sentence(fault, what, known))
+
+
+def _sentence(fault, what: str, known: Iterable[str]) -> str:
+    path = [cut(str(part)) for part in fault["loc"] if not str(part).startswith("function-")]
+    where = ".".join([what, *path] if what else path)
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if fault["type"] in {"missing", "missing_argument"}:
+        return f"{where} is missing: it has no default"
+    if fault["type"] == "unexpected_keyword_argument":
+        return f"{what} has no setting {shown(fault['loc'][-1])}: {near_miss(path[-1], known)}"
+    if fault["type"] == "unexpected_positional_argument":
+        return f"{what} got one value too many, {shown(fault['input'])}: {near_miss('', known)}"
+    if fault["type"] not in {"value_error", "assertion_error"}:
+        return f"{where}: {message}, got {shown(fault['input'])}{_hint(fault)}"
+    raised = fault.get("ctx", {}).get("error")
+    frames = user_frames(raised) if isinstance(raised, Exception) else ""
+    return "\n".join(filter(None, [f"{where}: {message}" if where else message, frames]))
+
+
+def _hint(fault) -> str:
+    """How a value that is only written wrongly would be written rightly."""
+    value, wanted = fault["input"], fault["type"].removesuffix("_type")
+    if wanted == "bool":
+        right = _TRUTH.get(shown(value).strip("'").lower())
+        return f": write {right}" if right else ""
+    if isinstance(value, bool) or wanted not in ("int", "float"):
+        return ""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return ""
+    whole = number.is_integer() and abs(number) < 2**53
+    right = str(int(number)) if whole else repr(number) if math.isfinite(number) and wanted == "float" else ""
+    return f": write {right}" if right else ""
 
 
 def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -204,12 +231,14 @@ def choice(kind: str, classes: Mapping[str, Any]) -> Any:
             if isinstance(value, tuple(classes.values())):
                 return value
             raise ValueError(
-                f"expected the name of a {kind} or a table with one, got {value!r}: {near_miss('', classes)}"
+                f"expected the name of a {kind} or a table with one, got {shown(value)}: "
+                f"{near_miss('', classes)}"
             )
         settings = dict(value)
         name = settings.pop("name", None)
-        if name not in classes:
-            raise ValueError(f"unknown {kind} {name!r}: {near_miss(name or '', classes)}")
+        if not isinstance(name, str) or name not in classes:
+            near = near_miss(name if isinstance(name, str) else "", classes)
+            raise ValueError(f"unknown {kind} {shown(name)}: {near}")
         return build(classes[name], settings, f"{kind} {name!r}")
 
     return Annotated[InstanceOf[object], BeforeValidator(resolve)]

@@ -21,7 +21,10 @@ import hashlib
 import numpy as np
 from scipy.special import ndtri
 
-__all__ = ["Stream", "generator", "philox"]
+__all__ = ["BYTES_A_DRAW", "Stream", "generator", "philox"]
+
+#: Bytes of a number, uniform or normal, while many of them are drawn.
+BYTES_A_DRAW = 40
 
 _MULTIPLY = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)

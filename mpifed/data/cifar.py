@@ -1,16 +1,14 @@
 """CIFAR-10 and CIFAR-100 in the official Python batches: pickled dictionaries of pixels and labels.
 
 A pickle can run any code, so these are read in two steps. The MD5 of a file must be the published one. And
-whatever the file is, the unpickler knows nothing but NumPy arrays beside Python's plain values. The second
-guard alone makes the set ``cifar100-subset`` safe, whose files are by nature not the published ones; it has
-to be asked for by that name.
+whatever the file is, it is unpickled by :mod:`mpifed.data.pickles`, which knows nothing but arrays of bytes
+and plain values. The second guard alone makes the set ``cifar100-subset`` safe, whose files are by nature not
+the published ones; it has to be asked for by that name.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import pickle
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from mpifed.data.pickles import unpickle
 from mpifed.data.samples import Images, Pixels
-from mpifed.data.sources import DataError, Source, opened
+from mpifed.data.sources import DataError, Source, opened, parsing
 
 __all__ = ["Cifar", "CIFAR10_MD5", "CIFAR100_MD5"]
 
@@ -34,16 +33,8 @@ CIFAR10_MD5 = {
 CIFAR100_MD5 = {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Unpickles arrays and plain values; refuses every other name."""
-
-    def find_class(self, module: str, name: str):
-        # NumPy's own names of what its pickles call, before and since version 2.
-        if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
-            return getattr(np, name)
-        if name == "_reconstruct" and module in {"numpy.core.multiarray", "numpy._core.multiarray"}:
-            return np._core.multiarray._reconstruct
-        raise pickle.UnpicklingError(f"a reference to {module}.{name}, which no batch needs")
+#: Bytes of an image, and its pickled labels and file name at most; images of a batch at most.
+_PIXELS, _WORDS, _IMAGES = 3072, 1024, 60_000
 
 
 @dataclass(frozen=True)
@@ -96,52 +87,35 @@ class Cifar:
         expected = (
             f"a CIFAR batch{published}: a pickled dictionary with n x 3072 bytes of data and n {self.labels}"
         )
-        path, content = source.read(name, expected)
+        path, content = source.read(name, expected, _IMAGES * (_PIXELS + _WORDS))
         if self.md5 and (found := hashlib.md5(content, usedforsecurity=False).hexdigest()) != self.md5[name]:
             raise DataError(f"{path}: expected {expected}, found {found} of {len(content)} bytes")
-        try:
-            pixels, labels = _unpickle(content, self.labels)
-        except _FOREIGN as error:
-            raise DataError(f"{path}: expected {expected}, found {type(error).__name__}: {error}") from error
+        with parsing(path, expected):
+            pixels, labels = _unpickled(bytes(content), self.labels)
         return pixels, self._checked(path, labels)
 
     def _checked(self, path: Path, labels: np.ndarray) -> torch.Tensor:
-        if labels.min() < 0 or labels.max() >= self.classes:
+        if outside := np.flatnonzero((labels < 0) | (labels >= self.classes)).tolist():
             raise DataError(
-                f"{path}: expected labels from 0 to {self.classes - 1}, found {labels.min()} to "
-                f"{labels.max()}"
+                f"{path}: expected labels from 0 to {self.classes - 1}, found {labels[outside[0]]} in row "
+                f"{outside[0]}"
             )
         return torch.from_numpy(labels.astype(np.int64))
 
 
-#: What unpickling foreign or damaged bytes, or using what comes out, may raise.
-_FOREIGN = (
-    pickle.UnpicklingError,
-    EOFError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-    MemoryError,
-)
-
-
-def _unpickle(content, key: str) -> tuple[np.ndarray, np.ndarray]:
-    batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
-    if not isinstance(batch, dict):
-        raise ValueError(f"a pickled {type(batch).__name__}")
+def _unpickled(content: bytes, key: str) -> tuple[np.ndarray, np.ndarray]:
+    batch = unpickle(content, values=10 * (len(content) // _PIXELS))
     # Python 2, which wrote the published files, has bytes for keys.
     batch = {name.decode() if isinstance(name, bytes) else name: value for name, value in batch.items()}
-    pixels, labels = batch["data"], np.asarray(batch[key])
-    if (
-        not isinstance(pixels, np.ndarray)
-        or pixels.dtype != np.uint8
-        or labels.dtype.kind != "i"
-        or labels.ndim != 1
-    ):
-        raise ValueError(f"{type(pixels).__name__} and labels of type {labels.dtype}")
-    if pixels.shape != (len(labels), 3072) or not len(labels):
+    if lacking := [name for name in ("data", key) if name not in batch]:
+        raise ValueError(f"no {lacking[0]} in the dictionary")
+    pixels, labels = batch["data"], batch[key]
+    if isinstance(labels, list) and all(type(label) is int for label in labels):
+        labels = np.array(labels)
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind != "i" or labels.ndim != 1:
+        raise ValueError(f"{key} that are no list of whole numbers")
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
+        raise ValueError(f"data that is no array of bytes but {getattr(pixels, 'dtype', type(pixels))}")
+    if pixels.shape != (len(labels), _PIXELS) or not len(labels):
         raise ValueError(f"data of shape {pixels.shape} and {len(labels)} labels")
     return pixels.reshape(-1, 3, 32, 32), labels

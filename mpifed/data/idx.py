@@ -44,7 +44,7 @@ def read_idx(source: Source, name: str, shape: tuple[int, ...]) -> tuple[Path, n
         DataError: the file cannot be read or unpacked, or its magic number (type and number of dimensions),
             its dimensions or its length are others; says what was expected and what was found.
     """
-    path, content = source.read(name, describe(shape))
+    path, content = source.read(name, describe(shape), _length(shape), cut=True)
 
     def check(holds: bool, found: str) -> None:
         if not holds:
@@ -57,5 +57,6 @@ def read_idx(source: Source, name: str, shape: tuple[int, ...]) -> tuple[Path, n
     check(len(content) >= start, f"only {len(content)} bytes")
     found = struct.unpack(f">{len(shape)}I", content[4:start])
     check(found == shape, f"dimensions {_times(found)}")
+    check(len(content) <= _length(shape), f"more than {_length(shape)} bytes")
     check(len(content) == _length(shape), f"{len(content)} bytes")
     return path, np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -9,9 +9,10 @@ own clients.
 from __future__ import annotations
 
 import io
+import os
+import warnings
 import zipfile
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,21 +21,18 @@ import torch
 from PIL import Image
 
 from mpifed.data.samples import Images, Pixels
-from mpifed.data.sources import DataError, Source, opened
+from mpifed.data.sources import DataError, Source, opened, parsing
 
 __all__ = ["ImageFolder"]
 
 _KINDS = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm")
-#: What reading and decoding damaged bytes may raise.
-_DAMAGE = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    Image.DecompressionBombError,
-)
+#: Their formats as Pillow calls them: it knows others, of which one runs a program.
+_FORMATS = ("JPEG", "PNG", "BMP", "PPM")
+#: Pillow's modes of more than a byte a channel, which would be cut to bytes.
+_WIDE = ("I", "F")
+#: Bytes of an image file, or of the list of classes, at most.
+_LARGEST = 2**26
+_ANNOTATIONS = "val/val_annotations.txt"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,16 +65,25 @@ class _Decoded:
         return self._pixels[rows]
 
     def _decode(self, name: str) -> np.ndarray:
-        expected = f"{self._tree.path}, {name}: expected an image of {self._size[0]} x {self._size[1]} pixels"
-        try:
-            with Image.open(io.BytesIO(self._tree.read(name))) as image:
-                width, height = image.size
-                pixels = np.asarray(image.convert("RGB"))
-        except _DAMAGE as error:
-            raise DataError(f"{expected}, found a file that cannot be decoded: {error}") from error
-        if (height, width) != self._size:
-            raise DataError(f"{expected}, found {height} x {width}")
-        return pixels.transpose(2, 0, 1)
+        height, width = self._size
+        where, expected = f"{self._tree.path}, {name}", f"an image of {height} x {width} pixels"
+        with parsing(where, expected, "a file that cannot be decoded: "), _opened(self._tree, name) as image:
+            # Before it is decoded: a small file can hold as many pixels as it likes.
+            if image.size != (width, height):
+                raise DataError(
+                    f"{where}: expected {expected}, found {image.size[1]} x {image.size[0]}: all images have "
+                    "the size of the first to train on"
+                )
+            if image.mode.startswith(_WIDE):
+                raise DataError(f"{where}: expected a byte a channel, found pixels of mode {image.mode}")
+            return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+
+
+def _opened(tree: _Tree, name: str) -> Image.Image:
+    """An image, of which nothing but the header has been read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        return Image.open(io.BytesIO(tree.read(name)), formats=_FORMATS)
 
 
 @dataclass(frozen=True)
@@ -114,11 +121,13 @@ class ImageFolder:
                     f"{tree.path}: expected the classes of train in test, found {sorted(strange)[0]!r} too"
                 )
             size = _size(tree, next(iter(train)))
+            with parsing(tree.path, f"{len(train)} images of {size[0]} x {size[1]} pixels"):
+                pixels = _Decoded(tree, list(train), size)
             held_out = Pixels(
                 _Decoded(tree, list(test), size)[:]
             )  # at once, since every evaluation needs them
             return Images(
-                Pixels(_Decoded(tree, list(train), size)),
+                Pixels(pixels),
                 _numbers(train, classes),
                 held_out,
                 _numbers(test, classes),
@@ -132,25 +141,44 @@ class ImageFolder:
             names = sorted(
                 path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
             )
-            tree = _Tree(folder, names, lambda name: (folder / name).read_bytes())
-            source.note(
-                self.root,
-                folder,
-                *(part for name in names for part in (name.encode(), b"\0", tree.read(name))),
-            )
-            return tree
+            with parsing(folder, "a folder of images", "a file that cannot be read: "):
+                source.note(self.root, folder, *_contents(folder, names))
+            return _Tree(folder, names, lambda name: _read(folder / name))
         expected = f"a zip archive of the folder {self.root}"
         archive = f"{self.root}.zip"
         if not source.find(archive):
             raise source.missing(f"{self.root}/, {archive}", expected)
-        path, _ = source.read(archive, expected)
-        try:
-            content = zipfile.ZipFile(path)
-        except (OSError, zipfile.BadZipFile) as error:
-            raise DataError(f"{path}: expected {expected}, found {error}") from error
+        path, packed = source.read(archive, expected)
         start = f"{self.root}/"
-        names = sorted(name.removeprefix(start) for name in content.namelist() if name.startswith(start))
-        return _Tree(path, names, lambda name: content.read(start + name))
+        with parsing(path, expected):
+            content = zipfile.ZipFile(io.BytesIO(packed) if isinstance(packed, bytes) else path)
+            members = {info.filename.removeprefix(start): info for info in content.infolist()
+                       if info.filename.startswith(start) and not info.is_dir()}  # fmt: skip
+
+        def read(name: str) -> bytes:
+            _check_length(members[name].file_size)  # what the archive states, which is read at most
+            return content.read(members[name])
+
+        return _Tree(path, sorted(members), read)
+
+
+def _contents(folder: Path, names: list[str]) -> Iterator[bytes]:
+    """What the digest of a folder is taken of: names and contents."""
+    for name in names:
+        yield os.fsencode(name) + b"\0"
+        with open(folder / name, "rb") as file:
+            while chunk := file.read(_LARGEST):
+                yield chunk
+
+
+def _read(path: Path) -> bytes:
+    _check_length(path.stat().st_size)
+    return path.read_bytes()
+
+
+def _check_length(length: int) -> None:
+    if length > _LARGEST:
+        raise ValueError(f"{length} bytes, more than {_LARGEST}")
 
 
 def _classified(tree: _Tree, part: str) -> dict[str, str]:
@@ -161,30 +189,35 @@ def _classified(tree: _Tree, part: str) -> dict[str, str]:
 
 def _annotated(tree: _Tree) -> dict[str, str]:
     """File → class of the images in ``val/images``, by the list beside them; else those in ``val/CLASS/``."""
-    annotations = "val/val_annotations.txt"
-    if annotations not in tree.names:
+    if _ANNOTATIONS not in tree.names:
         return _classified(tree, "val")
-    lines = [line.split("\t") for line in tree.read(annotations).decode().splitlines()]
-    listed = {f"val/images/{fields[0]}": fields[1] for fields in lines if len(fields) > 1}
-    present = {name for name in tree.names if name.startswith("val/images/")}
-    if listed.keys() != present:
-        wrong = sorted(listed.keys() ^ present)[0]
-        raise DataError(
-            f"{tree.path}: expected one line of {annotations} for each image of val, found a difference in "
-            f"{wrong}"
-        )
+    where = f"{tree.path}, {_ANNOTATIONS}"
+    expected = "a line for each image of val/images, its name, a tab and its class"
+    with parsing(where, expected, "a file that cannot be read: "):
+        lines = tree.read(_ANNOTATIONS).decode().splitlines()
+    present, listed = {name for name in tree.names if name.startswith("val/images/")}, {}
+    for number, line in enumerate(lines, 1):
+        image, *fields = line.split("\t")
+        name = f"val/images/{image}"
+        if not fields or name not in present or name in listed:
+            found = f"{line[:40]!r} in line {number}"
+            known = "" if name in present else ", and no such image"
+            raise DataError(
+                f"{where}: expected {expected}, found {found}{' again' if name in listed else known}"
+            )
+        listed[name] = fields[0]
+    if lacking := sorted(present - listed.keys()):
+        raise DataError(f"{where}: expected {expected}, found none for {lacking[0]}")
     return listed
 
 
 def _size(tree: _Tree, name: str) -> tuple[int, int]:
     """Height and width of an image, read from its header."""
-    try:
-        with Image.open(io.BytesIO(tree.read(name))) as image:
-            return image.size[::-1]
-    except _DAMAGE as error:
-        raise DataError(
-            f"{tree.path}, {name}: expected an image, found a file that cannot be read: {error}"
-        ) from error
+    with (
+        parsing(f"{tree.path}, {name}", "an image", "a file that cannot be read: "),
+        _opened(tree, name) as image,
+    ):
+        return image.size[::-1]
 
 
 def _numbers(files: dict[str, str], classes: list[str]) -> torch.Tensor:

@@ -9,9 +9,12 @@ import numpy as np
 import torch
 
 from mpifed.data.samples import Table
-from mpifed.data.sources import DataError, Source, opened
+from mpifed.data.sources import DataError, Source, opened, parsing
 
 __all__ = ["LibSVM"]
+
+#: Characters of a row's label, and of one of its columns, at most.
+_LABEL, _CELL = 64, 64
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,43 @@ class LibSVM:
 
         low, high = self.labels
         expected = f"{count} rows of LIBSVM text with labels {low} and {high} and columns 1 to {self.columns}"
-        path, content = source.read(name, expected)
-        try:
-            sparse, labels = load_svmlight_file(
-                io.BytesIO(content), n_features=self.columns, dtype=np.float32, zero_based=False
+        path, content = source.read(name, expected, count * (_LABEL + _CELL * self.columns))
+
+        def parse(text: bytes):
+            return load_svmlight_file(
+                io.BytesIO(text), n_features=self.columns, dtype=np.float32, zero_based=False
             )
-        except (ValueError, OverflowError) as error:
-            raise DataError(f"{path}: expected {expected}, found {error}") from error
+
+        text = bytes(content)
+        with parsing(path, expected):
+            try:
+                sparse, labels = parse(text)
+            except Exception:  # the parser does not say in which line
+                number, line = _first_bad(list(io.BytesIO(text)), parse)
+                with parsing(path, expected, f"in line {number}: "):
+                    parse(line)
+                raise
+        bad, rows = ~np.isfinite(sparse.data), np.repeat(np.arange(len(labels)), np.diff(sparse.indptr))
+        if bad.any():
+            where = f"row {rows[bad][0] + 1}, column {sparse.indices[bad][0] + 1}"
+            raise DataError(f"{path}: expected finite numbers, found {sparse.data[bad][0]} in {where}")
         if len(labels) != count:
             raise DataError(f"{path}: expected {expected}, found {len(labels)} rows")
-        if not np.isin(labels, self.labels).all():
-            raise DataError(f"{path}: expected {expected}, found labels {np.unique(labels)[:5].tolist()}")
+        known = np.isin(labels, self.labels)
+        if not known.all():
+            row = int(known.argmin())
+            raise DataError(f"{path}: expected {expected}, found the label {labels[row]:g} in row {row + 1}")
         return torch.from_numpy(sparse.toarray()), torch.from_numpy((labels == high).astype(np.int64))
+
+
+def _first_bad(lines: list[bytes], parse) -> tuple[int, bytes]:
+    """Number and text of the first line that ``parse`` cannot read, by halving: it reads each about twice."""
+    start, stop = 0, len(lines)
+    while stop - start > 1:
+        middle = (start + stop) // 2
+        try:
+            parse(b"".join(lines[start:middle]))
+            start = middle
+        except Exception:  # as above
+            stop = middle
+    return start + 1, b"".join(lines[start:stop])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import lzma
-import tokenize
+import math
 import zipfile
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +13,7 @@ import torch
 
 from mpifed.core.problem import DataFile
 from mpifed.data.samples import Images, Pixels
-from mpifed.data.sources import DataError, Source, opened
+from mpifed.data.sources import DataError, Source, bound, opened, parsing
 
 __all__ = ["MedMnist", "Omniglot", "load_omniglot"]
 
@@ -23,45 +21,56 @@ __all__ = ["MedMnist", "Omniglot", "load_omniglot"]
 CHARACTERS = {"background": 964, "evaluation": 659}
 
 Arrays = dict[str, np.ndarray]
-#: What damaged bytes may raise on their way through zip, its compressions, NumPy and the tokeniser it reads
-#: headers with.
-_DAMAGE = (
-    OSError,
-    ValueError,
-    EOFError,
-    MemoryError,
-    NotImplementedError,
-    OverflowError,
-    SyntaxError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-)
+#: Name of an array → its NumPy type, and its shape or number of dimensions.
+Wanted = dict[str, tuple[type, int | tuple[int, ...]]]
 
 
-def read_arrays(source: Source, name: str, wanted: dict[str, tuple[str, int]]) -> tuple[Path, str, Arrays]:
-    """Path, description and arrays of an archive; ``wanted`` maps a name to dtype kinds and number of
-    dimensions."""
-    words = ", ".join(f"{key} of {number} dimensions" for key, (_, number) in wanted.items())
+def read_arrays(source: Source, name: str, wanted: Wanted) -> tuple[Path, str, Arrays]:
+    """Path, description and arrays of an archive.
+
+    An array is read only if its header is as wanted and its length is the one that the header states: a few
+    packed bytes can stand for a terabyte.
+
+    Raises:
+        DataError: the file is missing or damaged, or an array is missing or another one.
+    """
+    words = ", ".join(f"{key} of {_described(*one)}" for key, one in wanted.items())
     expected = f"a NumPy archive with the arrays {words}"
     path, content = source.read(name, expected)
-    try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("a single array")
-            if lacking := [key for key in wanted if key not in archive]:
-                raise ValueError(f"no {', '.join(lacking)} among {', '.join(archive) or 'no arrays'}")
-            arrays = {key: archive[key] for key in wanted}
-    except _DAMAGE as error:
-        raise DataError(f"{path}: expected {expected}, found {error or 'no archive'}") from error
-    for key, (kinds, number) in wanted.items():
-        array = arrays[key]
-        if array.dtype.kind not in kinds or array.ndim != number:
-            raise DataError(
-                f"{path}: expected {expected}, found {key} of type {array.dtype} and shape {array.shape}"
-            )
+    arrays, room = {}, bound(path)
+    with parsing(path, expected), zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        if lacking := [key for key in wanted if key not in members]:
+            raise ValueError(f"no {', '.join(lacking)} among {', '.join(members) or 'no arrays'}")
+        for key, (kind, shape) in wanted.items():
+            with archive.open(members[key]) as member:
+                _check_header(member, key, kind, shape, members[key].file_size)
+            if (room := room - members[key].file_size) < 0:
+                raise ValueError(f"more than {bound(path)} bytes, {key} among them")
+            with archive.open(members[key]) as member:
+                arrays[key] = np.lib.format.read_array(member, allow_pickle=False)
+                member.read(1)  # the checksum is looked at where the member ends
     return path, expected, arrays
+
+
+def _described(kind: type, shape: int | tuple[int, ...]) -> str:
+    return f"type {kind.__name__} and " + (
+        f"{shape} dimensions" if isinstance(shape, int) else f"shape {shape}"
+    )
+
+
+def _check_header(member, key: str, kind: type, shape: int | tuple[int, ...], size: int) -> None:
+    """Hold an array's header against what is wanted and against the length of the archive's member."""
+    version = np.lib.format.read_magic(member)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"{key} in version {version} of the format")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    found, _, dtype = read(member)
+    same = len(found) == shape if isinstance(shape, int) else found == shape
+    if not np.issubdtype(dtype, kind) or not same:
+        raise ValueError(f"{key} of type {dtype} and shape {found}")
+    if (length := member.tell() + math.prod(found) * dtype.itemsize) != size:
+        raise ValueError(f"{key} of {size} bytes, where its header states {length}")
 
 
 @dataclass(frozen=True)
@@ -83,11 +92,17 @@ class MedMnist:
         Raises:
             DataError: it is missing, damaged or another one.
         """
-        wanted = {f"{part}_labels": ("iu", 2) for part in ("train", "test")}
-        images = {"train_images": ("u", 3), "test_images": ("u", 3)}
+        wanted: Wanted = {f"{part}_images": (np.uint8, 3) for part in ("train", "test")}
+        wanted |= {f"{part}_labels": (np.integer, 2) for part in ("train", "test")}
         with opened(self.name, self.home, data_dir, "medmnist") as source:
-            path, expected, arrays = read_arrays(source, f"{self.name}.npz", images | wanted)
+            path, expected, arrays = read_arrays(source, f"{self.name}.npz", wanted)
             parts = [self._part(path, expected, arrays, part) for part in ("train", "test")]
+            sizes = [tuple(part[0].shape[2:]) for part in parts]
+            if sizes[0] != sizes[1] or 0 in sizes[0]:
+                raise DataError(
+                    f"{path}: expected images of one size to train and to test on, found "
+                    f"{sizes[0][0]} x {sizes[0][1]} and {sizes[1][0]} x {sizes[1][1]}"
+                )
         return Images(*parts[0], *parts[1], source.files)
 
     def _part(self, path: Path, expected: str, arrays: Arrays, part: str) -> tuple[Pixels, torch.Tensor]:
@@ -98,10 +113,15 @@ class MedMnist:
                 f"{labels.shape} for "
                 f"{len(pixels)} images"
             )
-        if labels.min() < 0 or labels.max() >= self.classes:
+        if outside := np.flatnonzero((labels < 0) | (labels >= self.classes)).tolist():
             raise DataError(
-                f"{path}: expected labels from 0 to {self.classes - 1}, found {labels.min()} to "
-                f"{labels.max()}"
+                f"{path}: expected labels from 0 to {self.classes - 1}, found {labels[outside[0], 0]} in row "
+                f"{outside[0]} of {part}_labels"
+            )
+        if lacking := sorted({*range(self.classes)} - set(labels[:, 0].tolist())):
+            raise DataError(
+                f"{path}: expected {part} images of all {self.classes} classes, found none of class "
+                f"{lacking[0]}"
             )
         return Pixels(pixels[:, None]), torch.from_numpy(labels[:, 0].astype(np.int64))
 
@@ -129,11 +149,8 @@ def load_omniglot(data_dir: str | None = None) -> Omniglot:
     drawings = []
     with opened("omniglot", "https://github.com/brendenlake/omniglot", data_dir) as source:
         for part, characters in CHARACTERS.items():
-            path, expected, arrays = read_arrays(source, f"images_{part}.npz", {"images": ("b", 4)})
-            images, shape = arrays["images"], (characters, 20, 105, 105)
-            if images.shape != shape:
-                raise DataError(
-                    f"{path}: expected {expected}, images of shape {shape}, found shape {images.shape}"
-                )
+            shape = (characters, 20, 105, 105)
+            _, _, arrays = read_arrays(source, f"images_{part}.npz", {"images": (np.bool_, shape)})
+            images = arrays["images"]
             drawings.append(np.logical_not(images, out=images))
     return Omniglot(*drawings, source.files)

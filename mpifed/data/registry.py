@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
+from mpifed.core.errors import shown
 from mpifed.core.settings import near_miss
 from mpifed.data.cifar import CIFAR10_MD5, CIFAR100_MD5, Cifar
 from mpifed.data.image_folder import ImageFolder
@@ -123,7 +124,7 @@ TEXTS = {
 
 def _known(name: str) -> str:
     if name not in DATASETS:
-        raise ValueError(f"unknown data set {name!r}: {near_miss(name, DATASETS)}")
+        raise ValueError(f"unknown data set {shown(name)}: {near_miss(name, DATASETS)}")
     return name
 
 

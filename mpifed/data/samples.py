@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from mpifed.core.finite import first_bad
 from mpifed.core.problem import DataFile
+from mpifed.data.sources import DataError
 
 __all__ = ["Labelled", "Images", "Table", "Texts", "Pixels"]
 
@@ -38,13 +40,29 @@ class Pixels:
 @dataclass(frozen=True, eq=False)
 class Labelled:
     """Samples ``[n, ...]``, float32, asked for by rows; their labels ``[n]``, int64 from 0; the files that
-    hold them."""
+    hold them.
+
+    Raises:
+        DataError: a sample has a value that is not finite, or samples and labels differ in number.
+    """
 
     train: torch.Tensor | Pixels
     train_labels: torch.Tensor
     test: torch.Tensor | Pixels
     test_labels: torch.Tensor
     files: dict[str, DataFile] = field(default_factory=dict)
+
+    def __post_init__(self):
+        where = f" ({', '.join(file.path for file in self.files.values())})" if self.files else ""
+        for part in ("train", "test"):
+            samples, labels = getattr(self, part), getattr(self, f"{part}_labels")
+            if len(samples) != len(labels):
+                raise DataError(
+                    f"{part}: expected a label a sample, found {len(samples)} and {len(labels)}{where}"
+                )
+            if isinstance(samples, torch.Tensor) and (index := first_bad(samples)):
+                found = f"{samples[index].item()} in row {index[0]}"
+                raise DataError(f"{part}: expected finite numbers, found {found}{where}")
 
     @property
     def shape(self) -> tuple[int, ...]:

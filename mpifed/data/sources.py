@@ -8,6 +8,9 @@ Of every file a SHA-256 digest of its unpacked bytes is kept: a packed and a pla
 data, and ``sha256sum`` of the plain file gives the same number. Hashing runs at about 1 GB/s, ten times as
 fast as gzip unpacks. Plain files are mapped into memory: the ranks of a node share one copy, and pages that
 are not asked for need not stay.
+
+A few bytes can unpack to all the memory there is. So no file is read beyond the length that its format allows
+it, nor unpacked beyond :func:`bound`.
 """
 
 from __future__ import annotations
@@ -18,21 +21,55 @@ import hashlib
 import lzma
 import mmap
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mpifed.core.problem import DataFile
 
-__all__ = ["DataError", "SUFFIXES", "Source", "opened"]
+__all__ = ["DataError", "SUFFIXES", "Source", "bound", "opened", "parsing"]
 
 #: What may follow a file's official name.
 SUFFIXES = ("", ".gz", ".xz")
 _OPEN = {".gz": gzip.open, ".xz": lzma.open}
+#: Bytes that a file of any length may unpack to, and times its length that a longer one may: text and images
+#: pack to a fiftieth at best, gzip packs zeros to a thousandth.
+_SMALL, _RATIO = 2**26, 100
+#: Bytes unpacked at a time, and characters of a library's message that are passed on.
+_CHUNK, _SAID = 2**20, 200
 
 
 class DataError(ValueError):
     """A data file is missing, truncated, damaged, or not the one that was expected."""
+
+
+def bound(path: Path) -> int:
+    """Bytes that a packed file may unpack to."""
+    return max(_SMALL, _RATIO * path.stat().st_size)
+
+
+@contextlib.contextmanager
+def parsing(where: str | Path, expected: str, found: str = "") -> Iterator[None]:
+    """Around the reading of foreign bytes: whatever a library raises at them is told in one sentence.
+
+    Args:
+        where: the file, and what in it.
+        expected: what it should be.
+        found: what comes before the library's words.
+
+    Raises:
+        DataError: anything was raised inside.
+    """
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # no library says what all it may raise at damaged bytes
+        words = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, MemoryError):
+            words = f"more than fits into memory: {words}"
+        if len(words) > _SAID:
+            words = words[:_SAID] + "..."
+        raise DataError(f"{where}: expected {expected}, found {found}{words}") from error
 
 
 class Source:
@@ -60,25 +97,27 @@ class Source:
         paths = [self.folder / (name + suffix) for suffix in SUFFIXES] if self.folder else []
         return next((path for path in paths if path.is_file()), None)
 
-    def read(self, name: str, expected: str) -> tuple[Path, bytes | mmap.mmap]:
+    def read(
+        self, name: str, expected: str, limit: int | None = None, cut: bool = False
+    ) -> tuple[Path, bytes | mmap.mmap]:
         """Path and unpacked content of a file.
 
         Args:
             name: its official name.
             expected: what it should be, for messages.
+            limit: bytes that it has at most, ``None`` where its format sets no limit.
+            cut: return the first ``limit + 1`` bytes of a longer file, for messages on what it is instead.
 
         Raises:
-            DataError: it is missing, or cannot be read or unpacked.
+            DataError: it is missing, or cannot be read or unpacked, or is longer than ``limit``.
         """
         path = self.find(name)
         if path is None:
             raise self.missing(", ".join(name + suffix for suffix in SUFFIXES), expected)
-        try:
-            content = _content(path)
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise DataError(
-                f"{path}: expected {expected}, found a file that cannot be read: {error}"
-            ) from error
+        with parsing(path, expected, "a file that cannot be read: "):
+            content = _content(path, limit)
+            if limit is not None and len(content) > limit and not cut:
+                raise DataError(f"{path}: expected {expected}, found more than {limit} bytes")
         self.note(name, path, content)
         return path, content
 
@@ -95,11 +134,19 @@ class Source:
         return DataError(f"{self.name} lacks a file: expected one of {names}, {expected}; found {found}")
 
 
-def _content(path: Path) -> bytes | mmap.mmap:
+def _content(path: Path, limit: int | None) -> bytes | mmap.mmap:
+    """The content of a file, and no more than one byte beyond ``limit``."""
+    size, packed = path.stat().st_size, path.suffix in _OPEN
+    end = None if limit is None else limit + 1
     with _OPEN.get(path.suffix, open)(path, "rb") as file:
-        if path.suffix in _OPEN or not path.stat().st_size:  # an empty file cannot be mapped
-            return file.read()
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if size and not packed:  # an empty file cannot be mapped
+            return mmap.mmap(file.fileno(), size if end is None else min(size, end), access=mmap.ACCESS_READ)
+        content = bytearray()
+        while chunk := file.read(_CHUNK if end is None else min(_CHUNK, end - len(content))):
+            content += chunk
+            if len(content) > bound(path):
+                raise ValueError(f"it unpacks to more than {bound(path)} bytes")
+        return bytes(content)
 
 
 @contextlib.contextmanager

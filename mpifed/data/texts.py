@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpifed.data.samples import Texts
-from mpifed.data.sources import DataError, Source, opened
+from mpifed.data.sources import DataError, Source, opened, parsing
 
 __all__ = ["TextColumns", "TextLines", "TextSet"]
 
@@ -20,12 +20,13 @@ Part = tuple[list[str], np.ndarray]
 def _lines(source: Source, name: str, expected: str, encoding: str) -> tuple:
     """Path and text of a file that must be complete to the end of its last line."""
     path, content = source.read(name, expected)
-    try:
-        text = bytes(content).decode(encoding)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: expected {expected}, found bytes that are not {encoding}: {error}"
-        ) from error
+    with parsing(path, expected):
+        raw = bytes(content)
+        try:
+            text = raw.decode(encoding)
+        except UnicodeDecodeError as error:
+            line = raw.count(b"\n", 0, error.start) + 1
+            raise ValueError(f"bytes that are not {encoding} in line {line}") from error
     if not text.endswith("\n"):
         raise DataError(f"{path}: expected {expected}, found a last line without an end")
     return path, text
@@ -121,8 +122,8 @@ class TextLines:
         for label, name in enumerate((self.negative, self.positive)):
             path, text = _lines(source, name, "lines of UTF-8 text", "utf-8")
             lines = text.removesuffix("\n").split("\n")
-            if not all(map(str.strip, lines)):
-                raise DataError(f"{path}: expected lines of UTF-8 text, found an empty line")
+            if empty := [number for number, line in enumerate(lines, 1) if not line.strip()]:
+                raise DataError(f"{path}: expected lines of UTF-8 text, found an empty line {empty[0]}")
             texts += lines
             labels += [label] * len(lines)
         return texts, np.array(labels, dtype=np.int64)

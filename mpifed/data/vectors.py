@@ -8,8 +8,10 @@ data sets lie, in a folder ``wordvectors``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import mmap
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -72,12 +74,16 @@ def read_vectors(name: str, vocabulary: Iterable[str], data_dir: str | None = No
 
 
 def _from_archive(source: Source, name: str, vocabulary: set[str]) -> tuple[dict[str, np.ndarray], int]:
-    path, expected, arrays = read_arrays(source, name, {"words": ("U", 1), "vectors": ("f", 2)})
+    path, expected, arrays = read_arrays(source, name, {"words": (np.str_, 1), "vectors": (np.floating, 2)})
     words, vectors = arrays["words"].tolist(), arrays["vectors"]
-    if len(words) != len(vectors) or not np.isfinite(vectors).all():
+    if len(words) != len(vectors):
+        raise DataError(f"{path}: expected {expected}, found {len(words)} words and {len(vectors)} vectors")
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        row = int(finite.argmin())
         raise DataError(
-            f"{path}: expected {expected}, found {len(words)} words and {len(vectors)} vectors, or infinite "
-            "numbers"
+            f"{path}: expected finite numbers, found others in row {row} of vectors, of the word "
+            f"{words[row][:20]!r}"
         )
     return {word: vector for word, vector in zip(words, vectors) if word in vocabulary}, vectors.shape[1]
 
@@ -85,21 +91,37 @@ def _from_archive(source: Source, name: str, vocabulary: set[str]) -> tuple[dict
 def _from_text(source: Source, name: str, vocabulary: set[str]) -> tuple[dict[str, np.ndarray], int]:
     expected = "lines of a word and its numbers, the same count in each, split by blanks"
     path, content = source.read(name, expected)
-    found, d = {}, 0
-    for number, line in enumerate(io.BytesIO(content), 1):
-        text = line.decode("utf-8", "replace").rstrip()
-        if number == 1 and text.count(" ") == 1:  # word2vec's counts
-            continue
-        d = d or text.count(" ")
-        word, *cells = text.rsplit(" ", d)  # a few words of GloVe hold blanks
-        try:
+    lines = content.readline if isinstance(content, mmap.mmap) else io.BytesIO(content).readline
+    found, d, number, counts = {}, 0, 0, None
+    try:
+        for number, line in enumerate(iter(lines, b""), 1):
+            text = line.decode("utf-8", "replace").rstrip()
+            if number == 1 and text.count(" ") == 1:
+                with contextlib.suppress(ValueError):  # word2vec's counts; else a word with one number
+                    counts = [int(cell) for cell in text.split()]
+                    continue
+            d = d or text.count(" ")
+            word, *cells = text.rsplit(" ", d)  # a few words of GloVe hold blanks
             if len(cells) < max(d, 1):
                 raise ValueError(f"{len(cells)} numbers instead of {d}")
+            if not line.endswith(b"\n"):
+                raise ValueError("no end")
             if word in vocabulary:
-                found[word] = np.array(cells, dtype=np.float32)
-        except ValueError as error:
-            raise DataError(f"{path}: expected {expected}, found {error} in line {number}") from error
+                found[word] = _vector(cells)
+        if counts and counts != [number - 1, d]:
+            raise ValueError(f"{counts[0]} words of {counts[1]} numbers announced, {number - 1} of {d} there")
+    except ValueError as error:
+        words = str(error)[:80]
+        raise DataError(f"{path}: expected {expected}, found {words} in line {number}") from error
     return found, d
+
+
+def _vector(cells: list[str]) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what is too large is infinite
+        vector = np.array(cells, dtype=np.float32)
+    if not np.isfinite(vector).all():
+        raise ValueError(f"{vector[~np.isfinite(vector)][0]}, which is not a finite number,")
+    return vector
 
 
 def random_vectors(vocabulary: Iterable[str], d: int, seed: int = 0) -> WordVectors:

@@ -19,6 +19,7 @@ __all__ = [
     "SerialComm",
     "MpiComm",
     "agree",
+    "usable_mpi",
     "share",
     "together",
     "CollectiveError",
@@ -91,8 +92,12 @@ class SerialComm:
     def barrier(self) -> None:
         """Wait for all ranks."""
 
+    def alarmed(self) -> bool:
+        """Whether another rank has sent a text by :meth:`witness`; from any thread."""
+        return False
+
     def witness(self, text: str, seconds: float) -> dict[int, str] | None:
-        """Tell ranks 0 and 1 a text, from any thread and without waiting for them.
+        """Tell ranks 0 and 1 a text, and from these all others, from any thread and without waiting for them.
 
         Returns:
             On ranks 0 and 1 the texts by rank that arrived within ``seconds``, their own among them;
@@ -107,22 +112,36 @@ class SerialComm:
         os._exit(code)
 
 
+def usable_mpi():
+    """mpi4py's ``MPI``, initialised unless a script has said that it sees to that.
+
+    Raises:
+        CollectiveError: the script has not done so, or has finalised MPI.
+    """
+    import mpi4py
+
+    if os.environ.get(FAULT_TOLERANT) == "1":
+        mpi4py.rc.finalize = False  # survivors may wait in it for the dead
+    from mpi4py import MPI
+
+    if MPI.Is_finalized() or not MPI.Is_initialized():
+        state = "has been finalised" if MPI.Is_finalized() else "is not initialised"
+        raise CollectiveError(f"MPI {state}: a run needs it between MPI.Init() and MPI.Finalize()")
+    return MPI
+
+
 class MpiComm(SerialComm):
     """A communicator over MPI ranks.
 
     Args:
-        mpi: the communicator to duplicate, ``COMM_WORLD`` when omitted.
+        mpi: the communicator of mpi4py to duplicate, ``COMM_WORLD`` when omitted.
     """
 
     def __init__(self, mpi=None):
-        import mpi4py
-
-        mpi4py.rc.finalize = os.environ.get(FAULT_TOLERANT) != "1"  # survivors may wait in it for the dead
-        from mpi4py import MPI
-
-        self._mpi = MPI
+        self._mpi = MPI = usable_mpi()
         self._comm = (mpi or MPI.COMM_WORLD).Dup()
         self._witnesses = self._comm.Dup()
+        self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.rank, self.size = self._comm.rank, self._comm.size
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.local_rank, self.local_size = node.rank, node.size
@@ -172,11 +191,21 @@ class MpiComm(SerialComm):
         self._comm.Barrier()
         self.calling = ""
 
+    def alarmed(self):
+        try:
+            return self._threads and self._witnesses.Iprobe()
+        except self._mpi.Exception:  # a rank has died, which the main thread will meet
+            return False
+
     def witness(self, text, seconds):
+        if not self._threads:
+            unknown = "cannot be asked: MPI was initialised without MPI_THREAD_MULTIPLE"
+            return dict.fromkeys(range(self.size), unknown) | {self.rank: text}
         letter = np.frombuffer(text.encode()[:WITNESS_BYTES].ljust(WITNESS_BYTES), dtype=np.uint8)
+        receivers = range(self.size if self.rank < 2 else 2)
         self._letters = [
             letter,
-            *(self._witnesses.Isend(letter, to) for to in (0, 1) if to < self.size and to != self.rank),
+            *(self._witnesses.Isend(letter, to) for to in receivers if to != self.rank),
         ]
         if self.rank > 1:
             return None

@@ -1,20 +1,39 @@
-"""The device of a rank, the memory it has used, and deterministic algorithms."""
+"""The device of a rank, the memory it has used, deterministic algorithms, and what bits depend on beside
+them.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import json
 import os
+import platform
 import resource
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import scipy
 import torch
+from threadpoolctl import threadpool_limits
 
-from mpifed.parallel.comm import CollectiveError, SerialComm, together
+from mpifed.parallel.comm import CollectiveError, SerialComm, share, together
 
-__all__ = ["choose_device", "device_for", "threads", "identity", "wait_for", "deterministic", "usage"]
+__all__ = [
+    "choose_device",
+    "device_for",
+    "threads",
+    "identity",
+    "wait_for",
+    "deterministic",
+    "machine",
+    "differences",
+    "expect_alike",
+    "usage",
+]
 
 #: cuBLAS sums in a fixed order only with a workspace of a fixed size; it reads this when its first handle is
 #: made.
@@ -117,7 +136,8 @@ def deterministic(on: bool) -> Iterator[None]:
     go on.
 
     cuBLAS obeys only where it has not been used before in the process, or was told by
-    ``CUBLAS_WORKSPACE_CONFIG``. All settings are restored in the end.
+    ``CUBLAS_WORKSPACE_CONFIG``. NumPy's linear algebra gets one thread, since a problem's data and metrics
+    would else depend on the cores of a rank. All settings are restored in the end.
     """
     if not on:
         yield
@@ -135,13 +155,76 @@ def deterministic(on: bool) -> Iterator[None]:
     torch.use_deterministic_algorithms(True)
     torch.set_float32_matmul_precision("highest")
     try:
-        with cudnn.flags(enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False):
+        with (
+            cudnn.flags(enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False),
+            threadpool_limits(1, "blas"),
+        ):
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
         torch.use_deterministic_algorithms(enabled, warn_only=warns)
         if workspace is None:
             os.environ.pop(_WORKSPACE, None)
+
+
+@functools.cache
+def machine(device: torch.device) -> dict[str, str]:
+    """What the bits of a kernel depend on that no setting says, by name: processor, GPU, libraries.
+
+    Torch and NumPy choose kernels by the processor's instructions, and the libraries below them, for products
+    of matrices, by its model.
+    """
+    here = {
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "scipy": scipy.__version__,
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+    if device.type != "cuda":
+        return here
+    return here | {
+        "gpu": torch.cuda.get_device_name(device),
+        "cuda": f"{torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}",
+    }
+
+
+def _processor() -> str:
+    """The model of the processor, its architecture where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def expect_alike(comm: SerialComm, device: torch.device) -> None:
+    """Warn where bits may depend on which rank has which client: the ranks' machines differ. Collective."""
+    text = json.dumps(machine(device))
+    least = np.frombuffer(hashlib.sha256(text.encode()).digest()[:7] + b"\0", np.int64).copy()
+    most = least.copy()
+    comm.allreduce_(least, "min")
+    comm.allreduce_(most, "max")
+    if least[0] == most[0]:
+        return
+    machines = [json.loads(share(comm, text, rank)) for rank in range(comm.size)]
+    other = next(rank for rank in range(comm.size) if machines[rank] != machines[0])
+    if comm.rank == 0:
+        print(
+            "mpifed: warning: run.reduction = 'exact' gives the same bits on machines that are alike, but "
+            f"{differences(machines[0], machines[other], 'on rank 0', f'on rank {other}')}",
+            file=sys.stderr,
+        )
+
+
+def differences(one: dict[str, str], other: dict[str, str], here: str, there: str) -> str:
+    """What two machines differ in, in words; "" where they do not."""
+    return "; ".join(
+        f"{name} is {one.get(name, 'none')} {here} and {other.get(name, 'none')} {there}"
+        for name in {**one, **other}
+        if one.get(name) != other.get(name)
+    )
 
 
 def usage(comm: SerialComm, device: torch.device) -> dict[str, np.ndarray]:

@@ -6,11 +6,13 @@ A launcher and an MPI library that do not fit start N processes that each believ
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import traceback
 
-from mpifed.parallel.comm import MpiComm, SerialComm
+from mpifed.parallel.comm import MpiComm, SerialComm, usable_mpi
+from mpifed.parallel.slurm import slurm_job
 
 __all__ = ["world", "abort_all", "LaunchError", "EXIT_LAUNCH"]
 
@@ -35,27 +37,40 @@ class LaunchError(RuntimeError):
 
 def _announced() -> int:
     """The number of ranks that the launcher says it has started, 1 when it says nothing."""
-    names = [*_LAUNCHER_SIZES, *(["SLURM_STEP_NUM_TASKS"] if "SLURM_PROCID" in os.environ else [])]
+    names = [*_LAUNCHER_SIZES, *(["SLURM_STEP_NUM_TASKS"] if slurm_job() else [])]
     for name in names:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
     return 1
 
 
-def world() -> SerialComm:
-    """The communicator of all processes that were started together.
+def world(given=None) -> SerialComm:
+    """The communicator of all processes that were started together, the same one at every call; or of those
+    of a communicator of mpi4py.
 
     MPI when a launcher (mpirun, mpiexec, srun) has started this process, one process otherwise. Under MPI, an
     exception that nobody catches ends all ranks: MPI itself would leave the others waiting for ever.
 
+    Args:
+        given: a communicator of mpi4py, which is duplicated, or one of this package, which is returned.
+
     Raises:
+        CollectiveError: MPI is not initialised, or has been finalised.
+        TypeError: ``given`` is no communicator.
         LaunchError: the launcher started more processes than MPI can see.
     """
+    if isinstance(given, SerialComm):
+        return given
+    if given is not None:
+        if not all(hasattr(given, name) for name in ("Dup", "Split_type")):
+            raise TypeError(f"expected a communicator of mpi4py, got {type(given).__name__}")
+        return MpiComm(given)
     announced = _announced()
     launched = any(name.startswith(_LAUNCHER_MARKS) for name in os.environ) or announced > 1
     if not launched:
         return SerialComm()
-    comm = MpiComm()
+    usable_mpi()
+    comm = _mpi()
     if comm.size != announced and announced > 1:
         library = " ".join(comm.mpi.split(",")[0].split())
         way = "pmix" if library.startswith("Open MPI") else "pmi2"
@@ -67,6 +82,12 @@ def world() -> SerialComm:
     if comm.size > 1:
         sys.excepthook = lambda *error: _abort_on(comm, *error)
     return comm
+
+
+@functools.cache
+def _mpi() -> MpiComm:
+    """Once a process: MPI has a bounded number of communicators, and a script may run any number of jobs."""
+    return MpiComm()
 
 
 def abort_all(code: int) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import AfterValidator, Field
 
+from mpifed.core.errors import shown
 from mpifed.core.problem import Named
 from mpifed.core.records import Blocks
 from mpifed.core.settings import near_miss, problem_settings
@@ -30,7 +31,7 @@ __all__ = ["FewShotMAML"]
 def _known(name: str) -> str:
     options = {"omniglot", *DATASETS}
     if name not in options:
-        raise ValueError(f"unknown data set {name!r}: {near_miss(name, options)}")
+        raise ValueError(f"unknown data set {shown(name)}: {near_miss(name, options)}")
     return name
 
 

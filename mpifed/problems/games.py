@@ -18,7 +18,7 @@ from mpifed.core.problem import Named, Operator
 from mpifed.core.proximal import L1Box, Proximal, Zero
 from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
-from mpifed.core.streams import Stream, generator
+from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
 from mpifed.problems.constants import around, rotation
 from mpifed.problems.trust_region import maximize_on_ball
 
@@ -123,6 +123,10 @@ class AffineGame(_Affine):
         if self.smooth < self.strong:
             raise ValueError(f"expected strong ≤ smooth, got strong = {self.strong}, smooth = {self.smooth}")
 
+    def footprint(self) -> int:
+        spread = self.heterogeneity and not self.shared_jacobian
+        return ((BYTES_A_DRAW if spread else 24) * self.clients + 24) * self.d**2
+
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         rng, stream = generator(seed, "affine game"), Stream(seed, "affine game", np.arange(self.clients))
         solution, start = rng.standard_normal((2, self.d))
@@ -144,9 +148,8 @@ class AffineGame(_Affine):
         Q, planes = rotation(rng, self.d), self.d // 2
         first, second = Q[:, :planes] * np.linspace(1, 0, planes, endpoint=False), Q[:, planes : 2 * planes]
         turn = np.einsum("ij,kj->ik", first, second)
-        own = around(np.zeros((self.d, self.d)), scale, stream) / np.sqrt(
-            8 * self.d
-        )  # G - Gᵀ has norm about √(8d)
+        # G - Gᵀ has norm about √(8d).
+        own = around(np.zeros((self.d, self.d)), scale, stream) / np.sqrt(8 * self.d)
         return self.skew * (turn - turn.T + own - own.swapaxes(1, 2))
 
     @property
@@ -201,8 +204,7 @@ class Bilinear(_Coupled):
 
     The singular values of the mean of the A_n fall evenly from ``coupling`` to ``coupling`` / min(dx, dy).
     With u normal of standard deviation 2, the solution is z* = prox_φ(u), and the mean vectors make -V(z*)
-    the subgradient u
-    - z* of φ.
+    the subgradient u - z* of φ.
     """
 
     dx: int = Field(default=5, ge=1, description="dimension of x")
@@ -221,6 +223,11 @@ class Bilinear(_Coupled):
 
     source = "Wang & Kale n.d., sections 3 and 5"
     cites = ("wang_nd_slippax",)
+
+    def footprint(self) -> int:
+        spread = self.heterogeneity and not self.shared_jacobian
+        own = (BYTES_A_DRAW if spread else 8) * self.dx * self.dy
+        return own * self.clients + 32 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         rng, stream = generator(seed, "bilinear"), Stream(seed, "bilinear", np.arange(self.clients))
@@ -262,6 +269,10 @@ class L1BoxBilinear(_Coupled):
     def phi(self) -> L1Box:
         """λ‖z‖₁ on the box."""
         return L1Box(self.lam, self.bound)
+
+    def footprint(self) -> int:
+        own = 16 * (self.dx + self.dy) + (BYTES_A_DRAW if self.heterogeneity else 0) * self.dx * self.dy
+        return self.clients * own + 16 * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         rng, stream = generator(seed, "l1 box"), Stream(seed, "l1 box", np.arange(self.clients))

@@ -15,7 +15,7 @@ from pydantic import Field
 from mpifed.core.problem import Composition, Named
 from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
-from mpifed.core.streams import Stream, generator
+from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
 
 __all__ = ["MAML", "LinearMAML"]
 
@@ -83,6 +83,10 @@ class LinearMAML(MAML):
     eta: float = Field(default=0.1, ge=0, description="step size η of the adaptation to a task")
     s: float = Field(default=1.0, ge=0, description="heterogeneity: standard deviation of the tasks' weights")
     noise: float = Field(default=0.1, ge=0, description="standard deviation of the noise of b")
+
+    def footprint(self) -> int:
+        rows = BYTES_A_DRAW * self.clients * self.samples * self.d
+        return max(rows, 32 * self.clients * self.d**2)  # the Hessians behind the solution
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         numbers = np.arange(self.clients)

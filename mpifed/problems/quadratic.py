@@ -10,7 +10,7 @@ from pydantic import Field
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
-from mpifed.core.streams import Stream, generator
+from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
 from mpifed.problems.constants import around, rotation
 
 __all__ = ["QuadraticNCPL", "TwoSidedPL"]
@@ -63,6 +63,11 @@ class QuadraticNCPL(Minimax):
     def ell_clients(self) -> float:
         """Smoothness of the least smooth f_n: the largest spectral norm of a client's Hessian."""
         return float(max(np.linalg.norm(H, 2) for H in self._H))
+
+    def footprint(self) -> int:
+        spread = self.heterogeneity and not self.shared_hessian
+        own = BYTES_A_DRAW if spread else 16  # a client's Hessian, and its symmetric part
+        return (own * self.clients + 32) * (self.dx + self.dy) ** 2
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         rng, stream = generator(seed, "quadratic"), Stream(seed, "quadratic", np.arange(self.clients))
@@ -166,6 +171,9 @@ class TwoSidedPL(Minimax):
 
     #: Smoothness of f, attained at 0, and lower bounds of its PL constants in x and in y.
     ell, mu_x, mu_y = 28.0, 1 / 6, 5 / 4
+
+    def footprint(self) -> int:
+        return BYTES_A_DRAW * self.clients * 2 * self.d
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         stream = Stream(seed, "two-sided", np.arange(self.clients))

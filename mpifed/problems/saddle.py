@@ -12,7 +12,7 @@ from pydantic import Field
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
-from mpifed.core.streams import Stream
+from mpifed.core.streams import BYTES_A_DRAW, Stream
 
 __all__ = ["Saddle"]
 
@@ -39,6 +39,9 @@ class Saddle(Minimax):
 
     source = "Huang et al. 2024, eq. 12"
     cites = ("huang2024adafgda",)
+
+    def footprint(self) -> int:
+        return BYTES_A_DRAW * self.clients * (self.d + 1)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         stream = Stream(seed, "saddle", np.arange(self.clients))

@@ -11,7 +11,7 @@ from pydantic import Field
 from mpifed.core.problem import Named
 from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
-from mpifed.core.streams import Stream
+from mpifed.core.streams import BYTES_A_DRAW, Stream
 from mpifed.models import MLP, Model
 from mpifed.problems.maml import MAML
 
@@ -42,6 +42,10 @@ class SinusoidMAML(MAML):
 
     source = "Huang n.d., eq. 2; tasks of Finn et al. 2017"
     cites = ("huang_nd_mfcgd", "finn2017maml")
+
+    def footprint(self) -> int:
+        rows = self.clients * self.samples
+        return max(BYTES_A_DRAW * rows, 16 * rows + (16 * GRID + 16 * self.shots) * self.tests)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Make the tasks and their rows; a client's depend on the seed and its number alone.

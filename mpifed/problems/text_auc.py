@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from pydantic import AfterValidator, Field
 
+from mpifed.core.errors import shown
 from mpifed.core.problem import Named
 from mpifed.core.settings import near_miss, problem_settings
 from mpifed.data import TEXTS
@@ -29,7 +30,7 @@ CHUNK = 64
 
 def _known(name: str) -> str:
     if name not in TEXTS:
-        raise ValueError(f"unknown set of texts {name!r}: {near_miss(name, TEXTS)}")
+        raise ValueError(f"unknown set of texts {shown(name)}: {near_miss(name, TEXTS)}")
     return name
 
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
-from mpifed.core.streams import Stream
+from mpifed.core.streams import BYTES_A_DRAW, Stream
 
 __all__ = ["WGAN"]
 
@@ -48,6 +48,9 @@ class WGAN(Minimax):
 
     source = "Shen et al. 2024, section 4.1"
     cites = ("shen2024fessgda", "arjovsky2017wgan")
+
+    def footprint(self) -> int:
+        return 2 * BYTES_A_DRAW * self.clients  # of a number alone, twice as many
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         stream = Stream(seed, "wgan", np.arange(self.clients))

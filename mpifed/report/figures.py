@@ -123,7 +123,7 @@ def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = N
         handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3
     )
     figure.align_ylabels(grid[:, 0])
-    figure.savefig(path, format="png")
+    figure.savefig(path, format="png", metadata={"Software": "mpifed"})
 
 
 def panels(settings: Sequence[Setting], metric: str, axis: Axis) -> dict[str, bytes]:

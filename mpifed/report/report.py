@@ -13,6 +13,8 @@ from mpifed.report.comparison import Rule, Setting, best, columns, metrics_of, s
 from mpifed.report.figures import curves
 from mpifed.report.page import page
 from mpifed.report.tables import cost_rows, print_table, run_rows, setting_rows, to_csv
+from mpifed.storage.atomic import replacing
+from mpifed.storage.ownership import REPORT_FILES, TEXT_MARK, expect_own
 from mpifed.storage.results import find_runs, load
 
 __all__ = ["report"]
@@ -31,30 +33,39 @@ def report(places: Iterable[str | Path], out: str | Path, rule: Rule = Rule()) -
         The files written.
 
     Raises:
-        ValueError: no runs, one that cannot be read, or a rule with a metric that no run has.
+        ValueError: no runs, one that cannot be read, a rule with a metric that no run has, or a file in
+            ``out`` that would be replaced and is no report's.
     """
     out, settings = Path(out), settings_of([load(path) for path in find_runs(places)])
     rule.check(settings)
+    expect_own(out / name for name in REPORT_FILES)
     chosen, rows = best(settings, rule), run_rows(settings, rule)
-    out.mkdir(parents=True, exist_ok=True)
-    written = [out / "report.html", out / "table.txt", out / "table.csv"]
-    written[0].write_text(page(settings, chosen, rule), encoding="utf-8")
-    with open(written[1], "w", encoding="utf-8") as file:
-        console = Console(file=file, width=100, color_system=None)
-        _print(console, settings, chosen, rule)
-        print_table(rows, console)
-    to_csv(rows, written[2])
-    if len(rows) > 1:
-        written.append(out / "settings.csv")
-        to_csv(setting_rows(settings, rule, columns(settings)), written[-1])
+    writers = {"report.html": lambda path: path.write_text(page(settings, chosen, rule), encoding="utf-8")}
     if metrics_of(settings):
-        written.insert(1, out / "curves.png")
-        curves(chosen, written[1])
+        writers["curves.png"] = lambda path: curves(chosen, path)
+    writers["table.txt"] = lambda path: _to_text(path, settings, chosen, rule, rows)
+    writers["table.csv"] = lambda path: to_csv(rows, path)
+    if len(rows) > 1:
+        writers["settings.csv"] = lambda path: to_csv(setting_rows(settings, rule, columns(settings)), path)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, write in writers.items():
+        with replacing(out / name) as path:
+            write(path)
     if len(chosen) == len(rows):
         print_table(rows)
     else:
         _print(Console(), settings, chosen, rule)
-    return written
+    return [out / name for name in writers]
+
+
+def _to_text(
+    path: Path, settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, rows: list[dict]
+) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        console = Console(file=file, width=100, color_system=None)
+        console.print(TEXT_MARK)
+        _print(console, settings, chosen, rule)
+        print_table(rows, console)
 
 
 def _print(console: Console, settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> None:

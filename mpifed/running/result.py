@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from mpifed.core.records import Blocks
+from mpifed.parallel.comm import SerialComm, share
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.format import RUN_FILE, End
 from mpifed.storage.recorder import Recorder
 
-__all__ = ["Result", "load"]
+__all__ = ["Result", "everywhere", "load"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +69,7 @@ class Result:
             metrics=metrics,
             history=recorder.metrics,
             costs=recorder.columns(),
-            iterates={block: np.array(rows) for block, rows in recorder.iterates.items()},
+            iterates={block: recorder.table(block) for block in recorder.blocks},
             end=end,
             path=folder / RUN_FILE,
         )
@@ -94,6 +96,45 @@ def load(folder: str | Path) -> Result:
         iterates=found.iterates,
         end=run.end,
         path=run.path,
+    )
+
+
+def everywhere(result: Result | None, comm: SerialComm) -> Result:
+    """A result that rank 0 has read, on all ranks; what only rank 0 has of a run stays there. Collective."""
+    if comm.rank == 0:
+        blocks = {
+            block: [
+                str(values.numpy().dtype),
+                len(values),
+                {name: list(part.shape) for name, part in named.items()},
+            ]
+            for (block, values), named in zip(result.point.items(), result.parameters.values())
+        }
+        known = {
+            "config": result.config,
+            "end": astuple(result.end),
+            "path": str(result.path),
+            "blocks": blocks,
+        }
+    known = json.loads(share(comm, json.dumps(known) if comm.rank == 0 else None))
+    point = {}
+    for block, (dtype, size, _) in known["blocks"].items():
+        values = result.point[block].numpy() if comm.rank == 0 else np.empty(size, dtype)
+        comm.bcast_(values)
+        point[block] = torch.from_numpy(values)
+    if comm.rank == 0:
+        return result
+    shapes = Blocks(**{block: shapes for block, (_, _, shapes) in known["blocks"].items()})
+    return Result(
+        config=known["config"],
+        point=point,
+        parameters=_by_name(point, shapes),
+        metrics={},
+        history={},
+        costs={},
+        iterates={},
+        end=End(*known["end"]),
+        path=Path(known["path"]),
     )
 
 

@@ -5,40 +5,81 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mpifed.config.job import Config
 from mpifed.config.plugins import changed_sources
 from mpifed.core.errors import ConfigError
 from mpifed.core.settings import flatten
 from mpifed.parallel.comm import SerialComm, share, together
+from mpifed.running.result import Result, everywhere, load
 from mpifed.storage import checkpoint
 from mpifed.storage.folder import Folder
-from mpifed.storage.format import End
-from mpifed.storage.recorder import ending
+from mpifed.storage.format import RUN_FILE, End
+from mpifed.storage.results import sound
+from mpifed.storage.schema import expect_state, writer
 from mpifed.storage.snapshot import Snapshot
 
-__all__ = ["find_saved", "choose", "newest", "check_rounds", "complete", "is_done"]
+__all__ = ["Stored", "find_saved", "find_settings", "choose", "go_on", "check_rounds", "complete", "is_done"]
 
 #: Sections that may change between starts of a job: how and how long it runs, not what it computes.
 _FREE = ("rounds", "stop", "run", "plugins")
 
 
-def find_saved(comm: SerialComm, look: Callable[[], Snapshot | None]) -> Snapshot | None:
+def find_saved(comm: SerialComm, look: Callable[[], Snapshot | Result | None]) -> Snapshot | Result | None:
     """Let rank 0 look, and tell all ranks what it found. Collective.
 
     Raises:
         CollectiveError: with the text of rank 0's ValueError.
     """
-    saved = None
+    found = None
     with together(comm, ValueError):
         if comm.rank == 0:
-            saved = look()
-    header = json.loads(share(comm, json.dumps(saved.header if saved else None)))
-    return saved if comm.rank == 0 or header is None else Snapshot(header)
+            found = look()
+    if share(comm, "complete" if isinstance(found, Result) else ""):
+        return everywhere(found, comm)
+    header = json.loads(share(comm, json.dumps(found.header if found else None)))
+    return found if comm.rank == 0 or header is None else Snapshot(header)
 
 
-def choose(folder: Folder, config: Config, resume: str) -> Snapshot | None:
-    """Take the folder of a job that starts; what to continue from, ``None`` for a start. Rank 0.
+class Stored(NamedTuple):
+    """The settings of a run as a file has them, and which version has written it."""
+
+    settings: dict
+    writer: str
+
+
+def find_settings(comm: SerialComm, folder: Folder) -> Stored:
+    """The settings of the run in a folder, which rank 0 reads. Collective.
+
+    Those that it has ended with, else those of its newest checkpoint; after non-finite values the latter,
+    from which other settings may lead elsewhere.
+
+    Raises:
+        CollectiveError: there is no run to continue.
+    """
+    found = None
+    with together(comm, ValueError):
+        if comm.rank == 0:
+            found = _settings_in(folder)
+    return Stored(*json.loads(share(comm, json.dumps(found))))
+
+
+def _settings_in(folder: Folder) -> Stored:
+    run, names = sound(folder.path), [path.stem for path in folder.checkpoints()]
+    ended = run.costs["round"][-1] if run and run.end and not run.diverged else -1
+    if names and not names[-1] <= f"checkpoint-{ended:08d}":
+        header = _sound(folder).header
+        return Stored(header["config"], writer(header))
+    if run and run.end:
+        return Stored(run.config, writer({"versions": run.versions}))
+    what = f", nor a sound {RUN_FILE} of a run that has ended" if folder.results() else ""
+    raise ValueError(f"there is no checkpoint in {folder.path}{what}: start the job with `mpifed run`")
+
+
+def choose(folder: Folder, config: Config, resume: str) -> Snapshot | Result | None:
+    """Take the folder of a job that starts; what to continue from, the result of a job that is complete, or
+    ``None`` for a start. Rank 0.
 
     Raises:
         ValueError: the folder cannot be written to, is in use, or holds what this job neither continues nor
@@ -53,14 +94,14 @@ def choose(folder: Folder, config: Config, resume: str) -> Snapshot | None:
                 "run.overwrite=true"
             )
         return None
+    stored = _stored(folder, config)
+    if stored:
+        return stored
     if not folder.checkpoints():
+        if folder.results():
+            raise ValueError(_no_way_on(folder, config))
         if resume == "must":
             raise ValueError(f"there is no checkpoint in {path} to continue from (--resume must)")
-        if folder.results():
-            raise ValueError(
-                f"{path} holds a run already, and no checkpoint to continue it from: choose another run.out, "
-                "or set run.overwrite=true"
-            )
         return None
     saved = _sound(folder)
     other = _differences(saved.header["config"], config.table())
@@ -70,24 +111,58 @@ def choose(folder: Folder, config: Config, resume: str) -> Snapshot | None:
             "run.overwrite=true to start over, or change settings on the way with "
             f"`mpifed resume {path} KEY=VALUE`"
         )
-    check_rounds(saved, config)
+    check_rounds(saved.round, config)
     return saved
 
 
-def newest(folder: Folder) -> Snapshot:
-    """Take the folder of a run to continue. Rank 0.
+def go_on(folder: Folder, config: Config) -> Snapshot | Result:
+    """Take the folder of a run to continue under ``config``. Rank 0.
 
     Raises:
-        ValueError: the folder cannot be written to, is in use, or holds no sound checkpoint.
+        ValueError: the folder cannot be written to, is in use, or holds no sound checkpoint, or one that
+            ``exact`` does not go on from.
     """
-    if not folder.checkpoints():
-        raise ValueError(f"there is no checkpoint in {folder.path}: start the job with `mpifed run`")
     folder.open(create=False)
-    return _sound(folder)
+    stored = _stored(folder, config)
+    if stored:
+        return stored
+    if not folder.checkpoints():
+        raise ValueError(_no_way_on(folder, config))
+    saved = _sound(folder)
+    check_rounds(saved.round, config)
+    _expect_bits(saved.header["config"], config)
+    return saved
+
+
+def _stored(folder: Folder, config: Config) -> Result | None:
+    """The result of this job, where the results file says that it is complete.
+
+    Non-finite values end a run that has a checkpoint only until it is started again.
+    """
+    run = sound(folder.path)
+    if run is None or run.end is None or _differences(run.config, config.table()):
+        return None
+    if run.diverged:
+        return None if folder.checkpoints() else load(folder.path)
+    round = int(run.costs["round"][-1])
+    check_rounds(round, config)
+    return load(folder.path) if complete(run.end, round, run.config, config) else None
+
+
+def _no_way_on(folder: Folder, config: Config) -> str:
+    """Why a folder with results and without a checkpoint cannot be gone on with."""
+    run, ways = sound(folder.path), "choose another run.out, or set run.overwrite=true to start over"
+    if run is None:
+        return f"{folder.path / RUN_FILE} cannot be read, and there is no checkpoint beside it: {ways}"
+    other = _differences(run.config, config.table())
+    if other:
+        return f"{folder.path} holds a run of another job: {'; '.join(other)}: {ways}"
+    how = f"has ended ({run.stopped}), and rounds = {config.rounds}" if run.end else "has not ended"
+    return f"{folder.path} holds a run already, and no checkpoint to continue it from; it {how}: {ways}"
 
 
 def _sound(folder: Folder) -> Snapshot:
-    path, header, arrays, complaints = checkpoint.newest(folder.path)
+    path, header, arrays, complaints = checkpoint.newest(folder.path, expect_state)
     if path is None:
         raise ValueError(
             f"none of the checkpoints in {folder.path} can be used; run.overwrite=true starts over:\n"
@@ -100,44 +175,40 @@ def _sound(folder: Folder) -> Snapshot:
 
 def is_done(folder: Folder, config: Config) -> bool:
     """Whether the folder holds this job's end, non-finite values among the reasons. Rank 0."""
-    old, end = ending(folder.path)
-    if end is not None and end.kind == "diverged":
-        return not _differences(old, config.table())
-    path, header, _, _ = checkpoint.newest(folder.path)
-    return bool(
-        path and not _differences(header["config"], config.table()) and complete(Snapshot(header), config)
-    )
+    run = sound(folder.path)
+    if run is None or run.end is None or _differences(run.config, config.table()):
+        return False
+    return run.diverged or bool(complete(run.end, int(run.costs["round"][-1]), run.config, config))
 
 
-def check_rounds(saved: Snapshot, config: Config) -> None:
+def check_rounds(round: int, config: Config) -> None:
     """Raises:
-    ConfigError: the saved run is past the last round asked for.
+    ConfigError: a run after ``round`` is past the last round asked for.
     """
-    if saved.round > config.rounds:
+    if round > config.rounds:
         raise ConfigError(
-            f"{config.run.out} is at round {saved.round} already: rounds = {config.rounds} lies behind"
+            f"{config.run.out} is at round {round} already: rounds = {config.rounds} lies behind"
         )
 
 
-def complete(saved: Snapshot, config: Config) -> End | None:
-    """Why the saved run has ended for good under ``config``, ``None`` if it goes on.
+def complete(end: End | None, round: int, old: dict, config: Config) -> End | None:
+    """``end`` where it ends the run for good under ``config``, else ``None``.
 
     A run that has done all its rounds goes on when more are asked for; one that a stopping rule has ended,
     when the rule is another.
+
+    Args:
+        end: why a run of the settings ``old`` has ended after ``round``.
     """
-    old = saved.header["config"]
     same_rule = old["stop"] == config.table()["stop"]
-    return saved.end if saved.round >= config.rounds or (same_rule and saved.round < old["rounds"]) else None
+    return end if round >= config.rounds or (same_rule and round < old["rounds"]) else None
 
 
 def _differences(old: dict, new: dict) -> list[str]:
     """What two jobs' settings disagree on, but for how and how long they run."""
     flat = [
-        flatten(
-            {key: value for key, value in table.items() if key not in _FREE}
-            | {"run.dtype": table["run"]["dtype"]}
-        )
-        for table in (old, new)
+        flatten({key: value for key, value in table.items() if key not in _FREE}) | bits
+        for table, bits in zip((old, new), _bits(old, new))
     ]
     keys = dict.fromkeys([*flat[0], *flat[1]])
     return [
@@ -145,3 +216,38 @@ def _differences(old: dict, new: dict) -> list[str]:
         for key in keys
         if flat[0].get(key) != flat[1].get(key)
     ] + changed_sources(old, new)
+
+
+def _bits(*tables: dict) -> list[dict]:
+    """Of jobs' settings, what bits depend on of how they run; without ``exact`` in one the precision alone.
+
+    ``exact`` without a number of threads takes one.
+    """
+    runs = [table.get("run", {}) for table in tables]
+    names = ["dtype"]
+    if any(run.get("reduction") == "exact" for run in runs):
+        names += ["reduction", "executor", "threads"]
+    return [{f"run.{name}": run.get(name) or (name == "threads" and 1) for name in names} for run in runs]
+
+
+def _expect_bits(old: dict, config: Config) -> None:
+    """Hold a run that goes on with changed settings to what ``exact`` promises.
+
+    Raises:
+        ConfigError: it is to end in bits that are not those of a run in one go.
+    """
+    new = config.table()
+    before, now = _bits(old, new)
+    changed = [f"{key} ({before[key]} there, {now[key]} here)" for key in now if before[key] != now[key]]
+    if not changed or "run.reduction" not in now or before["run.dtype"] != now["run.dtype"]:
+        return
+    if now["run.reduction"] == "exact":
+        way = "leave it as it was" if before["run.reduction"] == "exact" else "go on with run.reduction=fused"
+        raise ConfigError(
+            "run.reduction = 'exact' promises the bits of a run in one go, which depend on "
+            f"{', '.join(changed)}: {way}, or start over with run.overwrite=true"
+        )
+    print(
+        "mpifed: warning: run.reduction = 'fused' from here on: the bits are no longer those of every layout",
+        file=sys.stderr,
+    )

@@ -17,12 +17,15 @@ from mpifed.config.tables import override, read_table
 from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import CollectiveError, SerialComm, together
 from mpifed.parallel.world import world
+from mpifed.running.keeping import say
 from mpifed.running.recovery import carry_on, surviving
 from mpifed.running.result import Result
-from mpifed.running.resume import check_rounds, choose, find_saved, newest
+from mpifed.running.resume import Stored, choose, find_saved, find_settings, go_on
 from mpifed.running.runner import Runner
 from mpifed.running.signals import stopped_by
+from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.folder import Folder
+from mpifed.storage.recorder import versions
 from mpifed.storage.snapshot import Snapshot
 
 __all__ = ["run", "resume"]
@@ -38,7 +41,8 @@ def run(
 
     Args:
         job: a configuration, a table of the same form as a job file's, or the path of a job file.
-        comm: the communicator; by default that of all processes started together.
+        comm: the communicator, for example a part of ``COMM_WORLD`` that ``Split`` of mpi4py has made; by
+            default that of all processes started together.
         resume: "auto" continues where there is a checkpoint, "must" insists on one, "never" starts from the
             beginning. ``run.overwrite = true`` makes "auto" start from the beginning, too, and replaces what
             lies in ``run.out``.
@@ -53,7 +57,7 @@ def run(
             SystemExit.
         KeyboardInterrupt: the same for Ctrl-C; its ``result``, too, is what would have been returned.
     """
-    comm = comm or world()
+    comm = world(comm)
     config = _settings(comm, lambda: _read(job, overrides))
     folder = Folder(config.run.out)
     return _carry_out(config, comm, folder, lambda: choose(folder, config, resume))
@@ -70,13 +74,10 @@ def resume(folder: str | Path, overrides: Sequence[str] = (), comm: SerialComm |
         CollectiveError: there is no checkpoint to continue from, or as for :func:`run`.
         ConfigError, Stopped, KeyboardInterrupt: as for :func:`run`.
     """
-    comm, folder = comm or world(), Folder(folder)
-    try:
-        saved = find_saved(comm, lambda: newest(folder))
-        config = _settings(comm, lambda: _changed(saved, folder.path, overrides))
-    finally:
-        folder.close()
-    return _carry_out(config, comm, folder, lambda: newest(folder))
+    comm, folder = world(comm), Folder(folder)
+    stored = find_settings(comm, folder)
+    config = _settings(comm, lambda: _changed(stored, folder.path, overrides))
+    return _carry_out(config, comm, folder, lambda: go_on(folder, config))
 
 
 def _read(job: Config | dict | str | Path, overrides: Sequence[str]) -> Config:
@@ -94,15 +95,37 @@ def _read(job: Config | dict | str | Path, overrides: Sequence[str]) -> Config:
     return Config.from_table(table)
 
 
-def _changed(saved: Snapshot, folder: Path, overrides: Sequence[str]) -> Config:
-    """The settings of a saved run, which lies in ``folder`` now, with changes."""
-    table = copy.deepcopy(saved.header["config"])
+def _changed(stored: Stored, folder: Path, overrides: Sequence[str]) -> Config:
+    """The settings of a stored run, which lies in ``folder`` now, with changes."""
+    table = copy.deepcopy(stored.settings)
     table["run"]["out"] = str(folder)
     _override(table, overrides)
+    out = table["run"].get("out") if isinstance(table["run"], dict) else None
+    if isinstance(out, str) and Path(out).resolve() != folder.resolve():
+        raise ConfigError(
+            f"run.out = {out} is not the folder to go on in, {folder}: copy that to another place first, and "
+            "name the copy"
+        )
     expect_same_sources(table)
-    config = Config.from_table(table)
-    check_rounds(saved, config)
-    return config
+    try:
+        return Config.from_table(table)
+    except ConfigError:
+        _expect_known(stored, folder)
+        raise
+
+
+def _expect_known(stored: Stored, folder: Path) -> None:
+    """Raises:
+    ConfigError: the stored settings are none of this version's, whatever is changed.
+    """
+    try:
+        Config.from_table(stored.settings)
+    except ConfigError as fault:
+        raise ConfigError(
+            f"the settings stored in {folder}, by {stored.writer}, do not fit mpifed "
+            f"{versions()['mpifed']}: {fault}\nGo on with the version that has written them, or start over "
+            "with `mpifed run` and run.overwrite=true"
+        ) from None
 
 
 def _override(table: dict, overrides: Sequence[str]) -> None:
@@ -126,7 +149,7 @@ def _settings(comm: SerialComm, read: Callable[[], Config]) -> Config:
 
 
 def _carry_out(
-    config: Config, comm: SerialComm, folder: Folder, look: Callable[[], Snapshot | None]
+    config: Config, comm: SerialComm, folder: Folder, look: Callable[[], Snapshot | Result | None]
 ) -> Result:
     """Run from what rank 0 finds by ``look``, again after the death of a rank that can be survived.
     Collective.
@@ -134,12 +157,27 @@ def _carry_out(
 
     def attempt(comm: SerialComm) -> tuple[Result, int]:
         try:
+            found = find_saved(comm, look)
+            if isinstance(found, Result):
+                return _complete(found, comm), 0
             runner = Runner(config, comm, folder)
-            return runner.carry_out(find_saved(comm, look)), runner.signal
+            return runner.carry_out(found), runner.signal
         finally:
             folder.close()
 
     result, signal = carry_on(surviving(comm, config.run.on_rank_failure), attempt)
     if signal:
         raise stopped_by(signal, result)
+    return result
+
+
+def _complete(result: Result, comm: SerialComm) -> Result:
+    """What was computed before.
+
+    Raises:
+        NonFiniteError: on all ranks together, as it was then.
+    """
+    if result.end.kind == "diverged":
+        raise NonFiniteError(f"{result.path.parent} has ended before: {result.stopped}")
+    say(comm, f"{result.path.parent} is complete: {result.stopped}")
     return result

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from mpifed.config.job import Config
 from mpifed.config.plugins import title
 from mpifed.parallel.comm import SerialComm, together
-from mpifed.parallel.devices import deterministic, threads
+from mpifed.parallel.devices import deterministic, expect_alike, threads
 from mpifed.running.keeping import Keeper, say
 from mpifed.running.result import Result
 from mpifed.running.resume import complete
@@ -69,12 +69,15 @@ class Runner:
 
     def _set_up(self, saved: Snapshot | None) -> None:
         run = self.config.run
-        torch.set_num_threads(threads(run.threads, run.reduction == "exact", self.comm.local_size))
+        exact = run.reduction == "exact"
+        torch.set_num_threads(threads(run.threads, exact, self.comm.local_size))
         with together(self.comm, ValueError, OSError):
             self.simulation = Simulation(
                 self.config, self.comm, saved.header["client_costs"] if saved else ()
             )
             self.recorder = Recorder(self.simulation, self.comm)
+        if exact:
+            expect_alike(self.comm, self.simulation.device)
         self.keeper = Keeper(run, self.folder, self.simulation, self.recorder, self.comm)
 
     def _begin(self) -> Result:
@@ -88,10 +91,14 @@ class Runner:
 
     def _continue(self, saved: Snapshot) -> Result:
         self.keeper.restore(saved)
-        end = complete(saved, self.config)
+        self.rule.take_up(self.recorder.metrics)
+        end = complete(saved.end, saved.round, saved.header["config"], self.config)
         if end is None:
             with self._progress() as bar:
-                return self._go(bar, self.rule.after(self.simulation.round))
+                end = self.rule.after(self.simulation.round)
+                if end and self.rule.evaluated < self.simulation.round:  # a last round that was none before
+                    self._evaluate(bar)
+                return self._go(bar, end)
         say(self.comm, f"{self.folder.path} is complete: {end.sentence}")
         metrics = self.simulation.evaluate(self.simulation.output)
         self.keeper.mend(end, metrics)
@@ -113,7 +120,7 @@ class Runner:
         while end is None:
             end = self._round(bar)
         bar.close()
-        round, metrics = self.simulation.round, {}
+        end, round, metrics = self.rule.told(end), self.simulation.round, {}
         if end.kind != "signal":  # after one, no time is spent on anything but the checkpoint
             self.watchdog.beat(round, "evaluation")
             metrics = self.simulation.evaluate(self.simulation.output)
@@ -146,7 +153,7 @@ class Runner:
         if self.comm.rank == 0:
             self.recorder.note_metrics(metrics)
             bar.set_postfix({name: f"{value:.4g}" for name, value in metrics.items()}, refresh=False)
-        end = self.rule.target(metrics)
+        end = self.rule.target(metrics, simulation.round)
         self.watchdog.beat(simulation.round)
         return end
 

@@ -21,16 +21,23 @@ from collections.abc import Callable
 import numpy as np
 
 from mpifed.parallel.comm import SerialComm
+from mpifed.running.noted import EXIT_INTERRUPTED, SIGNALS, Noted
 from mpifed.running.result import Result
 
-__all__ = ["StopSignals", "Stopped", "held", "stopped_by", "EXIT_RESUME", "EXIT_INTERRUPTED"]
+__all__ = [
+    "StopSignals",
+    "Stopped",
+    "held",
+    "early",
+    "release",
+    "stopped_by",
+    "EXIT_RESUME",
+    "EXIT_INTERRUPTED",
+]
 
-#: Exit code of a run that was asked to stop and has written a checkpoint: start the same job again.
+#: Exit code of a run that was asked to stop and can go on, mostly from a checkpoint: start the same job
+#: again.
 EXIT_RESUME = 85
-#: Exit code after the second SIGINT.
-EXIT_INTERRUPTED = 130
-
-_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 
 class Stopped(SystemExit):
@@ -57,11 +64,10 @@ def stopped_by(number: int, result: Result) -> Stopped | KeyboardInterrupt:
     return error
 
 
-class _Noted(list):
-    """A handler that keeps the numbers of the signals that came."""
-
-    def __call__(self, number, frame):
-        self.append(number)
+def _noted() -> Noted | None:
+    """The handler that notes signals in this process, if there is one."""
+    handler = signal.getsignal(signal.SIGTERM)
+    return handler if isinstance(handler, Noted) else None
 
 
 @contextlib.contextmanager
@@ -71,14 +77,35 @@ def held():
     A process that is about to begin a run or has just ended it must not die of them with an exit code that
     says nothing.
     """
-    noted = _Noted()
-    before = {number: signal.signal(number, noted) for number in _SIGNALS}
+    noted = _noted()
+    if noted is None:
+        noted = Noted()
+        noted.listen()
     try:
         yield
     finally:
-        for number, handler in before.items():
-            if signal.getsignal(number) is noted:  # a process that leaves ignores them
-                signal.signal(number, handler)
+        noted.leave()  # a process that is on its way out ignores them
+
+
+def early(comm: SerialComm) -> int:
+    """The number of a signal that any rank has noted so far, 0 for none. Collective."""
+    return _common(comm, next(iter(_noted() or ()), 0))
+
+
+def release() -> None:
+    """Let the signals that were noted so far, and all later ones, do what they do without this package."""
+    noted = _noted()
+    if noted is not None:
+        noted.leave()
+        for number in noted:
+            os.kill(os.getpid(), number)
+
+
+def _common(comm: SerialComm, number: int) -> int:
+    """The greatest number on any rank, so SIGINT, the least of the three, only if no other came."""
+    numbers = np.array([number], dtype=np.int64)
+    comm.allreduce_(numbers, "max")
+    return int(numbers[0])
 
 
 class StopSignals:
@@ -101,13 +128,13 @@ class StopSignals:
         if self._active:
             self._read, self._write = os.pipe()
             os.set_blocking(self._write, False)
-            self._old = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+            self._old = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
             self._old_pipe = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
             self._thread = threading.Thread(target=self._watch, name="mpifed-signals", daemon=True)
             self._thread.start()
-            early = self._old[_SIGNALS[0]]
-            if isinstance(early, _Noted):
-                os.write(self._write, bytes(early))
+            noted = self._old[SIGNALS[0]]
+            if isinstance(noted, Noted):
+                os.write(self._write, bytes(noted))
         return self
 
     def __exit__(self, *_) -> None:
@@ -123,14 +150,12 @@ class StopSignals:
         """The number of the signal that came to any rank, 0 for none; SIGINT only if no other did.
         Collective.
         """
-        number = np.array([signal.Signals[self.requested] if self.requested else 0], dtype=np.int64)
-        self.comm.allreduce_(number, "max")  # SIGINT has the least number of the three
-        return int(number[0])
+        return _common(self.comm, signal.Signals[self.requested] if self.requested else 0)
 
     def _watch(self) -> None:
         interrupts = 0
         while number := os.read(self._read, 1):
-            if number[0] not in _SIGNALS:
+            if number[0] not in SIGNALS:
                 continue
             name = signal.Signals(number[0]).name
             interrupts += name == "SIGINT"

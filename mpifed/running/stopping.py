@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -26,11 +28,16 @@ class StopRule:
 
     Attributes:
         asked: whether some rank had been asked to stop when the last round began.
+        evaluated: the round of the last evaluation, -1 before the first.
     """
 
     def __init__(self, config: Config, comm: SerialComm, elapsed: Callable[[], float]):
         self.rounds, self.stop, self.comm, self.elapsed = config.rounds, config.stop, comm, elapsed
         self.asked = self._late = False
+        self.evaluated = -1
+        self._ever = self._warned = (
+            False  # whether the metric has been a number, and that it was none is said
+        )
 
     def vote(self, asked: bool) -> float:
         """This rank's number for the next round."""
@@ -49,33 +56,78 @@ class StopRule:
             return End("time", f"wall-time budget of {self.stop.seconds} s used up")
         return End("rounds", f"all {self.rounds} rounds done") if r >= self.rounds else None
 
+    def told(self, end: End) -> End:
+        """``end``, which says so where the run could not have reached its target."""
+        hopeless = self.stop.metric is not None and not self._ever and end.kind in ("rounds", "time")
+        return End(end.kind, f"{end.sentence}; {self.stop.metric} was never a number") if hopeless else end
+
     def signal(self, r: int) -> End | None:
         """The end that a signal puts to the run after round ``r``."""
         return End("signal", f"a signal after round {r}") if self.asked else None
 
-    def target(self, metrics: dict[str, float]) -> End | None:
+    def take_up(self, history: Mapping[str, Sequence[float]]) -> None:
+        """Go on from the evaluations of a run that continues. Collective.
+
+        Args:
+            history: metrics by name, with ``round``, complete on rank 0.
+
+        Raises:
+            CollectiveError: the metric is none of them.
+        """
+        known = np.array([-1, 0])
+        with together(self.comm, ValueError):
+            if self.comm.rank == 0 and history["round"]:
+                known[:] = history["round"][-1], self._numbers(history)
+        self.comm.bcast_(known)
+        self.evaluated, self._ever = int(known[0]), bool(known[1])
+
+    def _numbers(self, history: Mapping[str, Sequence[float]]) -> bool:
+        """Whether the metric has been a number in some evaluation."""
+        if self.stop.metric is None:
+            return False
+        self._expect_metric([name for name in history if name != "round"])
+        return not all(map(math.isnan, history[self.stop.metric]))
+
+    def target(self, metrics: Mapping[str, float], r: int) -> End | None:
         """The end if the metric has reached its target. Collective, also without one: all wait for rank 0.
 
         Args:
-            metrics: complete on rank 0.
+            metrics: after round ``r``, complete on rank 0.
 
         Raises:
             CollectiveError: there is no such metric.
         """
-        stop, reached = self.stop, np.zeros(1, dtype=np.int64)
+        stop, found = self.stop, np.zeros(2, dtype=np.int64)
         with together(self.comm, ValueError):
             if self.comm.rank == 0 and stop.metric is not None:
-                reached[0] = self._reached(metrics)
-        self.comm.bcast_(reached)
-        if not reached[0]:
+                self._expect_metric(metrics)
+                value = metrics[stop.metric]
+                found[:] = not math.isnan(value), self._reached(value)
+        self.comm.bcast_(found)
+        if stop.metric is not None and not found[0]:
+            self._warn(r)
+        self.evaluated, self._ever = r, self._ever or bool(found[0])
+        if not found[1]:
             return None
         bound = f"at least {stop.at_least}" if stop.at_least is not None else f"at most {stop.at_most}"
         return End("target", f"{stop.metric} is {bound}")
 
-    def _reached(self, metrics: dict[str, float]) -> bool:
+    def _reached(self, value: float) -> bool:
+        """NaN reaches nothing."""
         stop = self.stop
-        if stop.metric not in metrics:
-            options = near_miss(stop.metric, metrics)
-            raise ValueError(f"stop.metric = {stop.metric!r} is no metric of this problem: {options}")
-        value = metrics[stop.metric]
         return value >= stop.at_least if stop.at_least is not None else value <= stop.at_most
+
+    def _warn(self, r: int) -> None:
+        """Say once that the metric is none with which the run could end."""
+        if self.comm.rank == 0 and not self._warned:
+            print(
+                f"mpifed: warning: stop.metric = {self.stop.metric!r} is not a number (nan) after round {r}: "
+                "it ends the run only where it is one",
+                file=sys.stderr,
+            )
+        self._warned = True
+
+    def _expect_metric(self, names: Collection[str]) -> None:
+        if self.stop.metric not in names:
+            options = near_miss(self.stop.metric, names)
+            raise ValueError(f"stop.metric = {self.stop.metric!r} is no metric of this problem: {options}")

@@ -1,29 +1,44 @@
 """Ends a run that does not move any more, and says which ranks have arrived and which have not.
 
-Every rank has a deadline, moved by :meth:`Watchdog.beat`. A thread that finds it passed tells the witnesses
-(ranks 0 and 1) where its rank stands: waiting in a collective, or somewhere in a client's step. The first
-witness that answers at all prints the list and ends all ranks. A rank that hangs in C code with Python's lock
-held, or that is stopped, sends nothing and is listed as silent; should every rank hang like that,
-faulthandler's own timer, which needs neither Python nor MPI, ends the process after twice the limit.
+Every rank counts the seconds since its last :meth:`Watchdog.beat` in a thread. One that has counted to its
+limit tells the witnesses (ranks 0 and 1) where it stands: waiting in a collective, or somewhere in a client's
+step. A witness that hears of it asks all other ranks, which answer though their own limits may be longer.
+The first witness that answers at all prints the list and ends all ranks. A rank that hangs in C code with
+Python's lock held, or that is stopped, sends nothing and is listed as silent; should every rank hang like
+that, :class:`LastResort` ends the process.
+
+Only time in which the process could run counts. Ranks that were stopped together and go on (Ctrl-Z, a
+suspended Slurm job) find their thread late, which earns them another period; where others have waited for
+one that was stopped alone, it has hung for them. A computer that sleeps stops the clock itself.
+
+A rank whose launcher has died ends, too: nobody waits for it, and not every launcher takes its ranks along.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import math
+import os
 import sys
 import threading
 import time
 
 from mpifed.parallel.comm import SerialComm
+from mpifed.running.last_resort import LastResort
 
 __all__ = ["Watchdog", "EXIT_HANG"]
 
 #: Exit code of a run that the watchdog ended.
 EXIT_HANG = 75
+#: Exit code of a rank whose launcher has died: that of any failed rank.
+EXIT_ORPHAN = 1
 #: Seconds in which the witnesses collect the answers of the other ranks.
-GRACE = 2.0
+GRACE = 5.0
 #: The limit is at least this many times the longest stretch of the same kind between two beats so far.
 SLACK = 10
+#: Seconds between two looks at the time, at most.
+TICK = 1.0
 
 
 class Watchdog:
@@ -32,20 +47,21 @@ class Watchdog:
     Args:
         least: seconds without a beat that end the run at the earliest; ``SLACK`` times as many in what has
             not been done before (set-up, first round, first evaluation, first checkpoint), as nothing is
-            known about how long it takes. 0: no watch.
+            known about how long it takes. 0 or infinity: no watch.
     """
 
     def __init__(self, comm: SerialComm, least: float):
-        self.comm, self.least = comm, least
-        self.round, self._kind, self._limit = 0, "set-up", SLACK * least
+        self.comm, self.least = comm, least if math.isfinite(least) else 0.0
+        self.round, self._kind, self._limit = 0, "set-up", SLACK * self.least
         self._longest: dict[str, float] = {}
+        self._tick, self._idle = min(TICK, self.least / 8), 0.0
         self._done = threading.Event()
 
     def __enter__(self) -> Watchdog:
-        self._last = time.monotonic()
-        self._deadline = self._last + self._limit  # one number, as the thread may read it at any moment
+        self._last, self._worked, self._parent = time.monotonic(), time.process_time(), os.getppid()
         if self.least:
             self._main = threading.get_ident()
+            self._end = LastResort()
             self._thread = threading.Thread(target=self._watch, name="mpifed-watchdog", daemon=True)
             self._thread.start()
         return self
@@ -54,7 +70,7 @@ class Watchdog:
         if self.least:
             self._done.set()
             self._thread.join()
-            faulthandler.cancel_dump_traceback_later()
+            self._end.close()
 
     def beat(self, round: int, then: str = "round") -> None:
         """The run moves.
@@ -63,29 +79,45 @@ class Watchdog:
             round: rounds done so far.
             then: what comes next; how long a round takes says nothing about an evaluation or a checkpoint.
         """
-        present = time.monotonic()
-        self._longest[self._kind] = max(self._longest.get(self._kind, 0.0), present - self._last)
-        self.round, self._kind, self._last = round, then, present
+        present, worked = time.monotonic(), time.process_time()
+        took = present - self._last
+        if self.least:  # without the time in which the process was stopped
+            took = min(took, max(self._idle + 2 * self._tick, worked - self._worked))
+        self._longest[self._kind] = max(self._longest.get(self._kind, 0.0), took)
+        self.round, self._kind, self._worked = round, then, worked
         self._limit = max(self.least, SLACK * self._longest.get(then, self.least))
-        self._deadline = present + self._limit
+        self._last = present  # tells the thread, and therefore comes last
 
     def _watch(self) -> None:
+        seen, limit, end = self._last, self._limit, self._limit
+        looked, worked = time.monotonic(), time.process_time()
         while True:
-            left = self._deadline - time.monotonic()
-            if left <= 0:
-                self._expire()
-            self._end_in(left + max(self._limit, 4 * GRACE))
-            began, pause = time.monotonic(), min(left, self.least / 2)
-            if self._done.wait(pause):
+            self._end.put_off(end - self._idle + max(limit, 2 * GRACE))
+            if self._done.wait(self._tick):
                 return
-            if (
-                time.monotonic() - began > pause + self._limit
-            ):  # the process has been stopped, and is to continue or to end
-                self._deadline = time.monotonic() + self._limit
+            if self.comm.size > 1 and os.getppid() != self._parent:
+                self._end_alone()
+            past, work = time.monotonic() - looked, time.process_time() - worked
+            looked, worked = looked + past, worked + work
+            if self._last != seen:
+                seen, limit, end, self._idle = self._last, self._limit, self._limit, 0.0
+                continue
+            ran = min(past, max(2 * self._tick, work))  # it may have worked without letting this thread look
+            self._idle += ran
+            if past - ran > limit / 4:
+                end = self._idle + limit
+            if self._idle >= end or (self._idle >= self.least / 2 and self.comm.alarmed()):
+                self._expire()
+
+    def _end_alone(self) -> None:
+        """End this rank without a word to MPI, of which a part has died."""
+        with contextlib.suppress(OSError):  # nor need anybody read any more
+            print(f"mpifed: rank {self.comm.rank} ends: its launcher has died", file=sys.stderr, flush=True)
+        os._exit(EXIT_ORPHAN)
 
     def _expire(self) -> None:
         """Tell the witnesses; there, collect, report and end all ranks. Does not return."""
-        self._end_in(5 * GRACE)
+        self._end.put_off(5 * GRACE)
         rank, call = self.comm.rank, self.comm.calling
         here = f"waits in {call}" if call else f"is at {self._place()}"
         answers = self.comm.witness(here, GRACE)
@@ -96,11 +128,6 @@ class Watchdog:
             answers = {rank: here}
         print(self._report(answers), file=sys.stderr, flush=True)
         self.comm.abort(EXIT_HANG)
-
-    @staticmethod
-    def _end_in(seconds: float) -> None:
-        """End this process then, whatever hangs. Later than the witnesses would, who say more."""
-        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
 
     def _place(self) -> str:
         frame = sys._current_frames()[self._main]

@@ -10,10 +10,14 @@ from mpifed.core.errors import ContractError
 from mpifed.core.problem import Problem
 from mpifed.core.records import Adaptive, Between, Layout, Observed, Record, State, kept
 
-__all__ = ["Allocation"]
+__all__ = ["Allocation", "layout_of"]
 
-#: Bytes of client records that a rank allocates at most.
-CLIENT_MEMORY = 16 * 2**30
+
+def layout_of(record: Record, method: Algorithm, problem: Problem) -> Layout:
+    """The layout of a record; a minimax method's y is empty where the problem has none."""
+    blocks = problem.variables()
+    empty = {"y": 0} if problem.family == "minimax" and "y" not in blocks else {}
+    return record.layout(blocks, empty | problem.kinds(), getattr(method, "matrix", None))
 
 
 class Allocation:
@@ -32,18 +36,16 @@ class Allocation:
 
     Raises:
         ContractError: the records do not fit the problem.
-        ValueError: the clients' records would not fit into memory.
     """
 
     def __init__(self, method: Algorithm, problem: Problem, clients: int, dtype, device: torch.device):
         self._method, self._problem, self._dtype, self._device = method, problem, dtype, device
-        self.blocks, self.kinds = problem.variables(), problem.kinds()
+        self.blocks = problem.variables()
         self._check_blocks()
         shared = self.state(method.shared)
         self.shared = Observed(shared.layout, shared.buffer)
         between = Record(**method.client.of(Between))
         lasting = {name: kind for name, kind in method.client.fields.items() if name not in between.fields}
-        self._guard_memory(self.layout(Record(**lasting)).size, clients)
         self.clients, self.between = self.state(Record(**lasting), clients), self.layout(between)
         self.output = self.state(Record(**{block: block for block in self.blocks}))
         adaptive = method.shared.of(Adaptive)
@@ -53,9 +55,8 @@ class Allocation:
         self.own = Record(**{block: block for block in self.blocks if block not in self.shared})
 
     def layout(self, record: Record) -> Layout:
-        """The layout of a record; a minimax method's y is empty where the problem has none."""
-        empty = {"y": 0} if self._problem.family == "minimax" and "y" not in self.blocks else {}
-        return record.layout(self.blocks, empty | self.kinds, getattr(self._method, "matrix", None))
+        """The layout of a record."""
+        return layout_of(record, self._method, self._problem)
 
     def state(self, record: Record, *lead: int) -> State:
         """A state of zeros."""
@@ -76,16 +77,3 @@ class Allocation:
                     f"{type(self._method).__name__}: the field {block!r} holds a block of "
                     f"{type(self._problem).__name__}, so it must be of kind {block!r}, got {kind!r}"
                 )
-
-    def _guard_memory(self, width: int, clients: int) -> None:
-        """Refuse client records that cannot fit, before allocating them: a dense Jacobian grows as p · d."""
-        size = width * self.shared.buffer.element_size() * clients
-        if size > CLIENT_MEMORY:
-            kinds = ", ".join(
-                f"{name} {number:,}" for name, number in (self.blocks.sizes | self.kinds).items()
-            )
-            raise ValueError(
-                f"the client records of {title(self._method)} need {size / 2**30:.1f} GiB on one "
-                f"rank ({clients} clients, {kinds} numbers), more than {CLIENT_MEMORY / 2**30:.0f} GiB: "
-                "fewer clients a rank, or a smaller model"
-            )

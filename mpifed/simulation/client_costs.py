@@ -12,6 +12,7 @@ from mpifed.config.sections import Oracle
 from mpifed.core.errors import blaming
 from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem
+from mpifed.core.problem_finite import EVALUATIONS
 from mpifed.core.sampling import Sampler
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm, together
@@ -21,12 +22,6 @@ __all__ = ["client_costs"]
 
 #: Timed evaluations of a client.
 REPEATS = 10
-#: Problem family → one evaluation of everything that a client step needs.
-_EVALUATIONS = {
-    "minimax": lambda oracle, *point_and_xi: oracle.grad(*point_and_xi),
-    "operator": lambda oracle, z, xi: oracle.operator(z, xi),
-    "composition": lambda oracle, x, xi: oracle.grad_f(oracle.g_and_jacobian(x, xi)[0], xi),
-}
 
 
 @torch.no_grad()
@@ -80,7 +75,7 @@ def _measure(oracle, point: list[torch.Tensor]) -> np.ndarray:
     """
     sampler, evaluate, gpu = (
         oracle.sampler,
-        _EVALUATIONS[oracle.problem.family],
+        EVALUATIONS[oracle.problem.family],
         oracle.sampler.device.type == "cuda",
     )
     clock = time.perf_counter_ns if gpu else time.thread_time_ns

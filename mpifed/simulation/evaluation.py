@@ -1,33 +1,118 @@
-"""A problem's metrics at a point, off the clock, with the scoring of held-out rows spread over the ranks."""
+"""A problem's metrics at a point, off the clock, with the scoring of held-out rows spread over the ranks.
+
+A history is a table, so its columns are fixed by the first evaluation of a run: a metric that a later one
+lacks is NaN there, and one that only a later one has is left out, with a word.
+"""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
-from mpifed.core.errors import blaming
+from mpifed.core.errors import ContractError, blaming
 from mpifed.core.problem import Problem
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import SerialComm, together
 
-__all__ = ["evaluate"]
+__all__ = ["Evaluator", "expect_metrics"]
 
 #: Held-out rows that are scored in one call, the same blocks for every number of ranks.
 SCORE_ROWS = 250
+#: Characters of the longest name of a metric.
+LONGEST = 100
 
 
-def evaluate(problem: Problem, comm: SerialComm, point: list[torch.Tensor]) -> dict[str, float]:
-    """The problem's metrics, complete on rank 0 and empty elsewhere. Collective.
+def expect_metrics(values) -> dict[str, float]:
+    """What a problem's ``metrics`` has returned, as numbers by name.
 
-    Args:
-        point: one flat vector a block.
+    Raises:
+        ContractError: it is no table, a name cannot stand in a results file, or a value is no number; one
+            sentence, to be preceded by the function's name.
     """
-    blocks = problem.variables()
-    named = [blocks.unflatten(block, flat) for block, flat in zip(blocks, point)]
-    predictions = _predict(problem, comm, named) if problem.test_rows else None
-    if comm.rank != 0:
-        return {}
-    with blaming(f"{type(problem).__name__}.metrics"):
-        return {name: float(value) for name, value in problem.metrics(*named, predictions).items()}
+    if not isinstance(values, Mapping):
+        raise ContractError(f"expected a dictionary name → number, got {_shown(values)}")
+    for name in values:
+        _expect_name(name)
+    return {name: _number(name, value) for name, value in values.items()}
+
+
+def _expect_name(name) -> None:
+    if not isinstance(name, str):
+        raise ContractError(f"expected names of metrics that are text, got {_shown(name)}")
+    wrong = {
+        "is empty or has blanks at an end": name != name.strip() or not name,
+        f"has {len(name)} characters, more than {LONGEST}": len(name) > LONGEST,
+        "is the column of the rounds": name == "round",
+        "is a place in the results file": "/" in name or name in (".", ".."),
+        "has characters that cannot be printed": not name.isprintable(),
+    }
+    reason = next((reason for reason, holds in wrong.items() if holds), None)
+    if reason:
+        raise ContractError(f"the metric {name[:LONGEST]!r} {reason}: expected another name")
+
+
+def _number(name: str, value) -> float:
+    try:
+        if isinstance(value, str | bytes):  # of which Python would read some as numbers
+            raise TypeError
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # torch's are RuntimeErrors
+        raise ContractError(f"the metric {name!r} is {_shown(value)}, expected a number") from None
+
+
+def _shown(value) -> str:
+    text = repr(value)
+    return f"{text[:60]} ..." if len(text) > 60 else text
+
+
+class Evaluator:
+    """Evaluates a problem on the ranks of a run.
+
+    Attributes:
+        names: of the metrics, as the first evaluation or an earlier process of the run has fixed them (rank
+            0); ``None`` before.
+    """
+
+    def __init__(self, problem: Problem, comm: SerialComm):
+        self.problem, self.comm = problem, comm
+        self.names: Sequence[str] | None = None
+        self._warned: set[str] = set()
+
+    def __call__(self, point: list[torch.Tensor], r: int) -> dict[str, float]:
+        """The metrics after round ``r``, complete on rank 0 and empty elsewhere. Collective.
+
+        Args:
+            point: one flat vector a block.
+
+        Raises:
+            CollectiveError: ``metrics`` has failed, or returned what is no table of numbers.
+        """
+        blocks = self.problem.variables()
+        named = [blocks.unflatten(block, flat) for block, flat in zip(blocks, point)]
+        predictions = _predict(self.problem, self.comm, named) if self.problem.test_rows else None
+        with together(self.comm, ValueError):
+            return self._columns(named, predictions, r) if self.comm.rank == 0 else {}
+
+    def _columns(self, point, predictions: torch.Tensor | None, r: int) -> dict[str, float]:
+        function = f"{type(self.problem).__name__}.metrics"
+        with blaming(function):
+            values = self.problem.metrics(*point, predictions)
+        try:
+            values = expect_metrics(values)
+        except ContractError as fault:
+            raise ContractError(f"{function} after round {r}: {fault}") from None
+        self.names = list(values) if self.names is None else self.names
+        new = [name for name in values if name not in {*self.names, *self._warned}]
+        if new:
+            self._warned.update(new)
+            print(
+                f"mpifed: warning: {function} returns {', '.join(map(repr, new))} after round {r}, and did "
+                f"not at first: only {', '.join(map(repr, self.names)) or 'no metric'} can be recorded",
+                file=sys.stderr,
+            )
+        return {name: values.get(name, float("nan")) for name in self.names}
 
 
 @torch.no_grad()

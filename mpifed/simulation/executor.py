@@ -100,6 +100,7 @@ class Loop:
             self._between = State(
                 self._layout, self.clients.buffer.new_zeros(len(cohort.local), self._layout.size)
             )
+        self._dealt = self.sampler.numbers.copy(), self.sampler.normals.copy()
         before = shared.buffer.clone() if now.round < 2 else None
         self._step(stage, now, cohort.local, shared)
         if before is not None and not torch.equal(before, shared.buffer):
@@ -122,6 +123,38 @@ class Loop:
             self._call(stage, now, shared, client, stage.rows[row])
             calls.append(self.oracle.calls[0])
         self.calls = np.array(calls, dtype=np.int64)
+
+    def again(
+        self, stage: Stage, now: Now, cohort: Cohort, shared: Observed, row: int, watching, noting
+    ) -> tuple:
+        """Repeat the phase that has just run for one member, and for those that are stepped together with it,
+        to see more of it.
+
+        Args:
+            row: the member, as a row of the messages.
+            watching: makes of the oracle, and of the member's row in what it returns, what the client
+                function gets in its place.
+            noting: makes of a copy of the members' record, as the phase has left it, what the client function
+                gets in its place.
+
+        Returns:
+            The member's message ``[size]``, and what ``watching`` and ``noting`` made.
+        """
+        rows = self._beside(row, len(cohort.local))
+        members, place = cohort.local[rows], rows.index(row)
+        client = State(self.clients.layout, self.clients.buffer[members])
+        between = State(self._layout, self._between.buffer[rows])
+        self.sampler.numbers[:], self.sampler.normals[:] = self._dealt
+        self.sampler.turn_to(members)
+        self.oracle.at(slice(0, len(rows)))
+        message = State(stage.messages.layout, client.buffer.new_zeros(len(rows), stage.messages.layout.size))
+        watch, record = watching(self.oracle, place), noting(client.beside(between))
+        stage.phase.client(now, shared, record, message, watch)
+        return message.buffer[place], watch, record
+
+    def _beside(self, row: int, count: int) -> list[int]:
+        """The rows of ``count`` messages that are stepped together with ``row``."""
+        return [row]
 
     def _call(self, stage: Stage, now: Now, shared: Observed, client: State, message: State) -> None:
         """The method's client function, with where it was when it failed."""
@@ -152,6 +185,9 @@ class Batched(Loop):
                 "full batches of clients stepped together need clients of one size, got "
                 f'{sizes.min()} to {sizes.max()} rows: set [oracle] batch_size, or [run] executor = "loop"'
             )
+
+    def _beside(self, row: int, count: int) -> list[int]:
+        return [row, row] if self.exact and count == 1 else list(range(count))
 
     def _step(self, stage: Stage, now: Now, members: np.ndarray, shared: Observed) -> None:
         count = len(members)

@@ -1,34 +1,46 @@
-"""Values that are not finite end a run on all ranks together; round, client and field are named."""
+"""Values that are not finite end a run on all ranks together; round, client and fields are named, and where
+they began if a replay of that client can tell (:mod:`mpifed.simulation.replay`)."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from mpifed.core.records import State
-from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.core.finite import all_finite
+from mpifed.core.records import Layout, State
+from mpifed.parallel.comm import CollectiveError, SerialComm, share
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.executor import Stage
 
-__all__ = ["NonFiniteError", "check_mean", "check_shared", "first_bad"]
+__all__ = ["GROWN", "SMALLER", "Bad", "NonFiniteError", "check_mean", "check_shared", "first_bad"]
 
 #: How the message of a NonFiniteError begins.
 _NON_FINITE = "non-finite value"
-#: What :func:`first_bad` returns where all is finite.
+#: What stands for no client in a minimum over ranks.
 _NONE = np.iinfo(np.int64).max
+#: From this size on, values pass for having grown.
+GROWN = 1e3
+SMALLER = "smaller step sizes?"
+_UNKNOWN = "smaller step sizes, or is the problem's function not finite somewhere?"
 
 
 class NonFiniteError(CollectiveError):
     """An infinite or undefined value; raised on all ranks together."""
 
 
-def _finite(buffer: torch.Tensor) -> bool:
-    """One sum is finite unless a value is not, or the sum overflows, which the second look sorts out."""
-    return not buffer.numel() or bool(torch.isfinite(buffer.sum())) or bool(torch.isfinite(buffer).all())
+class Bad(NamedTuple):
+    """A client's message with a value that is not finite: the client's number, the row, a copy ``[size]``."""
+
+    client: int
+    row: int
+    message: torch.Tensor
 
 
-def first_bad(stage: Stage, cohort: Cohort, clients: np.ndarray) -> int:
-    """``client * size + element`` of this rank's first message value that is not finite.
+def first_bad(stage: Stage, cohort: Cohort, clients: np.ndarray) -> Bad | None:
+    """This rank's first message that is not finite.
 
     The rows may be overwritten by the reduction, so they are looked at before it.
 
@@ -36,40 +48,59 @@ def first_bad(stage: Stage, cohort: Cohort, clients: np.ndarray) -> int:
         clients: the numbers of this rank's clients.
     """
     rows = stage.messages.buffer[: len(cohort.local)]
-    if _finite(rows):
-        return _NONE
-    row, element = (~torch.isfinite(rows)).nonzero()[0].tolist()
-    return int(clients[cohort.local[row]]) * rows.shape[1] + element
+    if all_finite(rows):
+        return None
+    row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
+    return Bad(int(clients[cohort.local[row]]), row, rows[row].clone())
 
 
-def check_mean(comm: SerialComm, round: int, stage: Stage, culprit: int) -> None:
+def check_mean(
+    comm: SerialComm, round: int, stage: Stage, bad: Bad | None, origin: Callable[[Bad], str]
+) -> None:
     """Raise on all ranks if an average is not finite. Collective where it is not.
 
     Args:
-        culprit: what :func:`first_bad` returned on this rank.
+        bad: what :func:`first_bad` returned on this rank.
+        origin: where it began, in words, "" where that cannot be told; asked of one rank.
     """
-    if _finite(stage.mean.buffer):
+    if all_finite(stage.mean.buffer):
         return
-    first = np.array([culprit], dtype=np.int64)
+    first = np.array([bad.client if bad else _NONE], dtype=np.int64)
     comm.allreduce_(first, "min")
     if first[0] == _NONE:
         raise NonFiniteError(
             f"{_NON_FINITE} in round {round}: the sum of finite messages overflows, "
             f"phase {stage.phase.name!r}"
         )
-    client, element = divmod(int(first[0]), stage.mean.layout.size)
+    mine = bad is not None and bad.client == first[0]
+    owner = np.array([comm.rank if mine else comm.size], dtype=np.int64)
+    comm.allreduce_(owner, "min")
+    text = f"{_fields(stage.mean.layout, bad.message)} of `message`" if bad and mine else ""
+    if bad and mine:
+        text += f" (phase {stage.phase.name!r}): {origin(bad) or _UNKNOWN}"
     raise NonFiniteError(
-        f"{_NON_FINITE} in round {round}: client {client}, field {stage.mean.layout.field_at(element)!r} "
-        f"of `message` (phase {stage.phase.name!r}): smaller step sizes?"
+        f"{_NON_FINITE} in round {round}: client {first[0]}, {share(comm, text, int(owner[0]))}"
     )
 
 
-def check_shared(round: int, shared: State) -> None:
+def check_shared(round: int, stage: Stage, shared: State) -> None:
     """Raise on all ranks if the server step, the same on all, has made a value that is not finite."""
-    if _finite(shared.buffer):
+    if all_finite(shared.buffer):
         return
-    element = int((~torch.isfinite(shared.buffer)).nonzero()[0])
+    largest = float(stage.mean.buffer.abs().max()) if stage.mean.buffer.numel() else 0.0
+    hint = SMALLER if largest >= GROWN else "smaller step sizes, or is something divided by 0?"
     raise NonFiniteError(
-        f"{_NON_FINITE} in round {round}: field {shared.layout.field_at(element)!r} of `shared`, made by the "
-        "server step from finite averages: smaller step sizes?"
+        f"{_NON_FINITE} in round {round}: {_fields(shared.layout, shared.buffer)} of `shared`, made by the "
+        f"server step from finite averages of up to {largest:.2g}: {hint}"
     )
+
+
+def _fields(layout: Layout, row: torch.Tensor) -> str:
+    """The fields of a row that are not finite: ``field 'x'`` or ``fields 'x' and 'y'``."""
+    bad = ~torch.isfinite(row)
+    names = [
+        repr(name)
+        for name, parts in layout.slots.items()
+        if any(bad[start:stop].any() for start, stop in parts)
+    ]
+    return f"field {names[0]}" if len(names) == 1 else f"fields {', '.join(names[:-1])} and {names[-1]}"

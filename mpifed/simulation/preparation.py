@@ -12,9 +12,11 @@ from mpifed.config.job import Config
 from mpifed.core.errors import blaming, told
 from mpifed.core.problem import Problem, as_family
 from mpifed.core.problem_checks import check_problem
+from mpifed.core.problem_finite import expect_finite
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.client_costs import client_costs
+from mpifed.simulation.memory import expect_room
 from mpifed.simulation.provenance import agree_on_data
 
 __all__ = ["default_dtype", "place", "prepare"]
@@ -41,11 +43,15 @@ def prepare(config: Config, comm: SerialComm, dtype: torch.dtype, device: torch.
     problem, fault = config.problem, None
     try:
         with default_dtype(dtype), blaming(type(problem).__name__):
+            if problem.footprint():  # else the data say how large the blocks are
+                expect_room(config, comm, device)
             problem.prepare(config.seed, config.run.data_dir)
+            expect_room(config, comm, device)
             batch_size, weights = config.oracle.batch_size, config.participation.weights
             check_problem(
                 problem, config.algorithm, dtype=dtype, device=device, batch_size=batch_size, weights=weights
             )
+            expect_finite(problem, config.seed, batch_size, dtype, device)
     except (ValueError, OSError) as error:
         fault = error
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem
 from mpifed.core.records import State
 from mpifed.core.sampling import Sampler
+from mpifed.parallel.comm import together
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import Transport
@@ -24,6 +26,7 @@ from mpifed.simulation.coordinator import Coordinator
 from mpifed.simulation.executor import EXECUTORS, Observer, Stage
 from mpifed.simulation.federated_clock import FederatedClock
 from mpifed.simulation.finite import check_mean, check_shared, first_bad
+from mpifed.simulation.replay import origin
 from mpifed.simulation.traffic import Costs, Traffic
 
 __all__ = ["Rounds"]
@@ -68,7 +71,8 @@ class Rounds:
             weights=self._weights(),
             replicated=config.run.matrices == "replicated",
         )
-        with blaming(type(problem).__name__):
+        # A rank alone reads the data of its clients.
+        with together(transport.comm, ValueError, OSError), blaming(type(problem).__name__):
             sampler = self._sampler()
         self.executor = EXECUTORS[config.run.executor](
             problem, sampler, memory.clients, memory.between, config.run.reduction == "exact"
@@ -153,9 +157,11 @@ class Rounds:
         reads, _ = shared.take_notes()
         for observer in self.observers:
             observer.after_clients(stage, cohort)
-        culprit = first_bad(stage, cohort, self.mine)
+        bad = first_bad(stage, cohort, self.mine)
         controls = stage.reduction(cohort, control)
-        check_mean(self.transport.comm, r, stage, culprit)
+        check_mean(
+            self.transport.comm, r, stage, bad, partial(origin, self.executor, stage, now, cohort, shared)
+        )
         for observer in self.observers:
             observer.after_mean(stage, cohort)
         made = self.coordinator.refresh(r, stage.mean, stage.refreshed)
@@ -167,7 +173,7 @@ class Rounds:
             for name in stage.mean.layout.record.fields:
                 if name in shared:
                     setattr(shared, name, getattr(stage.mean, name))
-        check_shared(r, shared)
+        check_shared(r, stage, shared)
         self._count(r, stage, cohort, reads, [*made, *shared.take_notes()[1]])
         return controls
 

@@ -22,7 +22,7 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import choose_device
 from mpifed.parallel.transport import choose_transport
 from mpifed.simulation.allocation import Allocation
-from mpifed.simulation.evaluation import evaluate
+from mpifed.simulation.evaluation import Evaluator
 from mpifed.simulation.executor import Observer
 from mpifed.simulation.finite import NonFiniteError
 from mpifed.simulation.preparation import default_dtype, place, prepare
@@ -44,6 +44,7 @@ class Simulation:
         rounds: what carries out a round, and counts what it costs.
         client_costs: each client's nanoseconds ``[N]``: the ``costs`` passed, or measured where a balanced
             placement needs them.
+        metrics: evaluates the problem, under the names that the run has begun with.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Simulation:
         self.dtype = getattr(torch, config.run.dtype)
         self.device = choose_device(comm, config.run.device, config.run.gpus)
         self.problem = prepare(config, comm, self.dtype, self.device)
+        self.metrics = Evaluator(self.problem, comm)
         known = np.array(costs, dtype=np.int64)
         self.placement, self.client_costs = place(config, self.problem, comm, known, self.dtype, self.device)
         way = config.run.transport if config.run.on_rank_failure == "abort" else "host"
@@ -123,7 +125,10 @@ class Simulation:
         """The problem's metrics at ``shared``'s point or at ``output``. Collective.
 
         They are complete on rank 0 and empty elsewhere.
+
+        Raises:
+            CollectiveError: the problem's function has failed, or returned what is no table of numbers.
         """
         of = self.rounds.block if state is self.shared else lambda name: getattr(state, name)
         with default_dtype(self.dtype):
-            return evaluate(self.problem, self.comm, [of(name) for name in self.blocks])
+            return self.metrics([of(name) for name in self.blocks], self.round)

@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import sys
 from pathlib import Path
 
-__all__ = ["replacing", "shielded", "remove_leftovers"]
+from mpifed.storage.ownership import is_known, is_leftover, is_own
+
+__all__ = ["replacing", "shielded", "remove_leftovers", "sync"]
 
 
 @contextlib.contextmanager
 def replacing(path: Path):
-    """Yield a temporary path beside ``path``; on success it is synced to disk and takes ``path``'s place.
+    """Yield a new temporary file beside ``path``; on success it is synced to disk and takes ``path``'s place.
 
-    On failure the temporary file is removed and ``path`` stays as it was.
+    On failure the temporary file is removed and ``path`` stays as it was. What lies at ``path`` under a name
+    of this package without being its own is kept under another name.
+
+    Raises:
+        OSError: one of these cannot be done.
     """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    if is_leftover(temporary) or not is_known(path.name):  # of a process with the same number
+        temporary.unlink(missing_ok=True)
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
+        _make_way(path)
         os.replace(temporary, path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _make_way(path: Path) -> None:
+    """Give what is not this package's another name, a damaged checkpoint for instance."""
+    if not is_known(path.name) or not os.path.lexists(path) or is_own(path):
+        return
+    names = (path.with_name(f"{path.name}.kept{number}") for number in itertools.count(1))
+    kept = next(name for name in names if not os.path.lexists(name))
+    os.rename(path, kept)
+    print(f"mpifed: warning: {path} is no file of mpifed: it is {kept.name} now", file=sys.stderr)
 
 
 class _Shield:
@@ -74,12 +96,14 @@ def shielded(path: Path):
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files that a killed run has left behind in ``folder``."""
-    for leftover in Path(folder).glob("*.tmp.*"):
-        leftover.unlink(missing_ok=True)
+    """Remove temporary files of this package's that a killed run has left behind in ``folder``."""
+    for path in Path(folder).glob("*.tmp.*"):
+        if is_leftover(path):
+            path.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

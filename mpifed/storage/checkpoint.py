@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -24,6 +25,7 @@ import numpy as np
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Placement
 from mpifed.storage.atomic import replacing, shielded
+from mpifed.storage.ownership import MAGIC, checkpoints, is_own
 
 __all__ = ["write", "newest", "read_clients", "FORMAT"]
 
@@ -33,10 +35,10 @@ FORMAT = 2
 BLOCK = 64 * 2**20
 #: Bytes before the HDF5 part, HDF5's user block: a line with the format, a line with the digest.
 SEAL = 512
-#: How the first line begins.
-MAGIC = b"mpifed checkpoint "
 #: Bytes that must stay free beside a checkpoint's data: HDF5 keeps its own books.
 MARGIN = 4 * 2**20
+#: What holds the content of a file against what it should be.
+Expect = Callable[[dict, dict[str, np.ndarray], tuple | None], None]
 
 
 def _spans(first: int, last: int, row_bytes: int):
@@ -91,7 +93,8 @@ def write(
         for _ in blocks:  # the other ranks send whatever happens here
             pass
     # A file of a later round could not be continued from: it must not push out this one.
-    for old in [path for path in sorted(final.parent.glob("checkpoint-*.h5")) if path <= final][:-keep]:
+    done = [path for path in checkpoints(final.parent) if path.name <= final.name and is_own(path)]
+    for old in done[:-keep]:
         old.unlink(missing_ok=True)
 
 
@@ -148,32 +151,45 @@ def _check(path: Path) -> None:
             raise ValueError("its bytes do not match their digest")
 
 
-def _load(path: Path) -> tuple[dict, dict[str, np.ndarray]]:
+def _load(path: Path, expect: Expect | None) -> tuple[dict, dict[str, np.ndarray]]:
     """Header and whole arrays of a file.
 
     Raises:
-        ValueError: as :func:`_check`, or it cannot be read.
+        ValueError: as :func:`_check`, it cannot be read, or is not as expected.
     """
     try:
         _check(path)
         with h5py.File(path, "r") as file:
+            header = json.loads(file.attrs["header"])
             arrays = {name: dataset[...] for name, dataset in file.items() if name != "clients"}
-            return json.loads(file.attrs["header"]), arrays
-    except OSError as error:
+            rows = file.get("clients")
+            clients = (rows.shape, rows.dtype) if isinstance(rows, h5py.Dataset) else None
+    except (KeyError, TypeError) as error:  # no header, a group where arrays are
+        raise ValueError(f"it holds something else: {error}") from None
+    except (OSError, RuntimeError) as error:
         raise ValueError(str(error)) from None
+    if expect:
+        expect(header, arrays, clients)
+    return header, arrays
 
 
-def newest(folder: Path) -> tuple[Path | None, dict, dict[str, np.ndarray], list[str]]:
+def newest(
+    folder: Path, expect: Expect | None = None
+) -> tuple[Path | None, dict, dict[str, np.ndarray], list[str]]:
     """The newest sound checkpoint of a folder.
+
+    Args:
+        expect: raises a ValueError unless header, whole arrays, and shape and type of the clients' rows are
+            as they should be.
 
     Returns:
         Its path (``None``: there is none), header, whole arrays, and a line for each newer file that is
         damaged or foreign.
     """
     complaints = []
-    for path in sorted(Path(folder).glob("checkpoint-*.h5"), reverse=True):
+    for path in reversed(checkpoints(folder)):
         try:
-            return path, *_load(path), complaints
+            return path, *_load(path, expect), complaints
         except ValueError as error:
             complaints.append(f"{path.name} cannot be used ({error}); falling back to the one before it")
     return None, {}, {}, complaints

@@ -6,33 +6,44 @@ import contextlib
 import fcntl
 import os
 import socket
+import stat
 import sys
 import time
 from datetime import datetime
 from pathlib import Path
 
-from mpifed.storage.atomic import remove_leftovers
+from mpifed.core.errors import ConfigError
+from mpifed.parallel.slurm import slurm_job
+from mpifed.storage.atomic import remove_leftovers, sync
 from mpifed.storage.format import RUN_FILE
+from mpifed.storage.ownership import LOCK_FILE, checkpoints, expect_own, is_own
 
 __all__ = ["Folder"]
 
-LOCK_FILE = "run.lock"
 #: Seconds to wait for another run to let the folder go: a requeued job may meet the last moments of its
 #: predecessor.
 PATIENCE = 3.0
+#: Characters of the lock's text that are told.
+SHOWN = 200
 
 
 class Folder:
     """A folder that one run writes to, held by a lock between :meth:`open` and :meth:`close`.
 
-    The lock is the kernel's (flock), so it ends with the process, however that dies. On a file system without
-    such locks the run goes on with a warning.
+    The lock is the kernel's (flock), so it ends with the process, however that dies. Its text names the
+    holder. On a file system without such locks, or with locks that other hosts do not see, the text is what
+    tells a run that another one writes here, too.
 
     Attributes:
         ours: whether the checkpoints here are of the run that this object belongs to.
+
+    Raises:
+        ConfigError: the path is blank.
     """
 
     def __init__(self, path: str | Path):
+        if not str(path).strip():
+            raise ConfigError(f"expected the name of a folder, got {str(path)!r}: is a shell variable unset?")
         self.path = Path(path)
         self._lock, self._made, self.ours = None, False, False
 
@@ -43,13 +54,17 @@ class Folder:
             create: make the folder if it does not exist.
 
         Raises:
-            ValueError: another run holds the folder, or it cannot be written to.
+            ValueError: another run holds the folder, it cannot be written to, or a file that is not this
+                package's is in the way.
         """
         end = time.monotonic() + PATIENCE
         try:
+            expect_own([self.path / RUN_FILE])
             while not self._take(create, time.monotonic() < end):
                 time.sleep(0.1)
-            remove_leftovers(self.path)
+            if self._locked:
+                remove_leftovers(self.path)
+            self._place = os.stat(self.path)
         except OSError as fault:
             self.close()
             raise ValueError(f"cannot write to run.out = {self.path}: {fault.strerror}") from None
@@ -57,14 +72,15 @@ class Folder:
     def _take(self, create: bool, patient: bool) -> bool:
         """Try to lock the folder; False while another run holds it and ``patient``."""
         if create and not self.path.is_dir():
-            self.path.mkdir(parents=True)
-            self._made = True
-        self._lock = open(self.path / LOCK_FILE, "a+")
+            self._make()
+        expect_own([self.path / LOCK_FILE])
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        self._lock = open(os.open(self.path / LOCK_FILE, flags, 0o666), "r+b", buffering=0)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._locked = True
         except BlockingIOError:
-            self._lock.seek(0)
-            holder = self._lock.read().strip() or "another process"
+            holder = self._told(self._lock) or "another process"
             self._drop()
             if patient:
                 return False
@@ -72,43 +88,94 @@ class Folder:
                 f"run.out = {self.path} is in use by {holder}: wait for it, or choose another run.out"
             ) from None
         except OSError as fault:
-            print(
-                f"mpifed: warning: {self.path} cannot be locked ({fault.strerror}): take care that no "
-                "second run writes to it",
-                file=sys.stderr,
+            self._locked = False
+            _warn(
+                f"{self.path} cannot be locked ({fault.strerror}): take care that no second run writes to it"
             )
         if not self._holds():  # its holder has just removed the empty folder
             self._drop()
             return False
-        self._lock.truncate(0)
-        job = f", Slurm job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else ""
-        self._lock.write(
-            f"process {os.getpid()} on {socket.gethostname()}{job}, "
-            f"since {datetime.now():%Y-%m-%d %H:%M:%S}\n"
-        )
-        self._lock.flush()
+        self._sign()
         return True
+
+    def _make(self) -> None:
+        missing = [self.path, *self.path.parents]
+        missing = missing[: next(i for i, place in enumerate(missing) if place.is_dir())]
+        self.path.mkdir(parents=True)
+        self._made = True
+        for place in missing:
+            sync(place.parent)
+
+    def _sign(self) -> None:
+        """Write into the lock who holds it."""
+        before, host = self._told(self._lock), socket.gethostname()
+        if before and f" on {host}," not in before:
+            _warn(
+                f"{before} has never let go of {self.path}: see that it has ended, two runs must not share it"
+            )
+        job = f", Slurm job {number}" if (number := slurm_job()) else ""
+        self._text = f"process {os.getpid()} on {host}{job}, since {datetime.now():%Y-%m-%d %H:%M:%S}"
+        os.ftruncate(self._lock.fileno(), 0)
+        os.pwrite(self._lock.fileno(), f"{self._text}\n".encode(), 0)
+
+    @staticmethod
+    def _told(lock) -> str:
+        """The first line of an open lock file."""
+        text = os.pread(lock.fileno(), SHOWN, 0).decode(errors="replace")
+        return text.partition("\n")[0].strip()
 
     def _holds(self) -> bool:
         """Whether the locked file is still the one that others find."""
         try:
-            return os.path.samestat(os.fstat(self._lock.fileno()), os.stat(self.path / LOCK_FILE))
-        except FileNotFoundError:
+            return os.path.samestat(os.fstat(self._lock.fileno()), os.lstat(self.path / LOCK_FILE))
+        except OSError:
             return False
 
+    def expect_held(self) -> None:
+        """See that this is still the folder that was opened, and nobody else's by now. A lock file that
+        somebody has removed is made again.
+
+        Raises:
+            OSError: the folder is gone or another one, or another run writes to it.
+        """
+        if not os.path.samestat(os.stat(self.path), self._place):
+            raise OSError("another folder has taken its place")
+        if self._lock is None or not os.path.lexists(self.path / LOCK_FILE):
+            self._drop()
+            try:
+                self._take(create=False, patient=False)
+            except ValueError as fault:
+                raise OSError(str(fault)) from None
+        flags = (
+            os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )  # anew: another host may have written
+        with open(os.open(self.path / LOCK_FILE, flags), "rb") as lock:
+            text = self._told(lock) if stat.S_ISREG(os.fstat(lock.fileno()).st_mode) else ""
+        if text != self._text:
+            raise OSError(f"it is in use by {text}" if text else "another run has used it meanwhile")
+
     def _drop(self) -> None:
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
         self._lock = None
 
     def close(self) -> None:
         """Let the folder go; one that was made for a run that never began is removed."""
         if self._lock is None:
             return
-        if self._made and not self.results():
-            (self.path / LOCK_FILE).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # something else lies there
-                self.path.rmdir()
+        if self._holds():
+            with contextlib.suppress(OSError):  # something else lies there, or nothing can be written
+                if self._told(self._lock) == self._text:
+                    os.ftruncate(self._lock.fileno(), 0)
+                if self._made and not self.results():
+                    (self.path / LOCK_FILE).unlink()
+                    self.path.rmdir()
         self._drop()
+
+    def clear(self) -> None:
+        """Remove the files of the run that lies here, and no others."""
+        for path in filter(is_own, self.results()):
+            path.unlink()
 
     def results(self) -> list[Path]:
         """The results file and the checkpoints that lie here."""
@@ -116,4 +183,8 @@ class Folder:
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints that lie here, the newest last."""
-        return sorted(self.path.glob("checkpoint-*.h5"))
+        return checkpoints(self.path)
+
+
+def _warn(text: str) -> None:
+    print(f"mpifed: warning: {text}", file=sys.stderr)

@@ -14,16 +14,18 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import torch
 
 from mpifed.parallel.comm import SerialComm
-from mpifed.parallel.devices import usage
+from mpifed.parallel.devices import machine, usage
 from mpifed.simulation.provenance import to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage.atomic import replacing, shielded
 from mpifed.storage.format import COSTS, RUN_FILE, End, entries
+from mpifed.storage.results import sound
 from mpifed.storage.tensorboard import Scalars
 
-__all__ = ["Recorder", "ending"]
+__all__ = ["Recorder", "ending", "versions"]
 
 #: Columns that add up over the ranks; the others are means.
 _SUMMED = np.array([name in ("oracle_calls", "wire_bytes", "bytes_up", "bytes_down") for name in COSTS])
@@ -115,16 +117,29 @@ class Recorder:
             "costs": self.costs,
             "metrics": np.array(list(self.metrics.values())).reshape(len(self.metrics), -1),
         }
-        for block, rows in self.iterates.items():
-            arrays[f"iterates_{block}"] = np.array(rows).reshape(len(rows), -1)
+        for block in self.blocks:
+            arrays[f"iterates_{block}"] = self.table(block)
         return {"metrics": list(self.metrics)}, arrays
 
+    def table(self, block: str) -> np.ndarray:
+        """The recorded iterates of a block ``[R, d]`` (rank 0)."""
+        rows = self.iterates[block]
+        flat = np.array(rows, dtype=self.simulation.config.run.dtype)
+        return flat.reshape(len(rows), self.simulation.blocks.sizes[block])
+
     def restore(self, header: dict, arrays: dict[str, np.ndarray]) -> None:
-        """Take up the history of a checkpoint (the arrays are rank 0's; the others pass none)."""
+        """Take up the history of a checkpoint (the arrays are rank 0's; the others pass none).
+
+        Iterates of rounds before a block was recorded are NaN.
+        """
         if self.comm.rank == 0:
             self.costs, self._base = arrays["costs"], arrays["costs"][-1].copy()
-            self.metrics = {name: list(row) for name, row in zip(header["metrics"], arrays["metrics"])}
-            self.iterates = {block: list(arrays.get(f"iterates_{block}", ())) for block in self.blocks}
+            self.metrics = {name: row.tolist() for name, row in zip(header["metrics"], arrays["metrics"])}
+            self.metrics["round"] = [int(r) for r in self.metrics["round"]]
+            self.simulation.metrics.names = [name for name in header["metrics"] if name != "round"]
+            for block in self.blocks:
+                unknown = np.full((len(self.costs) - 1, self.simulation.blocks.sizes[block]), np.nan)
+                self.iterates[block] = list(arrays.get(f"iterates_{block}", unknown))
 
     def before(self, cost: str) -> float:
         """What this process had been preceded by, of one of the costs (rank 0)."""
@@ -168,10 +183,10 @@ class Recorder:
                 file[f"final/{block}"] = getattr(self.simulation.output, block).cpu().numpy()
                 file[f"final/{block}"].attrs["parameters"] = json.dumps(shapes)
             file["final"].attrs.update(final)
-            for block, rows in self.iterates.items():
-                file[f"iterates/{block}"] = np.array(rows)
+            for block in self.blocks:
+                file[f"iterates/{block}"] = self.table(block)
             if self.blocks:
-                file["iterates/round"] = self.costs[1:, 0]
+                file["iterates/round"] = self.columns()["round"][1:]
 
     def _attributes(self) -> dict[str, str]:
         """What the results file says of the run as a whole."""
@@ -179,14 +194,15 @@ class Recorder:
         layout = {
             "ranks": self.comm.size,
             "device": str(simulation.device),
+            "threads": torch.get_num_threads(),
             "placement": simulation.config.run.placement,
             "clients": simulation.placement.counts,
             "transport": simulation.transport.name,
         }
         return {
             "config": json.dumps(simulation.config.table()),
-            "versions": json.dumps(_versions() | {"mpi": self.comm.mpi}),
-            "layout": json.dumps(layout),
+            "versions": json.dumps(versions() | {"mpi": self.comm.mpi}),
+            "layout": json.dumps(layout | {"machine": machine(simulation.device)}),
             "data": to_json(simulation.problem.files),
             "maximised": json.dumps(sorted(simulation.config.problem.maximised)),
         }
@@ -196,15 +212,13 @@ def ending(folder: Path) -> tuple[dict, End | None]:
     """Settings and end that a folder's results file names; empty where there is no such file or it cannot be
     read.
     """
-    try:
-        with h5py.File(Path(folder) / RUN_FILE, "r") as file:
-            return json.loads(file.attrs["config"]), End.read(file.attrs)
-    except (OSError, KeyError, ValueError):
-        return {}, None
+    run = sound(folder)
+    return (run.config, run.end) if run else ({}, None)
 
 
 @functools.cache
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """The versions of Python, this package and its libraries, by name."""
     import mpifed  # complete by now: the package itself imports this module
 
     packages = {name: version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ import h5py
 import numpy as np
 
 from mpifed.storage.format import COSTS, RUN_FILE, End
+from mpifed.storage.schema import expect_settings
 
-__all__ = ["RunData", "Outcome", "find_runs", "load", "outcome", "expect"]
+__all__ = ["RunData", "Outcome", "find_runs", "load", "outcome", "sound", "expect"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +110,27 @@ def outcome(path: str | Path) -> Outcome:
         shapes = {
             block: _json(data, "parameters") for block, data in final.items() if "parameters" in data.attrs
         }
+        for block, data in final.items():
+            flat = isinstance(data, h5py.Dataset) and data.ndim == 1 and data.dtype.kind == "f"
+            expect(flat, f"one axis of numbers in 'final/{block}'", data)
+            sizes = [math.prod(shape) for shape in shapes.get(block, {"": [len(data)]}).values()]
+            expect(sum(sizes) == len(data), f"{sum(sizes)} numbers in 'final/{block}'", len(data))
         metrics = {name: float(value) for name, value in final.attrs.items()}
         iterates = {name: data[:] for name, data in source.get("iterates", {}).items() if name != "round"}
         return Outcome({block: data[:] for block, data in final.items()}, shapes, metrics, iterates)
+
+
+def sound(path: str | Path) -> RunData | None:
+    """A run whose file holds all that a run leaves and another start asks for; ``None`` where there is no
+    such file, or something is amiss in it.
+    """
+    try:
+        run = load(path)
+        outcome(path)
+        expect_settings(run.config)
+    except (TypeError, ValueError):  # numbers that are none
+        return None
+    return run
 
 
 @contextmanager
@@ -142,13 +162,14 @@ def _read(source: h5py.File, file: Path) -> RunData:
     config, versions, layout, data = (
         _json(source, name) for name in ("config", "versions", "layout", "data")
     )
-    maximised, stopped = _json(source, "maximised", list), source.attrs.get("stopped")
+    maximised = _json(source, "maximised", list)
     algorithm = config.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, dict) else None
     expect(
         isinstance(name, str), "the algorithm's name in the attribute 'config'", f"algorithm = {algorithm!r}"
     )
-    expect(isinstance(stopped, str), "text in the attribute 'stopped'", repr(stopped))
+    for attribute, text in (("stopped", source.attrs.get("stopped")), ("end", source.attrs.get("end", ""))):
+        expect(isinstance(text, str), f"text in the attribute {attribute!r}", repr(text))
     costs, metrics = _columns(source, "costs", COSTS), _columns(source, "metrics", ("round",))
     costs = {name: costs[name] for name in COSTS}
     rounds, taken = costs["round"], metrics.pop("round")

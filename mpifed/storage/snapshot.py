@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import torch
 
 from mpifed.core.records import State
 from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.parallel.devices import differences, machine
 from mpifed.simulation.provenance import digests, expect_same
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint
 from mpifed.storage.format import End, entries
-from mpifed.storage.recorder import Recorder
+from mpifed.storage.recorder import Recorder, versions
 
 __all__ = ["Snapshot"]
 
@@ -45,6 +47,9 @@ class Snapshot:
             "sizes": _sizes(simulation),
             "data": digests(simulation.problem.files),
             "unsent": simulation.rounds.unsent(),
+            "versions": versions(),
+            "device": simulation.device.type,
+            "machine": machine(simulation.device),
         }
         records = {name: state.buffer.cpu().numpy() for name, state in _records(simulation).items()}
         return cls(names | header | entries(end), arrays | records)
@@ -71,9 +76,12 @@ class Snapshot:
         """Bring a simulation and its recorder into this state. Collective.
 
         Raises:
-            CollectiveError: the data are others, or the settings make a state of other sizes.
+            CollectiveError: the data are others, the settings make a state of other sizes or leave out what
+                has been recorded, or under ``exact`` the device is another.
         """
         expect_same(self.header["data"], simulation.problem.files)
+        self._expect_history(recorder)
+        self._expect_bits(simulation, comm)
         there, here = self.header["sizes"], _sizes(simulation)
         if there != here:
             raise CollectiveError(
@@ -89,6 +97,42 @@ class Snapshot:
         simulation.clients.buffer.copy_(torch.from_numpy(rows))
         simulation.take_up(self.round, self.header["unsent"])
         recorder.restore(self.header, self.arrays)
+
+    def _expect_history(self, recorder: Recorder) -> None:
+        """Iterates that are recorded stay; other blocks may come to them."""
+        left_out = [
+            block for block in self.header["config"].get("record", ()) if block not in recorder.blocks
+        ]
+        if left_out:
+            raise CollectiveError(
+                f"record = {list(recorder.blocks)} leaves out {', '.join(left_out)}, of which the run has "
+                "recorded the iterates so far: keep it in the list"
+            )
+
+    def _expect_bits(self, simulation: Simulation, comm: SerialComm) -> None:
+        """Under ``exact``, refuse another kind of device, and warn of another machine or other versions."""
+        before, now = self.header.get("device"), simulation.device.type
+        if simulation.config.run.reduction != "exact" or before is None:
+            return
+        if before != now:
+            raise CollectiveError(
+                f"the run began on run.device = {before!r} and would go on on {now!r}, which gives other "
+                f"bits than run.reduction = 'exact' promises: set run.device={before}, or give the promise "
+                "up with `mpifed resume FOLDER run.reduction=fused`"
+            )
+        there, here = (
+            {"mpifed": version["mpifed"], **what}
+            for version, what in (
+                (self.header["versions"], self.header["machine"]),
+                (versions(), machine(simulation.device)),
+            )
+        )
+        changed = differences(there, here, "before", "now")
+        if changed and comm.rank == 0:
+            print(
+                f"mpifed: warning: {changed}: the bits of run.reduction = 'exact' may be others from here on",
+                file=sys.stderr,
+            )
 
 
 def _records(simulation: Simulation) -> dict[str, State]:

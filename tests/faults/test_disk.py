@@ -2,15 +2,21 @@
 
 import os
 import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 
 import launch
 import numpy as np
 import pytest
 from processes import all_ranks, wait_until
 from small_job import LIMIT, STEP, command, end, final, saved
+
+from mpifed import resume
+from mpifed.parallel.comm import SerialComm
 
 WRITE = "mpifed.storage.checkpoint:write"
 
@@ -33,18 +39,18 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("size, check", [(0, True), (2, False)])
 def test_the_disk_is_full_for_a_while(small_disk, whole, size, check):
-    """Found out before writing (check), or by HDF5 half way. The checkpoints of rounds 6 to 12 are lost, the
-    run goes on.
+    """Found out before writing (check), or by HDF5 half way. The files of rounds 6 to 12 lie elsewhere until
+    there is room; the run goes on.
     """
     ballast = small_disk / "run" / "ballast"
-    faults = [f"0 fill:{ballast} {WRITE} 2", f"0 free:{ballast} {WRITE} 5"] + [
+    faults = [f"0 fill:{ballast} {WRITE} 2", f"0 free:{ballast} {WRITE} 8"] + [
         "0 skip mpifed.storage.checkpoint:_room 1"
     ] * (not check)
     code, output = launch.launch(size, command(small_disk, *faults), LIMIT)
     assert code == 0 and "Traceback" not in output, output
     warnings = re.findall(
-        r"mpifed: warning: the files of round (\d+) could not be written to .* \((.*)\); the newest "
-        r"checkpoint is of round 3; the run goes on\n",
+        r"mpifed: warning: the files of round (\d+) could not be written to .* \((.*)\); they lie in .*: "
+        r"`mpifed resume .*run-rescued-\w+` continues from there; the run goes on\n",
         output,
     )
     assert [round for round, _ in warnings] == ["6", "9", "12"], output
@@ -53,23 +59,82 @@ def test_the_disk_is_full_for_a_while(small_disk, whole, size, check):
     ), output
     np.testing.assert_array_equal(final(small_disk), whole)
     assert saved(small_disk) == 20 and not list((small_disk / "run").glob("*.tmp.*"))
+    assert not list(small_disk.glob("run-rescued-*"))
 
 
 @pytest.mark.parametrize("size, check", [(2, True), (0, False)])
 def test_the_disk_stays_full(small_disk, whole, size, check):
-    """The last files must be written: an error, the old checkpoint sound, and the job resumes when there is
-    room.
+    """An error that says where the last files are, where the run goes on; the old checkpoint is sound, and
+    the job resumes when there is room.
     """
     ballast = small_disk / "run" / "ballast"
     faults = [f"0 fill:{ballast} {WRITE} 5"] + ["0 skip mpifed.storage.checkpoint:_room 1"] * (not check)
     code, output = launch.launch(size, command(small_disk, *faults), LIMIT)
     assert code == 2 and "Traceback" not in output, output
-    assert re.search(
-        r"mpifed: the files of round 20 could not be written to .*No space left on device.*is of round 12\n",
-        output,
-    ), output
+    np.testing.assert_array_equal(rescued(output, "No space left on device"), whole)
+    assert saved(small_disk) == 12
     ballast.unlink()
     np.testing.assert_array_equal(end(small_disk), whole)
+
+
+def rescued(output: str, why: str) -> np.ndarray:
+    """The output point of the run that goes on from where the last line says that its files lie."""
+    said = re.search(
+        rf"^mpifed: the files of round 20 could not be written to .*{why}.*: `mpifed resume (.*)` continues",
+        output,
+        re.M,
+    )
+    assert said, output
+    point = resume(said[1], comm=SerialComm()).point
+    return np.concatenate([point["x"].numpy(), point["y"].numpy()])
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_the_folder_is_removed(tmp_path, whole, size):
+    """In round 5: all ranks go on, and end with an error that says where the files are."""
+    process = launch.start(size, command(tmp_path, f"0 pause:{tmp_path} {STEP} 5"))
+    wait_until(lambda: (tmp_path / "arrived-5").exists(), LIMIT)
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "go-5").touch()
+    code, output = launch.finish(process, LIMIT)
+    assert code == 2 and "Traceback" not in output and not (tmp_path / "run").exists(), output
+    np.testing.assert_array_equal(rescued(output, "No such file or directory"), whole)
+
+
+def in_another_world(arguments: list, host: str) -> list[str]:
+    """A command on a host of its own: another name, and file systems that are mounted apart."""
+    words = shlex.join(map(str, [sys.executable, *arguments]))
+    return ["unshare", "--uts", "--mount", "sh", "-c", f"hostname {host} && exec {words}"]
+
+
+def test_two_hosts_share_a_folder(tmp_path):
+    """The lock of a file system that both mount is one lock; where it is not, the text in it is."""
+    probe = subprocess.run(in_another_world(["-c", "pass"], "mars"), capture_output=True)
+    if probe.returncode:
+        pytest.skip("hosts of their own are not permitted here")
+    environment = launch.environment()
+    fault = f"0 pause:{tmp_path} {STEP} 5"
+    first = subprocess.Popen(
+        in_another_world(command(tmp_path, fault, settings=["run.watchdog=0"]), "mars"), env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: (tmp_path / "arrived-5").exists(), LIMIT)
+        words = {"capture_output": True, "text": True, "timeout": LIMIT, "env": environment}
+        second = subprocess.run(in_another_world(command(tmp_path), "venus"), **words)
+        assert second.returncode == 2 and f"is in use by process {first.pid} on mars, since" in second.stderr
+        blind = command(
+            tmp_path, "0 skip mpifed.storage.folder:fcntl.flock 1", settings=["run.overwrite=true"]
+        )
+        third = subprocess.run(in_another_world(blind, "venus"), **words)
+        assert third.returncode == 0 and f"process {first.pid} on mars, since " in third.stderr, third.stderr
+        assert "has never let go of" in third.stderr
+        (tmp_path / "go-5").touch()
+        code, output = launch.finish(first, LIMIT)
+        assert code == 2 and "(another run has used it meanwhile); they lie in" in output, output
+    finally:
+        if first.poll() is None:
+            os.killpg(first.pid, signal.SIGKILL)
 
 
 def test_two_runs_never_share_a_folder(tmp_path, whole):

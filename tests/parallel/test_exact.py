@@ -137,3 +137,18 @@ def test_fused_agrees_to_rounding(comm, out):
         configuration(METHODS["adam"], Game(clients=5), f"{out}/exact", reduction="exact", **job), comm
     )
     np.testing.assert_allclose(bits(fused), bits(exact), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_rank_gets_the_stored_result_of_a_complete_run(comm, out, dtype, monkeypatch):
+    """Without a checkpoint, and without setting anything up."""
+    config = configuration(METHODS["local"], Game(clients=3), out, dtype=dtype, overwrite=False)
+    whole = run(config, comm)
+    monkeypatch.setattr("mpifed.running.runner.Runner.carry_out", None)
+    again = run(config, comm)
+    np.testing.assert_array_equal(bits(again), bits(whole))
+    assert bits(again).dtype == dtype and again.end == whole.end and again.config == whole.config
+    for block, named in whole.parameters.items():
+        for name, values in named.items():
+            assert torch.equal(again.parameters[block][name], values)
+    assert comm.rank or (again.history == whole.history and again.metrics == whole.metrics)

@@ -67,7 +67,7 @@ def _initial_estimators(grad, x, y, q):
 def _first_matrix(M, estimator, point, first_matrix, q):
     M.start(estimator, point)
     if first_matrix == "rule":
-        M.refresh(estimator, point, at_sync=q == 1)
+        M.refresh(estimator, point, at_sync=q == 1, first=True)
     elif first_matrix == "identity":
         M.diag = torch.ones_like(estimator)
     elif first_matrix == "rho":

@@ -3,8 +3,8 @@ diagonal ``diag``.
 
 The protocol is the same for all: ``start`` receives the averaged initial estimator and the start, sets a_0 =
 0 and notes what a later refresh compares with; ``refresh`` builds the matrix from an averaged estimator (1-D)
-and the averaged point where it was taken. ``at_sync`` is False only for the refresh that makes the first
-matrix before the first sync has come.
+and the averaged point where it was taken. ``first`` is True only for the refresh that makes A_1 from the
+averages that ``start`` has received, ``at_sync`` False if that is not a sync yet (q > 1).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Identity:
     def start(self, w, point):
         self.diag = torch.ones_like(w)
 
-    def refresh(self, w, point, at_sync=True):
+    def refresh(self, w, point, at_sync=True, first=False):
         pass
 
 
@@ -35,7 +35,7 @@ class Adam:
         self.a = torch.zeros_like(w)
         self.n = 0
 
-    def refresh(self, w, point, at_sync=True):
+    def refresh(self, w, point, at_sync=True, first=False):
         self.n = self.n + 1
         self.a = self.decay * self.a + (1 - self.decay) * w**2
         moment = self.a / (1 - self.decay**self.n) if self.bias_correction else self.a
@@ -46,8 +46,8 @@ class AdaBelief:
     """a <- decay a + (1 - decay) (w - w')^2, A = diag(sqrt(a) + rho), with w' the average at the previous
     sync.
 
-    Up to and including the first sync w' is 0 (``reference="zero"``) or the averaged initial estimator
-    (``"initial"``).
+    At the first sync w' is 0 (``reference="zero"``) or the averaged initial estimator (``"initial"``). A_1 has
+    w' = 0.
     """
 
     def __init__(self, rho, decay, reference="zero"):
@@ -58,8 +58,9 @@ class AdaBelief:
         self.a = torch.zeros_like(w)
         self.reference = torch.zeros_like(w) if self.option == "zero" else w
 
-    def refresh(self, w, point, at_sync=True):
-        self.a = self.decay * self.a + (1 - self.decay) * (w - self.reference) ** 2
+    def refresh(self, w, point, at_sync=True, first=False):
+        reference = torch.zeros_like(w) if first else self.reference
+        self.a = self.decay * self.a + (1 - self.decay) * (w - reference) ** 2
         self.diag = torch.sqrt(self.a) + self.rho
         if at_sync:
             self.reference = w
@@ -75,7 +76,7 @@ class Norm:
     def start(self, w, point):
         self.a = torch.zeros((), dtype=w.dtype)
 
-    def refresh(self, w, point, at_sync=True):
+    def refresh(self, w, point, at_sync=True, first=False):
         if self.root:
             self.a = self.decay * self.a + (1 - self.decay) * torch.sum(w**2)
             self.diag = (torch.sqrt(self.a) + self.rho) * torch.ones_like(w)
@@ -93,7 +94,7 @@ class AdaGradNorm:
     def start(self, w, point):
         self.a = torch.zeros((), dtype=w.dtype)
 
-    def refresh(self, w, point, at_sync=True):
+    def refresh(self, w, point, at_sync=True, first=False):
         self.a = self.a + torch.sum(w**2)
         self.diag = (torch.sqrt(self.a) + self.rho) * torch.ones_like(w)
 
@@ -108,7 +109,7 @@ class AMSGrad:
         self.a = torch.zeros_like(w)
         self.largest = torch.zeros_like(w)
 
-    def refresh(self, w, point, at_sync=True):
+    def refresh(self, w, point, at_sync=True, first=False):
         self.a = self.decay * self.a + (1 - self.decay) * w**2
         self.largest = torch.maximum(self.largest, self.a)
         self.diag = torch.sqrt(self.largest) + self.rho
@@ -129,7 +130,7 @@ class BarzilaiBorwein:
         self.a = torch.zeros((), dtype=w.dtype)
         self.earlier_w, self.earlier_point = w, point
 
-    def refresh(self, w, point, at_sync=True):
+    def refresh(self, w, point, at_sync=True, first=False):
         change, move = w - self.earlier_w, point - self.earlier_point
         if torch.sum(move**2) > 0:
             self.a = torch.abs(torch.sum(change * move)) / torch.sum(move**2)

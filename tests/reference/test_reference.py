@@ -7,6 +7,7 @@ quantities of order 1 (tens of steps, so some 1e-14 of rounding); anything wider
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -128,7 +129,11 @@ def test_first_matrix_is_never_used_when_every_step_is_a_sync(matrix):
     game = Game(3, 0.2)
     options = dict(q=1, matrix=FACTORIES[matrix])
     rule, identity, rho = (run(game, first_matrix=first, **options) for first in ("rule", "identity", "rho"))
-    assert distance(rule, identity) == distance(rule, rho) == 0.0  # the same operations
+    assert distance(identity, rho) == 0.0  # the same operations
+    if matrix == "belief_initial":  # the rule's A_1 compares with 0, the sync of the other two with w_1 itself
+        assert distance(rule, run(game, first_matrix="rule", q=1, matrix=FACTORIES["belief_zero"])) == 0.0
+    else:
+        assert distance(rule, identity) == 0.0
 
 
 def test_box_reading_freezes_the_estimator_when_every_step_is_a_sync():
@@ -237,7 +242,10 @@ def test_weights_and_projection_by_hand():
     assert by_hand(project=clamp, project_where="step") == [(0.785 - 0.1875, (1.675 + 1.2) / 2)]
 
 
-@pytest.mark.parametrize("matrix", [Adam, AdaBelief])  # with the reference 0 they part at the second sync
+# Adam and belief with the reference 0 part at the second sync only
+@pytest.mark.parametrize(
+    ("matrix", "reference"), [(Adam, (0, 0)), (AdaBelief, (0, 0)), (partial(AdaBelief, reference="initial"), (2.15, -2.85))]
+)
 @pytest.mark.parametrize(
     ("first", "A", "B", "a", "b"),
     [
@@ -247,11 +255,12 @@ def test_weights_and_projection_by_hand():
         ("rho", 0.1, 0.1, 0.0, 0.0),
     ],
 )
-def test_adaptive_round_by_hand(matrix, first, A, B, a, b):
+def test_adaptive_round_by_hand(matrix, reference, first, A, B, a, b):
     x0, x1, y0, y1 = 1 - 0.32 / A, 1 - 0.11 / A, 2 - 0.16 / B, 2 - 0.98 / B
     w_bar = (x0 + y0 + 0.5 + 0.5 * (3.2 - 3.5) + 3 * x1 - y1 - 0.3 + 0.5 * (1.1 - 0.7)) / 2
     v_bar = (x0 - y0 + 0.5 + 0.75 * (-0.8 + 0.5) - x1 - 2 * y1 - 0.3 + 0.75 * (-4.9 + 5.3)) / 2
-    A, B = math.sqrt(0.75 * a + 0.25 * w_bar**2) + 0.1, math.sqrt(0.75 * b + 0.25 * v_bar**2) + 0.1
+    w_change, v_change = w_bar - reference[0], v_bar - reference[1]
+    A, B = math.sqrt(0.75 * a + 0.25 * w_change**2) + 0.1, math.sqrt(0.75 * b + 0.25 * v_change**2) + 0.1
     expected = ((x0 + x1) / 2 - 0.1 * w_bar / A, (y0 + y1) / 2 + 0.2 * v_bar / B)
     assert by_hand(matrix=lambda: matrix(0.1, 0.75), first_matrix=first) == [expected]
 
@@ -283,7 +292,7 @@ def test_local_sgda_round_by_hand(options, expected):
         (Adam(0.1, 0.75), 2, [(2.25, 4), (1.9375, 4), (1.703125, 3)]),
         (Adam(0.1, 0.75, True), 2, [(9, 16), (1.9375 / 0.4375, 4 / 0.4375), (1.703125 / 0.578125, 3 / 0.578125)]),
         (AdaBelief(0.1, 0.75), 2, [(2.25, 4), (1.9375, 4), (1.453125, 4)]),
-        (AdaBelief(0.1, 0.75, reference="initial"), 2, [(0, 0), (1, 9), (0.75, 7.75)]),
+        (AdaBelief(0.1, 0.75, reference="initial"), 2, [(2.25, 4), (2.6875, 12), (2.015625, 10)]),
         (Norm(0.1, 0.75), 1, [1.25, 0.9375 + math.sqrt(5) / 4, 0.953125 + 3 * math.sqrt(5) / 16]),
         (Norm(0.1, 0.75, root=True), 2, [6.25, 5.9375, 4.703125]),
         (AdaGradNorm(0.1), 2, [25, 30, 31]),
@@ -296,6 +305,6 @@ def test_matrices_by_hand(matrix, power, expected):
     points = [torch.tensor(value, dtype=torch.float64) for value in ([0, 0], [1, -1], [1, -1])]
     matrix.start(w[0], points[0])
     for i in range(3):
-        matrix.refresh(w[i], points[i], at_sync=i > 0)
+        matrix.refresh(w[i], points[i], at_sync=i > 0, first=i == 0)
         value = torch.as_tensor(expected[i], dtype=torch.float64)
         assert float(((matrix.diag - 0.1) ** power - value).abs().max()) < ROUNDING

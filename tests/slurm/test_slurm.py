@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from batch import command, run_command, slurm_answers, submit, workplace
+from batch import Job, command, run_command, slurm_answers, submit, workplace
 from launch import mpirun_path
 
 import mpifed
@@ -217,6 +217,53 @@ def test_a_cancelled_job_stays_cancelled(tmp_path):
     state, code, log = job.end()
     assert state == "CANCELLED" and "stopped after round" in log and "back into the queue" not in log, log
     assert job.fields()["Restarts"] == "0"
+
+
+def test_names_with_every_character(tmp_path):
+    """In a folder, a job file, a plugin, results and the script itself; sbatch gets a name and a comment."""
+    place = tmp_path / "-w 'o' \"r\" $HOME `id` $(id);&|<>*?[a]{b}!~#%j%%\\n\\x é漢😀\tx\ny"
+    place.mkdir()
+    folder = workplace(place)
+    job, plugin, out = "-my 'job' \"x\" $PATH;#%x\\ ü\n.toml", "p 'l' $u;#%é.py", "-r 'u' \"n\" `id` #%j\\ é"
+    (folder / "jobs/saddle.toml").rename(folder / job)
+    (folder / "held.py").rename(folder / plugin)
+    changes = [f"algorithm={{name=\"./{plugin}:Held\", hold='$x'}}", f"run.out={out}", *SHORT.split()]
+    words = [
+        "mpifed",
+        "launch",
+        "--ranks-per-node=2",
+        "--script=-s 'c' %j.sbatch",
+        "--extra=--comment='a \"b\" #c'",
+    ]
+    left = {"SLURM_JOB_ID": "1", "SLURM_ARRAY_JOB_ID": "9", "SLURM_NTASKS": "64", "SLURM_EXPORT_ENV": "NONE"}
+    output = command(shlex.join([*words, "--", job, *changes]), folder, **left)
+    ended = Job(re.search(r"Submitted batch job (\d+)", output)[1], folder, ())
+    state, code, log = ended.end()
+    assert (state, code) == ("COMPLETED", 0), log
+    assert (
+        "JobName=-my 'job' \"x\" $PATH;#%x\\ ü_ " in (shown := ended.text()) and 'Comment=a "b" #c ' in shown
+    )
+    with h5py.File(folder / out / "run.h5") as file:
+        assert '"ranks": 2' in file.attrs["layout"] and file.attrs["stopped"].startswith("all ")
+
+
+def test_leftovers_of_other_jobs(tmp_path):
+    """sbatch called with the variables of a job that has ended, and without those of this shell."""
+    folder = workplace(tmp_path)
+    left = {
+        "SLURM_ARRAY_JOB_ID": "998",
+        "SLURM_ARRAY_TASK_ID": "7",
+        "SLURM_EXPORT_ENV": "NONE",
+        "SLURM_MEM_PER_NODE": "100",
+        "SLURM_NTASKS": "64",
+        "SLURM_STEP_NUM_TASKS": "64",
+        "SLURM_PROCID": "3",
+        "TMPDIR": str(tmp_path / "missing"),
+    }
+    line = CPU.replace("sbatch", "sbatch --nodes=1", 1) + SHORT
+    state, code, log = submit(line, folder, **left).end()
+    assert (state, code) == ("COMPLETED", 0), log
+    np.testing.assert_array_equal(point(folder / "runs/saddle", ranks=2), uninterrupted(folder, SHORT))
 
 
 def test_launch_submits(tmp_path):

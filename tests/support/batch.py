@@ -61,10 +61,13 @@ class Job:
     folder: Path
     again: tuple
 
+    def text(self, task: str = "") -> str:
+        """What ``scontrol show job`` says, in one line."""
+        return command(f"scontrol show job --oneliner {self.number}{task}", self.folder)
+
     def fields(self, task: str = "") -> dict[str, str]:
-        """What ``scontrol show job`` says."""
-        text = command(f"scontrol show job --oneliner {self.number}{task}", self.folder)
-        return dict(word.partition("=")[::2] for word in text.split())
+        """The same by names, where values have no blanks."""
+        return dict(word.partition("=")[::2] for word in self.text(task).split())
 
     def log(self, task: str = "") -> str:
         """All that the job has written."""

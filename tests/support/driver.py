@@ -31,7 +31,9 @@ LEFT = 8192
 
 
 def hang_in_c(_):
-    ctypes.PyDLL(None).sleep(1000)
+    mutex = ctypes.create_string_buffer(64)  # one that is locked twice; a signal would wake a sleep
+    for _ in range(2):
+        ctypes.PyDLL(None).pthread_mutex_lock(mutex)
 
 
 def pause(argument):

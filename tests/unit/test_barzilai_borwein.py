@@ -11,7 +11,8 @@ def test_a_small_step_is_measured_and_rounding_is_not(dtype, small):
     """w = 3 x: a relative step of ``small`` gives 3 to eps / ``small``; one of 4 eps the last quotient."""
     matrix, eps = BarzilaiBorwein(rho=0.5), torch.finfo(dtype).eps
     x = torch.tensor([1.0, 2.0], dtype=dtype)
-    start = matrix.refer((0 * x, 0 * x, torch.tensor([7.0], dtype=dtype)), 3 * x, x)
+    seven = torch.tensor([7.0], dtype=dtype)
+    start = matrix.refer((0 * x, 0 * x, seven, torch.zeros_like(seven)), 3 * x, x)
     _, A = matrix(start, 3 * (x * (1 + small)), x * (1 + small))
     assert A.item() == pytest.approx(3.5, rel=20 * eps / small)
     moved = x * (1 + 4 * eps)

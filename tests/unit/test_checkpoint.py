@@ -12,7 +12,7 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.storage import atomic as files
 from mpifed.storage import checkpoint
-from mpifed.storage.atomic import remove_leftovers, replacing
+from mpifed.storage.atomic import replacing
 
 ARRAYS = {"shared": np.arange(5.0), "empty": np.zeros((0, 3)), "table": np.arange(6.0).reshape(2, 3)}
 
@@ -100,7 +100,7 @@ def test_a_damaged_file_of_a_later_round_does_not_push_the_new_one_out(tmp_path)
     there.
     """
     save(tmp_path, 4, keep=1)
-    (tmp_path / "checkpoint-00000008.h5").write_bytes(b"damaged")
+    (tmp_path / "checkpoint-00000008.h5").write_bytes(checkpoint.MAGIC + b"damaged")
     save(tmp_path, 5, keep=1)
     assert checkpoint.newest(tmp_path)[1]["round"] == 5
     save(tmp_path, 9, keep=1)
@@ -158,9 +158,10 @@ def test_replacing_is_all_or_nothing(tmp_path):
         temporary.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
-    (tmp_path / "file.tmp.123").write_text("left by a killed run")
-    remove_leftovers(tmp_path)
-    assert os.listdir(tmp_path) == ["file"]
+    (tmp_path / f"file.tmp.{os.getpid()}").write_text("left by a killed process with this number")
+    with replacing(path) as temporary:
+        temporary.write_text("newer")
+    assert path.read_text() == "newer" and os.listdir(tmp_path) == ["file"]
 
 
 @given(st.integers(1, 30), st.integers(1, 12))

@@ -11,8 +11,7 @@ from mpifed import run
 from mpifed.cli.catalogue import catalogue
 from mpifed.cli.main import cli, main
 from mpifed.config.job import Config, ConfigError
-from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.simulation import allocation
+from mpifed.parallel.comm import SerialComm
 
 JOB = """
 rounds = 3
@@ -209,20 +208,6 @@ def test_info_of_everything():
             done = CliRunner().invoke(cli, ["info", name])
             assert done.exit_code == 0, (name, done.output, done.exception)
             assert group != "methods" or "in the papers" in done.output, name
-
-
-def test_client_records_that_do_not_fit_are_refused(tmp_path, monkeypatch):
-    """A dense Jacobian of a large inner map: said before anything is allocated."""
-    monkeypatch.setattr(allocation, "CLIENT_MEMORY", 2**20)
-    table = {
-        "algorithm": {"name": "MFCGD", "q": 2},
-        "problem": {"name": "LinearMAML", "d": 200},
-        "run": {"out": str(tmp_path)},
-    }
-    with pytest.raises(
-        CollectiveError, match="the client records of MFCGD need .* GiB on one rank .*jacobian 40,000"
-    ):
-        run(Config.from_table(table), SerialComm())
 
 
 def test_list_and_help():

@@ -52,14 +52,14 @@ def test_the_lock_ends_with_the_process(tmp_path):
             sys.executable,
             "-c",
             f"import fcntl, time; lock = open({str(tmp_path / LOCK_FILE)!r}, 'w'); "
-            "fcntl.flock(lock, fcntl.LOCK_EX); print('process 1 on mars', file=lock, flush=True); "
+            "fcntl.flock(lock, fcntl.LOCK_EX); print('process 1 on mars, since 1', file=lock, flush=True); "
             "print('locked', flush=True); time.sleep(100)",
         ],
         stdout=subprocess.PIPE,
         text=True,
     )
     assert holder.stdout.readline() == "locked\n"
-    with pytest.raises(ValueError, match="is in use by process 1 on mars"):
+    with pytest.raises(ValueError, match="is in use by process 1 on mars, since 1"):
         Folder(tmp_path).open(create=True)
     holder.kill()
     holder.wait()

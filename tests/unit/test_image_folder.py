@@ -171,7 +171,9 @@ def test_the_layout_of_tiny_imagenet(tmp_path):
     np.testing.assert_array_equal(found, [picture(i) for i in range(3)])
     assert images.test_labels.tolist() == [1, 0, 1]
     write(tmp_path, files | {"val/val_annotations.txt": "\n".join(lines[:2]).encode()})
-    with pytest.raises(DataError, match="one line of val/val_annotations.txt for each image of val, .*val_2"):
+    with pytest.raises(
+        DataError, match="a line for each image of val/images, .*found none for val/images/val_2"
+    ):
         PETS(tmp_path)
 
 

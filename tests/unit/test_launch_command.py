@@ -12,6 +12,7 @@ from mpifed.cli.batch_script import seconds as seconds_of
 from mpifed.cli.launch import array_tasks, launch
 from mpifed.cli.main import main
 from mpifed.config.grids import variants
+from mpifed.config.tables import override
 from mpifed.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +100,7 @@ def test_a_sweep_in_parts():
         lines[-1] == f'mpifed_launch mpifed sweep {job} rounds=3 --part "${{SLURM_ARRAY_TASK_ID:-0}}/4" "$@"'
     )
     alone = invoke(job, "--dry-run").stdout
-    assert "--array" not in alone and '--part "${SLURM_ARRAY_TASK_ID:-0}/1"' in alone
+    assert "--array" not in alone and alone.endswith(f'mpifed_launch mpifed sweep {job} "$@"\n')
     assert "--parts N shares its runs" in invoke(job, "--array", "seed=0,1", "--dry-run").output
     assert (
         "--parts is for a job file with a [sweep]"
@@ -120,6 +121,8 @@ def test_array_is_the_product_of_its_axes():
         for seed in ("seed=0", "seed=1")
         for algorithm in ('{name="FGDA", q=5, gamma=0.1}', '{name="LocalSGDA", q=5, eta_x=0.1, eta_y=0.1}')
     ]
+    nested = array_tasks(["x=[[1,2],[3]],{a=[1,2],b={c=1},d=2}"], "a")
+    assert [task[0] for task in nested] == ["x=[[1,2],[3]]", "x={a=[1,2],b={c=1},d=2}"]
     assert [task[2].removeprefix("run.out=runs/a/") for task in tasks] == [
         "seed=0,FGDA",
         "seed=0,LocalSGDA",
@@ -142,16 +145,19 @@ def test_folders_of_an_array_are_named_as_those_of_a_sweep(tmp_path):
 def test_a_task_of_an_array_gets_its_settings():
     lines = script("--array", "seed=3,4", "--array", 'record=[],["x"]')
     assert "#SBATCH --array=0-3" in lines
-    choice = lines[lines.index("case $SLURM_ARRAY_TASK_ID in") : lines.index("esac") + 1]
-    chosen = subprocess.run(
-        ["bash", "-c", "\n".join([*choice, 'printf "%s\\n" "$@"']), "bash", "last=1"],
-        env={"SLURM_ARRAY_TASK_ID": "3"},
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=True,
-    )
-    assert chosen.stdout.splitlines() == [
+    choice = lines[lines.index('case "${SLURM_ARRAY_TASK_ID-}" in') : lines.index("esac") + 1]
+
+    def chosen(element):
+        return subprocess.run(
+            ["bash", "-c", "\n".join([*choice, 'printf "%s\\n" "$@"']), "bash", "last=1"],
+            env={"SLURM_ARRAY_TASK_ID": element},
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+
+    assert (chosen("4").returncode, chosen("4").stderr) == (2, "mpifed: this array has no element 4\n")
+    assert chosen("3").stdout.splitlines() == [
         "seed=4",
         'record=["x"]',
         "run.out=runs/saddle/seed=4,record=_x_",
@@ -162,9 +168,25 @@ def test_a_task_of_an_array_gets_its_settings():
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["--nodes", "0"], "0 is not in the range x>=1"),
+        (["--nodes", "0"], "0 is not in the range 1<=x<=65000"),
+        (["--ranks-per-node", "70000"], "70000 is not in the range 1<=x<=65000"),
+        (["--cpus-per-rank", "9" * 5000], "is not a valid integer range"),
+        (["--warning", "65536"], "65536 is not in the range 1<=x<=65000"),
         (["--time", "soon"], "expected minutes, H:M:S or D-H:M:S, got 'soon'"),
+        (["--time", "4294967296"], "expected minutes, H:M:S or D-H:M:S, got '4294967296'"),
+        (["--time", "٣"], "expected minutes, H:M:S or D-H:M:S, got '٣'"),
         (["--gpus-per-node", "many"], "expected a number or TYPE:NUMBER, e.g. 4 or a100:4, got 'many'"),
+        (["--gpus-per-node", "a100:"], "expected a number or TYPE:NUMBER, e.g. 4 or a100:4, got 'a100:'"),
+        (["--gpus-per-node", "9" * 5000], "expected a number or TYPE:NUMBER, e.g. 4 or a100:4, got '999"),
+        (["--partition", "a b"], "expected a name, or several with commas between, got 'a b'"),
+        (["--partition", "a\n#SBATCH -n9"], "expected a name, or several with commas between, got 'a\\n"),
+        (["--partition", ""], "expected a name, or several with commas between, got ''"),
+        (["--setup", "echo 'open"], 'bash cannot read "echo \'open"'),
+        (["--setup", "cat <<EOF"], "bash cannot read 'cat <<EOF'"),
+        (["--setup", "module load x &&"], "bash cannot read 'module load x &&'"),
+        (["--setup", "module load x \\"], "expected lines of shell"),
+        (["--setup", "#SBATCH --nodes=9"], "options of sbatch go into --extra"),
+        (["--extra", "--comment=a b"], "'b' is no option; values with blanks need quotes"),
         (
             ["--extra", "account=abc"],
             "--extra takes an option of sbatch, e.g. --account=abc123, got 'account=abc'",
@@ -185,6 +207,9 @@ def test_refused(arguments, says):
     [
         (["rnds=3"], "a job file has no setting 'rnds'"),
         (["--array", "algorithm.q=1,0"], "algorithm.q: Input should be greater than or equal to 1, got 0"),
+        (["--array", "seed=0,"], "--array takes KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got 'seed=0,'"),
+        (["--array", 'run.title="a,b'], "--array takes KEY=VALUE,VALUE"),
+        (["--array", "record=[[1,2]"], "--array takes KEY=VALUE,VALUE"),
         (["--array", "seed"], "--array takes KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got 'seed'"),
         (["--array", "seed=1,1"], "--array names the same run twice"),
         (
@@ -230,31 +255,10 @@ def test_time_limits(text, seconds):
     assert seconds_of(text) == seconds
 
 
-def test_writes_and_submits(tmp_path, monkeypatch):
-    """A program named sbatch stands for Slurm's."""
-    sbatch = tmp_path / "bin" / "sbatch"
-    sbatch.parent.mkdir()
-    sbatch.write_text(
-        '#!/bin/bash\n[ -z "$REFUSE" ] || { echo "invalid partition" >&2; exit 1; }\necho Submitted "$@"\n'
-    )
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", str(sbatch.parent), prepend=":")
-    settings = ["jobs/saddle.toml", f"run.out={tmp_path / 'run'}"]
-    file = tmp_path / "run" / "job.sbatch"
-    assert invoke(*settings).output == f"{file}\nSubmitted {file}\n"
-    assert file.read_text() == invoke(*settings, "--dry-run").output
-    assert "Submitted" not in invoke(*settings, "--no-submit").output
-    monkeypatch.setenv("REFUSE", "1")
-    done = invoke(*settings)
-    assert done.exit_code == 1 and "invalid partition" in done.output
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert "there is no sbatch on this machine: --no-submit writes the script" in " ".join(
-        invoke(*settings).output.split()
-    )
-
-
-def test_no_other_file_is_replaced(tmp_path):
-    file = tmp_path / "mine.txt"
-    file.write_text("mine")
-    done = invoke("jobs/saddle.toml", "--script", file, "--no-submit")
-    assert done.exit_code == 2 and file.read_text() == "mine"
+def test_an_element_of_an_array_keeps_its_folder():
+    """Also where the folder's name reads as TOML."""
+    for out in ('"a" # b', "[1]\n#", "1 # é", "runs/a"):
+        (*_, setting), _ = array_tasks(["seed=1,2"], out)
+        table = {}
+        override(table, setting)
+        assert table["run"]["out"] == f"{out}/seed=1"

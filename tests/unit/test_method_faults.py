@@ -570,13 +570,13 @@ def test_rows_of_a_client_that_alone_is_wrong(screen):
         def client_data(self, client):
             return super().client_data(client) if client < 2 else fails()
 
-    with pytest.raises(PluginError) as error:
+    with pytest.raises(CollectiveError) as error:
         run(Sound(), Uneven(clients=3))
     assert "Uneven failed: ZeroDivisionError: on purpose" in screen(error.value)
 
 
 def test_a_method_whose_steps_are_not_numbers():
     with pytest.raises(
-        CollectiveError, match="non-finite value in round 1: client 0, field 'x' of `message`"
+        CollectiveError, match="non-finite value in round 1: client 0, fields 'x' and 'y' of `message`"
     ):
         run(Sound(eta=float("nan")))

@@ -1,7 +1,17 @@
 """What is said of data that differs between ranks, without MPI."""
 
-import pytest
+import hashlib
+import html
+import json
+from dataclasses import dataclass
+from pathlib import Path
 
+import h5py
+import pytest
+from games import Game, configuration
+
+from mpifed import run
+from mpifed.algorithms import LocalSGDA
 from mpifed.core.problem import DataFile, as_family
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import FairClassification
@@ -50,3 +60,37 @@ def test_a_problem_without_files_has_none_and_a_game_those_of_its_problem():
     problem.prepare(0)
     problem.files = {"a": DataFile("/data/a", "1")}
     assert as_family(problem, "operator").files == problem.files
+
+
+@dataclass
+class Reading(Game):
+    """The game, which reads a file and says so, or does not."""
+
+    file: str = ""
+    notes: bool = True
+
+    def prepare(self, seed, data_dir=None):
+        super().prepare(seed, data_dir)
+        content = Path(self.file).read_bytes()
+        if self.notes:
+            self.files = {"prices": DataFile(self.file, hashlib.sha256(content).hexdigest())}
+
+
+@pytest.mark.parametrize("notes", [True, False])
+def test_files_that_a_problem_of_ones_own_reads(tmp_path, notes):
+    """Those that it notes are in the record and in the report, which denies no others."""
+    pytest.importorskip("matplotlib")
+    from mpifed.report.report import report
+
+    file, out = tmp_path / "prices.csv", tmp_path / "run"
+    file.write_text("1,2\n")
+    problem = Reading(file=str(file), notes=notes)
+    run(configuration(LocalSGDA(q=2, eta_x=0.01, eta_y=0.01), problem, out, rounds=1), SerialComm())
+    digest = hashlib.sha256(b"1,2\n").hexdigest()
+    with h5py.File(out / "run.h5") as results:
+        known = json.loads(results.attrs["data"])
+    assert known == ({"prices": {"path": str(file), "digest": digest}} if notes else {})
+    report([out], out)
+    text = html.unescape((out / "report.html").read_text())
+    assert ("No data files are known" in text) != notes and (digest[:12] in text) == notes
+    assert ("has read files without noting them" in text) != notes and "No data files were read" not in text

@@ -107,7 +107,7 @@ def test_only_published_files_are_unpickled_and_no_file_runs_code(tmp_path):
     ):
         published(tmp_path)
     with pytest.raises(
-        DataError, match="two: expected a CIFAR batch: .* found UnpicklingError: a reference to .*mkdir"
+        DataError, match="two: expected a CIFAR batch: .* found a reference to .*mkdir, which no batch needs"
     ):
         BATCHES(tmp_path)
     assert not (tmp_path / "evil").exists()
@@ -135,7 +135,7 @@ def test_a_wrong_batch_is_refused(tmp_path, wrong):
 
 
 def test_labels_of_a_batch_are_in_range(tmp_path):
-    with pytest.raises(DataError, match="test: expected labels from 0 to 3, found 0 to 4"):
+    with pytest.raises(DataError, match="test: expected labels from 0 to 3, found 4 in row 4"):
         BATCHES(write_batches(tmp_path, test={b"data": pixels(5, 3072), b"labels": [0, 1, 2, 3, 4]}))
 
 
@@ -194,8 +194,8 @@ def test_medmnist_archives(tmp_path):
         ({"train_images": pixels(6, 28, 28, 3)}, r"train_images of type uint8 and shape \(6, 28, 28, 3\)"),
         ({"test_images": np.zeros((4, 28, 28))}, "test_images of type float64"),
         ({"train_labels": np.zeros((6, 14), int)}, r"train labels of shape \(6, 14\) for 6 images"),
-        ({"train_labels": np.full((6, 1), 3)}, "found 3 to 3"),
-        ({"test_labels": np.array([[None]] * 4)}, "pickle"),
+        ({"train_labels": np.full((6, 1), 3)}, "found 3 in row 0 of train_labels"),
+        ({"test_labels": np.array([[None]] * 4)}, "test_labels of type object"),
     ],
 )
 def test_another_archive_is_refused(tmp_path, changes, found):
@@ -228,7 +228,7 @@ def test_omniglot_is_ink_on_paper(tmp_path, monkeypatch):
     ]
     np.savez_compressed(tmp_path / "images_evaluation.npz", images=np.ones((3, 20, 105, 105), bool))
     with pytest.raises(
-        DataError, match=r"images of shape \(1, 20, 105, 105\), found shape \(3, 20, 105, 105\)"
+        DataError, match=r"shape \(1, 20, 105, 105\), found images of type bool and shape \(3, 20, 105, 105\)"
     ):
         load_omniglot(tmp_path)
 
@@ -286,7 +286,7 @@ def test_without_a_test_file_every_fifth_row_is_held_out(tmp_path):
         (TRAIN + TRAIN, "12 rows"),
         ("", ""),
         ("\0\1\2", ""),
-        (TRAIN.replace("+1", "2"), r"labels \[-1.0, 2.0\]"),
+        (TRAIN.replace("+1", "2"), "the label 2 in row 2"),
         (TRAIN.replace("4:", "5:"), ""),
         (TRAIN.replace("1:3", "0:3"), ""),
     ],

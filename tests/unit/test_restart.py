@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from mpifed import resume, run
-from mpifed.config.job import Config, ConfigError
+from mpifed.config.job import Config
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.running.resume import checkpoint, choose, complete, newest
+from mpifed.running.resume import choose, complete
+from mpifed.storage import checkpoint
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import End
 from mpifed.storage.recorder import Recorder, ending
@@ -71,25 +72,34 @@ def test_nothing_there(tmp_path):
         assert chosen(tmp_path / "run", config(tmp_path / "run"), how) is None
     with pytest.raises(ValueError, match=r"there is no checkpoint in .* to continue from \(--resume must\)"):
         chosen(tmp_path / "run", config(tmp_path / "run"), "must")
-    with pytest.raises(ValueError, match="there is no checkpoint in .*: start the job with `mpifed run`"):
-        newest(Folder(tmp_path / "run"))
+    with pytest.raises(
+        CollectiveError, match="there is no checkpoint in .*run: start the job with `mpifed run`"
+    ):
+        resume(tmp_path / "run", [], COMM)
 
 
 def test_a_checkpoint_there(folder):
     for how in ("auto", "must"):
-        assert chosen(folder, config(folder), how).header["round"] == 6
+        assert chosen(folder, config(folder), how).end == End("rounds", "all 6 rounds done")
+        assert chosen(folder, config(folder, rounds=7), how).round == 6
     with pytest.raises(ValueError, match="holds a run already: continue it with --resume auto"):
         chosen(folder, config(folder), "never")
     for how in ("auto", "never"):
         assert chosen(folder, config(folder, overwrite=True), how) is None
-    assert chosen(folder, config(folder, overwrite=True), "must").header["round"] == 6
+    assert chosen(folder, config(folder, rounds=7, overwrite=True), "must").round == 6
     assert len(list(folder.glob("*.h5"))) == 4, "looking changes nothing"
 
 
 def test_results_without_a_checkpoint_are_not_started_over(folder):
     for path in folder.glob("checkpoint-*"):
         path.unlink()
-    with pytest.raises(ValueError, match="holds a run already, and no checkpoint to continue it from"):
+    with pytest.raises(
+        ValueError, match="holds a run already, and no checkpoint to continue it from; it has"
+    ):
+        chosen(folder, config(folder, rounds=7))
+    with h5py.File(folder / "run.h5", "a") as file:
+        file.attrs["stopped"] = ""
+    with pytest.raises(ValueError, match="no checkpoint to continue it from; it has not ended"):
         chosen(folder, config(folder))
 
 
@@ -135,8 +145,7 @@ def test_how_it_runs_may_change_but_not_its_precision(done):
         keep=1,
         threads=1,
         watchdog=0,
-        reduction="fused",
-        executor="batched",
+        matrices="replicated",
     )
     assert chosen(done[1], free).header["round"] == 6
     with pytest.raises(ValueError, match="another job: run.dtype is float64 there and float32 here"):
@@ -146,7 +155,7 @@ def test_how_it_runs_may_change_but_not_its_precision(done):
 def test_fewer_rounds_than_done_are_refused(done):
     with pytest.raises(ValueError, match="is at round 6 already: rounds = 5 lies behind"):
         chosen(done[1], config(done[1], 5))
-    with pytest.raises(ConfigError, match="is at round 6 already: rounds = 5 lies behind"):
+    with pytest.raises(CollectiveError, match="is at round 6 already: rounds = 5 lies behind"):
         resume(done[1], ["rounds=5"], COMM)
 
 
@@ -184,18 +193,17 @@ def test_a_stopping_rule_ends_a_run_for_good_until_it_is_another(tmp_path):
 
 
 def test_when_a_saved_run_is_complete(done):
-    saved = chosen(done[1], config(done[1]))
-    assert complete(saved, config(done[1])) == End("rounds", "all 6 rounds done")
-    assert complete(saved, config(done[1], 7)) is None
-    saved.header |= {"end": "", "stopped": "", "round": 4}
-    assert complete(saved, config(done[1])) is None
+    end, old = End("rounds", "all 6 rounds done"), done[0].config
+    assert complete(end, 6, old, config(done[1])) == end
+    assert complete(end, 6, old, config(done[1], 7)) is None
+    assert complete(None, 4, old, config(done[1])) is None
 
 
 def test_an_end_without_a_kind_is_one_all_the_same(done):
     """As checkpoints of versions before have it."""
-    saved = chosen(done[1], config(done[1]))
+    saved = chosen(done[1], config(done[1], 7))
     del saved.header["end"]
-    assert complete(saved, config(done[1])) == End("", "all 6 rounds done")
+    assert saved.end == End("", "all 6 rounds done")
 
 
 def test_a_state_of_another_size_is_refused_before_it_travels(done):
@@ -212,6 +220,7 @@ def test_a_state_of_another_size_is_refused_before_it_travels(done):
 
 def test_damaged_checkpoints_fall_back(done, folder, capsys):
     break_checkpoints(folder, 6)
+    (folder / "run.h5").unlink()
     result = run(config(folder), COMM)
     said = capsys.readouterr().err
     assert "warning: checkpoint-00000006.h5 cannot be used (" in said and "from round 4" in said, said
@@ -220,6 +229,7 @@ def test_damaged_checkpoints_fall_back(done, folder, capsys):
 
 def test_all_checkpoints_damaged_is_not_started_over(folder):
     break_checkpoints(folder, 2, 4)
+    (folder / "run.h5").unlink()
     (folder / "checkpoint-00000006.h5").write_bytes(b"mpifed checkpoint 9\n")
     for start in (lambda: run(config(folder), COMM), lambda: resume(folder, [], COMM)):
         with pytest.raises(CollectiveError) as refused:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from mpifed.algorithms import FGDA, AdaFGDA
-from mpifed.core.adaptive import MATRICES, BarzilaiBorwein
+from mpifed.core.adaptive import MATRICES, AdaBelief, BarzilaiBorwein, refresh
 from mpifed.core.schedules import Constant, Power, Squared, Steps
 from mpifed.core.sets import Ball, Box, Simplex
 
@@ -76,11 +76,31 @@ def test_matrices_dominate_rho(name, values, refreshes):
         assert (A >= matrix.rho).all()
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("first", ["rule", "identity"])
+def test_the_belief_of_the_start_is_compared_with_zero(first, steps):
+    """ϱ = 3/4: A_1 = w_1 / 2 + ρ by the rule. The reference acts at the first synchronisation, which is the
+    start itself for rounds of one step and the rule.
+    """
+    w, x, zeros = torch.tensor([4.0]), torch.zeros(1), (torch.zeros(1), torch.zeros(1))
+    after = {}
+    for reference in ("zero", "initial"):
+        matrix = AdaBelief(varrho=0.75, rho=0.5, belief_reference=reference)
+        method = AdaFGDA(q=steps, gamma=0.1, lam=0.1, first_matrix=first, matrix=matrix)
+        moments, A = refresh(method, steps, 0, zeros, w, x)
+        assert A.item() == 2.5 if first == "rule" else A is None
+        after[reference] = [moment.item() for moment in moments]
+    belief = 4.0 if first == "rule" else 0.0
+    known = 4.0 if first == "rule" and steps == 1 else 0.0
+    assert after == {"zero": [belief, known], "initial": [belief, 4.0]}
+
+
 def test_barzilai_borwein_measures_curvature():
     """For w = H x with H = 3 I the quotient is 3; standing still keeps it."""
     matrix = BarzilaiBorwein(rho=0.5)
     x = torch.tensor([1.0, 2.0], dtype=torch.float64)
-    moments = matrix.refer((torch.zeros(2), torch.zeros(2), torch.zeros(1, dtype=torch.float64)), 3 * x, x)
+    zeros = torch.zeros(2), torch.zeros(2), torch.zeros(1, dtype=torch.float64), torch.zeros(1)
+    moments = matrix.refer(zeros, 3 * x, x)
     moments, A = matrix(moments, 3 * x, x)
     assert A.item() == 0.5
     moments, A = matrix(moments, 6 * x, 2 * x)

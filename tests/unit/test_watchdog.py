@@ -1,5 +1,8 @@
 """When the watchdog bites, and what it says. Hangs of real processes are in tests/faults."""
 
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -37,9 +40,10 @@ class Ranks(SerialComm):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that tests set."""
+    """A clock that tests set, of a process that computes all the time."""
     now = [1000.0]
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watchdog.time, "process_time", lambda: now[0])
     return now
 
 
@@ -152,4 +156,89 @@ def test_the_limit_is_ten_times_the_longest_of_its_kind(clock):
         ]:
             clock[0] += seconds
             dog.beat(r, then)
-            assert dog._limit == limit and dog._deadline == clock[0] + limit
+            assert dog._limit == limit
+
+
+@pytest.mark.parametrize("least", [float("inf"), 1e300, 1e12])
+def test_a_limit_that_never_comes(least):
+    with Watchdog(Ranks(), least) as dog:
+        dog.beat(1)
+        assert not least < float("inf") or dog._thread.is_alive()
+
+
+#: Beats every 20 ms in a process of its own, with a limit of 0.4 s, until it reads a line.
+BEATS = """
+import select, signal, sys, time
+from mpifed.parallel.comm import SerialComm
+from mpifed.running import watchdog
+from mpifed.running.watchdog import Watchdog
+watchdog.GRACE = 0.1
+with Watchdog(SerialComm(), 0.4) as dog:
+    for r in range(10_000):
+        time.sleep(0.02)
+        dog.beat(r)
+        if r == 5:
+            print("runs", flush=True)
+        if select.select([sys.stdin], [], [], 0)[0]:
+            time.sleep(0.2)
+            break
+    print("alarm in", signal.alarm(0))
+"""
+
+
+def beats() -> subprocess.Popen:
+    """A process that has begun to beat."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", BEATS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout.readline() == "runs\n"
+    return process
+
+
+def test_a_process_that_was_stopped_goes_on():
+    """For about the limit, for once to twice as long, and so long that the last resort has run out, too;
+    again and again, so that some moment is an unlucky one.
+    """
+    processes = [beats() for _ in range(4)]
+    for seconds in (0.7, 0.45, 0.5, 0.6, 0.8, 2.0, 0.5):
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+        time.sleep(0.2)
+    for process in processes:
+        said, _ = process.communicate("\n", timeout=60)
+        assert process.returncode == 0 and said == "alarm in 0\n", said
+
+
+def test_many_short_stops_are_no_hang():
+    """The process runs for a tenth of the time."""
+    process = beats()
+    for _ in range(20):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.18)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.02)
+    said, _ = process.communicate("\n", timeout=60)
+    assert process.returncode == 0 and said == "alarm in 0\n", said
+
+
+def test_a_rank_that_hears_of_an_alarm_answers_before_its_own_limit(capfd):
+    """Its own longest round has been longer: it would say nothing for an hour."""
+
+    class Asked(Ranks):
+        def alarmed(self):
+            return True
+
+    comm = Asked(0, {1: "waits in Bcast", 2: "waits in Bcast", 3: "is at loss.py:7 (step)"})
+    with Watchdog(comm, 0.2) as dog:
+        dog._longest["round"] = 360
+        dog.beat(3)
+        assert comm.ended.wait(60)
+    assert comm.code == EXIT_HANG
+    assert "Not arrived: rank 0 is at /" in (said := capfd.readouterr().err) and "rank 3 is at loss" in said

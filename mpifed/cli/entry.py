@@ -1,0 +1,19 @@
+"""Where the processes of the command line begin: they listen to signals before they load what takes long.
+
+Torch and what stands on it take seconds to import on a busy machine. A signal in this time must not end the
+process without a word, nor one rank without the others.
+"""
+
+from __future__ import annotations
+
+from mpifed.running.noted import Noted
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """The command line, with signals noted from the first moment on."""
+    Noted().listen()
+    from mpifed.cli.main import main as command_line
+
+    command_line()

@@ -1,0 +1,143 @@
+"""The memory that a run is going to need, added up before any of it is taken.
+
+What is counted is taken for certain, what cannot be known before is not: a run that is refused could not have
+ended well, one that is let through may still need more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import torch
+
+from mpifed.config.job import Config
+from mpifed.config.plugins import title
+from mpifed.core.algorithm import local_steps
+from mpifed.core.errors import ConfigError
+from mpifed.core.kinds import Adaptive, Between
+from mpifed.core.problem import Problem, as_family
+from mpifed.core.records import Record
+from mpifed.core.streams import BYTES_A_DRAW
+from mpifed.parallel.comm import SerialComm
+from mpifed.simulation.allocation import layout_of
+
+__all__ = ["expect_room", "host_memory", "needs"]
+
+#: Bytes of a number that says which row of a client's data is taken, while it is drawn.
+_ROW = 20
+#: Settings from this size on are named as what may be too large.
+_LARGE = 1000
+
+
+def host_memory() -> int:
+    """Bytes of memory that the processes of this node may take: the machine's, or their control group's."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, kinds, place = line.split(":", 2)
+        if kinds in ("", "memory"):
+            root = Path("/sys/fs/cgroup", kinds)
+            folder = root / place.lstrip("/")
+            for one in (folder, *folder.parents):
+                if one.is_relative_to(root):
+                    limits += _limit(one)
+    return min(limits)
+
+
+def _limit(group: Path) -> list[int]:
+    """The bytes that a control group may have, where it says so."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        try:
+            return [int((group / name).read_text())]
+        except (OSError, ValueError):  # there is none, or it is "max"
+            continue
+    return []
+
+
+def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[str, int]:
+    """Bytes of a rank's records and samples by what they are for.
+
+    Args:
+        problem: in the method's family; ``variables`` and ``kinds`` are asked for.
+        clients, members: how many clients the rank hosts, and how many of them it steps in a round.
+    """
+    method, item = config.algorithm, getattr(torch, config.run.dtype).itemsize
+    width = sum(problem.variables().sizes.values())
+    between = Record(**method.client.of(Between))
+    lasting = {name: kind for name, kind in method.client.fields.items() if name not in between.fields}
+    moments = {name: method.matrix.fields(one.block) for name, one in method.shared.of(Adaptive).items()}
+
+    def size(record: Record) -> int:
+        return layout_of(record, method, problem).size
+
+    messages = [size(phase.message) for phase in (*method.phases, *method.start)]
+    rows = clients if clients > 1 or config.run.reduction == "exact" else 0  # a lone row is the average
+    steps = max(1, local_steps(method))
+    noise = width * BYTES_A_DRAW if config.oracle.noise else 0
+    return {
+        "the clients' records": item * (size(Record(**lasting)) * clients + size(between) * members),
+        "messages": item * sum(messages) * (rows + 1),
+        # A copy in the first rounds shows whether clients write to it.
+        "shared records": item * (2 * size(method.shared) + size(Record(**moments)) + width),
+        "points and gradients": item * 2 * width * (members if config.run.executor == "batched" else 1),
+        "samples": members * steps * (noise + _ROW * config.oracle.batch_size),
+    }
+
+
+def expect_room(config: Config, comm: SerialComm, device: torch.device) -> None:
+    """Hold what a run needs on this rank's node against what there is.
+
+    Raises:
+        ConfigError: it cannot fit; says what for, and what to change.
+    """
+    problem = config.problem
+    constants = problem.footprint()
+    clients = -(-problem.clients // comm.size)
+    members = -(-(config.participation.cohort or problem.clients) // comm.size)
+    try:
+        records = needs(config, as_family(problem, config.algorithm.family), clients, members)
+    except Exception:  # the data say more, or the check of the problem tells better what is wrong
+        records = {}
+    ranks = min(comm.local_size, problem.clients)
+    constants = {"the problem's constants": constants}
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        _expect(config, [constants], ranks, host_memory(), "the node")
+        _expect(config, [records], 1, total, f"the GPU {device.index or 0}")
+    else:
+        _expect(config, [constants, records], ranks, host_memory(), "the node")
+
+
+def _expect(config: Config, times: list[dict[str, int]], ranks: int, there: int, where: str) -> None:
+    """``times``: the bytes that a rank takes at some times, one after another."""
+    needed = ranks * max(sum(parts.values()) for parts in times)
+    if needed <= there:
+        return
+    problem = config.problem
+    parts = [(name, ranks * value) for one in times for name, value in one.items()]
+    said = ", ".join(f"{_gib(size)} for {name}" for name, size in parts if 1000 * size >= needed)
+    large = ", ".join(f"problem.{name} = {value:,}" for name, value in _sizes(problem))
+    raise ConfigError(
+        f"{title(config.algorithm)} on {title(problem)} with {problem.clients:,} clients needs at least "
+        f"{_gib(needed)} of memory with {ranks} rank{'s' * (ranks > 1)} on {where}, which has {_gib(there)}: "
+        f"{said}. Take more nodes with fewer clients each, a smaller problem"
+        f"{f' ({large})' if large else ''}, or a smaller oracle.batch_size"
+    )
+
+
+def _sizes(problem: Problem) -> list[tuple[str, int]]:
+    """The large whole numbers among the settings of a problem, the largest first."""
+    values = {field.name: getattr(problem, field.name) for field in dataclasses.fields(problem) if field.init}
+    whole = {name: value for name, value in values.items() if type(value) is int and value >= _LARGE}
+    return sorted(whole.items(), key=lambda pair: -pair[1])
+
+
+def _gib(size: int) -> str:
+    if size < 2**30:
+        return f"{size / 2**20:,.1f} MiB"
+    return f"{size / 2**30:,.1f} GiB" if size < 2**50 else f"{size / 2**40:.3g} TiB"

@@ -1,0 +1,141 @@
+"""Which files are this package's own: their names, and the marks that stand in them.
+
+A run's folder may be anybody's, even a home folder. What is removed or replaced there has one of these names
+and carries the mark of its kind, or is empty; links, folders and pipes are nobody's files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from mpifed.storage.format import RUN_FILE
+
+__all__ = [
+    "MAGIC",
+    "LOCK_FILE",
+    "REPORT_FILES",
+    "TEXT_MARK",
+    "checkpoints",
+    "is_known",
+    "is_own",
+    "is_leftover",
+    "expect_own",
+]
+
+LOCK_FILE = "run.lock"
+#: How a checkpoint begins.
+MAGIC = b"mpifed checkpoint "
+#: Attributes of a results file, by which it is known.
+RESULTS_NAMES = (b"config", b"versions", b"layout", b"maximised", b"stopped")
+#: The first line of a report's text.
+TEXT_MARK = "mpifed report"
+#: How an HDF5 file begins.
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+#: Where it says how long the file is.
+_END = slice(40, 48)
+#: Bytes that are searched for a mark.
+_HEAD = 2**20
+#: The files of a report, some of which need metrics or several runs.
+REPORT_FILES = ("report.html", "curves.png", "table.txt", "table.csv", "settings.csv")
+_CHECKPOINT = re.compile(r"checkpoint-([0-9]{8,})\.h5")
+_LEFTOVER = re.compile(r"(.+)\.tmp\.[0-9]+")
+
+
+def _is_checkpoint(head: bytes) -> bool:
+    """One byte of the mark may be damaged, and the file may be cut off."""
+    alike = sum(a == b for a, b in zip(head, MAGIC))
+    return alike >= len(MAGIC) - 1 or MAGIC.startswith(head)
+
+
+def _is_results(head: bytes) -> bool:
+    """One name may be damaged. HDF5, which can crash on a damaged file, is not asked.
+
+    Of a file that has been cut off, which nobody can read, the names may be gone: its own beginning says
+    where it should end.
+    """
+    end = int.from_bytes(head[_END], "little")
+    cut = len(head) < _END.stop or (len(head) < _HEAD and end > len(head))
+    return head.startswith(_HDF5) and (
+        cut or sum(name in head for name in RESULTS_NAMES) >= len(RESULTS_NAMES) - 1
+    )
+
+
+def _columns(head: bytes) -> list[str]:
+    return head.partition(b"\n")[0].decode(errors="replace").strip().split(",")
+
+
+#: Name → whether the beginning of a file is that of one of these.
+_MARKS = {
+    LOCK_FILE: lambda head: re.match(rb"process [0-9]+ on .*, since ", head) is not None,
+    RUN_FILE: _is_results,
+    "report.html": lambda head: b'<meta name="generator" content="mpifed">' in head,
+    "curves.png": lambda head: head.startswith(b"\x89PNG") and b"Software\0mpifed" in head,
+    "table.txt": lambda head: head.startswith(TEXT_MARK.encode()),
+    "table.csv": lambda head: {"oracle calls", "wire bytes", "stopped"} <= set(_columns(head)),
+    "settings.csv": lambda head: {"method", "runs", "diverged", "not finished"} <= set(_columns(head)),
+}
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The files of a folder that are named like checkpoints, the newest last."""
+    found = [path for path in Path(folder).glob("checkpoint-*.h5") if _CHECKPOINT.fullmatch(path.name)]
+    return sorted((path for path in found if path.is_file()), key=lambda path: (len(path.name), path.name))
+
+
+def _mark(name: str) -> Callable[[bytes], bool] | None:
+    return _is_checkpoint if _CHECKPOINT.fullmatch(name) else _MARKS.get(name)
+
+
+def is_known(name: str) -> bool:
+    """Whether a file's name is one that this package gives."""
+    return _mark(name) is not None
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file is this package's, by its name and by the mark in it.
+
+    One byte of damage is forgiven, and an empty file is nobody's loss.
+    """
+    mark, head = _mark(path.name), _head(path)
+    return mark is not None and head is not None and (not head or mark(head))
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a file is half of one of the package's own, as a killed process leaves it."""
+    name, head = _LEFTOVER.fullmatch(path.name), _head(path)
+    if name is None or head is None:
+        return False
+    if name[1] == RUN_FILE or _CHECKPOINT.fullmatch(name[1]):  # HDF5 may write its beginning last
+        return not head[:8].strip(b"\0") or head.startswith((_HDF5, MAGIC))
+    return name[1] in _MARKS and (not head or _MARKS[name[1]](head))
+
+
+def expect_own(paths: Iterable[Path]) -> None:
+    """Raises:
+    ValueError: one of the paths, which are to be written, is taken by what is not this package's.
+    """
+    for path in paths:
+        if os.path.lexists(path) and not is_own(path):
+            raise ValueError(
+                f"{path} is {_kind(path)} and would be replaced: move it away, or choose another folder"
+            )
+
+
+def _kind(path: Path) -> str:
+    mode = os.lstat(path).st_mode
+    if stat.S_ISLNK(mode):
+        return "a symbolic link"
+    return "a folder" if stat.S_ISDIR(mode) else "a file that mpifed has not written"
+
+
+def _head(path: Path) -> bytes | None:
+    """The beginning of a regular file, ``None`` for anything else and for what cannot be read."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return file.read(_HEAD) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+    except OSError:
+        return None

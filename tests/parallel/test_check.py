@@ -1,0 +1,56 @@
+"""``mpifed check`` under mpirun: ranks against one process."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpifed.cli.check import check_class
+from mpifed.core.errors import ConfigError
+
+pytestmark = pytest.mark.mpi
+
+PLUGIN = Path(__file__).parents[1] / "plugins" / "fedavg.py"
+
+
+def alike(comm, value: bool) -> bool:
+    """``value``, if all ranks have the same."""
+    count = np.array([int(value)], dtype=np.int64)
+    comm.allreduce_(count)
+    assert count[0] in (0, comm.size)
+    return value
+
+
+def test_a_sound_method_is_sound_on_all_ranks(comm, capsys):
+    if comm.size > 2:
+        pytest.skip("two ranks show it, and a check takes seconds")
+    assert alike(comm, check_class(f"{PLUGIN}:FedAvg", [], comm))
+    lines = capsys.readouterr().out.splitlines()
+    assert bool(lines) == (comm.rank == 0)
+    verdict = f"holds        {comm.size} ranks give the same bits as one"
+    assert (verdict in lines) == (comm.rank == 0 and comm.size > 1), lines
+
+
+def test_a_method_that_depends_on_its_process_fails_on_ranks(comm, out, capsys):
+    """In one process nothing shows: its number stays the same."""
+    plugin = Path(out, "by_process.py")
+    if comm.rank == 0:
+        source = PLUGIN.read_text()
+        assert "message.dx = x" in source
+        plugin.write_text(
+            "import os\n" + source.replace("message.dx = x", "message.dx = x + 1e-6 * os.getpid()")
+        )
+    comm.barrier()
+    assert alike(comm, check_class(f"{plugin}:FedAvg", [], comm)) == (comm.size == 1)
+    if comm.rank == 0 and comm.size > 1:
+        (failure,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILS")]
+        assert f"{comm.size} ranks give the same bits as one: the outputs differ by up to" in failure
+
+
+def test_a_class_without_settings_is_refused_on_all_ranks(comm, out):
+    plugin = Path(out, "plain.py")
+    if comm.rank == 0:
+        plugin.write_text("from mpifed import Minimax\n\nclass Plain(Minimax):\n    clients = 3\n")
+    comm.barrier()
+    with pytest.raises(ConfigError, match="Plain must be a dataclass: its fields are its settings"):
+        check_class(f"{plugin}:Plain", [], comm)

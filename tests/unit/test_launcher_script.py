@@ -1,0 +1,141 @@
+"""``launcher.sh`` with stubs for Slurm: exit codes, requeues, what it finds in the environment.
+tests/slurm runs it under a real Slurm."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+LAUNCHER = Path(__file__).parents[2] / "mpifed/cli/launcher.sh"
+#: srun runs what follows its options once; scontrol knows some jobs, and writes down what it is asked.
+STUBS = {
+    "srun": """
+        case $1 in --mpi=list) echo "pmix pmi2"; exit ;; --overlap) [ ! -e lost ]; exit ;; esac
+        while [[ $1 == --* ]]; do shift; done
+        exec "$@"
+    """,
+    "python": """
+        [ ! -e early ] || { kill -TERM "$MAIN"; exit 1; }
+        [[ $2 == *library* ]] && echo "Open MPI v5.0.11"; true
+    """,
+    "scontrol": """
+        echo "$*" >>asked
+        case ${3:-$2} in
+          7) echo "JobId=7 JobState=RUNNING" ;;
+          4_2) echo "JobId=7 ArrayJobId=4 ArrayTaskId=2 JobState=RUNNING" ;;
+          4_3) echo "JobId=8 ArrayJobId=4 ArrayTaskId=3 JobState=RUNNING" ;;
+          config) echo "SlurmdTimeout           = 1 sec"; kill -TERM "$MAIN" ;;
+          -o) shift; exec "$0" "$1" "$2" "$3" "$3" ;;
+        esac
+    """,
+    "command": 'env; echo "args: $*"; [ "$1" != done ] || echo done >"$MPIFED_FINISHED"; exit "${2:-0}"',
+}
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    """Runs ``mpifed_launch command WORD CODE`` after ``setup``: exit code, output, scontrol's requests."""
+    (tmp_path / "bin").mkdir()
+    for name, text in STUBS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    def run(*arguments, setup="", **variables):
+        job = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_NNODES": "1", "SLURM_CPUS_PER_TASK": "1"}
+        done = subprocess.run(
+            ["bash", "-c", f'{setup}\n. "$0"\nmpifed_launch command "$@"', LAUNCHER, *arguments],
+            cwd=tmp_path,
+            env=job | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"} | variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+        )
+        asked = tmp_path / "asked"
+        return done.returncode, done.stdout, asked.read_text().splitlines() if asked.exists() else []
+
+    return run
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 71, 75, 85, 130, 137, 255])
+def test_the_exit_code_is_the_commands(launcher, code):
+    ended, output, asked = launcher("done", str(code))
+    assert ended == code and not asked, output
+    assert ("submit the same script again" in output) == (code == 85)
+
+
+def test_arguments_arrive_as_they_are(launcher):
+    ended, output, _ = launcher("done", "0", "a  b", "$(id)", "*", "", "'\"\\", "é\nx")
+    assert ended == 0 and "args: done 0 a  b $(id) *  '\"\\ é\nx\n" in output
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "set -euo pipefail; IFS=$'\\n\\t'",
+        "shopt -s failglob nullglob",
+        "set -f; IFS=x",
+        "set -o noclobber -o posix",
+    ],
+)
+def test_the_shell_may_be_strict(launcher, setup):
+    """A second way is tried where the first does not fit."""
+    ended, output, _ = launcher("done", "3", setup=setup, MPIFED_LAUNCHER="other pmix")
+    assert ended == 3 and "by srun --mpi=pmix " in output, output
+
+
+def test_a_folder_of_temporary_files_that_is_missing(launcher):
+    ended, output, _ = launcher("done", TMPDIR="/nowhere")
+    assert ended == 0 and "TMPDIR=/nowhere is missing on this node: /tmp is used" in output, output
+    assert "MPIFED_FINISHED=/tmp/" in output
+
+
+def test_leftovers_of_another_job(launcher):
+    left = {
+        "SLURM_ARRAY_JOB_ID": "4",
+        "SLURM_ARRAY_TASK_ID": "3",
+        "SLURM_EXPORT_ENV": "NONE",
+        "SLURM_MEM_PER_CPU": "1",
+        "SLURM_MEM_PER_NODE": "2",
+        "SLURM_STEP_NUM_TASKS": "64",
+        "PMIX_RANK": "3",
+        "PMI_SIZE": "9",
+        "PMIX_MCA_psec": "native",
+    }
+    ended, output, asked = launcher("done", "85", MPIFED_REQUEUE="1", **left)
+    assert ended == 85 and asked[-1] == "requeue 7", output
+    seen = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+    assert seen["SLURM_EXPORT_ENV"] == "ALL" and seen["PMIX_MCA_psec"] == "native"
+    assert not (set(left) - {"SLURM_EXPORT_ENV", "PMIX_MCA_psec"}) & set(seen), output
+
+
+def test_an_element_of_an_array_goes_back_alone(launcher):
+    code, output, asked = launcher(
+        "done", "85", MPIFED_REQUEUE="1", SLURM_ARRAY_JOB_ID="4", SLURM_ARRAY_TASK_ID="2"
+    )
+    assert code == 85 and asked[-1] == "requeue 4_2", output
+
+
+@pytest.mark.parametrize("code", [2, 3, 71, 75])
+def test_what_would_fail_again_stays_out_of_the_queue(launcher, code):
+    ended, output, asked = launcher("done", str(code), MPIFED_REQUEUE="1")
+    assert ended == code and asked == ["show job 7"], output
+
+
+@pytest.mark.parametrize("code", ["0", "1", "75", "137"])
+def test_a_lost_node(launcher, tmp_path, code):
+    """The script waits for Slurm, which ends it by SIGTERM when it has seen what happened."""
+    (tmp_path / "lost").touch()
+    ended, output, asked = launcher("lost", code, setup="export MAIN=$$", MPIFED_REQUEUE="1")
+    assert ended == (int(code) or 1) and "a node of this job does not answer: waiting up to 61 s" in output, (
+        output
+    )
+    assert asked[:2] == ["show config", "show job 7"]
+
+
+def test_a_signal_before_the_ranks_start(launcher, tmp_path):
+    (tmp_path / "early").touch()
+    ended, output, asked = launcher("never", setup="export MAIN=$$", MPIFED_REQUEUE="1")
+    assert ended == 85 and asked == ["show job 7", "requeue 7"] and "args:" not in output, output
+    assert "cannot load" not in output and "do not fit" not in output, output

@@ -1,0 +1,129 @@
+"""What a run needs of memory is added up, and refused where there is less, before any of it is taken."""
+
+import resource
+import tracemalloc
+
+import pytest
+import torch
+from everything import PAIRS, method, problem
+
+from mpifed import Config
+from mpifed.algorithms import MFCGD, AdaFGDA, LocalSGDA
+from mpifed.core.settings import build
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import PROBLEMS, LinearMAML, Saddle
+from mpifed.simulation import memory
+from mpifed.simulation.simulation import Simulation
+
+METHOD = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
+#: Problem → settings that make its constants some MB.
+LARGE = {
+    "Saddle": {"d": 1000, "clients": 100},
+    "WGAN": {"clients": 50_000},
+    "TwoSidedPL": {"d": 500, "clients": 100},
+    "QuadraticNCPL": {"dx": 40, "dy": 40, "clients": 50, "heterogeneity": 1.0},
+    "AffineGame": {"d": 60, "clients": 50, "heterogeneity": 1.0},
+    "Bilinear": {"dx": 60, "dy": 60, "clients": 50, "heterogeneity": 1.0},
+    "L1BoxBilinear": {"dx": 60, "dy": 60, "clients": 50, "heterogeneity": 1.0},
+    "LinearMAML": {"d": 50, "clients": 100, "samples": 10},
+    "SinusoidMAML": {"clients": 100, "samples": 500, "tests": 1000},
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_constants_take_what_is_foretold(name):
+    """Never less, or jobs would be refused that fit; and by half at least, or the guard would be none."""
+    made = build(PROBLEMS[name], LARGE[name], name)
+    tracemalloc.start()
+    made.prepare(0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 0.5 * peak <= made.footprint() <= 1.05 * peak  # 5 %: what a list of rows has beside its numbers
+
+
+@pytest.mark.parametrize(
+    "work",
+    [METHOD, AdaFGDA(q=2, sync_estimator="local"), MFCGD(q=2)],
+    ids=lambda work: type(work).__name__,
+)
+@pytest.mark.parametrize("reduction", ["fused", "exact"])
+def test_records_take_what_is_foretold(work, reduction):
+    """All that a simulation allocates of its records, which is the most of the sum."""
+    of = LinearMAML(d=40, clients=9) if work.family == "composition" else Saddle(d=3000, clients=9)
+    config = Config(algorithm=work, problem=of, run={"reduction": reduction, "dtype": "float64"})
+    simulation = Simulation(config, SerialComm())
+    rounds, parts = simulation.rounds, memory.needs(config, simulation.problem, 9, 9)
+    stages = [*rounds._stages, *rounds._start]
+    held = simulation.shared.buffer.nbytes * 2 + simulation.output.buffer.nbytes
+    assert parts["the clients' records"] == simulation.clients.buffer.nbytes
+    assert parts["messages"] == sum(one.messages.buffer.nbytes + one.mean.buffer.nbytes for one in stages)
+    assert parts["shared records"] == held + rounds.memory.moments.buffer.nbytes
+
+
+@pytest.mark.parametrize(
+    "of, settings, says",
+    [
+        (Saddle(d=2 * 10**9), {}, "1,490.1 GiB for the problem's constants"),
+        (Saddle(clients=10**11), {}, "needs at least"),
+        (
+            Saddle(clients=10_000, d=5 * 10**7),
+            {},
+            "a smaller problem (problem.d = 50,000,000, problem.clients =",
+        ),
+        (Saddle(clients=2**63 - 1, d=2**63 - 1), {}, "TiB of memory with 1 rank on the node"),
+        (Saddle(), {"oracle": {"batch_size": 10**18}}, "or a smaller oracle.batch_size"),
+        *((build(PROBLEMS[name], {"clients": 10**12}, name), {}, "needs at least") for name in LARGE),
+    ],
+    ids=lambda one: type(one).__name__ if hasattr(one, "clients") else "",
+)
+def test_what_cannot_fit_is_refused_before_it_is_taken(of, settings, says, tmp_path):
+    family = {"minimax": METHOD, "composition": MFCGD(q=2)}
+    name = next(one for one, other in PAIRS if other == type(of).__name__)
+    config = Config(algorithm=family.get(of.family) or method(name), problem=of, **settings)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CollectiveError, match="needs at least .* GiB|needs at least .* TiB") as fault:
+        Simulation(config, SerialComm())
+    assert says in str(fault.value) and len(str(fault.value)) < 900
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+def test_records_count_for_all_ranks_of_the_node(monkeypatch):
+    """A dense Jacobian of a large inner map, on a machine of 100 MiB: one rank fits, two do not."""
+    config = Config(algorithm=MFCGD(q=2), problem=LinearMAML(d=500, clients=2, samples=1))
+    comm, cpu = SerialComm(), torch.device("cpu")
+    there = max(sum(memory.needs(config, config.problem, 2, 2).values()), config.problem.footprint()) + 1
+    parts = memory.needs(config, config.problem, 2, 2)
+    assert parts["the clients' records"] > 2 * 4 * 500**2  # each has one Jacobian in float32
+    monkeypatch.setattr(memory, "host_memory", lambda: there)
+    memory.expect_room(config, comm, cpu)
+    comm.local_size = 2
+    with pytest.raises(ValueError, match="with 2 ranks on the node, .* MiB for the clients' records, "):
+        memory.expect_room(config, comm, cpu)
+
+
+@pytest.mark.parametrize("one, other", PAIRS)
+def test_small_jobs_fit(one, other):
+    made = problem(other)
+    if made.footprint():
+        config = Config(algorithm=method(one), problem=made)
+        assert made.footprint() < 2**20
+        memory.expect_room(config, SerialComm(), torch.device("cpu"))
+
+
+def test_the_memory_of_this_machine(tmp_path, monkeypatch):
+    assert 2**28 < memory.host_memory() < 2**50
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory._limit(tmp_path) == [] and memory._limit(tmp_path / "none") == []
+    (tmp_path / "memory.max").write_text("1048576\n")
+    assert memory._limit(tmp_path) == [2**20]
+
+
+@pytest.mark.parametrize("clients", [-1, 0, True, 2.0, None])
+def test_clients_of_a_problem_without_bounds(clients):
+    class Loose(Saddle):
+        pass
+
+    loose = Loose()
+    loose.clients = clients
+    with pytest.raises(ValueError, match=f"problem.clients: expected a whole number from 1, got {clients}"):
+        Config(algorithm=METHOD, problem=loose)

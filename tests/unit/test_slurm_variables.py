@@ -1,0 +1,70 @@
+"""Variables of a Slurm job that is not this process's: ranks, sizes and messages do not follow them."""
+
+import os
+import subprocess
+from importlib.util import find_spec, module_from_spec
+
+import pytest
+
+from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.slurm import slurm_job
+from mpifed.parallel.world import world
+from mpifed.storage.folder import Folder
+
+LEFT = {"SLURM_JOB_ID": "999", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "64", "SLURM_NTASKS": "64"}
+
+
+def ended() -> str:
+    """The number of a process that is no more."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return str(process.pid)
+
+
+@pytest.fixture(params=["no task", "task ended", "no number"])
+def left(request, monkeypatch):
+    """The environment of a job that has ended."""
+    for name, value in LEFT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("SLURM_TASK_PID", raising=False)
+    if request.param != "no task":
+        monkeypatch.setenv("SLURM_TASK_PID", ended() if request.param == "task ended" else "٣x")
+
+
+def test_a_job_that_has_ended_is_not_this_one(left, tmp_path):
+    assert slurm_job() is None
+    assert isinstance(world(), SerialComm)
+    folder = Folder(tmp_path / "run")
+    folder.open(create=True)
+    assert "Slurm" not in (tmp_path / "run/run.lock").read_text()
+    folder.close()
+
+
+@pytest.mark.parametrize("task", [os.getpid, os.getppid])
+def test_the_job_of_this_process(monkeypatch, tmp_path, task):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    monkeypatch.setenv("SLURM_TASK_PID", str(task()))
+    assert slurm_job() == "12"
+    folder = Folder(tmp_path / "run")
+    folder.open(create=True)
+    assert ", Slurm job 12, since " in (tmp_path / "run/run.lock").read_text()
+    folder.close()
+
+
+def test_the_process_speaks_as_the_first(left):
+    """Otherwise its errors would not be shown: other ranks leave that to the first."""
+    assert fresh_rank() == "0"
+
+
+def test_a_task_of_srun_speaks_as_its_rank(monkeypatch):
+    for name, value in (LEFT | {"SLURM_TASK_PID": str(os.getpid())}).items():
+        monkeypatch.setenv(name, value)
+    assert fresh_rank() == "3"
+
+
+def fresh_rank() -> str:
+    """The rank that a process with these variables takes itself for: they are looked at on import."""
+    spec = find_spec("mpifed.cli.faults")
+    faults = module_from_spec(spec)
+    spec.loader.exec_module(faults)
+    return faults.rank()
