@@ -36,11 +36,11 @@ def test_a_key_through_a_number_is_refused():
 def test_a_data_folder_on_the_command_line_is_a_change_like_the_others(monkeypatch, given):
     seen = []
 
-    def run(file, comm, resume, overrides):
+    def load(cls, file, overrides):
         seen.extend(overrides)
         raise ConfigError("seen")
 
-    monkeypatch.setattr("mpifed.running.run.run", run)
+    monkeypatch.setattr(Config, "load", classmethod(load))
     option = ["--data-dir", given] if given else []
     CliRunner().invoke(cli, ["run", "job.toml", "rounds=3", *option])
     assert seen == ["rounds=3", *([f'run.data_dir="{given}"'] if given else [])]

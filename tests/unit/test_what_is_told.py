@@ -14,7 +14,7 @@ from mpifed.parallel import transport
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import identity
 from mpifed.problems.games import Bilinear
-from mpifed.simulation.evaluation import evaluate
+from mpifed.simulation.evaluation import Evaluator
 from mpifed.simulation.simulation import Simulation
 
 
@@ -113,8 +113,8 @@ class OneOfTwo(SerialComm):
         self.rank = rank
 
     def allreduce_(self, array, op="sum"):
-        assert op == "max"
-        array[:] = 1
+        if op == "max":  # the width of a score; the other has met no error
+            array[:] = 1
 
     def allgatherv(self, send, receive, counts):
         assert counts == [0, 3] and len(send) == counts[self.rank]
@@ -125,8 +125,8 @@ def test_metrics_are_computed_on_the_first_rank_alone(tmp_path):
     problem = Asking()
     problem.prepare(1)
     point = [torch.zeros(DX), torch.zeros(DY)]
-    assert evaluate(problem, SerialComm(), point) == {"mean": 0.0}
+    assert Evaluator(problem, SerialComm())(point, 1) == {"mean": 0.0}
     problem.seen.clear()
-    assert evaluate(problem, OneOfTwo(1), point) == {} and problem.seen.keys() == {"predict"}
+    assert Evaluator(problem, OneOfTwo(1))(point, 1) == {} and problem.seen.keys() == {"predict"}
     problem.seen.clear()
-    assert evaluate(problem, OneOfTwo(0), point) == {"mean": 2.0} and problem.seen.keys() == {"metrics"}
+    assert Evaluator(problem, OneOfTwo(0))(point, 1) == {"mean": 2.0} and problem.seen.keys() == {"metrics"}
