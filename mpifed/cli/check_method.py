@@ -25,6 +25,7 @@ from mpifed.core.problem import Problem
 from mpifed.parallel.comm import SerialComm
 from mpifed.running.run import resume, run
 from mpifed.simulation.simulation import Observer, Simulation
+from mpifed.storage.format import RUN_FILE
 
 __all__ = ["check_method_here", "check_method_on_ranks"]
 
@@ -194,7 +195,8 @@ def _resumes(method: Algorithm, problem: Problem) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = configuration(method, problem, folder)
         whole = run(config, SerialComm())
-        Path(folder, f"checkpoint-{ROUNDS:08d}.h5").unlink()
+        for last in (f"checkpoint-{ROUNDS:08d}.h5", RUN_FILE):  # which say that there is nothing left to do
+            Path(folder, last).unlink()
         with contextlib.redirect_stderr(io.StringIO()):  # where it says from which round it goes on
             again = resume(folder, comm=SerialComm())
     points = [torch.cat(list(result.point.values())).numpy() for result in (again, whole)]

@@ -27,6 +27,7 @@ from mpifed.core.problem_checks import check_problem
 from mpifed.core.problem_values import address, samples_of
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
+from mpifed.simulation.evaluation import expect_metrics
 from mpifed.simulation.preparation import default_dtype
 
 __all__ = ["check_problem_here", "check_problem_on_ranks"]
@@ -229,20 +230,27 @@ def _figures(problem: Problem, dtype: torch.dtype, report: Report) -> None:
             report.skip(f"metrics, {_name(dtype)}", "they need the scores of held-out rows")
             return
         report.check(
-            f"metrics are finite, {_name(dtype)}",
+            f"metrics are finite, under the same names at every evaluation, {_name(dtype)}",
             lambda: _metrics(problem, named, scores[0] if scores else None),
         )
 
 
 def _metrics(problem: Problem, named: list, predictions: torch.Tensor | None) -> None:
-    figures = problem.metrics(*named, predictions)
+    figures = expect_metrics(problem.metrics(*named, predictions))
+    for name, value in figures.items():
+        if not math.isfinite(value):
+            raise AssertionError(f"{name} is {value} near the start")
+    twice = [{key: 2 * value for key, value in block.items()} for block in named]
+    for point in (twice, named):
+        again = expect_metrics(problem.metrics(*point, predictions))
+        if changed := sorted({*again} ^ {*figures}):
+            raise AssertionError(
+                f"{', '.join(changed)} is there at some evaluations only: expected NaN instead"
+            )
+    if unknown := sorted(set(problem.maximised) - set(figures)):
+        raise AssertionError(f"maximised names {', '.join(unknown)}, there are {', '.join(figures)}")
     if not figures:
         raise NotChecked("it has none")
-    for name, value in figures.items():
-        if not math.isfinite(float(value)):
-            raise AssertionError(f"{name} is {float(value)} near the start")
-    if unknown := sorted(set(problem.maximised) - set(figures)):
-        raise AssertionError(f"maximised names {', '.join(unknown)}, but there are {', '.join(figures)}")
 
 
 def _scores(problem: Problem, named: list, dtype: torch.dtype) -> torch.Tensor:

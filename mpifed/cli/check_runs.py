@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
 import os
 import tempfile
 import traceback
@@ -125,8 +127,11 @@ def configuration(
 
 
 def final_point(method: Algorithm, problem: Problem, comm: SerialComm, **changes) -> np.ndarray:
-    """The output of a short run in a folder of its own, all blocks end to end. Collective."""
-    with tempfile.TemporaryDirectory() as folder:
+    """The output of a short run in a folder of its own, all blocks end to end. Collective.
+
+    What the run itself would warn of is a verdict here.
+    """
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         result = run(configuration(method, problem, share(comm, folder), **changes), comm)
         comm.barrier()
     return torch.cat(list(result.point.values())).numpy()

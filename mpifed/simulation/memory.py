@@ -100,21 +100,28 @@ def expect_room(config: Config, comm: SerialComm, device: torch.device) -> None:
     clients = -(-problem.clients // comm.size)
     members = -(-(config.participation.cohort or problem.clients) // comm.size)
     try:
-        records = needs(config, as_family(problem, config.algorithm.family), clients, members)
+        seen = as_family(problem, config.algorithm.family)
+        records = needs(config, seen, clients, members)
+        lengths = seen.variables().sizes | seen.kinds()
     except Exception:  # the data say more, or the check of the problem tells better what is wrong
-        records = {}
+        records, lengths = {}, {}
+    fields = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
     ranks = min(comm.local_size, problem.clients)
     constants = {"the problem's constants": constants}
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        _expect(config, [constants], ranks, host_memory(), "the node")
-        _expect(config, [records], 1, total, f"the GPU {device.index or 0}")
+        _expect(config, [constants], fields, ranks, host_memory(), "the node")
+        _expect(config, [records], fields, 1, total, f"the GPU {device.index or 0}")
     else:
-        _expect(config, [constants, records], ranks, host_memory(), "the node")
+        _expect(config, [constants, records], fields, ranks, host_memory(), "the node")
 
 
-def _expect(config: Config, times: list[dict[str, int]], ranks: int, there: int, where: str) -> None:
-    """``times``: the bytes that a rank takes at some times, one after another."""
+def _expect(
+    config: Config, times: list[dict[str, int]], fields: str, ranks: int, there: int, where: str
+) -> None:
+    """``times``: the bytes that a rank takes at some times, one after another; ``fields``: what the records
+    are made of.
+    """
     needed = ranks * max(sum(parts.values()) for parts in times)
     if needed <= there:
         return
@@ -125,8 +132,8 @@ def _expect(config: Config, times: list[dict[str, int]], ranks: int, there: int,
     raise ConfigError(
         f"{title(config.algorithm)} on {title(problem)} with {problem.clients:,} clients needs at least "
         f"{_gib(needed)} of memory with {ranks} rank{'s' * (ranks > 1)} on {where}, which has {_gib(there)}: "
-        f"{said}. Take more nodes with fewer clients each, a smaller problem"
-        f"{f' ({large})' if large else ''}, or a smaller oracle.batch_size"
+        f"{said}{f' (fields of {fields} numbers)' if fields else ''}. Take more nodes with fewer clients "
+        f"each, a smaller problem{f' ({large})' if large else ''}, or a smaller oracle.batch_size"
     )
 
 

@@ -115,7 +115,7 @@ class Recorder:
         """What a checkpoint needs to continue the history: JSON-able names and arrays."""
         arrays = {
             "costs": self.costs,
-            "metrics": np.array(list(self.metrics.values())).reshape(len(self.metrics), -1),
+            "metrics": np.array(list(self.metrics.values()), dtype=np.float64).reshape(len(self.metrics), -1),
         }
         for block in self.blocks:
             arrays[f"iterates_{block}"] = self.table(block)

@@ -239,7 +239,13 @@ HELD_OUT = [
         "gives 4 scores for 10",
     ),
     ("predictions.mean()", "predictions.mean() * float('nan')", "score is nan near the start"),
-    ('frozenset({"score"})', 'frozenset({"accuracy"})', "maximised names accuracy, but there are score"),
+    ('frozenset({"score"})', 'frozenset({"accuracy"})', "maximised names accuracy, there are score"),
+    (
+        'return {"score": predictions.mean()}',
+        'vars(self).setdefault("met", []).append(0.0)\n        return dict(zip(["score", "late"], self.met))',
+        "late: at some evaluations only",
+    ),
+    ('{"score": predictions.mean()}', '{"a/b": predictions.mean()}', "the metric 'a/b' is a place in the"),
 ]
 
 

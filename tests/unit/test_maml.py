@@ -16,7 +16,7 @@ from mpifed.core.problem import DataFile
 from mpifed.core.settings import build
 from mpifed.data import Omniglot
 from mpifed.models import MLP, Conv4
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import FewShotMAML, SinusoidMAML, few_shot
 from mpifed.simulation.simulation import Simulation
 
@@ -237,5 +237,5 @@ def test_settings_are_checked():
 
 def test_a_network_whose_dense_jacobian_cannot_be_held_is_refused(tmp_path):
     problem = FewShotMAML(clients=1, dataset="digits", ways=2, model=Conv4(filters=64))
-    with pytest.raises(ValueError, match="jacobian 12,444,294,916 numbers"):
+    with pytest.raises(CollectiveError, match="jacobian 12,444,294,916 numbers"):
         Simulation(configuration(MFCGD(q=2), problem, tmp_path, noise=0), SerialComm())

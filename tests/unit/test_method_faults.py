@@ -576,7 +576,5 @@ def test_rows_of_a_client_that_alone_is_wrong(screen):
 
 
 def test_a_method_whose_steps_are_not_numbers():
-    with pytest.raises(
-        CollectiveError, match="non-finite value in round 1: client 0, fields 'x' and 'y' of `message`"
-    ):
+    with pytest.raises(ConfigError, match="Sound.eta: expected a number, got nan"):
         run(Sound(eta=float("nan")))
