@@ -243,7 +243,7 @@ HELD_OUT = [
     (
         'return {"score": predictions.mean()}',
         'vars(self).setdefault("met", []).append(0)\n        return {"score": 0, f"at{len(self.met)}": 0}',
-        ": at some evaluations only, expected NaN",
+        "is there at some evaluations only: expected NaN",
     ),
     ('{"score": predictions.mean()}', '{"a/b": predictions.mean()}', "the metric 'a/b' is a place in the"),
 ]
