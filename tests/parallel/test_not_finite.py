@@ -82,7 +82,7 @@ class Remembering(Algorithm):
 
 def verdict(comm, method, problem, rounds=20, **settings) -> str:
     """The sentence of a run that ends on all ranks of ``comm`` in the same one."""
-    simulation = Simulation(configuration(method, problem, "", **settings), comm)
+    simulation = Simulation(configuration(method, problem, "unused", **settings), comm)
     with pytest.raises(NonFiniteError) as caught:
         simulation.start()
         for _ in range(rounds):
@@ -152,13 +152,13 @@ def test_a_function_that_is_not_finite_where_a_round_begins(comm, executor):
 )
 def test_values_that_a_problem_holds_are_told_before_the_first_round(comm, holds, says):
     with pytest.raises(CollectiveError) as caught:
-        Simulation(configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Edged(holds=holds), ""), comm)
+        Simulation(configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Edged(holds=holds), "unused"), comm)
     assert str(caught.value) == f"Edged: {says}self.{holds}[3]"
 
 
 def test_what_is_not_finite_and_does_no_harm_is_let_be(comm):
     problem = Edged(holds="bounds")
-    simulation = Simulation(configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), problem, ""), comm)
+    simulation = Simulation(configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), problem, "unused"), comm)
     simulation.start()
     simulation.step()
     assert torch.isfinite(simulation.point()).all()
