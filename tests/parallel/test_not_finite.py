@@ -62,16 +62,17 @@ class Remembering(Algorithm):
     """Local steps that also add up, in the client's record, what was seen."""
 
     lost: bool = False
+    wrong: bool = False
     factor: float = 0.1
     shared = Record(x="x", y="y")
     client = Record(x="x", seen="x")
     message = Record(x="x", y="y")
 
     def client_round(self, now, shared, client, message, oracle):
-        x, y = shared.x, shared.y
+        x, y, factor = shared.x, shared.y, float("nan") if self.wrong else self.factor
         for _ in range(3):
             gx, gy = oracle.grad(x, y, oracle.sample())
-            x, y = x - self.factor * gx, y + 0.1 * gy
+            x, y = x - factor * gx, y + 0.1 * gy
             if self.lost:
                 x = x + 0 * client.seen
         client.x = x
@@ -115,7 +116,7 @@ def test_values_that_grow_ask_for_smaller_steps(comm, executor):
 
 @EXECUTORS
 def test_a_client_function_that_is_wrong(comm, executor):
-    text = verdict(comm, Remembering(factor=float("nan")), Edged(), executor=executor)
+    text = verdict(comm, Remembering(wrong=True), Edged(), executor=executor)
     assert "client 0" in text and "it begins with the point x in the client's evaluation 2" in text
     assert text.endswith("are the step sizes and the client function right?")
 
