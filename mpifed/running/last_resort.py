@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import platform
 import signal
 import sys
 import time
@@ -23,11 +24,12 @@ class LastResort:
     it up. Time also passes while a process is stopped (SIGSTOP, Ctrl-Z, a suspended Slurm job), and then
     the timer has run out when the process goes on. Therefore the first signal ends nothing: its handler is
     libc's ``alarm``, which takes the signal's number for a number of seconds. Python has so long (16 s) to
-    put the end off, before SIGALRM comes to faulthandler. Nothing happens on systems other than Linux.
+    put the end off, before SIGALRM comes to faulthandler. Nothing happens on systems other than Linux with
+    glibc.
     """
 
     def __init__(self) -> None:
-        self._runs = sys.platform == "linux"
+        self._runs = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
         if not self._runs:
             return
         self._libc = ctypes.CDLL("librt.so.1")

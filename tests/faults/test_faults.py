@@ -65,6 +65,7 @@ def test_damaged_checkpoints_on_several_ranks(tmp_path, whole):
     np.testing.assert_array_equal(final(tmp_path), whole)
     for path in (tmp_path / "run").glob("checkpoint-*.h5"):
         path.write_bytes(b"")
+    (tmp_path / "run" / "run.h5").unlink()  # which says that all is done
     code, output = launch(2, command(tmp_path), LIMIT)
     assert (
         code == 2 and "none of the checkpoints in" in output and "run.overwrite=true starts over" in output

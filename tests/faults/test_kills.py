@@ -26,7 +26,7 @@ PATIENCE = 10
 OPEN_MPI = [
     (2, f"1 kill {STEP} 5", 3),  # while rank 0 waits in the Allreduce
     (3, f"2 kill {ALLREDUCE} 4", 6),  # while others are in the Allreduce
-    (2, f"1 kill {BCAST} 11", 9),  # of the adaptive matrices
+    (2, f"1 kill {BCAST} 14", 9),  # of the adaptive matrices
     (2, f"0 kill {REPLACE} 1", 9),  # the checkpoint of round 12 is synced and has no name
     (2, f"0 kill {REPLACE} 2", 12),  # it has its name, the results file is of round 9
 ]
