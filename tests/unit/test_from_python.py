@@ -231,3 +231,11 @@ def test_a_signal_stops_the_script_as_well(tmp_path, number, mode, code):
     assert result.unfinished and result.end is None and result.costs["round"][-1] > 0
     newest = max(int(path.stem.split("-")[1]) for path in checkpoints.glob("checkpoint-*.h5"))
     assert newest == result.costs["round"][-1], "the last checkpoint is of the round of the end"
+
+
+def test_public_names_are_found_where_they_are_loaded_from():
+    assert sorted(mpifed._PLACES) == sorted(mpifed.__all__) == sorted({*mpifed.__all__})
+    for name in mpifed.__all__:
+        assert getattr(mpifed, name) is getattr(sys.modules[mpifed._PLACES[name]], name)
+    with pytest.raises(AttributeError, match="module 'mpifed' has no attribute 'Confg'"):
+        mpifed.Confg  # noqa: B018
