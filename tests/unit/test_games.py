@@ -10,6 +10,7 @@ from oracles import oracle_of
 from scipy.optimize import linprog, minimize
 
 from mpifed.cli.catalogue import example
+from mpifed.core.errors import ConfigError
 from mpifed.core.proximal import L1, Indicator, L1Box
 from mpifed.core.sets import Box
 from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
@@ -351,3 +352,17 @@ def test_a_residual_is_not_lost_beside_the_point():
     problem = AffineGame(d=3, clients=2)
     problem._fix(np.zeros((3, 3)), np.array([3e-20, 0.0, 4e-20]), np.zeros(3))
     assert problem.residual(np.ones(3)) == pytest.approx(5e-20, rel=1e-15, abs=0)
+
+
+@pytest.mark.parametrize("radius", [1e-320, 1e308, 0.0])
+@pytest.mark.parametrize("game", [AffineGame, Bilinear])
+def test_a_radius_whose_square_is_no_number_is_refused(game, radius):
+    with pytest.raises(ConfigError, match="radius: Input should be (greater|less) than or equal to 1e"):
+        game(radius=radius)
+
+
+@pytest.mark.parametrize("radius", [1e-100, 1e100])
+def test_the_error_of_a_game_at_the_edge_of_its_radii(radius):
+    problem = AffineGame(clients=2, d=3, strong=0.1, radius=radius)
+    problem.prepare(0)
+    assert all(np.isfinite(float(value)) for value in problem.metrics({"z": torch.zeros(3)}, None).values())
