@@ -111,7 +111,7 @@ class AffineGame(_Affine):
     skew: float = Field(default=1.0, ge=0, description="norm of the antisymmetric part of the mean")
     heterogeneity: float = Field(default=0.0, ge=0, description="how far the clients differ, h")
     shared_jacobian: bool = Field(default=False, description="all A_n are equal, only the b_n differ")
-    radius: float = Field(default=10.0, ge=1e-100, le=1e100, description="radius D of err_D")
+    radius: float = Field(default=10.0, ge=1e-12, le=1e12, description="radius D of err_D")
     start: Literal["normal", "zero"] = Field(
         default="normal", description="starting point z_0: standard normal, or 0"
     )
@@ -216,7 +216,7 @@ class Bilinear(_Coupled):
     )
     heterogeneity: float = Field(default=0.0, ge=0, description="how far the clients differ")
     shared_jacobian: bool = Field(default=False, description="all A_n are equal, only a_n and b_n differ")
-    radius: float = Field(default=10.0, ge=1e-100, le=1e100, description="radius D of err_D")
+    radius: float = Field(default=10.0, ge=1e-12, le=1e12, description="radius D of err_D")
     start: Literal["normal", "zero"] = Field(
         default="normal", description="starting point z_0: standard normal, or 0"
     )

@@ -357,11 +357,11 @@ def test_a_residual_is_not_lost_beside_the_point():
 @pytest.mark.parametrize("radius", [1e-320, 1e308, 0.0])
 @pytest.mark.parametrize("game", [AffineGame, Bilinear])
 def test_a_radius_whose_square_is_no_number_is_refused(game, radius):
-    with pytest.raises(ConfigError, match="radius: Input should be (greater|less) than or equal to 1e"):
+    with pytest.raises(ConfigError, match="radius: Input should be (greater|less) than or equal to 1"):
         game(radius=radius)
 
 
-@pytest.mark.parametrize("radius", [1e-100, 1e100])
+@pytest.mark.parametrize("radius", [1e-12, 1e12])
 def test_the_error_of_a_game_at_the_edge_of_its_radii(radius):
     problem = AffineGame(clients=2, d=3, strong=0.1, radius=radius)
     problem.prepare(0)
