@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from mpifed.core.errors import ContractError, blaming
+from mpifed.core.errors import ContractError, blaming, shown
 from mpifed.core.problem import Problem
 from mpifed.parallel.comm import SerialComm, together
 
@@ -32,7 +32,7 @@ def expect_metrics(values) -> dict[str, float]:
             sentence, to be preceded by the function's name.
     """
     if not isinstance(values, Mapping):
-        raise ContractError(f"expected a dictionary name → number, got {_shown(values)}")
+        raise ContractError(f"expected a dictionary name → number, got {shown(values)}")
     for name in values:
         _expect_name(name)
     return {name: _number(name, value) for name, value in values.items()}
@@ -40,7 +40,7 @@ def expect_metrics(values) -> dict[str, float]:
 
 def _expect_name(name) -> None:
     if not isinstance(name, str):
-        raise ContractError(f"expected names of metrics that are text, got {_shown(name)}")
+        raise ContractError(f"expected names of metrics that are text, got {shown(name)}")
     wrong = {
         "is empty or has blanks at an end": name != name.strip() or not name,
         f"has {len(name)} characters, more than {LONGEST}": len(name) > LONGEST,
@@ -59,12 +59,7 @@ def _number(name: str, value) -> float:
             raise TypeError
         return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):  # torch's are RuntimeErrors
-        raise ContractError(f"the metric {name!r} is {_shown(value)}, expected a number") from None
-
-
-def _shown(value) -> str:
-    text = repr(value)
-    return f"{text[:60]} ..." if len(text) > 60 else text
+        raise ContractError(f"the metric {name!r} is {shown(value)}, expected a number") from None
 
 
 class Evaluator:
