@@ -186,6 +186,12 @@ def test_nonsense_derivatives(verdicts, source, old, new, words):
     assert any(words in line for line in failures(verdicts(source, old, new)))
 
 
+def test_rounding_counts_by_the_larger_gradient(verdicts):
+    """Differences of gx, which is rounded by 1e-16 · 1e9, are divided by a step of 1e-5."""
+    _, lines = verdicts(BILINEAR, "c * y + 0.1 * x", "c * y + 0.1 * x + 1e9")
+    assert "holds        gradients by hand are those of some function" in lines
+
+
 def test_gradients_by_hand_are_compared_with_a_loss(verdicts):
     gradients = """
     def gradients(self, x, batch):
