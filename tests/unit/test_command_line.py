@@ -116,6 +116,13 @@ def test_a_data_folder_may_have_any_name(job, name, monkeypatch):
     assert [config.run.data_dir for config in seen] == [name], done.exception
 
 
+def test_a_folder_whose_name_is_no_utf8_is_named(job):
+    name = "nowhere/\udcff"
+    words = ["run", str(job), "problem={name='DeepAUC', dataset='mnist'}", "--data-dir", name]
+    done = CliRunner().invoke(cli, words)
+    assert "mnist lacks a file" in str(done.exception) and name in str(done.exception)
+
+
 def test_overrides_reach_every_depth(job):
     config = Config.load(
         job,
