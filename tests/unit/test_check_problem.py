@@ -149,6 +149,9 @@ def test_derivatives_by_hand_are_called_so(verdicts):
     _, lines = verdicts(COMPOSITION, "def jacobian", "def other", "def outer_gradient", "def another")
     assert "holds        Jacobians agree with finite differences of inner" in lines
     assert "holds        outer gradients agree with finite differences of outer" in lines
+    _, lines = verdicts(COMPOSITION, "def outer_gradient", "def another")
+    assert "holds        Jacobians by hand agree with finite differences of inner" in lines
+    assert "holds        outer gradients agree with finite differences of outer" in lines
 
 
 def test_what_is_not_checked_is_said(verdicts):
