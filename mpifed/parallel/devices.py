@@ -162,10 +162,9 @@ def deterministic(on: bool) -> Iterator[None]:
 
 
 def _use_deterministic(mode: int) -> None:
-    """No (0), with a warning where there is none (1), or nothing else (2).
+    """Switch torch's debug mode, and its compiler where that is loaded.
 
-    ``torch.use_deterministic_algorithms`` would import torch's compiler, to tell it: more seconds than a small
-    run takes. One that is there is told.
+    ``torch.use_deterministic_algorithms`` would load it only to tell it, which takes longer than a small run.
     """
     torch.set_deterministic_debug_mode(mode)
     if "torch._inductor.config" in sys.modules:
