@@ -84,7 +84,7 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
         "messages": item * sum(messages) * (rows + 1),
         # A copy in the first rounds shows whether clients write to it.
         "shared records": item * (2 * size(method.shared) + size(Record(**moments)) + width),
-        "points and gradients": item * 2 * width * (members if config.run.executor == "batched" else 1),
+        "points and gradients": item * 2 * width * (1),
         "samples": members * steps * (noise + _ROW * config.oracle.batch_size),
     }
 

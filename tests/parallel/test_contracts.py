@@ -29,16 +29,16 @@ def bits(result) -> np.ndarray:
     return torch.cat(list(result.point.values())).numpy()
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("group", [1, 2], ids=["loop", "pairs"])
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
-def test_finite_layout_and_resumption(comm, out, names, executor):
+def test_finite_layout_and_resumption(comm, out, names, group):
     """Finite; the same bits on all ranks as in one process; the same bits when resumed after the first
     round."""
-    config = job(method(names[0]), problem(names[1]), out, executor=executor, checkpoint_every=1, keep=9)
+    config = job(method(names[0]), problem(names[1]), out, group=group, checkpoint_every=1, keep=9)
     result = run(config, comm)
     assert np.isfinite(bits(result)).all()
     if comm.rank == 0:
-        alone = run(job(method(names[0]), problem(names[1]), f"{out}/alone", executor=executor), SerialComm())
+        alone = run(job(method(names[0]), problem(names[1]), f"{out}/alone", group=group), SerialComm())
         np.testing.assert_array_equal(bits(result), bits(alone))
         Path(out, "part").mkdir()
         shutil.copy(f"{out}/checkpoint-00000001.h5", f"{out}/part")

@@ -48,25 +48,25 @@ def assert_layout_does_not_matter(config, comm, out):
             np.testing.assert_array_equal(result.costs[name], alone.costs[name], err_msg=name)
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("matrices", ["coordinator", "replicated"])
 @pytest.mark.parametrize("method", METHODS)
-def test_same_bits_as_one_process(comm, out, method, matrices, executor):
+def test_same_bits_as_one_process(comm, out, method, matrices, group):
     config = configuration(
         METHODS[method],
         Game(clients=5),
         out,
         reduction="exact",
         matrices=matrices,
-        executor=executor,
+        group=group,
         dtype="float32",
         eval_every=1,
     )
     assert_layout_does_not_matter(config, comm, out)
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
-def test_network_and_held_out_metric(comm, out, executor):
+@pytest.mark.parametrize("group", [1, 2, "all"])
+def test_network_and_held_out_metric(comm, out, group):
     problem = DeepAUC(
         dataset="digits", model={"name": "mlp"}, clients=8, partition={"name": "dirichlet", "alpha": 0.5}
     )
@@ -77,7 +77,7 @@ def test_network_and_held_out_metric(comm, out, executor):
         batch_size=8,
         noise=None,
         reduction="exact",
-        executor=executor,
+        group=group,
         dtype="float32",
         eval_every=1,
     )
@@ -85,8 +85,8 @@ def test_network_and_held_out_metric(comm, out, executor):
 
 
 @pytest.mark.parametrize("cohort, weights", [(1, "uniform"), (3, "samples"), (5, "samples")])
-@pytest.mark.parametrize("executor", ["loop", "batched"])
-def test_cohorts_and_weights(comm, out, cohort, weights, executor):
+@pytest.mark.parametrize("group", [1, 2, "all"])
+def test_cohorts_and_weights(comm, out, cohort, weights, group):
     config = configuration(
         METHODS["local"],
         Game(clients=5),
@@ -95,7 +95,7 @@ def test_cohorts_and_weights(comm, out, cohort, weights, executor):
         cohort=cohort,
         weights=weights,
         reduction="exact",
-        executor=executor,
+        group=group,
         dtype="float32",
     )
     assert_layout_does_not_matter(config, comm, out)
@@ -131,7 +131,7 @@ def test_resumed_at_every_round_on_other_rank_counts(comm, out, method, matrices
 
 def test_fused_agrees_to_rounding(comm, out):
     """1e-5 in float32: sums in another order differ by some 1e-7, and the game amplifies that a little."""
-    job = dict(dtype="float32", executor="loop")
+    job = dict(dtype="float32", group=1)
     fused = run(configuration(METHODS["adam"], Game(clients=5), f"{out}/fused", **job), comm)
     exact = run(
         configuration(METHODS["adam"], Game(clients=5), f"{out}/exact", reduction="exact", **job), comm
