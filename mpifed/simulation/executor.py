@@ -30,7 +30,19 @@ from mpifed.core.records import Layout, Observed, State
 from mpifed.core.sampling import Sampler
 from mpifed.parallel.placement import Cohort
 
-__all__ = ["Executor", "Observer", "Stage"]
+__all__ = ["Executor", "Observer", "Stage", "capacity"]
+
+
+def capacity(group: int | str, members: int) -> int:
+    """Rows that a rank with at most ``members`` of a cohort needs for a group: one that goes together with
+    others has room for a copy.
+
+    Args:
+        group: 1, a number, "all".
+    """
+    if group == 1:
+        return 1
+    return max(2, members if group == "all" else min(int(group), members))
 
 
 @dataclass
@@ -74,16 +86,15 @@ class Executor:
         sampler: the samples of this rank's clients.
         clients: the ``client`` record of this rank, one row a client ``[C, size]``.
         between: the layout of its fields that live within a round.
-        size: the most clients that are stepped at a time; 1 is the loop.
+        capacity: the most clients that are stepped at a time, copies among them; 1 is the loop.
 
     Attributes:
-        capacity: rows of messages that a group takes, those of a copy included.
         calls: oracle calls of each member on this rank in the last phase, ``[members]``.
     """
 
-    def __init__(self, problem: Problem, sampler: Sampler, clients: State, between: Layout, size: int):
-        self.sampler, self.clients, self.capacity = sampler, clients, size
-        self.oracle = ORACLES[problem.family](problem, sampler, batched=size > 1)
+    def __init__(self, problem: Problem, sampler: Sampler, clients: State, between: Layout, capacity: int):
+        self.sampler, self.clients, self.capacity = sampler, clients, capacity
+        self.oracle = ORACLES[problem.family](problem, sampler, batched=capacity > 1)
         self._layout, self._views = between, {}
         self.calls = np.zeros(0, dtype=np.int64)
 

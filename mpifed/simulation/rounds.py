@@ -23,7 +23,7 @@ from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import Transport
 from mpifed.simulation.allocation import Allocation
 from mpifed.simulation.coordinator import Coordinator
-from mpifed.simulation.executor import Executor, Observer, Stage
+from mpifed.simulation.executor import Executor, Observer, Stage, capacity
 from mpifed.simulation.federated_clock import FederatedClock
 from mpifed.simulation.grouping import Group, choose_group
 from mpifed.simulation.finite import Bad, check_mean, check_shared, first_bad
@@ -79,16 +79,12 @@ class Rounds:
         with together(transport.comm, ValueError, OSError), blaming(type(problem).__name__):
             sampler = self._sampler()
         self.choice = choose_group(config, problem, sampler, placement, transport.comm, group)
-        self.executor = Executor(problem, sampler, memory.clients, memory.between, self._capacity())
+        members = min(len(self.mine), config.participation.cohort or problem.clients)
+        size = capacity(self.choice.group, members)
+        self.executor = Executor(problem, sampler, memory.clients, memory.between, size)
         self._average = self._stage(Phase(_nothing, memory.own)) if memory.own.fields else None
         self._stages = self._stages_of(config.algorithm.phases)
         self._start = self._stages_of(config.algorithm.start)
-
-    def _capacity(self) -> int:
-        """The most members of a group here. One that goes together with others needs room for a copy."""
-        members = min(len(self.mine), self.config.participation.cohort or self.problem.clients)
-        group = members if self.choice.group == "all" else self.choice.group
-        return 1 if self.choice.group == 1 else max(2, min(group, members))
 
     def _weights(self) -> np.ndarray | None:
         if self.config.participation.weights == "uniform":

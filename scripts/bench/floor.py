@@ -15,8 +15,8 @@ which trusts the quietest moment of each side. Waiting for slower ranks counts a
 With ``--device cuda`` both sides compute on the GPUs, which ranks share if they must. The floor's message
 then goes through pinned host memory (alone, a rank sends none), and a block ends when the GPU is idle.
 
-``--executors`` compares the executors instead: one rank with 8 clients, blocks of ``loop`` and ``batched`` by
-turns.
+``--groups`` compares sizes of groups instead: one rank with 8 clients, blocks of one after another and of all
+together by turns.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from launching import launch, tell
 
 METHODS = {
     "AdaFGDA": dict(gamma=0.02, lam=0.02, alpha=0.5, beta=0.5, matrix={"name": "adam", "rho": 0.1}),
@@ -43,20 +43,8 @@ WORKLOADS = {
     "digits-mlp": (dict(name="DeepAUC", dataset="digits", model="mlp"), 300, 2),
     "mnist-lenet": (dict(name="DeepAUC", dataset="mnist", model="lenet5"), 40, 1),
 }
-#: Clients on the one rank on which executors are compared.
+#: Clients on the one rank on which sizes of groups are compared.
 CLIENTS = 8
-LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_")
-SETTINGS = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "OMPI_MCA_btl": "^ofi",  # the scan for fabrics takes a second a launch
-    "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks may outnumber cores
-    "OMP_NUM_THREADS": "1",
-}
-#: Begins a line of a job's output that holds a row.
-MARK = "floor-row "
 
 
 class Floor:
@@ -144,7 +132,7 @@ class Floor:
         self.reduce()
 
 
-def simulate(workload: str, method: str, clients: int, executor: str, options):
+def simulate(workload: str, method: str, clients: int, group: int | str, options):
     """A simulation past its first round, which differs from the others, and the size of its minibatches."""
     from mpifed.config.job import Config
     from mpifed.parallel.world import world
@@ -156,7 +144,7 @@ def simulate(workload: str, method: str, clients: int, executor: str, options):
             "algorithm": {"name": method, "q": options.q, **METHODS[method]},
             "problem": {"clients": clients, **WORKLOADS[workload][0]},
             "oracle": {"batch_size": batch_size},
-            "run": {"device": options.device, "dtype": "float32", "executor": executor, "reduction": "fused"},
+            "run": {"device": options.device, "dtype": "float32", "group": group, "reduction": "fused"},
         }
     )
     simulation = Simulation(config, world())
@@ -207,11 +195,11 @@ def summary(first: list[float], second: list[float], names: tuple[str, str]) -> 
 
 
 def against_floor(workload: str, method: str, options) -> dict:
-    """A row: the package with the loop executor against the floor, on all ranks."""
+    """A row: the package with one client at a time against the floor, on all ranks."""
     from mpi4py import MPI
 
     world, (_, rounds, block) = MPI.COMM_WORLD, WORKLOADS[workload]
-    simulation, batch_size = simulate(workload, method, options.clients * world.size, "loop", options)
+    simulation, batch_size = simulate(workload, method, options.clients * world.size, 1, options)
     floor, costs, before = Floor(simulation, batch_size), simulation.rounds.costs, simulation.round
     calls, seconds, communication = costs.oracle_calls, costs.seconds, costs.communication_seconds
     package, bare = paired(
@@ -232,12 +220,12 @@ def against_floor(workload: str, method: str, options) -> dict:
     }
 
 
-def executors(workload: str, method: str, options) -> dict:
-    """A row: ``loop`` against ``batched`` with all clients on one rank."""
-    loop, batched = (simulate(workload, method, CLIENTS, name, options)[0] for name in ("loop", "batched"))
+def groups(workload: str, method: str, options) -> dict:
+    """A row: one client after another against all together, on one rank."""
+    loop, every = (simulate(workload, method, CLIENTS, group, options)[0] for group in (1, "all"))
     rounds = (options.rounds or WORKLOADS[workload][1]) // 4
-    times = paired(loop.step, batched.step, rounds, 1, idle(loop.device))
-    return summary(*times, ("loop", "batched")) | {"clients": CLIENTS}
+    times = paired(loop.step, every.step, rounds, 1, idle(loop.device))
+    return summary(*times, ("loop", "all")) | {"clients": CLIENTS}
 
 
 def work(options) -> None:
@@ -246,7 +234,7 @@ def work(options) -> None:
 
     from mpifed.parallel.comm import CollectiveError
 
-    measure = executors if options.executors else against_floor
+    measure = groups if options.groups else against_floor
     for workload in options.workloads:
         for method in options.methods:
             row = {"workload": workload, "method": method, "ranks": MPI.COMM_WORLD.size}
@@ -255,31 +243,7 @@ def work(options) -> None:
             except CollectiveError as error:  # its data are missing, on all ranks
                 row["skipped"] = str(error).splitlines()[0]
             if MPI.COMM_WORLD.rank == 0:
-                print(MARK + json.dumps(row), flush=True)
-
-
-def launch(ranks: int, arguments: list[str]) -> list[dict]:
-    """The rows of a job of its own, shown as they come."""
-    beside = Path(sys.executable).parent / "mpirun"
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        sys.exit("no mpirun beside the interpreter or on the path: install an MPI")
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)
-    } | SETTINGS
-    checkout = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), checkout]))
-    command, rows = [mpirun, "-n", str(ranks), sys.executable, __file__, *arguments, "--worker"], []
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as job:
-        for line in job.stdout:
-            if line.startswith(MARK):
-                rows.append(json.loads(line[len(MARK) :]))
-                print(show(rows[-1]), flush=True)
-            else:
-                print(line, end="")
-    if job.returncode:
-        sys.exit(f"the job on {ranks} ranks failed with exit code {job.returncode}")
-    return rows
+                tell(row)
 
 
 def show(row: dict) -> str:
@@ -307,7 +271,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--q", type=int, default=12, help="local steps a round")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where both sides compute")
     parser.add_argument(
-        "--executors", action="store_true", help=f"loop against batched: {CLIENTS} clients on one rank"
+        "--groups", action="store_true", help=f"one after another against all together: {CLIENTS} clients on one rank"
     )
     parser.add_argument("--json", type=Path, help="file for the rows, the settings and the machine")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -318,15 +282,17 @@ def main() -> None:
     options = parse()
     if options.worker:
         return work(options)
-    sides = ("loop ms", "batched ms") if options.executors else ("package ms", "floor ms")
+    sides = ("loop ms", "all ms") if options.groups else ("package ms", "floor ms")
     print(
         f"{'workload':<12} {'method':<10} {'ranks':>5} {sides[0]:>11} {sides[1]:>11} "
         f"{'ratio':>7}  {'quartiles':<11} "
-        f"{'fastest':>8}{'' if options.executors else ' in comm'}"
+        f"{'fastest':>8}{'' if options.groups else ' in comm'}"
     )
     rows = []
-    for ranks in [1] if options.executors else options.ranks:
-        rows += launch(ranks, sys.argv[1:])
+    for ranks in [1] if options.groups else options.ranks:
+        for row in launch(ranks, __file__, [*sys.argv[1:], "--worker"]):
+            rows.append(row)
+            print(show(row), flush=True)
     if options.json:
         settings = {
             key: value for key, value in vars(options).items() if key not in ("json", "worker", "ranks")

@@ -243,8 +243,8 @@ def test_another_kind_of_device_is_refused_under_exact_alone(half, monkeypatch):
     with monkeypatch.context() as patches:
         take_up = Simulation.__init__
 
-        def elsewhere(self, *arguments):
-            take_up(self, *arguments)
+        def elsewhere(self, *arguments, **options):
+            take_up(self, *arguments, **options)
             self.device = kind()
 
         patches.setattr(Simulation, "__init__", elsewhere)
