@@ -169,7 +169,7 @@ class Run(_Section):
     def _no_executor(cls, settings):
         if isinstance(settings, dict) and "executor" in settings:
             raise ValueError(
-                "executor has become group: the executor \"loop\" is group = 1, \"batched\" is group = \"all\""
+                'executor has become group: "loop" is group = 1, "batched" is group = "all"'
             )
         return settings
 
