@@ -12,7 +12,6 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
-    PositiveInt,
     model_validator,
 )
 
@@ -109,15 +108,15 @@ class Run(_Section):
     dtype: Literal["float32", "float64"] = Field(
         "float32", description="precision of all state and gradients"
     )
-    group: Annotated[Literal["auto", "all"] | PositiveInt, BeforeValidator(_group)] = Field(
+    group: Annotated[Literal["auto", "all"] | Annotated[int, Field(ge=1)], BeforeValidator(_group)] = Field(
         "auto",
         description="clients of a rank stepped at a time; two or more go together, which gives other last "
         "digits than 1; auto: by the job, then timed",
     )
     reduction: Literal["fused", "exact"] = Field(
         "fused",
-        description="one Allreduce, or the same bits on every layout, for one dtype, group of 1 or "
-        "more, number of threads, kind of device and machine",
+        description="one Allreduce, or the same bits on every layout, for one dtype, group = 1 or "
+        "above, number of threads, kind of device and machine",
     )
     placement: Literal["even", "balanced"] = Field(
         "even",
@@ -168,9 +167,7 @@ class Run(_Section):
     @classmethod
     def _no_executor(cls, settings):
         if isinstance(settings, dict) and "executor" in settings:
-            raise ValueError(
-                'executor has become group: "loop" is group = 1, "batched" is group = "all"'
-            )
+            raise ValueError('executor has become group: "loop" is group = 1, "batched" is group = "all"')
         return settings
 
     @model_validator(mode="after")

@@ -64,8 +64,8 @@ MEMBERS_BY_HAND, NUMBERS_BY_HAND = 8, 50_000
 LEAST = 4
 #: Evaluations of a rank's clients in a job below which nothing is timed, and numbers that fit into a cache.
 SHORT, CACHE = 20_000, 2**18
-#: Most seconds of the timing, and its part of the expected time of the job.
-SECONDS, PART = 1.0, 0.01
+#: Least and most seconds of the timing, and its part of the time that the job would take with the first size.
+SECONDS, PART = (0.1, 1.0), 0.01
 #: A group takes the memory of so many points of each of its clients at most.
 ROOM = 64
 #: A size is taken before larger ones that are faster by less than this.
@@ -104,7 +104,8 @@ def choose_group(
     point = point_of(problem, sampler.dtype, sampler.device)
     if fault := _fault(oracle, point, comm):
         return Choice(1, f"clients go one after another, their functions cannot be mapped over them: {fault}")
-    most = min(max(placement.counts), config.participation.cohort or problem.clients)
+    members = min(max(placement.counts), config.participation.cohort or problem.clients)
+    most = max(2, members)  # one alone goes beside its copy
     size = _size(config, oracle, point, most, comm)
     sampler.begin(0)
     return Choice(size, f"clients go together, {'all of a rank' if size == most else size} at a time")
@@ -183,7 +184,7 @@ def _size(config: Config, oracle: Oracle, point: list[torch.Tensor], most: int, 
 
 def _times(oracle: Oracle, point: list[torch.Tensor], sizes: list[int], evaluations: int) -> Iterator[float]:
     """The least seconds of a client in groups of each size, as far as time allows."""
-    sampler, on_gpu, budget = oracle.sampler, oracle.sampler.device.type == "cuda", SECONDS
+    sampler, on_gpu, budget = oracle.sampler, oracle.sampler.device.type == "cuda", SECONDS[1]
     clock = time.perf_counter if on_gpu else time.thread_time  # others at work on the machine do not count
     began = clock()
     members = np.resize(np.arange(len(sampler.clients)), max(2, min(sizes[-1], len(sampler.clients))))
@@ -200,7 +201,8 @@ def _times(oracle: Oracle, point: list[torch.Tensor], sizes: list[int], evaluati
                 torch.cuda.synchronize(sampler.device)
             least = min(least, (clock() - now) / count)
             start = start + count if start + 2 * count <= len(members) else 0  # others: not in cache yet
-        budget = min(budget, PART * evaluations * least)
+        if size == sizes[0]:
+            budget = float(np.clip(PART * evaluations * least, *SECONDS))
         yield least
         if clock() - began > budget:
             return

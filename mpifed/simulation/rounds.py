@@ -25,8 +25,8 @@ from mpifed.simulation.allocation import Allocation
 from mpifed.simulation.coordinator import Coordinator
 from mpifed.simulation.executor import Executor, Observer, Stage, capacity
 from mpifed.simulation.federated_clock import FederatedClock
-from mpifed.simulation.grouping import Group, choose_group
 from mpifed.simulation.finite import Bad, check_mean, check_shared, first_bad
+from mpifed.simulation.grouping import Group, choose_group
 from mpifed.simulation.replay import origin
 from mpifed.simulation.traffic import Costs, Traffic
 

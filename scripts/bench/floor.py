@@ -271,7 +271,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--q", type=int, default=12, help="local steps a round")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where both sides compute")
     parser.add_argument(
-        "--groups", action="store_true", help=f"one after another against all together: {CLIENTS} clients on one rank"
+        "--groups",
+        action="store_true",
+        help=f"one after another against all together: {CLIENTS} clients on one rank",
     )
     parser.add_argument("--json", type=Path, help="file for the rows, the settings and the machine")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

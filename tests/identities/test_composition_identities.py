@@ -101,9 +101,7 @@ def test_c2_without_noise_every_weight_makes_comfedl(momenta, q):
 @pytest.mark.parametrize("group", GROUPS)
 def test_identity_matrices_make_mfcgd(group, q, first):
     options = dict(q=q, eta=POWER, C_g=0.8, C_f=0.5)
-    left = path(
-        mfcgd(cls=AdaMFCGD, matrix="identity", first_matrix=first, **options), Chain(), group=group
-    )
+    left = path(mfcgd(cls=AdaMFCGD, matrix="identity", first_matrix=first, **options), Chain(), group=group)
     assert np.array_equal(
         left, path(mfcgd(**options), Chain(), group=group)
     )  # a division by 1 changes no bit

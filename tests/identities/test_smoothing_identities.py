@@ -159,9 +159,7 @@ def test_d2_d3_duplicated_and_permuted_clients(tmp_path, method):
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize(
-    "group, reduction", list(itertools.product([1, "all"], ["fused", "exact"]))
-)
+@pytest.mark.parametrize("group, reduction", list(itertools.product([1, "all"], ["fused", "exact"])))
 def test_d8_a_cohort_of_everybody_is_full_participation(tmp_path, group, reduction, weights):
     settings = SAMPLED | dict(weights=weights, group=group, reduction=reduction)
     method = FESSGDA(**RATES, p=2.0, beta=0.3)

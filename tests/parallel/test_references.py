@@ -127,14 +127,10 @@ def test_every_matrix_and_reading(comm, out, generator, sync, first):
     check_fgda(comm, out, 3, generator, sync, first)
 
 
-@pytest.mark.parametrize(
-    "group, reduction", [("all", "fused"), ("all", "exact"), (1, "exact")]
-)
+@pytest.mark.parametrize("group, reduction", [("all", "fused"), ("all", "exact"), (1, "exact")])
 @pytest.mark.parametrize("sync", SYNC)
 def test_executors_and_reductions(comm, out, sync, group, reduction):
-    check_fgda(
-        comm, out, 3, "adabelief initial", sync, "rule", group=group, reduction=reduction, clients=5
-    )
+    check_fgda(comm, out, 3, "adabelief initial", sync, "rule", group=group, reduction=reduction, clients=5)
 
 
 @pytest.mark.filterwarnings("ignore:sync_estimator = 'box' with q = 1")
@@ -182,9 +178,7 @@ def test_fgda_has_identity_matrices(comm, out, sync, group):
     )
 
 
-@pytest.mark.parametrize(
-    "group, reduction", list(itertools.product([1, "all"], ["fused", "exact"]))
-)
+@pytest.mark.parametrize("group, reduction", list(itertools.product([1, "all"], ["fused", "exact"])))
 @pytest.mark.parametrize(
     "cohort, weights, ball, clients",
     [

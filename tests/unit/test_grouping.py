@@ -89,7 +89,9 @@ def test_members_are_cut_evenly(count, size, groups):
     assert [k for cut in cuts for k in range(cut.start, cut.stop)] == list(range(count))
 
 
-@pytest.mark.parametrize("group, members, rows", [(1, 9, 1), ("all", 9, 9), ("all", 0, 2), (4, 9, 4), (4, 1, 2)])
+@pytest.mark.parametrize(
+    "group, members, rows", [(1, 9, 1), ("all", 9, 9), ("all", 0, 2), (4, 9, 4), (4, 1, 2)]
+)
 def test_rows_of_a_group(group, members, rows):
     assert capacity(group, members) == rows
 
@@ -120,7 +122,7 @@ def test_what_is_chosen_and_said(of, settings, group, said):
 
 
 def test_full_batches_of_other_sizes_do_not_go_together():
-    with pytest.raises(ConfigError, match='clients of one size, got 4 to 43 rows: set .* or run.group = 1'):
+    with pytest.raises(ConfigError, match="clients of one size, got 4 to 43 rows: set .* or run.group = 1"):
         chosen(job(Squares(uneven=True), batch_size=0, group="all"))
 
 

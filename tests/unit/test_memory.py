@@ -51,7 +51,9 @@ def test_constants_take_what_is_foretold(name):
 def test_records_take_what_is_foretold(work, group, reduction):
     """All that a simulation allocates of its records, which is the most of the sum."""
     of = LinearMAML(d=40, clients=9) if work.family == "composition" else Saddle(d=3000, clients=9)
-    config = Config(algorithm=work, problem=of, run={"reduction": reduction, "group": group, "dtype": "float64"})
+    config = Config(
+        algorithm=work, problem=of, run={"reduction": reduction, "group": group, "dtype": "float64"}
+    )
     simulation = Simulation(config, SerialComm())
     rounds, parts = simulation.rounds, memory.needs(config, simulation.problem, 9, 9)
     stages = [*rounds._stages, *rounds._start]

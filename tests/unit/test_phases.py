@@ -210,9 +210,7 @@ def test_an_operator_by_hand(tmp_path, name, group):
     """The noise of a game's y changes its sign with ∂_y f, so that there is none here."""
     byhand, automatic = (
         trace(
-            configuration(
-                name(K=3, eta=0.05), problem(clients=CLIENTS), tmp_path, noise=0, group=group
-            ),
+            configuration(name(K=3, eta=0.05), problem(clients=CLIENTS), tmp_path, noise=0, group=group),
             SerialComm(),
         )
         for problem in (Turned, Game)

@@ -146,7 +146,8 @@ def test_signals_between_rounds(tmp_path, send, whole, owner, name, call, after)
 
 
 @pytest.mark.parametrize(
-    "owner, name, call", [(Executor, "groups", 8), (Executor, "groups", 9), (simulation.Simulation, "evaluate", 4)]
+    "owner, name, call",
+    [(Executor, "groups", 8), (Executor, "groups", 9), (simulation.Simulation, "evaluate", 4)],
 )
 def test_a_signal_before_or_in_the_last_round_finds_the_run_complete(
     tmp_path, send, whole, owner, name, call
