@@ -167,7 +167,7 @@ class Run(_Section):
     @classmethod
     def _no_executor(cls, settings):
         if isinstance(settings, dict) and "executor" in settings:
-            raise ValueError('executor has become group: "loop" is group = 1, "batched" is group = "all"')
+            raise ValueError("'executor' has become 'group': 'loop' is group = 1, 'batched' is group = 'all'")
         return settings
 
     @model_validator(mode="after")

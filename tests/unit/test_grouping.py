@@ -110,7 +110,7 @@ def chosen(config) -> grouping.Choice:
         (Squares(), {}, 40, "clients go together, all of a rank at a time"),
         (Squares(), {"group": 3}, 3, ""),
         (Squares(clients=3), {}, 1, ""),
-        (Squares(branches=True), {}, 1, "one after another, their functions cannot be mapped over them: Runtime"),
+        (Squares(branches=True), {}, 1, "another, their functions cannot be mapped over them: RuntimeError"),
         (Squares(uneven=True), {}, 40, "clients go together"),
         (Squares(uneven=True), {"batch_size": 0}, 1, ""),
         (Squares(), {"batch_size": 0}, 40, "clients go together"),
@@ -179,5 +179,5 @@ def test_what_is_no_size_is_refused(value):
 
 
 def test_the_setting_that_is_no_more_says_what_replaces_it():
-    with pytest.raises(ConfigError, match='run: executor has become group: "loop" is group = 1, "batched"'):
+    with pytest.raises(ConfigError, match="run: 'executor' has become 'group': 'loop' is group = 1"):
         job(Squares(), executor="loop")

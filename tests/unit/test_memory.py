@@ -92,7 +92,8 @@ def test_what_cannot_fit_is_refused_before_it_is_taken(of, settings, says, tmp_p
 
 def test_records_count_for_all_ranks_of_the_node(monkeypatch):
     """A dense Jacobian of a large inner map, on a machine of 100 MiB: one rank fits, two do not."""
-    config = Config(algorithm=MFCGD(q=2), problem=LinearMAML(d=500, clients=2, samples=1))
+    of = LinearMAML(d=500, clients=2, samples=1)
+    config = Config(algorithm=MFCGD(q=2), problem=of, run={"group": "all"})
     comm, cpu = SerialComm(), torch.device("cpu")
     there = max(sum(memory.needs(config, config.problem, 2, 2).values()), config.problem.footprint()) + 1
     parts = memory.needs(config, config.problem, 2, 2)
