@@ -51,7 +51,7 @@ def check_method_here(method: Algorithm, report: Report, file: str | None) -> No
     )
     report.check(
         "clients stepped together agree with one after another",
-        lambda: again("their outputs", 1e-12, executor="batched"),
+        lambda: again("their outputs", 1e-12, group="all"),
     )
     _cohorts(method, problem, report)
     report.check("float64 stays float64", lambda: _stays(method, problem, file))

@@ -289,7 +289,7 @@ def _runs(problem: Problem, report: Report) -> None:
             "clients stepped together agree with one after another",
             # Kernels for many clients add in other orders: some ulps, which a few steps do not blow up.
             lambda: same(
-                final_point(method, problem, serial, executor="batched"),
+                final_point(method, problem, serial, group="all"),
                 points[torch.float64],
                 "outputs",
                 1e-9,

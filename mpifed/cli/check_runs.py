@@ -113,6 +113,7 @@ def configuration(
         "out": folder,
         "eval_every": ROUNDS,
         "reduction": "exact",
+        "group": 1,
         "checkpoint_every": 2,
         **changes,
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -40,6 +41,14 @@ def _seconds(value):
         raise ValueError(
             f"expected at most {MOST_SECONDS:g} seconds, 0 switches the watchdog off, got {shown(value)}"
         )
+    return value
+
+
+def _group(value):
+    """How many clients are stepped at a time."""
+    whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
+    if not whole and value not in ("auto", "all"):
+        raise ValueError(f'expected "auto", "all" or a whole number from 1, got {shown(value)}')
     return value
 
 
@@ -99,14 +108,15 @@ class Run(_Section):
     dtype: Literal["float32", "float64"] = Field(
         "float32", description="precision of all state and gradients"
     )
-    executor: Literal["loop", "batched"] = Field(
-        "loop",
-        description="clients of a rank one by one, or all at once, which gives other last digits",
+    group: Annotated[Literal["auto", "all"] | Annotated[int, Field(ge=1)], BeforeValidator(_group)] = Field(
+        "auto",
+        description="clients of a rank stepped at a time; two or more go together, which gives other last "
+        "digits than 1; auto: by the job, then timed",
     )
     reduction: Literal["fused", "exact"] = Field(
         "fused",
-        description="one Allreduce, or the same bits on every layout, for one dtype, executor, number of "
-        "threads, kind of device and machine",
+        description="one Allreduce, or the same bits on every layout, for one dtype, group = 1 or "
+        "above, number of threads, kind of device and machine",
     )
     placement: Literal["even", "balanced"] = Field(
         "even",
@@ -152,6 +162,13 @@ class Run(_Section):
     tensorboard: bool = Field(
         False, description="write metrics and costs for TensorBoard into out/tensorboard as well"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_executor(cls, settings):
+        if isinstance(settings, dict) and "executor" in settings:
+            raise ValueError("'executor' has become 'group': 'loop' is group = 1, 'batched' is group = 'all'")
+        return settings
 
     @model_validator(mode="after")
     def _one_device(self):

@@ -31,7 +31,7 @@ __all__ = [
 
 #: The settings of [run] that can change a result or its speed; the others say where files lie and how often
 #: they are written.
-_EXECUTION = ("device", "dtype", "executor", "matrices", "placement", "reduction", "transport")
+_EXECUTION = ("device", "dtype", "group", "matrices", "placement", "reduction", "transport")
 
 
 class Spread(NamedTuple):

@@ -16,7 +16,7 @@ from mpifed.running.result import Result, everywhere, load
 from mpifed.storage import checkpoint
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import RUN_FILE, End
-from mpifed.storage.results import sound
+from mpifed.storage.results import RunData, sound
 from mpifed.storage.schema import expect_state, writer
 from mpifed.storage.snapshot import Snapshot
 
@@ -104,7 +104,7 @@ def choose(folder: Folder, config: Config, resume: str) -> Snapshot | Result | N
             raise ValueError(f"there is no checkpoint in {path} to continue from (--resume must)")
         return None
     saved = _sound(folder)
-    other = _differences(saved.header["config"], config.table())
+    other = _differences(_chosen(saved.header), config.table())
     if other:
         raise ValueError(
             f"{path} holds a checkpoint of another job: {'; '.join(other)}. Choose another run.out, set "
@@ -130,7 +130,7 @@ def go_on(folder: Folder, config: Config) -> Snapshot | Result:
         raise ValueError(_no_way_on(folder, config))
     saved = _sound(folder)
     check_rounds(saved.round, config)
-    _expect_bits(saved.header["config"], config)
+    _expect_bits(_chosen(saved.header), config)
     return saved
 
 
@@ -140,7 +140,7 @@ def _stored(folder: Folder, config: Config) -> Result | None:
     Non-finite values end a run that has a checkpoint only until it is started again.
     """
     run = sound(folder.path)
-    if run is None or run.end is None or _differences(run.config, config.table()):
+    if run is None or run.end is None or _differences(_settings_of(run), config.table()):
         return None
     if run.diverged:
         return None if folder.checkpoints() else load(folder.path)
@@ -154,7 +154,7 @@ def _no_way_on(folder: Folder, config: Config) -> str:
     run, ways = sound(folder.path), "choose another run.out, or set run.overwrite=true to start over"
     if run is None:
         return f"{folder.path / RUN_FILE} cannot be read, and there is no checkpoint beside it: {ways}"
-    other = _differences(run.config, config.table())
+    other = _differences(_settings_of(run), config.table())
     if other:
         return f"{folder.path} holds a run of another job: {'; '.join(other)}: {ways}"
     how = f"has ended ({run.stopped}), and rounds = {config.rounds}" if run.end else "has not ended"
@@ -176,7 +176,7 @@ def _sound(folder: Folder) -> Snapshot:
 def is_done(folder: Folder, config: Config) -> bool:
     """Whether the folder holds this job's end, non-finite values among the reasons. Rank 0."""
     run = sound(folder.path)
-    if run is None or run.end is None or _differences(run.config, config.table()):
+    if run is None or run.end is None or _differences(_settings_of(run), config.table()):
         return False
     return run.diverged or bool(complete(run.end, int(run.costs["round"][-1]), run.config, config))
 
@@ -204,6 +204,19 @@ def complete(end: End | None, round: int, old: dict, config: Config) -> End | No
     return end if round >= config.rounds or (same_rule and round < old["rounds"]) else None
 
 
+def _chosen(header: dict) -> dict:
+    """The settings of a checkpoint, with the size of groups that the run has chosen."""
+    return _with_group(header["config"], header.get("group"))
+
+
+def _settings_of(run: RunData) -> dict:
+    return _with_group(run.config, run.layout.get("group"))
+
+
+def _with_group(settings: dict, group: int | str | None) -> dict:
+    return settings | {"run": settings["run"] | ({"group": group} if group else {})}
+
+
 def _differences(old: dict, new: dict) -> list[str]:
     """What two jobs' settings disagree on, but for how and how long they run."""
     flat = [
@@ -221,12 +234,15 @@ def _differences(old: dict, new: dict) -> list[str]:
 def _bits(*tables: dict) -> list[dict]:
     """Of jobs' settings, what bits depend on of how they run; without ``exact`` in one the precision alone.
 
-    ``exact`` without a number of threads takes one.
+    ``exact`` without a number of threads takes one. Clients one after another have other bits than clients
+    together; "auto" is what it was before.
     """
     runs = [table.get("run", {}) for table in tables]
     names = ["dtype"]
     if any(run.get("reduction") == "exact" for run in runs):
-        names += ["reduction", "executor", "threads"]
+        names += ["reduction", "threads"]
+        groups = [run.get("group", "auto") for run in runs]
+        names += ["group"] if "auto" not in groups and len({group == 1 for group in groups}) > 1 else []
     return [{f"run.{name}": run.get(name) or (name == "threads" and 1) for name in names} for run in runs]
 
 

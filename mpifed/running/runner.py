@@ -72,12 +72,15 @@ class Runner:
         exact = run.reduction == "exact"
         torch.set_num_threads(threads(run.threads, exact, self.comm.local_size))
         with together(self.comm, ValueError, OSError):
+            header = saved.header if saved else {}
             self.simulation = Simulation(
-                self.config, self.comm, saved.header["client_costs"] if saved else ()
+                self.config, self.comm, header.get("client_costs", ()), group=header.get("group")
             )
             self.recorder = Recorder(self.simulation, self.comm)
         if exact:
             expect_alike(self.comm, self.simulation.device)
+        if said := self.simulation.rounds.choice.said:
+            say(self.comm, f"{said} (run.group)")
         self.keeper = Keeper(run, self.folder, self.simulation, self.recorder, self.comm)
 
     def _begin(self) -> Result:

@@ -198,7 +198,7 @@ def work_of(measured: dict, config: Config | None, client_seconds: float | None)
 def _computing(table: dict) -> dict:
     """The settings that the seconds of a client depend on."""
     problem = {key: value for key, value in table["problem"].items() if key != "clients"}
-    run = {key: table["run"][key] for key in ("device", "dtype", "executor", "threads")}
+    run = {key: table["run"][key] for key in ("device", "dtype", "group", "threads")}
     return json.loads(
         json.dumps(
             {"algorithm": table["algorithm"], "problem": problem, "oracle": table["oracle"], "run": run}

@@ -31,7 +31,7 @@ def client_costs(
     """Nanoseconds that each client takes to draw a sample and evaluate the oracle there at the starting
     point, ``[N]``.
 
-    Every rank measures an equal number of clients, stepped one by one as the executor ``loop`` does, and
+    Every rank measures an equal number of clients, stepped one by one as in groups of one, and
     keeps no data of them. Comparable where the ranks are equally fast. Collective; the same result on all
     ranks.
 

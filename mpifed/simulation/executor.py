@@ -1,11 +1,13 @@
-"""Executors: how a rank steps the members of the cohort that it hosts. Both run the same method text.
+"""The executor: how a rank steps the members of the cohort that it hosts, in groups, by one method text.
 
-``loop``: one client after another, C = 1 each. The reference for every other.
+Groups of one are the *loop*: one client after another, C = 1 each. Groups of two and more step clients
+*together*, the problem's functions mapped over the client axis.
 
-``batched``: all members at once, the loss mapped over the client axis. Where bits must not depend on the
-layout (``exact``), a lone client is stepped beside a copy of itself: kernels for a batch of one differ from
-those for two or more, and those for two or more give every client the same bits whatever the size of the
-batch.
+Kernels for one client give other bits than those for several, and those for several give every client the
+same bits however many they are. So where clients go together, one that is left over is stepped beside a copy
+of itself, whatever the reduction: a client's bits do not depend on the size of the groups, on who else is in
+its group or on which rank it is. Members are cut into equal groups, which leaves one over only where a rank
+has one alone, or an odd number in groups of two.
 
 Where a method breaks its contract, only running shows some of it. The first run of a stage looks for messages
 that are not filled, rounds 0 and 1 for client functions that write to ``shared``.
@@ -13,6 +15,7 @@ that are not filled, rounds 0 and 1 for client functions that write to ``shared`
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +30,19 @@ from mpifed.core.records import Layout, Observed, State
 from mpifed.core.sampling import Sampler
 from mpifed.parallel.placement import Cohort
 
-__all__ = ["EXECUTORS", "Batched", "Loop", "Observer", "Stage"]
+__all__ = ["Executor", "Observer", "Stage", "capacity"]
+
+
+def capacity(group: int | str, members: int) -> int:
+    """Rows that a rank with at most ``members`` of a cohort needs for a group: one that goes together with
+    others has room for a copy.
+
+    Args:
+        group: 1, a number, "all".
+    """
+    if group == 1:
+        return 1
+    return max(2, members if group == "all" else min(int(group), members))
 
 
 @dataclass
@@ -64,28 +79,24 @@ class Observer:
         """``stage.mean`` holds the average; the server function comes next."""
 
 
-class Loop:
-    """Steps clients one after another.
+class Executor:
+    """Steps the members of a cohort.
 
     Args:
         sampler: the samples of this rank's clients.
         clients: the ``client`` record of this rank, one row a client ``[C, size]``.
         between: the layout of its fields that live within a round.
-        exact: results must not depend on how many clients the rank hosts (nothing to do here).
+        capacity: the most clients that are stepped at a time, copies among them; 1 is the loop.
 
     Attributes:
         calls: oracle calls of each member on this rank in the last phase, ``[members]``.
-        capacity: the most clients that are stepped at a time.
     """
 
-    batched = False
-
-    def __init__(self, problem: Problem, sampler: Sampler, clients: State, between: Layout, exact: bool):
-        self.sampler, self.clients, self.exact = sampler, clients, exact
-        self.oracle = ORACLES[problem.family](problem, sampler, self.batched)
-        self._rows = [clients.rows(c, c + 1) for c in range(len(clients.buffer))]
-        self._layout = between
-        self.calls, self.capacity = np.zeros(0, dtype=np.int64), 1
+    def __init__(self, problem: Problem, sampler: Sampler, clients: State, between: Layout, capacity: int):
+        self.sampler, self.clients, self.capacity = sampler, clients, capacity
+        self.oracle = ORACLES[problem.family](problem, sampler, batched=capacity > 1)
+        self._layout, self._views = between, {}
+        self.calls = np.zeros(0, dtype=np.int64)
 
     def begin(self, r: int) -> None:
         """Begin round ``r``."""
@@ -96,22 +107,24 @@ class Loop:
         """Begin a phase: the members on this rank in the groups in which they are stepped, parts of
         ``cohort.local``.
         """
-        count = len(cohort.local)
+        count, members = len(cohort.local), cohort.local
+        groups = self._groups = _cut(count, self.capacity)
+        if self.capacity > 1 and groups and groups[-1].start == count - 1:
+            members = np.append(members, members[-1])  # the last one's copy
         if stage.cohort != self._cohort:  # with all clients, a fresh cohort is they again
             self._cohort = stage.cohort
-            self._between = State(self._layout, self.clients.buffer.new_zeros(count, self._layout.size))
-        self._dealt = self.sampler.numbers.copy(), self.sampler.normals.copy()
+            self._between = State(
+                self._layout, self.clients.buffer.new_zeros(len(members), self._layout.size)
+            )
+        self.sampler.turn_to(members)
+        self._dealt = self.sampler.numbers[members], self.sampler.normals[members]
         self.calls = np.zeros(count, dtype=np.int64)
-        return self._cut(count)
+        return groups
 
-    def _cut(self, count: int) -> list[slice]:
-        return [slice(row, row + 1) for row in range(count)]
-
-    def run(self, stage: Stage, now: Now, cohort: Cohort, members: slice, shared: Observed) -> None:
+    def run(self, stage: Stage, now: Now, members: slice, shared: Observed) -> None:
         """Run the client function for a group and fill the first rows of the messages."""
-        stage.messages.buffer[: members.stop - members.start].zero_()
         before = shared.buffer.clone() if now.round < 2 else None
-        self._step(stage, now, cohort.local, members, shared)
+        self._step(stage, now, members, shared)
         if before is not None and not torch.equal(before, shared.buffer):
             names = shared.layout.field_at(int((before != shared.buffer).nonzero()[0]))
             raise ContractError(
@@ -119,23 +132,42 @@ class Loop:
                 "never writes to it, not in place either (x = shared.x; x -= ... does; x = x - ... does not)"
             )
 
-    def _step(self, stage: Stage, now: Now, local: np.ndarray, members: slice, shared: Observed) -> None:
-        self.sampler.turn_to(local)
-        client = self._rows[local[members.start]]
-        if self._layout.size:
-            client = client.beside(self._between.rows(members.start, members.stop))
-        self.oracle.at(members)
-        self._call(stage, now, shared, client, stage.messages)
-        self.calls[members] = self.oracle.calls
+    def _step(self, stage: Stage, now: Now, members: slice, shared: Observed) -> None:
+        rows = self._with_copy(members)
+        places = self.sampler.members[rows]
+        self.oracle.at(rows)
+        first, count = int(places[0]), len(places)
+        neighbours = int(places[-1]) - first == count - 1
+        clients = self._view(first, count) if neighbours else self._copied(places)
+        record = clients.beside(self._between.rows(rows.start, rows.stop)) if self._layout.size else clients
+        messages = stage.messages
+        if len(messages.buffer) != count:
+            messages = messages.rows(0, count)
+        messages.buffer.zero_()
+        self._call(stage, now, shared, record, messages)
+        if not neighbours:
+            self.clients.buffer[places] = clients.buffer
+        self.calls[members] = self.oracle.calls[: members.stop - members.start]
 
-    def again(
-        self, stage: Stage, now: Now, cohort: Cohort, shared: Observed, row: int, watching, noting
-    ) -> tuple:
+    def _with_copy(self, members: slice) -> slice:
+        """The sampler's members that are stepped for a group: itself, or the last one and its copy."""
+        return slice(members.start, max(members.stop, members.start + min(self.capacity, 2)))
+
+    def _view(self, first: int, count: int) -> State:
+        """The records of neighbours, as views."""
+        if (first, count) not in self._views:
+            self._views[first, count] = self.clients.rows(first, first + count)
+        return self._views[first, count]
+
+    def _copied(self, places: np.ndarray) -> State:
+        return State(self.clients.layout, self.clients.buffer[places])
+
+    def again(self, stage: Stage, now: Now, shared: Observed, row: int, watching, noting) -> tuple:
         """Repeat the phase that has just run for one member, and for those that are stepped together with it,
         to see more of it.
 
         Args:
-            row: the member, as a row of the messages.
+            row: the member's place in the cohort on this rank.
             watching: makes of the oracle, and of the member's row in what it returns, what the client
                 function gets in its place.
             noting: makes of a copy of the members' record, as the phase has left it, what the client function
@@ -144,21 +176,17 @@ class Loop:
         Returns:
             The member's message ``[size]``, and what ``watching`` and ``noting`` made.
         """
-        rows = self._beside(row, len(cohort.local))
-        members, place = cohort.local[rows], rows.index(row)
-        client = State(self.clients.layout, self.clients.buffer[members])
-        between = State(self._layout, self._between.buffer[rows])
-        self.sampler.numbers[:], self.sampler.normals[:] = self._dealt
-        self.sampler.turn_to(members)
-        self.oracle.at(slice(0, len(rows)))
-        message = State(stage.messages.layout, client.buffer.new_zeros(len(rows), stage.messages.layout.size))
+        rows = self._with_copy(next(group for group in self._groups if group.start <= row < group.stop))
+        members, place = self.sampler.members, row - rows.start
+        client = self._copied(members[rows])
+        between = State(self._layout, self._between.buffer[rows].clone())
+        self.sampler.numbers[members], self.sampler.normals[members] = self._dealt
+        self.oracle.at(rows)
+        layout = stage.messages.layout
+        message = State(layout, client.buffer.new_zeros(len(client.buffer), layout.size))
         watch, record = watching(self.oracle, place), noting(client.beside(between))
         stage.phase.client(now, shared, record, message, watch)
         return message.buffer[place], watch, record
-
-    def _beside(self, row: int, count: int) -> list[int]:
-        """The rows of ``count`` messages that are stepped together with ``row``."""
-        return [row]
 
     def _call(self, stage: Stage, now: Now, shared: Observed, client: State, message: State) -> None:
         """The method's client function, with where it was when it failed."""
@@ -176,45 +204,8 @@ class Loop:
             stage.filled = True
 
 
-class Batched(Loop):
-    """Steps all members at once."""
-
-    batched = True
-
-    def __init__(self, problem: Problem, sampler: Sampler, clients: State, between: Layout, exact: bool):
-        super().__init__(problem, sampler, clients, between, exact)
-        sizes, self.capacity = sampler.sizes, max(len(clients.buffer), 1)
-        if not sampler.batch_size and len(set(sizes.tolist())) > 1:
-            raise ValueError(
-                "full batches of clients stepped together need clients of one size, got "
-                f'{sizes.min()} to {sizes.max()} rows: set [oracle] batch_size, or [run] executor = "loop"'
-            )
-
-    def _beside(self, row: int, count: int) -> list[int]:
-        return [row, row] if self.exact and count == 1 else list(range(count))
-
-    def _cut(self, count: int) -> list[slice]:
-        return [slice(0, count)] if count else []
-
-    def _step(self, stage: Stage, now: Now, local: np.ndarray, members: slice, shared: Observed) -> None:
-        count = len(local)
-        pad = self.exact and count == 1
-        padded = np.repeat(local, 2) if pad else local
-        self.sampler.turn_to(padded)
-        self.oracle.at(slice(0, len(padded)))
-        whole = not pad and count == len(self.clients.buffer)
-        clients = self.clients if whole else State(self.clients.layout, self.clients.buffer[padded])
-        between, rows = self._between, stage.messages.rows(0, count)
-        if pad:
-            between = State(self._layout, self._between.buffer.repeat(2, 1))
-            rows = State(rows.layout, rows.buffer.new_zeros(2, rows.layout.size))
-        self._call(stage, now, shared, clients.beside(between) if self._layout.size else clients, rows)
-        self.calls += self.oracle.calls[:count]
-        if pad:
-            stage.messages.buffer[0] = rows.buffer[0]
-            self._between.buffer[0] = between.buffer[0]
-        if not whole:
-            self.clients.buffer[local] = clients.buffer[:count]
-
-
-EXECUTORS = {"loop": Loop, "batched": Batched}
+def _cut(count: int, size: int) -> list[slice]:
+    """``count`` members in the fewest groups of at most ``size``, which differ by one, the larger first."""
+    parts = -(-count // size)
+    edges = [-(-part * count // parts) for part in range(parts + 1)] if parts else []
+    return [slice(*edge) for edge in itertools.pairwise(edges)]

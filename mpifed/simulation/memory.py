@@ -22,6 +22,7 @@ from mpifed.core.records import Record
 from mpifed.core.streams import BYTES_A_DRAW
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.allocation import layout_of
+from mpifed.simulation.executor import capacity
 
 __all__ = ["expect_constants", "expect_room", "host_memory", "needs"]
 
@@ -76,15 +77,16 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
         return layout_of(record, method, problem).size
 
     messages = [size(phase.message) for phase in (*method.phases, *method.start)]
-    rows = clients if clients > 1 or config.run.reduction == "exact" else 0  # a lone row is the average
+    group = capacity(1 if config.run.group == "auto" else config.run.group, members)
+    lone = group == clients == 1 and config.run.reduction == "fused"  # whose row is the average
     steps = max(1, local_steps(method))
     noise = width * BYTES_A_DRAW if config.oracle.noise else 0
     return {
         "the clients' records": item * (size(Record(**lasting)) * clients + size(between) * members),
-        "messages": item * sum(messages) * (rows + 1),
+        "messages": item * sum(messages) * (1 if lone else group + 1),
         # A copy in the first rounds shows whether clients write to it.
         "shared records": item * (2 * size(method.shared) + size(Record(**moments)) + width),
-        "points and gradients": item * 2 * width * (members if config.run.executor == "batched" else 1),
+        "points and gradients": item * 2 * width * group,
         "samples": members * steps * (noise + _ROW * config.oracle.batch_size),
     }
 

@@ -15,8 +15,7 @@ import torch
 from mpifed.core.algorithm import Now
 from mpifed.core.finite import all_finite, first_bad
 from mpifed.core.records import Observed, State
-from mpifed.parallel.placement import Cohort
-from mpifed.simulation.executor import Loop, Stage
+from mpifed.simulation.executor import Executor, Stage
 from mpifed.simulation.finite import GROWN, SMALLER, Bad
 
 __all__ = ["origin"]
@@ -124,11 +123,11 @@ class _Watch:
         return self.found or f"all evaluations of the client are finite, {self._grown(_METHOD)}"
 
 
-def origin(executor: Loop, stage: Stage, now: Now, cohort: Cohort, shared: Observed, bad: Bad) -> str:
+def origin(executor: Executor, stage: Stage, now: Now, shared: Observed, bad: Bad) -> str:
     """Where a client's value that is not finite began, "" where a replay cannot tell."""
     watching = partial(_Watch, shared)
     try:
-        message, watch, record = executor.again(stage, now, cohort, shared, bad.row, watching, _Record)
+        message, watch, record = executor.again(stage, now, shared, bad.row, watching, _Record)
     except Exception:  # what fails now has not failed before: this is no replay
         return ""
     same = (message == bad.message) | ~(torch.isfinite(message) | torch.isfinite(bad.message))

@@ -23,9 +23,10 @@ from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import Transport
 from mpifed.simulation.allocation import Allocation
 from mpifed.simulation.coordinator import Coordinator
-from mpifed.simulation.executor import EXECUTORS, Observer, Stage
+from mpifed.simulation.executor import Executor, Observer, Stage, capacity
 from mpifed.simulation.federated_clock import FederatedClock
 from mpifed.simulation.finite import Bad, check_mean, check_shared, first_bad
+from mpifed.simulation.grouping import Group, choose_group
 from mpifed.simulation.replay import origin
 from mpifed.simulation.traffic import Costs, Traffic
 
@@ -38,8 +39,10 @@ class Rounds:
     Args:
         problem: prepared, of the method's family.
         observers: are told of every stage.
+        group: clients stepped at a time as a run that continues has chosen it; ``None`` to choose.
 
     Attributes:
+        choice: how many clients are stepped at a time.
         coordinator: decides who takes part and makes the matrices.
         executor: steps the clients.
         traffic, clock: what travels, and how long federated clients would take.
@@ -54,6 +57,7 @@ class Rounds:
         memory: Allocation,
         transport: Transport,
         observers: Sequence[Observer],
+        group: Group | None,
     ):
         self.config, self.problem, self.memory = config, problem, memory
         self.transport, self.observers = transport, observers
@@ -74,9 +78,10 @@ class Rounds:
         # A rank alone reads the data of its clients.
         with together(transport.comm, ValueError, OSError), blaming(type(problem).__name__):
             sampler = self._sampler()
-        self.executor = EXECUTORS[config.run.executor](
-            problem, sampler, memory.clients, memory.between, config.run.reduction == "exact"
-        )
+        self.choice = choose_group(config, problem, sampler, placement, transport.comm, group)
+        members = min(len(self.mine), config.participation.cohort or problem.clients)
+        size = capacity(self.choice.group, members)
+        self.executor = Executor(problem, sampler, memory.clients, memory.between, size)
         self._average = self._stage(Phase(_nothing, memory.own)) if memory.own.fields else None
         self._stages = self._stages_of(config.algorithm.phases)
         self._start = self._stages_of(config.algorithm.start)
@@ -158,9 +163,7 @@ class Rounds:
         bad = self._step_clients(stage, now, cohort)
         reads, _ = shared.take_notes()
         controls = stage.reduction.finish(control)
-        check_mean(
-            self.transport.comm, r, stage, bad, partial(origin, self.executor, stage, now, cohort, shared)
-        )
+        check_mean(self.transport.comm, r, stage, bad, partial(origin, self.executor, stage, now, shared))
         for observer in self.observers:
             observer.after_mean(stage, cohort)
         made = self.coordinator.refresh(r, stage.mean, stage.refreshed)
@@ -187,7 +190,7 @@ class Rounds:
         for members in self.executor.groups(stage, cohort):
             for observer in self.observers:
                 observer.before_clients(stage, cohort, members)
-            self.executor.run(stage, now, cohort, members, self.memory.shared)
+            self.executor.run(stage, now, members, self.memory.shared)
             for observer in self.observers:
                 observer.after_clients(stage, cohort, members)
             bad = bad or first_bad(stage, cohort, members, self.mine)

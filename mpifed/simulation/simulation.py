@@ -25,6 +25,7 @@ from mpifed.simulation.allocation import Allocation
 from mpifed.simulation.evaluation import Evaluator
 from mpifed.simulation.executor import Observer
 from mpifed.simulation.finite import NonFiniteError
+from mpifed.simulation.grouping import Group
 from mpifed.simulation.preparation import default_dtype, place, prepare
 from mpifed.simulation.rounds import Rounds
 
@@ -35,7 +36,8 @@ class Simulation:
     """The state of a run on this rank.
 
     Args:
-        costs: each client's nanoseconds ``[N]``, as a run that continues has measured them.
+        costs: each client's nanoseconds ``[N]``, and
+        group: how many clients are stepped at a time, as a run that continues has found them.
         observers: are told of every stage.
 
     Attributes:
@@ -48,7 +50,12 @@ class Simulation:
     """
 
     def __init__(
-        self, config: Config, comm: SerialComm, costs: Sequence[int] = (), observers: Sequence[Observer] = ()
+        self,
+        config: Config,
+        comm: SerialComm,
+        costs: Sequence[int] = (),
+        observers: Sequence[Observer] = (),
+        group: Group | None = None,
     ):
         self.config, self.comm, self.round = config, comm, 0
         self.dtype = getattr(torch, config.run.dtype)
@@ -63,7 +70,10 @@ class Simulation:
         memory = Allocation(config.algorithm, self.problem, clients, self.dtype, self.device)
         self.blocks, self.output = memory.blocks, memory.output
         self.shared, self.clients = memory.shared, memory.clients
-        self.rounds = Rounds(config, self.problem, self.placement, memory, self.transport, observers)
+        with default_dtype(self.dtype):
+            self.rounds = Rounds(
+                config, self.problem, self.placement, memory, self.transport, observers, group
+            )
 
     @torch.no_grad()
     def start(self) -> None:

@@ -197,6 +197,7 @@ class Recorder:
             "threads": torch.get_num_threads(),
             "placement": simulation.config.run.placement,
             "clients": simulation.placement.counts,
+            "group": simulation.rounds.choice.group,
             "transport": simulation.transport.name,
         }
         return {

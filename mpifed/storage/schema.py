@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from mpifed.core.settings import explain, near_miss
 from mpifed.storage.format import COSTS
@@ -50,6 +50,7 @@ class _Header(_Table):
     metrics: Annotated[list[str], Field(min_length=1)]
     stopped: str
     end: str = ""
+    group: PositiveInt | Literal["all"] | None = None
     versions: dict[str, str] = {}
     device: str = ""
     machine: dict[str, str] = {}

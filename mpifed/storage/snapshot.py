@@ -44,6 +44,7 @@ class Snapshot:
             "round": simulation.round,
             "config": simulation.config.table(),
             "client_costs": simulation.client_costs.tolist(),
+            "group": simulation.rounds.choice.group,
             "sizes": _sizes(simulation),
             "data": digests(simulation.problem.files),
             "unsent": simulation.rounds.unsent(),

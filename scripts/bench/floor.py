@@ -15,8 +15,8 @@ which trusts the quietest moment of each side. Waiting for slower ranks counts a
 With ``--device cuda`` both sides compute on the GPUs, which ranks share if they must. The floor's message
 then goes through pinned host memory (alone, a rank sends none), and a block ends when the GPU is idle.
 
-``--executors`` compares the executors instead: one rank with 8 clients, blocks of ``loop`` and ``batched`` by
-turns.
+``--groups`` compares sizes of groups instead: one rank with 8 clients, blocks of one after another and of all
+together by turns.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WORKLOADS = {
     "digits-mlp": (dict(name="DeepAUC", dataset="digits", model="mlp"), 300, 2),
     "mnist-lenet": (dict(name="DeepAUC", dataset="mnist", model="lenet5"), 40, 1),
 }
-#: Clients on the one rank on which executors are compared.
+#: Clients on the one rank on which sizes of groups are compared.
 CLIENTS = 8
 
 
@@ -132,7 +132,7 @@ class Floor:
         self.reduce()
 
 
-def simulate(workload: str, method: str, clients: int, executor: str, options):
+def simulate(workload: str, method: str, clients: int, group: int | str, options):
     """A simulation past its first round, which differs from the others, and the size of its minibatches."""
     from mpifed.config.job import Config
     from mpifed.parallel.world import world
@@ -144,7 +144,7 @@ def simulate(workload: str, method: str, clients: int, executor: str, options):
             "algorithm": {"name": method, "q": options.q, **METHODS[method]},
             "problem": {"clients": clients, **WORKLOADS[workload][0]},
             "oracle": {"batch_size": batch_size},
-            "run": {"device": options.device, "dtype": "float32", "executor": executor, "reduction": "fused"},
+            "run": {"device": options.device, "dtype": "float32", "group": group, "reduction": "fused"},
         }
     )
     simulation = Simulation(config, world())
@@ -195,11 +195,11 @@ def summary(first: list[float], second: list[float], names: tuple[str, str]) -> 
 
 
 def against_floor(workload: str, method: str, options) -> dict:
-    """A row: the package with the loop executor against the floor, on all ranks."""
+    """A row: the package with one client at a time against the floor, on all ranks."""
     from mpi4py import MPI
 
     world, (_, rounds, block) = MPI.COMM_WORLD, WORKLOADS[workload]
-    simulation, batch_size = simulate(workload, method, options.clients * world.size, "loop", options)
+    simulation, batch_size = simulate(workload, method, options.clients * world.size, 1, options)
     floor, costs, before = Floor(simulation, batch_size), simulation.rounds.costs, simulation.round
     calls, seconds, communication = costs.oracle_calls, costs.seconds, costs.communication_seconds
     package, bare = paired(
@@ -220,12 +220,12 @@ def against_floor(workload: str, method: str, options) -> dict:
     }
 
 
-def executors(workload: str, method: str, options) -> dict:
-    """A row: ``loop`` against ``batched`` with all clients on one rank."""
-    loop, batched = (simulate(workload, method, CLIENTS, name, options)[0] for name in ("loop", "batched"))
+def groups(workload: str, method: str, options) -> dict:
+    """A row: one client after another against all together, on one rank."""
+    loop, every = (simulate(workload, method, CLIENTS, group, options)[0] for group in (1, "all"))
     rounds = (options.rounds or WORKLOADS[workload][1]) // 4
-    times = paired(loop.step, batched.step, rounds, 1, idle(loop.device))
-    return summary(*times, ("loop", "batched")) | {"clients": CLIENTS}
+    times = paired(loop.step, every.step, rounds, 1, idle(loop.device))
+    return summary(*times, ("loop", "all")) | {"clients": CLIENTS}
 
 
 def work(options) -> None:
@@ -234,7 +234,7 @@ def work(options) -> None:
 
     from mpifed.parallel.comm import CollectiveError
 
-    measure = executors if options.executors else against_floor
+    measure = groups if options.groups else against_floor
     for workload in options.workloads:
         for method in options.methods:
             row = {"workload": workload, "method": method, "ranks": MPI.COMM_WORLD.size}
@@ -271,7 +271,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--q", type=int, default=12, help="local steps a round")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where both sides compute")
     parser.add_argument(
-        "--executors", action="store_true", help=f"loop against batched: {CLIENTS} clients on one rank"
+        "--groups",
+        action="store_true",
+        help=f"one after another against all together: {CLIENTS} clients on one rank",
     )
     parser.add_argument("--json", type=Path, help="file for the rows, the settings and the machine")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -282,14 +284,14 @@ def main() -> None:
     options = parse()
     if options.worker:
         return work(options)
-    sides = ("loop ms", "batched ms") if options.executors else ("package ms", "floor ms")
+    sides = ("loop ms", "all ms") if options.groups else ("package ms", "floor ms")
     print(
         f"{'workload':<12} {'method':<10} {'ranks':>5} {sides[0]:>11} {sides[1]:>11} "
         f"{'ratio':>7}  {'quartiles':<11} "
-        f"{'fastest':>8}{'' if options.executors else ' in comm'}"
+        f"{'fastest':>8}{'' if options.groups else ' in comm'}"
     )
     rows = []
-    for ranks in [1] if options.executors else options.ranks:
+    for ranks in [1] if options.groups else options.ranks:
         for row in launch(ranks, __file__, [*sys.argv[1:], "--worker"]):
             rows.append(row)
             print(show(row), flush=True)

@@ -20,7 +20,7 @@ from mpifed.core.sampling import Sampler
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.reduction import ExactReduction, FusedReduction
 from mpifed.simulation.coordinator import Coordinator
-from mpifed.simulation.executor import Batched, Loop
+from mpifed.simulation.executor import Executor
 from mpifed.simulation.simulation import Simulation
 
 PARTS = {
@@ -30,8 +30,8 @@ PARTS = {
         *((CompositionOracle, name) for name in ("g", "g_and_jacobian", "grad_f")),
     ],
     "drawing and gathering samples": [(Sampler, "begin"), (Sampler, "sample")],
-    "updates of the clients": [(Loop, "run"), (Batched, "run")],
-    "averaging": [(FusedReduction, "__call__"), (ExactReduction, "__call__")],
+    "updates of the clients": [(Executor, "run")],
+    "averaging": [(one, name) for one in (FusedReduction, ExactReduction) for name in ("add", "finish")],
     "adaptive matrices and cohorts": [(Coordinator, "refresh"), (Coordinator, "cohort")],
     "server step, checks, the rest": [(Simulation, "step")],
 }

@@ -73,9 +73,7 @@ NOISES = [Part(scale=SIGMA), OfJacobian(scale=SIGMA), OfOuter(scale=SIGMA)]
 
 def simulate(method, problem, rounds, noise=None):
     """The averaged iterate of every round, ``[rounds, d]``."""
-    config = configuration(
-        method, problem, "unused", rounds=rounds, noise=noise, batch_size=0, executor="batched"
-    )
+    config = configuration(method, problem, "unused", rounds=rounds, noise=noise, batch_size=0, group="all")
     simulation = Simulation(config, SerialComm())
     simulation.start()
     points = []

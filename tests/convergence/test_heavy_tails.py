@@ -64,7 +64,7 @@ class MatrixGame(Minimax):
 
 def distances(method, noise, seed, rounds, **game) -> np.ndarray:
     """‖(X, Y)‖ after every round."""
-    settings = dict(rounds=rounds, seed=seed, noise=noise, batch_size=0, executor="batched")
+    settings = dict(rounds=rounds, seed=seed, noise=noise, batch_size=0, group="all")
     config = configuration(method, MatrixGame(**game), "unused", **settings)
     simulation, found = Simulation(config, SerialComm()), []
     simulation.start()
@@ -135,7 +135,7 @@ STEPS = {"x": 0.005, "y": 0.05}
 def floors(method, clients, rounds):
     """The mean squared coordinate of x and of y after ``rounds`` rounds from 0."""
     problem = Saddle(d=D, clients=clients, s=0.0, t_max=0.0, start="zero")
-    settings = dict(batch_size=0, noise=SIGMA, executor="batched")
+    settings = dict(batch_size=0, noise=SIGMA, group="all")
     simulation = Simulation(configuration(method, problem, "unused", rounds=rounds, **settings), SerialComm())
     simulation.start()
     for _ in range(rounds):

@@ -34,7 +34,7 @@ def path(method, problem, out, rounds=100, **settings) -> np.ndarray:
     settings = {
         "batch_size": 0,
         "noise": None,
-        "executor": "batched",
+        "group": "all",
         "eval_every": 10**6,
         "watchdog": 0,
     } | settings

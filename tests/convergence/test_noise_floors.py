@@ -27,7 +27,7 @@ def path(method, problem, out, rounds, **settings):
     settings = {
         "batch_size": 0,
         "noise": None,
-        "executor": "batched",
+        "group": "all",
         "eval_every": 10**6,
         "watchdog": 0,
     } | settings

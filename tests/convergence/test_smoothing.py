@@ -54,7 +54,7 @@ class Nonconvex(Minimax):
 
 def norms(method, kappa, limit):
     """‖x‖ = 2 ‖∇Φ(x)‖ at the start and after every round."""
-    settings = dict(rounds=limit, batch_size=0, noise=0, executor="batched")
+    settings = dict(rounds=limit, batch_size=0, noise=0, group="all")
     config = configuration(method, Nonconvex(float(kappa)), "unused", **settings)
     simulation = Simulation(config, SerialComm())
     simulation.start()
@@ -143,7 +143,7 @@ def moments(clients, rounds, h, eta, eta_g, p, beta):
 @pytest.mark.parametrize("p, beta", [(0.0, 0.5), (20.0, 0.2)])
 def test_the_noise_falls_with_the_number_of_clients(clients, p, beta):
     problem, rounds = Saddle(d=D, clients=clients, s=0.0, t_max=0.0, start="zero"), 25
-    settings = dict(rounds=rounds, batch_size=0, noise=SIGMA, executor="batched")
+    settings = dict(rounds=rounds, batch_size=0, noise=SIGMA, group="all")
     config = configuration(FESSGDA(**RATES, p=p, beta=beta), problem, "unused", **settings)
     simulation = Simulation(config, SerialComm())
     simulation.start()

@@ -65,7 +65,7 @@ class Affine(Operator):
 def simulate(method, problem, rounds, *, seed=1, sigma=0.0, **settings):
     """The simulation after every round; E‖noise‖² = σ²."""
     size = sum(problem.variables().sizes.values())
-    settings = {"batch_size": 0, "executor": "batched", **settings}
+    settings = {"batch_size": 0, "group": "all", **settings}
     noise = sigma / size**0.5
     config = configuration(method, problem, "unused", rounds=rounds, seed=seed, noise=noise, **settings)
     simulation = Simulation(config, SerialComm())

@@ -33,7 +33,7 @@ MOMENTA = [
     (0.0, 0.0, 0.0),
     ({"name": "squared", "c": 0.4}, 0.2, POWER | {"scale": 0.5}),
 ]
-EXECUTORS = ["loop", "batched"]
+GROUPS = [1, "all"]
 
 
 def mfcgd(momenta=(0.3, 0.6, 0.45), cls=MFCGD, **settings):
@@ -75,11 +75,11 @@ def comfedl(problem, *, noise=NOISE, rounds=4, batch_size=2, q=Q, gamma=GAMMA, e
     return np.array(points)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("q", [1, 3])
 @pytest.mark.parametrize("eta, rate", [(ETA, lambda t: ETA), (POWER, lambda t: 1.5 / (2 + t) ** (1 / 3))])
-def test_c1_full_weights_make_comfedl(q, eta, rate, executor):
-    left = path(mfcgd((1.0, 1.0, 1.0), eta=eta, q=q), Chain(), executor=executor)
+def test_c1_full_weights_make_comfedl(q, eta, rate, group):
+    left = path(mfcgd((1.0, 1.0, 1.0), eta=eta, q=q), Chain(), group=group)
     assert distance(left, comfedl(Chain(), q=q, eta=rate)) < ROUNDING
 
 
@@ -98,14 +98,12 @@ def test_c2_without_noise_every_weight_makes_comfedl(momenta, q):
 
 @pytest.mark.parametrize("first", ["rule", "identity", "rho"])
 @pytest.mark.parametrize("q", [1, 3])
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_identity_matrices_make_mfcgd(executor, q, first):
+@pytest.mark.parametrize("group", GROUPS)
+def test_identity_matrices_make_mfcgd(group, q, first):
     options = dict(q=q, eta=POWER, C_g=0.8, C_f=0.5)
-    left = path(
-        mfcgd(cls=AdaMFCGD, matrix="identity", first_matrix=first, **options), Chain(), executor=executor
-    )
+    left = path(mfcgd(cls=AdaMFCGD, matrix="identity", first_matrix=first, **options), Chain(), group=group)
     assert np.array_equal(
-        left, path(mfcgd(**options), Chain(), executor=executor)
+        left, path(mfcgd(**options), Chain(), group=group)
     )  # a division by 1 changes no bit
 
 
@@ -176,11 +174,11 @@ class PlainMinimisation(Minimisation):
         return self.plain.outer(x["x"], batch)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("momenta", MOMENTA)
-def test_with_the_identity_inside_it_is_fedavg(momenta, executor):
+def test_with_the_identity_inside_it_is_fedavg(momenta, group):
     """Local-SGDA without y, and the plain loop; without noise, for their samples have other addresses."""
-    problem, settings = Plain(), dict(noise=None, batch_size=0, executor=executor)
+    problem, settings = Plain(), dict(noise=None, batch_size=0, group=group)
     left = path(mfcgd(momenta), problem, **settings)
     local = LocalSGDA(q=Q, eta_x=GAMMA * ETA, eta_y=0.0)
     assert distance(left, path(local, PlainMinimisation(Plain()), **settings)) < ROUNDING

@@ -138,11 +138,11 @@ def name_of(promise) -> str:
     return "-".join([promise.method, *extra, promise.clients])
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("group", [1, "all"])
 @pytest.mark.parametrize("sets", SETS.values(), ids=SETS)
 @pytest.mark.parametrize("promise", PROMISES, ids=name_of)
-def test_points_stay_in_the_sets(tmp_path, promise, sets, executor):
-    seen, free = (play(promise, sets, tmp_path, bound, executor=executor) for bound in (True, False))
+def test_points_stay_in_the_sets(tmp_path, promise, sets, group):
+    seen, free = (play(promise, sets, tmp_path, bound, group=group) for bound in (True, False))
     for block, own in zip("xy", sets):
         for kind in Seen._fields:
             kept = promise.clients if kind == "clients" else promise.server

@@ -174,16 +174,16 @@ def test_a20_one_column_matrices_make_fedmuon_normalise(tmp_path, first_round, o
         assert gap < ROUNDING if joined else gap > VISIBLE
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("group", [1, "all"])
 @pytest.mark.parametrize("tall", [True, False])
-def test_fedmuon_steps_along_polar_factors(tmp_path, tall, executor):
+def test_fedmuon_steps_along_polar_factors(tmp_path, tall, group):
     """Matrices with two singular values, against scipy's polar decomposition. The singular values here exceed
     0.01, for which 30 cubic iterations, each times 1.5 at first, are enough; those of Jordan's iteration end
     in [0.6, 1.3]."""
 
     def steps(**options):
         Watched = watched(FedMuonDA)
-        list(rounds_of(Watched(**RATES, **options), Matrices(tall=tall), tmp_path, executor=executor))
+        list(rounds_of(Watched(**RATES, **options), Matrices(tall=tall), tmp_path, group=group))
         for u, step in zip(Watched.momenta, Watched.taken):
             for row_u, row in zip(u.numpy(), step.numpy()):
                 if len(row) == 8:

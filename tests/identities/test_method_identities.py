@@ -50,10 +50,10 @@ def local_sgda(q=3, eta=ETA):
 
 
 @pytest.mark.parametrize("first", ["rule", "identity", "rho"])
-@pytest.mark.parametrize("sync, executor", list(itertools.product(SYNC, ["loop", "batched"])))
-def test_identity_matrices_make_fgda(tmp_path, sync, executor, first):
+@pytest.mark.parametrize("sync, group", list(itertools.product(SYNC, [1, "all"])))
+def test_identity_matrices_make_fgda(tmp_path, sync, group, first):
     rates = dict(q=3, gamma=GAMMA, lam=LAM, eta=POWER, sync_estimator=sync)
-    settings = dict(batch_size=2, noise=Gaussian(scale=0.3), executor=executor)
+    settings = dict(batch_size=2, noise=Gaussian(scale=0.3), group=group)
     methods = AdaFGDA(matrix="identity", first_matrix=first, **rates), FGDA(**rates)
     left, right = (path(method, Game(ball=BINDING), tmp_path, **settings) for method in methods)
     assert np.array_equal(left, right)  # the same operations: a division by 1 changes no bit

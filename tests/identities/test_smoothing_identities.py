@@ -159,11 +159,9 @@ def test_d2_d3_duplicated_and_permuted_clients(tmp_path, method):
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-@pytest.mark.parametrize(
-    "executor, reduction", list(itertools.product(["loop", "batched"], ["fused", "exact"]))
-)
-def test_d8_a_cohort_of_everybody_is_full_participation(tmp_path, executor, reduction, weights):
-    settings = SAMPLED | dict(weights=weights, executor=executor, reduction=reduction)
+@pytest.mark.parametrize("group, reduction", list(itertools.product([1, "all"], ["fused", "exact"])))
+def test_d8_a_cohort_of_everybody_is_full_participation(tmp_path, group, reduction, weights):
+    settings = SAMPLED | dict(weights=weights, group=group, reduction=reduction)
     method = FESSGDA(**RATES, p=2.0, beta=0.3)
     full, everybody, fewer = (
         path(method, Game(clients=5), tmp_path, cohort=c, **settings) for c in (None, 5, 4)

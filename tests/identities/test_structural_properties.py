@@ -176,16 +176,16 @@ def test_d6_the_printed_line_numbers_see_the_period(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "executor, reduction, weights",
+    "group, reduction, weights",
     [
-        ("loop", "fused", "uniform"),
-        ("batched", "fused", "samples"),
-        ("loop", "exact", "samples"),
-        ("batched", "exact", "uniform"),
+        (1, "fused", "uniform"),
+        ("all", "fused", "samples"),
+        (1, "exact", "samples"),
+        ("all", "exact", "uniform"),
     ],
 )
-def test_d8_a_cohort_of_everybody_is_full_participation(tmp_path, executor, reduction, weights):
-    settings = dict(batch_size=2, noise=NOISE, weights=weights, executor=executor, reduction=reduction)
+def test_d8_a_cohort_of_everybody_is_full_participation(tmp_path, group, reduction, weights):
+    settings = dict(batch_size=2, noise=NOISE, weights=weights, group=group, reduction=reduction)
     for method in (LocalSGDA(q=3, eta_x=0.05, eta_y=0.04), FGDA(**RATES)):
         paths = [path(method, Game(clients=5), tmp_path, cohort=cohort, **settings) for cohort in (None, 5)]
         assert np.array_equal(*paths)

@@ -29,7 +29,7 @@ from mpifed.problems import Saddle
 from mpifed.simulation.simulation import Simulation
 
 SEED, NOISE, ETA = 1, Gaussian(scale=0.3), 0.05
-EXECUTORS = ["loop", "batched"]
+GROUPS = [1, "all"]
 
 
 def methods(K=3, delta=0.2):
@@ -78,23 +78,23 @@ def extra_sgd(operator, clients, z, steps, eta):
     return np.array(points), np.cumsum(extrapolated, axis=0) / np.arange(1, steps + 1)[:, None]
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("sync", [True, False])
-def test_b1_one_local_step_of_lesgd_is_minibatch_extra_sgd(sync, executor):
+def test_b1_one_local_step_of_lesgd_is_minibatch_extra_sgd(sync, group):
     """B1 for the printed method; B1b: with z averaged alone a client's second call is at its own point."""
     problem = Field(clients=4)
-    left = simulate(LESGD(K=1, eta=ETA, sync_extrapolation=sync), problem, rounds=6, executor=executor)
+    left = simulate(LESGD(K=1, eta=ETA, sync_extrapolation=sync), problem, rounds=6, group=group)
     operator = reference_operator(problem, SEED, 1, 2, 2, NOISE)
     difference = gap(left, extra_sgd(operator, 4, problem.initial(generator(SEED, "initial"))["z"], 6, ETA))
     assert difference < ROUNDING if sync else difference > VISIBLE
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
-def test_b2_lippax_without_inner_steps_has_the_iterates_of_lsgd(executor):
+@pytest.mark.parametrize("group", GROUPS)
+def test_b2_lippax_without_inner_steps_has_the_iterates_of_lsgd(group):
     """The output of LIPPAX averages z_0 .. z_(T-1), that of LSGD z_1 .. z_T."""
     problem, K = Field(), 3
-    points, outputs = simulate(LIPPAX(K=K, eta=ETA, H=0), problem, executor=executor)
-    other, shifted = simulate(LSGD(K=K, eta=ETA), problem, executor=executor)
+    points, outputs = simulate(LIPPAX(K=K, eta=ETA, H=0), problem, group=group)
+    other, shifted = simulate(LSGD(K=K, eta=ETA), problem, group=group)
     assert np.array_equal(points, other)  # the same operations on the same samples
     steps = K * np.arange(1, len(points) + 1)[:, None]
     start = problem.initial(generator(SEED, "initial"))["z"].numpy()
@@ -151,10 +151,10 @@ class NoiseOfX(Gaussian):
         return noise
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("ball", [None, BINDING])
-def test_b10_lsgd_on_a_game_is_local_sgda_with_one_rate(ball, executor):
-    settings = dict(executor=executor, noise=NoiseOfX(scale=0.3))
+def test_b10_lsgd_on_a_game_is_local_sgda_with_one_rate(ball, group):
+    settings = dict(group=group, noise=NoiseOfX(scale=0.3))
 
     def local_sgda(eta_x, eta_y):
         method, game = LocalSGDA(q=3, eta_x=eta_x, eta_y=eta_y), Game(ball=ball)
@@ -205,7 +205,7 @@ def test_d9_lippax_with_many_inner_steps_is_the_exact_proximal_point_method(spre
     # An inner step leaves at most (1 - 1 / (ηL + 1)²)^(1/2) of the error; that to the power H is below 1e-16.
     H = int(np.ceil(np.log(1e-16) / np.log(1 - 1 / (eta * L + 1) ** 2) * 2))
     points, outputs = simulate(
-        LIPPAX(K=K, eta=eta, H=H, L=L), problem, noise=None, rounds=rounds, batch_size=0, executor="batched"
+        LIPPAX(K=K, eta=eta, H=H, L=L), problem, noise=None, rounds=rounds, batch_size=0, group="all"
     )
     (A, b), z, path = problem.mean(), problem.initial(generator(SEED, "initial"))["z"], []
     for _ in range(K * rounds):
@@ -306,10 +306,10 @@ class SaddleField(Operator):
         return torch.cat([self.saddle.tau * x - t * y, y + t * x - b], dim=-1)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_game_of_a_minimax_problem_keeps_order_and_signs(name, executor):
-    settings = dict(noise=NoiseOfX(scale=0.3), batch_size=0, executor=executor)
+def test_the_game_of_a_minimax_problem_keeps_order_and_signs(name, group):
+    settings = dict(noise=NoiseOfX(scale=0.3), batch_size=0, group=group)
     saddle = dict(d=DX, clients=3, tau=3.0, t_max=2.0, centred=False)
     left = simulate(methods()[name], Saddle(**saddle), **settings)
     assert gap(left, simulate(methods()[name], SaddleField(Saddle(**saddle)), **settings)) < ROUNDING

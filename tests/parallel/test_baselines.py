@@ -40,7 +40,7 @@ WITHOUT_Y = ("fedavg", "scaffold")
 
 methods = pytest.mark.parametrize("name, settings", METHODS)
 sampling = pytest.mark.parametrize("cohort, weights", SAMPLING, ids=lambda v: str(v))
-executors = pytest.mark.parametrize("executor", ["loop", "batched"])
+groups = pytest.mark.parametrize("group", [1, 2, "all"])
 
 
 def job(name, settings, out, rounds=ROUNDS, ball=None, **changes):
@@ -81,9 +81,9 @@ def iterates(result) -> np.ndarray:
 
 @methods
 @sampling
-@executors
-def test_plain_loops(comm, out, name, settings, cohort, weights, executor):
-    changes = dict(executor=executor, cohort=cohort, weights=weights, reduction="fused")
+@groups
+def test_plain_loops(comm, out, name, settings, cohort, weights, group):
+    changes = dict(group=group, cohort=cohort, weights=weights, reduction="fused")
     path, _ = trace(job(name, settings, out, **changes), comm)
     if comm.rank == 0:
         wanted = expected(name, settings, cohort, weights)
@@ -92,11 +92,11 @@ def test_plain_loops(comm, out, name, settings, cohort, weights, executor):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@executors
-def test_resumption(comm, out, name, executor):
+@groups
+def test_resumption(comm, out, name, group):
     """Resumed after round 2: the same bits, which are those of one process, and the plain loops' path."""
     settings = SETTINGS[name][-1]
-    changes = dict(executor=executor, cohort=3, weights="samples", checkpoint_every=2, keep=9)
+    changes = dict(group=group, cohort=3, weights="samples", checkpoint_every=2, keep=9)
     whole = run(job(name, settings, out, **changes), comm)
     if comm.rank == 0:
         alone, _ = trace(job(name, settings, out, **changes), SerialComm())
@@ -121,18 +121,18 @@ def test_a_binding_set_acts_at_the_server_of_fed_norm_sgda(comm, out):
         assert np.abs(bound - free).max() > 1e-3
 
 
-@executors
-def test_every_client_its_own_y(comm, out, executor):
+@groups
+def test_every_client_its_own_y(comm, out, group):
     """Starts at the problem's point; metrics see the clients' average; the bits are those of one process."""
     settings = SETTINGS["flra"][0]
     start = start_of(Game(clients=CLIENTS), SEED)
-    still = run(job("flra", settings | {"eta_y": 0.0}, f"{out}/still", executor=executor), comm)
+    still = run(job("flra", settings | {"eta_y": 0.0}, f"{out}/still", group=group), comm)
     # An average of five equal numbers may differ from them in the last bit.
     np.testing.assert_allclose(still.point["y"], start[1], rtol=1e-15)
-    result = run(job("flra", settings, f"{out}/all", cohort=2, executor=executor), comm)
+    result = run(job("flra", settings, f"{out}/all", cohort=2, group=group), comm)
     if comm.rank == 0:
         last = expected("flra", settings, 2, "uniform")[-1]
         assert result.metrics["norm"] == pytest.approx(np.linalg.norm(last), rel=1e-10)
-        alone = run(job("flra", settings, f"{out}/alone", cohort=2, executor=executor), SerialComm())
+        alone = run(job("flra", settings, f"{out}/alone", cohort=2, group=group), SerialComm())
         for block in "xy":
             np.testing.assert_array_equal(alone.point[block], result.point[block])

@@ -32,37 +32,37 @@ def bits(result) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def ran(comm, tmp_path_factory):
-    """``ran(names, executor)``: folder and output point of a run on all ranks, which is made once."""
+    """``ran(names, group)``: folder and output point of a run on all ranks, which is made once."""
 
     @functools.cache
-    def once(names, executor):
+    def once(names, group):
         folder = share(comm, str(tmp_path_factory.mktemp("run")))
-        settings = dict(executor=executor, checkpoint_every=1, keep=9)
+        settings = dict(group=group, checkpoint_every=1, keep=9)
         return folder, bits(run(job(method(names[0]), problem(names[1]), folder, **settings), comm))
 
     return once
 
 
-EXECUTORS = pytest.mark.parametrize("executor", ["loop", "batched"])
+GROUPS = pytest.mark.parametrize("group", [1, 2], ids=["loop", "pairs"])
 
 
-@EXECUTORS
+@GROUPS
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
-def test_finite(ran, names, executor):
-    assert np.isfinite(ran(names, executor)[1]).all()
+def test_finite(ran, names, group):
+    assert np.isfinite(ran(names, group)[1]).all()
 
 
-@EXECUTORS
+@GROUPS
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
-def test_layout_and_resumption(comm, ran, names, executor):
+def test_layout_and_resumption(comm, ran, names, group):
     """The same bits on all ranks as in one process; the same bits when resumed after the first round.
 
     The ranks share the pairs, and none waits for another.
     """
-    out, found = ran(names, executor)
+    out, found = ran(names, group)
     if PAIRS.index(names) % comm.size != comm.rank:
         return
-    alone = run(job(method(names[0]), problem(names[1]), f"{out}/alone", executor=executor), SerialComm())
+    alone = run(job(method(names[0]), problem(names[1]), f"{out}/alone", group=group), SerialComm())
     np.testing.assert_array_equal(found, bits(alone))
     Path(out, "part").mkdir()
     shutil.copy(f"{out}/checkpoint-00000001.h5", f"{out}/part")

@@ -165,11 +165,11 @@ def test_the_probe_is_no_rank(comm):
 
 @gpu
 @pytest.mark.parametrize("reduction", ["fused", "exact"])
-@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("matrices", ["coordinator", "replicated"])
-def test_device_agrees_with_host(comm, out, reduction, executor, matrices):
+def test_device_agrees_with_host(comm, out, reduction, group, matrices):
     """1e-9 in float64: the same operations, in another order inside the device's sums."""
-    settings = dict(reduction=reduction, executor=executor, matrices=matrices, checkpoint_every=2)
+    settings = dict(reduction=reduction, group=group, matrices=matrices, checkpoint_every=2)
     points = []
     for device in ("cpu", "cuda"):
         config = configuration(

@@ -60,9 +60,9 @@ def assert_same(one, other):
     np.testing.assert_array_equal(bits(one), bits(other))
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("cohort, weights", [(None, "uniform"), (2, "samples")])
-def test_same_bits_as_even(comm, out, forced, executor, cohort, weights):
+def test_same_bits_as_even(comm, out, forced, group, cohort, weights):
     """Costs put most clients on one rank."""
     method_ = ADA if cohort is None else LocalSGDA(q=3, eta_x=0.02, eta_y=0.02)
     results = {}
@@ -72,7 +72,7 @@ def test_same_bits_as_even(comm, out, forced, executor, cohort, weights):
             Game(clients=5),
             f"{out}/{kind}",
             reduction="exact",
-            executor=executor,
+            group=group,
             cohort=cohort,
             weights=weights,
             placement=kind,

@@ -1,6 +1,6 @@
 """The heavy-tailed, variational, compositional and smoothed methods against their boxes as printed.
 
-Every option, both executors, any number of ranks.
+Every option, in the loop and together, any number of ranks.
 
 Tolerance 1e-10 in float64 for the reason given in ``test_references``; 1e-7 for Newton-Schulz, whose quintic
 multiplies a rounding error by up to 3.4 a step and whose result feeds the next local step.
@@ -45,7 +45,7 @@ from mpifed.parallel.placement import Cohort
 pytestmark = pytest.mark.mpi
 
 SEED, BATCH, NOISE, ROUNDS = 1, 2, Gaussian(scale=0.3), 3
-EXECUTIONS = list(itertools.product(["loop", "batched"], ["fused", "exact"]))
+EXECUTIONS = list(itertools.product([1, "all"], ["fused", "exact"]))
 SHAPES_X, SHAPES_Y = [(2,), (1,)], [(2,)]
 
 
@@ -65,7 +65,7 @@ def assert_path(config, comm, expected, tolerance=1e-10, ball=None):
 
 
 def job(method, problem, out, execution, **changes):
-    executor, reduction = execution
+    group, reduction = execution
     return configuration(
         method,
         problem,
@@ -74,7 +74,7 @@ def job(method, problem, out, execution, **changes):
         rounds=ROUNDS,
         batch_size=BATCH,
         noise=0.3,
-        executor=executor,
+        group=group,
         reduction=reduction,
         **changes,
     )
@@ -126,7 +126,7 @@ class MatrixGame(Game):
 
 @pytest.mark.parametrize("first_round", ["beta_one", "zero", "gradient"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_heavy_tailed(comm, out, direction, first_round, execution=("loop", "fused"), clients=3):
+def test_heavy_tailed(comm, out, direction, first_round, execution=(1, "fused"), clients=3):
     cls, options, counterpart = DIRECTIONS[direction]
     matrices = cls is FedMuonDA
     game = (MatrixGame if matrices else Game)(clients=clients)
@@ -324,7 +324,7 @@ PHIS = {
 @pytest.mark.parametrize("mirror", ["prox", "identity"])
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("phi", PHIS)
-def test_dual_extrapolation(comm, out, phi, sync, mirror, execution=("loop", "fused")):
+def test_dual_extrapolation(comm, out, phi, sync, mirror, execution=(1, "fused")):
     """The recorded points are primal here and dual in the reference, so the outputs are compared."""
     ours, theirs = PHIS[phi]
     method = LocalDualExtrapolation(K=3, eta=0.05, sync_extrapolation=sync, t0_mirror=mirror)
@@ -386,7 +386,7 @@ def check_chain(comm, out, method, execution, q, clients=3, **options):
 @pytest.mark.parametrize("generator_name", GENERATORS)
 @pytest.mark.parametrize("first", ["rule", "identity", "rho"])
 @pytest.mark.parametrize("q", [1, 3])
-def test_adamfcgd(comm, out, generator_name, first, q, execution=("loop", "fused")):
+def test_adamfcgd(comm, out, generator_name, first, q, execution=(1, "fused")):
     options, counterpart = GENERATORS[generator_name]
     method = AdaMFCGD(
         q=q,

@@ -17,7 +17,7 @@ from mpifed.parallel.comm import CollectiveError
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 
 pytestmark = pytest.mark.mpi
-EXECUTORS = pytest.mark.parametrize("executor", ["loop", "batched"])
+GROUPS = pytest.mark.parametrize("group", [1, 2, "all"])
 
 
 @dataclass
@@ -95,49 +95,49 @@ def verdict(comm, method, problem, rounds=20, **settings) -> str:
     return str(caught.value)
 
 
-@EXECUTORS
+@GROUPS
 @pytest.mark.parametrize("cohort", [None, 4])
 @pytest.mark.parametrize("block, other", [("y", "x"), ("x", "y")])
-def test_where_a_value_began(comm, executor, cohort, block, other):
+def test_where_a_value_began(comm, group, cohort, block, other):
     """With several local steps the NaN of one block has reached the other when the message is filled."""
     method = LocalSGDA(q=4, eta_x=0.1, eta_y=0.1)
-    text = verdict(comm, method, Edged(block=block, edge=0.1), executor=executor, cohort=cohort)
+    text = verdict(comm, method, Edged(block=block, edge=0.1), group=group, cohort=cohort)
     assert "client 3, fields 'x' and 'y' of `message` (phase 'round'): it begins with" in text
     assert f"∂f/∂{block}, nan at a finite point" in text and f"∂f/∂{other}" not in text
     assert "is the problem's function right there?" in text and "step sizes" not in text
 
 
-@EXECUTORS
-def test_values_that_grow_ask_for_smaller_steps(comm, executor):
+@GROUPS
+def test_values_that_grow_ask_for_smaller_steps(comm, group):
     method = LocalSGDA(q=40, eta_x=100.0, eta_y=100.0)
-    text = verdict(comm, method, Edged(), executor=executor)
+    text = verdict(comm, method, Edged(), group=group)
     assert "after values of up to " in text and text.endswith("smaller step sizes?")
 
 
-@EXECUTORS
-def test_a_client_function_that_is_wrong(comm, executor):
-    text = verdict(comm, Remembering(wrong=True), Edged(), executor=executor)
+@GROUPS
+def test_a_client_function_that_is_wrong(comm, group):
+    text = verdict(comm, Remembering(wrong=True), Edged(), group=group)
     assert "client 0" in text and "it begins with the point x in the client's evaluation 2" in text
     assert text.endswith("are the step sizes and the client function right?")
 
 
-@EXECUTORS
-def test_a_record_counts_where_it_is_what_the_phase_began_with(comm, executor):
+@GROUPS
+def test_a_record_counts_where_it_is_what_the_phase_began_with(comm, group):
     problem = Edged(edge=0.1)
-    text = verdict(comm, Remembering(), problem, executor=executor, cohort=4)
+    text = verdict(comm, Remembering(), problem, group=group, cohort=4)
     assert "it begins with ∂f/∂y, nan at a finite point" in text
-    text = verdict(comm, Remembering(lost=True), problem, executor=executor, cohort=4)
+    text = verdict(comm, Remembering(lost=True), problem, group=group, cohort=4)
     assert "client 3, field 'y' of `message`" in text and "begins" not in text
     assert text.endswith("smaller step sizes, or is the problem's function not finite somewhere?")
-    text = verdict(comm, AdaFGDA(q=3, gamma=0.1, lam=0.3), problem, executor=executor)
+    text = verdict(comm, AdaFGDA(q=3, gamma=0.1, lam=0.3), problem, group=group)
     assert "client 3, fields" in text and "'y'" in text
 
 
-@EXECUTORS
-def test_a_function_that_is_not_finite_where_a_round_begins(comm, executor):
+@GROUPS
+def test_a_function_that_is_not_finite_where_a_round_begins(comm, group):
     """True whatever the client's record was."""
     method = Remembering(lost=True, factor=0.0)
-    text = verdict(comm, method, Edged(block="x", edge=-0.0), executor=executor)
+    text = verdict(comm, method, Edged(block="x", edge=-0.0), group=group)
     assert "round 1: client 3" in text and "∂f/∂x, nan at a finite point in the client's evaluation 1" in text
 
 

@@ -1,4 +1,4 @@
-"""The package against the boxes as printed: every option, both executors, any number of ranks, with noise.
+"""The package against the boxes as printed: every option, in the loop and together, any number of ranks, with noise.
 
 Tolerance 1e-10 in float64: both sides do the same few hundred operations of size about 1 in another order,
 which differ by some 1e-15, and the game amplifies a difference by less than 1e3 over the rounds run here.
@@ -69,7 +69,7 @@ def check_fgda(
     sync,
     first,
     *,
-    executor="loop",
+    group=1,
     reduction="fused",
     project="mixed",
     ball=None,
@@ -88,7 +88,7 @@ def check_fgda(
         seed=SEED,
         batch_size=BATCH,
         noise=NOISE,
-        executor=executor,
+        group=group,
         reduction=reduction,
         weights=weights,
     )
@@ -127,14 +127,10 @@ def test_every_matrix_and_reading(comm, out, generator, sync, first):
     check_fgda(comm, out, 3, generator, sync, first)
 
 
-@pytest.mark.parametrize(
-    "executor, reduction", [("batched", "fused"), ("batched", "exact"), ("loop", "exact")]
-)
+@pytest.mark.parametrize("group, reduction", [("all", "fused"), ("all", "exact"), (1, "exact")])
 @pytest.mark.parametrize("sync", SYNC)
-def test_executors_and_reductions(comm, out, sync, executor, reduction):
-    check_fgda(
-        comm, out, 3, "adabelief initial", sync, "rule", executor=executor, reduction=reduction, clients=5
-    )
+def test_executors_and_reductions(comm, out, sync, group, reduction):
+    check_fgda(comm, out, 3, "adabelief initial", sync, "rule", group=group, reduction=reduction, clients=5)
 
 
 @pytest.mark.filterwarnings("ignore:sync_estimator = 'box' with q = 1")
@@ -156,12 +152,12 @@ def test_weights_by_samples(comm, out):
     check_fgda(comm, out, 3, "adam", "stem", "rule", weights="samples")
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("group", [1, "all"])
 @pytest.mark.parametrize("sync", SYNC)
-def test_fgda_has_identity_matrices(comm, out, sync, executor):
+def test_fgda_has_identity_matrices(comm, out, sync, group):
     method = FGDA(q=3, gamma=0.05, lam=0.04, eta=0.9, alpha=0.2, beta=0.4, sync_estimator=sync)
     game = Game(clients=4)
-    config = configuration(method, game, out, seed=SEED, executor=executor)
+    config = configuration(method, game, out, seed=SEED, group=group)
     gradient = reference_gradient(game, SEED, 3, BATCH, Gaussian(scale=NOISE))
     assert_same(
         config,
@@ -182,9 +178,7 @@ def test_fgda_has_identity_matrices(comm, out, sync, executor):
     )
 
 
-@pytest.mark.parametrize(
-    "executor, reduction", list(itertools.product(["loop", "batched"], ["fused", "exact"]))
-)
+@pytest.mark.parametrize("group, reduction", list(itertools.product([1, "all"], ["fused", "exact"])))
 @pytest.mark.parametrize(
     "cohort, weights, ball, clients",
     [
@@ -195,13 +189,13 @@ def test_fgda_has_identity_matrices(comm, out, sync, executor):
         (1, "samples", None, 5),
     ],
 )
-def test_local_sgda(comm, out, executor, reduction, cohort, weights, ball, clients):
+def test_local_sgda(comm, out, group, reduction, cohort, weights, ball, clients):
     method = LocalSGDA(
         q=3, eta_x={"name": "steps", "value": 0.05, "boundaries": [4], "factor": 0.5}, eta_y=0.04
     )
     game = Game(clients=clients, ball=ball)
     config = configuration(
-        method, game, out, seed=SEED, executor=executor, reduction=reduction, cohort=cohort, weights=weights
+        method, game, out, seed=SEED, group=group, reduction=reduction, cohort=cohort, weights=weights
     )
     assert_same(
         config,

@@ -37,7 +37,7 @@ def points(config, comm) -> np.ndarray:
     return np.array(path)
 
 
-@pytest.mark.parametrize("execution", list(itertools.product(["loop", "batched"], ["fused", "exact"])))
+@pytest.mark.parametrize("execution", list(itertools.product([1, "all"], ["fused", "exact"])))
 @pytest.mark.parametrize(
     "sets, p, beta, weights",
     [
@@ -52,7 +52,7 @@ def test_alternating(comm, out, execution, sets, p, beta, weights, batch_size=BA
     bound = {block: SETS[block] if block in sets else None for block in "xy"}
     game = Bounded(clients=5, set_x=bound["x"], set_y=bound["y"])
     options = RATES | dict(p=p, beta=beta)
-    oracle, run = dict(batch_size=batch_size, noise=noise), dict(zip(("executor", "reduction"), execution))
+    oracle, run = dict(batch_size=batch_size, noise=noise), dict(zip(("group", "reduction"), execution))
     settings = dict(seed=SEED, rounds=ROUNDS, weights=weights, **oracle, **run)
     path = points(configuration(SmoothedGDA(**options, alternating=True), game, out, **settings), comm)
     simultaneous = points(configuration(SmoothedGDA(**options), game, out, **settings), comm)
@@ -78,4 +78,4 @@ def test_alternating(comm, out, execution, sets, p, beta, weights, batch_size=BA
 @pytest.mark.parametrize("reduction", ["fused", "exact"])
 def test_alternating_on_exact_gradients(comm, out, reduction):
     """As the box has it: no noise, all rows (which differ in number, so one client after another)."""
-    test_alternating(comm, out, ("loop", reduction), "y", 0.7, 0.3, "uniform", 0, 0)
+    test_alternating(comm, out, (1, reduction), "y", 0.7, 0.3, "uniform", 0, 0)

@@ -30,8 +30,8 @@ def test_bounds_are_each_clients_own(axes):
 def test_bounded_estimators_of_clients_together_are_those_of_one_after_another(tmp_path):
     method = MFCGD(q=3, gamma=0.06, alpha=0.3, beta=0.6, varrho=0.45, C_g=0.8, C_f=0.5, project_init=True)
     points = []
-    for executor in ("loop", "batched"):
-        config = configuration(method, Chain(clients=3), tmp_path / executor, executor=executor, noise=0)
+    for group in (1, "all"):
+        config = configuration(method, Chain(clients=3), tmp_path, group=group, noise=0)
         simulation = Simulation(config, SerialComm())
         simulation.start()
         simulation.step()

@@ -154,8 +154,8 @@ def run_here(job, *overrides):
     return run(Config.load(job, [*overrides, "run.overwrite=true"]), SerialComm())
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
-def test_a_whole_run_by_hand(job, tmp_path, executor):
+@pytest.mark.parametrize("group", [1, 2, "all"])
+def test_a_whole_run_by_hand(job, tmp_path, group):
     """d = 4 in float32: 8 numbers, 32 bytes each way; 3 gradients."""
     changes = [
         "clock.bandwidth_down=32.0",
@@ -163,7 +163,7 @@ def test_a_whole_run_by_hand(job, tmp_path, executor):
         "clock.gradients_per_second=12.0",
         "clock.latency=0.0",
     ]
-    result = run_here(job, f"run.out={tmp_path / 'a'}", f"run.executor={executor}", *changes)
+    result = run_here(job, f"run.out={tmp_path / 'a'}", f"run.group={group}", *changes)
     assert result.costs["federated_seconds"].tolist() == [1.75 * r for r in range(7)]
 
 

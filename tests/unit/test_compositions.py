@@ -123,14 +123,12 @@ def test_chain_rule_on_full_batches_gives_the_gradient_of_the_exact_objective(ca
 
 
 @cases
-@pytest.mark.parametrize("executor", ["loop", "batched"])
-def test_training_reduces_the_objective(tmp_path, case, executor):
+@pytest.mark.parametrize("group", [1, 2, "all"])
+def test_training_reduces_the_objective(tmp_path, case, group):
     robust = DistributionallyRobust(dataset="digits", clients=3)
     problem, gamma, share = {"robust": (robust, 0.003, 0.5), "maml": (LinearMAML(clients=3), 0.03, 0.6)}[case]
     for method in (MFCGD(q=5, gamma=0.05), AdaMFCGD(q=5, gamma=gamma)):
-        config = configuration(
-            method, problem, tmp_path, rounds=12, batch_size=16, noise=0, executor=executor
-        )
+        config = configuration(method, problem, tmp_path, rounds=12, batch_size=16, noise=0, group=group)
         result = run(config.model_copy(update={"record": ()}), SerialComm())
         first = result.history
         assert result.metrics["objective"] < share * first["objective"][0], method

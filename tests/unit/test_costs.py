@@ -88,11 +88,11 @@ COSTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("name", COSTS)
-def test_a_steady_round(tmp_path, name, executor):
+def test_a_steady_round(tmp_path, name, group):
     method, problem, *counts = COSTS[name]
-    config = configuration(method, problem(clients=CLIENTS), tmp_path, executor=executor)
+    config = configuration(method, problem(clients=CLIENTS), tmp_path, group=group)
     simulation, before = Simulation(config, SerialComm()), None
     simulation.start()
     for _ in range(3):

@@ -25,7 +25,7 @@ def error(algorithm, problem, out, weights="uniform", rounds=300, cohort=COHORT)
     """The distance from the exact solution, relative to that of the start, 0."""
     config = configuration(
         algorithm, problem, out, rounds=rounds, batch_size=1, noise=0, cohort=cohort, weights=weights,
-        executor="batched",
+        group="all",
     )  # fmt: skip
     path, _ = trace(config, SerialComm())
     solution = problem.solution(problem.sizes() if weights == "samples" else [1] * N).numpy()
@@ -71,10 +71,10 @@ def test_the_share_is_one_of_weight_and_not_of_count(tmp_path, name):
     assert error(by_count(name, **settings), problem(N), tmp_path, "samples") > 1e-3
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_fsgda_without_y_is_fedavg_bit_for_bit(tmp_path, executor, weights):
-    settings = dict(rounds=5, cohort=3, weights=weights, executor=executor)
+def test_fsgda_without_y_is_fedavg_bit_for_bit(tmp_path, group, weights):
+    settings = dict(rounds=5, cohort=3, weights=weights, group=group)
     ours = FSGDA(K=3, eta_xl=0.05, eta_yl=0.7, eta_xg=1.3, eta_yg=0.2)
     paths = [
         trace(configuration(one, Half(clients=5), tmp_path, **settings), SerialComm())[0]
@@ -88,13 +88,13 @@ def test_fsgda_without_y_is_fedavg_bit_for_bit(tmp_path, executor, weights):
 ALONE = [name for name in METHODS if ALGORITHMS[name].family != "composition" and name != "SLIPPAX"]
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("name", ALONE)
-def test_without_y_x_goes_as_beside_a_y_that_does_not_touch_it(tmp_path, name, executor):
+def test_without_y_x_goes_as_beside_a_y_that_does_not_touch_it(tmp_path, name, group):
     """Its noise is the same in both: a block's numbers come before those of the next block."""
     alone, beside = (
         trace(
-            configuration(method(name), problem(clients=4), tmp_path, rounds=4, executor=executor),
+            configuration(method(name), problem(clients=4), tmp_path, rounds=4, group=group),
             SerialComm(),
         )[0]
         for problem in (Half, Beside)

@@ -182,7 +182,7 @@ def half(folder, monkeypatch):
 
 
 CHANGES = {
-    "executor": ({"executor": "batched"}, "run.executor", "loop", "batched"),
+    "group": ({"group": "all"}, "run.group", "1", "all"),
     "threads": ({"threads": 2}, "run.threads", "1", "2"),
     "reduction": ({"reduction": "fused"}, "run.reduction", "exact", "fused"),
     "dtype": ({"dtype": "float64"}, "run.dtype", "float32", "float64"),
@@ -193,7 +193,7 @@ CHANGES = {
 def test_what_bits_depend_on_is_the_jobs(half, change, name, old, new):
     with pytest.raises(CollectiveError, match=f"another job: {name} is {old} there and {new} here"):
         run(job(half, **change), COMM)
-    if name in ("run.executor", "run.threads"):
+    if name in ("run.group", "run.threads"):
         with pytest.raises(
             CollectiveError, match=rf"depend on {name} \({old} there, {new} here\): leave it as"
         ):
@@ -226,7 +226,7 @@ def test_what_says_the_same_is_the_same(half, whole):
 
 
 def test_the_promise_can_be_given_up_and_not_be_got_back(half, capsys):
-    resume(half, ["run.reduction=fused", "run.threads=2", "run.executor=batched", "rounds=7"], COMM)
+    resume(half, ["run.reduction=fused", "run.threads=2", "run.group=all", "rounds=7"], COMM)
     assert "run.reduction = 'fused' from here on" in capsys.readouterr().err
     with pytest.raises(
         CollectiveError, match=r"run.reduction \(fused there, exact here\).*: go on with run.reduction=fused"
@@ -234,7 +234,7 @@ def test_the_promise_can_be_given_up_and_not_be_got_back(half, capsys):
         resume(half, ["run.reduction=exact", "rounds=9"], COMM)
     with pytest.raises(CollectiveError, match="run.reduction is fused there and exact here"):
         run(job(half, rounds=9), COMM)
-    assert resume(half, ["rounds=9", "run.threads=1", "run.executor=loop"], COMM).costs["round"][-1] == 9
+    assert resume(half, ["rounds=9", "run.threads=1", "run.group=1"], COMM).costs["round"][-1] == 9
 
 
 def test_another_kind_of_device_is_refused_under_exact_alone(half, monkeypatch):
@@ -243,8 +243,8 @@ def test_another_kind_of_device_is_refused_under_exact_alone(half, monkeypatch):
     with monkeypatch.context() as patches:
         take_up = Simulation.__init__
 
-        def elsewhere(self, *arguments):
-            take_up(self, *arguments)
+        def elsewhere(self, *arguments, **options):
+            take_up(self, *arguments, **options)
             self.device = kind()
 
         patches.setattr(Simulation, "__init__", elsewhere)

@@ -48,7 +48,7 @@ def named(problem, x, y):
 
 def serial_run(algorithm, problem, out, **settings):
     """A noise-free run of all clients together, whose iterates are not stored."""
-    config = configuration(algorithm, problem, out, noise=0, executor="batched", **settings)
+    config = configuration(algorithm, problem, out, noise=0, group="all", **settings)
     return run(config.model_copy(update={"record": ()}), SerialComm())
 
 

@@ -145,13 +145,11 @@ def test_adapted_error_is_that_after_one_step_on_the_held_out_rows():
     assert problem._support[0].shape == (5, 10, 1) and problem._query[0].shape == (5, 100, 1)
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("case, gamma, share", [("sinusoid", 0.02, 0.9), ("few shots", 0.3, 0.7)])
-def test_training_reduces_the_objective(tmp_path, case, gamma, share, executor):
+def test_training_reduces_the_objective(tmp_path, case, gamma, share, group):
     for method in (MFCGD(q=5, gamma=gamma), AdaMFCGD(q=5, gamma=0.01)):
-        config = configuration(
-            method, CASES[case](), tmp_path, rounds=12, batch_size=4, noise=0, executor=executor
-        )
+        config = configuration(method, CASES[case](), tmp_path, rounds=12, batch_size=4, noise=0, group=group)
         result = run(config.model_copy(update={"record": ()}), SerialComm())
         assert result.metrics["objective"] < share * result.history["objective"][0], method
 

@@ -53,10 +53,13 @@ def test_constants_take_what_is_foretold(name):
     ids=lambda work: type(work).__name__,
 )
 @pytest.mark.parametrize("reduction", ["fused", "exact"])
-def test_records_take_what_is_foretold(work, reduction):
+@pytest.mark.parametrize("group", [1, 4, "all"])
+def test_records_take_what_is_foretold(work, group, reduction):
     """All that a simulation allocates of its records, which is the most of the sum."""
     of = LinearMAML(d=40, clients=9) if work.family == "composition" else Saddle(d=3000, clients=9)
-    config = Config(algorithm=work, problem=of, run={"reduction": reduction, "dtype": "float64"})
+    config = Config(
+        algorithm=work, problem=of, run={"reduction": reduction, "group": group, "dtype": "float64"}
+    )
     simulation = Simulation(config, SerialComm())
     rounds, parts = simulation.rounds, memory.needs(config, simulation.problem, 9, 9)
     stages = [*rounds._stages, *rounds._start]
@@ -148,7 +151,8 @@ def test_check_refuses_what_cannot_fit(capsys):
 
 def test_records_count_for_all_ranks_of_the_node(monkeypatch):
     """A dense Jacobian of a large inner map, on a machine of 100 MiB: one rank fits, two do not."""
-    config = Config(algorithm=MFCGD(q=2), problem=LinearMAML(d=500, clients=2, samples=1))
+    of = LinearMAML(d=500, clients=2, samples=1)
+    config = Config(algorithm=MFCGD(q=2), problem=of, run={"group": "all"})
     comm, cpu = SerialComm(), torch.device("cpu")
     there = max(sum(memory.needs(config, config.problem, 2, 2).values()), config.problem.footprint()) + 1
     parts = memory.needs(config, config.problem, 2, 2)

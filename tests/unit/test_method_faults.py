@@ -58,18 +58,18 @@ def stepping(body) -> Algorithm:
     return bad(client_round=client_round)
 
 
-def configuration(method, problem=None, executor="loop", **settings) -> Config:
+def configuration(method, problem=None, group=1, **settings) -> Config:
     return Config(
         algorithm=method,
         problem=problem or Game(clients=3),
         rounds=2,
         **{"oracle": {"batch_size": 2}} | settings,
-        run={"progress": False, "executor": executor, "dtype": "float64"},
+        run={"progress": False, "group": group, "dtype": "float64"},
     )
 
 
-def run(method, problem=None, executor="loop", **settings) -> None:
-    simulation = Simulation(configuration(method, problem, executor, **settings), SerialComm())
+def run(method, problem=None, group=1, **settings) -> None:
+    simulation = Simulation(configuration(method, problem, group, **settings), SerialComm())
     simulation.start()
     for _ in range(2):
         simulation.step()
@@ -92,11 +92,11 @@ def screen(monkeypatch, capsys):
     return told
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
-def test_the_sound_method_runs(executor):
-    run(Sound(), executor=executor)
-    run(stepping(lambda *records: None), executor=executor)
-    run(bad(Adaptive), executor=executor)
+@pytest.mark.parametrize("group", [1, 2, "all"])
+def test_the_sound_method_runs(group):
+    run(Sound(), group=group)
+    run(stepping(lambda *records: None), group=group)
+    run(bad(Adaptive), group=group)
 
 
 @dataclass(frozen=True)
@@ -413,12 +413,12 @@ STEPPED = [
 ]
 
 
-@pytest.mark.parametrize("executor, C", [("loop", 1), ("batched", 3)])
+@pytest.mark.parametrize("group, C", [(1, 1), (2, 2), ("all", 3)])
 @pytest.mark.parametrize("body, words", STEPPED, ids=[words[:50] for _, words in STEPPED])
-def test_a_client_function_that_fails(body, words, executor, C, screen):
+def test_a_client_function_that_fails(body, words, group, C, screen):
     """The first round tells which function, and where the user's lines are."""
     with pytest.raises((ContractError, PluginError)) as error:
-        run(stepping(body), executor=executor)
+        run(stepping(body), group=group)
     text = screen(error.value)
     assert words.replace("[C", f"[{C}") in text and "Bad.client_round" not in text.split("\n", 1)[1], text
     assert "client_round" in text.split("\n")[0] and len(text.splitlines()) < 20, text
@@ -426,13 +426,13 @@ def test_a_client_function_that_fails(body, words, executor, C, screen):
         assert "test_method_faults.py" in text and "in round 1" in text, text
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
-def test_a_message_that_is_not_filled(executor, screen):
+@pytest.mark.parametrize("group", [1, 2, "all"])
+def test_a_message_that_is_not_filled(group, screen):
     def client_round(self, now, shared, client, message, oracle):
         message.x = shared.x
 
     with pytest.raises(ContractError) as error:
-        run(bad(client_round=client_round), executor=executor)
+        run(bad(client_round=client_round), group=group)
     assert "client_round never fills message.y" in screen(error.value)
 
 

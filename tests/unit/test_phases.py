@@ -24,7 +24,7 @@ from mpifed.simulation.simulation import Simulation
 ROUNDING = 1e-12
 CLIENTS = 5
 
-executors = pytest.mark.parametrize("executor", ["loop", "batched"])
+groups = pytest.mark.parametrize("group", [1, 2, "all"])
 cohorts = pytest.mark.parametrize("cohort", [None, 2])
 
 
@@ -47,13 +47,13 @@ class Again(Algorithm):
         message.y = shared.y + 0.1 * oracle.grad(shared.x, shared.y, oracle.sample())[1]
 
 
-@executors
+@groups
 @cohorts
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("T", [1, 2, 3])
-def test_a_phase_that_repeats(tmp_path, T, weights, cohort, executor):
+def test_a_phase_that_repeats(tmp_path, T, weights, cohort, group):
     game = Game(clients=CLIENTS)
-    config = configuration(Again(T), game, tmp_path, cohort=cohort, weights=weights, executor=executor)
+    config = configuration(Again(T), game, tmp_path, cohort=cohort, weights=weights, group=group)
     path, _ = trace(config, SerialComm())
     grad = gradient_at(game, 1, 2, Gaussian(scale=0.3))
     (x, y), wanted = start_of(game, 1), []
@@ -98,15 +98,11 @@ class Watch(Algorithm):
         return client
 
 
-@executors
-@pytest.mark.parametrize("exact", [False, True])
+@groups
 @pytest.mark.parametrize("cohort", [None, 3, 1])
-def test_what_lies_between_is_zero_at_the_start_and_with_a_fresh_cohort(tmp_path, cohort, exact, executor):
+def test_what_lies_between_is_zero_at_the_start_and_with_a_fresh_cohort(tmp_path, cohort, group):
     """With a fresh cohort of all clients, and of clients that were in the cohort before, too."""
-    config = configuration(
-        Watch(), Game(clients=CLIENTS), tmp_path, cohort=cohort, executor=executor,
-        reduction="exact" if exact else "fused",
-    )  # fmt: skip
+    config = configuration(Watch(), Game(clients=CLIENTS), tmp_path, cohort=cohort, group=group)
     simulation = Simulation(config, SerialComm())
     simulation.start()
     for _ in range(3):
@@ -162,10 +158,10 @@ class Exact(Algorithm):
 STORM = dict(q=3, gamma=0.05, alpha=0.4, beta=0.3, varrho=0.6)
 
 
-@executors
+@groups
 @pytest.mark.parametrize("method, cohort", [(MFCGD(**STORM), None), (AdaMFCGD(**STORM), None), (Exact(), 2)])
-def test_a_composition_by_hand(tmp_path, method, cohort, executor):
-    settings = dict(cohort=cohort, executor=executor)
+def test_a_composition_by_hand(tmp_path, method, cohort, group):
+    settings = dict(cohort=cohort, group=group)
     byhand, automatic = (
         trace(configuration(method, problem(clients=CLIENTS), tmp_path, **settings), SerialComm())[0]
         for problem in (ByHand, Chain)
@@ -208,15 +204,13 @@ class Turned(Operator):
         return torch.cat([gx, -gy], dim=1)
 
 
-@executors
+@groups
 @pytest.mark.parametrize("name", [LSGD, LESGD, LocalDualExtrapolation])
-def test_an_operator_by_hand(tmp_path, name, executor):
+def test_an_operator_by_hand(tmp_path, name, group):
     """The noise of a game's y changes its sign with ∂_y f, so that there is none here."""
     byhand, automatic = (
         trace(
-            configuration(
-                name(K=3, eta=0.05), problem(clients=CLIENTS), tmp_path, noise=0, executor=executor
-            ),
+            configuration(name(K=3, eta=0.05), problem(clients=CLIENTS), tmp_path, noise=0, group=group),
             SerialComm(),
         )
         for problem in (Turned, Game)

@@ -37,7 +37,7 @@ rounds = 8
 algorithm = {{ name = "LocalSGDA", q = 1, eta_x = 0.01, eta_y = 0.01 }}
 problem = {{ name = "{folder}/broken.py:Broken", clients = 3, d = 4 }}
 oracle = {{ batch_size = 0 }}
-run = {{ progress = false, checkpoint_every = 1, executor = "loop", out = "{folder}/run" }}
+run = {{ progress = false, checkpoint_every = 1, group = 1, out = "{folder}/run" }}
 """
 
 

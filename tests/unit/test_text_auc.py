@@ -251,7 +251,7 @@ def learn(tmp_path, noise=None, **settings):
         "problem",
     )
     method = FedNSGDAM(p=4, eta_x=0.03, eta_y=0.03, gamma_x=0.1, gamma_y=0.1)
-    config = configuration(method, problem, tmp_path, rounds=20, batch_size=16, executor="batched")
+    config = configuration(method, problem, tmp_path, rounds=20, batch_size=16, group="all")
     return run(
         config.model_copy(update={"record": (), "oracle": Oracle(batch_size=16, noise=noise)}), SerialComm()
     )

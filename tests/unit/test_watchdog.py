@@ -13,7 +13,7 @@ from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.running import watchdog
 from mpifed.running.watchdog import EXIT_HANG, SLACK, Watchdog
-from mpifed.simulation.executor import Loop
+from mpifed.simulation.executor import Executor
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint
 
@@ -108,7 +108,7 @@ def test_a_slow_first_round_evaluation_and_checkpoint_are_no_hangs(tmp_path, mon
 
         return slower
 
-    for owner, name in ((Simulation, "evaluate"), (Loop, "groups"), (checkpoint, "write")):
+    for owner, name in ((Simulation, "evaluate"), (Executor, "groups"), (checkpoint, "write")):
         monkeypatch.setattr(owner, name, slow(getattr(owner, name)))
     result = run(
         Config.from_table(
