@@ -16,19 +16,24 @@ from mpifed.parallel.nodes import Nodes
 from mpifed.parallel.segments import share_memory
 from mpifed.parallel.tree import Sums
 
-__all__ = ["Exchange", "MessageExchange", "SharedExchange"]
+__all__ = ["Exchange", "MessageExchange", "SharedExchange", "padded"]
 
 #: Elements of what one chunk receives.
 CHUNK = 2**24
 #: Bytes of all partial sums up to which every rank adds all of them up: one message takes less time than two.
 SMALL = 2**15
 #: Bytes of each partial sum that are added at a time, so that what lies between stays in cache.
-BLOCK = 2**16
+BLOCK = 2**17
 #: Bytes before the partial sums in a rank's shared memory: its control value, and on the first rank their sum.
 HEAD = 64
 
 #: Is told when a transfer began (``time.perf_counter``) and the bytes that this rank has sent and received.
 Count = Callable[[float, int], None]
+
+
+def padded(size: int) -> int:
+    """A row's length with room for a control value, so that each begins with a cache line."""
+    return (size // 16 + 1) * 16
 
 
 def add_up(sums: tuple, parts: Sequence[np.ndarray], outs: Sequence[np.ndarray], total: float = 1.0) -> None:
@@ -87,19 +92,23 @@ class MessageExchange(Exchange):
     columns of all, adds them up and sends the sum to the others. Columns go in chunks, which bounds the memory.
 
     Args:
-        rows: ``[most partial sums of this rank, size + 1]``, where they lie; the last column is for the
+        rows: ``[most partial sums of this rank, padded(size)]``, where they lie; the last column is for the
             control value.
         count: is told of every message.
     """
 
-    def __init__(self, comm: SerialComm, rows: np.ndarray, count: Count):
+    def __init__(self, comm: SerialComm, rows: np.ndarray, size: int, count: Count):
         self.comm, self._rows, self._count = comm, rows, count
-        self.slots = self._rows[:, :-1]
+        self.slots = self._rows[:, :size]
         self._buffers: dict[str, np.ndarray] = {}
 
     def finish(self, sums, total, result, control):
-        size, controls = len(result), 0.0
-        parts = sum(sums.partials)
+        size, controls, parts = len(result), 0.0, sum(sums.partials)
+        if self.comm.size == 1:
+            start = time.perf_counter()
+            add_up(sums.all, self.slots[:parts], [result], total)
+            self._count(start, 0)
+            return control
         small = self.comm.size <= 2 or parts * size * result.itemsize <= SMALL
         step = max(1, CHUNK // parts)
         for start in range(0, max(size, 1), step):
@@ -116,21 +125,18 @@ class MessageExchange(Exchange):
 
     def _gathered(self, sums, total, result, columns, control) -> float:
         rows = [max(1, count) for count in sums.partials]  # one without any sends its control value
-        width = columns.stop - columns.start + 1
-        own = self._rows[: rows[self.comm.rank], columns.start : columns.stop + 1]
-        if columns.stop < self.slots.shape[1]:
+        last = columns.stop == self.slots.shape[1]
+        own = self._rows[: rows[self.comm.rank], columns.start : None if last else columns.stop + 1]
+        if not last:
             own = own.copy()
-        own[0, -1] = control
-        if self.comm.size == 1:
-            add_up(sums.all, own[:, :-1], [result], total)
-            return control
+        own[0, -1], width = control, own.shape[1]
         received = self._buffer("received", sum(rows) * width)
         start = time.perf_counter()
         self.comm.allgatherv(np.ascontiguousarray(own), received, [count * width for count in rows])
         self._count(start, own.nbytes + received.nbytes)
         received, firsts = received.reshape(-1, width), np.cumsum([0, *rows[:-1]])
         parts = [
-            received[first + row, :-1] for first, count in zip(firsts, sums.partials) for row in range(count)
+            received[first + row, : len(result)] for first, count in zip(firsts, sums.partials) for row in range(count)
         ]
         add_up(sums.all, parts, [result], total)
         return sum(received[firsts, -1].tolist())
@@ -178,17 +184,17 @@ class SharedExchange(Exchange):
 
     def __init__(self, nodes: Nodes, slots: int, of_node: int, size: int, dtype: np.dtype, count: Count):
         self._nodes, self._node, self._count = nodes, nodes.node, count
-        lengths = np.empty(self._node.size, dtype=np.int64)
-        self._node.allgatherv(np.array([slots * size]), lengths, [1] * self._node.size)
-        first, item = self._node.rank == 0, dtype.itemsize
-        numbers = slots * size + first * (size + of_node * (size + 1))
-        memory = share_memory(nodes.comm, self._node, HEAD + item * int(numbers))
+        numbers, width = np.empty(self._node.size, dtype=np.int64), padded(size)
+        self._node.allgatherv(np.array([slots]), numbers, [1] * self._node.size)
+        several, first = len(nodes.firsts) > 2, self._node.rank == 0
+        rows = slots + first * (1 + several * of_node)
+        memory = share_memory(nodes.comm, self._node, HEAD + dtype.itemsize * int(rows * width))
         self._controls = [part[:HEAD].view(np.float64) for part in memory]
-        arrays = [part[HEAD:].view(dtype) for part in memory]
-        self._slots = [part[:length].reshape(-1, size) for part, length in zip(arrays, lengths)]
-        self.slots, rest = self._slots[self._node.rank], arrays[0][lengths[0] :]
-        self._sum, self._rows = rest[:size], rest[size:].reshape(of_node, size + 1)
-        self._leaders = nodes.leaders and MessageExchange(nodes.leaders, self._rows, self._told)
+        arrays = [part[HEAD:].view(dtype).reshape(-1, width) for part in memory]
+        self._slots = [part[:number, :size] for part, number in zip(arrays, numbers)]
+        self.slots, lead = self._slots[self._node.rank], arrays[0][numbers[0] :]
+        self._sum, self._rows = lead[0, :size], lead[1:]
+        self._leaders = nodes.leaders and MessageExchange(nodes.leaders, self._rows, size, self._told)
         self._between: dict[Sums, Sums] = {}
 
     def _told(self, start: float, nbytes: int) -> None:
@@ -208,7 +214,7 @@ class SharedExchange(Exchange):
             self._meet()
             common = float(controls[0][1])
         np.copyto(result, self._sum)
-        self._count(start, nbytes + result.nbytes)
+        self._count(start, nbytes + result.nbytes if self._nodes.comm.size > 1 else 0)
         return common
 
     def _meet(self) -> None:

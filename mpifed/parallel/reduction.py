@@ -47,12 +47,12 @@ class _Reduction:
         """Begin a sum over ``cohort``."""
         self._cohort = cohort
 
-    def _weighted(self, members: slice) -> torch.Tensor:
-        """The rows of the group, times their weights."""
-        rows, weights = self.rows[: members.stop - members.start], self._cohort.local_weights
+    def _weigh(self, members: slice) -> None:
+        """Multiply the rows of the group by their weights."""
+        weights = self._cohort.local_weights
         if weights is not None:
+            rows = self.rows[: members.stop - members.start]
             rows *= torch.as_tensor(weights[members], dtype=rows.dtype, device=rows.device)[:, None]
-        return rows
 
 
 class FusedReduction(_Reduction):
@@ -66,7 +66,8 @@ class FusedReduction(_Reduction):
 
     def add(self, members: slice) -> None:
         """Add the messages of ``cohort.local[members]``, in the first rows of ``rows``, which may change."""
-        rows = self._weighted(members)
+        self._weigh(members)
+        rows = self.rows[: members.stop - members.start]
         if members.start and len(rows) == 1:
             self.mean += rows[0]
         elif members.start:
@@ -96,35 +97,55 @@ class ExactReduction(_Reduction):
     def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
         on_cpu, self._result = transport.device.type == "cpu", torch.zeros(size, dtype=dtype)
         self.mean, self._rank = self._result.to(transport.device), transport.comm.rank
-        self._exchange = transport.exchange(placement, size, self._result.numpy().dtype)
+        self._exchange = transport.exchange(placement, size, dtype)
         self._host = torch.from_numpy(self._exchange.slots)
         sums = self._host.to(transport.device)
         self._lone = placement.counts[self._rank] == 1
         self.rows = sums if self._lone else sums.new_zeros(max(capacity, 1), size)
         self._sums = sums.numpy() if on_cpu else sums
         self._rows = self.rows.numpy() if on_cpu else self.rows
+        self._between = self._rows[:0]
         self._plus = np.add if on_cpu else torch.add
-        self._step = max(1, BLOCK // self._result.itemsize)
 
     def add(self, members: slice) -> None:
         """As :meth:`FusedReduction.add`."""
-        rows = self._weighted(members)
+        self._weigh(members)
         if self._lone:
             return
-        (levels, pushed), size = self._cohort.tree.steps(members), len(self._result)
-        step = max(self._step // len(rows), 2**10)
+        count, size = members.stop - members.start, len(self._result)
+        levels, pushed = self._cohort.tree.steps(members)
+        step = max(2**13, BLOCK // self._result.itemsize // count)
+        between = self._room(sum(one for one in levels if type(one) is int), min(step, size))
         for start in range(0, size, step):
             columns = slice(start, min(start + step, size))
-            self._add(self._rows[:, columns], self._sums[:, columns], levels, pushed)
+            rows = self._levelled(levels, self._rows[:count, columns], between[:, : columns.stop - start])
+            self._carry(pushed, rows, self._sums[:, columns])
 
-    def _add(self, rows, sums, levels, pushed) -> None:
-        for left, right in levels:
-            if isinstance(left, slice):
-                self._plus(rows[left], rows[right], out=rows[left])
+    def _room(self, count: int, width: int):
+        """Rows for the sums of pairs, ``[count, width]``; kept, since new pages cost as much as the sums."""
+        if len(self._between) < count or self._between.shape[1] != width:
+            room = self.rows.new_empty(count, width)
+            self._between = room.numpy() if self._plus is np.add else room
+        return self._between
+
+    def _levelled(self, levels, rows, between):
+        """Add up ``rows`` among themselves; the rows that hold the sums."""
+        used = 0
+        for pairs in levels:
+            if type(pairs) is int:
+                sums = between[used : used + pairs]
+                self._plus(rows[0 : 2 * pairs : 2], rows[1 : 2 * pairs : 2], out=sums)
+                rows, used = sums, used + pairs
+            elif isinstance(pairs[0], slice):
+                self._plus(rows[pairs[0]], rows[pairs[1]], out=rows[pairs[0]])
             else:
-                rows[left] = rows[left] + rows[right]
-        for row, held, joined in pushed:
-            value = rows[row]
+                rows[pairs[0]] = rows[pairs[0]] + rows[pairs[1]]
+        return rows
+
+    def _carry(self, pushed, rows, sums) -> None:
+        """Add what the group has summed to the partial sums, as a binary counter carries."""
+        for place, held, joined in pushed:
+            value = rows[place]
             for number in range(held - 1, held - joined, -1):
                 self._plus(value, sums[number], out=value)
             if joined:

@@ -40,7 +40,7 @@ from mpifed.parallel.channels import (
     StagedChannel,
 )
 from mpifed.parallel.comm import CollectiveError, SerialComm, share, together
-from mpifed.parallel.exchange import Exchange, MessageExchange, SharedExchange
+from mpifed.parallel.exchange import Exchange, MessageExchange, SharedExchange, padded
 from mpifed.parallel.nodes import Nodes
 from mpifed.parallel.placement import Placement
 from mpifed.parallel.segments import share_memory
@@ -80,10 +80,11 @@ class Transport:
         """
         return self.channel(torch.zeros(size + 1, dtype=dtype, device=self.device))
 
-    def exchange(self, placement: Placement, size: int, dtype: np.dtype) -> Exchange:
+    def exchange(self, placement: Placement, size: int, dtype: torch.dtype) -> Exchange:
         """What adds up the partial sums ``[size]`` that ranks with these clients make of a tree. Collective."""
         slots = depth(*placement.edges[self.comm.rank :][:2].tolist())
-        return MessageExchange(self.comm, np.zeros((max(slots, 1), size + 1), dtype), self.count)
+        rows = torch.zeros(max(slots, 1), padded(size), dtype=dtype).numpy()  # torch aligns it
+        return MessageExchange(self.comm, rows, size, self.count)
 
     def count(self, start: float, wire_bytes: int) -> None:
         """Add the time since ``start`` (of ``time.perf_counter``) and what has been sent and received."""
@@ -144,7 +145,7 @@ class Shm(Host):
         share_memory(comm, self._nodes.node, 1)
 
     def sums(self, size, dtype):
-        shared = self._shared(size, torch.empty(0, dtype=dtype).numpy().dtype, 1, 1)
+        shared = self._shared(size, dtype, 1, 1)
         if shared is None:
             return super().sums(size, dtype)
         return SharedChannel(self, shared, Sums.of_ranks(self._nodes.firsts))
@@ -157,12 +158,13 @@ class Shm(Host):
         shared = self._shared(size, dtype, slots, max(1, depth(*here)))
         return super().exchange(placement, size, dtype) if shared is None else shared
 
-    def _shared(self, size: int, dtype: np.dtype, slots: int, of_node: int) -> SharedExchange | None:
+    def _shared(self, size: int, dtype: torch.dtype, slots: int, of_node: int) -> SharedExchange | None:
         """``None`` where messages take less time, or the system refuses."""
         if size * dtype.itemsize < SHORT:
             return None
         try:
-            return SharedExchange(self._nodes, slots, of_node, size, dtype, self.count)
+            kind = torch.empty(0, dtype=dtype).numpy().dtype
+            return SharedExchange(self._nodes, slots, of_node, size, kind, self.count)
         except CollectiveError as refusal:
             if self.comm.rank == 0 and not self._told:
                 print(f"mpifed: warning: some messages go through MPI: {refusal}", file=sys.stderr)

@@ -39,7 +39,7 @@ def depth(first: int, last: int) -> int:
     return most
 
 
-def contract(gaps: np.ndarray, closed: np.ndarray) -> tuple[list[tuple], np.ndarray]:
+def contract(gaps: np.ndarray, closed: np.ndarray) -> tuple[list, np.ndarray, np.ndarray]:
     """Add up neighbours as far as the nodes are complete, all additions of a level at once.
 
     Args:
@@ -47,19 +47,27 @@ def contract(gaps: np.ndarray, closed: np.ndarray) -> tuple[list[tuple], np.ndar
         closed: ``[rows]``, whether a row may not be added to what lies before it.
 
     Returns:
-        Pairs of indices, one a level: rows ``left`` become ``left + right``; and the rows that hold a sum
-        in the end, ascending.
+        The additions of each level: a number n where rows 0 and 1, 2 and 3, ..., n pairs, are added and
+        their sums are all that is left, rows 0 .. n - 1; else indices: rows ``left`` become ``left + right``.
+        Then where the sums are in the end, and the rows that they begin with.
     """
     steps, starts = [], np.arange(len(closed))
+    places = starts
     for level in np.unique(gaps[:-1][~closed]):
         own = gaps[starts]
         after = np.append(own[1:], gaps[-1])
         complete = (own == level) & ~closed[starts] & (np.roll(own, 1) > level) & (after > level)
         right = np.flatnonzero(complete)
-        if len(right):
-            steps.append((_index(starts[right - 1]), _index(starts[right])))
-            starts = np.delete(starts, right)
-    return steps, starts
+        if not len(right):
+            continue
+        starts = np.delete(starts, right)
+        if 2 * len(right) == len(places) == places[-1] + 1:  # no two neighbours are added to what lies before
+            steps.append(len(right))
+            places = np.arange(len(starts))
+        else:
+            steps.append((_index(places[right - 1]), _index(places[right])))
+            places = np.delete(places, right)
+    return steps, places, starts
 
 
 def _index(rows: np.ndarray):
@@ -110,8 +118,9 @@ class Sums:
         Args:
             nodes: the first rank of each node, and the number of ranks.
         """
-        gaps = [rank + (rank in nodes) * TOP * nodes[-1] for rank in range(nodes[-1])]
-        return cls((1,) * nodes[-1], np.array([*gaps, 2 * TOP * nodes[-1]]))
+        ranks = nodes[-1]
+        gaps = [rank + (rank in nodes) * ranks for rank in range(1, ranks)]
+        return cls((1,) * ranks, np.array([2 * ranks, *gaps, 2 * ranks]))
 
     @property
     def all(self) -> tuple:
@@ -131,7 +140,7 @@ class Sums:
         ends = np.cumsum(self.partials)[np.array(nodes[1:]) - 1]
         closed = np.zeros(ends[-1] + 1, dtype=bool)
         closed[[0, *ends]] = True
-        _, starts = contract(self.gaps, closed[:-1])
+        starts = contract(self.gaps, closed[:-1])[-1]
         counts = np.bincount(np.searchsorted(ends, starts, "right"), minlength=len(ends))
         return Sums(tuple(counts.tolist()), np.append(self.gaps[starts], self.gaps[-1]))
 
@@ -150,20 +159,20 @@ class Tree:
         self._gaps, ends = gaps_of(members), np.cumsum(counts)
         closed = np.zeros(len(members), dtype=bool)
         closed[(ends - counts)[counts > 0]] = True
-        _, starts = contract(self._gaps, closed)
+        starts = contract(self._gaps, closed)[-1]
         partials = np.bincount(np.searchsorted(ends, starts, "right"), minlength=len(counts))
         self.sums = Sums(tuple(partials.tolist()), np.append(self._gaps[starts], TOP))
         self._first = int(ends[rank] - counts[rank])
         self._stacks: dict[int, list[int]] = {0: []}
         self._steps: dict[tuple[int, int], tuple] = {}
 
-    def steps(self, members: slice) -> tuple[list[tuple], list[tuple[int, int, int]]]:
+    def steps(self, members: slice) -> tuple[list, list[tuple[int, int, int]]]:
         """What is to be added when the rows of this rank's ``members`` have come, those before them having
         been added.
 
         Returns:
-            The additions among the rows, as :func:`contract`; and for each row that then holds a sum: the
-            row, the number of partial sums so far, and how many of these, the last ones, it is added to.
+            The additions among the rows, as :func:`contract`; and for each place that then holds a sum: the
+            place, the number of partial sums so far, and how many of these, the last ones, it is added to.
         """
         key = members.start, members.stop
         if key not in self._steps:
@@ -172,13 +181,13 @@ class Tree:
 
     def _made(self, start: int, stop: int) -> tuple:
         gaps = self._gaps[self._first + start : self._first + stop + 1]
-        levels, rows = contract(gaps, np.arange(stop - start) == 0)
-        stack, pushed = list(self._stacks[start]), []
-        for row, after in zip(rows.tolist(), [*rows.tolist()[1:], stop - start]):
-            held, closing = len(stack), gaps[after]
-            stack.append(gaps[row])
-            while len(stack) > 1 and stack[-1] < min(stack[-2], closing):
+        levels, places, starts = contract(gaps, np.arange(stop - start) == 0)
+        stack, pushed, ends = list(self._stacks[start]), [], [*starts.tolist()[1:], stop - start]
+        for place, row, end in zip(places.tolist(), starts.tolist(), ends):
+            held = len(stack)
+            stack.append(int(gaps[row]))
+            while len(stack) > 1 and stack[-1] < min(stack[-2], gaps[end]):
                 stack.pop()
-            pushed.append((row, held, held + 1 - len(stack)))
+            pushed.append((place, held, held + 1 - len(stack)))
         self._stacks[stop] = stack
         return levels, pushed
