@@ -101,9 +101,10 @@ class Run(_Section):
         min_length=1,
         description="numbers of the GPUs that the ranks of a node take in turn; all when left out",
     )
-    transport: Literal["auto", "host", "cuda-mpi", "nccl"] = Field(
+    transport: Literal["auto", "shm", "host", "cuda-mpi", "nccl"] = Field(
         "auto",
-        description="way of messages; auto: nccl where each rank has its own GPU, else through host memory",
+        description="way of messages; auto: memory that the ranks of a node share, on GPUs nccl where each "
+        "rank has its own, else MPI in host memory",
     )
     dtype: Literal["float32", "float64"] = Field(
         "float32", description="precision of all state and gradients"

@@ -13,7 +13,7 @@ import torch
 
 from mpifed.parallel.devices import wait_for
 
-__all__ = ["Channel", "LoneChannel", "HostChannel", "StagedChannel", "DirectChannel", "CudaCopies"]
+__all__ = ["Channel", "LoneChannel", "HostChannel", "SharedChannel", "StagedChannel", "DirectChannel", "CudaCopies"]
 
 #: Bytes above which a staged message goes in chunks, and the bytes of a chunk.
 CHUNKED, CHUNK = 8 * 2**20, 4 * 2**20
@@ -73,6 +73,21 @@ class HostChannel(Channel):
         start = time.perf_counter()
         self.comm.bcast_(self._array)
         self.transport.count(start, self._broadcast)
+
+
+class SharedChannel(HostChannel):
+    """A tensor in memory that the ranks of a node share, added up there.
+
+    Args:
+        exchange: the memory, one partial sum a rank; ``sums``: how they are added.
+    """
+
+    def __init__(self, transport, exchange, sums):
+        super().__init__(transport, torch.from_numpy(exchange.slots[0]))
+        self._exchange, self._sums = exchange, sums
+
+    def sum_(self, control):
+        return self._exchange.finish(self._sums, 1.0, self._array, control)
 
 
 class StagedChannel(Channel):

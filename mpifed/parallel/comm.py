@@ -92,6 +92,10 @@ class SerialComm:
     def barrier(self) -> None:
         """Wait for all ranks."""
 
+    def split(self, color: int | None) -> SerialComm | None:
+        """A communicator of the ranks that give the same ``color``, in their order; ``None`` for ``None``."""
+        return None if color is None else self
+
     def alarmed(self) -> bool:
         """Whether another rank has sent a text by :meth:`witness`; from any thread."""
         return False
@@ -190,6 +194,14 @@ class MpiComm(SerialComm):
         self.calling = "Barrier"
         self._comm.Barrier()
         self.calling = ""
+
+    def split(self, color):
+        part = self._comm.Split(self._mpi.UNDEFINED if color is None else color, self.rank)
+        if part == self._mpi.COMM_NULL:
+            return None
+        made = MpiComm(part)
+        part.Free()
+        return made
 
     def alarmed(self):
         try:

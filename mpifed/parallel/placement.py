@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from mpifed.core.streams import Stream
+from mpifed.parallel.tree import Tree
 
 __all__ = ["Placement", "Cohort"]
 
@@ -88,7 +89,6 @@ class Cohort:
         members: numbers of the members, ascending.
         local: positions of this rank's members among the clients that it hosts.
         counts: members on each rank.
-        order: positions that bring rows lying rank after rank into the order of ``members``.
         weights: the members' weights or ``None`` for uniform; ``local_weights``: those of this rank's
             members.
         total: sum of the members' weights (their number when uniform).
@@ -97,9 +97,8 @@ class Cohort:
     def __init__(
         self, members: np.ndarray, placement: Placement, rank: int, weights: np.ndarray | None = None
     ):
-        self.members = members
+        self.members, self._rank = members, rank
         ranks = placement.rank_of[members]
-        self.order = np.argsort(np.argsort(ranks, kind="stable"), kind="stable")
         self.counts = np.bincount(ranks, minlength=placement.ranks)
         mine = members[ranks == rank]
         self.local = np.searchsorted(placement.of(rank), mine)
@@ -108,6 +107,11 @@ class Cohort:
         if weights is not None:
             self.weights, self.local_weights = weights[members], weights[mine]
             self.total = float(self.weights.sum())
+
+    @cached_property
+    def tree(self) -> Tree:
+        """How ``exact`` sums over the members."""
+        return Tree(self.members, self.counts, self._rank)
 
     @staticmethod
     def draw(seed: int, r: int, clients: int, size: int, number: int = 0) -> np.ndarray:

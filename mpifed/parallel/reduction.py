@@ -1,13 +1,13 @@
 """Averages of messages over the cohort: two reductions with one interface.
 
-``fused``: the rank's rows are summed, then one Allreduce in place on one persistent buffer. With one client a
-rank the client's row *is* that buffer, so nothing is packed. Bits depend on the number of ranks and on the
-transport.
+``fused``: the rank's rows are summed, then one sum over the ranks in place in one persistent buffer. With one
+client a rank the client's row *is* that buffer, so nothing is packed. Bits depend on the number of ranks and on
+the transport.
 
-``exact``: the sum runs over the clients one by one in the order of their numbers, whatever rank holds them:
-an Alltoallv hands every rank a slice of all rows, it sums its slice, an Allgatherv distributes the results.
-The same bits for every number of ranks and every placement. It works in host memory. Columns go in chunks,
-which bounds the memory.
+``exact``: the sum runs along a fixed binary tree over the clients' numbers (:mod:`mpifed.parallel.tree`),
+whatever rank holds them. A rank adds a message to its partial sums as a binary counter carries, so it keeps
+some log2 of them and no row for each client, and these meet those of the other ranks
+(:mod:`mpifed.parallel.exchange`). The same bits for every number of ranks, every placement and every group.
 
 Both carry a control value next to the message, so that decisions of single ranks (time is up) reach all
 without another collective.
@@ -15,19 +15,16 @@ without another collective.
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import torch
 
-from mpifed.parallel.placement import Cohort
+from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
 
 __all__ = ["FusedReduction", "ExactReduction", "REDUCTIONS"]
 
-#: Elements of the receive buffer of one chunk of ``exact``.
-CHUNK = 2**24
-
+#: Bytes of rows that are added up at a time: what a core's cache holds.
+BLOCK = 2**18
 
 class _Reduction:
     """Buffers for one phase's message, on the transport's device.
@@ -36,7 +33,7 @@ class _Reduction:
     its rows, then :meth:`finish`, which is collective.
 
     Args:
-        capacity: rows that are filled at a time; ``hosted``: clients on this rank.
+        capacity: rows that are filled at a time.
 
     Attributes:
         rows: the messages of a group, ``[capacity, size]``, filled before :meth:`add`.
@@ -50,26 +47,27 @@ class _Reduction:
         """Begin a sum over ``cohort``."""
         self._cohort = cohort
 
-    def _weighted(self, members: slice) -> torch.Tensor:
-        """The rows of the group, times their weights."""
-        rows, weights = self.rows[: members.stop - members.start], self._cohort.local_weights
+    def _weigh(self, members: slice) -> None:
+        """Multiply the rows of the group by their weights."""
+        weights = self._cohort.local_weights
         if weights is not None:
+            rows = self.rows[: members.stop - members.start]
             rows *= torch.as_tensor(weights[members], dtype=rows.dtype, device=rows.device)[:, None]
-        return rows
 
 
 class FusedReduction(_Reduction):
-    """One in-place Allreduce of a persistent buffer."""
+    """One sum over the ranks, in place in a persistent buffer."""
 
-    def __init__(self, transport: Transport, capacity: int, hosted: int, size: int, dtype):
-        buffer = torch.zeros(size + 1, dtype=dtype, device=transport.device)  # and the control value
-        self._channel, self.mean = transport.channel(buffer), buffer[:size]
-        self._lone = hosted == capacity == 1
-        self.rows = self.mean.view(1, -1) if self._lone else buffer.new_zeros(max(capacity, 1), size)
+    def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
+        self._channel = transport.sums(size, dtype)
+        self.mean = self._channel.tensor[:size]
+        self._lone = placement.counts[transport.comm.rank] == capacity == 1
+        self.rows = self.mean.view(1, -1) if self._lone else self.mean.new_zeros(max(capacity, 1), size)
 
     def add(self, members: slice) -> None:
         """Add the messages of ``cohort.local[members]``, in the first rows of ``rows``, which may change."""
-        rows = self._weighted(members)
+        self._weigh(members)
+        rows = self.rows[: members.stop - members.start]
         if members.start and len(rows) == 1:
             self.mean += rows[0]
         elif members.start:
@@ -94,61 +92,76 @@ class FusedReduction(_Reduction):
 
 
 class ExactReduction(_Reduction):
-    """A sum over the clients in the order of their numbers: the same bits on every layout."""
+    """A sum along the tree over the clients' numbers: the same bits on every layout."""
 
-    def __init__(self, transport: Transport, capacity: int, hosted: int, size: int, dtype):
-        self.transport, self.comm = transport, transport.comm
-        self.rows = torch.zeros(max(capacity, 1), size, dtype=dtype, device=transport.device)
-        self._held = torch.zeros(hosted, size, dtype=dtype)
-        self._result = torch.zeros(size, dtype=dtype)
-        self.mean = self._result.to(transport.device)
+    def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
+        on_cpu, self._result = transport.device.type == "cpu", torch.zeros(size, dtype=dtype)
+        self.mean, self._rank = self._result.to(transport.device), transport.comm.rank
+        self._exchange = transport.exchange(placement, size, dtype)
+        self._host = torch.from_numpy(self._exchange.slots)
+        sums = self._host.to(transport.device)
+        self._lone = placement.counts[self._rank] == 1
+        self.rows = sums if self._lone else sums.new_zeros(max(capacity, 1), size)
+        self._sums = sums.numpy() if on_cpu else sums
+        self._rows = self.rows.numpy() if on_cpu else self.rows
+        self._between = self._rows[:0]
+        self._plus = np.add if on_cpu else torch.add
 
     def add(self, members: slice) -> None:
         """As :meth:`FusedReduction.add`."""
-        self._held[members] = self._weighted(members).cpu()
+        self._weigh(members)
+        if self._lone:
+            return
+        count, size = members.stop - members.start, len(self._result)
+        levels, pushed = self._cohort.tree.steps(members)
+        step = max(2**13, BLOCK // self._result.itemsize // count)
+        between = self._room(sum(one for one in levels if type(one) is int), min(step, size))
+        for start in range(0, size, step):
+            columns = slice(start, min(start + step, size))
+            rows = self._levelled(levels, self._rows[:count, columns], between[:, : columns.stop - start])
+            self._carry(pushed, rows, self._sums[:, columns])
+
+    def _room(self, count: int, width: int):
+        """Rows for the sums of pairs, ``[count, width]``; kept, since new pages cost as much as the sums."""
+        if len(self._between) < count or self._between.shape[1] != width:
+            room = self.rows.new_empty(count, width)
+            self._between = room.numpy() if self._plus is np.add else room
+        return self._between
+
+    def _levelled(self, levels, rows, between):
+        """Add up ``rows`` among themselves; the rows that hold the sums."""
+        used = 0
+        for pairs in levels:
+            if type(pairs) is int:
+                sums = between[used : used + pairs]
+                self._plus(rows[0 : 2 * pairs : 2], rows[1 : 2 * pairs : 2], out=sums)
+                rows, used = sums, used + pairs
+            elif isinstance(pairs[0], slice):
+                self._plus(rows[pairs[0]], rows[pairs[1]], out=rows[pairs[0]])
+            else:
+                rows[pairs[0]] = rows[pairs[0]] + rows[pairs[1]]
+        return rows
+
+    def _carry(self, pushed, rows, sums) -> None:
+        """Add what the group has summed to the partial sums, as a binary counter carries."""
+        for place, held, joined in pushed:
+            value = rows[place]
+            for number in range(held - 1, held - joined, -1):
+                self._plus(value, sums[number], out=value)
+            if joined:
+                self._plus(sums[held - joined], value, out=sums[held - joined])
+            else:
+                sums[held] = value
 
     def finish(self, control: float = 0.0) -> float:
         """As :meth:`FusedReduction.finish`."""
-        cohort = self._cohort
-        rows, result = self._held[: len(cohort.local)].numpy(), self._result.numpy()
-        size, controls = len(result), 0.0
-        step = max(1, CHUNK // max(1, len(cohort.members)))
-        for start in range(0, max(size, 1), step):
-            stop = min(start + step, size)
-            controls += self._chunk(
-                rows[:, start:stop], result[start:stop], cohort, control if start == 0 else 0.0
-            )
-        result /= result.dtype.type(cohort.total)
+        sums = self._cohort.tree.sums
+        if self.mean is not self._result:
+            own = slice(0, sums.partials[self._rank])
+            self._host[own].copy_(self._sums[own])
+        controls = self._exchange.finish(sums, self._cohort.total, self._result.numpy(), control)
         if self.mean is not self._result:
             self.mean.copy_(self._result)
-        return controls
-
-    def _chunk(self, rows: np.ndarray, result: np.ndarray, cohort: Cohort, control: float) -> float:
-        ranks = self.comm.size
-        edges = np.linspace(0, rows.shape[1], ranks + 1).astype(int)
-        widths = np.diff(edges)
-        packed = [
-            np.ascontiguousarray(rows[:, left:right]).reshape(-1) for left, right in zip(edges, edges[1:])
-        ]
-        send = np.concatenate(packed)
-        width = widths[self.comm.rank]
-        received = np.empty(len(cohort.members) * width, rows.dtype)
-        piece = np.zeros(width + 1, rows.dtype)
-        alone = ranks == 1
-        start = time.perf_counter()
-        self.comm.alltoallv(send, (len(rows) * widths).tolist(), received, (cohort.counts * width).tolist())
-        self.transport.count(start, 0 if alone else send.nbytes + received.nbytes)
-        for row in received.reshape(-1, width)[cohort.order] if width else ():
-            piece[:width] += row
-        piece[width] = control
-        gathered = np.empty(rows.shape[1] + ranks, rows.dtype)
-        start = time.perf_counter()
-        self.comm.allgatherv(piece, gathered, (widths + 1).tolist())
-        self.transport.count(start, 0 if alone else piece.nbytes + gathered.nbytes)
-        controls = 0.0
-        for rank, (left, right) in enumerate(zip(edges, edges[1:])):
-            result[left:right] = gathered[left + rank : right + rank]
-            controls += float(gathered[right + rank])
         return controls
 
 

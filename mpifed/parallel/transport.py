@@ -1,6 +1,8 @@
 """How messages travel between the ranks.
 
 ============  ================================================================================================
+``shm``       Memory that the ranks of a node share, where their sums lie. Only on CPUs. Across nodes the first
+              rank of each exchanges by MPI what its node has added up.
 ``host``      MPI on host memory. The message of a rank on the CPU is reduced where it lies. That of a GPU
               goes through a pinned buffer, above 8 MB in chunks: while MPI reduces one, the next comes from
               the GPU and the one before goes back.
@@ -12,15 +14,13 @@
 
 A transport gives each persistent tensor a *channel*, which sums it over the ranks or broadcasts it in place.
 All ranks get the same bits. Those of a sum depend on the transport and, with MPI libraries that choose an
-algorithm by the size, on the chunks. ``run.reduction = "exact"`` depends on neither and works in host memory.
+algorithm by the size, on the chunks. ``run.reduction = "exact"`` depends on neither: it adds up in host
+memory, in an order that no transport changes (:mod:`mpifed.parallel.exchange`).
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
 import sys
 import time
 import weakref
@@ -36,41 +36,22 @@ from mpifed.parallel.channels import (
     DirectChannel,
     HostChannel,
     LoneChannel,
+    SharedChannel,
     StagedChannel,
 )
-from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share, together
-from mpifed.parallel.devices import identity
+from mpifed.parallel.comm import CollectiveError, SerialComm, share, together
+from mpifed.parallel.exchange import Exchange, MessageExchange, SharedExchange, padded
+from mpifed.parallel.nodes import Nodes
+from mpifed.parallel.placement import Placement
+from mpifed.parallel.segments import share_memory
+from mpifed.parallel.tree import Sums, depth
 
-__all__ = ["Transport", "Alone", "Host", "CudaMpi", "Nccl", "choose_transport", "probe"]
+__all__ = ["Transport", "Alone", "Host", "CudaMpi", "Nccl", "Shm"]
 
-#: Seconds after which ranks that do not find each other give up, and the probe's child process.
+#: Bytes up to which messages take less time than meeting in shared memory.
+SHORT = 2**15
+#: Seconds after which ranks that do not find each other give up.
 PATIENCE = 120
-#: What a child process does to find out whether MPI can read and write GPU memory. Not in place: MPI alone
-#: would do nothing.
-PROBE = """
-import sys, torch
-from mpi4py import MPI
-one, two = torch.ones(1, device=sys.argv[1]), torch.zeros(1, device=sys.argv[1])
-float(two)
-MPI.COMM_SELF.Allreduce(one, two)
-sys.exit(None if float(two) == 1 else f"the sum of 1 was {float(two)}")
-"""
-#: What a launcher leaves in the environment of a rank; without it a process is alone.
-_LAUNCHER = (
-    "OMPI_COMM_WORLD_",
-    "OMPI_MCA_ess",
-    "OMPI_MCA_orte_",
-    "PMI_",
-    "PMIX_",
-    "PRTE_",
-    "HYDRA_",
-    "MV2_COMM_",
-    "MPI_LOCALRANKID",
-    "PALS_",
-    "FLUX_",
-    "ALPS_",
-    "SLURM_",
-)
 
 
 class Transport:
@@ -92,6 +73,18 @@ class Transport:
     def channel(self, tensor: torch.Tensor) -> Channel:
         """A channel for ``tensor`` ``[size]``, contiguous and on :attr:`device`."""
         raise NotImplementedError
+
+    def sums(self, size: int, dtype: torch.dtype) -> Channel:
+        """A channel for a tensor of zeros, which it makes itself, of ``size`` elements and the control value.
+        Collective.
+        """
+        return self.channel(torch.zeros(size + 1, dtype=dtype, device=self.device))
+
+    def exchange(self, placement: Placement, size: int, dtype: torch.dtype) -> Exchange:
+        """What adds up the partial sums ``[size]`` that ranks with these clients make of a tree. Collective."""
+        slots = depth(*placement.edges[self.comm.rank :][:2].tolist())
+        rows = torch.zeros(max(slots, 1), padded(size), dtype=dtype).numpy()  # torch aligns it
+        return MessageExchange(self.comm, rows, size, self.count)
 
     def count(self, start: float, wire_bytes: int) -> None:
         """Add the time since ``start`` (of ``time.perf_counter``) and what has been sent and received."""
@@ -135,6 +128,48 @@ class Host(Transport):
 
     def channel(self, tensor):
         return StagedChannel(self, tensor, self._copies) if self._copies else HostChannel(self, tensor)
+
+
+class Shm(Host):
+    """Memory that the ranks of a node share, and MPI for what is short or lies elsewhere.
+
+    Raises:
+        CollectiveError: on all ranks together: the system shares no memory between them.
+    """
+
+    name = "shm"
+
+    def __init__(self, comm: SerialComm, device: torch.device):
+        super().__init__(comm, device)
+        self._nodes, self._told = Nodes.of(comm), False
+        share_memory(comm, self._nodes.node, 1)
+
+    def sums(self, size, dtype):
+        shared = self._shared(size, dtype, 1, 1)
+        if shared is None:
+            return super().sums(size, dtype)
+        return SharedChannel(self, shared, Sums.of_ranks(self._nodes.firsts))
+
+    def exchange(self, placement, size, dtype):
+        edges, firsts = placement.edges.tolist(), self._nodes.firsts
+        first = firsts.index(self.comm.node)
+        here = edges[firsts[first]], edges[firsts[first + 1]]
+        slots = max(1, depth(*edges[self.comm.rank : self.comm.rank + 2]))
+        shared = self._shared(size, dtype, slots, max(1, depth(*here)))
+        return super().exchange(placement, size, dtype) if shared is None else shared
+
+    def _shared(self, size: int, dtype: torch.dtype, slots: int, of_node: int) -> SharedExchange | None:
+        """``None`` where messages take less time, or the system refuses."""
+        if size * dtype.itemsize < SHORT:
+            return None
+        try:
+            kind = torch.empty(0, dtype=dtype).numpy().dtype
+            return SharedExchange(self._nodes, slots, of_node, size, kind, self.count)
+        except CollectiveError as refusal:
+            if self.comm.rank == 0 and not self._told:
+                print(f"mpifed: warning: some messages go through MPI: {refusal}", file=sys.stderr)
+            self._told = True
+            return None
 
 
 class CudaMpi(Transport):
@@ -206,93 +241,3 @@ class Nccl(Transport):
 
     def channel(self, tensor):
         return DirectChannel(self, tensor, dist.all_reduce, lambda part: dist.broadcast(part, 0))
-
-
-def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact: bool) -> Transport:
-    """The transport for this run, the same on all ranks. Collective.
-
-    ``auto``: ``none`` for one rank, ``host`` on CPUs and for ``exact``, on GPUs ``nccl`` where every rank has
-    its own and torch is built with it, else ``host``.
-
-    Args:
-        wanted: "auto" or the name of a transport.
-        exact: sums are made by ``reduction = "exact"``.
-
-    Raises:
-        CollectiveError: on all ranks together: this transport does not suit the devices or the reduction.
-    """
-    rows = np.empty(2 * comm.size, dtype=np.int64)
-    mine = [identity(device), dist.is_available() and dist.is_nccl_available()]
-    comm.allgatherv(np.array(mine, dtype=np.int64), rows, [2] * comm.size)
-    gpus, built = rows[::2].tolist(), bool(rows[1::2].all())
-    error = _unsuitable(wanted, gpus, built, exact)
-    if wanted == "cuda-mpi" and error is None and comm.local_rank == 0:
-        error = probe(device, comm.mpi)
-    agree(comm, error)
-    if wanted == "auto" and comm.size == 1:
-        return Alone(comm, device)
-    if wanted == "nccl" or (wanted == "auto" and _unsuitable("nccl", gpus, built, exact) is None):
-        return Nccl(comm, device)
-    if wanted == "cuda-mpi":
-        return CudaMpi(comm, device)
-    return Host(comm, device, CudaCopies(device) if device.type == "cuda" else None)
-
-
-def _unsuitable(wanted: str, gpus: list[int], built: bool, exact: bool) -> str | None:
-    """Why a transport cannot be used; ``gpus``: the :func:`identity` of each rank's device."""
-    if wanted in ("auto", "host"):
-        return None
-    options = "options: auto, host"
-    if not all(gpus):
-        return f"run.transport = {wanted!r} needs a GPU on every rank, got run.device = the CPU ({options})"
-    if exact:
-        return (
-            f"run.transport = {wanted!r} does not go with run.reduction = 'exact', which sums in host memory "
-            f"({options})"
-        )
-    if wanted == "cuda-mpi":
-        return None
-    if not built:
-        return (
-            f"run.transport = 'nccl' needs a torch with NCCL, got torch {torch.__version__} without it "
-            f"({options})"
-        )
-    if len(set(gpus)) < len(gpus):
-        second = next(rank for rank, gpu in enumerate(gpus) if gpu in gpus[:rank])
-        return (
-            f"run.transport = 'nccl' needs a GPU for each rank alone, got {len(gpus)} ranks on "
-            f"{len(set(gpus))}: ranks {gpus.index(gpus[second])} and {second} share one "
-            f"({options}, or fewer ranks)"
-        )
-    return None
-
-
-def probe(device: torch.device, mpi: str) -> str | None:
-    """Try in a child process whether MPI can sum one number in the device's memory; why not, or ``None``.
-
-    A library that cannot, crashes; it must not take the rank along.
-    """
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER)}
-    try:
-        child = subprocess.run(
-            [sys.executable, "-c", PROBE, str(device)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-    except subprocess.TimeoutExpired:
-        end = f"did not end within {PATIENCE} s"
-    else:
-        if child.returncode == 0:
-            return None
-        lines = child.stderr.strip().splitlines()
-        end = f"failed: {lines[-1] if lines else f'exit code {child.returncode}'}"
-        if child.returncode < 0:
-            end = f"was killed by {signal.Signals(-child.returncode).name}"
-    return (
-        f"run.transport = 'cuda-mpi' needs a CUDA-aware MPI, got {mpi}: an Allreduce of one number in GPU "
-        f"memory, tried in a child process, {end}. Switch it on (Cray MPICH: MPICH_GPU_SUPPORT_ENABLED=1; "
-        "MPICH: MPIR_CVAR_ENABLE_GPU=1; Open MPI: a build with CUDA), or choose another run.transport "
-        "(options: auto, host, nccl)"
-    )

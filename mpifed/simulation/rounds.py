@@ -60,7 +60,7 @@ class Rounds:
         group: Group | None,
     ):
         self.config, self.problem, self.memory = config, problem, memory
-        self.transport, self.observers = transport, observers
+        self.transport, self.placement, self.observers = transport, placement, observers
         self.mine, self.costs = placement.of(transport.comm.rank), Costs()
         self.clock = FederatedClock(config.clock, config.seed, self.mine)
         self.traffic = Traffic(memory.shared.layout, memory.shared.buffer.element_size())
@@ -111,7 +111,7 @@ class Rounds:
         reduction = REDUCTIONS[self.config.run.reduction](
             self.transport,
             self.executor.capacity,
-            len(self.mine),
+            self.placement,
             layout.size,
             self.memory.shared.buffer.dtype,
         )

@@ -6,18 +6,21 @@ import pytest
 import torch
 import torch.distributed as dist
 from games import Game, configuration
+from nodes import two_nodes
 from staging import LateCopies
 
-import mpifed.parallel.reduction
+import mpifed.parallel.exchange
+import mpifed.parallel.transport
 import mpifed.simulation.simulation
 from mpifed import resume, run
 from mpifed.algorithms import AdaFGDA
 from mpifed.parallel import channels, devices
+from mpifed.parallel.choice import choose_transport, probe
 from mpifed.parallel.comm import CollectiveError
 from mpifed.parallel.devices import choose_device
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import ExactReduction, FusedReduction
-from mpifed.parallel.transport import Alone, CudaMpi, Host, Nccl, choose_transport, probe
+from mpifed.parallel.transport import Alone, CudaMpi, Host, Nccl, Shm
 
 pytestmark = pytest.mark.mpi
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible")
@@ -27,11 +30,14 @@ TRANSPORTS = {
     "staged": lambda comm: Host(comm, CPU, LateCopies()),
     "cuda-mpi": lambda comm: CudaMpi(comm, CPU),
     "nccl": lambda comm: Nccl(comm, CPU, "gloo"),
+    "shm": lambda comm: Shm(comm, CPU),
+    "shm on two nodes": lambda comm: Shm(two_nodes(comm), CPU),
 }
 
 
 @pytest.fixture(params=TRANSPORTS)
-def transport(request, comm):
+def transport(request, comm, monkeypatch):
+    monkeypatch.setattr(mpifed.parallel.transport, "SHORT", 0)  # short sums, too, are made in shared memory
     with TRANSPORTS[request.param](comm) as transport:
         yield transport
     assert not dist.is_initialized()
@@ -46,11 +52,15 @@ def test_average_and_control_value(transport, comm, kind, weighted, members):
     placement = Placement(clients, comm.size)
     weights = np.arange(1.0, clients + 1) if weighted else None
     cohort = Cohort(members, placement, comm.rank, weights)
-    reduction = kind(transport, len(placement.of(comm.rank)), size, torch.float64)
+    hosted = placement.counts[comm.rank]
+    reduction = kind(transport, max(1, hosted), placement, size, torch.float64)
     for repetition in range(2):
+        reduction.begin(cohort)
         for row, client in enumerate(placement.of(comm.rank)[cohort.local]):
             reduction.rows[row] = torch.arange(size) * 10.0 + client
-        controls = reduction(cohort, repetition * (comm.rank + 1.0))
+        if len(cohort.local):
+            reduction.add(slice(0, len(cohort.local)))
+        controls = reduction.finish(repetition * (comm.rank + 1.0))
         expected = np.arange(size) * 10.0 + np.average(
             members, weights=None if weights is None else weights[members]
         )
@@ -64,7 +74,7 @@ def test_average_and_control_value(transport, comm, kind, weighted, members):
 @pytest.mark.parametrize("reduction", ["fused", "exact"])
 def test_a_control_value_counts_once_in_a_round_of_several_sums(comm, monkeypatch, reduction):
     """Two phases, and chunks of ``exact`` that hold one element each."""
-    monkeypatch.setattr(mpifed.parallel.reduction, "CHUNK", 1)
+    monkeypatch.setattr(mpifed.parallel.exchange, "CHUNK", 1)
     algorithm = AdaFGDA(q=2, gamma=0.02, lam=0.02, matrix="norm", sync_estimator="mean_after")
     simulation = mpifed.simulation.simulation.Simulation(
         configuration(algorithm, Game(clients=5), "unused", reduction=reduction), comm
@@ -99,10 +109,11 @@ def test_chunks_travel_like_the_whole(comm, monkeypatch):
     assert torch.equal(tensor[:-1], factor * torch.arange(100.0))
 
 
-@pytest.mark.parametrize("name", ["staged", "cuda-mpi", "nccl"])
+@pytest.mark.parametrize("name", ["staged", "cuda-mpi", "nccl", "shm", "shm on two nodes"])
 def test_runs_agree_with_the_host(comm, out, monkeypatch, name):
     """1e-12 in float64: the sums of up to four ranks in another order, three rounds."""
     points = []
+    monkeypatch.setattr(mpifed.parallel.transport, "SHORT", 0)
     for number, kind in enumerate(("host", name)):
         monkeypatch.setattr(
             mpifed.simulation.simulation, "choose_transport", lambda *_: TRANSPORTS[kind](comm)
@@ -116,7 +127,7 @@ def test_runs_agree_with_the_host(comm, out, monkeypatch, name):
 
 
 def test_automatic_transport(comm):
-    assert type(choose_transport(comm, CPU, "auto", False)) is (Host if comm.size > 1 else Alone)
+    assert type(choose_transport(comm, CPU, "auto", False)) is (Shm if comm.size > 1 else Alone)
     assert type(choose_transport(comm, CPU, "host", True)) is Host
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ import torch
 from launch import launch
 from staging import LateCopies
 
-from mpifed.parallel import channels, transport
+from mpifed.parallel import channels, choice, transport
+from mpifed.parallel.choice import choose_transport, probe
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.devices import deterministic, device_for, usage
-from mpifed.parallel.transport import choose_transport, probe
 from mpifed.report.tables import describe_memory
 
 CPU = torch.device("cpu")
@@ -21,10 +22,10 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 class Several(SerialComm):
-    """One of ``size`` ranks that all hold the same; ``theirs`` is what an allgatherv returns."""
+    """One of ``size`` ranks that all hold the same; ``theirs`` is what an allgatherv returns, or the nodes."""
 
-    def __init__(self, size=2, rank=0, theirs=(), log=None):
-        self.size, self.rank, self.theirs = size, rank, theirs
+    def __init__(self, size=2, rank=0, theirs=(), log=None, nodes=0):
+        self.size, self.rank, self.theirs, self.nodes = size, rank, theirs, nodes
         self.log = [] if log is None else log
 
     def allreduce_(self, array, op="sum"):
@@ -39,7 +40,7 @@ class Several(SerialComm):
         assert not np.isnan(array).any(), "sent before it was there"
 
     def allgatherv(self, send, receive, counts):
-        receive[...] = self.theirs
+        receive[...] = self.theirs if len(receive) == len(self.theirs) else self.nodes
 
 
 @pytest.mark.parametrize("size", [1, 2, 16, 17, 25, 64])
@@ -114,21 +115,42 @@ OWN, SHARED, NO_NCCL = [[11, 1], [12, 1], [13, 1]], [[11, 1], [12, 1], [11, 1]],
 
 
 @pytest.mark.parametrize(
-    "ranks, exact, expected",
+    "ranks, nodes, exact, expected",
     [
-        (OWN, False, "nccl"),
-        (SHARED, False, "host"),
-        (NO_NCCL, False, "host"),
-        (OWN, True, "host"),
-        ([[11, 1]], False, "none"),
-        ([[0, 1]] * 3, False, "host"),
+        (OWN, 0, False, "nccl"),
+        (SHARED, 0, False, "host"),
+        (NO_NCCL, 0, False, "host"),
+        (OWN, 0, True, "host"),
+        ([[11, 1]], 0, False, "none"),
+        ([[0, 1]], 0, False, "none"),
+        ([[0, 1]] * 3, 0, False, "shm"),
+        ([[0, 1]] * 3, 0, True, "shm"),
+        ([[0, 1]] * 3, [0, 0, 2], True, "shm"),
+        ([[0, 1]] * 3, [0, 1, 2], True, "host"),
+        ([[0, 1]] * 3, [0, 1, 0], True, "host"),
     ],
 )
-def test_automatic_transport(monkeypatch, ranks, exact, expected):
-    monkeypatch.setattr(transport, "Nccl", lambda comm, device: transport.Transport(comm, device))
-    monkeypatch.setattr(transport.Transport, "name", "nccl")
-    comm = Several(len(ranks), theirs=sum(ranks, []))
+def test_automatic_transport(monkeypatch, ranks, nodes, exact, expected):
+    for name in ("nccl", "shm"):
+        made = SimpleNamespace(name=name)
+        monkeypatch.setattr(choice, name.capitalize(), lambda comm, device, made=made: made)
+    comm = Several(len(ranks), theirs=sum(ranks, []), nodes=nodes)
     assert choose_transport(comm, CPU, "auto", exact).name == expected
+
+
+def test_where_memory_cannot_be_shared_messages_go_through_mpi(monkeypatch, capsys):
+    """A warning of one line; whoever asks for it by name is refused."""
+
+    def refuse(comm, device):
+        raise CollectiveError("Operation not permitted (on rank 1)")
+
+    monkeypatch.setattr(choice, "Shm", refuse)
+    comm = Several(3, theirs=[0, 1] * 3)
+    assert choose_transport(comm, CPU, "auto", True).name == "host"
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "messages go through MPI" in said and "not permitted (on rank 1)" in said
+    with pytest.raises(CollectiveError, match="run.transport = 'shm': .* not permitted .*options: auto, host"):
+        choose_transport(comm, CPU, "shm", True)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +161,7 @@ def test_automatic_transport(monkeypatch, ranks, exact, expected):
         ("nccl", OWN, True, "does not go with run.reduction = 'exact'"),
         ("cuda-mpi", OWN, True, "does not go with run.reduction = 'exact'"),
         ("cuda-mpi", [[0, 1]], False, "needs a GPU on every rank"),
+        ("shm", OWN, True, "needs run.device = 'cpu', got GPUs"),
         (
             "cuda-mpi",
             OWN,
@@ -148,7 +171,7 @@ def test_automatic_transport(monkeypatch, ranks, exact, expected):
     ],
 )
 def test_a_transport_that_does_not_suit(monkeypatch, wanted, ranks, exact, message):
-    monkeypatch.setattr(transport, "PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    monkeypatch.setattr(choice, "PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     comm = Several(len(ranks), theirs=sum(ranks, []))
     with pytest.raises(CollectiveError, match=message + ".*options: auto, host"):
         choose_transport(comm, CPU, wanted, exact)
@@ -163,8 +186,8 @@ def test_what_the_probe_finds(monkeypatch):
         ("import sys; sys.exit('the sum of 1 was 0.0')", "failed: the sum of 1 was 0.0"),
         ("import time; time.sleep(60)", "did not end within 1 s"),
     ):
-        monkeypatch.setattr(transport, "PROBE", script)
-        monkeypatch.setattr(transport, "PATIENCE", 20 if message.startswith("failed") else 1)
+        monkeypatch.setattr(choice, "PROBE", script)
+        monkeypatch.setattr(choice, "PATIENCE", 20 if message.startswith("failed") else 1)
         assert message in probe(CPU, "MPI")
 
 
@@ -186,6 +209,12 @@ assert not compiler.deterministic
 def test_torchs_compiler_is_told_where_it_is_used_and_not_loaded_to_be_told():
     """Loading it takes longer than a small run."""
     assert launch(0, ["-c", COMPILER]) == (0, "")
+
+
+def test_nodes_that_take_turns_share_no_memory():
+    comm = Several(3, theirs=[0, 1] * 3, nodes=[0, 1, 0])
+    with pytest.raises(CollectiveError, match="ranks that are numbered node by node.*options: auto, host"):
+        choose_transport(comm, CPU, "shm", True)
 
 
 @pytest.mark.parametrize("workspace", [None, ":16:8"])

@@ -10,7 +10,7 @@ from games import DX, DY, Game, configuration
 
 from mpifed import run
 from mpifed.algorithms import FSGDA, LSGD
-from mpifed.parallel import transport
+from mpifed.parallel import choice
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import identity
 from mpifed.problems.games import Bilinear
@@ -31,11 +31,11 @@ class Told(SerialComm):
 
 @pytest.mark.parametrize("available, built, nccl", [(True, True, 1), (True, False, 0), (False, True, 0)])
 def test_nccl_needs_torch_distributed_and_a_build_with_it(monkeypatch, available, built, nccl):
-    monkeypatch.setattr(transport, "identity", lambda device: 11)
-    monkeypatch.setattr(transport.dist, "is_available", lambda: available)
-    monkeypatch.setattr(transport.dist, "is_nccl_available", lambda: built)
+    monkeypatch.setattr(choice, "identity", lambda device: 11)
+    monkeypatch.setattr(choice.dist, "is_available", lambda: available)
+    monkeypatch.setattr(choice.dist, "is_nccl_available", lambda: built)
     comm = Told()
-    assert transport.choose_transport(comm, torch.device("cpu"), "auto", False).name == "none"
+    assert choice.choose_transport(comm, torch.device("cpu"), "auto", False).name == "none"
     assert comm.told == [[11, nccl]]
 
 

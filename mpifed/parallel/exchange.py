@@ -1,0 +1,246 @@
+"""Where the partial sums of the ranks meet: by messages, or in memory that the ranks of a node share.
+
+Every rank puts its partial sums into its :attr:`Exchange.slots`, and :meth:`Exchange.finish` adds those of all
+ranks in a given order, which depends on no rank. So the bits do not depend on the way.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.nodes import Nodes
+from mpifed.parallel.segments import share_memory
+from mpifed.parallel.tree import Sums
+
+__all__ = ["Exchange", "MessageExchange", "SharedExchange", "padded"]
+
+#: Elements of what one chunk receives.
+CHUNK = 2**24
+#: Bytes of all partial sums up to which every rank adds all of them up: one message takes less time than two.
+SMALL = 2**15
+#: Bytes of each partial sum that are added at a time, so that what lies between stays in cache.
+BLOCK = 2**17
+#: Bytes before the partial sums in a rank's shared memory: its control value, and on the first rank their sum.
+HEAD = 64
+
+#: Is told when a transfer began (``time.perf_counter``) and the bytes that this rank has sent and received.
+Count = Callable[[float, int], None]
+
+
+def padded(size: int) -> int:
+    """A row's length with room for a control value, so that each begins with a cache line."""
+    return (size // 16 + 1) * 16
+
+
+def add_up(sums: tuple, parts: Sequence[np.ndarray], outs: Sequence[np.ndarray], total: float = 1.0) -> None:
+    """Add up ``parts`` ``[width]`` each, as :func:`mpifed.parallel.tree.program` says, and divide by ``total``.
+
+    Blocks of columns one after another: what lies between never leaves the cache.
+
+    Args:
+        sums: the additions, and the values that are left.
+        outs: ``[width]`` each, for these values.
+    """
+    adds, left = sums
+    width, dtype = len(outs[0]), outs[0].dtype
+    step, places = max(1, BLOCK // dtype.itemsize), -min((out for out, _, _ in adds), default=0)
+    between = np.empty((places, min(step, width)), dtype)
+    for start in range(0, width, step):
+        columns = slice(start, min(start + step, width))
+        values = [part[columns] for part in parts] + list(between[:, : columns.stop - start])
+        for value, out in zip(left, outs):
+            if value < 0:
+                values[value] = out[columns]
+        for out, one, other in adds:
+            np.add(values[one], values[other], out=values[out])
+        for value, out in zip(left, outs):
+            if value >= 0 or total != 1.0:
+                np.divide(values[value], dtype.type(total), out=out[columns])
+
+
+class Exchange:
+    """The partial sums of this rank, and their sum over all ranks.
+
+    Attributes:
+        slots: ``[most partial sums of this rank, size]`` in host memory.
+    """
+
+    slots: np.ndarray
+
+    def finish(self, sums: Sums, total: float, result: np.ndarray, control: float) -> float:
+        """Divide the sum of all partial sums by ``total``. Collective.
+
+        Args:
+            sums: how the first ``sums.partials[rank]`` rows of ``slots`` are added to those of other ranks.
+            result: ``[size]``, is written.
+            control: a value of this rank.
+
+        Returns:
+            The sum of the ranks' control values, the same on all of them.
+        """
+        raise NotImplementedError
+
+
+class MessageExchange(Exchange):
+    """Partial sums that travel.
+
+    Few or small ones go to every rank, which adds all of them up. Else every rank is sent one slice of the
+    columns of all, adds them up and sends the sum to the others. Columns go in chunks, which bounds the memory.
+
+    Args:
+        rows: ``[most partial sums of this rank, padded(size)]``, where they lie; the last column is for the
+            control value.
+        count: is told of every message.
+    """
+
+    def __init__(self, comm: SerialComm, rows: np.ndarray, size: int, count: Count):
+        self.comm, self._rows, self._count = comm, rows, count
+        self.slots = self._rows[:, :size]
+        self._buffers: dict[str, np.ndarray] = {}
+
+    def finish(self, sums, total, result, control):
+        size, controls, parts = len(result), 0.0, sum(sums.partials)
+        if self.comm.size == 1:
+            start = time.perf_counter()
+            add_up(sums.all, self.slots[:parts], [result], total)
+            self._count(start, 0)
+            return control
+        small = self.comm.size <= 2 or parts * size * result.itemsize <= SMALL
+        step = max(1, CHUNK // parts)
+        for start in range(0, max(size, 1), step):
+            columns = slice(start, min(start + step, size))
+            travel = self._gathered if small else self._scattered
+            controls += travel(sums, total, result[columns], columns, control if start == 0 else 0.0)
+        return controls
+
+    def _buffer(self, name: str, length: int) -> np.ndarray:
+        """Memory that stays from one round to the next: new pages cost as much as the sums."""
+        if name not in self._buffers or len(self._buffers[name]) < length:
+            self._buffers[name] = np.empty(length, self.slots.dtype)
+        return self._buffers[name][:length]
+
+    def _gathered(self, sums, total, result, columns, control) -> float:
+        rows = [max(1, count) for count in sums.partials]  # one without any sends its control value
+        last = columns.stop == self.slots.shape[1]
+        own = self._rows[: rows[self.comm.rank], columns.start : None if last else columns.stop + 1]
+        if not last:
+            own = own.copy()
+        own[0, -1], width = control, own.shape[1]
+        received = self._buffer("received", sum(rows) * width)
+        start = time.perf_counter()
+        self.comm.allgatherv(np.ascontiguousarray(own), received, [count * width for count in rows])
+        self._count(start, own.nbytes + received.nbytes)
+        received, firsts = received.reshape(-1, width), np.cumsum([0, *rows[:-1]])
+        parts = [
+            received[first + row, : len(result)] for first, count in zip(firsts, sums.partials) for row in range(count)
+        ]
+        add_up(sums.all, parts, [result], total)
+        return sum(received[firsts, -1].tolist())
+
+    def _scattered(self, sums, total, result, columns, control) -> float:
+        ranks, rank, own = self.comm.size, self.comm.rank, sums.partials[self.comm.rank]
+        edges = np.linspace(0, len(result), ranks + 1).astype(int)
+        widths, parts = np.diff(edges), sum(sums.partials)
+        rows = self.slots[:own, columns]
+        send = rows[0] if own == 1 else self._buffer("sent", own * len(result))
+        for left, right in zip(edges, edges[1:]) if own > 1 else ():
+            send[own * left : own * right].reshape(own, right - left)[...] = rows[:, left:right]
+        received = self._buffer("received", parts * widths[rank]).reshape(parts, widths[rank])
+        start = time.perf_counter()
+        self.comm.alltoallv(send, (own * widths).tolist(), received, [n * widths[rank] for n in sums.partials])
+        self._count(start, send.nbytes + received.nbytes)
+        piece = self._buffer("piece", widths[rank] + 1)
+        add_up(sums.all, received, [piece[:-1]])
+        piece[-1] = control
+        gathered = self._buffer("gathered", len(result) + ranks)
+        start = time.perf_counter()
+        self.comm.allgatherv(piece, gathered, (widths + 1).tolist())
+        self._count(start, piece.nbytes + gathered.nbytes)
+        controls = 0.0
+        for number, (left, right) in enumerate(zip(edges, edges[1:])):
+            np.divide(gathered[left + number : right + number], result.dtype.type(total), out=result[left:right])
+            controls += float(gathered[right + number])
+        return controls
+
+
+class SharedExchange(Exchange):
+    """Partial sums in memory that the ranks of a node share: every rank adds up one slice of the columns where
+    they lie.
+
+    Across nodes the first rank of each exchanges by messages what its node has added up.
+
+    Args:
+        nodes: the ranks by node.
+        slots, of_node: the most partial sums of this rank, and of its node.
+        count: as for :class:`MessageExchange`.
+
+    Raises:
+        CollectiveError: on all ranks of the job: a node does not share memory of this size.
+    """
+
+    def __init__(self, nodes: Nodes, slots: int, of_node: int, size: int, dtype: np.dtype, count: Count):
+        self._nodes, self._node, self._count = nodes, nodes.node, count
+        numbers, width = np.empty(self._node.size, dtype=np.int64), padded(size)
+        self._node.allgatherv(np.array([slots]), numbers, [1] * self._node.size)
+        several, first = len(nodes.firsts) > 2, self._node.rank == 0
+        rows = slots + first * (1 + several * of_node)
+        memory = share_memory(nodes.comm, self._node, HEAD + dtype.itemsize * int(rows * width))
+        self._controls = [part[:HEAD].view(np.float64) for part in memory]
+        arrays = [part[HEAD:].view(dtype).reshape(-1, width) for part in memory]
+        self._slots = [part[:number, :size] for part, number in zip(arrays, numbers)]
+        self.slots, lead = self._slots[self._node.rank], arrays[0][numbers[0] :]
+        self._sum, self._rows = lead[0, :size], lead[1:]
+        self._leaders = nodes.leaders and MessageExchange(nodes.leaders, self._rows, size, self._told)
+        self._between: dict[Sums, Sums] = {}
+
+    def _told(self, start: float, nbytes: int) -> None:
+        self._count(time.perf_counter(), nbytes)  # the time counts once
+
+    def finish(self, sums, total, result, control):
+        start, controls = time.perf_counter(), self._controls
+        controls[self._node.rank][0] = control
+        self._meet()
+        common = sum(float(one[0]) for one in controls)
+        several = len(self._nodes.firsts) > 2
+        nbytes = self._add(sums, 1.0 if several else total, several)
+        self._meet()
+        if several:
+            if self._leaders:
+                controls[0][1] = self._leaders.finish(self._left(sums), total, self._sum, common)
+            self._meet()
+            common = float(controls[0][1])
+        np.copyto(result, self._sum)
+        self._count(start, nbytes + result.nbytes if self._nodes.comm.size > 1 else 0)
+        return common
+
+    def _meet(self) -> None:
+        """Wait for the ranks of the node: what they have written is there, what they read is free."""
+        self._nodes.comm.calling = "Barrier of the node"
+        self._node.barrier()
+        self._nodes.comm.calling = ""
+
+    def _add(self, sums: Sums, total: float, several: bool) -> int:
+        """Add up this rank's columns of the node's partial sums; the bytes that are read."""
+        node, size = self._node, len(self._sum)
+        columns = slice(node.rank * size // node.size, (node.rank + 1) * size // node.size)
+        first = self._nodes.comm.rank - node.rank
+        parts = [
+            row[columns]
+            for slots, count in zip(self._slots, sums.partials[first : first + node.size])
+            for row in slots[:count]
+        ]
+        adds = sums.within(first, first + node.size)
+        outs = self._rows[: len(adds[1]), columns] if several else [self._sum[columns]]
+        if parts and columns.stop > columns.start:
+            add_up(adds, parts, outs, total)
+        return sum(part.nbytes for part in parts)
+
+    def _left(self, sums: Sums) -> Sums:
+        """What the nodes have left of ``sums``."""
+        if sums not in self._between:
+            self._between = {sums: sums.between(self._nodes.firsts)}
+        return self._between[sums]

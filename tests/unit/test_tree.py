@@ -1,0 +1,126 @@
+"""The tree of ``exact``: against the definition, for every layout, and how few sums a rank keeps."""
+
+from itertools import combinations_with_replacement
+
+import numpy as np
+import pytest
+import torch
+from trees import fill, mean_of, together
+
+from mpifed.parallel.placement import Cohort, Placement
+from mpifed.parallel.tree import Sums, Tree, depth, program
+
+RNG = np.random.default_rng(5)
+
+
+def rows(clients: int, size: int, dtype=torch.float32) -> torch.Tensor:
+    """Numbers of very different size: sums in another order have other bits."""
+    scale = 10.0 ** RNG.integers(-3, 4, (clients, 1))
+    return torch.from_numpy(RNG.standard_normal((clients, size)) * scale).to(dtype)
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 7, 70])
+def test_one_rank_with_every_number_of_clients(group):
+    for clients in range(1, 71):
+        values, members = rows(clients, 5), np.arange(clients)
+        placement = Placement(clients, 1)
+        assert torch.equal(together(placement, members, values, group)[0], mean_of(members, values)), clients
+
+
+@pytest.mark.parametrize("ranks, most", [(2, 17), (3, 9)])
+@pytest.mark.parametrize("group", [1, 3, 70])
+def test_every_contiguous_placement(ranks, most, group):
+    for clients in range(1, most + 1):
+        values, members = rows(clients, 3), np.arange(clients)
+        expected = mean_of(members, values)
+        for inner in combinations_with_replacement(range(clients + 1), ranks - 1):
+            for found in together(Placement(clients, ranks, [0, *inner, clients]), members, values, group):
+                assert torch.equal(found, expected), (clients, inner)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_random_cohorts_placements_and_groups(dtype, weighted):
+    """Up to five ranks, some of them empty; the exchanges by one message and by two, in chunks or whole."""
+    for _ in range(150):
+        clients, ranks = int(RNG.integers(1, 71)), int(RNG.integers(1, 6))
+        inner = np.sort(RNG.integers(0, clients + 1, ranks - 1)).tolist()
+        members = np.sort(RNG.choice(clients, RNG.integers(1, clients + 1), replace=False))
+        weights = RNG.random(clients) if weighted else None
+        values, group = rows(clients, 9, dtype), int(RNG.choice([1, 2, 3, 7, 70]))
+        expected = mean_of(members, values, weights)
+        for small, chunk in ((2**15, 2**24), (0, 2**24), (0, 40), (2**15, 40)):
+            placement = Placement(clients, ranks, [0, *inner, clients])
+            for found in together(placement, members, values, group, weights, small=small, chunk=chunk):
+                assert torch.equal(found, expected), (inner, members, group, small, chunk)
+
+
+@pytest.mark.parametrize("nodes", [[0, 2, 4], [0, 1, 4], [0, 1, 2, 5], [0, 3, 5]])
+def test_sums_within_nodes_and_between_them_are_the_tree(nodes):
+    """What nodes add up on their own and what is left for their first ranks give the root together."""
+    for _ in range(100):
+        clients, ranks = int(RNG.integers(1, 71)), nodes[-1]
+        edges = [0, *np.sort(RNG.integers(0, clients + 1, ranks - 1)).tolist(), clients]
+        members = np.sort(RNG.choice(clients, RNG.integers(1, clients + 1), replace=False))
+        values, placement = rows(clients, 2), Placement(clients, ranks, edges)
+        sums = Cohort(members, placement, 0).tree.sums
+        parts = [values[0] * 0 + RNG.standard_normal() for _ in range(sum(sums.partials))]
+        whole, left, ends = carried(sums.all, parts)[0], [], np.cumsum([0, *sums.partials])
+        for first, last in zip(nodes, nodes[1:]):
+            left += carried(sums.within(first, last), parts[ends[first] : ends[last]])
+            assert sums.between(nodes).partials[nodes.index(first)] == len(left) - sum(
+                sums.between(nodes).partials[: nodes.index(first)]
+            )
+        assert torch.equal(carried(sums.between(nodes).all, left)[0], whole)
+
+
+def carried(adds, parts):
+    values = dict(enumerate(parts))
+    for out, left, right in adds[0]:
+        values[out] = values[left] + values[right]
+    return [values[one] for one in adds[1]] if parts else []
+
+
+def test_ranks_are_added_in_their_order_node_by_node():
+    assert Sums.of_ranks((0, 4)).all[0] == [(-1, 0, 1), (-1, -1, 2), (-1, -1, 3)]
+    assert Sums.of_ranks((0, 2, 4)).all[0] == [(-1, 0, 1), (-2, 2, 3), (-1, -1, -2)]
+    assert program(np.array([64, 64]), np.array([True])) == ([], [0])
+
+
+@pytest.mark.parametrize("first, last", [(0, 1), (0, 64), (0, 10_000), (5, 5), (1, 128), (313, 2500), (7, 9)])
+def test_a_rank_keeps_few_sums(first, last):
+    """As many as are reserved for it and never more, and no more than 2 log2 of its clients."""
+    most = depth(first, last)
+    assert most <= max(1, 2 * np.log2(max(1, last - first + 1)))
+    clients = last + 3
+    for members in (np.arange(clients), np.sort(RNG.choice(clients, clients // 2 + 1, replace=False))):
+        inside = (members >= first) & (members < last)
+        counts = np.array([(members < first).sum(), inside.sum(), (members >= last).sum()])
+        tree, held = Tree(members, counts, 1), 0
+        for row in range(counts[1]):
+            for _, before, joined in tree.steps(slice(row, row + 1))[1]:
+                assert before == held
+                held += 1 - joined
+                assert held <= most
+        assert held == tree.sums.partials[1]
+
+
+def test_aligned_blocks_leave_one_sum_a_rank():
+    assert Cohort(np.arange(64), Placement(64, 4), 2).tree.sums.partials == (1, 1, 1, 1)
+    assert Cohort(np.arange(1000), Placement(1000, 2), 0).tree.sums.partials == (6, 3)
+
+
+def test_groups_are_added_in_few_steps():
+    """Ten levels for a thousand rows, and for everybody they are made once."""
+    cohort = Cohort(np.arange(1000), Placement(1000, 1), 0)
+    levels, pushed = cohort.tree.steps(slice(0, 1000))
+    assert len(levels) <= 10 and pushed == [(0, 0, 0)]
+    assert cohort.tree.steps(slice(0, 1000))[0] is levels
+
+
+def test_rows_may_be_overwritten_between_groups():
+    """The buffer of a group is the next one's."""
+    placement, values = Placement(6, 1), rows(6, 4)
+    assert torch.equal(
+        together(placement, np.arange(6), values, 4, spoil=fill)[0], mean_of(np.arange(6), values)
+    )
