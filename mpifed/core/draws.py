@@ -90,8 +90,10 @@ class Draws:
             kind: which samples of a round are counted together.
             parts: whether samples may be drawn apart from earlier ones where they are too many.
         """
-        several = isinstance(numbers, range)
-        low, high = (numbers[0], numbers[-1]) if several else (int(numbers.min()), int(numbers.max()))
+        if isinstance(numbers, range):
+            low, high = numbers[0], numbers[-1]
+        else:
+            low, high = int(numbers.min()), int(numbers.max())
         held = self._held.get(key)
         if held is None or not held.has(rows, low, high):
             if high >= self.expected(kind):

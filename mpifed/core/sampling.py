@@ -202,7 +202,7 @@ class Sampler:
         def draw(stream: Stream, places: np.ndarray) -> tuple[torch.Tensor, ...]:
             if self._own:
                 stream.of = of
-                return tuple(map(self._from_numpy, self.problem.draw(stream, size)))
+                return tuple(map(self._from_numpy, self.problem.draw(stream, size) or ()))
             local = stream.integers(self.sizes[places], size)
             return (torch.from_numpy(local + self.offsets[places][:, None, None]).to(self.device),)
 

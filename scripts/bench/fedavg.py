@@ -31,6 +31,7 @@ from mpifed.algorithms import LocalSGDA
 from mpifed.core.streams import generator
 from mpifed.models import MLP, LeNet5, Linear
 from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.heap import keep_freed_memory
 from mpifed.problems import Saddle
 from mpifed.simulation.simulation import Simulation
 
@@ -215,6 +216,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the rows and the machine")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()
     rows = []
     print(f"{'workload':<20} {'executor':<9} {'package ms':>11} {'bare ms':>9} {'ratio':>7}  quartiles")
     for name in options.workloads:
