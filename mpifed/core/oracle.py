@@ -10,15 +10,14 @@ gradient pair (x and y) is one, and so is an inner value with or without its Jac
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 from mpifed.core.errors import ContractError
+from mpifed.core.gradients import Gradients
 from mpifed.core.oracle_base import Oracle
 from mpifed.core.problem import Composition, Game, Minimax, Minimisation, Operator, Problem
-from mpifed.core.records import Blocks
 from mpifed.core.sampling import Sample, Sampler
 
 __all__ = ["ORACLES", "CompositionOracle", "MinimaxOracle", "OperatorOracle"]
@@ -31,8 +30,7 @@ class MinimaxOracle(Oracle):
 
     def __init__(self, problem: Minimax | Minimisation, sampler: Sampler, batched: bool):
         super().__init__(problem, sampler, batched)
-        self._workspaces: dict[tuple[int, bool], _Workspace] = {}
-        self._mapped = torch.func.vmap(problem.loss)
+        self._gradients = Gradients(problem.loss, self.blocks)
         self._split = tuple(self.blocks.sizes.values())
 
     def grad(self, x: torch.Tensor, *rest):
@@ -78,50 +76,11 @@ class MinimaxOracle(Oracle):
         )
 
     def _differentiate(self, point, batch, count: int, batched: bool):
-        if (count, batched) not in self._workspaces:
-            self._workspaces[count, batched] = _Workspace(self.blocks, count, batched, point[0])
-        work = self._workspaces[count, batched]
-        for view, value in zip(work.point, point):
-            view.copy_(value)
-        with torch.enable_grad():
-            if batched:
-                loss = self._mapped(*work.named, batch).sum()  # clients are independent: one gradient each
-                gradient = _flat(torch.autograd.grad(loss, work.leaves, materialize_grads=True), count)
-            else:
-                work.gradient.zero_()
-                arguments: list[Any] = [*work.named, tuple(column[0] for column in batch)]
-                self.problem.loss(*arguments).backward()
-                gradient = work.gradient.clone()
+        if batched:
+            gradient = self._gradients.together(point, batch, count)
+        else:
+            gradient = self._gradients.alone(point, tuple([column[0] for column in batch]))
         return gradient.split(self._split, dim=1)
-
-
-class _Workspace:
-    """A flat point ``[C, dx + dy]`` whose named parameters are leaves of the autograd graph.
-
-    For one client the leaves' gradients are views of ``gradient``, so that backward() leaves the flat
-    gradient behind without a copy a parameter. Rows of several clients are strided, which that does not
-    allow.
-    """
-
-    def __init__(self, blocks: Blocks, count: int, batched: bool, like: torch.Tensor):
-        split = tuple(blocks.sizes.values())
-        point, self.gradient = like.new_zeros(count, sum(split)), like.new_zeros(count, sum(split))
-        self.point = point.split(split, dim=1)
-        flat = self.point if batched else [part[0] for part in self.point]
-        self.named = [
-            {name: view.detach().requires_grad_() for name, view in blocks.unflatten(block, one).items()}
-            for block, one in zip(blocks, flat)
-        ]
-        self.leaves = [leaf for named in self.named for leaf in named.values()]
-        if not batched:
-            for block, named, gradient in zip(blocks, self.named, self.gradient[0].split(split)):
-                for leaf, view in zip(named.values(), blocks.unflatten(block, gradient).values()):
-                    leaf.grad = view
-
-
-def _flat(gradients: tuple[torch.Tensor, ...], count: int) -> torch.Tensor:
-    """The gradients of all parameters, one row a client."""
-    return torch.cat([gradient.reshape(count, -1) for gradient in gradients], dim=1)
 
 
 class OperatorOracle(Oracle):

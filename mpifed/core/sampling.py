@@ -1,7 +1,8 @@
 """Samples: the k-th sample ξ of a client's round as a *value*.
 
 A value can be evaluated at two points (STORM, SVRG), and it does not matter in which order clients ask for
-theirs. The samples of a round are drawn at once for all members of the cohort on a rank.
+theirs. What is drawn by address is drawn at once for as many members and samples of a round as memory
+allows, and rows of data are gathered for as many samples of a group as stay in a cache.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from mpifed.core.draws import Draws, Numbers
 from mpifed.core.errors import ContractError
 from mpifed.core.finite import first_bad
 from mpifed.core.problem import Problem
 from mpifed.core.streams import Stream
 
 __all__ = ["Sample", "Sampler"]
+
+#: Bytes of data that are gathered at once, at most, beyond those of one sample: on a CPU they are to be in
+#: its cache when they are used, on a GPU they save launches.
+GATHERED = {"cpu": 2**18, "cuda": 2**26}
 
 
 class Sample(NamedTuple):
@@ -29,6 +35,14 @@ class Sample(NamedTuple):
 
     batch: tuple[torch.Tensor, ...] | None
     noise: torch.Tensor | None
+
+
+class _Dealt(NamedTuple):
+    """The samples of one group from number ``first`` on."""
+
+    rows: slice
+    first: int
+    samples: list[Sample]
 
 
 class Sampler:
@@ -58,19 +72,30 @@ class Sampler:
         self.sizes = np.array([len(part[0]) if part else 0 for part in parts], dtype=np.int64)
         self.offsets = np.concatenate(([0], np.cumsum(self.sizes)[:-1])) if parts else self.sizes
         self.data = tuple(torch.cat(column) for column in zip(*parts))
-        self._expected, self._own = 1, False
+        self._row_bytes = sum(column[:1].nbytes for column in self.data)
+        self._draws = Draws(seed, self.clients)
+        self._whole: tuple[np.ndarray, tuple[torch.Tensor, ...]] | None = None
+        self._own, self._width = False, batch_size
+        self.numbers = self.normals = np.zeros(0, dtype=np.int64)
         self.begin(0)
         self.turn_to(np.arange(len(self.clients)))
         if parts:
-            # A problem that cannot draw says so now.
-            drawn = self._draw(0, 1, batch_size, "")
-            self._own = isinstance(drawn, tuple)
-            for number, array in enumerate(drawn if self._own else ()):
-                if index := first_bad(array):
-                    raise ContractError(
-                        f"{type(problem).__name__}: draw() has {array[index].item()} in array {number} for "
-                        f"client {self.clients[index[0]]}, at {list(index[2:])}: expected finite numbers"
-                    )
+            self._try()
+
+    def _try(self) -> None:
+        """Draw the first sample: a problem that cannot draw says so now."""
+        stream = Stream(self.seed, "sample", self.clients, 0, 1)
+        drawn = self.problem.draw(stream, self.batch_size)
+        if drawn is None:
+            return
+        for number, array in enumerate(map(self._from_numpy, drawn)):
+            self._width = max(self._width, array[:1].numel())
+            if index := first_bad(array):
+                raise ContractError(
+                    f"{type(self.problem).__name__}: draw() has {array[index].item()} in array {number} for "
+                    f"client {self.clients[index[0]]}, at {list(index[2:])}: expected finite numbers"
+                )
+        self._own = True
 
     def _rows(self, client: int) -> tuple[torch.Tensor, ...]:
         """The data of a client on the device.
@@ -91,8 +116,14 @@ class Sampler:
         tensor = torch.as_tensor(tensor)
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
+    def _from_numpy(self, array: np.ndarray) -> torch.Tensor:
+        return self._load(torch.from_numpy(np.ascontiguousarray(array)))
+
     def begin(self, r: int) -> None:
-        """Begin round ``r``."""
+        """Begin round ``r``, in which as many samples are expected as there were in the last one."""
+        for kind, dealt in (("sample", self.numbers), ("normal", self.normals)):
+            if dealt.any():
+                self._draws.expect(kind, int(dealt.max()))
         self.round, self.way = r, ""
         self.numbers = np.zeros(len(self.clients), dtype=np.int64)
         self.normals = np.zeros(len(self.clients), dtype=np.int64)
@@ -102,9 +133,8 @@ class Sampler:
         """Turn to the clients at local positions ``members``."""
         if self.members is None or not np.array_equal(members, self.members):
             self.members = members
-            self._drawn: dict[tuple[int, int, str], tuple[int, Any]] = {}
-            self._noise: dict[int, torch.Tensor] = {}
-            self._whole: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
+            self._draws.turn_to(members)
+            self._dealt: dict[tuple[int, int, str], _Dealt] = {}
 
     def ask(self, way: str) -> None:
         """Note how a sample is asked for.
@@ -127,35 +157,82 @@ class Sampler:
             round: the current one when left out; ``size``: rows, by default the batch size.
             of: "g" or "f" where a composition draws different samples for its two functions.
         """
-        round = self.round if round is None else round
-        size = self.batch_size if size is None else size
-        of = of if self._own else ""
-        last = k if isinstance(k, int) else int(k.max())
-        drawn = self._drawn.get((round, size, of))
-        if drawn is None or last >= drawn[0]:
-            self._expected = max(self._expected, last + 1) if drawn is None else max(2 * drawn[0], last + 1)
-            indices = self._draw(round, self._expected, size, of)
-            drawn = self._drawn[round, size, of] = (self._expected, indices)
-        where = k if isinstance(k, int) else torch.from_numpy(k)
-        chosen = rows if isinstance(k, int) else torch.arange(rows.start, rows.stop)
-        if size or isinstance(drawn[1], tuple):
-            batch = self._gather(drawn[1], chosen, where)
-        else:
-            batch = self._everything(rows)
-        return Sample(batch, None if self.noise is None else self._noise_of(round, drawn[0])[chosen, where])
+        key = (
+            self.round if round is None else round,
+            self.batch_size if size is None else size,
+            of if self._own else "",
+        )
+        if not isinstance(k, int):
+            return self._samples(key, rows, k)[0]
+        dealt = self._dealt.get(key)
+        if dealt is None or dealt.rows != rows or not 0 <= k - dealt.first < len(dealt.samples):
+            dealt = self._dealt[key] = _Dealt(rows, k, self._samples(key, rows, self._together(key, rows, k)))
+        return dealt.samples[k - dealt.first]
+
+    def _together(self, key: tuple[int, int, str], rows: slice, k: int) -> range:
+        """The samples that are gathered with number ``k`` of a group."""
+        if self.way == "named":
+            return range(k, k + 1)
+        _, size, _ = key
+        room = GATHERED[self.device.type] // max(1, size * self._row_bytes * (rows.stop - rows.start))
+        return range(k, max(k + 1, min(k + room, self._draws.expected("sample"))))
+
+    def _samples(self, key: tuple[int, int, str], rows: slice, numbers: Numbers) -> list[Sample]:
+        """Samples of a group: a range of them, or a single one of one number a client ``[C]``."""
+        round, size, of = key
+        batches = self._batches(key, rows, numbers)
+        if self.noise is None:
+            return [Sample(batch, None) for batch in batches]
+
+        def draw(stream: Stream, places: np.ndarray) -> tuple[torch.Tensor]:
+            return (self._load(torch.from_numpy(self.noise(stream, self.width))),)
+
+        drawn = self._draws.of(("noise", round, None), rows, numbers, self.width, draw)[0]
+        return list(map(Sample, batches, drawn.unbind(1) if isinstance(numbers, range) else [drawn]))
+
+    def _batches(
+        self, key: tuple[int, int, str], rows: slice, numbers: Numbers
+    ) -> list[tuple[torch.Tensor, ...]]:
+        round, size, of = key
+        several = isinstance(numbers, range)
+        count = len(numbers) if several else 1
+        if not (size or self._own):
+            return [self._everything(rows)] * count
+
+        def draw(stream: Stream, places: np.ndarray) -> tuple[torch.Tensor, ...]:
+            if self._own:
+                stream.of = of
+                return tuple(map(self._from_numpy, self.problem.draw(stream, size) or ()))
+            local = stream.integers(self.sizes[places], size)
+            return (torch.from_numpy(local + self.offsets[places][:, None, None]).to(self.device),)
+
+        drawn = self._draws.of(
+            ("sample", round, (size, of)), rows, numbers, max(size, self._width), draw, parts=not self._own
+        )
+        if self._own:
+            return list(zip(*(array.unbind(1) for array in drawn))) if several else [tuple(drawn)]
+        chosen = (
+            drawn[0].transpose(0, 1) if several else drawn[0].unsqueeze(0)
+        )  # a sample's rows side by side
+        flat = chosen.reshape(-1)
+        columns = [
+            column.index_select(0, flat).view(*chosen.shape, *column.shape[1:]).unbind()
+            for column in self.data
+        ]
+        return list(zip(*columns)) or [()] * count
 
     def normal(self, k, rows: slice, size: int) -> torch.Tensor:
         """Standard normal vector number ``k`` of the round, ``[C, size]``, independent of all samples.
 
         ``k`` is one number, or one a client ``[C]``.
         """
-        clients = self.clients[self.members[rows]]
-        if isinstance(k, int):
-            drawn = Stream(self.seed, "normal", clients, self.round, 1, k).normal(size)[:, 0]
-        else:
-            drawn = Stream(self.seed, "normal", clients, self.round, int(k.max()) + 1).normal(size)
-            drawn = drawn[np.arange(len(k)), k]
-        return self._load(torch.from_numpy(drawn))
+        numbers: Numbers = range(k, k + 1) if isinstance(k, int) else k
+
+        def draw(stream: Stream, places: np.ndarray) -> tuple[torch.Tensor]:
+            return (self._load(torch.from_numpy(stream.normal(size))),)
+
+        drawn = self._draws.of(("normal", self.round, size), rows, numbers, size, draw, kind="normal")[0]
+        return drawn[:, 0] if isinstance(k, int) else drawn
 
     def each(self, rows: slice) -> Iterator[tuple[torch.Tensor, ...]]:
         """All data of one client of ``members[rows]`` after another.
@@ -172,40 +249,17 @@ class Sampler:
             block = slice(self.offsets[member], self.offsets[member] + self.sizes[member])
             yield tuple(column[block] for column in self.data)
 
-    def _draw(self, round: int, count: int, size: int, of: str):
-        """The raw samples ``0..count-1`` of a round.
-
-        They are the problem's own arrays, numbers of rows, or ``None`` for all rows.
-        """
-        clients = self.clients[self.members]
-        stream = Stream(self.seed, "sample", clients, round, count)
-        stream.of = of
-        drawn = self.problem.draw(stream, size)
-        if drawn is not None:
-            return tuple(self._load(torch.from_numpy(np.ascontiguousarray(array))) for array in drawn)
-        if not size:
-            return None
-        local = stream.integers(self.sizes[self.members], size)
-        return torch.from_numpy(local + self.offsets[self.members][:, None, None]).to(self.device)
-
-    def _noise_of(self, round: int, count: int) -> torch.Tensor:
-        """The noise of a round's samples, at least ``count`` of them, ``[C, count, width]``."""
-        if round not in self._noise or self._noise[round].shape[1] < count:
-            stream = Stream(self.seed, "noise", self.clients[self.members], round, count)
-            self._noise[round] = self._load(torch.from_numpy(self.noise(stream, self.width)))
-        return self._noise[round]
-
-    def _gather(self, indices, rows, k) -> tuple[torch.Tensor, ...]:
-        if isinstance(indices, tuple):
-            return tuple(array[rows, k] for array in indices)
-        chosen = indices[rows, k]
-        return tuple(column[chosen] for column in self.data)
-
     def _everything(self, rows: slice) -> tuple[torch.Tensor, ...]:
         """All rows of clients of one size: the same in every step of a phase."""
-        if (rows.start, rows.stop) not in self._whole:
-            self._whole[rows.start, rows.stop] = tuple(
-                torch.stack(columns) if len(columns) > 1 else columns[0].unsqueeze(0)
-                for columns in zip(*self.each(rows))
-            )
-        return self._whole[rows.start, rows.stop]
+        places = self.members[rows]
+        if self._whole is None or not np.array_equal(places, self._whole[0]):
+            sizes, start = self.sizes[places], self.offsets[places[0]]
+            if len(places) == 1 or ((np.diff(places) == 1).all() and (sizes == sizes[0]).all()):
+                block = slice(start, start + sizes.sum())
+                whole = tuple(
+                    column[block].view(len(places), sizes[0], *column.shape[1:]) for column in self.data
+                )
+            else:
+                whole = tuple(map(torch.stack, zip(*self.each(rows))))
+            self._whole = places, whole
+        return self._whole[1]

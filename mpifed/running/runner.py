@@ -11,6 +11,7 @@ from mpifed.config.job import Config
 from mpifed.config.plugins import title
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.devices import deterministic, expect_alike, threads
+from mpifed.parallel.heap import keep_freed_memory
 from mpifed.running.keeping import Keeper, say
 from mpifed.running.result import Result
 from mpifed.running.resume import complete
@@ -71,6 +72,7 @@ class Runner:
         run = self.config.run
         exact = run.reduction == "exact"
         torch.set_num_threads(threads(run.threads, exact, self.comm.local_size))
+        keep_freed_memory()
         with together(self.comm, ValueError, OSError):
             header = saved.header if saved else {}
             self.simulation = Simulation(

@@ -1,0 +1,237 @@
+#!/usr/bin/env python3
+"""CPU time of a round over a bare loop's: python scripts/bench/fedavg.py [--workloads ...] [--json FILE]
+
+FedAvg, and Local-SGDA on the saddle, on one core without a network. The bare loop is the fastest plain torch
+there is for one client after another: parameters and gradients as views of flat vectors, ``backward`` into
+them, ``flat -= lr * gradient``, rows drawn at once for the round. Against it stand the package's executors:
+``loop``, one client after another, and ``batched``, clients stepped together.
+
+All of them take turns in one process, so that what else the machine does slows neighbours alike. ``ratio`` is
+the median over blocks of the ratios of neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import torch.nn.functional as F
+
+from mpifed import Algorithm, Blocks, Config, Minimisation, Record
+from mpifed.algorithms import LocalSGDA
+from mpifed.core.streams import generator
+from mpifed.models import MLP, LeNet5, Linear
+from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.heap import keep_freed_memory
+from mpifed.problems import Saddle
+from mpifed.simulation.simulation import Simulation
+
+CLASSES = 10
+EXECUTORS = ("loop", "batched")
+LR = 0.01
+
+
+@dataclass
+class Images(Minimisation):
+    """Softmax cross entropy of a network on made-up images; like random labels on real ones for the clock."""
+
+    model: object
+    shape: tuple[int, ...]
+    rows: int
+    clients: int
+
+    def variables(self) -> Blocks:
+        return Blocks(x=self.model.shapes(self.shape, CLASSES))
+
+    def initial(self, rng) -> dict[str, torch.Tensor]:
+        start = self.model.initial(self.variables()["x"], rng)
+        return {"x": torch.cat([tensor.flatten() for tensor in start.values()])}
+
+    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+        rng = generator(0, "images", client)
+        samples = rng.standard_normal((self.rows, *self.shape), dtype="float32")
+        return torch.from_numpy(samples), torch.from_numpy(rng.integers(CLASSES, size=self.rows))
+
+    def loss(self, x, batch) -> torch.Tensor:
+        return F.cross_entropy(self.model(x, batch[0]), batch[1])
+
+
+@dataclass(frozen=True)
+class FedAvg(Algorithm):
+    """K local steps, then the average (McMahan et al. 2017)."""
+
+    K: int
+    eta: float
+
+    steps = "K"
+    shared = Record(x="x")
+    message = Record(x="x")
+
+    def client_round(self, now, shared, client, message, oracle):
+        x = shared.x
+        for _ in range(self.K):
+            x = x - self.eta * oracle.grad(x, oracle.sample())
+        message.x = x
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Local steps, rows of a minibatch, executors that are worth their time, and rounds of a block."""
+
+    problem: object
+    steps: int
+    batch: int
+    rounds: int = 1
+    executors: tuple[str, ...] = EXECUTORS
+
+
+def images(model, shape: tuple[int, ...], clients: int, rows: int = 200) -> Images:
+    return Images(model=model, shape=shape, rows=rows, clients=clients)
+
+
+WORKLOADS = {
+    "mlp-784-200-200-10": Workload(images(MLP(hidden=(200, 200)), (784,), 64), 5, 50),
+    "mlp-64-32-32-10": Workload(images(MLP(hidden=(32, 32)), (64,), 64), 5, 32),
+    "logistic-60-10": Workload(images(Linear(), (60,), 1000, 50), 5, 10),
+    "one-digits-mlp": Workload(images(MLP(), (1, 8, 8), 1), 12, 32, 10, ("loop",)),
+    "one-mnist-lenet5": Workload(images(LeNet5(), (1, 28, 28), 1), 12, 32, 2, ("loop",)),
+    "one-saddle": Workload(Saddle(d=1000, clients=1, centred=False), 12, 0, 50, ("loop",)),
+    "saddle": Workload(Saddle(d=1000, clients=64, centred=False), 12, 0, 2),
+}
+
+
+def simulation(workload: Workload, executor: str) -> Simulation:
+    """A simulation past its first rounds, which look for more mistakes than others."""
+    saddle = isinstance(workload.problem, Saddle)
+    config = Config(
+        algorithm=LocalSGDA(q=workload.steps, eta_x=LR, eta_y=LR) if saddle else FedAvg(workload.steps, LR),
+        problem=workload.problem,
+        oracle={"batch_size": workload.batch},
+        run={"device": "cpu", "dtype": "float32", "executor": executor, "reduction": "fused"},
+    )
+    made = Simulation(config, SerialComm())
+    made.start()
+    for _ in range(2):
+        made.step()
+    return made
+
+
+class Bare:
+    """Rounds of the same work in bare torch."""
+
+    def __init__(self, like: Simulation, workload: Workload):
+        self.problem, self.steps, self.batch = like.problem, workload.steps, workload.batch
+        self.data = [
+            tuple(column.to(like.dtype) if column.is_floating_point() else column for column in columns)
+            for columns in map(like.problem.client_data, range(like.problem.clients))
+        ]
+        self.shared, self.flat = like.point(), like.point()
+        self.gradient, self.total = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        self.round = self._saddle if like.problem.gradients else self._images
+        if not like.problem.gradients:
+            self.leaves = {
+                name: view.requires_grad_()
+                for name, view in like.blocks.unflatten("x", self.flat.detach()).items()
+            }
+            for leaf, view in zip(self.leaves.values(), like.blocks.unflatten("x", self.gradient).values()):
+                leaf.grad = view
+
+    def _images(self) -> None:
+        with torch.no_grad():
+            self.total.zero_()
+        for samples, labels in self.data:
+            rows = torch.randint(len(labels), (self.steps, self.batch))
+            with torch.no_grad():
+                self.flat.copy_(self.shared)
+            for chosen in rows:
+                self.gradient.zero_()
+                batch = samples.index_select(0, chosen), labels.index_select(0, chosen)
+                self.problem.loss(self.leaves, batch).backward()
+                with torch.no_grad():
+                    self.flat.sub_(self.gradient, alpha=LR)
+            with torch.no_grad():
+                self.total.add_(self.flat)
+        self.shared = self.total / len(self.data)
+
+    @torch.no_grad()
+    def _saddle(self) -> None:
+        d, tau = self.problem.d, self.problem.tau
+        self.total.zero_()
+        x, y = self.flat.split(d)
+        for columns in self.data:
+            t, b = (column[0] for column in columns)
+            self.flat.copy_(self.shared)
+            for _ in range(self.steps):
+                gx, gy = tau * x - t * y, b - y - t * x
+                x.sub_(gx, alpha=LR)
+                y.add_(gy, alpha=LR)
+            self.total.add_(self.flat)
+        self.shared = self.total / len(self.data)
+
+
+def measure(workload: Workload, seconds: float) -> list[dict]:
+    """A row for each executor; blocks go on for so long."""
+    made = [simulation(workload, executor) for executor in workload.executors]
+    rounds = {"bare": Bare(made[0], workload).round} | {
+        executor: one.step for executor, one in zip(workload.executors, made)
+    }
+    times: dict[str, list[float]] = {name: [] for name in rounds}
+    order, until = list(rounds), time.monotonic() + seconds
+    while time.monotonic() < until or len(times["bare"]) < 6:
+        for name in order:
+            began = time.process_time()
+            for _ in range(workload.rounds):
+                rounds[name]()
+            times[name].append((time.process_time() - began) / workload.rounds)
+        order.reverse()
+    bare = times.pop("bare")[1:]  # the first block warms caches
+    return [_summary(name, own[1:], bare) for name, own in times.items()]
+
+
+def _summary(executor: str, own: list[float], bare: list[float]) -> dict:
+    low, middle, high = statistics.quantiles([a / b for a, b in zip(own, bare)], n=4)
+    return {
+        "executor": executor,
+        "package_ms": 1e3 * statistics.median(own),
+        "bare_ms": 1e3 * statistics.median(bare),
+        "ratio": middle,
+        "ratio_quartiles": [low, high],
+        "blocks": len(own),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--seconds", type=float, default=25.0, help="for each workload")
+    parser.add_argument("--json", type=Path, help="file for the rows and the machine")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    rows = []
+    print(f"{'workload':<20} {'executor':<9} {'package ms':>11} {'bare ms':>9} {'ratio':>7}  quartiles")
+    for name in options.workloads:
+        for row in measure(WORKLOADS[name], options.seconds):
+            low, high = row["ratio_quartiles"]
+            print(
+                f"{name:<20} {row['executor']:<9} {row['package_ms']:>11.3f} {row['bare_ms']:>9.3f} "
+                f"{row['ratio']:>7.3f}  {low:.3f}-{high:.3f}",
+                flush=True,
+            )
+            rows.append({"workload": name, **row})
+    if options.json:
+        machine = {"cores": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__}
+        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

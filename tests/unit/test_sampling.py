@@ -1,0 +1,245 @@
+"""Samples and gradients of groups: the same values however many are drawn, gathered and stepped together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from mpifed import Blocks, Minimisation
+from mpifed.core import draws, gradients, sampling
+from mpifed.core.noise import Gaussian
+from mpifed.core.oracle import ORACLES
+from mpifed.core.sampling import Sampler
+from mpifed.core.streams import Stream, generator
+from mpifed.models import CNN, MLP, RNN, Conv4, LeNet5, Linear
+
+CLIENTS, BATCH, WIDTH = 7, 3, 4
+
+
+class Rows(Minimisation):
+    """Clients of 5 to 11 rows."""
+
+    clients = CLIENTS
+
+    def variables(self):
+        return Blocks(x={"w": (WIDTH,)})
+
+    def client_data(self, client):
+        rows = generator(0, "rows", client).standard_normal((5 + client, WIDTH))
+        return torch.from_numpy(rows), torch.arange(5 + client)
+
+    def loss(self, x, batch):
+        return (batch[0] @ x["w"]).square().mean()
+
+
+class Own(Rows):
+    """Makes its own samples."""
+
+    def client_data(self, client):
+        return ()
+
+    def draw(self, stream, size):
+        return (stream.normal(size, WIDTH),)
+
+
+def sampler_of(problem=None, noise=None):
+    problem = problem or Rows()
+    made = Sampler(problem, range(CLIENTS), 0, BATCH, noise, WIDTH, torch.float64, torch.device("cpu"))
+    made.begin(3)
+    made.turn_to(np.arange(CLIENTS))
+    made.ask("counted")
+    return made
+
+
+def ask(sampler, k, rows):
+    return sampler.sample(k, rows, round=None, size=None, of="")
+
+
+@pytest.fixture(params=["all at once", "one by one"])
+def limits(request, monkeypatch):
+    if request.param == "one by one":
+        monkeypatch.setattr(draws, "DRAWN", 1)
+        monkeypatch.setattr(sampling, "GATHERED", {"cpu": 1})
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, CLIENTS])
+def test_samples_are_those_of_their_addresses(limits, group):
+    """Also where clients come back to the first sample after the last, as a repeated phase does."""
+    sampler = sampler_of(noise=Gaussian(scale=1.0))
+    for first in [*range(0, CLIENTS, group), 0]:
+        rows = slice(first, min(first + group, CLIENTS))
+        for k in (0, 1, 2, 3, 0):
+            sample = ask(sampler, k, rows)
+            for place, client in enumerate(range(rows.start, rows.stop)):
+                chosen = Stream(0, "sample", [client], 3, 1, k).integers(5 + client, BATCH)[0, 0]
+                assert sample.batch[1][place].tolist() == chosen.tolist()
+                assert torch.equal(sample.batch[0][place], Rows().client_data(client)[0][chosen])
+                noise = Stream(0, "noise", [client], 3, 1, k).normal(WIDTH)[0, 0]
+                np.testing.assert_array_equal(sample.noise[place].numpy(), noise)
+
+
+def test_own_samples_and_normals_are_those_of_their_addresses(limits):
+    sampler = sampler_of(Own())
+    for first in range(0, CLIENTS, 2):
+        rows = slice(first, min(first + 2, CLIENTS))
+        clients = range(rows.start, rows.stop)
+        for k in (0, 1, 4):
+            own = Stream(0, "sample", clients, 3, 1, k).normal(BATCH, WIDTH)[:, 0]
+            np.testing.assert_array_equal(ask(sampler, k, rows).batch[0].numpy(), own)
+            normal = Stream(0, "normal", clients, 3, 1, k).normal(6)[:, 0]
+            np.testing.assert_array_equal(sampler.normal(k, rows, 6).numpy(), normal)
+
+
+def test_clients_that_are_at_different_samples(limits):
+    sampler, rows = sampler_of(noise=Gaussian(scale=1.0)), slice(2, 5)
+    mixed = ask(sampler, np.array([4, 1, 2]), rows)
+    for place, k in enumerate((4, 1, 2)):
+        alone = ask(sampler, k, slice(2 + place, 3 + place))
+        for one, other in zip((*mixed.batch, mixed.noise), (*alone.batch, alone.noise)):
+            assert torch.equal(one[place], other[0])
+
+
+def test_as_many_samples_are_drawn_as_the_last_round_had(monkeypatch):
+    sampler, counts = sampler_of(), []
+    sampler.numbers[:] = 5
+    sampler.begin(4)
+    sampler.turn_to(np.arange(CLIENTS))
+    monkeypatch.setattr(draws, "Stream", lambda *address: counts.append(address[4]) or Stream(*address))
+    for first in range(CLIENTS):
+        for k in range(5):
+            ask(sampler, k, slice(first, first + 1))
+    assert counts == [5]
+
+
+def test_whole_batches_are_the_data_themselves():
+    """Of clients with as many rows, and of a copy beside one."""
+    problem = Rows()
+    problem.client_data = lambda client: (torch.full((2, 1), float(client)),)
+    sampler = Sampler(problem, range(CLIENTS), 0, 0, None, WIDTH, torch.float64, torch.device("cpu"))
+    for members in ([0, 1, 2, 3], [5, 5], [4, 2]):
+        sampler.turn_to(np.array(members))
+        (batch,) = ask(sampler, 0, slice(0, len(members))).batch
+        assert batch[:, :, 0].tolist() == [[float(member)] * 2 for member in members]
+
+
+class Network(Minimisation):
+    """Clients of one network at points of their own."""
+
+    def __init__(self, model, shape, clients):
+        self.model, self.shape, self.clients = model, shape, clients
+
+    def variables(self):
+        return Blocks(x=self.model.shapes(self.shape, 3))
+
+    def client_data(self, client):
+        rng = generator(0, "network", client)
+        inputs = torch.from_numpy(rng.standard_normal((6, *self.shape)))
+        lengths = (torch.full((6,), self.shape[0]),) if isinstance(self.model, RNN) else ()
+        return inputs, torch.from_numpy(rng.integers(3, size=6)), *lengths
+
+    def loss(self, x, batch):
+        samples, labels, *lengths = batch
+        return F.cross_entropy(self.model(x, samples, *lengths), labels)
+
+
+def gradients_of(problem, dtype, group, rows):
+    """Of the first ``rows`` clients, each at its own point."""
+    sampler = Sampler(problem, range(problem.clients), 0, BATCH, None, 0, dtype, torch.device("cpu"))
+    sampler.begin(1)
+    sampler.turn_to(np.arange(problem.clients))
+    oracle, size = ORACLES["minimax"](problem, sampler, group > 1), problem.variables().sizes["x"]
+    points = torch.stack(
+        [torch.from_numpy(generator(0, "x", k).standard_normal(size)) for k in range(rows)]
+    ).to(dtype)
+    found = []
+    for first in range(0, rows, group):
+        oracle.at(slice(first, first + group))
+        found.append(oracle.grad(points[first : first + group] / 10, oracle.sample()))
+    return torch.cat(found)
+
+
+NETWORKS = {
+    "linear": (Linear(), (20,)),
+    "mlp": (MLP(hidden=(33, 17)), (50,)),
+    "lenet5": (LeNet5(), (1, 28, 28)),
+    "cnn": (CNN(stages=((4,), (8,)), hidden=(16,)), (3, 8, 8)),
+    "conv4": (Conv4(filters=4), (1, 12, 12)),
+    "rnn": (RNN(hidden=16), (5, 12)),
+    "lstm": (RNN(hidden=8, cell="lstm"), (5, 12)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_group_of_two_or_more_gives_the_same_bits_whatever_its_size(name, dtype):
+    problem = Network(*NETWORKS[name], 64)
+    whole = gradients_of(problem, dtype, 64, 64)
+    for group, rows in ((2, 6), (3, 6), (7, 14), (16, 16)):
+        assert torch.equal(gradients_of(problem, dtype, group, rows), whole[:rows]), group
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "rnn"])
+def test_a_lone_client_has_the_same_bits_copied_in_and_viewed(monkeypatch, name):
+    problem = Network(*NETWORKS[name], 2)
+    monkeypatch.setattr(gradients, "LARGE", 2**40)
+    copied = gradients_of(problem, torch.float32, 1, 2)
+    monkeypatch.setattr(gradients, "LARGE", 0)
+    assert torch.equal(gradients_of(problem, torch.float32, 1, 2), copied)
+
+
+@pytest.mark.parametrize("large, batched", [(0, False), (2**40, False), (0, True)])
+def test_gradients_are_values(monkeypatch, large, batched):
+    """A method keeps a gradient, and a point, while it asks for the next."""
+    monkeypatch.setattr(gradients, "LARGE", large)
+    sampler = sampler_of()
+    oracle = ORACLES["minimax"](Rows(), sampler, batched)
+    oracle.at(slice(0, 2 if batched else 1))
+    xi, x = oracle.sample(), torch.ones(WIDTH, dtype=torch.float64)
+    old = oracle.grad(x, xi)
+    kept, batch = old.clone(), xi.batch[0].clone()
+    for _ in range(3):
+        oracle.grad(2 * x, oracle.sample())
+    assert torch.equal(old, kept) and torch.equal(xi.batch[0], batch)
+    assert torch.equal(oracle.grad(x, xi), kept)
+    assert not old.requires_grad and not x.requires_grad and not torch.equal(oracle.grad(2 * x, xi), kept)
+
+
+def test_a_parameter_that_the_loss_leaves_out_has_gradient_zero(monkeypatch):
+    problem = Rows()
+    problem.variables = lambda: Blocks(x={"w": (WIDTH,), "unused": (2,)})
+    x = torch.ones(WIDTH + 2, dtype=torch.float64)
+    for large, batched in ((0, False), (2**40, False), (0, True)):
+        monkeypatch.setattr(gradients, "LARGE", large)
+        oracle = ORACLES["minimax"](problem, sampler_of(problem), batched)
+        oracle.at(slice(0, 1 + batched))
+        gradient = oracle.grad(x, oracle.sample())
+        assert gradient[0, :WIDTH].all() and gradient[:, WIDTH:].tolist() == [[0.0, 0.0]] * (1 + batched)
+
+
+PROBE = """
+import ctypes
+calls = []
+class Library:
+    def __init__(self, name): pass
+    def mallopt(self, parameter, value): calls.append(parameter)
+ctypes.CDLL = Library
+from mpifed.parallel.heap import keep_freed_memory
+assert not calls
+keep_freed_memory()
+print(len(calls))
+"""
+
+
+@pytest.mark.parametrize("own, calls", [({}, 3), ({"MALLOC_ARENA_MAX": "1"}, 0)])
+def test_freed_memory_is_kept_unless_the_environment_has_decided(own, calls):
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROBE], env=clean | own, capture_output=True, text=True, check=True
+    )
+    assert int(ran.stdout) == calls
