@@ -8,6 +8,7 @@ by a second Ctrl-C; 1 a rank failed and took the others with it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -87,8 +88,9 @@ def run(file, overrides, data_dir, resume_, with_report):
     SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and
     exit code 85; the same command then continues. A second Ctrl-C ends it at once.
     """
-    from mpifed.config.job import Config
-    from mpifed.running.run import run as run_job
+    with _imports():
+        from mpifed.config.job import Config
+        from mpifed.running.run import run as run_job
 
     comm = _ranks()
     extra = [f"run.data_dir={json.dumps(data_dir)}"] if data_dir else []
@@ -107,7 +109,8 @@ def resume(folder, overrides, with_report):
 
     KEY=VALUE changes settings, for example rounds=1000 to run longer.
     """
-    from mpifed.running.run import resume as resume_job
+    with _imports():
+        from mpifed.running.run import resume as resume_job
 
     comm = _ranks()
     _carry_out(comm, lambda: resume_job(folder, overrides, comm), folder if with_report else None)
@@ -131,8 +134,9 @@ def sweep(file, overrides, only_list, part):
     Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on
     the folder picks the best setting of every method.
     """
-    from mpifed.config.grids import taken, variants
-    from mpifed.running.sweep import sweep as sweep_runs
+    with _imports():
+        from mpifed.config.grids import taken, variants
+        from mpifed.running.sweep import sweep as sweep_runs
 
     comm = _ranks()
     with together(comm, ConfigError):
@@ -201,6 +205,17 @@ def check(name, settings):
     sys.exit(0 if check_class(name, list(settings), world()) else 1)
 
 
+@contextlib.contextmanager
+def _imports():
+    """Around imports: what they make stays, so no collection looks through it, the last one included."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def _ranks() -> SerialComm:
     """All ranks, for a run; a signal that came to any of them so far ends them all."""
     comm = world()
@@ -249,7 +264,6 @@ def _note_success() -> None:
 
 def main() -> None:
     """Entry point. An exception on one rank, or a call of sys.exit in the middle of a run, ends all ranks."""
-    gc.freeze()  # what has been imported stays: no collection looks through it again, the last one included
     if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
         warnings.simplefilter("ignore")  # rank 0 shows them
     settings = {"traceback": False}
