@@ -125,11 +125,11 @@ def _rounds(method: Algorithm, problem: Problem, observer: Observer, **changes) 
 class _Keep(Observer):
     """Refuses client functions that change what is not their own."""
 
-    def before_clients(self, stage, cohort):
+    def before_clients(self, stage, cohort, members):
         simulation = self.simulation
         self._shared, self._clients = simulation.shared.buffer.clone(), simulation.clients.buffer.clone()
 
-    def after_clients(self, stage, cohort):
+    def after_clients(self, stage, cohort, members):
         simulation = self.simulation
         changed = (self._shared != simulation.shared.buffer).nonzero()
         if len(changed):
@@ -138,18 +138,19 @@ class _Keep(Observer):
                 f"phase {stage.phase.name!r} changed shared.{field}; an in-place operation on a view of it?"
             )
         others = torch.ones(len(self._clients), dtype=torch.bool)
-        others[cohort.local] = False
+        others[cohort.local[members]] = False
         if not torch.equal(self._clients[others], simulation.clients.buffer[others]):
             raise AssertionError(
-                f"phase {stage.phase.name!r} changed the records of clients outside the cohort"
+                f"phase {stage.phase.name!r} changed the records of clients that it was not stepping"
             )
 
 
 class _Mean(Observer):
     """Compares every average with a plain sum over the cohort."""
 
-    def after_clients(self, stage, cohort):
-        self._rows = stage.messages.buffer[: len(cohort.local)].clone()
+    def after_clients(self, stage, cohort, members):
+        rows = stage.messages.buffer[: members.stop - members.start].clone()
+        self._rows = torch.cat([self._rows, rows]) if members.start else rows
 
     def after_mean(self, stage, cohort):
         problem, members = self.simulation.problem, cohort.members.tolist()

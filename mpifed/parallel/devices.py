@@ -142,17 +142,15 @@ def deterministic(on: bool) -> Iterator[None]:
     if not on:
         yield
         return
-    enabled, warns = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    before = torch.get_deterministic_debug_mode()
     precision, workspace, cudnn = (
         torch.get_float32_matmul_precision(),
         os.environ.get(_WORKSPACE),
         torch.backends.cudnn,
     )
     os.environ.setdefault(_WORKSPACE, ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    # torch.use_deterministic_algorithms says the same, and imports torch's compiler for it
+    torch.set_deterministic_debug_mode("error")
     torch.set_float32_matmul_precision("highest")
     try:
         with (
@@ -162,7 +160,7 @@ def deterministic(on: bool) -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
-        torch.use_deterministic_algorithms(enabled, warn_only=warns)
+        torch.set_deterministic_debug_mode(before)
         if workspace is None:
             os.environ.pop(_WORKSPACE, None)
 

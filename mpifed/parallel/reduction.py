@@ -32,58 +32,85 @@ CHUNK = 2**24
 class _Reduction:
     """Buffers for one phase's message, on the transport's device.
 
+    Members of the cohort come in groups: :meth:`begin`, then :meth:`add` after each group that has filled
+    its rows, then :meth:`finish`, which is collective.
+
+    Args:
+        capacity: rows that are filled at a time; ``hosted``: clients on this rank.
+
     Attributes:
-        rows: one row for each client that this rank may step, ``[capacity, size]``, filled before a call.
-        mean: the averaged message ``[size]``, valid after a call.
+        rows: the messages of a group, ``[capacity, size]``, filled before :meth:`add`.
+        mean: the averaged message ``[size]``, valid after :meth:`finish`.
     """
 
     rows: torch.Tensor
     mean: torch.Tensor
 
-    def _scale(self, rows: torch.Tensor, cohort: Cohort) -> None:
-        if cohort.weights is not None:
-            rows *= torch.as_tensor(cohort.local_weights, dtype=rows.dtype, device=rows.device)[:, None]
+    def begin(self, cohort: Cohort) -> None:
+        """Begin a sum over ``cohort``."""
+        self._cohort = cohort
+
+    def _weighted(self, members: slice) -> torch.Tensor:
+        """The rows of the group, times their weights."""
+        rows, weights = self.rows[: members.stop - members.start], self._cohort.local_weights
+        if weights is not None:
+            rows *= torch.as_tensor(weights[members], dtype=rows.dtype, device=rows.device)[:, None]
+        return rows
 
 
 class FusedReduction(_Reduction):
     """One in-place Allreduce of a persistent buffer."""
 
-    def __init__(self, transport: Transport, capacity: int, size: int, dtype):
+    def __init__(self, transport: Transport, capacity: int, hosted: int, size: int, dtype):
         buffer = torch.zeros(size + 1, dtype=dtype, device=transport.device)  # and the control value
         self._channel, self.mean = transport.channel(buffer), buffer[:size]
-        self.rows = self.mean.view(1, -1) if capacity == 1 else buffer.new_zeros(max(capacity, 1), size)
+        self._lone = hosted == capacity == 1
+        self.rows = self.mean.view(1, -1) if self._lone else buffer.new_zeros(max(capacity, 1), size)
 
-    def __call__(self, cohort: Cohort, control: float = 0.0) -> float:
-        """Average the rows of the cohort's members on this rank (the first ones of ``rows``) over the cohort.
+    def add(self, members: slice) -> None:
+        """Add the messages of ``cohort.local[members]``, in the first rows of ``rows``, which may change."""
+        rows = self._weighted(members)
+        if members.start and len(rows) == 1:
+            self.mean += rows[0]
+        elif members.start:
+            self.mean += rows.sum(0)
+        elif not self._lone:
+            torch.sum(rows, 0, out=self.mean)
+
+    def finish(self, control: float = 0.0) -> float:
+        """Average over the cohort. Collective.
+
+        Args:
+            control: a value of this rank.
 
         Returns:
             The sum of the ranks' control values, the same on all of them.
         """
-        rows, total = self.rows[: len(cohort.local)], self.mean
-        self._scale(rows, cohort)
-        if len(rows) != 1:
-            torch.sum(rows, 0, out=total)
-        elif rows.data_ptr() != total.data_ptr():
-            total.copy_(rows[0])
+        if not len(self._cohort.local):
+            self.mean.zero_()
         controls = self._channel.sum_(control)
-        total /= cohort.total
+        self.mean /= self._cohort.total
         return controls
 
 
 class ExactReduction(_Reduction):
     """A sum over the clients in the order of their numbers: the same bits on every layout."""
 
-    def __init__(self, transport: Transport, capacity: int, size: int, dtype):
+    def __init__(self, transport: Transport, capacity: int, hosted: int, size: int, dtype):
         self.transport, self.comm = transport, transport.comm
         self.rows = torch.zeros(max(capacity, 1), size, dtype=dtype, device=transport.device)
+        self._held = torch.zeros(hosted, size, dtype=dtype)
         self._result = torch.zeros(size, dtype=dtype)
         self.mean = self._result.to(transport.device)
 
-    def __call__(self, cohort: Cohort, control: float = 0.0) -> float:
-        """As :meth:`FusedReduction.__call__`."""
-        own = self.rows[: len(cohort.local)]
-        self._scale(own, cohort)
-        rows, result = own.cpu().numpy(), self._result.numpy()
+    def add(self, members: slice) -> None:
+        """As :meth:`FusedReduction.add`."""
+        self._held[members] = self._weighted(members).cpu()
+
+    def finish(self, control: float = 0.0) -> float:
+        """As :meth:`FusedReduction.finish`."""
+        cohort = self._cohort
+        rows, result = self._held[: len(cohort.local)].numpy(), self._result.numpy()
         size, controls = len(result), 0.0
         step = max(1, CHUNK // max(1, len(cohort.members)))
         for start in range(0, max(size, 1), step):

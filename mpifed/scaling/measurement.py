@@ -201,10 +201,10 @@ class _Stopwatch(Observer):
 
     seconds = 0.0
 
-    def before_clients(self, stage, cohort):
+    def before_clients(self, stage, cohort, members):
         self._began = time.perf_counter()
 
-    def after_clients(self, stage, cohort):
+    def after_clients(self, stage, cohort, members):
         self.seconds += time.perf_counter() - self._began
 
 

@@ -13,7 +13,7 @@ that are not filled, rounds 0 and 1 for client functions that write to ``shared`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ class Stage:
     """A phase of a round with the buffers that it needs. A phase that a round repeats has a stage each time.
 
     Attributes:
-        messages: the messages of this rank's members in its first rows, ``[clients here, size]``.
+        messages: the messages of a group of this rank's members in its first rows, ``[capacity, size]``.
         mean: their average over the cohort, ``[size]``.
         reduction: what averages them.
         refreshed: the adaptive fields of ``shared`` that are made anew after it.
@@ -49,17 +49,16 @@ class Stage:
     refreshed: tuple[str, ...] = ()
     cohort: int = 0
     filled: bool = False
-    rows: list[State] = field(default_factory=list)
 
 
 class Observer:
     """What is told of every stage of a round, on every rank. Subclasses override what they need."""
 
-    def before_clients(self, stage: Stage, cohort: Cohort) -> None:
-        """The members are about to be stepped."""
+    def before_clients(self, stage: Stage, cohort: Cohort, members: slice) -> None:
+        """The group ``cohort.local[members]`` is about to be stepped."""
 
-    def after_clients(self, stage: Stage, cohort: Cohort) -> None:
-        """The first rows of ``stage.messages`` are filled."""
+    def after_clients(self, stage: Stage, cohort: Cohort, members: slice) -> None:
+        """The group's messages are the first rows of ``stage.messages``."""
 
     def after_mean(self, stage: Stage, cohort: Cohort) -> None:
         """``stage.mean`` holds the average; the server function comes next."""
@@ -76,6 +75,7 @@ class Loop:
 
     Attributes:
         calls: oracle calls of each member on this rank in the last phase, ``[members]``.
+        capacity: the most clients that are stepped at a time.
     """
 
     batched = False
@@ -85,24 +85,33 @@ class Loop:
         self.oracle = ORACLES[problem.family](problem, sampler, self.batched)
         self._rows = [clients.rows(c, c + 1) for c in range(len(clients.buffer))]
         self._layout = between
-        self.calls = np.zeros(0, dtype=np.int64)
+        self.calls, self.capacity = np.zeros(0, dtype=np.int64), 1
 
     def begin(self, r: int) -> None:
         """Begin round ``r``."""
         self.sampler.begin(r)
         self._between, self._cohort = None, None
 
-    def run(self, stage: Stage, now: Now, cohort: Cohort, shared: Observed) -> None:
-        """Run the client function for the members on this rank and fill the first rows of the messages."""
-        stage.messages.buffer[: len(cohort.local)].zero_()
+    def groups(self, stage: Stage, cohort: Cohort) -> list[slice]:
+        """Begin a phase: the members on this rank in the groups in which they are stepped, parts of
+        ``cohort.local``.
+        """
+        count = len(cohort.local)
         if stage.cohort != self._cohort:  # with all clients, a fresh cohort is they again
             self._cohort = stage.cohort
-            self._between = State(
-                self._layout, self.clients.buffer.new_zeros(len(cohort.local), self._layout.size)
-            )
+            self._between = State(self._layout, self.clients.buffer.new_zeros(count, self._layout.size))
         self._dealt = self.sampler.numbers.copy(), self.sampler.normals.copy()
+        self.calls = np.zeros(count, dtype=np.int64)
+        return self._cut(count)
+
+    def _cut(self, count: int) -> list[slice]:
+        return [slice(row, row + 1) for row in range(count)]
+
+    def run(self, stage: Stage, now: Now, cohort: Cohort, members: slice, shared: Observed) -> None:
+        """Run the client function for a group and fill the first rows of the messages."""
+        stage.messages.buffer[: members.stop - members.start].zero_()
         before = shared.buffer.clone() if now.round < 2 else None
-        self._step(stage, now, cohort.local, shared)
+        self._step(stage, now, cohort.local, members, shared)
         if before is not None and not torch.equal(before, shared.buffer):
             names = shared.layout.field_at(int((before != shared.buffer).nonzero()[0]))
             raise ContractError(
@@ -110,19 +119,14 @@ class Loop:
                 "never writes to it, not in place either (x = shared.x; x -= ... does; x = x - ... does not)"
             )
 
-    def _step(self, stage: Stage, now: Now, members: np.ndarray, shared: Observed) -> None:
-        self.sampler.turn_to(members)
-        if not stage.rows:
-            stage.rows = [stage.messages.rows(c, c + 1) for c in range(len(stage.messages.buffer))]
-        calls = []
-        for row, member in enumerate(members):
-            client = self._rows[member]
-            if self._layout.size:
-                client = client.beside(self._between.rows(row, row + 1))
-            self.oracle.at(slice(row, row + 1))
-            self._call(stage, now, shared, client, stage.rows[row])
-            calls.append(self.oracle.calls[0])
-        self.calls = np.array(calls, dtype=np.int64)
+    def _step(self, stage: Stage, now: Now, local: np.ndarray, members: slice, shared: Observed) -> None:
+        self.sampler.turn_to(local)
+        client = self._rows[local[members.start]]
+        if self._layout.size:
+            client = client.beside(self._between.rows(members.start, members.stop))
+        self.oracle.at(members)
+        self._call(stage, now, shared, client, stage.messages)
+        self.calls[members] = self.oracle.calls
 
     def again(
         self, stage: Stage, now: Now, cohort: Cohort, shared: Observed, row: int, watching, noting
@@ -179,7 +183,7 @@ class Batched(Loop):
 
     def __init__(self, problem: Problem, sampler: Sampler, clients: State, between: Layout, exact: bool):
         super().__init__(problem, sampler, clients, between, exact)
-        sizes = sampler.sizes
+        sizes, self.capacity = sampler.sizes, max(len(clients.buffer), 1)
         if not sampler.batch_size and len(set(sizes.tolist())) > 1:
             raise ValueError(
                 "full batches of clients stepped together need clients of one size, got "
@@ -189,13 +193,13 @@ class Batched(Loop):
     def _beside(self, row: int, count: int) -> list[int]:
         return [row, row] if self.exact and count == 1 else list(range(count))
 
-    def _step(self, stage: Stage, now: Now, members: np.ndarray, shared: Observed) -> None:
-        count = len(members)
-        self.calls = np.zeros(count, dtype=np.int64)
-        if not count:
-            return
+    def _cut(self, count: int) -> list[slice]:
+        return [slice(0, count)] if count else []
+
+    def _step(self, stage: Stage, now: Now, local: np.ndarray, members: slice, shared: Observed) -> None:
+        count = len(local)
         pad = self.exact and count == 1
-        padded = np.repeat(members, 2) if pad else members
+        padded = np.repeat(local, 2) if pad else local
         self.sampler.turn_to(padded)
         self.oracle.at(slice(0, len(padded)))
         whole = not pad and count == len(self.clients.buffer)
@@ -210,7 +214,7 @@ class Batched(Loop):
             stage.messages.buffer[0] = rows.buffer[0]
             self._between.buffer[0] = between.buffer[0]
         if not whole:
-            self.clients.buffer[members] = clients.buffer[:count]
+            self.clients.buffer[local] = clients.buffer[:count]
 
 
 EXECUTORS = {"loop": Loop, "batched": Batched}

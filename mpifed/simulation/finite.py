@@ -39,19 +39,21 @@ class Bad(NamedTuple):
     message: torch.Tensor
 
 
-def first_bad(stage: Stage, cohort: Cohort, clients: np.ndarray) -> Bad | None:
-    """This rank's first message that is not finite.
+def first_bad(stage: Stage, cohort: Cohort, members: slice, clients: np.ndarray) -> Bad | None:
+    """A group's first message that is not finite.
 
     The rows may be overwritten by the reduction, so they are looked at before it.
 
     Args:
+        members: the group, a part of ``cohort.local``.
         clients: the numbers of this rank's clients.
     """
-    rows = stage.messages.buffer[: len(cohort.local)]
+    rows = stage.messages.buffer[: members.stop - members.start]
     if all_finite(rows):
         return None
     row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
-    return Bad(int(clients[cohort.local[row]]), row, rows[row].clone())
+    place = members.start + row
+    return Bad(int(clients[cohort.local[place]]), place, rows[row].clone())
 
 
 def check_mean(

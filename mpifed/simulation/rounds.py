@@ -25,7 +25,7 @@ from mpifed.simulation.allocation import Allocation
 from mpifed.simulation.coordinator import Coordinator
 from mpifed.simulation.executor import EXECUTORS, Observer, Stage
 from mpifed.simulation.federated_clock import FederatedClock
-from mpifed.simulation.finite import check_mean, check_shared, first_bad
+from mpifed.simulation.finite import Bad, check_mean, check_shared, first_bad
 from mpifed.simulation.replay import origin
 from mpifed.simulation.traffic import Costs, Traffic
 
@@ -104,7 +104,11 @@ class Rounds:
     def _stage(self, phase: Phase, names: tuple[str, ...] = (), cohort: int = 0) -> Stage:
         layout = self.memory.layout(phase.message)
         reduction = REDUCTIONS[self.config.run.reduction](
-            self.transport, len(self.mine), layout.size, self.memory.shared.buffer.dtype
+            self.transport,
+            self.executor.capacity,
+            len(self.mine),
+            layout.size,
+            self.memory.shared.buffer.dtype,
         )
         return Stage(
             phase, State(layout, reduction.rows), State(layout, reduction.mean), reduction, names, cohort
@@ -150,15 +154,10 @@ class Rounds:
     def _phase(self, r: int, stage: Stage, cohort: Cohort, control: float) -> float:
         """Clients, average, matrices, server."""
         now, shared = self._now(r, cohort), self.memory.shared
-        for observer in self.observers:
-            observer.before_clients(stage, cohort)
         shared.take_notes()
-        self.executor.run(stage, now, cohort, shared)
+        bad = self._step_clients(stage, now, cohort)
         reads, _ = shared.take_notes()
-        for observer in self.observers:
-            observer.after_clients(stage, cohort)
-        bad = first_bad(stage, cohort, self.mine)
-        controls = stage.reduction(cohort, control)
+        controls = stage.reduction.finish(control)
         check_mean(
             self.transport.comm, r, stage, bad, partial(origin, self.executor, stage, now, cohort, shared)
         )
@@ -176,6 +175,24 @@ class Rounds:
         check_shared(r, stage, shared)
         self._count(r, stage, cohort, reads, [*made, *shared.take_notes()[1]])
         return controls
+
+    def _step_clients(self, stage: Stage, now: Now, cohort: Cohort) -> Bad | None:
+        """Steps this rank's members and adds up their messages, group by group while they are in cache.
+
+        Returns:
+            The first message that is not finite.
+        """
+        bad = None
+        stage.reduction.begin(cohort)
+        for members in self.executor.groups(stage, cohort):
+            for observer in self.observers:
+                observer.before_clients(stage, cohort, members)
+            self.executor.run(stage, now, cohort, members, self.memory.shared)
+            for observer in self.observers:
+                observer.after_clients(stage, cohort, members)
+            bad = bad or first_bad(stage, cohort, members, self.mine)
+            stage.reduction.add(members)
+        return bad
 
     def _count(self, r: int, stage: Stage, cohort: Cohort, reads: set[str], writes: list[str]) -> None:
         members, everyone = len(cohort.local), len(cohort.members) == self.problem.clients
@@ -202,10 +219,15 @@ class Rounds:
         if self._average is None:
             return
         everyone = self.coordinator.cohort(0)
-        rows = self._average.messages.rows(0, len(self.mine))
-        for block in self.memory.own.fields:
-            setattr(rows, block, getattr(self.memory.clients, block))
-        self._average.reduction(everyone)
+        messages, reduction, count = self._average.messages, self._average.reduction, len(self.mine)
+        reduction.begin(everyone)
+        for start in range(0, count, self.executor.capacity):
+            stop = min(start + self.executor.capacity, count)
+            rows = messages.rows(0, stop - start)
+            for block in self.memory.own.fields:
+                setattr(rows, block, getattr(self.memory.clients, block)[start:stop])
+            reduction.add(slice(start, stop))
+        reduction.finish()
 
     def block(self, name: str) -> torch.Tensor:
         """The current iterate of a block, ``[d]``; the clients' average where every client has its own."""

@@ -66,10 +66,10 @@ class Keeping(Observer):
         rounds = self.simulation.rounds
         return self.simulation.shared.buffer, rounds.coordinator.moments.buffer
 
-    def before_clients(self, stage, cohort):
+    def before_clients(self, stage, cohort, members):
         self.before = [buffer.clone() for buffer in self._others()]
 
-    def after_clients(self, stage, cohort):
+    def after_clients(self, stage, cohort, members):
         self.same += [torch.equal(*pair) for pair in zip(self.before, self._others())]
 
 

@@ -15,8 +15,8 @@ LAYOUT = Record(x="x", u="x").layout(Blocks(x={"w": (2,)}))
 
 @pytest.mark.parametrize("client, field, words", [
     (1, None, None),  # its own
-    (0, None, "records of clients outside the cohort"),
-    (2, None, "records of clients outside the cohort"),
+    (0, None, "records of clients that it was not stepping"),
+    (2, None, "records of clients that it was not stepping"),
     (None, 3, "changed shared.u"),
     (None, 0, "changed shared.x"),
 ])  # fmt: skip
@@ -24,16 +24,16 @@ def test_clients_change_their_own_records_only(client, field, words):
     shared, clients = State(LAYOUT, torch.zeros(4)), SimpleNamespace(buffer=torch.zeros(3, 2))
     keep, cohort = _Keep(), SimpleNamespace(local=np.array([1]))
     keep.simulation = SimpleNamespace(shared=shared, clients=clients)
-    keep.before_clients(STAGE, cohort)
+    keep.before_clients(STAGE, cohort, slice(0, 1))
     if client is not None:
         clients.buffer[client, 1] = 1
     if field is not None:
         shared.buffer[field] = 1
     if words is None:
-        keep.after_clients(STAGE, cohort)
+        keep.after_clients(STAGE, cohort, slice(0, 1))
     else:
         with pytest.raises(AssertionError, match=words):
-            keep.after_clients(STAGE, cohort)
+            keep.after_clients(STAGE, cohort, slice(0, 1))
 
 
 @pytest.mark.parametrize("weights, average", [("uniform", 2.0), ("samples", 2.5)])
@@ -46,7 +46,7 @@ def test_an_average_that_is_off_is_seen(weights, average, error, sound):
         config=SimpleNamespace(participation=SimpleNamespace(weights=weights)),
     )
     messages = SimpleNamespace(buffer=torch.tensor([[1.0], [3.0], [99.0]]).double())
-    mean.after_clients(SimpleNamespace(messages=messages), cohort)
+    mean.after_clients(SimpleNamespace(messages=messages), cohort, slice(0, 2))
     made = SimpleNamespace(buffer=torch.tensor([average * (1 + error)], dtype=torch.float64))
     stage = SimpleNamespace(mean=made, phase=STAGE.phase)
     if sound:

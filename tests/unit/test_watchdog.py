@@ -108,7 +108,7 @@ def test_a_slow_first_round_evaluation_and_checkpoint_are_no_hangs(tmp_path, mon
 
         return slower
 
-    for owner, name in ((Simulation, "evaluate"), (Loop, "run"), (checkpoint, "write")):
+    for owner, name in ((Simulation, "evaluate"), (Loop, "groups"), (checkpoint, "write")):
         monkeypatch.setattr(owner, name, slow(getattr(owner, name)))
     result = run(
         Config.from_table(
