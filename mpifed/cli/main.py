@@ -8,27 +8,28 @@ by a second Ctrl-C; 1 a rank failed and took the others with it.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import os
 import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from mpifed import __version__
 from mpifed.cli.commands import bench, report, scale
+from mpifed.cli.entry import loading
 from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
 from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.world import world
 from mpifed.running.signals import EXIT_RESUME, Stopped, early, held, release
-from mpifed.storage.ownership import REPORT_FILES, expect_own
+from mpifed.storage.named import expect_place
+from mpifed.storage.ownership import REPORT_FILES, expect_own, is_figure
 
 __all__ = ["main"]
 
@@ -88,12 +89,13 @@ def run(file, overrides, data_dir, resume_, with_report):
     SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and
     exit code 85; the same command then continues. A second Ctrl-C ends it at once.
     """
-    with _imports():
+    with loading():
         from mpifed.config.job import Config
+        from mpifed.config.tables import as_text
         from mpifed.running.run import run as run_job
 
     comm = _ranks()
-    extra = [f"run.data_dir={json.dumps(data_dir)}"] if data_dir else []
+    extra = [f"run.data_dir={as_text(data_dir)}"] if data_dir else []
     with together(comm, ConfigError):
         config = Config.load(file, [*overrides, *extra])
     _carry_out(comm, lambda: run_job(config, comm, resume_), config.run.out if with_report else None)
@@ -109,7 +111,7 @@ def resume(folder, overrides, with_report):
 
     KEY=VALUE changes settings, for example rounds=1000 to run longer.
     """
-    with _imports():
+    with loading():
         from mpifed.running.run import resume as resume_job
 
     comm = _ranks()
@@ -134,7 +136,7 @@ def sweep(file, overrides, only_list, part):
     Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on
     the folder picks the best setting of every method.
     """
-    with _imports():
+    with loading():
         from mpifed.config.grids import taken, variants
         from mpifed.running.sweep import sweep as sweep_runs
 
@@ -181,15 +183,27 @@ def info(name, overrides, out, cite):
     figure.
     """
     if name.endswith(".toml"):
-        from mpifed.report.client_samples import show
-
-        click.echo(show(name, overrides, out))
+        click.echo(_show_clients(name, overrides, out))
         return
     if overrides or out:
         raise click.UsageError(f"KEY=VALUE and --out are for job files (.toml), not for {name}")
     from mpifed.cli.catalogue import print_citation, print_info
 
     print_citation(name) if cite else print_info(name)
+
+
+def _show_clients(job: str, overrides: Sequence[str], out: str | None) -> Path:
+    """Show who holds what of a job file; the path of the figure."""
+    from mpifed.config.job import Config
+    from mpifed.report.client_samples import show
+    from mpifed.simulation.memory import expect_constants
+
+    figure = Path(out) if out else Path(job).with_suffix(".clients.png")
+    expect_place(figure, is_figure)
+    config = Config.load(job, overrides)
+    expect_constants(config.problem)
+    show(config, figure)
+    return figure
 
 
 @cli.command()
@@ -203,17 +217,6 @@ def check(name, settings):
     from mpifed.cli.check import check_class
 
     sys.exit(0 if check_class(name, list(settings), world()) else 1)
-
-
-@contextlib.contextmanager
-def _imports():
-    """Around imports: what they make stays, so no collection looks through it, the last one included."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _ranks() -> SerialComm:
@@ -257,9 +260,18 @@ for _command in (bench, launch, report, scale):
 
 
 def _note_success() -> None:
-    """Tell the batch script that the command is done: not every launcher's exit code does."""
-    if "MPIFED_FINISHED" in os.environ and rank() == "0":
-        Path(os.environ["MPIFED_FINISHED"]).write_text("done\n")
+    """Tell the batch script that the command is done: not every launcher's exit code does.
+
+    A file goes, which a full disk allows.
+    """
+    mark = os.environ.get("MPIFED_UNFINISHED")
+    if not mark or rank() != "0":
+        return
+    try:
+        os.remove(mark)
+    except OSError as fault:
+        text = f"{mark} cannot be removed ({fault.strerror}): the batch script will take this for a failure"
+        click.echo(f"mpifed: warning: {text}", err=True)
 
 
 def main() -> None:
