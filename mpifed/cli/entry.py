@@ -6,9 +6,13 @@ process without a word, nor one rank without the others.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
+
 from mpifed.running.noted import Noted
 
-__all__ = ["main"]
+__all__ = ["loading", "main"]
 
 
 def main() -> None:
@@ -17,3 +21,14 @@ def main() -> None:
     from mpifed.cli.main import main as command_line
 
     command_line()
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Around imports: what they make stays, so no collection looks through it, the last one included."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -11,63 +11,14 @@ import click
 
 from mpifed.cli import launch_options
 from mpifed.cli.batch_script import HEAD, Batch
-from mpifed.config.grids import expand, folder_names, twice, variants
-from mpifed.config.job import Config
-from mpifed.config.tables import as_text, parse, read_table
-from mpifed.core.errors import ConfigError
-from mpifed.core.settings import flatten
 
-__all__ = ["array_tasks", "launch"]
+__all__ = ["launch"]
 
 #: Slurm keeps most sizes in 16 bits, and takes what is left of a larger number without a word.
 MOST = 65_000
 #: What Slurm and launchers put into the environment of a job, and what a user or a site says to them with.
 _OF_A_JOB = ("SLURM", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
 _OF_A_SITE = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "PMIX_MCA_")
-
-
-def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:
-    """All combinations of ``key=value,value,...``, each with a folder of its own below ``out``.
-
-    Raises:
-        ConfigError: an axis is not of this form, or two combinations would share a folder.
-    """
-    choices = {}
-    for axis in axes:
-        key, equals, text = axis.partition("=")
-        values = [value.strip() for value in _values(text)]
-        if not equals or not key or not all(values):
-            raise ConfigError(f"--array takes KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got {axis!r}")
-        if key in choices:
-            raise ConfigError(
-                f"--array names {key} twice: give all of its values at once, {key}=VALUE,VALUE,..."
-            )
-        choices[key] = values
-    tasks = expand(choices)
-    names = folder_names([flatten({key: parse(text) for key, text in task.items()}) for task in tasks])
-    if twice(names):
-        raise ConfigError(f"--array names the same run twice: {', '.join(axes)}")
-    return [
-        (*(f"{key}={text}" for key, text in task.items()), f"run.out={as_text(str(Path(out) / name))}")
-        for task, name in zip(tasks, names)
-    ]
-
-
-def _values(text: str) -> list[str]:
-    """``text`` split at commas outside quotes and brackets; empty where one of these stays open."""
-    values, depth, quote = [""], 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        else:
-            depth += (character in "[{") - (character in "]}")
-        if character == "," and not quote and not depth:
-            values.append("")
-        else:
-            values[-1] += character
-    return [""] if quote or depth else values
 
 
 class _Remembering(click.Command):
@@ -166,7 +117,9 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     or enter it with --setup. Paths are relative to the folder of submission, and KEY=VALUE after the
     script's name changes settings once more.
     """
-    config, out, tasks, parts = _planned(job, list(settings), axes, parts)
+    from mpifed.cli.planning import planned
+
+    config, out, tasks, parts = planned(job, list(settings), axes, parts)
     batch = Batch(job, settings, tasks, parts, command=ctx.meta["arguments"], **sizes)
     if batch.preemptible and config.run.overwrite:
         raise click.UsageError(
@@ -178,30 +131,6 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
         click.echo(os.fsencode(batch.script()), nl=False)
     else:
         _write(Path(path or Path(out) / "job.sbatch"), batch.script(), not no_submit)
-
-
-def _planned(
-    job: str, settings: list[str], axes: tuple[str, ...], parts: int | None
-) -> tuple[Config, str, tuple, int]:
-    """A configuration to hold the sizes against, the folder of results, ``tasks`` and ``parts``."""
-    if "sweep" in read_table(job):
-        if axes:
-            raise click.UsageError(
-                f"{job} has a [sweep]: --parts N shares its runs among the elements of a job array, "
-                "--array is for other files"
-            )
-        config = variants(job, settings)[0].config
-        return config, str(Path(config.run.out).parent), (), parts or 1
-    if parts:
-        raise click.UsageError(
-            f"--parts is for a job file with a [sweep], which {job} does not have: --array KEY=V1,V2,... "
-            "makes an array"
-        )
-    config = Config.load(job, settings)
-    tasks = tuple(array_tasks(axes, config.run.out)) if axes else ()
-    for task in tasks:
-        Config.load(job, [*settings, *task])
-    return config, config.run.out, tasks, 0
 
 
 def _write(path: Path, text: str, submit: bool) -> None:

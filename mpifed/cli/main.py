@@ -8,7 +8,6 @@ by a second Ctrl-C; 1 a rank failed and took the others with it.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ import click
 
 from mpifed import __version__
 from mpifed.cli.commands import bench, report, scale
+from mpifed.cli.entry import loading
 from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
 from mpifed.core.errors import ConfigError
@@ -89,9 +89,10 @@ def run(file, overrides, data_dir, resume_, with_report):
     SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and
     exit code 85; the same command then continues. A second Ctrl-C ends it at once.
     """
-    from mpifed.config.job import Config
-    from mpifed.config.tables import as_text
-    from mpifed.running.run import run as run_job
+    with loading():
+        from mpifed.config.job import Config
+        from mpifed.config.tables import as_text
+        from mpifed.running.run import run as run_job
 
     comm = _ranks()
     extra = [f"run.data_dir={as_text(data_dir)}"] if data_dir else []
@@ -110,7 +111,8 @@ def resume(folder, overrides, with_report):
 
     KEY=VALUE changes settings, for example rounds=1000 to run longer.
     """
-    from mpifed.running.run import resume as resume_job
+    with loading():
+        from mpifed.running.run import resume as resume_job
 
     comm = _ranks()
     _carry_out(comm, lambda: resume_job(folder, overrides, comm), folder if with_report else None)
@@ -134,8 +136,9 @@ def sweep(file, overrides, only_list, part):
     Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on
     the folder picks the best setting of every method.
     """
-    from mpifed.config.grids import taken, variants
-    from mpifed.running.sweep import sweep as sweep_runs
+    with loading():
+        from mpifed.config.grids import taken, variants
+        from mpifed.running.sweep import sweep as sweep_runs
 
     comm = _ranks()
     with together(comm, ConfigError):
@@ -273,7 +276,6 @@ def _note_success() -> None:
 
 def main() -> None:
     """Entry point. An exception on one rank, or a call of sys.exit in the middle of a run, ends all ranks."""
-    gc.freeze()  # what has been imported stays: no collection looks through it again, the last one included
     if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
         warnings.simplefilter("ignore")  # rank 0 shows them
     settings = {"traceback": False}

@@ -127,8 +127,11 @@ class Run(_Section):
     matrices: Literal["coordinator", "replicated"] = Field(
         "coordinator", description="adaptive matrices on rank 0, or everywhere"
     )
-    eval_every: int = Field(
-        10, ge=1, description="rounds between evaluations; the first and last round always count"
+    eval_every: int | None = Field(
+        None,
+        ge=1,
+        description="rounds between evaluations, beside the first and the last; when left out 10, or as many "
+        "as keep the scoring of held-out rows below a tenth of the run",
     )
     checkpoint_every: int = Field(
         50, ge=0, description="rounds between checkpoints; 0 writes one only when a signal ends the run"

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import numpy as np
 from pydantic import Field
-from scipy.special import stdtrit
 
 from mpifed.core.settings import choice, hyperparameters
 from mpifed.core.streams import Stream
@@ -41,6 +40,10 @@ class StudentT:
     scale: float = Field(default=1.0, gt=0, description="multiplies the standard law")
 
     def __call__(self, stream: Stream, size: int) -> np.ndarray:
+        from scipy.special import (
+            stdtrit,  # here, because it takes a third of a second
+        )
+
         return self.scale * stdtrit(self.nu, stream.uniform(size))
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from scipy.special import ndtri
 
 __all__ = ["BYTES_A_DRAW", "Stream", "generator", "philox"]
 
@@ -116,6 +115,8 @@ class Stream:
 
     def normal(self, *shape: int) -> np.ndarray:
         """Standard normal by inversion (one uniform each), float64 ``[C, count, *shape]``."""
+        from scipy.special import ndtri  # here, because it takes a third of a second
+
         return ndtri(self.uniform(*shape))
 
     def permutation(self, n: int) -> np.ndarray:

@@ -15,13 +15,16 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image
 
 from mpifed.data.samples import Images, Pixels
 from mpifed.data.sources import DataError, Source, opened, parsing
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 __all__ = ["ImageFolder"]
 
@@ -79,8 +82,10 @@ class _Decoded:
             return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
 
 
-def _opened(tree: _Tree, name: str) -> Image.Image:
+def _opened(tree: _Tree, name: str) -> PIL.Image.Image:
     """An image, of which nothing but the header has been read."""
+    from PIL import Image  # here, because no other data set needs it
+
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         return Image.open(io.BytesIO(tree.read(name)), formats=_FORMATS)

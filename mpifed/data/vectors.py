@@ -158,10 +158,11 @@ def word_vectors(name: str, vocabulary: Iterable[str], d: int, data_dir: str | N
 
 
 def encode(texts: Iterable[list[str]], rows: Mapping[str, int], length: int) -> np.ndarray:
-    """Rows of the first ``length`` words that have one, of each text given as words; int64 ``[n, length]``,
-    then zeros."""
+    """Rows of the first ``length`` words that have one, of each text given as words, ``[n, length]``, then
+    zeros; unsigned whole numbers of as few bytes as hold them, since every rank holds all texts.
+    """
     texts = list(texts)
-    tokens = np.zeros((len(texts), length), dtype=np.int64)
+    tokens = np.zeros((len(texts), length), dtype=np.min_scalar_type(max(rows.values(), default=0)))
     for own, words in zip(tokens, texts):
         known = [rows[word] for word in words if word in rows][:length]
         own[: len(known)] = known

@@ -13,10 +13,10 @@ import platform
 import resource
 import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import scipy
 import torch
 from threadpoolctl import threadpool_limits
 
@@ -181,7 +181,7 @@ def machine(device: torch.device) -> dict[str, str]:
     here = {
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "scipy": scipy.__version__,
+        "scipy": version("scipy"),
         "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
     }

@@ -63,15 +63,16 @@ class TextAUC(AUC):
             ValueError: the data and the partition do not fit each other, or a file is missing.
         """
         texts = TEXTS[self.dataset](data_dir)
-        train, test = ([words_of(text) for text in part] for part in (texts.train, texts.test))
-        vocabulary = {word for words in train + test for word in words}
+        vocabulary: dict[str, str] = {}  # each word is held once, however often it stands in the texts
+        train, test = (
+            [[vocabulary.setdefault(word, word) for word in words_of(text)] for text in part]
+            for part in (texts.train, texts.test)
+        )
         vectors = word_vectors(self.vectors, vocabulary, self.dimension, data_dir)
         self.files = {**texts.files, **vectors.files}
         self._table, self._placed = torch.from_numpy(vectors.table), {}
         self._shapes = self.model.shapes((self.length, self._table.shape[1]), outputs=2)
-        self._train, self._test = (
-            torch.from_numpy(encode(part, vectors.rows, self.length)) for part in (train, test)
-        )
+        self._train, self._test = (encode(part, vectors.rows, self.length) for part in (train, test))
         labels, kept = texts.train_labels, np.arange(len(train))
         self._divide(labels, kept, labels == 1, texts.test_labels == 1, seed)
 
@@ -80,7 +81,7 @@ class TextAUC(AUC):
 
     def samples(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows of the table of vectors for each word ``[n, length]``, int64, then zeros."""
-        return self._train[rows]
+        return torch.from_numpy(self._train[rows.numpy()].astype(np.int64))
 
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
         """The positive output less the negative one."""
@@ -93,6 +94,5 @@ class TextAUC(AUC):
     @torch.no_grad()
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
         """The outputs of the test texts ``rows``, ``[n]``."""
-        return torch.cat(
-            [self.outputs(x, chunk.to(x["a"].device)) for chunk in self._test[rows].split(CHUNK)]
-        )
+        texts = torch.from_numpy(self._test[rows].astype(np.int64))
+        return torch.cat([self.outputs(x, chunk.to(x["a"].device)) for chunk in texts.split(CHUNK)])

@@ -18,6 +18,7 @@ from mpifed.running.resume import complete
 from mpifed.running.signals import StopSignals
 from mpifed.running.stopping import StopRule
 from mpifed.running.watchdog import Watchdog
+from mpifed.simulation.evaluation import evaluation_interval
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import End
@@ -79,6 +80,7 @@ class Runner:
                 self.config, self.comm, header.get("client_costs", ()), group=header.get("group")
             )
             self.recorder = Recorder(self.simulation, self.comm)
+        self.interval = evaluation_interval(self.config, self.simulation.problem)
         if exact:
             expect_alike(self.comm, self.simulation.device)
         if said := self.simulation.rounds.choice.said:
@@ -142,7 +144,7 @@ class Runner:
         self.watchdog.beat(simulation.round)
         bar.update()
         end = rule.after(simulation.round)
-        if end or simulation.round % run.eval_every == 0:
+        if end or simulation.round % self.interval == 0:
             end = self._evaluate(bar) or end
         end = end or rule.signal(simulation.round)
         if end is None and run.checkpoint_every and simulation.round % run.checkpoint_every == 0:

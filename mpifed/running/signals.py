@@ -17,12 +17,15 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpifed.parallel.comm import SerialComm
 from mpifed.running.noted import EXIT_INTERRUPTED, SIGNALS, Noted
-from mpifed.running.result import Result
+
+if TYPE_CHECKING:
+    from mpifed.parallel.comm import SerialComm
+    from mpifed.running.result import Result
 
 __all__ = [
     "StopSignals",

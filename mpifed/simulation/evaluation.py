@@ -6,22 +6,42 @@ lacks is NaN there, and one that only a later one has is left out, with a word.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
+from mpifed.config.job import Config
+from mpifed.core.algorithm import local_steps
 from mpifed.core.errors import ContractError, blaming, shown
 from mpifed.core.problem import Problem
 from mpifed.parallel.comm import SerialComm, together
 
-__all__ = ["Evaluator", "expect_metrics"]
+__all__ = ["Evaluator", "evaluation_interval", "expect_metrics"]
 
 #: Held-out rows that are scored in one call, the same blocks for every number of ranks.
 SCORE_ROWS = 250
 #: Characters of the longest name of a metric.
 LONGEST = 100
+#: Rounds between evaluations at least, the share of a run that they may take, and rows that are scored in the
+#: time of one row's gradient (a pass forward and one back, which takes twice as long).
+LEAST, SHARE, SCORED = 10, 0.1, 3
+
+
+def evaluation_interval(config: Config, problem: Problem) -> int:
+    """Rounds between evaluations: as set, else by a count of what a round and an evaluation compute.
+
+    The count follows from the job alone, never from a clock, since the rounds that are evaluated are part of
+    the results. Full local gradients go through all training rows, beside which the held-out ones are few.
+    """
+    batch, method = config.oracle.batch_size, config.algorithm
+    if config.run.eval_every or not batch:
+        return config.run.eval_every or LEAST
+    cohort = config.participation.cohort or problem.clients
+    rows = cohort * local_steps(method) * method.calls_per_step * batch
+    return max(LEAST, math.ceil(problem.test_rows / (SCORED * SHARE * rows)))
 
 
 def expect_metrics(values) -> dict[str, float]:

@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from mpifed.cli.batch_script import seconds as seconds_of
-from mpifed.cli.launch import array_tasks, launch
+from mpifed.cli.launch import launch
 from mpifed.cli.main import main
+from mpifed.cli.planning import array_tasks
 from mpifed.config.grids import variants
 from mpifed.config.tables import override
 from mpifed.core.errors import ConfigError

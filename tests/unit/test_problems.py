@@ -286,3 +286,22 @@ def test_auc_settings_that_do_not_fit_the_data_are_refused(options, message):
 def test_settings_are_checked(name, settings, message):
     with pytest.raises(ValueError, match=message):
         build(PROBLEMS[name], settings, "problem")
+
+
+@pytest.mark.parametrize("digits", [0, 1, 17])
+def test_auc_is_that_of_scikit_learn_with_ties(digits):
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(digits)
+    positive = rng.random(300) < 0.1
+    scores = np.round(rng.standard_normal(300) + positive, digits)
+    problem = prepared(DeepAUC(dataset="digits", clients=2, model="linear"))
+    problem._test_positive = positive
+    found = problem.metrics({}, {}, torch.from_numpy(scores))["auc"]
+    assert found == pytest.approx(roc_auc_score(positive, scores), abs=1e-15)  # their sum has another order
+
+
+def test_auc_without_a_side_is_no_number():
+    problem = prepared(DeepAUC(dataset="digits", clients=2, model="linear"))
+    problem._test_positive = np.ones(4, dtype=bool)
+    assert np.isnan(problem.metrics({}, {}, torch.zeros(4))["auc"])

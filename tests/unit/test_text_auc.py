@@ -69,7 +69,9 @@ def test_words_are_runs_of_letters_and_digits_in_lower_case(text, words):
 def test_texts_become_rows_of_known_words_and_zeros():
     rows = {"good": 2, "film": 1}
     tokens = encode([["a", "good", "film"], [], ["film", "x", "film", "good", "good"]], rows, 3)
-    assert tokens.dtype == np.int64 and tokens.tolist() == [[2, 1, 0], [0, 0, 0], [1, 1, 2]]
+    assert tokens.dtype == np.uint8 and tokens.tolist() == [[2, 1, 0], [0, 0, 0], [1, 1, 2]]
+    tokens = encode([["film"]], {"film": 70_000}, 2)  # numbers of as few bytes as hold all rows
+    assert tokens.dtype == np.uint32 and tokens.tolist() == [[70_000, 0]]
 
 
 def test_vectors_of_an_archive_and_of_texts_are_the_same(tmp_path):

@@ -1,0 +1,70 @@
+"""Help, the version and completion load no large library, and a run none that it does not use."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from small_job import LIMIT
+
+from mpifed.cli.main import cli
+
+DIGITS = Path(__file__).parents[2] / "jobs" / "digits_auc.toml"
+#: Each takes a tenth of a second or more, torch more than a second.
+LARGE = {"torch", "scipy", "sklearn", "pydantic", "h5py", "mpi4py", "matplotlib", "rich", "jinja2", "PIL"}
+SCRIPT = """
+import atexit, sys
+sys.argv[0] = "mpifed"
+atexit.register(lambda: print("loaded:", *sorted({name.partition(".")[0] for name in sys.modules})))
+from mpifed.cli.entry import main
+main()
+"""
+
+
+def answer(*arguments: str, **variables: str) -> tuple[str, set[str]]:
+    """What the command says, and the libraries that its process has loaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env=os.environ | variables,
+    )
+    said, _, loaded = done.stdout.rpartition("loaded:")
+    assert loaded and not done.stderr, done.stderr
+    return said, set(loaded.split())
+
+
+def commands(group: click.Group, *path: str):
+    yield path
+    for name, one in group.commands.items():
+        if isinstance(one, click.Group):
+            yield from commands(one, *path, name)
+        else:
+            yield *path, name
+
+
+@pytest.mark.parametrize("command", list(commands(cli)), ids=" ".join)
+def test_help_loads_no_large_library(command):
+    said, loaded = answer(*command, "--help")
+    assert "Usage: mpifed" in said and not loaded & LARGE
+
+
+def test_the_version_loads_no_large_library():
+    said, loaded = answer("--version")
+    assert "mpifed" in said and not loaded & LARGE
+
+
+@pytest.mark.parametrize("words, expected", [("mpifed re", "resume"), ("mpifed run --re", "--resume")])
+def test_completion_loads_no_large_library(words, expected):
+    number = str(len(words.split()) - 1)
+    said, loaded = answer(_MPIFED_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=number)
+    assert expected in said and not loaded & LARGE
+
+
+def test_a_run_loads_only_what_it_uses(tmp_path):
+    settings = ["rounds=1", "run.progress=false", f"run.out={tmp_path / 'run'}"]
+    _, loaded = answer("run", str(DIGITS), "--no-report", *settings)
+    assert loaded & LARGE == {"torch", "pydantic", "h5py"}
