@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""How the time of a round grows with clients, dimension, local steps and ranks: python scripts/bench/growth.py
-[--out docs/growth.png] [--json FILE]
+"""How the time of a round grows with clients, dimension, local steps and ranks:
+python scripts/bench/growth.py [--out docs/growth.png] [--json FILE]
 
 The saddle job (FGDA, float32), whose gradients cost next to nothing, so that a round's time is the
 simulator's. One number grows at a time, the others stay at :data:`BASE`; ranks from 1 to 16 are measured on

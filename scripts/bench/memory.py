@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Peak memory of a rank against what the guard adds up: python scripts/bench/memory.py [--json FILE]
 
-Local SGDA, float32, on a problem of one number of data a client, each row in a process of its own: what a rank
-takes from before the simulation is built to its peak after two rounds. The guard
+Local SGDA, float32, on a problem of one number of data a client, each row in a process of its own: what a
+rank takes from before the simulation is built to its peak after two rounds. The guard
 (``mpifed.simulation.memory``) counts what is taken for certain, before any of it is taken; temporary tensors
 come on top.
 """
