@@ -26,6 +26,7 @@ __all__ = ["FusedReduction", "ExactReduction", "REDUCTIONS"]
 #: Bytes of rows that are added up at a time: what a core's cache holds.
 BLOCK = 2**18
 
+
 class _Reduction:
     """Buffers for one phase's message, on the transport's device.
 

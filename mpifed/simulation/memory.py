@@ -21,6 +21,7 @@ from mpifed.core.problem import Problem, as_family
 from mpifed.core.records import Record
 from mpifed.core.streams import BYTES_A_DRAW
 from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.tree import depth
 from mpifed.simulation.allocation import layout_of
 
 __all__ = ["expect_room", "host_memory", "needs"]
@@ -76,7 +77,11 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
         return layout_of(record, method, problem).size
 
     messages = [size(phase.message) for phase in (*method.phases, *method.start)]
-    rows = clients if clients > 1 or config.run.reduction == "exact" else 0  # a lone row is the average
+    rows = members if config.run.executor == "batched" else 1  # are filled at a time
+    if config.run.reduction == "exact":
+        rows = rows + depth(0, clients) if clients > 1 else 1  # a lone row is its partial sum
+    elif clients == 1:
+        rows = 0  # a lone row is the average
     steps = max(1, local_steps(method))
     noise = width * BYTES_A_DRAW if config.oracle.noise else 0
     return {

@@ -31,7 +31,7 @@ PARTS = {
     ],
     "drawing and gathering samples": [(Sampler, "begin"), (Sampler, "sample")],
     "updates of the clients": [(Loop, "run"), (Batched, "run")],
-    "averaging": [(FusedReduction, "__call__"), (ExactReduction, "__call__")],
+    "averaging": [(kind, part) for kind in (FusedReduction, ExactReduction) for part in ("add", "finish")],
     "adaptive matrices and cohorts": [(Coordinator, "refresh"), (Coordinator, "cohort")],
     "server step, checks, the rest": [(Simulation, "step")],
 }

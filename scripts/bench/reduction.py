@@ -111,7 +111,9 @@ def case(clients: int, size: int, group: int, transports: list, clock: str) -> d
     comm = MPI.COMM_WORLD
     placement, raw = Placement(clients, comm.size), np.zeros(size, np.float32)
     competitors = {
-        f"{kind} {transport.name if comm.size > 1 else 'host'}": reducing(kind, transport, placement, group, size)
+        f"{kind} {transport.name if comm.size > 1 else 'host'}": reducing(
+            kind, transport, placement, group, size
+        )
         for kind in ("fused", "exact")
         for transport in transports
     }
