@@ -27,6 +27,8 @@ BLOCK = 2**17
 #: Bytes before the partial sums in a rank's shared memory: its control value, and on the first rank their sum.
 HEAD = 64
 
+#: Arrays of one length, or an array of them.
+Rows = Sequence[np.ndarray] | np.ndarray
 #: Is told when a transfer began (``time.perf_counter``) and the bytes that this rank has sent and received.
 Count = Callable[[float, int], None]
 
@@ -36,7 +38,7 @@ def padded(size: int) -> int:
     return (size // 16 + 1) * 16
 
 
-def add_up(sums: tuple, parts: Sequence[np.ndarray], outs: Sequence[np.ndarray], total: float = 1.0) -> None:
+def add_up(sums: tuple, parts: Rows, outs: Rows, total: float = 1.0) -> None:
     """Add up ``parts`` ``[width]`` each, as :func:`mpifed.parallel.tree.program` says, and divide by ``total``.
 
     Blocks of columns one after another: what lies between never leaves the cache.

@@ -1,4 +1,4 @@
-"""Sums in memory that the ranks of a node share, on one node and on two: the bits of the tree's definition."""
+"""Sums in memory that the ranks of a node share, one node or two: the bits of the tree's definition."""
 
 import os
 import resource

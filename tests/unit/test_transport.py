@@ -22,7 +22,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 class Several(SerialComm):
-    """One of ``size`` ranks that all hold the same; ``theirs`` is what an allgatherv returns, or the nodes."""
+    """One of ``size`` ranks that all hold the same; ``theirs`` is what an allgatherv returns, or nodes."""
 
     def __init__(self, size=2, rank=0, theirs=(), log=None, nodes=0):
         self.size, self.rank, self.theirs, self.nodes = size, rank, theirs, nodes
