@@ -13,7 +13,15 @@ import torch
 
 from mpifed.parallel.devices import wait_for
 
-__all__ = ["Channel", "LoneChannel", "HostChannel", "SharedChannel", "StagedChannel", "DirectChannel", "CudaCopies"]
+__all__ = [
+    "Channel",
+    "LoneChannel",
+    "HostChannel",
+    "SharedChannel",
+    "StagedChannel",
+    "DirectChannel",
+    "CudaCopies",
+]
 
 #: Bytes above which a staged message goes in chunks, and the bytes of a chunk.
 CHUNKED, CHUNK = 8 * 2**20, 4 * 2**20

@@ -27,6 +27,8 @@ BLOCK = 2**17
 #: Bytes before the partial sums in a rank's shared memory: its control value, and on the first rank their sum.
 HEAD = 64
 
+#: Arrays of one length, or an array of them.
+Rows = Sequence[np.ndarray] | np.ndarray
 #: Is told when a transfer began (``time.perf_counter``) and the bytes that this rank has sent and received.
 Count = Callable[[float, int], None]
 
@@ -36,7 +38,7 @@ def padded(size: int) -> int:
     return (size // 16 + 1) * 16
 
 
-def add_up(sums: tuple, parts: Sequence[np.ndarray], outs: Sequence[np.ndarray], total: float = 1.0) -> None:
+def add_up(sums: tuple, parts: Rows, outs: Rows, total: float = 1.0) -> None:
     """Add up ``parts`` ``[width]`` each, as :func:`mpifed.parallel.tree.program` says, and divide by ``total``.
 
     Blocks of columns one after another: what lies between never leaves the cache.
@@ -136,7 +138,9 @@ class MessageExchange(Exchange):
         self._count(start, own.nbytes + received.nbytes)
         received, firsts = received.reshape(-1, width), np.cumsum([0, *rows[:-1]])
         parts = [
-            received[first + row, : len(result)] for first, count in zip(firsts, sums.partials) for row in range(count)
+            received[first + row, : len(result)]
+            for first, count in zip(firsts, sums.partials)
+            for row in range(count)
         ]
         add_up(sums.all, parts, [result], total)
         return sum(received[firsts, -1].tolist())
@@ -151,7 +155,9 @@ class MessageExchange(Exchange):
             send[own * left : own * right].reshape(own, right - left)[...] = rows[:, left:right]
         received = self._buffer("received", parts * widths[rank]).reshape(parts, widths[rank])
         start = time.perf_counter()
-        self.comm.alltoallv(send, (own * widths).tolist(), received, [n * widths[rank] for n in sums.partials])
+        self.comm.alltoallv(
+            send, (own * widths).tolist(), received, [n * widths[rank] for n in sums.partials]
+        )
         self._count(start, send.nbytes + received.nbytes)
         piece = self._buffer("piece", widths[rank] + 1)
         add_up(sums.all, received, [piece[:-1]])
@@ -162,7 +168,9 @@ class MessageExchange(Exchange):
         self._count(start, piece.nbytes + gathered.nbytes)
         controls = 0.0
         for number, (left, right) in enumerate(zip(edges, edges[1:])):
-            np.divide(gathered[left + number : right + number], result.dtype.type(total), out=result[left:right])
+            np.divide(
+                gathered[left + number : right + number], result.dtype.type(total), out=result[left:right]
+            )
             controls += float(gathered[right + number])
         return controls
 

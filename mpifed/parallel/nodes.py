@@ -38,4 +38,5 @@ class Nodes:
         if len(firsts) == 2:
             return Nodes(comm, comm, None, firsts)
         node, leaders = comm.split(comm.node), comm.split(0 if comm.rank == comm.node else None)
+        assert node is not None
         return Nodes(comm, node, leaders, firsts if (np.diff(first) >= 0).all() else ())

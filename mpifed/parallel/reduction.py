@@ -26,6 +26,7 @@ __all__ = ["FusedReduction", "ExactReduction", "REDUCTIONS"]
 #: Bytes of rows that are added up at a time: what a core's cache holds.
 BLOCK = 2**18
 
+
 class _Reduction:
     """Buffers for one phase's message, on the transport's device.
 
@@ -158,7 +159,7 @@ class ExactReduction(_Reduction):
         sums = self._cohort.tree.sums
         if self.mean is not self._result:
             own = slice(0, sums.partials[self._rank])
-            self._host[own].copy_(self._sums[own])
+            self._host[own].copy_(torch.as_tensor(self._sums[own]))
         controls = self._exchange.finish(sums, self._cohort.total, self._result.numpy(), control)
         if self.mean is not self._result:
             self.mean.copy_(self._result)

@@ -8,10 +8,10 @@ behind however a rank ends, and a system that refuses says so at once to the ran
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 
 import numpy as np
+import torch
 
 from mpifed.parallel.comm import SerialComm, together
 
@@ -42,7 +42,7 @@ def share_memory(comm: SerialComm, node: SerialComm, nbytes: int) -> list[np.nda
         place = np.array([os.getpid(), own, nbytes, os.fstat(own).st_ino], dtype=np.int64)
         places = np.empty(4 * node.size, dtype=np.int64)
         node.allgatherv(place, places, [4] * node.size)
-        with together(comm, OSError):  # when it is left, all have opened all
+        with together(comm, OSError, RuntimeError):  # when it is left, all have opened all
             return [_mapped(*one) for one in places.reshape(-1, 4).tolist()]
     finally:
         os.close(own)
@@ -50,10 +50,7 @@ def share_memory(comm: SerialComm, node: SerialComm, nbytes: int) -> list[np.nda
 
 def _mapped(process: int, number: int, nbytes: int, key: int) -> np.ndarray:
     """The file that ``process`` has open as ``number``."""
-    file = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
-    try:
-        if os.fstat(file).st_ino != key:  # a process of this number in another container
-            raise OSError(f"process {process} is another one here")
-        return np.frombuffer(mmap.mmap(file, nbytes), dtype=np.uint8)
-    finally:
-        os.close(file)
+    path = f"/proc/{process}/fd/{number}"
+    if os.stat(path).st_ino != key:  # a process of this number in another container
+        raise OSError(f"process {process} is another one here")
+    return torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8).numpy()  # holds no file open

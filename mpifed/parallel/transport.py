@@ -26,7 +26,6 @@ import time
 import weakref
 from datetime import timedelta
 
-import numpy as np
 import torch
 import torch.distributed as dist
 

@@ -51,7 +51,8 @@ def contract(gaps: np.ndarray, closed: np.ndarray) -> tuple[list, np.ndarray, np
         their sums are all that is left, rows 0 .. n - 1; else indices: rows ``left`` become ``left + right``.
         Then where the sums are in the end, and the rows that they begin with.
     """
-    steps, starts = [], np.arange(len(closed))
+    steps: list = []
+    starts = np.arange(len(closed))
     places = starts
     for level in np.unique(gaps[:-1][~closed]):
         own = gaps[starts]

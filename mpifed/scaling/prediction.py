@@ -189,8 +189,8 @@ def work_of(measured: dict, config: Config | None, client_seconds: float | None)
     ]
     if config.run.reduction == "exact":
         lines.append(
-            "reduction = exact moves the rows of all clients, which the model leaves out: these are the "
-            "times of fused"
+            "reduction = exact moves the partial sums of each rank (one where its block of clients is a "
+            "complete subtree), the model one: these are the times of fused"
         )
     return Work(clients, client_seconds, server_seconds, phases), lines
 

@@ -21,6 +21,7 @@ from mpifed.core.problem import Problem, as_family
 from mpifed.core.records import Record
 from mpifed.core.streams import BYTES_A_DRAW
 from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.tree import depth
 from mpifed.simulation.allocation import layout_of
 from mpifed.simulation.executor import capacity
 
@@ -78,12 +79,16 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
 
     messages = [size(phase.message) for phase in (*method.phases, *method.start)]
     group = capacity(1 if config.run.group == "auto" else config.run.group, members)
-    lone = group == clients == 1 and config.run.reduction == "fused"  # whose row is the average
+    rows = group
+    if config.run.reduction == "exact":
+        rows = group + depth(0, clients) if clients > 1 else 1  # a lone row is its partial sum
+    elif group == clients == 1:
+        rows = 0  # a lone row is the average
     steps = max(1, local_steps(method))
     noise = width * BYTES_A_DRAW if config.oracle.noise else 0
     return {
         "the clients' records": item * (size(Record(**lasting)) * clients + size(between) * members),
-        "messages": item * sum(messages) * (1 if lone else group + 1),
+        "messages": item * sum(messages) * (rows + 1),
         # A copy in the first rounds shows whether clients write to it.
         "shared records": item * (2 * size(method.shared) + size(Record(**moments)) + width),
         "points and gradients": item * 2 * width * group,

@@ -18,9 +18,9 @@ from mpifed.core.errors import blaming
 from mpifed.core.method_checks import called
 from mpifed.core.records import State
 from mpifed.core.streams import Stream, generator
+from mpifed.parallel.choice import choose_transport
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import choose_device
-from mpifed.parallel.choice import choose_transport
 from mpifed.simulation.allocation import Allocation
 from mpifed.simulation.evaluation import Evaluator
 from mpifed.simulation.executor import Observer

@@ -3,8 +3,8 @@
 
 FedAvg, and Local-SGDA on the saddle, on one core without a network. The bare loop is the fastest plain torch
 there is for one client after another: parameters and gradients as views of flat vectors, ``backward`` into
-them, ``flat -= lr * gradient``, rows drawn at once for the round. Against it stand the package's executors:
-``loop``, one client after another, and ``batched``, clients stepped together.
+them, ``flat -= lr * gradient``, rows drawn at once for the round. Against it stands the package with
+``run.group = 1``, one client after another, and as it is by default, ``auto``.
 
 All of them take turns in one process, so that what else the machine does slows neighbours alike. ``ratio`` is
 the median over blocks of the ratios of neighbours.
@@ -36,7 +36,7 @@ from mpifed.problems import Saddle
 from mpifed.simulation.simulation import Simulation
 
 CLASSES = 10
-EXECUTORS = ("loop", "batched")
+GROUPS = (1, "auto")
 LR = 0.01
 
 
@@ -85,13 +85,13 @@ class FedAvg(Algorithm):
 
 @dataclass(frozen=True)
 class Workload:
-    """Local steps, rows of a minibatch, executors that are worth their time, and rounds of a block."""
+    """Local steps, rows of a minibatch, rounds of a block, and what to set ``run.group`` to."""
 
     problem: object
     steps: int
     batch: int
     rounds: int = 1
-    executors: tuple[str, ...] = EXECUTORS
+    groups: tuple[int | str, ...] = GROUPS
 
 
 def images(model, shape: tuple[int, ...], clients: int, rows: int = 200) -> Images:
@@ -102,21 +102,22 @@ WORKLOADS = {
     "mlp-784-200-200-10": Workload(images(MLP(hidden=(200, 200)), (784,), 64), 5, 50),
     "mlp-64-32-32-10": Workload(images(MLP(hidden=(32, 32)), (64,), 64), 5, 32),
     "logistic-60-10": Workload(images(Linear(), (60,), 1000, 50), 5, 10),
-    "one-digits-mlp": Workload(images(MLP(), (1, 8, 8), 1), 12, 32, 10, ("loop",)),
-    "one-mnist-lenet5": Workload(images(LeNet5(), (1, 28, 28), 1), 12, 32, 2, ("loop",)),
-    "one-saddle": Workload(Saddle(d=1000, clients=1, centred=False), 12, 0, 50, ("loop",)),
+    "one-digits-mlp": Workload(images(MLP(), (1, 8, 8), 1), 12, 32, 10, (1,)),
+    "one-mnist-lenet5": Workload(images(LeNet5(), (1, 28, 28), 1), 12, 32, 2, (1,)),
+    "one-saddle": Workload(Saddle(d=1000, clients=1, centred=False), 12, 0, 50, (1,)),
     "saddle": Workload(Saddle(d=1000, clients=64, centred=False), 12, 0, 2),
 }
 
 
-def simulation(workload: Workload, executor: str) -> Simulation:
+def simulation(workload: Workload, group: int | str) -> Simulation:
     """A simulation past its first rounds, which look for more mistakes than others."""
     saddle = isinstance(workload.problem, Saddle)
     config = Config(
         algorithm=LocalSGDA(q=workload.steps, eta_x=LR, eta_y=LR) if saddle else FedAvg(workload.steps, LR),
         problem=workload.problem,
         oracle={"batch_size": workload.batch},
-        run={"device": "cpu", "dtype": "float32", "executor": executor, "reduction": "fused"},
+        rounds=1000,
+        run={"device": "cpu", "dtype": "float32", "group": group, "reduction": "fused"},
     )
     made = Simulation(config, SerialComm())
     made.start()
@@ -179,12 +180,10 @@ class Bare:
 
 
 def measure(workload: Workload, seconds: float) -> list[dict]:
-    """A row for each executor; blocks go on for so long."""
-    made = [simulation(workload, executor) for executor in workload.executors]
-    rounds = {"bare": Bare(made[0], workload).round} | {
-        executor: one.step for executor, one in zip(workload.executors, made)
-    }
-    times: dict[str, list[float]] = {name: [] for name in rounds}
+    """A row for each setting of ``run.group``; blocks go on for so long."""
+    made = {group: simulation(workload, group) for group in workload.groups}
+    rounds = {"bare": Bare(made[1], workload).round} | {group: one.step for group, one in made.items()}
+    times: dict[int | str, list[float]] = {name: [] for name in rounds}
     order, until = list(rounds), time.monotonic() + seconds
     while time.monotonic() < until or len(times["bare"]) < 6:
         for name in order:
@@ -194,13 +193,15 @@ def measure(workload: Workload, seconds: float) -> list[dict]:
             times[name].append((time.process_time() - began) / workload.rounds)
         order.reverse()
     bare = times.pop("bare")[1:]  # the first block warms caches
-    return [_summary(name, own[1:], bare) for name, own in times.items()]
+    return [
+        {"group": group, "stepped": made[group].rounds.choice.group} | _summary(own[1:], bare)
+        for group, own in times.items()
+    ]
 
 
-def _summary(executor: str, own: list[float], bare: list[float]) -> dict:
+def _summary(own: list[float], bare: list[float]) -> dict:
     low, middle, high = statistics.quantiles([a / b for a, b in zip(own, bare)], n=4)
     return {
-        "executor": executor,
         "package_ms": 1e3 * statistics.median(own),
         "bare_ms": 1e3 * statistics.median(bare),
         "ratio": middle,
@@ -218,12 +219,13 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     rows = []
-    print(f"{'workload':<20} {'executor':<9} {'package ms':>11} {'bare ms':>9} {'ratio':>7}  quartiles")
+    print(f"{'workload':<20} {'group':<5} {'stepped':>7} {'package ms':>11} {'bare ms':>9} {'ratio':>7}  quartiles")
     for name in options.workloads:
         for row in measure(WORKLOADS[name], options.seconds):
             low, high = row["ratio_quartiles"]
             print(
-                f"{name:<20} {row['executor']:<9} {row['package_ms']:>11.3f} {row['bare_ms']:>9.3f} "
+                f"{name:<20} {row['group']:<5} {row['stepped']:>7} {row['package_ms']:>11.3f} "
+                f"{row['bare_ms']:>9.3f} "
                 f"{row['ratio']:>7.3f}  {low:.3f}-{high:.3f}",
                 flush=True,
             )

@@ -2,15 +2,15 @@
 """Time of a reduction alone: mpirun -n RANKS python scripts/bench/reduction.py [--clients ...] [--sizes ...]
 [--groups ...] [--json FILE]
 
-``exact`` and ``fused``, by messages (``host``) and in shared memory (``shm``, with more than one rank), beside
-one raw in-place ``MPI_Allreduce`` of the same bytes and beside sending all rows (an Alltoallv of every client's
-message, a sum in the clients' order, an Allgatherv). Messages are float32 and lie in the rows; what is timed is
-the adding up of all clients and the exchange. A group is the number of clients that are added at a time.
+``exact`` and ``fused``, by messages (``host``) and in shared memory (``shm``, with more than one rank),
+beside one raw in-place ``MPI_Allreduce`` of the same bytes and beside sending all rows (an Alltoallv of every
+client's message, a sum in the clients' order, an Allgatherv). Messages are float32 and lie in the rows; what
+is timed is the adding up of all clients and the exchange. A group is what is added at a time.
 
-Competitors take turns in blocks in one job. The times are medians of the slowest rank's, and the ratios medians
-of the ratios of neighbouring blocks, which other work on the machine changes little. On a busy machine
-``--clock cpu`` counts the processor time of all ranks in place of the time that passes; a rank that waits and
-spins counts, too.
+Competitors take turns in blocks in one job. The times are medians of the slowest rank's, and the ratios
+medians of the ratios of neighbouring blocks, which other work on the machine changes little. On a busy
+machine ``--clock cpu`` counts the processor time of all ranks in place of the time that passes; a rank that
+waits and spins counts, too.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def case(clients: int, size: int, group: int, transports: list, clock: str) -> d
     comm = MPI.COMM_WORLD
     placement, raw = Placement(clients, comm.size), np.zeros(size, np.float32)
     competitors = {
-        f"{kind} {transport.name if comm.size > 1 else 'host'}": reducing(kind, transport, placement, group, size)
+        f"{kind} {transport.name if comm.size > 1 else 'host'}": reducing(
+            kind, transport, placement, group, size
+        )
         for kind in ("fused", "exact")
         for transport in transports
     }

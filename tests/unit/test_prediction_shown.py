@@ -100,7 +100,7 @@ def test_what_the_model_leaves_out_is_said_of_exact_reductions():
     plain = Config.from_table(JOB)
     exact = Config.from_table(JOB | {"run": {"reduction": "exact"}})
     (work, said), (same, more) = (work_of(here, config, 0.5) for config in (plain, exact))
-    assert work == same and more[:-1] == said and "moves the rows of all clients" in more[-1]
+    assert work == same and more[:-1] == said and "moves the partial sums of each rank" in more[-1]
     assert said[0] == "computing: 500 ms a client and round, - a rank (given)"
     assert said[1].endswith("3 clients a round; bytes: Allreduce 116, Bcast 0 (from the job)")
 

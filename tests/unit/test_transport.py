@@ -22,7 +22,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 class Several(SerialComm):
-    """One of ``size`` ranks that all hold the same; ``theirs`` is what an allgatherv returns, or the nodes."""
+    """One of ``size`` ranks that all hold the same; ``theirs`` is what an allgatherv returns, or nodes."""
 
     def __init__(self, size=2, rank=0, theirs=(), log=None, nodes=0):
         self.size, self.rank, self.theirs, self.nodes = size, rank, theirs, nodes
@@ -149,7 +149,9 @@ def test_where_memory_cannot_be_shared_messages_go_through_mpi(monkeypatch, caps
     assert choose_transport(comm, CPU, "auto", True).name == "host"
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "messages go through MPI" in said and "not permitted (on rank 1)" in said
-    with pytest.raises(CollectiveError, match="run.transport = 'shm': .* not permitted .*options: auto, host"):
+    with pytest.raises(
+        CollectiveError, match="run.transport = 'shm': .* not permitted .*options: auto, host"
+    ):
         choose_transport(comm, CPU, "shm", True)
 
 
