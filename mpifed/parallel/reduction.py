@@ -101,7 +101,7 @@ class ExactReduction(_Reduction):
         self._exchange = transport.exchange(placement, size, dtype)
         self._host = torch.from_numpy(self._exchange.slots)
         sums = self._host.to(transport.device)
-        self._lone = placement.counts[self._rank] == 1
+        self._lone = placement.counts[self._rank] == capacity == 1
         self.rows = sums if self._lone else sums.new_zeros(max(capacity, 1), size)
         self._sums = sums.numpy() if on_cpu else sums
         self._rows = self.rows.numpy() if on_cpu else self.rows

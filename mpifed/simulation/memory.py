@@ -79,11 +79,9 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
 
     messages = [size(phase.message) for phase in (*method.phases, *method.start)]
     group = capacity(1 if config.run.group == "auto" else config.run.group, members)
-    rows = group
-    if config.run.reduction == "exact":
-        rows = group + depth(0, clients) if clients > 1 else 1  # a lone row is its partial sum
-    elif group == clients == 1:
-        rows = 0  # a lone row is the average
+    lone = group == clients == 1  # whose row is the partial sum of `exact`, the average of `fused`
+    sums = depth(0, clients) if config.run.reduction == "exact" else 0
+    rows = sums + (0 if lone else group)
     steps = max(1, local_steps(method))
     noise = width * BYTES_A_DRAW if config.oracle.noise else 0
     return {

@@ -6,6 +6,7 @@ import resource
 import tracemalloc
 
 import pytest
+import scipy.special  # noqa: F401  before memory is traced: normal numbers load it
 import torch
 from click.testing import CliRunner
 from everything import PAIRS, SETTINGS, method, problem
