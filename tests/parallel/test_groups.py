@@ -36,7 +36,9 @@ def test_a_function_that_one_rank_cannot_map_sends_all_into_the_loop(comm, monke
             raise RuntimeError("vmap: no. More of it")
 
     monkeypatch.setattr(grouping, "_evaluate", evaluate)
-    said = "clients go one after another, their functions cannot be mapped over them: RuntimeError: 'vmap: no'"
+    said = (
+        "clients go one after another, their functions cannot be mapped over them: RuntimeError: 'vmap: no'"
+    )
     assert set(choices(comm, Saddle(clients=9, d=3))) == {(1, said)}
 
 

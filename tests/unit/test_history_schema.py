@@ -138,7 +138,9 @@ def test_a_checkpoint_of_before_goes_on(done, folder):
     assert torch.equal(result.point["x"], done[0].point["x"])
 
 
-@pytest.mark.parametrize("section, key", [("run", "executor"), ("algorithm", "omega"), ("participation", "old")])
+@pytest.mark.parametrize(
+    "section, key", [("run", "executor"), ("algorithm", "omega"), ("participation", "old")]
+)
 def test_settings_that_are_no_more_are_named(folder, section, key):
     def change(header, file):
         header["config"][section][key] = 7
