@@ -9,7 +9,7 @@ from launch import PARALLEL, suite
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_parallel_suite(ranks, tmp_path, record_property):
-    """The contracts compare a layout with one process; two layouts will do, one in the loop, one with clients together."""
+    """The contracts compare a layout with one process; two layouts will do, one with clients together."""
     contracts = {2: "not (test_contracts and pairs)", 3: "not (test_contracts and loop)"}
     record_property("mpi", suite(ranks, tmp_path, PARALLEL, "-k", contracts.get(ranks, "not test_contracts")))
 

@@ -1,4 +1,5 @@
-"""The package against the boxes as printed: every option, in the loop and together, any number of ranks, with noise.
+"""The package against the boxes as printed: every option, in the loop and together, any number of
+ranks, with noise.
 
 Tolerance 1e-10 in float64: both sides do the same few hundred operations of size about 1 in another order,
 which differ by some 1e-15, and the game amplifies a difference by less than 1e3 over the rounds run here.

@@ -1,4 +1,5 @@
-"""``run.group = "auto"``: loop or together by the job, how many by the clock; said, stored and taken up again."""
+"""``run.group = "auto"``: loop or together by the job, how many by the clock; said, stored and taken up
+again."""
 
 from dataclasses import dataclass
 
@@ -80,8 +81,8 @@ def test_loop_or_together_follows_from_the_job(of, cohort, reason):
 
 
 @pytest.mark.parametrize("count, size, groups", [
-    (0, 4, []), (1, 4, [1]), (3, 1, [1, 1, 1]), (9, 4, [3, 3, 3]), (5, 4, [3, 2]), (7, 3, [3, 2, 2]), (5, 2, [2, 2, 1]),
-    (8, 9, [8]),
+    (0, 4, []), (1, 4, [1]), (3, 1, [1, 1, 1]), (9, 4, [3, 3, 3]), (5, 4, [3, 2]), (7, 3, [3, 2, 2]),
+    (5, 2, [2, 2, 1]), (8, 9, [8]),
 ])  # fmt: skip
 def test_members_are_cut_evenly(count, size, groups):
     cuts = _cut(count, size)
