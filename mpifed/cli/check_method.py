@@ -60,10 +60,8 @@ def check_method_here(method: Algorithm, report: Report, file: str | None) -> No
 
 
 def check_method_on_ranks(method: Algorithm, report: Report, comm: SerialComm) -> None:
-    """The checks of all ranks together. Collective."""
-    problem = next((one for one in tried_on(method).values() if _refusal(method, one) is None), None)
-    if problem is None:
-        return
+    """The checks of all ranks together, of a method that some problem suits. Collective."""
+    problem = next(one for one in tried_on(method).values() if _refusal(method, one) is None)
     report.check(
         f"{comm.size} ranks give the same bits as one",
         lambda: same(

@@ -28,6 +28,7 @@ from mpifed.core.problem_values import address, samples_of
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.evaluation import expect_metrics
+from mpifed.simulation.memory import expect_constants
 from mpifed.simulation.preparation import default_dtype
 
 __all__ = ["check_problem_here", "check_problem_on_ranks"]
@@ -84,6 +85,7 @@ def _prepared(problem: Problem, dtype: torch.dtype) -> Problem:
 
 
 def _contract(problem: Problem, dtype: torch.dtype, made: dict[torch.dtype, Problem]) -> None:
+    expect_constants(problem)
     made[dtype] = _prepared(problem, dtype)
     with default_dtype(dtype):
         check_problem(made[dtype], dtype=dtype, batch_size=ROWS)

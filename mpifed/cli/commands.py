@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import together
 from mpifed.parallel.world import world
+from mpifed.storage.named import expect_place, writing
+from mpifed.storage.ownership import is_figure, is_measurement
 
 __all__ = ["bench", "report", "scale"]
 
@@ -48,12 +48,13 @@ def bench_comm(job, overrides, out, largest):
     comm = world()
     with together(comm, ConfigError):
         config = Config.load(job, list(overrides)) if job else None
-        _expect_folder(out)
+        expect_place(out, is_measurement)
     result = bench.measure(comm, largest)
     if config is not None:
         result["job"] = bench.measure_job(comm, config)
     if comm.rank == 0:
-        bench.write(result, Path(out))
+        with writing(out) as temporary:
+            bench.write(result, temporary)
         bench.print_measurement(result)
         click.echo(out)
 
@@ -86,7 +87,7 @@ def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, ba
     from mpifed.config.job import Config
     from mpifed.scaling import prediction
 
-    _expect_folder(out)
+    expect_place(out, is_figure)
     numbers = prediction.rank_numbers(ranks)
     config = Config.load(job, list(overrides)) if job else None
     latency = latency and prediction.quantity(latency, prediction.SECONDS, "--latency")
@@ -96,7 +97,8 @@ def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, ba
     work, about_work = prediction.work_of(measured, config, client_seconds)
     predicted = prediction.rows(machine, work, numbers)
     prediction.print_rows(predicted, [*about_machine, *about_work])
-    prediction.draw(predicted, out)
+    with writing(out) as temporary:
+        prediction.draw(predicted, temporary)
     click.echo(out)
 
 
@@ -138,13 +140,3 @@ def report(places, out, metric, by, target, each):
             click.echo(path)
     except (OSError, ValueError) as fault:
         raise click.UsageError(str(fault)) from None
-
-
-def _expect_folder(file: str) -> None:
-    """Raises:
-    ConfigError: a file to be written has no folder.
-    """
-
-    parent = Path(file).parent
-    if not parent.is_dir():
-        raise ConfigError(f"cannot write {file}: there is no folder {parent}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from mpifed.cli import launch_options
 from mpifed.cli.batch_script import HEAD, Batch
 from mpifed.config.grids import expand, folder_names, twice, variants
 from mpifed.config.job import Config
-from mpifed.config.tables import parse, read_table
+from mpifed.config.tables import as_text, parse, read_table
 from mpifed.core.errors import ConfigError
 from mpifed.core.settings import flatten
 
@@ -49,7 +48,7 @@ def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:
     if twice(names):
         raise ConfigError(f"--array names the same run twice: {', '.join(axes)}")
     return [
-        (*(f"{key}={text}" for key, text in task.items()), f"run.out={_text(str(Path(out) / name))}")
+        (*(f"{key}={text}" for key, text in task.items()), f"run.out={as_text(str(Path(out) / name))}")
         for task, name in zip(tasks, names)
     ]
 
@@ -69,11 +68,6 @@ def _values(text: str) -> list[str]:
         else:
             values[-1] += character
     return [""] if quote or depth else values
-
-
-def _text(text: str) -> str:
-    """A value that :func:`~mpifed.config.tables.parse` takes for ``text``, also where it looks like TOML."""
-    return text if parse(text) == text else json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class _Remembering(click.Command):

@@ -136,8 +136,8 @@ mpifed_launch() {
   if [ "$_mpifed_signals" -gt 0 ]; then
     code=85
   else
-    MPIFED_FINISHED=$(mktemp)  # rank 0, on this node, writes to it when all is done
-    export MPIFED_FINISHED
+    MPIFED_UNFINISHED=$(mktemp)  # rank 0, on this node, removes it when all is done
+    export MPIFED_UNFINISHED
     # Until the ranks listen to the signal it must not end them
     "${_mpifed_start[@]}" bash -c 'trap "" USR1; exec "$@"' bash "$@" &
     _mpifed_child=$!
@@ -149,11 +149,11 @@ mpifed_launch() {
       [ "$now" -eq 127 ] || code=$now
       [ "$before" -ne "$_mpifed_signals" ]
     do :; done
-    if [ "$code" -eq 0 ] && [ ! -s "$MPIFED_FINISHED" ]; then  # Open MPI's mpirun does so when it has lost a node
+    if [ "$code" -eq 0 ] && [ -e "$MPIFED_UNFINISHED" ]; then  # Open MPI's mpirun does so when it has lost a node
       _mpifed_say "the launcher ended with exit code 0, but the command has not come to its end"
       code=1
     fi
-    rm -f "$MPIFED_FINISHED"
+    rm -f "$MPIFED_UNFINISHED"
   fi
   if [ "$code" -ne 0 ] && [ "${MPIFED_REQUEUE:-}" = 1 ]; then
     case $code in 2|3|71|85) ;; *) [ "$_mpifed_signals" -gt 0 ] || _mpifed_await_slurm ;; esac

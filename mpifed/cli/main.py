@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -27,7 +28,8 @@ from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.world import world
 from mpifed.running.signals import EXIT_RESUME, Stopped, early, held, release
-from mpifed.storage.ownership import REPORT_FILES, expect_own
+from mpifed.storage.named import expect_place
+from mpifed.storage.ownership import REPORT_FILES, expect_own, is_figure
 
 __all__ = ["main"]
 
@@ -88,10 +90,11 @@ def run(file, overrides, data_dir, resume_, with_report):
     exit code 85; the same command then continues. A second Ctrl-C ends it at once.
     """
     from mpifed.config.job import Config
+    from mpifed.config.tables import as_text
     from mpifed.running.run import run as run_job
 
     comm = _ranks()
-    extra = [f"run.data_dir={json.dumps(data_dir)}"] if data_dir else []
+    extra = [f"run.data_dir={as_text(data_dir)}"] if data_dir else []
     with together(comm, ConfigError):
         config = Config.load(file, [*overrides, *extra])
     _carry_out(comm, lambda: run_job(config, comm, resume_), config.run.out if with_report else None)
@@ -177,15 +180,27 @@ def info(name, overrides, out, cite):
     figure.
     """
     if name.endswith(".toml"):
-        from mpifed.report.client_samples import show
-
-        click.echo(show(name, overrides, out))
+        click.echo(_show_clients(name, overrides, out))
         return
     if overrides or out:
         raise click.UsageError(f"KEY=VALUE and --out are for job files (.toml), not for {name}")
     from mpifed.cli.catalogue import print_citation, print_info
 
     print_citation(name) if cite else print_info(name)
+
+
+def _show_clients(job: str, overrides: Sequence[str], out: str | None) -> Path:
+    """Show who holds what of a job file; the path of the figure."""
+    from mpifed.config.job import Config
+    from mpifed.report.client_samples import show
+    from mpifed.simulation.memory import expect_constants
+
+    figure = Path(out) if out else Path(job).with_suffix(".clients.png")
+    expect_place(figure, is_figure)
+    config = Config.load(job, overrides)
+    expect_constants(config.problem)
+    show(config, figure)
+    return figure
 
 
 @cli.command()
@@ -242,9 +257,18 @@ for _command in (bench, launch, report, scale):
 
 
 def _note_success() -> None:
-    """Tell the batch script that the command is done: not every launcher's exit code does."""
-    if "MPIFED_FINISHED" in os.environ and rank() == "0":
-        Path(os.environ["MPIFED_FINISHED"]).write_text("done\n")
+    """Tell the batch script that the command is done: not every launcher's exit code does.
+
+    A file goes, which a full disk allows.
+    """
+    mark = os.environ.get("MPIFED_UNFINISHED")
+    if not mark or rank() != "0":
+        return
+    try:
+        os.remove(mark)
+    except OSError as fault:
+        text = f"{mark} cannot be removed ({fault.strerror}): the batch script will take this for a failure"
+        click.echo(f"mpifed: warning: {text}", err=True)
 
 
 def main() -> None:

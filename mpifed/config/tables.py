@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["describe", "expect_shallow", "override", "parse", "put", "read_table"]
+__all__ = ["as_text", "describe", "expect_shallow", "override", "parse", "put", "read_table"]
 
 #: Tables and lists within each other, at most: a sweep over a plugin's nested lists has half as many.
 DEEPEST = 20
@@ -87,6 +88,11 @@ def parse(text: str) -> Any:
     except ValueError:
         return text
     return table["value"] if len(table) == 1 else text
+
+
+def as_text(text: str) -> str:
+    """A value that :func:`parse` takes for ``text``, also where that looks like TOML."""
+    return text if parse(text) == text else json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def override(table: dict, text: str) -> None:

@@ -24,12 +24,16 @@ Parts = list[np.ndarray]
 REDRAWS = 1000
 
 
+def _expect_enough(samples: int, clients: int) -> None:
+    if samples < clients:
+        raise ValueError(
+            f"{clients} clients are to share {samples} samples: expected a sample for each at least"
+        )
+
+
 def _split(members: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
     """``members`` in random order in ``clients`` parts whose sizes differ by one at most."""
-    if len(members) < clients:
-        raise ValueError(
-            f"{clients} clients are to share {len(members)} samples: expected a sample for each at least"
-        )
+    _expect_enough(len(members), clients)
     return [np.sort(part) for part in np.array_split(rng.permutation(members), clients)]
 
 
@@ -51,6 +55,7 @@ class Dirichlet:
     alpha: float = Field(gt=0, allow_inf_nan=False, description="concentration: the smaller, the more skewed")
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
+        _expect_enough(len(labels), clients)
         classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
         sizes = np.array([[len(members)] for members in classes])
         for attempt in range(REDRAWS):
@@ -82,6 +87,7 @@ class ByClass:
     )
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
+        _expect_enough(len(labels), clients)
         above, below = np.unique(labels[positive]), np.unique(labels[~positive])
         if not len(above) == len(below) == self.groups:
             raise ValueError(
@@ -142,11 +148,8 @@ class Quantity:
     alpha: float = Field(gt=0, allow_inf_nan=False, description="concentration: the smaller, the more skewed")
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
+        _expect_enough(len(labels), clients)
         rest = len(labels) - clients
-        if rest < 0:
-            raise ValueError(
-                f"{clients} clients are to share {len(labels)} samples: expected a sample for each at least"
-            )
         rng = generator(seed, "partition")
         ends = np.floor(np.cumsum(rng.dirichlet(np.full(clients, self.alpha))) * rest).astype(np.int64)
         cuts = (ends + np.arange(1, clients + 1))[:-1]

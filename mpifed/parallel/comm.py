@@ -239,14 +239,14 @@ class MpiComm(SerialComm):
 
 
 def share(comm: SerialComm, text: str | None, root: int = 0) -> str:
-    """The text of rank ``root``, on all ranks. Collective."""
-    data = np.frombuffer((text or "").encode(), dtype=np.uint8).copy()
+    """The text of rank ``root``, on all ranks. Collective. It may name files whose names are no UTF-8."""
+    data = np.frombuffer((text or "").encode(errors="surrogatepass"), dtype=np.uint8).copy()
     length = np.array([len(data)], dtype=np.int64)
     comm.bcast_(length, root)
     if comm.rank != root:
         data = np.empty(length[0], dtype=np.uint8)
     comm.bcast_(data, root)
-    return data.tobytes().decode()
+    return data.tobytes().decode(errors="surrogatepass")
 
 
 def agree(comm: SerialComm, error: str | None) -> None:

@@ -35,9 +35,9 @@ __all__ = [
     "usage",
 ]
 
-#: cuBLAS sums in a fixed order only with a workspace of a fixed size; it reads this when its first handle is
-#: made.
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+#: cuBLAS sums in a fixed order only with a workspace of a fixed size, and torch's compiler chooses kernels by
+#: their speed unless told; they read these when the first handle is made, and when it is imported.
+_VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
 #: Torch's threads when the process starts: the cores that it may use, or OMP_NUM_THREADS.
 _THREADS = torch.get_num_threads()
 
@@ -142,17 +142,11 @@ def deterministic(on: bool) -> Iterator[None]:
     if not on:
         yield
         return
-    enabled, warns = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    precision, workspace, cudnn = (
-        torch.get_float32_matmul_precision(),
-        os.environ.get(_WORKSPACE),
-        torch.backends.cudnn,
-    )
-    os.environ.setdefault(_WORKSPACE, ":4096:8")
-    torch.use_deterministic_algorithms(True)
+    mode, precision = torch.get_deterministic_debug_mode(), torch.get_float32_matmul_precision()
+    variables, cudnn = {name: os.environ.get(name) for name in _VARIABLES}, torch.backends.cudnn
+    for name, value in _VARIABLES.items():
+        os.environ.setdefault(name, value)
+    _use_deterministic(2)
     torch.set_float32_matmul_precision("highest")
     try:
         with (
@@ -162,9 +156,19 @@ def deterministic(on: bool) -> Iterator[None]:
             yield
     finally:
         torch.set_float32_matmul_precision(precision)
-        torch.use_deterministic_algorithms(enabled, warn_only=warns)
-        if workspace is None:
-            os.environ.pop(_WORKSPACE, None)
+        _use_deterministic(mode)
+        for name in [name for name, value in variables.items() if value is None]:
+            os.environ.pop(name, None)
+
+
+def _use_deterministic(mode: int) -> None:
+    """Switch torch's debug mode, and its compiler where that is loaded.
+
+    ``torch.use_deterministic_algorithms`` would load it only to tell it, which takes longer than a small run.
+    """
+    torch.set_deterministic_debug_mode(mode)
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(mode > 0, warn_only=mode == 1)
 
 
 @functools.cache

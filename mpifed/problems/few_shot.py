@@ -27,6 +27,9 @@ from mpifed.problems.maml import MAML
 
 __all__ = ["FewShotMAML"]
 
+#: Drawings of each of Omniglot's characters, and numbers in the smallest sample of the other data sets.
+_DRAWINGS, _LEAST = 20, 64
+
 
 def _known(name: str) -> str:
     options = {"omniglot", *DATASETS}
@@ -62,6 +65,11 @@ class FewShotMAML(MAML):
     source = "Huang n.d., eq. 2; tasks of Finn et al. 2017"
     cites = ("huang_nd_mfcgd", "finn2017maml")
     maximised = frozenset({"accuracy"})
+
+    def footprint(self) -> int:
+        drawn = self.dataset == "omniglot"
+        image = min(self.samples, _DRAWINGS) * self.size**2 if drawn else _LEAST
+        return 4 * (self.clients + self.tests) * self.ways * image
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         """Read the images and draw the tasks; a client's depends on the seed and its number alone.

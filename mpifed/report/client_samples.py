@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,6 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mpifed.config.job import Config, ConfigError
+from mpifed.storage.named import writing
+from mpifed.storage.ownership import MADE_BY
 
 __all__ = ["Holdings", "holdings", "title", "print_holdings", "draw", "show"]
 
@@ -58,18 +59,16 @@ def holdings(config: Config) -> Holdings:
     return Holdings(title(config.table()), counts, names)
 
 
-def show(job: str, overrides: Sequence[str], out: str | None) -> Path:
-    """Print the holdings of a job file, draw them into ``out`` or beside the job, and return the figure's
-    path.
+def show(config: Config, path: Path) -> None:
+    """Print the holdings of a job, and draw them into the file ``path``.
 
     Raises:
-        ConfigError: something in the job is wrong, or as for :func:`holdings`.
+        ConfigError: as for :func:`holdings`, or the file cannot be written.
     """
-    held = holdings(Config.load(job, overrides))
-    path = Path(out) if out else Path(job).with_suffix(".clients.png")
+    held = holdings(config)
     print_holdings(held)
-    draw(held, path)
-    return path
+    with writing(path) as temporary:
+        draw(held, temporary)
 
 
 def title(config: dict) -> str:
@@ -148,4 +147,4 @@ def draw(held: Holdings, file: Path | BinaryIO) -> None:
         )
     elif classes > 1:
         figure.colorbar(ScalarMappable(Normalize(0, classes - 1), colours), ax=axes, label="class")
-    figure.savefig(file, format="png")
+    figure.savefig(file, format="png", metadata=MADE_BY)

@@ -18,6 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from mpifed.report.comparison import Curve, Setting, labels, metrics_of
+from mpifed.storage.ownership import MADE_BY
 from mpifed.storage.results import RunData, expect
 
 __all__ = ["AXES", "STYLES", "Axis", "axes_of", "scales", "curves", "panels"]
@@ -123,7 +124,7 @@ def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = N
         handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3
     )
     figure.align_ylabels(grid[:, 0])
-    figure.savefig(path, format="png", metadata={"Software": "mpifed"})
+    figure.savefig(path, format="png", metadata=MADE_BY)
 
 
 def panels(settings: Sequence[Setting], metric: str, axis: Axis) -> dict[str, bytes]:

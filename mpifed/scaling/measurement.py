@@ -24,7 +24,6 @@ from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm, agree, together
 from mpifed.scaling.model import PARAMETERS, Link, Machine, fit_link, fit_rate
 from mpifed.simulation.simulation import Observer, Simulation
-from mpifed.storage.atomic import replacing
 
 __all__ = ["measure", "measure_job", "print_measurement", "write"]
 
@@ -234,9 +233,8 @@ def _rounds(comm: SerialComm, simulation: Simulation) -> np.ndarray:
 
 
 def write(result: dict, path: Path) -> None:
-    """Replace the JSON file ``path``."""
-    with replacing(path) as temporary:
-        Path(temporary).write_text(json.dumps(result, indent=1) + "\n")
+    """Write the JSON file ``path``."""
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def print_measurement(result: dict) -> None:

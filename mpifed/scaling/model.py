@@ -32,8 +32,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import least_squares
 
-from mpifed.config.job import Config
+from mpifed.config.job import Config, ConfigError
 from mpifed.core.problem import as_family
+from mpifed.simulation.memory import expect_constants
 from mpifed.simulation.traffic import collectives
 
 __all__ = [
@@ -213,12 +214,19 @@ def phases_of(config: Config) -> tuple[tuple[int, int], ...]:
     """Bytes of the Allreduce and of the Bcast of each phase of a job's round, from the job alone.
 
     Only a problem whose shapes come from its data reads them.
+
+    Raises:
+        ConfigError: these do not fit or cannot be read.
     """
     try:
         problem = as_family(config.problem, config.algorithm.family)
         blocks, kinds = problem.variables(), problem.kinds()
     except AttributeError:
-        config.problem.prepare(config.seed, config.run.data_dir)
+        expect_constants(config.problem)
+        try:
+            config.problem.prepare(config.seed, config.run.data_dir)
+        except (ValueError, OSError) as error:
+            raise ConfigError(str(error)) from error
         problem = as_family(config.problem, config.algorithm.family)
         blocks, kinds = problem.variables(), problem.kinds()
     item = {"float32": 4, "float64": 8}[config.run.dtype]

@@ -18,6 +18,7 @@ from mpifed.config.job import Config, ConfigError
 from mpifed.config.plugins import title
 from mpifed.core.settings import near_miss
 from mpifed.scaling.model import PARAMETERS, Link, Machine, Prediction, Work, phases_of
+from mpifed.storage.ownership import MADE_BY
 
 __all__ = ["Row", "quantity", "rank_numbers", "read", "machine_of", "work_of", "rows", "print_rows", "draw"]
 
@@ -288,4 +289,4 @@ def draw(predicted: Sequence[Row], path: str | Path) -> None:
         cell.set_xlabel("ranks")
         cell.grid(True, color="0.88")
         cell.legend(frameon=False)
-    figure.savefig(path, format="png")
+    figure.savefig(path, format="png", metadata=MADE_BY)

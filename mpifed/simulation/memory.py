@@ -24,7 +24,7 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.tree import depth
 from mpifed.simulation.allocation import layout_of
 
-__all__ = ["expect_room", "host_memory", "needs"]
+__all__ = ["expect_constants", "expect_room", "host_memory", "needs"]
 
 #: Bytes of a number that says which row of a client's data is taken, while it is drawn.
 _ROW = 20
@@ -112,17 +112,33 @@ def expect_room(config: Config, comm: SerialComm, device: torch.device) -> None:
         records, lengths = {}, {}
     fields = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
     ranks = min(comm.local_size, problem.clients)
-    constants = {"the problem's constants": constants}
+    constants, who = {"the problem's constants": constants}, f"{title(config.algorithm)} on {title(problem)}"
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
-        _expect(config, [constants], fields, ranks, host_memory(), "the node")
-        _expect(config, [records], fields, 1, total, f"the GPU {device.index or 0}")
+        _expect(who, problem, [constants], fields, ranks, host_memory(), "the node")
+        _expect(who, problem, [records], fields, 1, total, f"the GPU {device.index or 0}")
     else:
-        _expect(config, [constants, records], fields, ranks, host_memory(), "the node")
+        _expect(who, problem, [constants, records], fields, ranks, host_memory(), "the node")
+
+
+def expect_constants(problem: Problem) -> None:
+    """Hold what a problem takes to be prepared in one process against this machine's memory.
+
+    Raises:
+        ConfigError: it cannot fit; says what to change.
+    """
+    constants = {"the problem's constants": problem.footprint()}
+    _expect(title(problem), problem, [constants], "", 1, host_memory(), "this machine")
 
 
 def _expect(
-    config: Config, times: list[dict[str, int]], fields: str, ranks: int, there: int, where: str
+    who: str,
+    problem: Problem,
+    times: list[dict[str, int]],
+    fields: str,
+    ranks: int,
+    there: int,
+    where: str,
 ) -> None:
     """``times``: the bytes that a rank takes at some times, one after another; ``fields``: what the records
     are made of.
@@ -130,12 +146,11 @@ def _expect(
     needed = ranks * max(sum(parts.values()) for parts in times)
     if needed <= there:
         return
-    problem = config.problem
     parts = [(name, ranks * value) for one in times for name, value in one.items()]
     said = ", ".join(f"{_gib(size)} for {name}" for name, size in parts if 1000 * size >= needed)
     large = ", ".join(f"problem.{name} = {value:,}" for name, value in _sizes(problem))
     raise ConfigError(
-        f"{title(config.algorithm)} on {title(problem)} with {problem.clients:,} clients needs at least "
+        f"{who} with {problem.clients:,} clients needs at least "
         f"{_gib(needed)} of memory with {ranks} rank{'s' * (ranks > 1)} on {where}, which has {_gib(there)}: "
         f"{said}{f' (fields of {fields} numbers)' if fields else ''}. Take more nodes with fewer clients "
         f"each, a smaller problem{f' ({large})' if large else ''}, or a smaller oracle.batch_size"

@@ -1,7 +1,8 @@
 """Which files are this package's own: their names, and the marks that stand in them.
 
 A run's folder may be anybody's, even a home folder. What is removed or replaced there has one of these names
-and carries the mark of its kind, or is empty; links, folders and pipes are nobody's files.
+and carries the mark of its kind, or is empty; links, folders and pipes are nobody's files. Of files that a
+user names, the mark alone is asked for.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from mpifed.storage.format import RUN_FILE
 
 __all__ = [
+    "MADE_BY",
     "MAGIC",
     "LOCK_FILE",
     "REPORT_FILES",
@@ -22,7 +24,9 @@ __all__ = [
     "checkpoints",
     "is_known",
     "is_own",
+    "is_figure",
     "is_leftover",
+    "is_measurement",
     "expect_own",
 ]
 
@@ -31,13 +35,15 @@ LOCK_FILE = "run.lock"
 MAGIC = b"mpifed checkpoint "
 #: Attributes of a results file, by which it is known.
 RESULTS_NAMES = (b"config", b"versions", b"layout", b"maximised", b"stopped")
+#: What a figure's PNG says of itself, by which it is known.
+MADE_BY = {"Software": "mpifed"}
 #: The first line of a report's text.
 TEXT_MARK = "mpifed report"
 #: How an HDF5 file begins.
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 #: Where it says how long the file is.
 _END = slice(40, 48)
-#: Bytes that are searched for a mark.
+#: Bytes that are searched for a mark which is not the beginning.
 _HEAD = 2**20
 #: The files of a report, some of which need metrics or several runs.
 REPORT_FILES = ("report.html", "curves.png", "table.txt", "table.csv", "settings.csv")
@@ -68,12 +74,22 @@ def _columns(head: bytes) -> list[str]:
     return head.partition(b"\n")[0].decode(errors="replace").strip().split(",")
 
 
+def is_figure(head: bytes) -> bool:
+    """Whether a file that begins so is a figure of this package's."""
+    return head.startswith(b"\x89PNG") and b"Software\0mpifed" in head
+
+
+def is_measurement(head: bytes) -> bool:
+    """Whether a file that begins so is a result of ``mpifed bench comm``."""
+    return head.startswith(b"{") and all(name in head for name in (b'"cores_per_node"', b'"gamma"'))
+
+
 #: Name → whether the beginning of a file is that of one of these.
 _MARKS = {
     LOCK_FILE: lambda head: re.match(rb"process [0-9]+ on .*, since ", head) is not None,
     RUN_FILE: _is_results,
     "report.html": lambda head: b'<meta name="generator" content="mpifed">' in head,
-    "curves.png": lambda head: head.startswith(b"\x89PNG") and b"Software\0mpifed" in head,
+    "curves.png": is_figure,
     "table.txt": lambda head: head.startswith(TEXT_MARK.encode()),
     "table.csv": lambda head: {"oracle calls", "wire bytes", "stopped"} <= set(_columns(head)),
     "settings.csv": lambda head: {"method", "runs", "diverged", "not finished"} <= set(_columns(head)),
@@ -95,33 +111,38 @@ def is_known(name: str) -> bool:
     return _mark(name) is not None
 
 
-def is_own(path: Path) -> bool:
-    """Whether a file is this package's, by its name and by the mark in it.
+def is_own(path: Path, mark: Callable[[bytes], bool] | None = None) -> bool:
+    """Whether a file is this package's, by its name and the mark in it, or by ``mark`` alone.
 
     One byte of damage is forgiven, and an empty file is nobody's loss.
     """
-    mark, head = _mark(path.name), _head(path)
+    sealed = _CHECKPOINT.fullmatch(path.name) is not None
+    mark, head = mark or _mark(path.name), _head(path, len(MAGIC) if sealed else _HEAD)
     return mark is not None and head is not None and (not head or mark(head))
 
 
 def is_leftover(path: Path) -> bool:
     """Whether a file is half of one of the package's own, as a killed process leaves it."""
-    name, head = _LEFTOVER.fullmatch(path.name), _head(path)
-    if name is None or head is None:
+    name = _LEFTOVER.fullmatch(path.name)
+    if name is None:
         return False
-    if name[1] == RUN_FILE or _CHECKPOINT.fullmatch(name[1]):  # HDF5 may write its beginning last
+    binary = name[1] == RUN_FILE or _CHECKPOINT.fullmatch(name[1]) is not None
+    head = _head(path, len(MAGIC) if binary else _HEAD)
+    if head is None:
+        return False
+    if binary:  # HDF5 may write its beginning last
         return not head[:8].strip(b"\0") or head.startswith((_HDF5, MAGIC))
     return name[1] in _MARKS and (not head or _MARKS[name[1]](head))
 
 
-def expect_own(paths: Iterable[Path]) -> None:
+def expect_own(paths: Iterable[Path], mark: Callable[[bytes], bool] | None = None) -> None:
     """Raises:
     ValueError: one of the paths, which are to be written, is taken by what is not this package's.
     """
     for path in paths:
-        if os.path.lexists(path) and not is_own(path):
+        if os.path.lexists(path) and not is_own(path, mark):
             raise ValueError(
-                f"{path} is {_kind(path)} and would be replaced: move it away, or choose another folder"
+                f"{path} is {_kind(path)} and would be replaced: move it away, or choose another place"
             )
 
 
@@ -132,10 +153,10 @@ def _kind(path: Path) -> str:
     return "a folder" if stat.S_ISDIR(mode) else "a file that mpifed has not written"
 
 
-def _head(path: Path) -> bytes | None:
+def _head(path: Path, length: int) -> bytes | None:
     """The beginning of a regular file, ``None`` for anything else and for what cannot be read."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return file.read(_HEAD) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+            return file.read(length) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
     except OSError:
         return None

@@ -25,12 +25,12 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from launching import launch, tell
 
 METHODS = {
     "AdaFGDA": dict(gamma=0.02, lam=0.02, alpha=0.5, beta=0.5, matrix={"name": "adam", "rho": 0.1}),
@@ -45,18 +45,6 @@ WORKLOADS = {
 }
 #: Clients on the one rank on which executors are compared.
 CLIENTS = 8
-LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_")
-SETTINGS = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "OMPI_MCA_btl": "^ofi",  # the scan for fabrics takes a second a launch
-    "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks may outnumber cores
-    "OMP_NUM_THREADS": "1",
-}
-#: Begins a line of a job's output that holds a row.
-MARK = "floor-row "
 
 
 class Floor:
@@ -255,31 +243,7 @@ def work(options) -> None:
             except CollectiveError as error:  # its data are missing, on all ranks
                 row["skipped"] = str(error).splitlines()[0]
             if MPI.COMM_WORLD.rank == 0:
-                print(MARK + json.dumps(row), flush=True)
-
-
-def launch(ranks: int, arguments: list[str]) -> list[dict]:
-    """The rows of a job of its own, shown as they come."""
-    beside = Path(sys.executable).parent / "mpirun"
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        sys.exit("no mpirun beside the interpreter or on the path: install an MPI")
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)
-    } | SETTINGS
-    checkout = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), checkout]))
-    command, rows = [mpirun, "-n", str(ranks), sys.executable, __file__, *arguments, "--worker"], []
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as job:
-        for line in job.stdout:
-            if line.startswith(MARK):
-                rows.append(json.loads(line[len(MARK) :]))
-                print(show(rows[-1]), flush=True)
-            else:
-                print(line, end="")
-    if job.returncode:
-        sys.exit(f"the job on {ranks} ranks failed with exit code {job.returncode}")
-    return rows
+                tell(row)
 
 
 def show(row: dict) -> str:
@@ -326,7 +290,9 @@ def main() -> None:
     )
     rows = []
     for ranks in [1] if options.executors else options.ranks:
-        rows += launch(ranks, sys.argv[1:])
+        for row in launch(ranks, __file__, [*sys.argv[1:], "--worker"]):
+            rows.append(row)
+            print(show(row), flush=True)
     if options.json:
         settings = {
             key: value for key, value in vars(options).items() if key not in ("json", "worker", "ranks")

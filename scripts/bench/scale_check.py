@@ -13,28 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+from launching import launch, tell
+
 JOB = Path(__file__).resolve().parents[2] / "jobs" / "saddle.toml"
-LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_")
-SETTINGS = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "OMPI_MCA_btl": "^ofi",  # the scan for fabrics takes a second a launch
-    "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks outnumber cores
-    "OMP_NUM_THREADS": "1",
-}
 #: Ranks on which the model's parameters are measured.
 MEASURED = 2
-#: Begins the line of a job's output that holds its result.
-MARK = "scale-check "
 HEADINGS = (
     "d",
     "ranks",
@@ -122,26 +110,7 @@ def work(options) -> None:
         else:
             result["rounds"][d] = rounds(comm, config, options.seconds)
     if comm.rank == 0:
-        print(MARK + json.dumps(result), flush=True)
-
-
-def launch(ranks: int, worker: str) -> dict:
-    """The result of a job of its own on ``ranks`` ranks."""
-    beside = Path(sys.executable).parent / "mpirun"
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        sys.exit("no mpirun beside the interpreter or on the path: install an MPI")
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)
-    } | SETTINGS
-    checkout = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), checkout]))
-    command = [mpirun, "-n", str(ranks), sys.executable, __file__, *sys.argv[1:], "--worker", worker]
-    job = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
-    lines = [line for line in job.stdout.splitlines() if line.startswith(MARK)]
-    if job.returncode or not lines:
-        sys.exit(f"the job on {ranks} ranks failed with exit code {job.returncode}:\n{job.stdout}")
-    return json.loads(lines[0][len(MARK) :])
+        tell(result)
 
 
 def compare(model: dict, d: int, ranks: int, found: dict, clients: int) -> dict:
@@ -194,13 +163,14 @@ def main() -> None:
         return work(options)
     from mpifed.scaling.measurement import print_measurement
 
-    model = launch(MEASURED, "model")
+    (model,) = launch(MEASURED, __file__, [*sys.argv[1:], "--worker", "model"])
     print_measurement(model["measured"])
     print(f"\nmilliseconds; {options.clients} clients; load average before: {os.getloadavg()[0]:.2g}")
     print(" ".join(f"{name:>9}" for name in HEADINGS))
     rows = []
     for ranks in options.ranks:
-        load, result = os.getloadavg()[0], launch(ranks, "rounds")
+        load = os.getloadavg()[0]
+        (result,) = launch(ranks, __file__, [*sys.argv[1:], "--worker", "rounds"])
         for d, found in result["rounds"].items():
             rows.append(compare(model, int(d), ranks, found, options.clients) | {"load": load})
             print(show(rows[-1]), flush=True)

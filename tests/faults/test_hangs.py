@@ -1,7 +1,6 @@
 """A rank that hangs: the watchdog ends the job and names the ranks that arrived and those that did not.
 
-``run.watchdog = 5``: five seconds without progress, fifty for what has not been done before. The first round
-imports parts of torch, which takes twenty on a busy machine.
+``run.watchdog = 5``: five seconds without progress, fifty for what has not been done before.
 """
 
 import os

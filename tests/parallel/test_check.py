@@ -47,6 +47,17 @@ def test_a_method_that_depends_on_its_process_fails_on_ranks(comm, out, capsys):
         assert f"{comm.size} ranks give the same bits as one: the outputs differ by up to" in failure
 
 
+def test_what_fails_in_one_process_is_not_tried_on_ranks(comm, out, capsys):
+    plugin = Path(out, "broken.py")
+    if comm.rank == 0:
+        plugin.write_text(PLUGIN.read_text().replace("message.dx = x", "message.dx = x / 0"))
+    comm.barrier()
+    assert not alike(comm, check_class(f"{plugin}:FedAvg", [], comm))
+    lines = capsys.readouterr().out.splitlines()
+    said = f"not checked  {comm.size} ranks against one: something fails in one process"
+    assert (said in lines) == (comm.rank == 0 and comm.size > 1), lines
+
+
 def test_a_class_without_settings_is_refused_on_all_ranks(comm, out):
     plugin = Path(out, "plain.py")
     if comm.rank == 0:

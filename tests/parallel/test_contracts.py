@@ -1,5 +1,6 @@
 """What must hold for every method on every problem that it fits, a few rounds each."""
 
+import functools
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from games import configuration
 
 from mpifed import resume, run
 from mpifed.algorithms import ALGORITHMS
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import SerialComm, share
 from mpifed.problems import PROBLEMS
 from mpifed.simulation.simulation import Observer, Simulation
 
@@ -29,20 +30,43 @@ def bits(result) -> np.ndarray:
     return torch.cat(list(result.point.values())).numpy()
 
 
-@pytest.mark.parametrize("executor", ["loop", "batched"])
+@pytest.fixture(scope="module")
+def ran(comm, tmp_path_factory):
+    """``ran(names, executor)``: folder and output point of a run on all ranks, which is made once."""
+
+    @functools.cache
+    def once(names, executor):
+        folder = share(comm, str(tmp_path_factory.mktemp("run")))
+        settings = dict(executor=executor, checkpoint_every=1, keep=9)
+        return folder, bits(run(job(method(names[0]), problem(names[1]), folder, **settings), comm))
+
+    return once
+
+
+EXECUTORS = pytest.mark.parametrize("executor", ["loop", "batched"])
+
+
+@EXECUTORS
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
-def test_finite_layout_and_resumption(comm, out, names, executor):
-    """Finite; the same bits on all ranks as in one process; the same bits when resumed after the first
-    round."""
-    config = job(method(names[0]), problem(names[1]), out, executor=executor, checkpoint_every=1, keep=9)
-    result = run(config, comm)
-    assert np.isfinite(bits(result)).all()
-    if comm.rank == 0:
-        alone = run(job(method(names[0]), problem(names[1]), f"{out}/alone", executor=executor), SerialComm())
-        np.testing.assert_array_equal(bits(result), bits(alone))
-        Path(out, "part").mkdir()
-        shutil.copy(f"{out}/checkpoint-00000001.h5", f"{out}/part")
-        np.testing.assert_array_equal(bits(resume(f"{out}/part", comm=SerialComm())), bits(alone))
+def test_finite(ran, names, executor):
+    assert np.isfinite(ran(names, executor)[1]).all()
+
+
+@EXECUTORS
+@pytest.mark.parametrize("names", PAIRS, ids="-".join)
+def test_layout_and_resumption(comm, ran, names, executor):
+    """The same bits on all ranks as in one process; the same bits when resumed after the first round.
+
+    The ranks share the pairs, and none waits for another.
+    """
+    out, found = ran(names, executor)
+    if PAIRS.index(names) % comm.size != comm.rank:
+        return
+    alone = run(job(method(names[0]), problem(names[1]), f"{out}/alone", executor=executor), SerialComm())
+    np.testing.assert_array_equal(found, bits(alone))
+    Path(out, "part").mkdir()
+    shutil.copy(f"{out}/checkpoint-00000001.h5", f"{out}/part")
+    np.testing.assert_array_equal(bits(resume(f"{out}/part", comm=SerialComm())), bits(alone))
 
 
 @pytest.mark.parametrize("name", [name for name, (_, zero) in METHODS.items() if zero])

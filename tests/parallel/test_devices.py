@@ -14,7 +14,7 @@ import mpifed.parallel.transport
 import mpifed.simulation.simulation
 from mpifed import resume, run
 from mpifed.algorithms import AdaFGDA
-from mpifed.parallel import channels
+from mpifed.parallel import channels, devices
 from mpifed.parallel.choice import choose_transport, probe
 from mpifed.parallel.comm import CollectiveError
 from mpifed.parallel.devices import choose_device
@@ -229,3 +229,22 @@ def test_nccl_or_why_not(comm):
         tensor = torch.ones(1000, device=device)
         assert transport.channel(tensor).sum_(3.0) == 3.0 * comm.size
         assert torch.equal(tensor[:-1].cpu(), torch.full((999,), float(comm.size)))
+
+
+@pytest.mark.parametrize("reduction", ["exact", "fused"])
+def test_ranks_on_unlike_machines_are_told_where_bits_are_promised(comm, out, monkeypatch, capsys, reduction):
+    """The last rank has another torch; one rank is like itself."""
+    config = configuration(AdaFGDA(q=2), Game(clients=5), out, rounds=1, reduction=reduction)
+    run(config, comm)
+    assert "alike" not in capsys.readouterr().err
+    here = devices.machine(CPU)
+    elsewhere = here | ({"torch": "9.9"} if comm.rank == comm.size - 1 else {})
+    monkeypatch.setattr(devices, "machine", lambda device: elsewhere)
+    run(config, comm)
+    said = capsys.readouterr().err
+    expected = (
+        "run.reduction = 'exact' gives the same bits on machines that are alike, but "
+        f"torch is {torch.__version__} on rank 0 and 9.9 on rank {comm.size - 1}\n"
+    )
+    assert ("alike" in said) == (comm.rank == 0 and comm.size > 1 and reduction == "exact"), said
+    assert "alike" not in said or expected in said, said

@@ -17,7 +17,7 @@ DRIVER = Path(__file__).with_name("driver.py")
 LIMIT = 240
 ROUNDS = 20
 #: Functions to put faults into.
-STEP = "mpifed.simulation.executor:Loop.run"
+STEP = "mpifed.simulation.executor:Loop.groups"
 ALLREDUCE = "mpifed.parallel.comm:MpiComm.alltoallv"  # the first half of the exact Allreduce
 JOB = f"""
 rounds = {ROUNDS}

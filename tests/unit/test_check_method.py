@@ -7,6 +7,10 @@ from functools import partial
 import pytest
 from verdicts import failures, verdict_of
 
+from mpifed.algorithms import LSGD, LocalDualExtrapolation
+from mpifed.cli.check_method import check_method_here
+from mpifed.cli.check_runs import Report, tried_on
+
 HEADER = """
 import torch
 from dataclasses import dataclass
@@ -121,6 +125,12 @@ def test_a_method_of_x_alone_is_not_checked_on_problems_with_y(verdicts):
 
 
 NONSENSE = [
+    (
+        OPERATOR,
+        "eta: float = 0.01",
+        "eta: float = 0.01\n    __hash__ = None",
+        "its hyperparameters are a frozen dataclass: TypeError: unhashable type",
+    ),
     (EXTRA, "x, y = shared.x, shared.y\n", "x, y = shared.x, shared.y\n        x -= 1\n", "changed shared.x"),
     (
         EXTRA,
@@ -157,6 +167,29 @@ NONSENSE = [
 def test_nonsense_methods(verdicts, source, old, new, words):
     lines = failures(verdicts(source, old, new))
     assert any(words in line for line in lines), "\n".join(lines)
+
+
+def test_composite_methods_alone_are_tried_on_a_convex_part():
+    for method in (LSGD(K=1, eta=0.1), LocalDualExtrapolation(K=1, eta=0.1)):
+        assert ("a game with a convex part" in tried_on(method)) == method.composite
+
+
+def test_a_method_without_a_file(capsys):
+    """Written at a prompt: its lines cannot be told from the package's."""
+    report = Report(None, shown=True)
+    check_method_here(LocalDualExtrapolation(K=1, eta=0.01), report, None)
+    assert "not checked  float64 stays float64: its source is in no file" in capsys.readouterr().out
+    assert report.sound
+
+
+def test_functions_that_a_methods_file_calls_are_not_its_own(verdicts, tmp_path, monkeypatch):
+    """Of a helper in another file, the lines there would have to be told."""
+    (tmp_path / "helping.py").write_text(
+        "import torch\n\ndef half(x):\n    return x * torch.tensor(0.3, dtype=torch.float32)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    _, lines = verdicts(AVERAGING, "message.x = x", "from helping import half\n        message.x = half(x)")
+    assert "holds        float64 stays float64" in lines
 
 
 def test_state_outside_the_records_is_lost_by_a_restart(verdicts):

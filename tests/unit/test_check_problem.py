@@ -142,6 +142,18 @@ def test_sound_problems(verdicts, source):
     assert any("clients stepped together agree" in line for line in lines)
 
 
+def test_derivatives_by_hand_are_called_so(verdicts):
+    _, lines = verdicts(COMPOSITION)
+    assert "holds        Jacobians by hand agree with finite differences of inner" in lines
+    assert "holds        outer gradients by hand agree with finite differences of outer" in lines
+    _, lines = verdicts(COMPOSITION, "def jacobian", "def other", "def outer_gradient", "def another")
+    assert "holds        Jacobians agree with finite differences of inner" in lines
+    assert "holds        outer gradients agree with finite differences of outer" in lines
+    _, lines = verdicts(COMPOSITION, "def outer_gradient", "def another")
+    assert "holds        Jacobians by hand agree with finite differences of inner" in lines
+    assert "holds        outer gradients agree with finite differences of outer" in lines
+
+
 def test_what_is_not_checked_is_said(verdicts):
     _, lines = verdicts(BILINEAR)
     assert "not checked  the values of the gradients: there is no loss to compare them with" in lines
@@ -175,6 +187,12 @@ NONSENSE = [
 @pytest.mark.parametrize("source, old, new, words", NONSENSE)
 def test_nonsense_derivatives(verdicts, source, old, new, words):
     assert any(words in line for line in failures(verdicts(source, old, new)))
+
+
+def test_rounding_counts_by_the_larger_gradient(verdicts):
+    """Differences of gx, which is rounded by 1e-16 · 1e9, are divided by a step of 1e-5."""
+    _, lines = verdicts(BILINEAR, "c * y + 0.1 * x", "c * y + 0.1 * x + 1e9")
+    assert "holds        gradients by hand are those of some function" in lines
 
 
 def test_gradients_by_hand_are_compared_with_a_loss(verdicts):

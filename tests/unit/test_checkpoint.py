@@ -147,6 +147,21 @@ def test_shielded_files_hold_what_was_written(tmp_path):
         file["x"] = np.arange(1000)
 
 
+def test_a_shield_does_as_it_is_told_until_the_first_error(tmp_path):
+    with files.shielded(tmp_path / "file") as target:
+        target.write(b"12345")
+        target.truncate(2)
+    assert (tmp_path / "file").read_bytes() == b"12"
+    done = []
+    with pytest.raises(OSError, match="No space left on device"), files.shielded("/dev/full") as target:
+        done.append(target.write(b"12345"))
+        target.flush()
+        done.append(target.write(b"12"))
+    assert done == [5, 2], "whoever writes does not hear of it"
+    with pytest.raises(OSError, match="Invalid argument"), files.shielded("/dev/null") as target:
+        target.truncate(2)
+
+
 def test_replacing_is_all_or_nothing(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")

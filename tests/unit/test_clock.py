@@ -207,7 +207,7 @@ def test_the_same_column_on_other_ranks_and_after_a_resumption(job, tmp_path):
         (3, ["run", job, *EVENTFUL, f"run.out={cut}", "rounds=3"], 3),
         (2, ["resume", cut, "rounds=6"], 6),
     ):
-        code, output = launch(ranks, ["-m", "mpifed", *command], limit=120)
+        code, output = launch(ranks, ["-m", "mpifed", *command, "--no-report"], limit=120)
         assert code == 0, output
         assert column(cut) == whole[: rounds + 1]
 

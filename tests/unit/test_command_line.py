@@ -105,6 +105,24 @@ def test_unreadable_job_files(tmp_path):
         Config.load(tmp_path / "empty.toml")
 
 
+@pytest.mark.parametrize(
+    "name", ["\U0001f600", "é ü", "\udcff", "7", "true", '"x"', "a\nb", "\x7f", "a=b", "[1]"]
+)
+def test_a_data_folder_may_have_any_name(job, name, monkeypatch):
+    """A byte that is no UTF-8, too, which Python keeps as half a surrogate pair."""
+    seen = []
+    monkeypatch.setattr("mpifed.running.run.run", lambda config, *_: seen.append(config) or sys.exit(3))
+    done = CliRunner().invoke(cli, ["run", str(job), "--data-dir", name])
+    assert [config.run.data_dir for config in seen] == [name], done.exception
+
+
+def test_a_folder_whose_name_is_no_utf8_is_named(job):
+    name = "nowhere/\udcff"
+    words = ["run", str(job), "problem={name='DeepAUC', dataset='mnist'}", "--data-dir", name]
+    done = CliRunner().invoke(cli, words)
+    assert "mnist lacks a file" in str(done.exception) and name in str(done.exception)
+
+
 def test_overrides_reach_every_depth(job):
     config = Config.load(
         job,
@@ -229,3 +247,32 @@ def test_unknown_names_and_commands(monkeypatch, capsys):
         with pytest.raises(SystemExit) as end:
             main()
         assert end.value.code == 2 and says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "--help"]])
+def test_a_command_that_is_done_removes_the_batch_scripts_mark(tmp_path, monkeypatch, capsys, words):
+    """Neither a mark that cannot be removed nor one that could not be made turns success into failure."""
+    mark = tmp_path / "mark"
+    monkeypatch.setattr(sys, "argv", ["mpifed", *words])
+    monkeypatch.setenv("MPIFED_UNFINISHED", str(mark))
+    for there, says in (
+        (True, ""),
+        (False, f"warning: {mark} cannot be removed (No such file or directory)"),
+    ):
+        mark.touch() if there else None
+        main()
+        assert not mark.exists()
+        said = capsys.readouterr().err
+        assert says in said if says else not said
+    monkeypatch.setenv("MPIFED_UNFINISHED", "")
+    main()
+    assert not capsys.readouterr().err
+    mark.touch()
+    monkeypatch.setenv("MPIFED_UNFINISHED", str(mark))
+    monkeypatch.setattr(sys, "argv", ["mpifed", "info", "nothing"])
+    with pytest.raises(SystemExit):
+        main()
+    monkeypatch.setattr(sys, "argv", ["mpifed", *words])
+    monkeypatch.setenv("PMIX_RANK", "1")
+    main()
+    assert mark.exists()

@@ -103,6 +103,20 @@ def test_words_are_the_same_after_a_table_has_made_the_class():
         Mine(c=-1)
 
 
+def test_settings_of_a_users_own_type():
+    class Law:
+        pass
+
+    @problem_settings
+    class Mine(Saddle):
+        law: Law = Field(default=Law())
+
+    own = Law()
+    assert Mine(law=own).law is own
+    with pytest.raises(ConfigError, match="Mine.law: Input should be an instance of .*Law, got 3"):
+        Mine(law=3)
+
+
 def test_settings_that_have_no_value():
     """A plain dataclass over a class of the package takes the package's descriptions for values."""
 

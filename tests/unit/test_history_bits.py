@@ -253,6 +253,15 @@ def test_another_kind_of_device_is_refused_under_exact_alone(half, monkeypatch):
             run(job(half), COMM)
 
 
+def test_machines_are_compared_under_exact_alone(folder, monkeypatch):
+    seen = []
+    monkeypatch.setattr("mpifed.running.runner.expect_alike", lambda *_: seen.append(1))
+    run(job(folder, reduction="fused", overwrite=True), COMM)
+    assert not seen
+    run(job(folder, overwrite=True), COMM)
+    assert seen == [1]
+
+
 def test_another_machine_and_other_versions_are_told(half, monkeypatch, capsys):
     here = devices.machine(torch.device("cpu"))
     assert {"torch", "numpy", "scipy", "processor", "instructions"} == {*here} and all(here.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from mpifed.cli.main import cli
@@ -110,3 +111,15 @@ def test_many_clients_and_classes_are_summed_up_and_drawn(tmp_path, capsys):
     assert "..." in output and "largest class %" in output and len(output.splitlines()) < 60
     draw(held, tmp_path / "many.png")
     assert imread(tmp_path / "many.png").shape[0] > 500
+
+
+def test_the_figure_says_what_it_shows(tmp_path, monkeypatch):
+    """A dollar sign of a plugin's name is no formula."""
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **options: drawn.append((self, options)))
+    draw(Holdings("costs $5 and $6", np.array([[3], [2]]), ["samples"]), tmp_path / "figure.png")
+    ((figure, options),) = drawn
+    (axes,) = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "samples")
+    assert axes.get_title() == r"costs \$5 and \$6"
+    assert options == {"format": "png", "metadata": {"Software": "mpifed"}}

@@ -108,6 +108,14 @@ def test_a_client_decodes_its_own_images_only(tmp_path, monkeypatch, archive):
         problem.client_data(owner)
 
 
+def test_an_image_is_decoded_once(tmp_path):
+    root = write(tmp_path, tree())
+    images = PETS(tmp_path)
+    first = images.train[1:3].clone()
+    (root / "train/cat/deep/1.png").unlink()
+    assert torch.equal(images.train[1:3], first)
+
+
 @pytest.mark.parametrize(
     "changes, says",
     [

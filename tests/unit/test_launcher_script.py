@@ -29,7 +29,7 @@ STUBS = {
           -o) shift; exec "$0" "$1" "$2" "$3" "$3" ;;
         esac
     """,
-    "command": 'env; echo "args: $*"; [ "$1" != done ] || echo done >"$MPIFED_FINISHED"; exit "${2:-0}"',
+    "command": 'env; echo "args: $*"; [ "$1" != done ] || rm -f "$MPIFED_UNFINISHED"; exit "${2:-0}"',
 }
 
 
@@ -88,7 +88,16 @@ def test_the_shell_may_be_strict(launcher, setup):
 def test_a_folder_of_temporary_files_that_is_missing(launcher):
     ended, output, _ = launcher("done", TMPDIR="/nowhere")
     assert ended == 0 and "TMPDIR=/nowhere is missing on this node: /tmp is used" in output, output
-    assert "MPIFED_FINISHED=/tmp/" in output
+    assert "MPIFED_UNFINISHED=/tmp/" in output
+
+
+def test_a_command_that_has_not_come_to_its_end(launcher):
+    """Whatever the launcher's exit code says; where no file can be made, that is all there is."""
+    for words in (("stopped",), ("stopped", "0")):
+        ended, output, _ = launcher(*words)
+        assert ended == 1 and "exit code 0, but the command has not come to its end" in output, output
+    ended, output, _ = launcher("stopped", "0", setup="mktemp() { false; }")
+    assert ended == 0 and "has not come" not in output, output
 
 
 def test_leftovers_of_another_job(launcher):

@@ -1,14 +1,20 @@
 """What a run needs of memory is added up, and refused where there is less, before any of it is taken."""
 
+import json
+import re
 import resource
 import tracemalloc
 
 import pytest
 import torch
-from everything import PAIRS, method, problem
+from click.testing import CliRunner
+from everything import PAIRS, SETTINGS, method, problem
 
 from mpifed import Config
 from mpifed.algorithms import MFCGD, AdaFGDA, LocalSGDA
+from mpifed.cli.check import check_class
+from mpifed.cli.main import cli
+from mpifed.core.errors import ConfigError
 from mpifed.core.settings import build
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS, LinearMAML, Saddle
@@ -75,7 +81,10 @@ def test_records_take_what_is_foretold(work, reduction):
         ),
         (Saddle(clients=2**63 - 1, d=2**63 - 1), {}, "TiB of memory with 1 rank on the node"),
         (Saddle(), {"oracle": {"batch_size": 10**18}}, "or a smaller oracle.batch_size"),
-        *((build(PROBLEMS[name], {"clients": 10**12}, name), {}, "needs at least") for name in LARGE),
+        *(
+            (build(PROBLEMS[name], {"clients": 10**12}, name), {}, "needs at least")
+            for name in (*LARGE, "FewShotMAML")
+        ),
     ],
     ids=lambda one: type(one).__name__ if hasattr(one, "clients") else "",
 )
@@ -88,6 +97,56 @@ def test_what_cannot_fit_is_refused_before_it_is_taken(of, settings, says, tmp_p
         Simulation(config, SerialComm())
     assert says in str(fault.value) and len(str(fault.value)) < 900
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+@pytest.mark.parametrize("name", [name for name, one in SETTINGS.items() if "dataset" in one])
+def test_constants_that_are_read_from_files_take_no_less_than_is_foretold(name):
+    made = problem(name)
+    made.prepare(0)
+    held = sum(column.nbytes for client in range(made.clients) for column in made.client_data(client))
+    assert made.footprint() <= held
+
+
+@pytest.mark.parametrize("name", [name for name, one in PROBLEMS.items() if hasattr(one, "partition")])
+def test_more_clients_than_samples_are_refused_before_anything_is_made_for_each(name):
+    made = build(PROBLEMS[name], SETTINGS[name] | {"clients": 10**11}, name)
+    with pytest.raises(ValueError, match="100000000000 clients are to share"):
+        made.prepare(0)
+
+
+JOB = """
+[algorithm]
+name = "MFCGD"
+q = 2
+[problem]
+name = "FewShotMAML"
+dataset = "digits"
+"""
+
+
+@pytest.mark.parametrize("command", ["info", "scale"])
+def test_commands_that_make_a_jobs_problem_refuse_what_cannot_fit(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(JOB)
+    link = {"alpha": 1e-6, "beta": 1e-9, "both": 1e-9}
+    measured = {"machine": {"cores_per_node": 2}, "intra": link, "gamma": 1e-9}
+    (tmp_path / "comm.json").write_text(json.dumps(measured))
+    more = ["--client-seconds", "1"] if command == "scale" else []
+    done = CliRunner().invoke(cli, [command, "job.toml", "problem.clients=1000000000000", *more])
+    says = "FewShotMAML with 1,000,000,000,000 clients needs at least .* with 1 rank on this machine"
+    assert isinstance(done.exception, ConfigError) and re.search(says, str(done.exception)), done.output
+    assert not list(tmp_path.glob("*.png"))
+    done = CliRunner().invoke(cli, [command, "job.toml", "problem.ways=11", *more])
+    assert isinstance(done.exception, ConfigError), "data that do not fit are a sentence, too"
+    assert "expected ways = 11 classes or more" in str(done.exception)
+
+
+def test_check_refuses_what_cannot_fit(capsys):
+    assert not check_class("Saddle", ["d=2000000000"], SerialComm())
+    (failure,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILS")]
+    assert (
+        "Saddle with 20 clients needs at least 1,490.1 GiB of memory with 1 rank on this machine" in failure
+    )
 
 
 def test_records_count_for_all_ranks_of_the_node(monkeypatch):

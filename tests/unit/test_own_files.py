@@ -164,6 +164,22 @@ def test_damage_does_not_make_a_file_foreign(job, out, tmp_path):
             assert is_own(other), length
 
 
+def test_a_few_bytes_tell_a_checkpoint(tmp_path):
+    """They are looked at after every save; 64 KiB: what Python reads ahead."""
+    path = tmp_path / "checkpoint-00000001.h5"
+    path.write_bytes(MAGIC + bytes(2**20))
+    left = path.with_name(f"{path.name}.tmp.5")
+    left.write_bytes(path.read_bytes())
+
+    def read() -> int:
+        with open("/proc/self/io") as file:
+            return int(file.readline().split()[1])
+
+    before = read()
+    assert all(is_own(path) and is_leftover(left) for _ in range(50))
+    assert read() - before < 100 * 2**16
+
+
 def test_leftovers_are_known_by_what_stands_in_them(job, out, tmp_path):
     run(job)
     for name in ("run.h5", "checkpoint-00000003.h5"):

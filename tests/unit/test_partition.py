@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpifed.core.settings import build
+from mpifed.core.streams import generator
 from mpifed.data.partition import IID, PARTITIONS, ByClass, Dirichlet, PositiveRatios, Quantity, thin
 
 seeds = st.integers(0, 2**32)
@@ -184,12 +185,25 @@ def test_quantity_leaves_nobody_without_samples():
         check(Quantity(0.05)(np.zeros(12, int), np.zeros(12, bool), 10, seed), 10, 12)
 
 
-@pytest.mark.parametrize(
-    "partition", [IID(), Dirichlet(1.0), ByClass(1), Quantity(1.0), PositiveRatios([0.5] * 4)]
-)
-def test_more_clients_than_samples_are_refused(partition):
-    with pytest.raises(ValueError, match="expected"):
-        partition(np.array([0, 1, 0]), np.array([False, True, False]), 4, seed=0)
+@pytest.mark.parametrize("clients", [4, 10**11])
+@pytest.mark.parametrize("partition", [IID(), Dirichlet(1.0), ByClass(1), Quantity(1.0)])
+def test_more_clients_than_samples_are_refused(partition, clients):
+    """At once: nothing is done for each client before."""
+    with pytest.raises(ValueError, match=f"{clients} clients are to share 3 samples: expected a sample for"):
+        partition(np.array([0, 1, 0]), np.array([False, True, False]), clients, seed=0)
+
+
+def test_more_ratios_than_samples_are_refused():
+    with pytest.raises(ValueError, match="4 clients are to share 2 samples"):
+        PositiveRatios([0.5] * 4)(np.array([0, 1, 0]), np.array([False, True, False]), 4, seed=0)
+
+
+def test_quantity_cuts_between_whole_samples():
+    """Every client has one sample, and of the rest what lies between two ends of the shares, rounded down."""
+    shares = generator(5, "partition").dirichlet(np.full(4, 2.0))
+    ends = [int(997 * sum(shares[: k + 1])) + k + 1 for k in range(3)]
+    parts = Quantity(2.0)(np.zeros(1001, int), np.zeros(1001, bool), 4, seed=5)
+    assert np.cumsum([len(part) for part in parts]).tolist() == [*ends, 1001]
 
 
 def test_settings_are_checked():

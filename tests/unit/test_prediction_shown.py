@@ -77,7 +77,7 @@ def test_curves_are_the_predictions(figure, bcast):
     predicted = rows(machine, Work(64, 0.5, 0.25, ((80_000, bcast),)), [1, 4, 64])
     draw(predicted, "scale.png")
     ((one, path, options),) = figure
-    assert path == "scale.png" and options == {"format": "png"}
+    assert path == "scale.png" and options == {"format": "png", "metadata": {"Software": "mpifed"}}
     strong, weak, efficiency = one.axes
     for cell, kind in ((strong, "strong"), (weak, "weak")):
         curves = {line.get_label(): line.get_xydata() for line in cell.lines}

@@ -253,6 +253,10 @@ def test_clients_with_other_rows():
 def test_data_and_draws():
     (sentence,) = faults(Drawn, client_data=Data.client_data)
     assert "defines both client_data() and draw()" in sentence
+    (sentence,) = faults(
+        Chain, draw=lambda self, stream, size: (stream.normal(size),) if stream.of == "g" else None
+    )
+    assert "defines both client_data() and draw()" in sentence, "of some samples, too"
 
 
 def test_weights_by_samples_of_a_problem_that_draws():

@@ -15,11 +15,21 @@ from mpifed.algorithms import LocalSGDA
 from mpifed.core.problem import DataFile, as_family
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import FairClassification
-from mpifed.simulation.provenance import _difference, _ranks, agree_on_data
+from mpifed.simulation.provenance import _difference, _ranks, agree_on_data, expect_same
 
 
 def table(**digests: str) -> dict:
     return {name: {"path": f"/data/{name}", "digest": digest} for name, digest in digests.items()}
+
+
+def test_of_many_files_that_have_changed_the_first_is_named():
+    names = [f"part {number:03}" for number in range(100)]
+    now = {name: DataFile(f"/data/{name}", "1" * 64) for name in reversed(names)}
+    for before in ({}, dict.fromkeys(names[1:], "2" * 64)):
+        with pytest.raises(CollectiveError) as fault:
+            expect_same(before, now)
+        assert str(fault.value).startswith("data file part 000 has changed since the checkpoint was written")
+    expect_same(dict.fromkeys(names, "1" * 64), now)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,12 @@ import pytest
 import torch
 from realdata import real
 
+import mpifed
 from mpifed.data import DATASETS, DataError, Images, Table, load_omniglot, npz
 from mpifed.data.cifar import CIFAR10_MD5, Cifar
 from mpifed.data.libsvm import LibSVM
 from mpifed.data.npz import MedMnist
-from mpifed.data.sources import Source
+from mpifed.data.sources import Source, opened
 
 BATCHES = Cifar("colours", ("colours",), ("one", "two"), "test", "labels", 4, None)
 SCANS = MedMnist("scans", 3)
@@ -49,6 +50,14 @@ def write_batches(folder: Path, **contents) -> Path:
         raw = content if isinstance(content, bytes) else pickle.dumps(content, protocol=4)
         (folder / "colours" / name).write_bytes(raw)
     return folder
+
+
+def test_data_beside_the_checkout_are_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.delenv("MPIFED_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    with opened("colours", "home", None) as source:
+        beside = Path(mpifed.__file__).parents[2] / "shared/data/colours"
+        assert source.folders == [Path("../shared/data/colours"), beside]
 
 
 def test_cifar_batches_are_joined_in_order(tmp_path):

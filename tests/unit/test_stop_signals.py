@@ -111,7 +111,7 @@ def whole(tmp_path_factory):
 def test_a_signal_ends_the_run_after_the_next_round_and_the_same_job_continues(
     tmp_path, send, whole, capsys, number
 ):
-    send(number, Loop, "run", 4)  # in round 4 - 1, as the start is a phase, too
+    send(number, Loop, "groups", 4)  # in round 4 - 1, as the start is a phase, too
     result = signalled(tmp_path, KeyboardInterrupt if number == signal.SIGINT else SystemExit)
     assert result.unfinished and result.end == End("signal", "a signal after round 4")
     said = capsys.readouterr().err
@@ -146,7 +146,7 @@ def test_signals_between_rounds(tmp_path, send, whole, owner, name, call, after)
 
 
 @pytest.mark.parametrize(
-    "owner, name, call", [(Loop, "run", 8), (Loop, "run", 9), (simulation.Simulation, "evaluate", 4)]
+    "owner, name, call", [(Loop, "groups", 8), (Loop, "groups", 9), (simulation.Simulation, "evaluate", 4)]
 )
 def test_a_signal_before_or_in_the_last_round_finds_the_run_complete(
     tmp_path, send, whole, owner, name, call
@@ -159,7 +159,7 @@ def test_a_signal_before_or_in_the_last_round_finds_the_run_complete(
 
 
 def test_a_checkpoint_is_written_even_where_none_is_wanted_otherwise(tmp_path, send, whole):
-    send(signal.SIGUSR1, Loop, "run", 4)
+    send(signal.SIGUSR1, Loop, "groups", 4)
     assert signalled(tmp_path, checkpoint_every=0).unfinished
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-00000004.h5"]
     assert torch.equal(point(run(config(tmp_path, checkpoint_every=0), SerialComm())), whole)
@@ -169,7 +169,7 @@ def test_a_checkpoint_is_written_even_where_none_is_wanted_otherwise(tmp_path, s
 def test_a_signal_ends_a_sweep(tmp_path, send, call):
     """Also where it finds the first run complete: the second does not begin."""
     runs = [SimpleNamespace(name=name, config=config(tmp_path / name)) for name in ("first", "second")]
-    send(signal.SIGTERM, Loop, "run", call)
+    send(signal.SIGTERM, Loop, "groups", call)
     with pytest.raises(Stopped) as stop:
         sweep(runs, SerialComm())
     assert stop.value.result.unfinished == (call == 4) and not (tmp_path / "second").exists()
@@ -178,7 +178,7 @@ def test_a_signal_ends_a_sweep(tmp_path, send, call):
 
 
 def test_a_checkpoint_that_cannot_be_written_is_no_success(tmp_path, send, monkeypatch):
-    send(signal.SIGUSR1, Loop, "run", 5)
+    send(signal.SIGUSR1, Loop, "groups", 5)
 
     def full(folder, keep, header, *_):
         if header["round"] > 3:

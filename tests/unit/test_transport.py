@@ -199,6 +199,26 @@ def test_nodes_that_take_turns_share_no_memory():
         choose_transport(comm, CPU, "shm", True)
 
 
+#: A run in a process of its own, and what it has imported of torch's compiler before and after that is used.
+COMPILER = """
+import sys, torch
+from mpifed.parallel.devices import deterministic
+with deterministic(True):
+    assert torch.are_deterministic_algorithms_enabled() and "torch._inductor" not in sys.modules
+    import torch._inductor.config as compiler
+    assert compiler.deterministic
+assert not compiler.deterministic and not torch.are_deterministic_algorithms_enabled()
+with deterministic(True):
+    assert compiler.deterministic
+assert not compiler.deterministic
+"""
+
+
+def test_torchs_compiler_is_told_where_it_is_used_and_not_loaded_to_be_told():
+    """Loading it takes longer than a small run."""
+    assert launch(0, ["-c", COMPILER]) == (0, "")
+
+
 @pytest.mark.parametrize("workspace", [None, ":16:8"])
 def test_deterministic_algorithms_for_a_while(monkeypatch, workspace):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)

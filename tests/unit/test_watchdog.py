@@ -108,7 +108,7 @@ def test_a_slow_first_round_evaluation_and_checkpoint_are_no_hangs(tmp_path, mon
 
         return slower
 
-    for owner, name in ((Simulation, "evaluate"), (Loop, "run"), (checkpoint, "write")):
+    for owner, name in ((Simulation, "evaluate"), (Loop, "groups"), (checkpoint, "write")):
         monkeypatch.setattr(owner, name, slow(getattr(owner, name)))
     result = run(
         Config.from_table(
@@ -242,3 +242,22 @@ def test_a_rank_that_hears_of_an_alarm_answers_before_its_own_limit(capfd):
         assert comm.ended.wait(60)
     assert comm.code == EXIT_HANG
     assert "Not arrived: rank 0 is at /" in (said := capfd.readouterr().err) and "rank 3 is at loss" in said
+
+
+def test_a_run_says_after_every_piece_of_work_what_comes_next(tmp_path, monkeypatch):
+    """What is left out counts as time without progress."""
+    beats = []
+    monkeypatch.setattr(Watchdog, "beat", lambda self, round, then="round": beats.append((round, then)))
+    settings = {"out": str(tmp_path), "progress": False, "eval_every": 2, "checkpoint_every": 2}
+    table = {"algorithm": {"name": "FGDA", "q": 2}, "problem": {"name": "Saddle", "d": 2}, "run": settings}
+    run(Config.from_table({"rounds": 3, **table}), SerialComm())
+
+    def done(r, *pieces):
+        return [beat for piece in pieces for beat in ((r, piece), (r, "round"))]
+
+    assert beats == [
+        *done(0, "evaluation"),
+        (1, "round"),
+        *((2, "round"), *done(2, "evaluation", "checkpoint")),
+        *((3, "round"), *done(3, "evaluation"), (3, "evaluation"), *done(3, "checkpoint")),
+    ]

@@ -14,7 +14,9 @@ from mpifed.config.tables import override, parse, read_table
 from mpifed.core.errors import cut, shown
 from mpifed.core.sets import Ball
 from mpifed.core.settings import build, near_miss
+from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
+from mpifed.running.recovery import surviving
 
 LONG = "x" * 100_000
 JOB = """
@@ -164,3 +166,18 @@ def test_messages_show_a_part_of_what_is_long():
 def test_names_of_plugins_are_no_paths_to_anything_else():
     for name in ("a..b:c", ".:b", "x y:z", "-m:C"):
         assert "expected ./file.py:Class" in refusal(lambda: find(name, "problem"))
+
+
+def test_going_on_without_a_rank_takes_several():
+    comm = SerialComm()
+    assert surviving(comm, "abort") is comm
+    says = r'run.on_rank_failure = "shrink" cannot be had: there is one process only \(options: abort, shrink'
+    with pytest.raises(CollectiveError, match=says):
+        surviving(comm, "shrink")
+
+
+@pytest.mark.parametrize("sweep", ["{seed=[]}", "{seed=[0, 1], 'rounds'=[]}", "[{seed=[0]}, {rounds=[]}]"])
+def test_a_sweep_with_an_empty_list(tmp_path, sweep):
+    (tmp_path / "job.toml").write_text(JOB)
+    says = refusal(lambda: variants(tmp_path / "job.toml", [f"sweep={sweep}"]))
+    assert says == "[sweep] has an empty list, which leaves no run"
