@@ -193,6 +193,12 @@ def test_what_the_probe_finds(monkeypatch):
         assert message in probe(CPU, "MPI")
 
 
+def test_nodes_that_take_turns_share_no_memory():
+    comm = Several(3, theirs=[0, 1] * 3, nodes=[0, 1, 0])
+    with pytest.raises(CollectiveError, match="ranks that are numbered node by node.*options: auto, host"):
+        choose_transport(comm, CPU, "shm", True)
+
+
 #: A run in a process of its own, and what it has imported of torch's compiler before and after that is used.
 COMPILER = """
 import sys, torch
@@ -211,12 +217,6 @@ assert not compiler.deterministic
 def test_torchs_compiler_is_told_where_it_is_used_and_not_loaded_to_be_told():
     """Loading it takes longer than a small run."""
     assert launch(0, ["-c", COMPILER]) == (0, "")
-
-
-def test_nodes_that_take_turns_share_no_memory():
-    comm = Several(3, theirs=[0, 1] * 3, nodes=[0, 1, 0])
-    with pytest.raises(CollectiveError, match="ranks that are numbered node by node.*options: auto, host"):
-        choose_transport(comm, CPU, "shm", True)
 
 
 @pytest.mark.parametrize("workspace", [None, ":16:8"])
