@@ -4,7 +4,7 @@ Node (l, i) covers the clients i 2^l .. (i + 1) 2^l - 1, and its value is that o
 its right one; a child without a member of the cohort is skipped. So the *gap* between two neighbouring
 members, the level of the least node that covers both, says when they are added: every node joins what
 lies to both sides of its one highest gap. A rank adds the nodes whose members all lie on it, and only those
-partial sums, at most 2 log2 of its clients, meet those of other ranks. Nothing of this depends on who hosts whom.
+partial sums, at most 2 log2 of its clients, meet those of other ranks. Nothing of this depends on the layout.
 """
 
 from __future__ import annotations
