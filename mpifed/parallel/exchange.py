@@ -1,7 +1,7 @@
 """Where the partial sums of the ranks meet: by messages, or in memory that the ranks of a node share.
 
-Every rank puts its partial sums into its :attr:`Exchange.slots`, and :meth:`Exchange.finish` adds those of all
-ranks in a given order, which depends on no rank. So the bits do not depend on the way.
+Every rank puts its partial sums into its :attr:`Exchange.slots`, and :meth:`Exchange.finish` adds those of
+all ranks in a given order, which depends on no rank. So the bits do not depend on the way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHUNK = 2**24
 SMALL = 2**15
 #: Bytes of each partial sum that are added at a time, so that what lies between stays in cache.
 BLOCK = 2**17
-#: Bytes before the partial sums in a rank's shared memory: its control value, and on the first rank their sum.
+#: Bytes before the partial sums in a rank's shared memory: its control value and their sum.
 HEAD = 64
 
 #: Arrays of one length, or an array of them.
@@ -39,7 +39,7 @@ def padded(size: int) -> int:
 
 
 def add_up(sums: tuple, parts: Rows, outs: Rows, total: float = 1.0) -> None:
-    """Add up ``parts`` ``[width]`` each, as :func:`mpifed.parallel.tree.program` says, and divide by ``total``.
+    """Add up ``parts``, ``[width]`` each, as the tree's ``program`` says, and divide by ``total``.
 
     Blocks of columns one after another: what lies between never leaves the cache.
 
@@ -91,7 +91,7 @@ class MessageExchange(Exchange):
     """Partial sums that travel.
 
     Few or small ones go to every rank, which adds all of them up. Else every rank is sent one slice of the
-    columns of all, adds them up and sends the sum to the others. Columns go in chunks, which bounds the memory.
+    columns of all, adds them up and sends the sum to the others. Columns go in chunks, to bound the memory.
 
     Args:
         rows: ``[most partial sums of this rank, padded(size)]``, where they lie; the last column is for the
@@ -176,8 +176,8 @@ class MessageExchange(Exchange):
 
 
 class SharedExchange(Exchange):
-    """Partial sums in memory that the ranks of a node share: every rank adds up one slice of the columns where
-    they lie.
+    """Partial sums in memory that the ranks of a node share: every rank adds up one slice of the columns
+    where they lie.
 
     Across nodes the first rank of each exchanges by messages what its node has added up.
 

@@ -1,8 +1,8 @@
 """Averages of messages over the cohort: two reductions with one interface.
 
 ``fused``: the rank's rows are summed, then one sum over the ranks in place in one persistent buffer. With one
-client a rank the client's row *is* that buffer, so nothing is packed. Bits depend on the number of ranks and on
-the transport.
+client a rank the client's row *is* that buffer, so nothing is packed. Bits depend on the number of ranks and
+on the transport.
 
 ``exact``: the sum runs along a fixed binary tree over the clients' numbers (:mod:`mpifed.parallel.tree`),
 whatever rank holds them. A rank adds a message to its partial sums as a binary counter carries, so it keeps

@@ -1,8 +1,8 @@
 """How messages travel between the ranks.
 
 ============  ================================================================================================
-``shm``       Memory that the ranks of a node share, where their sums lie. Only on CPUs. Across nodes the first
-              rank of each exchanges by MPI what its node has added up.
+``shm``       Memory that the ranks of a node share, where their sums lie. Only on CPUs. Across nodes the
+              first rank of each exchanges by MPI what its node has added up.
 ``host``      MPI on host memory. The message of a rank on the CPU is reduced where it lies. That of a GPU
               goes through a pinned buffer, above 8 MB in chunks: while MPI reduces one, the next comes from
               the GPU and the one before goes back.
@@ -80,7 +80,7 @@ class Transport:
         return self.channel(torch.zeros(size + 1, dtype=dtype, device=self.device))
 
     def exchange(self, placement: Placement, size: int, dtype: torch.dtype) -> Exchange:
-        """What adds up the partial sums ``[size]`` that ranks with these clients make of a tree. Collective."""
+        """What adds up the partial sums ``[size]`` of ranks with these clients. Collective."""
         slots = depth(*placement.edges[self.comm.rank :][:2].tolist())
         rows = torch.zeros(max(slots, 1), padded(size), dtype=dtype).numpy()  # torch aligns it
         return MessageExchange(self.comm, rows, size, self.count)

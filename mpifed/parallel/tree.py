@@ -2,9 +2,9 @@
 
 Node (l, i) covers the clients i 2^l .. (i + 1) 2^l - 1, and its value is that of its left child plus that of
 its right one; a child without a member of the cohort is skipped. So the *gap* between two neighbouring
-members, the level of the least node that covers both, says when they are added: every node joins what lies
-to both sides of its one highest gap. A rank adds the nodes whose members all lie on it, and only those partial
-sums, at most 2 log2 of its clients, meet those of other ranks. Nothing of this depends on who hosts whom.
+members, the level of the least node that covers both, says when they are added: every node joins what
+lies to both sides of its one highest gap. A rank adds the nodes whose members all lie on it, and only those
+partial sums, at most 2 log2 of its clients, meet those of other ranks. Nothing of this depends on the layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TOP = 64
 
 
 def gaps_of(members: np.ndarray) -> np.ndarray:
-    """The gap before each of ``members`` (ascending numbers) and the one after the last, ``[members + 1]``."""
+    """The gap before each of ``members`` (ascending) and the one after the last, ``[members + 1]``."""
     gaps = np.full(len(members) + 1, TOP)
     gaps[1:-1] = np.frexp((members[1:] ^ members[:-1]).astype(np.float64))[1]  # bits of a whole number
     return gaps
@@ -125,11 +125,11 @@ class Sums:
 
     @property
     def all(self) -> tuple:
-        """The additions of all, as :func:`mpifed.parallel.tree.program` says."""
+        """The additions of all, as :func:`program` says."""
         return self.within(0, len(self.partials))
 
     def within(self, first: int, last: int) -> tuple:
-        """The additions among the ranks ``first .. last - 1``, as :func:`mpifed.parallel.tree.program` says."""
+        """The additions among the ranks ``first .. last - 1``, as :func:`program` says."""
         if (first, last) not in self._within:
             start, stop = sum(self.partials[:first]), sum(self.partials[:last])
             adds = program(self.gaps[start : stop + 1].tolist(), np.arange(stop - start) == 0)
