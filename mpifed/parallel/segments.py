@@ -2,7 +2,7 @@
 
 Each rank makes a file in memory without a name, which the others open through ``/proc``. So nothing is left
 behind however a rank ends, and a system that refuses says so at once to the rank that asks. An
-``MPI_Win_allocate_shared`` that is refused leaves the other ranks waiting, and a killed one its file.
+``MPI_Win_allocate_shared`` that is refused on one rank leaves the others waiting under Open MPI 5.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def share_memory(comm: SerialComm, node: SerialComm, nbytes: int) -> list[np.nda
         CollectiveError: on all ranks of ``comm``: a rank gets no memory, or does not see that of another.
     """
     with together(comm, OSError), contextlib.ExitStack() as undo:
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no files in memory without a name (memfd_create)")
         own = os.memfd_create("mpifed")
         undo.callback(os.close, own)
         os.posix_fallocate(own, 0, nbytes)

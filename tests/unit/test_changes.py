@@ -43,7 +43,7 @@ def test_a_data_folder_on_the_command_line_is_a_change_like_the_others(monkeypat
     monkeypatch.setattr(Config, "load", classmethod(load))
     option = ["--data-dir", given] if given else []
     CliRunner().invoke(cli, ["run", "job.toml", "rounds=3", *option])
-    assert seen == ["rounds=3", *([f'run.data_dir="{given}"'] if given else [])]
+    assert seen == ["rounds=3", *([f"run.data_dir={given}"] if given else [])]
 
 
 def test_nothing_of_a_checked_job_can_be_changed():
