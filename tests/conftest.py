@@ -1,6 +1,8 @@
 """Fixtures for all tests. This folder and ``support`` are on the path: tests import ``reference``, ``games``,
 ``launch``."""
 
+import signal
+
 import hypothesis
 import pytest
 
@@ -28,6 +30,16 @@ LONGEST = (
     "test_disk.py",
     "test_own_data.py",
 )
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before():
+    """A command that ends ignores signals, which the shells of later tests would inherit and could not trap."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -66,7 +66,7 @@ class Sampler:
     ):
         self.problem, self.seed, self.batch_size, self.noise = problem, seed, batch_size, noise
         self.clients = np.asarray(clients, dtype=np.int64)
-        self.dtype, self.device = dtype, device
+        self.dtype, self.device = dtype, torch.device(device)
         self.width = noise_width
         parts = [self._rows(int(client)) for client in clients]
         self.sizes = np.array([len(part[0]) if part else 0 for part in parts], dtype=np.int64)
