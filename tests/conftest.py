@@ -34,7 +34,7 @@ LONGEST = (
 
 @pytest.fixture(autouse=True)
 def signals_as_before():
-    """A command that ends ignores signals, which the shells of later tests would inherit and could not trap."""
+    """A command that ends ignores signals; shells of later tests would inherit that, and trap none."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     yield
     for number, handler in before.items():

@@ -219,9 +219,8 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     rows = []
-    print(
-        f"{'workload':<20} {'group':<5} {'stepped':>7} {'package ms':>11} {'bare ms':>9} {'ratio':>7}  quartiles"
-    )
+    heads = f"{'group':<5} {'stepped':>7} {'package ms':>11} {'bare ms':>9} {'ratio':>7}"
+    print(f"{'workload':<20} {heads}  quartiles")
     for name in options.workloads:
         for row in measure(WORKLOADS[name], options.seconds):
             low, high = row["ratio_quartiles"]
