@@ -1,13 +1,15 @@
 """Averages of messages over the cohort: two reductions with one interface.
 
-``fused``: the rank's rows are summed, then one sum over the ranks in place in one persistent buffer. With one
-client a rank the client's row *is* that buffer, so nothing is packed. Bits depend on the number of ranks and
-on the transport.
+A rank adds a message to its partial sums as a binary counter carries, along a fixed binary tree over the
+clients' numbers (:mod:`mpifed.parallel.tree`). So it keeps some log2 of them and no row for each client, and
+they do not depend on the size of groups, which a clock chooses.
 
-``exact``: the sum runs along a fixed binary tree over the clients' numbers (:mod:`mpifed.parallel.tree`),
-whatever rank holds them. A rank adds a message to its partial sums as a binary counter carries, so it keeps
-some log2 of them and no row for each client, and these meet those of the other ranks
-(:mod:`mpifed.parallel.exchange`). The same bits for every number of ranks, every placement and every group.
+``fused``: the rank's partial sums are added, then one sum over the ranks in place in one persistent buffer.
+With one client a rank the client's row *is* that buffer, so nothing is packed. Bits depend on the number of
+ranks and on the transport.
+
+``exact``: the partial sums of all ranks meet and are added along the tree (:mod:`mpifed.parallel.exchange`).
+The same bits for every number of ranks and every placement.
 
 Both carry a control value next to the message, so that decisions of single ranks (time is up) reach all
 without another collective.
@@ -20,6 +22,7 @@ import torch
 
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
+from mpifed.parallel.tree import depth
 
 __all__ = ["FusedReduction", "ExactReduction", "REDUCTIONS"]
 
@@ -44,6 +47,20 @@ class _Reduction:
     rows: torch.Tensor
     mean: torch.Tensor
 
+    def _make(self, sums: list[torch.Tensor], capacity: int, hosted: int) -> None:
+        """Buffers for the messages of a group, and ``sums`` for what they add up to, ``[size]`` each.
+
+        Args:
+            hosted: clients on this rank. A lone client's row is the sum.
+        """
+        first, on_cpu = sums[0], sums[0].device.type == "cpu"
+        self._lone = hosted == capacity == 1
+        self.rows = first.view(1, -1) if self._lone else first.new_zeros(max(capacity, 1), len(first))
+        self._sums = [one.numpy() for one in sums] if on_cpu else sums
+        self._rows = self.rows.numpy() if on_cpu else self.rows
+        self._between = self._rows[:0]
+        self._plus = np.add if on_cpu else torch.add
+
     def begin(self, cohort: Cohort) -> None:
         """Begin a sum over ``cohort``."""
         self._cohort = cohort
@@ -55,72 +72,19 @@ class _Reduction:
             rows = self.rows[: members.stop - members.start]
             rows *= torch.as_tensor(weights[members], dtype=rows.dtype, device=rows.device)[:, None]
 
-
-class FusedReduction(_Reduction):
-    """One sum over the ranks, in place in a persistent buffer."""
-
-    def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
-        self._channel = transport.sums(size, dtype)
-        self.mean = self._channel.tensor[:size]
-        self._lone = placement.counts[transport.comm.rank] == capacity == 1
-        self.rows = self.mean.view(1, -1) if self._lone else self.mean.new_zeros(max(capacity, 1), size)
-
     def add(self, members: slice) -> None:
         """Add the messages of ``cohort.local[members]``, in the first rows of ``rows``, which may change."""
         self._weigh(members)
-        rows = self.rows[: members.stop - members.start]
-        if members.start and len(rows) == 1:
-            self.mean += rows[0]
-        elif members.start:
-            self.mean += rows.sum(0)
-        elif not self._lone:
-            torch.sum(rows, 0, out=self.mean)
-
-    def finish(self, control: float = 0.0) -> float:
-        """Average over the cohort. Collective.
-
-        Args:
-            control: a value of this rank.
-
-        Returns:
-            The sum of the ranks' control values, the same on all of them.
-        """
-        if not len(self._cohort.local):
-            self.mean.zero_()
-        controls = self._channel.sum_(control)
-        self.mean /= self._cohort.total
-        return controls
-
-
-class ExactReduction(_Reduction):
-    """A sum along the tree over the clients' numbers: the same bits on every layout."""
-
-    def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
-        on_cpu, self._result = transport.device.type == "cpu", torch.zeros(size, dtype=dtype)
-        self.mean, self._rank = self._result.to(transport.device), transport.comm.rank
-        self._exchange = transport.exchange(placement, size, dtype)
-        self._host = torch.from_numpy(self._exchange.slots)
-        sums = self._host.to(transport.device)
-        self._lone = placement.counts[self._rank] == capacity == 1
-        self.rows = sums if self._lone else sums.new_zeros(max(capacity, 1), size)
-        self._sums = sums.numpy() if on_cpu else sums
-        self._rows = self.rows.numpy() if on_cpu else self.rows
-        self._between = self._rows[:0]
-        self._plus = np.add if on_cpu else torch.add
-
-    def add(self, members: slice) -> None:
-        """As :meth:`FusedReduction.add`."""
-        self._weigh(members)
         if self._lone:
             return
-        count, size = members.stop - members.start, len(self._result)
+        count, size = members.stop - members.start, len(self._sums[0])
         levels, pushed = self._cohort.tree.steps(members)
-        step = max(2**13, BLOCK // self._result.itemsize // count)
+        step = max(2**13, BLOCK // self.mean.itemsize // count)
         between = self._room(sum(one for one in levels if type(one) is int), min(step, size))
         for start in range(0, size, step):
             columns = slice(start, min(start + step, size))
             rows = self._levelled(levels, self._rows[:count, columns], between[:, : columns.stop - start])
-            self._carry(pushed, rows, self._sums[:, columns])
+            self._carry(pushed, rows, [one[columns] for one in self._sums])
 
     def _room(self, count: int, width: int):
         """Rows for the sums of pairs, ``[count, width]``; kept, since new pages cost as much as the sums."""
@@ -152,14 +116,55 @@ class ExactReduction(_Reduction):
             if joined:
                 self._plus(sums[held - joined], value, out=sums[held - joined])
             else:
-                sums[held] = value
+                sums[held][...] = value
+
+
+class FusedReduction(_Reduction):
+    """One sum over the ranks, in place in a persistent buffer."""
+
+    def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
+        self._channel, self._rank = transport.sums(size, dtype), transport.comm.rank
+        self.mean = self._channel.tensor[:size]
+        first, last = placement.edges[self._rank :][:2].tolist()
+        others = self.mean.new_zeros(max(1, depth(first, last)) - 1, size)
+        self._make([self.mean, *others], capacity, last - first)
+
+    def finish(self, control: float = 0.0) -> float:
+        """Average over the cohort. Collective.
+
+        Args:
+            control: a value of this rank.
+
+        Returns:
+            The sum of the ranks' control values, the same on all of them.
+        """
+        partials = self._cohort.tree.sums.partials[self._rank]
+        if not partials:
+            self.mean.zero_()
+        for other in self._sums[1:partials]:
+            self._plus(self._sums[0], other, out=self._sums[0])
+        controls = self._channel.sum_(control)
+        self.mean /= self._cohort.total
+        return controls
+
+
+class ExactReduction(_Reduction):
+    """A sum along the tree over the clients' numbers: the same bits on every layout."""
+
+    def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
+        self._result = torch.zeros(size, dtype=dtype)
+        self.mean, self._rank = self._result.to(transport.device), transport.comm.rank
+        self._exchange = transport.exchange(placement, size, dtype)
+        self._host = torch.from_numpy(self._exchange.slots)
+        self._slots = self._host.to(transport.device)
+        self._make(list(self._slots), capacity, placement.counts[self._rank])
 
     def finish(self, control: float = 0.0) -> float:
         """As :meth:`FusedReduction.finish`."""
         sums = self._cohort.tree.sums
         if self.mean is not self._result:
             own = slice(0, sums.partials[self._rank])
-            self._host[own].copy_(torch.as_tensor(self._sums[own]))
+            self._host[own].copy_(self._slots[own])
         controls = self._exchange.finish(sums, self._cohort.total, self._result.numpy(), control)
         if self.mean is not self._result:
             self.mean.copy_(self._result)

@@ -80,7 +80,8 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
     messages = [size(phase.message) for phase in (*method.phases, *method.start)]
     group = capacity(1 if config.run.group == "auto" else config.run.group, members)
     lone = group == clients == 1  # whose row is the partial sum of `exact`, the average of `fused`
-    sums = depth(0, clients) if config.run.reduction == "exact" else 0
+    # The average of `fused` is one of its partial sums.
+    sums = depth(0, clients) - (config.run.reduction == "fused")
     rows = sums + (0 if lone else group)
     steps = max(1, local_steps(method))
     noise = width * BYTES_A_DRAW if config.oracle.noise else 0

@@ -2,11 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
 from games import Game, configuration
 
 from mpifed.algorithms import LocalSGDA
 from mpifed.parallel.comm import SerialComm, share
+from mpifed.parallel.placement import Cohort, Placement
+from mpifed.parallel.reduction import FusedReduction
+from mpifed.parallel.transport import Host
 from mpifed.problems import Saddle
 from mpifed.simulation import grouping
 from mpifed.simulation.simulation import Simulation
@@ -54,3 +59,29 @@ def test_the_loop_and_its_reason_do_not_depend_on_the_ranks(comm):
         configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Game(clients=5), "unused"), SerialComm()
     )
     assert set(choices(comm, Game(clients=5))) == {alone.rounds.choice}
+
+
+@pytest.mark.parametrize("members", [range(23), [0, 1, 2, 5, 8, 9, 10, 11, 14, 21, 22]], ids=["all", "some"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_fused_sum_does_not_depend_on_the_size_of_groups(comm, members, weighted):
+    """A clock may choose the size: the same job would end in other bits when run again."""
+    placement = Placement(23, comm.size)
+    values = torch.randn(23, 1000, generator=torch.Generator().manual_seed(1))
+    weights = np.linspace(0.1, 2, 23) if weighted else None
+    cohort, means = Cohort(np.array(members), placement, comm.rank, weights), []
+    mine = placement.of(comm.rank)[cohort.local]
+    for group in (1, 2, 3, 7, 23):
+        reduction = FusedReduction(Host(comm, torch.device("cpu")), group, placement, 1000, torch.float32)
+        reduction.begin(cohort)
+        for start in range(0, len(mine), group):
+            part = mine[start : start + group]
+            reduction.rows[: len(part)] = values[part]
+            reduction.add(slice(start, start + len(part)))
+        reduction.finish()
+        means.append(reduction.mean.clone())
+    expected = np.average(
+        values.double()[list(members)], 0, None if weights is None else weights[list(members)]
+    )
+    np.testing.assert_allclose(means[0].numpy(), expected, rtol=0, atol=1e-6)  # some ulps of numbers near 1
+    for mean in means[1:]:
+        assert torch.equal(mean, means[0])
