@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from launch import finish, launch, start
 from processes import all_ranks, wait_until
-from small_job import LIMIT, STEP, command, final, saved
+from small_job import ALLREDUCE, LIMIT, STEP, command, final, saved
 
 ULFM = ("--with-ft", "ulfm")
 SHRINK = ["run.on_rank_failure=shrink"]
@@ -23,7 +23,7 @@ COMM = "mpifed.running.recovery:SurvivingComm"
     "faults, ranks, ranks_left",
     [
         ([f"1 kill {STEP} 1"], 3, 2),  # before the first checkpoint: from the beginning
-        ([f"2 kill {COMM}.alltoallv 17", f"3 kill {COMM}.alltoallv 20"], 4, 2),  # two, one after the other
+        ([f"2 kill {ALLREDUCE} 17", f"3 kill {ALLREDUCE} 20"], 4, 2),  # two, one after the other
         ([f"2 kill {COMM}.send 2"], 3, 2),  # client rows on their way into a checkpoint
         ([f"1 kill {COMM}.all_done 1"], 3, 2),  # when all is done
     ],

@@ -1,5 +1,4 @@
-"""A small job that has everything a fault can hit: an Alltoallv, an Allgatherv and a Bcast a round, and
-client rows."""
+"""A small job that has all that a fault can hit: an Allgatherv a phase, a Bcast a round, and client rows."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ LIMIT = 240
 ROUNDS = 20
 #: Functions to put faults into.
 STEP = "mpifed.simulation.executor:Executor.groups"
-ALLREDUCE = "mpifed.parallel.comm:MpiComm.alltoallv"  # the first half of the exact Allreduce
+ALLREDUCE = "mpifed.parallel.exchange:MessageExchange.finish"  # once a phase, before anything travels
 JOB = f"""
 rounds = {ROUNDS}
 [algorithm]
