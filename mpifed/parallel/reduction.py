@@ -17,6 +17,9 @@ without another collective.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -56,10 +59,10 @@ class _Reduction:
         first, on_cpu = sums[0], sums[0].device.type == "cpu"
         self._lone = hosted == capacity == 1
         self.rows = first.view(1, -1) if self._lone else first.new_zeros(max(capacity, 1), len(first))
-        self._sums = [one.numpy() for one in sums] if on_cpu else sums
-        self._rows = self.rows.numpy() if on_cpu else self.rows
+        self._sums: list[Any] = [one.numpy() for one in sums] if on_cpu else sums
+        self._rows: Any = self.rows.numpy() if on_cpu else self.rows
         self._between = self._rows[:0]
-        self._plus = np.add if on_cpu else torch.add
+        self._plus: Callable[..., Any] = np.add if on_cpu else torch.add
 
     def begin(self, cohort: Cohort) -> None:
         """Begin a sum over ``cohort``."""
