@@ -104,7 +104,8 @@ def test_clients_write_nothing_but_their_own_records(comm, out, name):
     keeping.simulation = Simulation(job(method(name), problem(other), out), comm, observers=[keeping])
     keeping.simulation.start()
     keeping.simulation.step()
-    assert keeping.same and all(keeping.same)
+    assert all(keeping.same)
+    assert bool(keeping.same) == bool(len(keeping.simulation.rounds.mine))  # a rank may host nobody
 
 
 @pytest.mark.parametrize("names", MISFITS, ids="-".join)
