@@ -32,10 +32,12 @@ def depth(first: int, last: int) -> int:
     after another.
     """
     most = 0
-    for end in range(first + 1, last + 1):
-        level = (first ^ end).bit_length() - 1
-        middle = end >> level << level
-        most = max(most, (middle - first).bit_count() + (end - middle).bit_count())
+    for level in range((first ^ last).bit_length()):
+        middle = (first >> level | 1) << level  # at an end beyond it, the sums split there
+        if first >> level & 1 or middle > last:
+            continue
+        beyond = min(last - middle, 2**level - 1)  # of all ends up to it, 2^j - 1 clients make the most sums
+        most = max(most, (middle - first).bit_count() + (beyond + 1).bit_length() - 1)
     return most
 
 

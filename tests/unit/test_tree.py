@@ -105,6 +105,12 @@ def test_a_rank_keeps_few_sums(first, last):
         assert held == tree.sums.partials[1]
 
 
+def test_a_rank_of_any_number_of_clients():
+    """Counted at once: a job of a mistyped number of clients is to be refused, and not to be waited for."""
+    assert depth(0, 2**62 - 1) == 62 and depth(1, 2**62) == 2 * 61
+    assert depth(10**17, 10**18) < 2 * 60
+
+
 def test_aligned_blocks_leave_one_sum_a_rank():
     assert Cohort(np.arange(64), Placement(64, 4), 2).tree.sums.partials == (1, 1, 1, 1)
     assert Cohort(np.arange(1000), Placement(1000, 2), 0).tree.sums.partials == (6, 3)
