@@ -40,9 +40,7 @@ class StudentT:
     scale: float = Field(default=1.0, gt=0, description="multiplies the standard law")
 
     def __call__(self, stream: Stream, size: int) -> np.ndarray:
-        from scipy.special import (
-            stdtrit,  # here, because it takes a third of a second
-        )
+        from scipy.special import stdtrit  # here: it takes a third of a second
 
         return self.scale * stdtrit(self.nu, stream.uniform(size))
 

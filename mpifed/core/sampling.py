@@ -211,9 +211,8 @@ class Sampler:
         )
         if self._own:
             return list(zip(*(array.unbind(1) for array in drawn))) if several else [tuple(drawn)]
-        chosen = (
-            drawn[0].transpose(0, 1) if several else drawn[0].unsqueeze(0)
-        )  # a sample's rows side by side
+        # A sample's rows side by side.
+        chosen = drawn[0].transpose(0, 1) if several else drawn[0].unsqueeze(0)
         flat = chosen.reshape(-1)
         columns = [
             column.index_select(0, flat).view(*chosen.shape, *column.shape[1:]).unbind()

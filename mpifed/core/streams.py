@@ -115,7 +115,7 @@ class Stream:
 
     def normal(self, *shape: int) -> np.ndarray:
         """Standard normal by inversion (one uniform each), float64 ``[C, count, *shape]``."""
-        from scipy.special import ndtri  # here, because it takes a third of a second
+        from scipy.special import ndtri  # here: it takes a third of a second
 
         return ndtri(self.uniform(*shape))
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from mpifed.core.streams import Stream
-from mpifed.parallel.tree import Tree
+from mpifed.parallel.tree import Tree, depth
 
 __all__ = ["Placement", "Cohort"]
 
@@ -59,6 +59,12 @@ class Placement:
     def of(self, rank: int) -> np.ndarray:
         """The numbers of the clients on ``rank``, ascending."""
         return np.arange(self.edges[rank], self.edges[rank + 1])
+
+    def most_sums(self, first: int, last: int) -> int:
+        """The most partial sums that the ranks ``first .. last - 1`` hold of their clients at a time, at
+        least one (:mod:`mpifed.parallel.tree`).
+        """
+        return max(1, depth(int(self.edges[first]), int(self.edges[last])))
 
     @property
     def counts(self) -> list[int]:
@@ -110,7 +116,7 @@ class Cohort:
 
     @cached_property
     def tree(self) -> Tree:
-        """How ``exact`` sums over the members."""
+        """How the members' messages are added up."""
         return Tree(self.members, self.counts, self._rank)
 
     @staticmethod

@@ -25,7 +25,6 @@ import torch
 
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
-from mpifed.parallel.tree import depth
 
 __all__ = ["FusedReduction", "ExactReduction", "REDUCTIONS"]
 
@@ -128,9 +127,8 @@ class FusedReduction(_Reduction):
     def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
         self._channel, self._rank = transport.sums(size, dtype), transport.comm.rank
         self.mean = self._channel.tensor[:size]
-        first, last = placement.edges[self._rank :][:2].tolist()
-        others = self.mean.new_zeros(max(1, depth(first, last)) - 1, size)
-        self._make([self.mean, *others], capacity, last - first)
+        others = self.mean.new_zeros(placement.most_sums(self._rank, self._rank + 1) - 1, size)
+        self._make([self.mean, *others], capacity, placement.counts[self._rank])
 
     def finish(self, control: float = 0.0) -> float:
         """Average over the cohort. Collective.
@@ -141,11 +139,11 @@ class FusedReduction(_Reduction):
         Returns:
             The sum of the ranks' control values, the same on all of them.
         """
-        partials = self._cohort.tree.sums.partials[self._rank]
-        if not partials:
+        if not len(self._cohort.local):
             self.mean.zero_()
-        for other in self._sums[1:partials]:
-            self._plus(self._sums[0], other, out=self._sums[0])
+        elif not self._lone:  # whose row is the sum: no tree is made for it
+            for other in self._sums[1 : self._cohort.tree.sums.partials[self._rank]]:
+                self._plus(self._sums[0], other, out=self._sums[0])
         controls = self._channel.sum_(control)
         self.mean /= self._cohort.total
         return controls

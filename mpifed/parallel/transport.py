@@ -43,7 +43,7 @@ from mpifed.parallel.exchange import Exchange, MessageExchange, SharedExchange, 
 from mpifed.parallel.nodes import Nodes
 from mpifed.parallel.placement import Placement
 from mpifed.parallel.segments import share_memory
-from mpifed.parallel.tree import Sums, depth
+from mpifed.parallel.tree import Sums
 
 __all__ = ["Transport", "Alone", "Host", "CudaMpi", "Nccl", "Shm"]
 
@@ -81,8 +81,8 @@ class Transport:
 
     def exchange(self, placement: Placement, size: int, dtype: torch.dtype) -> Exchange:
         """What adds up the partial sums ``[size]`` of ranks with these clients. Collective."""
-        slots = depth(*placement.edges[self.comm.rank :][:2].tolist())
-        rows = torch.zeros(max(slots, 1), padded(size), dtype=dtype).numpy()  # torch aligns it
+        slots = placement.most_sums(self.comm.rank, self.comm.rank + 1)
+        rows = torch.zeros(slots, padded(size), dtype=dtype).numpy()  # torch aligns it
         return MessageExchange(self.comm, rows, size, self.count)
 
     def count(self, start: float, wire_bytes: int) -> None:
@@ -150,11 +150,10 @@ class Shm(Host):
         return SharedChannel(self, shared, Sums.of_ranks(self._nodes.firsts))
 
     def exchange(self, placement, size, dtype):
-        edges, firsts = placement.edges.tolist(), self._nodes.firsts
-        first = firsts.index(self.comm.node)
-        here = edges[firsts[first]], edges[firsts[first + 1]]
-        slots = max(1, depth(*edges[self.comm.rank : self.comm.rank + 2]))
-        shared = self._shared(size, dtype, slots, max(1, depth(*here)))
+        rank, firsts = self.comm.rank, self._nodes.firsts
+        here = firsts.index(self.comm.node)
+        slots, of_node = placement.most_sums(rank, rank + 1), placement.most_sums(*firsts[here : here + 2])
+        shared = self._shared(size, dtype, slots, of_node)
         return super().exchange(placement, size, dtype) if shared is None else shared
 
     def _shared(self, size: int, dtype: torch.dtype, slots: int, of_node: int) -> SharedExchange | None:

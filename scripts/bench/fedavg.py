@@ -16,13 +16,13 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import floor
 import torch
 import torch.nn.functional as F
 
@@ -194,20 +194,10 @@ def measure(workload: Workload, seconds: float) -> list[dict]:
         order.reverse()
     bare = times.pop("bare")[1:]  # the first block warms caches
     return [
-        {"group": group, "stepped": made[group].rounds.choice.group} | _summary(own[1:], bare)
+        {"group": group, "stepped": made[group].rounds.choice.group}
+        | floor.summary(own[1:], bare, ("package", "bare"))
         for group, own in times.items()
     ]
-
-
-def _summary(own: list[float], bare: list[float]) -> dict:
-    low, middle, high = statistics.quantiles([a / b for a, b in zip(own, bare)], n=4)
-    return {
-        "package_ms": 1e3 * statistics.median(own),
-        "bare_ms": 1e3 * statistics.median(bare),
-        "ratio": middle,
-        "ratio_quartiles": [low, high],
-        "blocks": len(own),
-    }
 
 
 def main() -> None:

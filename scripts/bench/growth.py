@@ -15,9 +15,9 @@ import json
 import sys
 from pathlib import Path
 
+import scale_check
 from launching import launch, tell
 
-JOB = Path(__file__).resolve().parents[2] / "jobs" / "saddle.toml"
 #: Clients, dimension of x and of y, local steps.
 BASE = {"clients": 64, "d": 1000, "q": 10}
 GROWING = {
@@ -26,25 +26,17 @@ GROWING = {
     "q": (1, 3, 10, 30, 100),
 }
 RANKS = (1, 2, 4, 8, 16)
-#: Ranks on which the model's parameters are measured.
-MEASURED = 2
 LARGEST = 4096
 WORDS = {"clients": "clients", "d": "dimension of x and of y", "q": "local steps"}
 
 
 def configure(clients: int, d: int, q: int):
-    """The saddle job of this size; uncentred, because denormal numbers near 0 are slow."""
-    from mpifed.config.job import Config
-
-    sizes = [f"problem.clients={clients}", f"problem.d={d}", f"algorithm.q={q}"]
-    fixed = ["problem.centred=false", "run.dtype=float32", "run.threads=1", "run.device=cpu"]
-    return Config.load(JOB, sizes + fixed)
+    """The job of this size."""
+    return scale_check.configure(d, clients, f"algorithm.q={q}")
 
 
 def work(options) -> None:
     """What a job of its own does on its ranks."""
-    import scale_check
-
     from mpifed.parallel.world import world
     from mpifed.scaling import measurement
 
@@ -116,7 +108,7 @@ def main() -> None:
         for row in launch(ranks, __file__, [*sys.argv[1:], "--worker", name]):
             rows.append(row)
             print(f"{row['growing']:>8} {row['value']:>9,} {row['ms']:>11.4g}", flush=True)
-    (parameters,) = launch(MEASURED, __file__, [*sys.argv[1:], "--worker", "model"])
+    (parameters,) = launch(scale_check.MEASURED, __file__, [*sys.argv[1:], "--worker", "model"])
     model = predicted(parameters)
     for row in model:
         print(f"{'model':>8} {row['value']:>9,} {row['ms']:>11.4g}")

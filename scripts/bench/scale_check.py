@@ -39,7 +39,7 @@ HEADINGS = (
 )
 
 
-def configure(d: int, clients: int):
+def configure(d: int, clients: int, *changes: str):
     """The saddle job in dimension ``d``; uncentred, because denormal numbers near 0 are slow."""
     from mpifed.config.job import Config
 
@@ -52,6 +52,7 @@ def configure(d: int, clients: int):
             "run.dtype=float32",
             "run.threads=1",
             "run.device=cpu",
+            *changes,
         ],
     )
 
