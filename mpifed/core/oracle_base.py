@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mpifed.core.errors import ContractError
+from mpifed.core.mapping import mapped
 from mpifed.core.problem import Problem
 from mpifed.core.records import Blocks
 from mpifed.core.sampling import Sample, Sampler
@@ -151,7 +152,7 @@ class Oracle:
     def _map(self, function, *arguments):
         """``function`` of parameters, vectors and batches of every client: results with the client axis."""
         if self.batched:
-            return torch.func.vmap(function)(*arguments)
+            return mapped(function)(*arguments)
         result = function(*tree_map(lambda tensor: tensor[0], arguments))
         return tree_map(lambda tensor: tensor.unsqueeze(0), result)
 
