@@ -1,8 +1,8 @@
 """A problem's functions mapped over the client axis.
 
-``vmap`` splits ``F.linear`` so that every weight's gradient comes out transposed, and is copied when gradients
-are joined: a third of the time of a gradient of an MLP 784-128-10, an eighth with two layers of 200. Written
-with the weight on the left, products and gradients lie as they are needed.
+``vmap`` splits ``F.linear`` so that every weight's gradient comes out transposed, and is copied where
+gradients are joined: a third of the time of an MLP 784-128-10, an eighth with two layers of 200. With the
+weight on the left of its product, all lie as they are needed.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ class Oracle:
         self._together, self._apart = 0, None
 
     @property
-    def calls(self) -> np.ndarray:
-        """Evaluations by each client since :meth:`at`, ``[C]``."""
-        return np.full(self._count, self._together) + (0 if self._apart is None else self._apart)
+    def calls(self) -> np.ndarray | int:
+        """Evaluations by each client since :meth:`at`, ``[C]``; one number where all have made as many."""
+        return self._together if self._apart is None else self._together + self._apart
 
     def sample(
         self, *, size: int | None = None, of: str = "", number: int | None = None, round: int | None = None
