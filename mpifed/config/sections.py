@@ -114,10 +114,10 @@ class Run(_Section):
         description="clients of a rank stepped at a time; two or more go together, which gives other last "
         "digits than 1; auto: by the job, then timed",
     )
-    reduction: Literal["fused", "exact"] = Field(
-        "fused",
-        description="one Allreduce, or the same bits on every layout, for one dtype, group = 1 or "
-        "above, number of threads, kind of device and machine",
+    reduction: Literal["exact", "fused"] | None = Field(
+        None,
+        description="the same bits on every layout, for one dtype, group = 1 or above, number of threads, "
+        "kind of device and machine, or one Allreduce; when left out exact on CPUs, fused on GPUs",
     )
     placement: Literal["even", "balanced"] = Field(
         "even",

@@ -23,6 +23,7 @@ from mpifed.running.result import Result
 from mpifed.running.resume import Stored, choose, find_saved, find_settings, go_on
 from mpifed.running.runner import Runner
 from mpifed.running.signals import stopped_by
+from mpifed.simulation.preparation import settled
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.folder import Folder
 from mpifed.storage.recorder import versions
@@ -58,7 +59,7 @@ def run(
         KeyboardInterrupt: the same for Ctrl-C; its ``result``, too, is what would have been returned.
     """
     comm = world(comm)
-    config = _settings(comm, lambda: _read(job, overrides))
+    config = settled(_settings(comm, lambda: _read(job, overrides)), comm)
     folder = Folder(config.run.out)
     return _carry_out(config, comm, folder, lambda: choose(folder, config, resume))
 
@@ -76,7 +77,7 @@ def resume(folder: str | Path, overrides: Sequence[str] = (), comm: SerialComm |
     """
     comm, folder = world(comm), Folder(folder)
     stored = find_settings(comm, folder)
-    config = _settings(comm, lambda: _changed(stored, folder.path, overrides))
+    config = settled(_settings(comm, lambda: _changed(stored, folder.path, overrides)), comm)
     return _carry_out(config, comm, folder, lambda: go_on(folder, config))
 
 

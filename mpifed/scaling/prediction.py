@@ -187,7 +187,7 @@ def work_of(measured: dict, config: Config | None, client_seconds: float | None)
         f"{' + '.join(f'{n:,}' for n, _ in phases)}, Bcast {' + '.join(f'{n:,}' for _, n in phases)} (from "
         "the job)",
     ]
-    if config.run.reduction == "exact":
+    if config.run.reduction != "fused":
         lines.append(
             "reduction = exact moves the partial sums of each rank (one where its block of clients is a "
             "complete subtree), the model one: these are the times of fused"

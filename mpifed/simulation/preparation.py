@@ -14,12 +14,13 @@ from mpifed.core.problem import Problem, as_family
 from mpifed.core.problem_checks import check_problem
 from mpifed.core.problem_finite import expect_finite
 from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.parallel.devices import choose_device
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.client_costs import client_costs
 from mpifed.simulation.memory import expect_room
 from mpifed.simulation.provenance import agree_on_data
 
-__all__ = ["default_dtype", "place", "prepare"]
+__all__ = ["default_dtype", "place", "prepare", "settled"]
 
 
 @contextlib.contextmanager
@@ -31,6 +32,19 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+def settled(config: Config, comm: SerialComm) -> Config:
+    """``config`` with the reduction that suits the ranks' devices, where it leaves that open. Collective.
+
+    Raises:
+        CollectiveError: on all ranks: the devices are not there.
+    """
+    if config.run.reduction is not None:
+        return config
+    on_cpu = choose_device(comm, config.run.device, config.run.gpus).type == "cpu"
+    run = config.run.model_copy(update={"reduction": "exact" if on_cpu else "fused"})
+    return config.model_copy(update={"run": run})
 
 
 def prepare(config: Config, comm: SerialComm, dtype: torch.dtype, device: torch.device) -> Problem:

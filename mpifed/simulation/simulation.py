@@ -26,7 +26,7 @@ from mpifed.simulation.evaluation import Evaluator
 from mpifed.simulation.executor import Observer
 from mpifed.simulation.finite import NonFiniteError
 from mpifed.simulation.grouping import Group
-from mpifed.simulation.preparation import default_dtype, place, prepare
+from mpifed.simulation.preparation import default_dtype, place, prepare, settled
 from mpifed.simulation.rounds import Rounds
 
 __all__ = ["NonFiniteError", "Observer", "Simulation"]
@@ -57,7 +57,8 @@ class Simulation:
         observers: Sequence[Observer] = (),
         group: Group | None = None,
     ):
-        self.config, self.comm, self.round = config, comm, 0
+        self.config = config = settled(config, comm)
+        self.comm, self.round = comm, 0
         self.dtype = getattr(torch, config.run.dtype)
         self.device = choose_device(comm, config.run.device, config.run.gpus)
         self.problem = prepare(config, comm, self.dtype, self.device)

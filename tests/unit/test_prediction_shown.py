@@ -97,9 +97,11 @@ def test_curves_are_the_predictions(figure, bcast):
 
 def test_what_the_model_leaves_out_is_said_of_exact_reductions():
     here = {"machine": {"cores_per_node": 4}, "gamma": 1e-11}
-    plain = Config.from_table(JOB)
-    exact = Config.from_table(JOB | {"run": {"reduction": "exact"}})
-    (work, said), (same, more) = (work_of(here, config, 0.5) for config in (plain, exact))
+    fused, exact, default = (
+        Config.from_table(JOB | {"run": run}) for run in ({"reduction": "fused"}, {"reduction": "exact"}, {})
+    )
+    (work, said), (same, more) = (work_of(here, config, 0.5) for config in (fused, exact))
+    assert work_of(here, default, 0.5) == (same, more)
     assert work == same and more[:-1] == said and "moves the partial sums of each rank" in more[-1]
     assert said[0] == "computing: 500 ms a client and round, - a rank (given)"
     assert said[1].endswith("3 clients a round; bytes: Allreduce 116, Bcast 0 (from the job)")

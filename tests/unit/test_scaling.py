@@ -190,7 +190,8 @@ class Recording(SerialComm):
 @pytest.mark.parametrize("name", JOBS)
 def test_bytes_of_a_job_are_those_that_a_round_moves(name):
     config, comm = JOBS[name], Recording()
-    simulation = Simulation(config, comm)
+    run = config.run.model_copy(update={"reduction": "fused"})
+    simulation = Simulation(config.model_copy(update={"run": run}), comm)
     simulation.start()
     comm.sums.clear(), comm.casts.clear()
     simulation.step()
