@@ -1,0 +1,40 @@
+"""The reduction that a job leaves open: by the device, and stored as what it has become."""
+
+import pytest
+import torch
+from games import configuration
+
+from mpifed import resume, run
+from mpifed.algorithms import LocalSGDA
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import Saddle
+from mpifed.simulation import preparation
+from mpifed.storage.results import load
+
+METHOD, PROBLEM = LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Saddle(clients=3)
+
+
+@pytest.mark.parametrize("device, made", [("cpu", "exact"), ("cuda", "fused")])
+@pytest.mark.parametrize("asked", [None, "exact", "fused"])
+def test_the_device_decides_what_is_left_open(monkeypatch, device, made, asked):
+    monkeypatch.setattr(preparation, "choose_device", lambda *_: torch.device(device))
+    config = configuration(METHOD, PROBLEM, "runs/none", reduction=asked)
+    settled = preparation.settled(config, SerialComm())
+    assert settled.run.reduction == (asked or made) and settled.table()["run"]["reduction"] == (asked or made)
+    assert preparation.settled(settled, SerialComm()) == settled
+
+
+def test_a_run_stores_it_and_goes_on_with_it(tmp_path, monkeypatch):
+    short = configuration(METHOD, PROBLEM, tmp_path / "run", rounds=4, checkpoint_every=2, overwrite=False)
+    whole = run(configuration(METHOD, PROBLEM, tmp_path / "whole", rounds=8, reduction="exact"))
+    run(short)
+    assert load(tmp_path / "run").config["run"]["reduction"] == "exact"
+    assert torch.equal(resume(tmp_path / "run", ["rounds=8"]).point["x"], whole.point["x"])
+    with pytest.raises(CollectiveError, match="run.reduction"):
+        run(configuration(METHOD, PROBLEM, tmp_path / "run", rounds=8, reduction="fused", overwrite=False))
+
+
+def test_a_device_that_is_not_there(tmp_path):
+    with pytest.raises(CollectiveError, match="asks for a GPU, but this process sees none"):
+        run(configuration(METHOD, PROBLEM, tmp_path / "run", device="cuda"))
+    assert not (tmp_path / "run").exists()
