@@ -97,7 +97,7 @@ def _status(folder: Path) -> Status:
         max((number for number in (saved, run and run.round) if number is not None), default=None),
         rounds if isinstance(rounds, int) else None,
         run and run.metric,
-        _age([results, *files] if run or files else [lock]),
+        _age([results, *files] if run or fault or files else [lock]),
         run.pace if goes_on else None,
         _left(run, _age([results, lock])) if goes_on else None,
     )

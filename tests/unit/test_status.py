@@ -151,6 +151,7 @@ def test_a_results_file_that_is_damaged(killed, tmp_path, spoil):
     folder = write(tmp_path / "a")
     spoil(folder / "run.h5")
     assert status(folder).state == "damaged" and status(folder).said.startswith("run.h5 cannot be read: ")
+    assert status(folder).age is not None
 
 
 @pytest.mark.parametrize("place, value", [
