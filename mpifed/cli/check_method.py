@@ -14,6 +14,7 @@ from mpifed.cli.check_runs import (
     ROUNDS,
     NotChecked,
     Report,
+    check_together,
     configuration,
     final_point,
     same,
@@ -40,22 +41,17 @@ def check_method_here(method: Algorithm, report: Report, file: str | None) -> No
     if problem is None:
         return
     serial = SerialComm()
-
-    def again(what: str, tolerance: float = 0.0, **changes) -> None:
-        one = final_point(method, problem, serial)
-        same(final_point(method, problem, serial, **changes), one, what, tolerance)
-
     cohort = {"participation": {"cohort": COHORT}} if method.partial_participation else {}
     report.check(
         "clients write nothing but their own records", lambda: _rounds(method, problem, _Keep(), **cohort)
     )
-    report.check(
-        "clients stepped together agree with one after another",
-        lambda: again("their outputs", 1e-12, group="all"),
-    )
+    check_together(method, problem, report, 1e-12)
     _cohorts(method, problem, report)
     report.check("float64 stays float64", lambda: _stays(method, problem, file))
-    report.check("a second run gives the same bits", lambda: again("the two outputs"))
+    report.check(
+        "a second run gives the same bits",
+        lambda: same(*(final_point(method, problem, serial) for _ in range(2)), "the two outputs"),
+    )
     report.check("a resumed run ends in the same bits", lambda: _resumes(method, problem))
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "ROWS",
     "NotChecked",
     "Report",
+    "check_together",
     "configuration",
     "final_point",
     "same",
@@ -40,6 +41,8 @@ __all__ = [
 ]
 
 ROUNDS = 4
+#: Sizes of groups in which clients go together.
+GROUPS = (2, 3, "all")
 #: Rows of a sample.
 ROWS = 2
 #: The method that a user's problem is tried with, by family, and its name.
@@ -147,6 +150,30 @@ def same(one: np.ndarray, other: np.ndarray, what: str, tolerance: float = 0.0) 
     difference = float(np.abs(one - other).max(initial=0.0))
     if not difference <= tolerance * max(1.0, float(np.abs(other).max(initial=0.0))):
         raise AssertionError(f"{what} differ by up to {difference:.3g}")
+
+
+def check_together(method: Algorithm, problem: Problem, report: Report, tolerance: float) -> None:
+    """What is promised of clients that go together: the outputs of one after another to a ``tolerance``,
+    since kernels add in other orders; in groups of any size the same bits, since a clock may choose it.
+    """
+    sentence = f"clients in groups of {GROUPS[0]}, {GROUPS[1]} and all have the same bits"
+
+    def final(group: int | str, dtype: str = "float64") -> np.ndarray:
+        return final_point(method, problem, SerialComm(), group=group, dtype=dtype)
+
+    def in_groups(dtype: str) -> None:
+        first = final(GROUPS[0], dtype)
+        for group in GROUPS[1:]:
+            same(final(group, dtype), first, f"outputs of groups of {group} and of {GROUPS[0]}")
+
+    if not report.check(
+        "clients stepped together agree with one after another",
+        lambda: same(final("all"), final(1), "outputs", tolerance),
+    ):
+        report.skip(sentence, "they do not agree with one after another")
+        return
+    for dtype in ("float64", "float32"):
+        report.check(f"{sentence}, {dtype}", lambda dtype=dtype: in_groups(dtype))
 
 
 class NotChecked(Exception):

@@ -24,6 +24,7 @@ from mpifed.cli.commands import bench, report, scale
 from mpifed.cli.entry import loading
 from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
+from mpifed.cli.status import status
 from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.world import world
@@ -56,6 +57,7 @@ def cli(context, whole):
     mpirun -n 4 mpifed run jobs/digits_auc.toml          four ranks, clients spread over them
     mpifed run JOB rounds=20 algorithm.q=5 run.out=runs/a   with changes
     mpifed resume runs/a                                 after a stop, on any number of ranks
+    mpifed status                                        how far the runs below this folder have come
     mpifed report runs                                   curves, tables and a page of all runs in a folder
     mpifed list; mpifed info AdaFGDA                     what there is, and what it takes
     mpirun -n 2 mpifed bench comm JOB; mpifed scale      a round of JOB on up to 4,096 ranks, predicted
@@ -255,7 +257,7 @@ def _carry_out(comm, job, report_in: str | None) -> None:
             raise click.UsageError(f"the run is done, but its report could not be written: {fault}") from None
 
 
-for _command in (bench, launch, report, scale):
+for _command in (bench, launch, report, scale, status):
     cli.add_command(_command)
 
 

@@ -27,7 +27,8 @@ saddle by hand (200,000)               1.08     1.08            1.41
 =====================================  =======  ======  ======  ======  ======
 
 *How many* go together changes no client's bits and is timed before the first round, with evaluations of the
-problem's functions; short jobs take what fits into the cache.
+problem's functions; short jobs take what fits into the cache. A run that continues times it anew, since its
+ranks may be others: a few clients at a time on many ranks may be too few on one.
 """
 
 from __future__ import annotations
@@ -83,26 +84,27 @@ class Choice(NamedTuple):
 def choose_group(
     config: Config, problem: Problem, sampler: Sampler, placement: Placement, comm: SerialComm, known
 ) -> Choice:
-    """As set, as a run that continues has chosen it (``known``, else ``None``), or as the job asks for.
-    Collective; the same on all ranks.
+    """As set, or as the job asks for. A run that continues stays with the loop or with clients together, as
+    it has chosen (``known``, else ``None``). Collective; the same on all ranks.
 
     Raises:
         ConfigError: on all ranks: full batches of different sizes are set to go together.
     """
-    asked = known if config.run.group == "auto" else config.run.group
+    auto = config.run.group == "auto"
+    asked = known if auto else config.run.group
     least, most = _sizes(sampler, comm)
     if asked not in (None, 1) and least < most:
         raise ConfigError(
             f"full batches of clients stepped together need clients of one size, got {least} to {most} rows: "
             "set oracle.batch_size, or run.group = 1"
         )
-    if asked is not None:
+    if asked == 1 or not auto:
         return Choice(asked)
-    if least < most or reason_for_loop(config, problem):
+    if known is None and (least < most or reason_for_loop(config, problem)):
         return Choice(1)
     oracle = ORACLES[problem.family](problem, sampler, batched=True)
     point = point_of(problem, sampler.dtype, sampler.device)
-    if fault := _fault(oracle, point, comm):
+    if known is None and (fault := _fault(oracle, point, comm)):
         return Choice(1, f"clients go one after another, their functions cannot be mapped over them: {fault}")
     members = min(max(placement.counts), config.participation.cohort or problem.clients)
     most = max(2, members)  # one alone goes beside its copy

@@ -11,6 +11,7 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from mpifed.core.errors import ConfigError
 from mpifed.parallel.slurm import slurm_job
@@ -18,7 +19,7 @@ from mpifed.storage.atomic import remove_leftovers, sync
 from mpifed.storage.format import RUN_FILE
 from mpifed.storage.ownership import LOCK_FILE, checkpoints, expect_own, is_own
 
-__all__ = ["Folder"]
+__all__ = ["Folder", "Holder", "holder"]
 
 #: Seconds to wait for another run to let the folder go: a requeued job may meet the last moments of its
 #: predecessor.
@@ -80,12 +81,12 @@ class Folder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._locked = True
         except BlockingIOError:
-            holder = self._told(self._lock) or "another process"
+            text = _told(self._lock) or "another process"
             self._drop()
             if patient:
                 return False
             raise ValueError(
-                f"run.out = {self.path} is in use by {holder}: wait for it, or choose another run.out"
+                f"run.out = {self.path} is in use by {text}: wait for it, or choose another run.out"
             ) from None
         except OSError as fault:
             self._locked = False
@@ -108,7 +109,7 @@ class Folder:
 
     def _sign(self) -> None:
         """Write into the lock who holds it."""
-        before, host = self._told(self._lock), socket.gethostname()
+        before, host = _told(self._lock), socket.gethostname()
         if before and f" on {host}," not in before:
             _warn(
                 f"{before} has never let go of {self.path}: see that it has ended, two runs must not share it"
@@ -117,12 +118,6 @@ class Folder:
         self._text = f"process {os.getpid()} on {host}{job}, since {datetime.now():%Y-%m-%d %H:%M:%S}"
         os.ftruncate(self._lock.fileno(), 0)
         os.pwrite(self._lock.fileno(), f"{self._text}\n".encode(), 0)
-
-    @staticmethod
-    def _told(lock) -> str:
-        """The first line of an open lock file."""
-        text = os.pread(lock.fileno(), SHOWN, 0).decode(errors="replace")
-        return text.partition("\n")[0].strip()
 
     def _holds(self) -> bool:
         """Whether the locked file is still the one that others find."""
@@ -150,7 +145,7 @@ class Folder:
             os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         )  # anew: another host may have written
         with open(os.open(self.path / LOCK_FILE, flags), "rb") as lock:
-            text = self._told(lock) if stat.S_ISREG(os.fstat(lock.fileno()).st_mode) else ""
+            text = _told(lock) if stat.S_ISREG(os.fstat(lock.fileno()).st_mode) else ""
         if text != self._text:
             raise OSError(f"it is in use by {text}" if text else "another run has used it meanwhile")
 
@@ -165,7 +160,7 @@ class Folder:
             return
         if self._holds():
             with contextlib.suppress(OSError):  # something else lies there, or nothing can be written
-                if self._told(self._lock) == self._text:
+                if _told(self._lock) == self._text:
                     os.ftruncate(self._lock.fileno(), 0)
                 if self._made and not self.results():
                     (self.path / LOCK_FILE).unlink()
@@ -184,6 +179,46 @@ class Folder:
     def checkpoints(self) -> list[Path]:
         """The checkpoints that lie here, the newest last."""
         return checkpoints(self.path)
+
+
+class Holder(NamedTuple):
+    """Who has signed the lock of a folder, "" for nobody, and whether it holds the lock still, ``None`` where
+    that cannot be told here.
+    """
+
+    text: str
+    holds: bool | None
+
+
+def holder(folder: Path) -> Holder:
+    """Who uses a folder. Writes nothing, and in the way of a run that begins for no longer than it waits.
+
+    A lock goes with its process. But some file systems keep those of other hosts to themselves: of a run
+    there that does not seem to hold it, nothing can be told.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        with open(os.open(folder / LOCK_FILE, flags), "rb", buffering=0) as lock:
+            text = _told(lock) if stat.S_ISREG(os.fstat(lock.fileno()).st_mode) else ""
+            return Holder(text, _held(lock, text) if text else False)  # one just being taken is not tested
+    except OSError:
+        return Holder("", False)
+
+
+def _held(lock, text: str) -> bool | None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not see each other
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    return False if f" on {socket.gethostname()}," in text else None
+
+
+def _told(lock) -> str:
+    """The first line of an open lock file."""
+    text = os.pread(lock.fileno(), SHOWN, 0).decode(errors="replace")
+    return text.partition("\n")[0].strip()
 
 
 def _warn(text: str) -> None:

@@ -14,9 +14,11 @@ import h5py
 import numpy as np
 
 from mpifed.storage.format import COSTS, RUN_FILE, End
-from mpifed.storage.schema import expect_settings
 
-__all__ = ["RunData", "Outcome", "find_runs", "load", "outcome", "sound", "expect"]
+__all__ = ["RunData", "Head", "Outcome", "find_runs", "load", "head", "outcome", "sound", "expect"]
+
+#: Rounds at the end of a history that tell how fast a run is.
+RECENT = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,20 @@ class RunData:
         return self.end is not None and self.end.kind == "diverged"
 
 
+class Head(NamedTuple):
+    """How far a run has come, by its file: ``config``, ``end`` as in :class:`RunData`; the last ``round``,
+    and the ``seconds`` that it has taken up to there; ``pace``, rounds a second of the last rounds, and
+    ``metric``, the name and the latest value of the problem's first, ``None`` where there is none.
+    """
+
+    config: dict
+    end: End | None
+    round: int
+    seconds: float
+    pace: float | None
+    metric: tuple[str, float] | None
+
+
 class Outcome(NamedTuple):
     """What a run has come to: ``point`` by block, flat; the ``shapes`` of its parameters by block and name
     (without the blocks of which the file names none); ``metrics`` of the point; recorded ``iterates`` by
@@ -98,6 +114,25 @@ def load(path: str | Path) -> RunData:
         return _read(source, file)
 
 
+def head(path: str | Path) -> Head:
+    """Read how far a run has come, from its folder or its file: a small part of it, for many runs at once.
+
+    Raises:
+        ValueError: as for :func:`load`, as far as is read.
+    """
+    with _opened(path) as (source, _):
+        config, end = _json(source, "config"), _end(source)
+        rounds, seconds = _last(source, "costs/round"), _last(source, "costs/seconds")
+        expect(np.isfinite([*rounds, *seconds]).all(), "finite numbers in the group 'costs'", "inf or nan")
+        taken, passed = rounds[-1] - rounds[0], seconds[-1] - seconds[0]
+        metrics = source.get("metrics")
+        expect(isinstance(metrics, h5py.Group), "a group 'metrics'", metrics)
+        first = next((name for name in metrics if name != "round"), None)
+        metric = (first, float(_last(source, f"metrics/{first}")[-1])) if first else None
+        pace = float(taken / passed) if taken > 0 and passed > 0 else None
+        return Head(config, end, int(rounds[-1]), float(seconds[-1]), pace, metric)
+
+
 def outcome(path: str | Path) -> Outcome:
     """Read the point that a run has come to, from its folder or its file.
 
@@ -124,6 +159,8 @@ def sound(path: str | Path) -> RunData | None:
     """A run whose file holds all that a run leaves and another start asks for; ``None`` where there is no
     such file, or something is amiss in it.
     """
+    from mpifed.storage.schema import expect_settings  # which takes a while to import
+
     try:
         run = load(path)
         outcome(path)
@@ -145,10 +182,12 @@ def _opened(path: str | Path) -> Iterator[tuple[h5py.File, Path]]:
         with h5py.File(file, "r") as source:
             yield source, file
     except (
+        KeyError,
         OSError,
         RuntimeError,
+        TypeError,
         ValueError,
-    ) as error:  # HDF5 raises the first two on foreign and on damaged bytes
+    ) as error:  # damaged bytes may mean anything
         raise ValueError(f"{file} is not a readable run file: {error}") from error
 
 
@@ -168,8 +207,7 @@ def _read(source: h5py.File, file: Path) -> RunData:
     expect(
         isinstance(name, str), "the algorithm's name in the attribute 'config'", f"algorithm = {algorithm!r}"
     )
-    for attribute, text in (("stopped", source.attrs.get("stopped")), ("end", source.attrs.get("end", ""))):
-        expect(isinstance(text, str), f"text in the attribute {attribute!r}", repr(text))
+    end = _end(source)
     costs, metrics = _columns(source, "costs", COSTS), _columns(source, "metrics", ("round",))
     costs = {name: costs[name] for name in COSTS}
     rounds, taken = costs["round"], metrics.pop("round")
@@ -191,13 +229,27 @@ def _read(source: h5py.File, file: Path) -> RunData:
         costs,
         taken,
         metrics,
-        End.read(source.attrs),
+        end,
         layout,
         data,
         frozenset(maximised),
         ranks,
         *_holdings(source),
     )
+
+
+def _end(source: h5py.File) -> End | None:
+    for attribute, text in (("stopped", source.attrs.get("stopped")), ("end", source.attrs.get("end", ""))):
+        expect(isinstance(text, str), f"text in the attribute {attribute!r}", repr(text))
+    return End.read(source.attrs)
+
+
+def _last(source: h5py.File, name: str) -> np.ndarray:
+    """The last values of a column of numbers, which has one at least."""
+    data = source.get(name)
+    numbers = isinstance(data, h5py.Dataset) and data.ndim == 1 and data.dtype.kind in "iuf" and len(data)
+    expect(numbers, f"a column of numbers in {name!r}", data)
+    return data[-RECENT - 1 :]
 
 
 def _holdings(source: h5py.File) -> tuple[np.ndarray | None, list[str]]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from games import Game, configuration
 
+from mpifed import resume, run
 from mpifed.algorithms import LocalSGDA
 from mpifed.parallel.comm import SerialComm, share
 from mpifed.parallel.placement import Cohort, Placement
@@ -15,6 +16,7 @@ from mpifed.parallel.transport import Host
 from mpifed.problems import Saddle
 from mpifed.simulation import grouping
 from mpifed.simulation.simulation import Simulation
+from mpifed.storage.results import load
 
 pytestmark = pytest.mark.mpi
 
@@ -59,6 +61,27 @@ def test_the_loop_and_its_reason_do_not_depend_on_the_ranks(comm):
         configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Game(clients=5), "unused"), SerialComm()
     )
     assert set(choices(comm, Game(clients=5))) == {alone.rounds.choice}
+
+
+def test_a_run_that_goes_on_on_other_ranks_chooses_the_size_anew(comm, out, monkeypatch):
+    """Here as many as a rank hosts: all seven on the one that it begins on."""
+    monkeypatch.setattr(grouping, "MEMBERS_BY_HAND", 1)
+    monkeypatch.setattr(grouping, "_size", lambda config, oracle, point, most, comm: most)
+
+    def start(folder: str, rounds: int, comm):
+        method, of = LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Saddle(clients=7, d=3)
+        settings = dict(rounds=rounds, reduction="exact", checkpoint_every=1, batch_size=1)
+        return run(configuration(method, of, f"{out}/{folder}", **settings), comm)
+
+    whole = start("whole", 4, comm)
+    if comm.rank == 0:
+        assert load(start("moved", 2, SerialComm()).path).layout["group"] == 7
+    comm.barrier()
+    moved = resume(f"{out}/moved", ["rounds=4"], comm)
+    for block, point in whole.point.items():
+        assert torch.equal(point, moved.point[block])
+    if comm.rank == 0:
+        assert load(moved.path).layout["group"] == max(2, *Placement(7, comm.size).counts)
 
 
 @pytest.mark.parametrize("members", [range(23), [0, 1, 2, 5, 8, 9, 10, 11, 14, 21, 22]], ids=["all", "some"])

@@ -101,6 +101,8 @@ def test_sound_methods(verdicts, source):
     assert all(line.startswith(("holds        ", "not checked  ")) for line in lines[1:])
     for words in (
         "clients stepped together agree",
+        "clients in groups of 2, 3 and all have the same bits, float64",
+        "clients in groups of 2, 3 and all have the same bits, float32",
         "second run gives the same bits",
         "resumed run ends in the same",
     ):
@@ -167,6 +169,19 @@ NONSENSE = [
 def test_nonsense_methods(verdicts, source, old, new, words):
     lines = failures(verdicts(source, old, new))
     assert any(words in line for line in lines), "\n".join(lines)
+
+
+def test_a_method_whose_last_digits_follow_the_group_fails_in_groups_alone(verdicts):
+    """In the loop and with all at once it agrees to rounding."""
+    lines = failures(verdicts(AVERAGING, "message.x = x", "message.x = x * (1 + 1e-14 * len(x))"))
+    assert len(lines) == 1 and "clients in groups of 2, 3 and all have the same bits, float64" in lines[0]
+    assert "outputs of groups of 3 and of 2 differ by up to" in lines[0]
+
+
+def test_what_does_not_go_together_is_not_tried_in_groups(verdicts):
+    _, lines = verdicts(EXTRA, "client.gx = gx", "client.gx = gx.mean(0, keepdim=True) * torch.ones_like(gx)")
+    why = "they do not agree with one after another"
+    assert f"not checked  clients in groups of 2, 3 and all have the same bits: {why}" in lines
 
 
 def test_composite_methods_alone_are_tried_on_a_convex_part():

@@ -309,6 +309,13 @@ def test_a_projection_that_goes_on(verdicts):
     assert any("that of 'y' moves a point that it has projected" in line for line in lines)
 
 
+def test_last_digits_that_follow_the_group(verdicts):
+    """In the loop and with all at once the outputs agree to rounding."""
+    lines = failures(verdicts(BILINEAR, "c * y + 0.1 * x", "(1 + 1e-10 * len(c)) * (c * y + 0.1 * x)"))
+    assert len(lines) == 1 and "clients in groups of 2, 3 and all have the same bits, float64" in lines[0]
+    assert "outputs of groups of 3 and of 2 differ by up to" in lines[0]
+
+
 def test_a_broken_contract_ends_the_check(verdicts):
     lines = failures(verdicts(LOSS, 'return {"score"', 'return {"score"', "(errors**2).mean()", "errors**2"))
     assert len(lines) == 1 and "Problem: loss() has the shape [2], expected a scalar" in lines[0]

@@ -159,8 +159,9 @@ def test_the_choice_is_stored_and_taken_up(tmp_path, monkeypatch, capsys):
     assert "mpifed: clients go together, all of a rank at a time (run.group)" in capsys.readouterr().err
     assert checkpoint.newest(tmp_path)[1]["group"] == load(tmp_path).layout["group"] == 9
     monkeypatch.setattr(grouping, "MEMBERS_BY_HAND", 10)  # it would choose the loop
+    monkeypatch.setattr(grouping, "_fault", None)
     resume(tmp_path, ["rounds=4"], COMM)
-    assert checkpoint.newest(tmp_path)[1]["group"] == 9 and "clients go" not in capsys.readouterr().err
+    assert checkpoint.newest(tmp_path)[1]["group"] == 9
     resume(tmp_path, ["rounds=5", "run.group=2"], COMM)
     assert load(tmp_path).layout["group"] == 2
     for start in (
@@ -171,6 +172,27 @@ def test_the_choice_is_stored_and_taken_up(tmp_path, monkeypatch, capsys):
             start()
     resume(tmp_path, ["rounds=6", "run.group=1", "run.reduction=fused"], COMM)
     assert load(tmp_path).layout["group"] == 1
+
+
+def test_a_resumed_run_keeps_its_kind_and_times_the_size_anew(tmp_path, monkeypatch, capsys):
+    """A size that was the best for the few clients of a rank may be a poor one on fewer ranks."""
+    ways = {}
+    for name, settings in (("whole", {"rounds": 5}), ("parts", {"rounds": 2}), ("loop", {"rounds": 2})):
+        with monkeypatch.context() as patches:
+            patches.setattr(grouping, "_size", lambda *_: 2)
+            patches.setattr(grouping, "MEMBERS_BY_HAND", 10 if name == "loop" else 1)
+            ways[name] = run(job(Saddle(clients=9), tmp_path / name, reduction="exact", **settings), COMM)
+    capsys.readouterr()
+    with monkeypatch.context() as patches:
+        patches.setattr(grouping, "_size", lambda *_: 5)
+        resume(tmp_path / "parts", ["rounds=4"], COMM)
+        resume(tmp_path / "loop", ["rounds=4"], COMM)
+    assert "clients go together, 5 at a time (run.group)" in capsys.readouterr().err
+    assert [load(tmp_path / name).layout["group"] for name in ways] == [2, 5, 1]
+    monkeypatch.setattr(grouping, "SHORT", 0)  # what is timed leaves no trace in the samples either
+    ways["parts"] = resume(tmp_path / "parts", ["rounds=5"], COMM)
+    for block, point in ways["whole"].point.items():
+        assert torch.equal(point, ways["parts"].point[block])
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, True, "4", "none"])

@@ -1,12 +1,14 @@
-"""Help, the version and completion load no large library, and a run none that it does not use."""
+"""Help, the version, completion and status load no large library, and a run none that it does not use."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import click
 import pytest
+from runfiles import decay, write
 from small_job import LIMIT
 
 from mpifed.cli.main import cli
@@ -62,6 +64,15 @@ def test_completion_loads_no_large_library(words, expected):
     number = str(len(words.split()) - 1)
     said, loaded = answer(_MPIFED_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=number)
     assert expected in said and not loaded & LARGE
+
+
+def test_where_runs_stand_is_read_with_hdf5_alone(tmp_path):
+    run = write(tmp_path / "a", auc=decay(0.1))
+    shutil.copytree(run, tmp_path / "b")
+    (tmp_path / "b" / "checkpoint-00000020.h5").write_bytes(b"damaged")
+    (tmp_path / "b" / "run.h5").unlink()
+    said, loaded = answer("status", str(tmp_path))
+    assert "1 finished, 1 damaged" in said and loaded & LARGE == {"h5py"}
 
 
 def test_a_run_loads_only_what_it_uses(tmp_path):

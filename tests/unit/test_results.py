@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from runfiles import decay, write
 
-from mpifed.storage.results import find_runs, load
+from mpifed.storage.results import find_runs, head, load
 
 
 @pytest.mark.parametrize("by_file", [False, True], ids=["folder", "file"])
@@ -109,3 +109,32 @@ def test_a_truncated_file_is_refused(tmp_path, kept):
     file.write_bytes(content[: int(kept * len(content))])
     with pytest.raises(ValueError, match=r"run\.h5 is not a readable run file"):
         load(file)
+
+
+@pytest.mark.parametrize("read", [load, head])
+@pytest.mark.parametrize("place, size", [("costs/round", 64), ("metrics", 16), ("/", 64)])
+def test_an_object_that_is_damaged_is_refused(tmp_path, read, place, size):
+    """HDF5 has many errors for these, KeyError among them."""
+    file = write(tmp_path / "a", auc=[0.5] * 5) / "run.h5"
+    with h5py.File(file) as source:
+        at = h5py.h5o.get_info(source[place].id).addr
+    content = bytearray(file.read_bytes())
+    content[at + 4 : at + 4 + size] = b"\xff" * size
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"run\.h5 is not a readable run file: "):
+        read(file)
+
+
+def test_the_head_of_a_run(tmp_path):
+    """Two rounds a second until round 300, ten from there on."""
+    file = write(tmp_path / "a", rounds=400, every=10, auc=decay(0.1), error=decay(0.2)) / "run.h5"
+    with h5py.File(file, "a") as opened:
+        seconds = np.r_[np.arange(301) / 2, 150 + np.arange(1, 101) / 10]
+        opened["costs/seconds"][:] = seconds
+    found = head(file)
+    assert (found.round, found.seconds, found.metric) == (400, 160.0, ("auc", decay(0.1)(400)))
+    assert (
+        found.pace == pytest.approx(10) and found.config == load(file).config and found.end == load(file).end
+    )
+    first = head(write(tmp_path / "b", rounds=0, stopped=""))
+    assert (first.round, first.pace, first.metric, first.end) == (0, None, None, None)
