@@ -15,7 +15,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("mpifed")
 
-#: Files that take a minute or more, in the order in which they are begun.
+#: Files that take half a minute or more, in the order in which they are begun.
 LONGEST = (
     "test_slurm.py",
     "test_torture.py",
@@ -29,6 +29,9 @@ LONGEST = (
     "test_kills.py",
     "test_disk.py",
     "test_own_data.py",
+    "test_command_line.py",
+    "test_maml.py",
+    "test_scaling.py",
 )
 
 

@@ -49,19 +49,17 @@ EXECUTIONS = list(itertools.product([1, "all"], ["fused", "exact"]))
 SHAPES_X, SHAPES_Y = [(2,), (1,)], [(2,)]
 
 
+def flat(points) -> list[np.ndarray]:
+    return [torch.cat([torch.as_tensor(part).reshape(-1) for part in point]).numpy() for point in points]
+
+
 def assert_path(config, comm, expected, tolerance=1e-10, ball=None):
     """Rank 0 compares the rounds with ``expected(projection)``, a list of points; a ball must bind."""
     path, _ = trace(config, comm)
     if comm.rank == 0:
-        points, free = (
-            [
-                torch.cat([torch.as_tensor(part).reshape(-1) for part in point]).numpy()
-                for point in expected(projection)
-            ]
-            for projection in (Ball(ball) if ball else None, None)
-        )
+        points = flat(expected(Ball(ball) if ball else None))
         np.testing.assert_allclose(path, points, rtol=tolerance, atol=tolerance)
-        assert not ball or np.abs(points[-1] - free[-1]).max() > 1e-3
+        assert not ball or np.abs(points[-1] - flat(expected(None))[-1]).max() > 1e-3
 
 
 def job(method, problem, out, execution, **changes):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import drawn
 import torch
 
 from mpifed import Blocks
 from mpifed.core.problem import Composition, Operator
 from mpifed.core.proximal import Zero
-from mpifed.core.streams import Stream, generator
+from mpifed.core.streams import generator
 
 D, P, DX = 4, 2, 3
 
@@ -62,10 +63,10 @@ def reference_operator(problem: Field, seed: int, K: int, calls: int, batch_size
         r, index, count = (t - 1) // K + 1, ((t - 1) % K) * calls + j, K * calls
         rows = problem.rows[k]
         if batch_size:
-            rows = rows[Stream(seed, "sample", [k], r, count).integers([len(rows)], batch_size)[0, index]]
+            rows = rows[drawn.rows(seed, k, r, count, len(rows), batch_size)[index]]
         value = problem.M[k] @ z + sum(a + torch.tanh(a @ z) * a / 2 for a in rows) / len(rows)
         if noise is not None:
-            value = value + torch.from_numpy(noise(Stream(seed, "noise", [k], r, count), D)[0, index])
+            value = value + torch.from_numpy(drawn.noise(noise, seed, k, r, count, D)[index])
         return value
 
     return operator
@@ -114,29 +115,29 @@ def reference_chain(problem: Chain, seed: int, q: int, batch_size: int, noise):
     """``inner``, ``jacobian``, ``outer_grad`` for the reference; ζ of sample s is number 2j of its round, ξ
     number 2j + 1."""
 
-    def drawn(k, key, second):
+    def sample(k, key, second):
         r, j = (0, key[1]) if key[0] == "init" else ((key[1] - 1) // q + 1, (key[1] - 1) % q)
         index, count = 2 * j + second, 2 * q + 2
         B, c = problem.rows[k]
         if batch_size:
-            chosen = Stream(seed, "sample", [k], r, count).integers([len(B)], batch_size)[0, index]
+            chosen = drawn.rows(seed, k, r, count, len(B), batch_size)[index]
             B, c = B[chosen], c[chosen]
         extra = torch.zeros(2 * P + P * DX, dtype=torch.float64)
         if noise is not None:
-            extra = torch.from_numpy(noise(Stream(seed, "noise", [k], r, count), len(extra))[0, index])
+            extra = torch.from_numpy(drawn.noise(noise, seed, k, r, count, len(extra))[index])
         return B, c, extra
 
     def inner(k, x, key):
-        B, c, extra = drawn(k, key, 0)
+        B, c, extra = sample(k, key, 0)
         return torch.tanh(B @ x + c).mean(0) + extra[:P]
 
     def jacobian(k, x, key):
-        B, c, extra = drawn(k, key, 0)
+        B, c, extra = sample(k, key, 0)
         slopes = 1 - torch.tanh(B @ x + c) ** 2
         return (slopes[:, :, None] * B).mean(0) + extra[P : P + P * DX].reshape(P, DX)
 
     def outer_grad(k, u, key):
-        _, c, extra = drawn(k, key, 1)
+        _, c, extra = sample(k, key, 1)
         return u - c.mean(0) - torch.sin(u) / 2 + extra[P + P * DX :]
 
     return inner, jacobian, outer_grad

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import drawn
 import numpy as np
 import torch
 
 from mpifed import Blocks, Config, Minimax, Sets
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball
-from mpifed.core.streams import Stream, generator
+from mpifed.core.streams import generator
 from mpifed.simulation.simulation import Simulation
 
 DX, DY = 3, 2
@@ -67,13 +68,13 @@ def reference_gradient(game: Game, seed: int, q: int, batch_size: int, noise: Ga
         r, j = (0, key[1]) if isinstance(key, tuple) else ((key - 1) // q + 1, (key - 1) % q)
         rows = game.rows[k]
         if batch_size:
-            rows = rows[Stream(seed, "sample", [k], r, q + 1).integers([len(rows)], batch_size)[0, j]]
+            rows = rows[drawn.rows(seed, k, r, q + 1, len(rows), batch_size)[j]]
         a, c = rows[:, :DX], rows[:, DX:]
         ax, cy = a @ x, c @ y
         gx = game.h[k] * x + game.C[k] @ y + ((torch.tanh(ax) + cy * torch.cos(ax) / 4)[:, None] * a).mean(0)
         gy = game.C[k].T @ x - y + ((1 + torch.sin(ax) / 4)[:, None] * c).mean(0)
         if noise is not None:
-            extra = torch.from_numpy(noise(Stream(seed, "noise", [k], r, q + 1), DX + DY)[0, j])
+            extra = torch.from_numpy(drawn.noise(noise, seed, k, r, q + 1, DX + DY)[j])
             gx, gy = gx + extra[:DX], gy + extra[DX:]
         return gx, gy
 

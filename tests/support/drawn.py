@@ -1,0 +1,23 @@
+"""What the package draws at an address, for the references.
+
+They ask for one sample at a time. All of a round are drawn together and kept: most tests have the same
+addresses.
+"""
+
+import functools
+
+import numpy as np
+
+from mpifed.core.streams import Stream
+
+
+@functools.lru_cache(maxsize=10_000)
+def rows(seed: int, client: int, r: int, count: int, high: int, batch_size: int) -> np.ndarray:
+    """Numbers below ``high`` of the rows of every sample of round ``r``, ``[count, batch_size]``."""
+    return Stream(seed, "sample", [client], r, count).integers([high], batch_size)[0]
+
+
+@functools.lru_cache(maxsize=10_000)
+def noise(law, seed: int, client: int, r: int, count: int, size: int) -> np.ndarray:
+    """The noise of every sample of round ``r``, ``[count, size]``."""
+    return law(Stream(seed, "noise", [client], r, count), size)[0]
