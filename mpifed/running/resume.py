@@ -235,9 +235,11 @@ def _bits(*tables: dict) -> list[dict]:
     """Of jobs' settings, what bits depend on of how they run; without ``exact`` in one the precision alone.
 
     ``exact`` without a number of threads takes one. Clients one after another have other bits than clients
-    together; "auto" is what it was before.
+    together; "auto" is what it was before, and so is a reduction that is left out.
     """
     runs = [table.get("run", {}) for table in tables]
+    known = next((run["reduction"] for run in runs if run.get("reduction")), None)
+    runs = [run | {"reduction": run.get("reduction") or known} for run in runs]
     names = ["dtype"]
     if any(run.get("reduction") == "exact" for run in runs):
         names += ["reduction", "threads"]

@@ -2,15 +2,30 @@
 
 import pytest
 import torch
+from click.testing import CliRunner
 from games import configuration
 
 from mpifed import resume, run
 from mpifed.algorithms import LocalSGDA
+from mpifed.cli.main import cli
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
 from mpifed.simulation import preparation
 from mpifed.storage.results import load
 
+SWEEP = """
+rounds = 2
+[algorithm]
+name = "FGDA"
+q = 2
+[problem]
+name = "Saddle"
+clients = 2
+[run]
+progress = false
+[sweep]
+seed = [0, 1]
+"""
 METHOD, PROBLEM = LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Saddle(clients=3)
 
 
@@ -32,6 +47,14 @@ def test_a_run_stores_it_and_goes_on_with_it(tmp_path, monkeypatch):
     assert torch.equal(resume(tmp_path / "run", ["rounds=8"]).point["x"], whole.point["x"])
     with pytest.raises(CollectiveError, match="run.reduction"):
         run(configuration(METHOD, PROBLEM, tmp_path / "run", rounds=8, reduction="fused", overwrite=False))
+
+
+def test_a_sweep_knows_what_it_has_done(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(SWEEP)
+    for before in (0, 2):
+        done = CliRunner().invoke(cli, ["sweep", "job.toml"])
+        assert f"2 runs done, {before} of them before" in done.output, done.output
 
 
 def test_a_device_that_is_not_there(tmp_path):
