@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mpifed.core.errors import ContractError
+from mpifed.core.mapping import mapped
 from mpifed.core.problem import Problem
 from mpifed.core.records import Blocks
 from mpifed.core.sampling import Sample, Sampler
@@ -49,9 +50,9 @@ class Oracle:
         self._together, self._apart = 0, None
 
     @property
-    def calls(self) -> np.ndarray:
-        """Evaluations by each client since :meth:`at`, ``[C]``."""
-        return np.full(self._count, self._together) + (0 if self._apart is None else self._apart)
+    def calls(self) -> np.ndarray | int:
+        """Evaluations by each client since :meth:`at`, ``[C]``; one number where all have made as many."""
+        return self._together if self._apart is None else self._together + self._apart
 
     def sample(
         self, *, size: int | None = None, of: str = "", number: int | None = None, round: int | None = None
@@ -151,7 +152,7 @@ class Oracle:
     def _map(self, function, *arguments):
         """``function`` of parameters, vectors and batches of every client: results with the client axis."""
         if self.batched:
-            return torch.func.vmap(function)(*arguments)
+            return mapped(function)(*arguments)
         result = function(*tree_map(lambda tensor: tensor[0], arguments))
         return tree_map(lambda tensor: tensor.unsqueeze(0), result)
 
