@@ -161,7 +161,7 @@ class Sampler:
         (_, size, _), group = key, rows.stop - rows.start
         room = GATHERED[self.device.type] // max(1, size * self._row_bytes * group)
         if self.noise is not None:
-            room = min(room, draws.DRAWN // (self.width * group))
+            room = min(room, draws.DRAWN // max(1, self.width * group))
         return range(k, max(k + 1, min(k + room, self._draws.expected("sample"))))
 
     def _samples(self, key: tuple[int, int, str], rows: slice, numbers: Numbers) -> list[Sample]:
