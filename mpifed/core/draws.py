@@ -13,7 +13,7 @@ import torch
 
 from mpifed.core.streams import Stream
 
-__all__ = ["Draws", "Numbers"]
+__all__ = ["Draws", "Numbers", "drawn_at_once"]
 
 #: Numbers that are drawn at once, at most, beyond those of one sample of one group.
 DRAWN = 2**20
@@ -44,6 +44,15 @@ class _Drawn(NamedTuple):
             return [array[group, steps] for array in self.values]
         members = torch.arange(group.start, group.stop)
         return [array[members, torch.from_numpy(numbers - self.first)] for array in self.values]
+
+
+def drawn_at_once(members: int, group: int, samples: int, width: int) -> int:
+    """Numbers that :class:`Draws` makes at a time, where each of a round's members is asked for so many
+    samples of ``width`` numbers, in groups.
+    """
+    if group * samples * width > DRAWN:
+        samples = max(1, DRAWN // (group * width))
+    return min(members, max(group, DRAWN // max(1, samples * width))) * samples * width
 
 
 class Draws:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from mpifed.core import draws
+from mpifed.core.client_data import load_clients
 from mpifed.core.draws import Draws, Numbers
 from mpifed.core.errors import ContractError
 from mpifed.core.finite import first_bad
@@ -68,10 +70,8 @@ class Sampler:
         self.clients = np.asarray(clients, dtype=np.int64)
         self.dtype, self.device = dtype, torch.device(device)
         self.width = noise_width
-        parts = [self._rows(int(client)) for client in clients]
-        self.sizes = np.array([len(part[0]) if part else 0 for part in parts], dtype=np.int64)
-        self.offsets = np.concatenate(([0], np.cumsum(self.sizes)[:-1])) if parts else self.sizes
-        self.data = tuple(torch.cat(column) for column in zip(*parts))
+        self.data, self.sizes = load_clients(problem, self.clients, self._load)
+        self.offsets = np.cumsum(self.sizes) - self.sizes
         self._row_bytes = sum(column[:1].nbytes for column in self.data)
         self._draws = Draws(seed, self.clients)
         self._whole: tuple[np.ndarray, tuple[torch.Tensor, ...]] | None = None
@@ -79,7 +79,7 @@ class Sampler:
         self.numbers = self.normals = np.zeros(0, dtype=np.int64)
         self.begin(0)
         self.turn_to(np.arange(len(self.clients)))
-        if parts:
+        if len(self.clients):
             self._try()
 
     def _try(self) -> None:
@@ -96,21 +96,6 @@ class Sampler:
                     f"client {self.clients[index[0]]}, at {list(index[2:])}: expected finite numbers"
                 )
         self._own = True
-
-    def _rows(self, client: int) -> tuple[torch.Tensor, ...]:
-        """The data of a client on the device.
-
-        Raises:
-            ContractError: a value is not finite.
-        """
-        columns = tuple(self._load(tensor) for tensor in self.problem.client_data(client))
-        for number, column in enumerate(columns):
-            if index := first_bad(column):
-                raise ContractError(
-                    f"{type(self.problem).__name__}: client_data({client}) has {column[index].item()} in row "
-                    f"{index[0]} of column {number}: expected finite numbers"
-                )
-        return columns
 
     def _load(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = torch.as_tensor(tensor)
@@ -170,11 +155,13 @@ class Sampler:
         return dealt.samples[k - dealt.first]
 
     def _together(self, key: tuple[int, int, str], rows: slice, k: int) -> range:
-        """The samples that are gathered with number ``k`` of a group."""
+        """The samples that are gathered with number ``k`` of a group, no more than noise is drawn at once."""
         if self.way == "named":
             return range(k, k + 1)
-        _, size, _ = key
-        room = GATHERED[self.device.type] // max(1, size * self._row_bytes * (rows.stop - rows.start))
+        (_, size, _), group = key, rows.stop - rows.start
+        room = GATHERED[self.device.type] // max(1, size * self._row_bytes * group)
+        if self.noise is not None:
+            room = min(room, draws.DRAWN // max(1, self.width * group))
         return range(k, max(k + 1, min(k + room, self._draws.expected("sample"))))
 
     def _samples(self, key: tuple[int, int, str], rows: slice, numbers: Numbers) -> list[Sample]:

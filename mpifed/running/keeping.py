@@ -14,11 +14,15 @@ from mpifed.parallel.comm import CollectiveError, SerialComm, share, together
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import RUN_FILE, End
+from mpifed.storage.history import CARRIED, History
 from mpifed.storage.recorder import Recorder, ending
 from mpifed.storage.rescue import Rescue
 from mpifed.storage.snapshot import Snapshot
 
 __all__ = ["Keeper", "say"]
+
+#: A long history has to grow by this part before a run that goes on writes its results file again.
+GROWN = 1 / 32
 
 
 def say(comm: SerialComm, text: str) -> None:
@@ -39,7 +43,8 @@ class Keeper:
     ):
         self.run, self.folder, self.comm = run, folder, comm
         self.simulation, self.recorder, self.safe = simulation, recorder, 0
-        self.rescue = Rescue(folder.path)
+        self.rescue, self.history = Rescue(folder.path), History(recorder)
+        self._shown: tuple[Path | None, int] = (None, 0)
 
     def clear(self) -> None:
         """Remove the files of the run that is being replaced. Collective.
@@ -112,8 +117,13 @@ class Keeper:
                 snapshot.write(place, keep, self.simulation, self.comm)
             self._results(place, end, metrics)
 
-        why = self._failure(self._home, write)
-        safe = not why or self._rescued(lambda place: write(place, 1))
+        def ready(place: Path) -> Path:
+            if snapshot:
+                snapshot.lay(self.history, place)
+            return place
+
+        why = self._failure(lambda: ready(self._home()), write)
+        safe = not why or self._rescued(ready, lambda place: write(place, 1))
         if snapshot and safe:
             self.safe = self.simulation.round
         if not why:
@@ -122,15 +132,15 @@ class Keeper:
             return ""
         return share(self.comm, self._words(why, safe, snapshot is not None) if self.comm.rank == 0 else None)
 
-    def _rescued(self, write: Callable[[Path | None], None]) -> bool:
-        """Write to the first other place where it can be done; whether there is one. Collective."""
+    def _rescued(self, ready: Callable[[Path], Path], write: Callable[[Path | None], None]) -> bool:
+        """Write to the first other place that is ``ready``; whether there is one. Collective."""
         for choose in self.rescue.choices():
             place = None
 
             def find():
                 nonlocal place
                 place = choose()
-                return place
+                return ready(place)
 
             if not self._failure(find, write):
                 self.rescue.settle(place)
@@ -158,8 +168,16 @@ class Keeper:
         return self.folder.path
 
     def _results(self, place: Path | None, end: End | None, metrics: dict[str, float] | None) -> None:
-        if place is not None:
+        """Write the results file, if a long history is not much the same in it (rank 0)."""
+        if place is not None and (end or self._due(place)):
             self.recorder.write(place, end, metrics or {})
+            self._shown = place, self.recorder.size
+
+    def _due(self, place: Path) -> bool:
+        """Whether a run that goes on writes its results file to a place."""
+        (before, shown), size = self._shown, self.recorder.size
+        known = before == place and (place / RUN_FILE).exists()
+        return not known or size <= CARRIED or size >= (1 + GROWN) * shown
 
     def _words(self, why: str, rescued: bool, resumable: bool) -> str:
         """What is said of files that are not in the folder (rank 0)."""

@@ -15,6 +15,7 @@ import torch
 from mpifed.config.job import Config
 from mpifed.config.plugins import title
 from mpifed.core.algorithm import local_steps
+from mpifed.core.draws import drawn_at_once
 from mpifed.core.errors import ConfigError
 from mpifed.core.kinds import Adaptive, Between
 from mpifed.core.problem import Problem, as_family
@@ -84,14 +85,15 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
     sums = depth(0, clients) - (config.run.reduction == "fused")
     rows = sums + (0 if lone else group)
     steps = max(1, local_steps(method))
-    noise = width * BYTES_A_DRAW if config.oracle.noise else 0
+    noise = drawn_at_once(members, group, steps, width) if config.oracle.noise else 0
+    rows_drawn = drawn_at_once(members, group, steps, config.oracle.batch_size)
     return {
         "the clients' records": item * (size(Record(**lasting)) * clients + size(between) * members),
         "messages": item * sum(messages) * (rows + 1),
         # A copy in the first rounds shows whether clients write to it.
         "shared records": item * (2 * size(method.shared) + size(Record(**moments)) + width),
         "points and gradients": item * 2 * width * group,
-        "samples": members * steps * (noise + _ROW * config.oracle.batch_size),
+        "samples": max(noise * BYTES_A_DRAW, rows_drawn * _ROW),  # one after the other
     }
 
 

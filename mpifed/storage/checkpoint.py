@@ -24,6 +24,7 @@ import numpy as np
 
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Placement
+from mpifed.storage import history
 from mpifed.storage.atomic import replacing, shielded
 from mpifed.storage.ownership import MAGIC, checkpoints, is_own
 
@@ -152,7 +153,7 @@ def _check(path: Path) -> None:
 
 
 def _load(path: Path, expect: Expect | None) -> tuple[dict, dict[str, np.ndarray]]:
-    """Header and whole arrays of a file.
+    """Header and whole arrays of a file, the history put together.
 
     Raises:
         ValueError: as :func:`_check`, it cannot be read, or is not as expected.
@@ -164,7 +165,9 @@ def _load(path: Path, expect: Expect | None) -> tuple[dict, dict[str, np.ndarray
             arrays = {name: dataset[...] for name, dataset in file.items() if name != "clients"}
             rows = file.get("clients")
             clients = (rows.shape, rows.dtype) if isinstance(rows, h5py.Dataset) else None
-    except (KeyError, TypeError) as error:  # no header, a group where arrays are
+        if isinstance(header, dict):
+            arrays = history.read(path.parent, header.get("history", {}), arrays)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:  # no header, a group for an array
         raise ValueError(f"it holds something else: {error}") from None
     except (OSError, RuntimeError) as error:
         raise ValueError(str(error)) from None

@@ -17,7 +17,7 @@ from mpifed.core.errors import ConfigError
 from mpifed.parallel.slurm import slurm_job
 from mpifed.storage.atomic import remove_leftovers, sync
 from mpifed.storage.format import RUN_FILE
-from mpifed.storage.ownership import LOCK_FILE, checkpoints, expect_own, is_own
+from mpifed.storage.ownership import LOCK_FILE, checkpoints, expect_own, histories, is_own
 
 __all__ = ["Folder", "Holder", "holder"]
 
@@ -169,7 +169,7 @@ class Folder:
 
     def clear(self) -> None:
         """Remove the files of the run that lies here, and no others."""
-        for path in filter(is_own, self.results()):
+        for path in filter(is_own, [*self.results(), *histories(self.path)]):
             path.unlink()
 
     def results(self) -> list[Path]:

@@ -18,10 +18,12 @@ from mpifed.storage.format import RUN_FILE
 __all__ = [
     "MADE_BY",
     "MAGIC",
+    "HISTORY_MAGIC",
     "LOCK_FILE",
     "REPORT_FILES",
     "TEXT_MARK",
     "checkpoints",
+    "histories",
     "is_known",
     "is_own",
     "is_figure",
@@ -33,6 +35,8 @@ __all__ = [
 LOCK_FILE = "run.lock"
 #: How a checkpoint begins.
 MAGIC = b"mpifed checkpoint "
+#: How a file of the history beside checkpoints begins.
+HISTORY_MAGIC = b"mpifed history 1\n"
 #: Attributes of a results file, by which it is known.
 RESULTS_NAMES = (b"config", b"versions", b"layout", b"maximised", b"stopped")
 #: What a figure's PNG says of itself, by which it is known.
@@ -48,13 +52,22 @@ _HEAD = 2**20
 #: The files of a report, some of which need metrics or several runs.
 REPORT_FILES = ("report.html", "curves.png", "table.txt", "table.csv", "settings.csv")
 _CHECKPOINT = re.compile(r"checkpoint-([0-9]{8,})\.h5")
+_HISTORY = re.compile(r"history-\w+\.bin")
 _LEFTOVER = re.compile(r"(.+)\.tmp\.[0-9]+")
 
 
 def _is_checkpoint(head: bytes) -> bool:
+    return _begins(head, MAGIC)
+
+
+def _is_history(head: bytes) -> bool:
+    return _begins(head, HISTORY_MAGIC)
+
+
+def _begins(head: bytes, mark: bytes) -> bool:
     """One byte of the mark may be damaged, and the file may be cut off."""
-    alike = sum(a == b for a, b in zip(head, MAGIC))
-    return alike >= len(MAGIC) - 1 or MAGIC.startswith(head)
+    alike = sum(a == b for a, b in zip(head, mark))
+    return alike >= len(mark) - 1 or mark.startswith(head)
 
 
 def _is_results(head: bytes) -> bool:
@@ -102,7 +115,14 @@ def checkpoints(folder: str | Path) -> list[Path]:
     return sorted((path for path in found if path.is_file()), key=lambda path: (len(path.name), path.name))
 
 
+def histories(folder: str | Path) -> list[Path]:
+    """The files of a folder that are named like those of a history."""
+    return [path for path in Path(folder).glob("history-*.bin") if _HISTORY.fullmatch(path.name)]
+
+
 def _mark(name: str) -> Callable[[bytes], bool] | None:
+    if _HISTORY.fullmatch(name):
+        return _is_history
     return _is_checkpoint if _CHECKPOINT.fullmatch(name) else _MARKS.get(name)
 
 
@@ -132,7 +152,8 @@ def is_leftover(path: Path) -> bool:
         return False
     if binary:  # HDF5 may write its beginning last
         return not head[:8].strip(b"\0") or head.startswith((_HDF5, MAGIC))
-    return name[1] in _MARKS and (not head or _MARKS[name[1]](head))
+    mark = _mark(name[1])
+    return mark is not None and (not head or mark(head))
 
 
 def expect_own(paths: Iterable[Path], mark: Callable[[bytes], bool] | None = None) -> None:

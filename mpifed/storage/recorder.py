@@ -67,7 +67,7 @@ class Recorder:
             )
         self._base = np.zeros(len(COSTS))
         self._pending: list[list[float]] = []
-        self.costs = np.zeros((0, len(COSTS)))
+        self._costs, self._recorded = np.zeros((1, len(COSTS))), 0
         self.metrics: dict[str, list[float]] = {}
         self._usage: dict[str, np.ndarray] = {}
         self.iterates: dict[str, list[np.ndarray]] = {block: [] for block in self.blocks}
@@ -104,28 +104,52 @@ class Recorder:
             1:
         ]  # in the order of the rounds, with or without a resumption
         self._base[_CLOCK] = rows[-1, _CLOCK] if len(rows) else self._base[_CLOCK]
-        self.costs = np.concatenate([self.costs, rows])
+        self._keep(rows)
         self._usage = usage(self.comm, self.simulation.device)
         if self._scalars:
-            for row in rows[np.isin(rows[:, 0], self.metrics["round"])]:
+            for row in rows[np.isin(rows[:, 0], self.metrics["round"][-len(rows) :])]:
                 self._scalars.write("costs", dict(zip(COSTS[1:], row[1:])), int(row[0]))
             self._scalars.flush()
 
-    def history(self) -> tuple[dict, dict[str, np.ndarray]]:
-        """What a checkpoint needs to continue the history: JSON-able names and arrays."""
-        arrays = {
-            "costs": self.costs,
-            "metrics": np.array(list(self.metrics.values()), dtype=np.float64).reshape(len(self.metrics), -1),
-        }
-        for block in self.blocks:
-            arrays[f"iterates_{block}"] = self.table(block)
-        return {"metrics": list(self.metrics)}, arrays
+    def _keep(self, rows: np.ndarray) -> None:
+        """Add rows to the costs, in room that doubles."""
+        end = self._recorded + len(rows)
+        if end > len(self._costs):
+            self._costs = np.concatenate([self.costs, np.empty((2 * end - self._recorded, len(COSTS)))])
+        self._costs[self._recorded : end], self._recorded = rows, end
 
-    def table(self, block: str) -> np.ndarray:
-        """The recorded iterates of a block ``[R, d]`` (rank 0)."""
-        rows = self.iterates[block]
+    @property
+    def costs(self) -> np.ndarray:
+        """The gathered costs, one row a round, the first for the starting point."""
+        return self._costs[: self._recorded]
+
+    @property
+    def tables(self) -> list[str]:
+        """Of what the history consists, for :meth:`rows`."""
+        return ["costs", "metrics", *(f"iterates_{block}" for block in self.blocks)]
+
+    def rows(self, table: str, first: int = 0) -> np.ndarray:
+        """The rows of one of the ``tables`` from ``first`` on: a row a round, or an evaluation (rank 0)."""
+        if table == "costs":
+            return self.costs[first:]
+        if table == "metrics":
+            return np.array([values[first:] for values in self.metrics.values()], dtype=np.float64).T
+        return self.table(table.removeprefix("iterates_"), first)
+
+    def table(self, block: str, first: int = 0) -> np.ndarray:
+        """The recorded iterates of a block from row ``first`` on, ``[R - first, d]`` (rank 0)."""
+        rows = self.iterates[block][first:]
         flat = np.array(rows, dtype=self.simulation.config.run.dtype)
         return flat.reshape(len(rows), self.simulation.blocks.sizes[block])
+
+    @property
+    def size(self) -> int:
+        """Bytes of the history (rank 0)."""
+        item = self.simulation.shared.buffer.element_size()
+        iterates = sum(
+            len(self.iterates[block]) * self.simulation.blocks.sizes[block] for block in self.blocks
+        )
+        return self.costs.nbytes + 8 * sum(map(len, self.metrics.values())) + item * iterates
 
     def restore(self, header: dict, arrays: dict[str, np.ndarray]) -> None:
         """Take up the history of a checkpoint (the arrays are rank 0's; the others pass none).
@@ -133,7 +157,8 @@ class Recorder:
         Iterates of rounds before a block was recorded are NaN.
         """
         if self.comm.rank == 0:
-            self.costs, self._base = arrays["costs"], arrays["costs"][-1].copy()
+            self._keep(arrays["costs"])
+            self._base = self.costs[-1].copy()
             self.metrics = {name: row.tolist() for name, row in zip(header["metrics"], arrays["metrics"])}
             self.metrics["round"] = [int(r) for r in self.metrics["round"]]
             self.simulation.metrics.names = [name for name in header["metrics"] if name != "round"]

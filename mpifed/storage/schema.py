@@ -38,6 +38,13 @@ class _Settings(_Table):
     record: list[str] = []
 
 
+class _Rows(_Table):
+    """The rows of a table that lie in its file."""
+
+    rows: PositiveInt
+    digest: str
+
+
 class _Header(_Table):
     """The values of a checkpoint; those with a default, versions before 0.2 did not write."""
 
@@ -51,6 +58,7 @@ class _Header(_Table):
     stopped: str
     end: str = ""
     group: PositiveInt | Literal["all"] | None = None
+    history: dict[str, _Rows] = {}
     versions: dict[str, str] = {}
     device: str = ""
     machine: dict[str, str] = {}

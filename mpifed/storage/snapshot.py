@@ -16,6 +16,7 @@ from mpifed.simulation.provenance import digests, expect_same
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint
 from mpifed.storage.format import End, entries
+from mpifed.storage.history import History
 from mpifed.storage.recorder import Recorder, versions
 
 __all__ = ["Snapshot"]
@@ -38,9 +39,9 @@ class Snapshot:
 
     @classmethod
     def take(cls, simulation: Simulation, recorder: Recorder, end: End | None) -> Snapshot:
-        """The present state; the history must have been gathered. Collective."""
-        names, arrays = recorder.history() if recorder.comm.rank == 0 else ({}, {})
+        """The present state without the history, which must have been gathered. Collective."""
         header = {
+            "metrics": list(recorder.metrics),
             "round": simulation.round,
             "config": simulation.config.table(),
             "client_costs": simulation.client_costs.tolist(),
@@ -53,7 +54,7 @@ class Snapshot:
             "machine": machine(simulation.device),
         }
         records = {name: state.buffer.cpu().numpy() for name, state in _records(simulation).items()}
-        return cls(names | header | entries(end), arrays | records)
+        return cls(header | entries(end), records)
 
     @property
     def round(self) -> int:
@@ -64,8 +65,18 @@ class Snapshot:
         """Why the run had ended by then, ``None`` if it had not."""
         return End.read(self.header)
 
+    def lay(self, history: History, folder: Path) -> None:
+        """Take up the history, the long part of which lies in ``folder`` then (rank 0).
+
+        Raises:
+            OSError: it cannot be written there.
+        """
+        self.header["history"], rows = history.write(folder)
+        self.arrays |= rows
+
     def write(self, folder: Path, keep: int, simulation: Simulation, comm: SerialComm) -> None:
-        """Write it and the rows of ``simulation``'s clients to a checkpoint in ``folder``. Collective.
+        """Write it and the rows of ``simulation``'s clients to a checkpoint in ``folder``, where its history
+        lies. Collective.
 
         Raises:
             OSError, RuntimeError: on rank 0: the file cannot be written.

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
-"""Peak memory of a rank against what the guard adds up: python scripts/bench/memory.py [--json FILE]
+"""Peak memory of a rank: python scripts/bench/memory.py [--data] [--json FILE]
 
-Local SGDA, float32, on a problem of one number of data a client, each row in a process of its own: what a
-rank takes from before the simulation is built to its peak after two rounds. The guard
-(``mpifed.simulation.memory``) counts what is taken for certain, before any of it is taken; temporary tensors
-come on top.
+Local SGDA, float32, each row a job of its own, in MB of the rank that has most: its clients' data; its peak
+when the simulation is built and after two rounds, less what it had before; and what the guard
+(``mpifed.simulation.memory``) counts of records and samples, which is what is taken for certain. Temporary
+tensors come on top.
+
+Without ``--data``, on a problem of one number of data a client. With it, on images and texts divided among
+more and more clients that go one after another, from $MPIFED_DATA or ../shared/data.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,14 @@ ROWS = (
     (1000, 100_000, 1),
     (10_000, 100_000, 2),
 )
+COLUMNS = ("data", "built", "taken", "guard")
+#: Problems with data, of one linear model and of a recurrent network.
+DATA = {
+    "mnist": {"name": "FairClassification", "dataset": "mnist", "model": "linear"},
+    "sst2": {"name": "TextAUC", "dataset": "sst2", "model": {"name": "rnn", "hidden": 16}, "length": 20},
+}
+#: Clients and ranks.
+SIZES = tuple((clients, ranks) for ranks in (1, 4) for clients in (10, 100, 1000))
 
 
 @dataclass
@@ -56,53 +66,70 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
-def work(options) -> None:
+def work(problem: dict, batch_size: int, group: int | str) -> None:
     """One row, of the rank that takes most."""
     import numpy as np
 
     from mpifed.config.job import Config
+    from mpifed.parallel.heap import keep_freed_memory
     from mpifed.parallel.world import world
     from mpifed.simulation.memory import needs
     from mpifed.simulation.simulation import Simulation
 
-    comm, (clients, d) = world(), options.worker
+    comm = world()
     config = Config.from_table(
         {
             "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.01, "eta_y": 0.01},
-            "problem": {"name": f"{__file__}:Shifts", "clients": clients, "d": d},
-            "oracle": {"batch_size": 0},
-            "run": {"dtype": "float32", "threads": 1, "progress": False},
+            "problem": problem,
+            "oracle": {"batch_size": batch_size},
+            "run": {"dtype": "float32", "threads": 1, "progress": False, "group": group},
         }
     )
-    hosted = -(-clients // comm.size)
-    guarded = sum(needs(config, config.problem, hosted, hosted).values()) / 1e6
+    keep_freed_memory()  # as a run does
     before = peak()
     simulation = Simulation(config, comm)
+    built = peak() - before
     simulation.start()
     for _ in range(2):
         simulation.step()
-    taken = np.array([peak() - before])
-    comm.allreduce_(taken, "max")
+    data = sum(column.nbytes for column in simulation.rounds.executor.sampler.data)
+    most = np.array([data / 1e6, built, peak() - before])
+    comm.allreduce_(most, "max")
+    hosted = -(-config.problem.clients // comm.size)
+    guarded = sum(needs(config, simulation.problem, hosted, hosted).values()) / 1e6
     if comm.rank == 0:
-        tell(
-            {"clients": clients, "d": d, "ranks": comm.size, "guard_mb": guarded, "taken_mb": float(taken[0])}
-        )
+        tell(dict(zip(COLUMNS, [*most.tolist(), guarded])))
+
+
+def measure(problem: dict, batch_size: int, group: int | str, ranks: int, about: dict) -> dict:
+    """One row, printed: ``about`` says what it is of."""
+    job = json.dumps([problem, batch_size, group])
+    (row,) = launch(ranks, __file__, ["--worker", job])
+    row = about | row
+    print("".join(f"{value:>10,.1f}" if type(value) is float else f"{value:>10}" for value in row.values()))
+    return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", action="store_true", help="with data sets")
     parser.add_argument("--json", type=Path, help="file for the rows")
-    parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        return work(options)
-    rows = []
-    print(f"{'clients':>8} {'d':>8} {'ranks':>5} {'guard MB a rank':>16} {'taken MB':>9}")
-    for clients, d, ranks in ROWS:
-        for row in launch(ranks, __file__, [*sys.argv[1:], "--worker", str(clients), str(d)]):
-            rows.append(row)
-            cells = f"{row['guard_mb']:>16,.1f} {row['taken_mb']:>9,.1f}"
-            print(f"{clients:>8,} {d:>8,} {ranks:>5} {cells}", flush=True)
+        return work(*options.worker)
+    rows, figures = [], "".join(f"{name:>10}" for name in ("ranks", *COLUMNS))
+    if options.data:
+        print(f"{'set':>10}{'clients':>10}{figures}", flush=True)
+        for name, problem in DATA.items():
+            for clients, ranks in SIZES:
+                about = {"set": name, "clients": clients, "ranks": ranks}
+                rows.append(measure(problem | {"clients": clients}, 10, 1, ranks, about))
+    else:
+        print(f"{'clients':>10}{'d':>10}{figures}", flush=True)
+        for clients, d, ranks in ROWS:
+            problem = {"name": f"{__file__}:Shifts", "clients": clients, "d": d}
+            rows.append(measure(problem, 0, "auto", ranks, {"clients": clients, "d": d, "ranks": ranks}))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 

@@ -11,7 +11,11 @@ import launch
 import numpy as np
 import pytest
 from processes import alive, all_ranks, segments, wait_for_the_end
-from small_job import ALLREDUCE, LIMIT, STEP, command, end, saved
+from small_job import ALLREDUCE, LIMIT, ROUNDS, STEP, command, end, job, saved
+
+from mpifed import load, run
+from mpifed.config.job import Config
+from mpifed.parallel.comm import SerialComm
 
 BCAST, DIGEST, SEND = (
     "mpifed.parallel.comm:MpiComm.bcast_",
@@ -42,9 +46,9 @@ MPICH = [
 ]
 
 
-def killed(folder, size, fault, mpi) -> str:
+def killed(folder, size, fault, mpi, settings=()) -> str:
     """Run the job into a fault; what was said."""
-    process = launch.start(size, command(folder, fault), mpi=mpi)
+    process = launch.start(size, command(folder, fault, settings=settings), mpi=mpi)
     rank = int(fault.split()[0])
     pids = all_ranks(process, size)
     left: set = set()
@@ -80,4 +84,30 @@ def test_kills_at_named_moments(tmp_path, whole, mpi, chain):
                     rf"mpifed: SIGTERM received in round \d+: .*; the newest is of round {newest}\n", output
                 ), output
     np.testing.assert_array_equal(end(tmp_path), whole)
+    assert not list((tmp_path / "run").glob("*.tmp.*")), "half a file is left"
+
+
+#: With 64 KB of iterates a round, six rounds are the first that a checkpoint does not carry.
+LONG = ['record=["x", "y"]', "problem.d=4000"]
+ADD, WRITE = "mpifed.storage.history:History._add", "mpifed.storage.checkpoint:write"
+HISTORY = [
+    (f"0 kill {WRITE} 2", 3),  # the files of the history lie there, and no checkpoint names them
+    (f"0 kill {ADD} 6", 9),  # the costs of rounds 10 to 12 are in their file, the metrics are not
+    (f"0 kill {REPLACE} 2", 9),  # one of the files is written anew, the next one has no name yet
+    (f"0 kill-after {WRITE} 2", 15),
+]
+
+
+def test_kills_about_a_long_history(tmp_path):
+    (tmp_path / "whole").mkdir()
+    run(Config.load(job(tmp_path / "whole"), LONG), SerialComm(), "never")
+    for fault, newest in HISTORY:
+        output = killed(tmp_path, 2, fault, "openmpi", LONG)
+        assert saved(tmp_path) == newest, (fault, output)
+    run(Config.load(job(tmp_path), LONG), SerialComm(), "must")
+    one, other = load(tmp_path / "run"), load(tmp_path / "whole" / "run")
+    for block in "xy":
+        np.testing.assert_array_equal(one.iterates[block], other.iterates[block])
+        assert one.point[block].equal(other.point[block]) and len(one.iterates[block]) == ROUNDS
+    assert one.history == other.history
     assert not list((tmp_path / "run").glob("*.tmp.*")), "half a file is left"

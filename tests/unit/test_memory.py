@@ -15,8 +15,10 @@ from mpifed import Config
 from mpifed.algorithms import MFCGD, AdaFGDA, LocalSGDA
 from mpifed.cli.check import check_class
 from mpifed.cli.main import cli
+from mpifed.core import draws
 from mpifed.core.errors import ConfigError
 from mpifed.core.settings import build
+from mpifed.core.streams import BYTES_A_DRAW
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS, LinearMAML, Saddle
 from mpifed.simulation import memory
@@ -71,6 +73,38 @@ def test_records_take_what_is_foretold(work, group, reduction):
     messages += (3 if reduction == "exact" else 2) * sum(one.mean.buffer.nbytes for one in stages)
     assert parts["messages"] == messages
     assert parts["shared records"] == held + rounds.memory.moments.buffer.nbytes
+
+
+@pytest.mark.parametrize("drawn", [10**6, 500, 60, 1])
+@pytest.mark.parametrize("group", [1, 3, "all"])
+def test_samples_are_counted_that_are_drawn_at_a_time(monkeypatch, group, drawn):
+    """Of nine clients, three steps a round, with a vector of eight numbers and five rows each."""
+    monkeypatch.setattr(draws, "DRAWN", drawn)
+    made, plain = {}, draws.Stream
+
+    def noted(seed, purpose, clients, round, count, first):
+        made[purpose] = max(made.get(purpose, 0), len(clients) * count)
+        return plain(seed, purpose, clients, round, count, first)
+
+    work, of = LocalSGDA(q=3, eta_x=0.01, eta_y=0.01), Saddle(d=4, clients=9)
+    oracle = {"batch_size": 5, "noise": {"name": "gaussian", "scale": 0.1}}
+    config = Config(algorithm=work, problem=of, oracle=oracle, run={"group": group})
+    simulation = Simulation(config, SerialComm())
+    simulation.start()
+    monkeypatch.setattr(draws, "Stream", noted)
+    for _ in range(3):  # the first one does not know how many are to come
+        simulation.step()
+    taken = max(8 * made["noise"] * BYTES_A_DRAW, 5 * made["sample"] * memory._ROW)
+    # What is over of a client's samples may go together with those of more clients.
+    assert 0.5 * taken <= memory.needs(config, of, 9, 9)["samples"] <= taken
+
+
+def test_noise_of_many_clients_and_steps_fits():
+    """100 steps of 1,000 clients with noise of 100,000 numbers are 400 GB, few of which are drawn at once."""
+    work = LocalSGDA(q=100, eta_x=0.01, eta_y=0.01)
+    oracle = {"batch_size": 0, "noise": {"name": "gaussian", "scale": 0.1}}
+    config = Config(algorithm=work, problem=Saddle(d=50_000, clients=1000), oracle=oracle)
+    assert memory.needs(config, config.problem, 1000, 1000)["samples"] < 2**26
 
 
 @pytest.mark.parametrize(

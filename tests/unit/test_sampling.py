@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ import torch.nn.functional as F
 
 from mpifed import Blocks, Minimisation
 from mpifed.core import draws, gradients, sampling
+from mpifed.core.client_data import load_clients
+from mpifed.core.errors import ContractError
 from mpifed.core.noise import Gaussian
 from mpifed.core.oracle import ORACLES
 from mpifed.core.sampling import Sampler
@@ -243,3 +246,64 @@ def test_freed_memory_is_kept_unless_the_environment_has_decided(own, calls):
         [sys.executable, "-c", PROBE], env=clean | own, capture_output=True, text=True, check=True
     )
     assert int(ran.stdout) == calls
+
+
+class Counted(Rows):
+    """Keeps weak hold of what it hands out, and counts it."""
+
+    def __init__(self, sizes, told=None, dtypes=(torch.float32,)):
+        self.rows, self.told, self.dtypes = sizes, told, dtypes
+        self.clients, self.held, self.most, self.calls = len(sizes), 0, 0, 0
+
+    def client_data(self, client):
+        made = (torch.arange(self.rows[client]) + 100 * client).to(self.dtypes[client % len(self.dtypes)])
+        self.calls, self.held = self.calls + 1, self.held + made.nbytes
+        self.most = max(self.most, self.held)
+        weakref.finalize(made, self._gone, made.nbytes)
+        return (made,)
+
+    def _gone(self, size):
+        self.held -= size
+
+
+class Telling(Counted):
+    """Says how many rows there are, not always rightly."""
+
+    def client_size(self, client):
+        return (self.told or self.rows)[client]
+
+
+SIZES = (5, 11, 2, 40, 1, 7)
+
+
+@pytest.mark.parametrize(
+    "types", [(torch.float32,), (torch.int32, torch.int64), (torch.uint8, torch.float32)]
+)
+@pytest.mark.parametrize(
+    "kind, told", [(Counted, None), (Telling, None), (Telling, (1,) * 6), (Telling, (99,) * 6)]
+)
+def test_data_lie_end_to_end_and_are_loaded_once(kind, told, types):
+    problem = kind(SIZES, told, types)
+    data, sizes = load_clients(problem, np.arange(6), torch.as_tensor)
+    expected = torch.cat([problem.client_data(client)[0] for client in range(6)])
+    assert problem.calls == 12 and sizes.tolist() == list(SIZES)
+    assert data[0].dtype == expected.dtype and torch.equal(data[0], expected)
+
+
+@pytest.mark.parametrize("kind", [Counted, Telling])
+def test_no_second_copy_of_all_data_is_held(kind):
+    """Beside the one that is filled, the data of a client and of the one before it."""
+    problem = kind((1000,) * 50)
+    (data,), _ = load_clients(problem, np.arange(50), torch.as_tensor)
+    assert problem.most <= 2 * 4000 and data.untyped_storage().nbytes() == 50 * 4000
+
+
+def test_clients_of_other_columns_are_refused():
+    class Odd(Rows):
+        def client_data(self, client):
+            return super().client_data(client) if client != 3 else (torch.zeros(5, 2), torch.arange(5))
+
+    with pytest.raises(
+        ContractError, match=r"Odd: client_data\(3\) has columns with rows of shape \[\[2\], \[\]\]"
+    ):
+        load_clients(Odd(), np.arange(CLIENTS), torch.as_tensor)

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""A checkpoint against the rounds recorded before it: python scripts/bench/checkpoints.py [--json FILE]
+
+One process, four clients and three metrics; ten rounds and one evaluation between two checkpoints. CPU time
+and bytes written of a checkpoint with its results file: the median, and the mean, which holds the results
+files that are written now and then. Then the same of the end of the run, which writes everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+RECORDED = (0, 10_000, 100_000, 1_000_000)
+CHECKPOINTS = 40
+ROUNDS = 10
+
+
+def written() -> int:
+    """Bytes that this process has written so far."""
+    with open("/proc/self/io") as file:
+        return int(file.read().split("wchar:")[1].split()[0])
+
+
+def cost(action) -> tuple[float, int]:
+    """CPU milliseconds and bytes written."""
+    before, start = written(), time.process_time()
+    action()
+    return 1e3 * (time.process_time() - start), written() - before
+
+
+def measure(recorded: int, out: Path) -> dict:
+    """The figures after ``recorded`` rounds, in a folder of its own."""
+    from mpifed.config.job import Config
+    from mpifed.parallel.comm import SerialComm
+    from mpifed.running.keeping import Keeper
+    from mpifed.simulation.simulation import Simulation
+    from mpifed.storage.folder import Folder
+    from mpifed.storage.format import COSTS, End
+    from mpifed.storage.recorder import Recorder
+
+    run = {"out": str(out), "progress": False, "threads": 1, "checkpoint_every": ROUNDS, "group": 1}
+    problem = {"name": "Saddle", "clients": 4, "d": 10}
+    config = Config.from_table(
+        {"rounds": 2_000_000, "algorithm": {"name": "AdaFGDA", "q": 1}, "problem": problem, "run": run}
+    )
+    comm, folder = SerialComm(), Folder(out)
+    folder.open(create=True)
+    simulation = Simulation(config, comm)
+    simulation.start()
+    recorder = Recorder(simulation, comm)
+    keeper = Keeper(config.run, folder, simulation, recorder, comm)
+    recorder.note_round()
+    names = ["round", *simulation.evaluate(simulation.shared)]
+    if recorded:
+        costs = np.random.default_rng(0).uniform(size=(recorded + 1, len(COSTS)))
+        costs[:, 0] = np.arange(recorded + 1)
+        recorder.gather()
+        recorder.restore(
+            {"metrics": names}, {"costs": costs, "metrics": costs[::ROUNDS, : len(names)].T.copy()}
+        )
+        simulation.round = recorded
+
+    def save(end=None) -> tuple[float, int]:
+        for _ in range(ROUNDS):
+            simulation.step()
+            recorder.note_round()
+        recorder.note_metrics(simulation.evaluate(simulation.shared))
+        return cost(lambda: keeper.save(end, {}))
+
+    first = save()
+    each = np.array([save() for _ in range(CHECKPOINTS)])
+    last = save(End("rounds", "all rounds done"))
+    folder.close()
+    return {
+        "recorded": recorded,
+        "first_ms": first[0],
+        "median_ms": float(np.median(each[:, 0])),
+        "mean_ms": float(each[:, 0].mean()),
+        "median_bytes": int(np.median(each[:, 1])),
+        "mean_bytes": int(each[:, 1].mean()),
+        "end_ms": last[0],
+        "end_bytes": last[1],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="file for the rows")
+    options = parser.parse_args()
+    rows = []
+    print(
+        f"{'recorded':>9} {'first ms':>9} {'median ms':>10} {'mean ms':>8} {'median KB':>10} {'mean KB':>8} ",
+        end="",
+    )
+    print(f"{'end ms':>7} {'end KB':>7}")
+    for recorded in RECORDED:
+        with tempfile.TemporaryDirectory() as folder:
+            row = measure(recorded, Path(folder) / "run")
+        rows.append(row)
+        print(
+            f"{recorded:>9,} {row['first_ms']:>9.1f} {row['median_ms']:>10.1f} {row['mean_ms']:>8.1f} "
+            f"{row['median_bytes'] / 1e3:>10,.0f} {row['mean_bytes'] / 1e3:>8,.0f} {row['end_ms']:>7.1f} "
+            f"{row['end_bytes'] / 1e3:>7,.0f}",
+            flush=True,
+        )
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
