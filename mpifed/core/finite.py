@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cmath import isfinite
+
 import torch
 
 __all__ = ["all_finite", "first_bad"]
@@ -9,7 +11,7 @@ __all__ = ["all_finite", "first_bad"]
 
 def all_finite(values: torch.Tensor) -> bool:
     """One sum is finite unless a value is not, or the sum overflows, which the second look sorts out."""
-    return not values.numel() or bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+    return not values.numel() or isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
 
 
 def first_bad(values: torch.Tensor) -> tuple[int, ...] | None:

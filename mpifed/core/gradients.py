@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from mpifed.core.mapping import mapped
 from mpifed.core.records import Blocks
 
 __all__ = ["Gradients"]
@@ -29,7 +30,7 @@ class Gradients:
     """Differentiates ``loss(*blocks, batch)`` with respect to all its blocks."""
 
     def __init__(self, loss: Callable, blocks: Blocks):
-        self._loss, self._mapped, self._blocks = loss, torch.func.vmap(loss), blocks
+        self._loss, self._mapped, self._blocks = loss, mapped(loss), blocks
         self._sizes = [[math.prod(shape) for shape in blocks[block].values()] for block in blocks]
         self._large = sum(map(sum, self._sizes)) >= LARGE
         self._leaves: _Leaves | None = None

@@ -92,7 +92,7 @@ class MinimaxOracle(Oracle):
             gradient = self._gradients.together(point, batch, count)
         else:
             gradient = self._gradients.alone(point, tuple([column[0] for column in batch]))
-        return gradient.split(self._split, dim=1)
+        return torch.split_with_sizes(gradient, self._split, 1)  # a fourth of the time of Tensor.split
 
 
 class OperatorOracle(Oracle):

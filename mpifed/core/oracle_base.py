@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from mpifed.core.errors import ContractError
 from mpifed.core.evaluation import PLAIN, Evaluation
+from mpifed.core.mapping import mapped
 from mpifed.core.problem import Problem
 from mpifed.core.records import Blocks
 from mpifed.core.sampling import Sample, Sampler
@@ -53,9 +54,9 @@ class Oracle:
         self._together, self._apart = 0, None
 
     @property
-    def calls(self) -> np.ndarray:
-        """Evaluations by each client since :meth:`at`, ``[C]``."""
-        return np.full(self._count, self._together) + (0 if self._apart is None else self._apart)
+    def calls(self) -> np.ndarray | int:
+        """Evaluations by each client since :meth:`at`, ``[C]``; one number where all have made as many."""
+        return self._together if self._apart is None else self._together + self._apart
 
     def sample(
         self, *, size: int | None = None, of: str = "", number: int | None = None, round: int | None = None
@@ -159,14 +160,14 @@ class Oracle:
     def _mapped(self, function):
         """``function`` of one client's tensors as one of all that are stepped: with the client axis."""
         if self.batched:
-            return self.evaluation.compiled(torch.func.vmap(function))
+            return self.evaluation.compiled(mapped(function))
         alone = self.evaluation.compiled(function)
 
-        def mapped(*arguments):
+        def with_axis(*arguments):
             result = alone(*tree_map(lambda tensor: tensor[0], arguments))
             return tree_map(lambda tensor: tensor.unsqueeze(0), result)
 
-        return mapped
+        return with_axis
 
 
 def _is_whole(value) -> bool:

@@ -1,7 +1,7 @@
-"""Channels: one tensor of a rank and the two collectives on it, for each way of travelling.
+"""Channels: one tensor of a rank and the collectives on it, for each way of travelling.
 
-Two operations: ``sum_`` replaces the tensor by its sum over the ranks, with a control value in its last
-element, and ``bcast_`` replaces it by that of rank 0. :mod:`mpifed.parallel.transport` says which channel
+``sum_`` replaces the tensor by its sum over the ranks, with a control value in its last element, and
+``bcast_`` replaces it by that of rank 0. :mod:`mpifed.parallel.transport` says which channel
 serves which device.
 """
 
@@ -48,6 +48,17 @@ class Channel:
         """
         raise NotImplementedError
 
+    @property
+    def mean(self) -> torch.Tensor:
+        """Where :meth:`average` puts the average, ``[size]`` with the control value."""
+        return self.tensor
+
+    def average(self, total: float, control: float) -> float:
+        """Make ``mean`` the sum over the ranks, divided by ``total``; the tensor may change. As ``sum_``."""
+        controls = self.sum_(control)
+        self.tensor /= total
+        return controls
+
     def bcast_(self) -> None:
         """Replace the tensor by that of rank 0."""
         raise NotImplementedError
@@ -83,8 +94,8 @@ class HostChannel(Channel):
         self.transport.count(start, self._broadcast)
 
 
-class SharedChannel(HostChannel):
-    """A tensor in memory that the ranks of a node share, added up there.
+class SharedChannel(Channel):
+    """A tensor in memory that the ranks of a node share, averaged there.
 
     Args:
         exchange: the memory, one partial sum a rank; ``sums``: how they are added.
@@ -94,8 +105,12 @@ class SharedChannel(HostChannel):
         super().__init__(transport, torch.from_numpy(exchange.slots[0]))
         self._exchange, self._sums = exchange, sums
 
-    def sum_(self, control):
-        return self._exchange.finish(self._sums, 1.0, self._array, control)
+    @property
+    def mean(self):
+        return torch.from_numpy(self._exchange.result)
+
+    def average(self, total, control):
+        return self._exchange.finish(self._sums, total, control)
 
 
 class StagedChannel(Channel):

@@ -69,16 +69,17 @@ class Exchange:
 
     Attributes:
         slots: ``[most partial sums of this rank, size]`` in host memory.
+        result: what :meth:`finish` makes, ``[size]`` in host memory. Only to be read: other ranks may see it.
     """
 
     slots: np.ndarray
+    result: np.ndarray
 
-    def finish(self, sums: Sums, total: float, result: np.ndarray, control: float) -> float:
-        """Divide the sum of all partial sums by ``total``. Collective.
+    def finish(self, sums: Sums, total: float, control: float) -> float:
+        """Make ``result`` the sum of all partial sums, divided by ``total``. Collective.
 
         Args:
             sums: how the first ``sums.partials[rank]`` rows of ``slots`` are added to those of other ranks.
-            result: ``[size]``, is written.
             control: a value of this rank.
 
         Returns:
@@ -96,16 +97,18 @@ class MessageExchange(Exchange):
     Args:
         rows: ``[most partial sums of this rank, padded(size)]``, where they lie; the last column is for the
             control value.
+        result: ``[size]``, where their sum is to lie.
         count: is told of every message.
     """
 
-    def __init__(self, comm: SerialComm, rows: np.ndarray, size: int, count: Count):
-        self.comm, self._rows, self._count = comm, rows, count
-        self.slots = self._rows[:, :size]
+    def __init__(self, comm: SerialComm, rows: np.ndarray, result: np.ndarray, count: Count):
+        self.comm, self._rows, self.result, self._count = comm, rows, result, count
+        self.slots = self._rows[:, : len(result)]
         self._buffers: dict[str, np.ndarray] = {}
 
-    def finish(self, sums, total, result, control):
-        size, controls, parts = len(result), 0.0, sum(sums.partials)
+    def finish(self, sums, total, control):
+        result, controls, parts = self.result, 0.0, sum(sums.partials)
+        size = len(result)
         if self.comm.size == 1:
             start = time.perf_counter()
             add_up(sums.all, self.slots[:parts], [result], total)
@@ -177,7 +180,7 @@ class MessageExchange(Exchange):
 
 class SharedExchange(Exchange):
     """Partial sums in memory that the ranks of a node share: every rank adds up one slice of the columns
-    where they lie.
+    where they lie, and all read the sum there. It stays until all of them have come to the next one.
 
     Across nodes the first rank of each exchanges by messages what its node has added up.
 
@@ -201,14 +204,14 @@ class SharedExchange(Exchange):
         arrays = [part[HEAD:].view(dtype).reshape(-1, width) for part in memory]
         self._slots = [part[:number, :size] for part, number in zip(arrays, numbers)]
         self.slots, lead = self._slots[self._node.rank], arrays[0][numbers[0] :]
-        self._sum, self._rows = lead[0, :size], lead[1:]
-        self._leaders = nodes.leaders and MessageExchange(nodes.leaders, self._rows, size, self._told)
+        self.result, self._rows = lead[0, :size], lead[1:]
+        self._leaders = nodes.leaders and MessageExchange(nodes.leaders, self._rows, self.result, self._told)
         self._between: dict[Sums, Sums] = {}
 
     def _told(self, start: float, nbytes: int) -> None:
         self._count(time.perf_counter(), nbytes)  # the time counts once
 
-    def finish(self, sums, total, result, control):
+    def finish(self, sums, total, control):
         start, controls = time.perf_counter(), self._controls
         controls[self._node.rank][0] = control
         self._meet()
@@ -218,11 +221,10 @@ class SharedExchange(Exchange):
         self._meet()
         if several:
             if self._leaders:
-                controls[0][1] = self._leaders.finish(self._left(sums), total, self._sum, common)
+                controls[0][1] = self._leaders.finish(self._left(sums), total, common)
             self._meet()
             common = float(controls[0][1])
-        np.copyto(result, self._sum)
-        self._count(start, nbytes + result.nbytes if self._nodes.comm.size > 1 else 0)
+        self._count(start, nbytes + self.result.nbytes if self._nodes.comm.size > 1 else 0)
         return common
 
     def _meet(self) -> None:
@@ -233,7 +235,7 @@ class SharedExchange(Exchange):
 
     def _add(self, sums: Sums, total: float, several: bool) -> int:
         """Add up this rank's columns of the node's partial sums; the bytes that are read."""
-        node, size = self._node, len(self._sum)
+        node, size = self._node, len(self.result)
         columns = slice(node.rank * size // node.size, (node.rank + 1) * size // node.size)
         first = self._nodes.comm.rank - node.rank
         parts = [
@@ -242,7 +244,7 @@ class SharedExchange(Exchange):
             for row in slots[:count]
         ]
         adds = sums.within(first, first + node.size)
-        outs = self._rows[: len(adds[1]), columns] if several else [self._sum[columns]]
+        outs = self._rows[: len(adds[1]), columns] if several else [self.result[columns]]
         if parts and columns.stop > columns.start:
             add_up(adds, parts, outs, total)
         return sum(part.nbytes for part in parts)

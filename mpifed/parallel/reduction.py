@@ -126,9 +126,9 @@ class FusedReduction(_Reduction):
 
     def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
         self._channel, self._rank = transport.sums(size, dtype), transport.comm.rank
-        self.mean = self._channel.tensor[:size]
-        others = self.mean.new_zeros(placement.most_sums(self._rank, self._rank + 1) - 1, size)
-        self._make([self.mean, *others], capacity, placement.counts[self._rank])
+        self.mean, own = self._channel.mean[:size], self._channel.tensor[:size]
+        others = own.new_zeros(placement.most_sums(self._rank, self._rank + 1) - 1, size)
+        self._make([own, *others], capacity, placement.counts[self._rank])
 
     def finish(self, control: float = 0.0) -> float:
         """Average over the cohort. Collective.
@@ -140,22 +140,20 @@ class FusedReduction(_Reduction):
             The sum of the ranks' control values, the same on all of them.
         """
         if not len(self._cohort.local):
-            self.mean.zero_()
+            self._sums[0][...] = 0
         elif not self._lone:  # whose row is the sum: no tree is made for it
             for other in self._sums[1 : self._cohort.tree.sums.partials[self._rank]]:
                 self._plus(self._sums[0], other, out=self._sums[0])
-        controls = self._channel.sum_(control)
-        self.mean /= self._cohort.total
-        return controls
+        return self._channel.average(self._cohort.total, control)
 
 
 class ExactReduction(_Reduction):
     """A sum along the tree over the clients' numbers: the same bits on every layout."""
 
     def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
-        self._result = torch.zeros(size, dtype=dtype)
-        self.mean, self._rank = self._result.to(transport.device), transport.comm.rank
-        self._exchange = transport.exchange(placement, size, dtype)
+        self._exchange, self._rank = transport.exchange(placement, size, dtype), transport.comm.rank
+        self._result = torch.from_numpy(self._exchange.result)
+        self.mean = self._result.to(transport.device)
         self._host = torch.from_numpy(self._exchange.slots)
         self._slots = self._host.to(transport.device)
         self._make(list(self._slots), capacity, placement.counts[self._rank])
@@ -166,7 +164,7 @@ class ExactReduction(_Reduction):
         if self.mean is not self._result:
             own = slice(0, sums.partials[self._rank])
             self._host[own].copy_(self._slots[own])
-        controls = self._exchange.finish(sums, self._cohort.total, self._result.numpy(), control)
+        controls = self._exchange.finish(sums, self._cohort.total, control)
         if self.mean is not self._result:
             self.mean.copy_(self._result)
         return controls

@@ -82,8 +82,10 @@ class Transport:
     def exchange(self, placement: Placement, size: int, dtype: torch.dtype) -> Exchange:
         """What adds up the partial sums ``[size]`` of ranks with these clients. Collective."""
         slots = placement.most_sums(self.comm.rank, self.comm.rank + 1)
-        rows = torch.zeros(slots, padded(size), dtype=dtype).numpy()  # torch aligns it
-        return MessageExchange(self.comm, rows, size, self.count)
+        rows = torch.zeros(slots, padded(size), dtype=dtype)
+        # A rank alone adds up where its first partial sum lies, which is taken in first.
+        result = rows[0, :size] if self.comm.size == 1 else torch.zeros(size, dtype=dtype)
+        return MessageExchange(self.comm, rows.numpy(), result.numpy(), self.count)
 
     def count(self, start: float, wire_bytes: int) -> None:
         """Add the time since ``start`` (of ``time.perf_counter``) and what has been sent and received."""

@@ -145,7 +145,8 @@ class Executor:
         self._call(stage, now, shared, record, messages)
         if not neighbours:
             self.clients.buffer[places] = clients.buffer
-        self.calls[members] = self.oracle.calls[: members.stop - members.start]
+        calls = self.oracle.calls
+        self.calls[members] = calls if isinstance(calls, int) else calls[: members.stop - members.start]
 
     def _with_copy(self, members: slice) -> slice:
         """The sampler's members that are stepped for a group: itself, or the last one and its copy."""

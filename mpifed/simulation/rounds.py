@@ -11,7 +11,7 @@ import torch
 
 from mpifed.config.job import Config
 from mpifed.core.algorithm import Now, Phase, local_steps, refreshed
-from mpifed.core.errors import blaming
+from mpifed.core.errors import ContractError, blaming
 from mpifed.core.evaluation import PLAIN
 from mpifed.core.method_checks import called, expect_nothing
 from mpifed.core.oracle import ORACLES
@@ -171,17 +171,31 @@ class Rounds:
         for observer in self.observers:
             observer.after_mean(stage, cohort)
         made = self.coordinator.refresh(r, stage.mean, stage.refreshed)
-        if stage.phase.server is not None:
-            name = called(stage.phase.server)
-            with blaming(name, r, stage.phase.name):
-                expect_nothing(stage.phase.server(now, shared, stage.mean), name, "writes to `shared`")
-        else:
-            for name in stage.mean.layout.record.fields:
-                if name in shared:
-                    setattr(shared, name, getattr(stage.mean, name))
+        self._serve(stage, now)
         check_shared(r, stage, shared)
         self._count(r, stage, cohort, reads, [*made, *shared.take_notes()[1]])
         return controls
+
+    def _serve(self, stage: Stage, now: Now) -> None:
+        """The server function; without one, the averages replace the fields of ``shared`` of their names.
+
+        The average may lie where other ranks read it, too.
+        """
+        shared, mean = self.memory.shared, stage.mean
+        if stage.phase.server is None:
+            for name in mean.layout.record.fields:
+                if name in shared:
+                    setattr(shared, name, getattr(mean, name))
+            return
+        name, before = called(stage.phase.server), mean.buffer.clone() if now.round < 2 else None
+        with blaming(name, now.round, stage.phase.name):
+            expect_nothing(stage.phase.server(now, shared, mean), name, "writes to `shared`")
+        if before is not None and not torch.equal(before, mean.buffer):
+            field = mean.layout.field_at(int((before != mean.buffer).nonzero()[0]))
+            raise ContractError(
+                f"{name} changed mean.{field}: a server function reads `mean` and never writes to it, not in "
+                "place either (x = mean.x; x -= ... does; x = mean.x - ... does not)"
+            )
 
     def _step_clients(self, stage: Stage, now: Now, cohort: Cohort) -> Bad | None:
         """Steps this rank's members and adds up their messages, group by group while they are in cache.

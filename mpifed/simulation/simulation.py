@@ -68,7 +68,7 @@ class Simulation:
         self.transport = choose_transport(comm, self.device, way, config.run.reduction == "exact")
         clients = len(self.placement.of(comm.rank))
         memory = Allocation(config.algorithm, self.problem, clients, self.dtype, self.device)
-        self.blocks, self.output = memory.blocks, memory.output
+        self.blocks, self._output = memory.blocks, memory.output
         self.shared, self.clients = memory.shared, memory.clients
         with default_dtype(self.dtype):
             self.rounds = Rounds(
@@ -90,7 +90,7 @@ class Simulation:
                 method.initialize(self.shared)
             self.rounds.traffic.wrote([*self.blocks, *self.shared.take_notes()[1]])
             self.rounds.run(0)
-        self.output.buffer.copy_(self.point())
+        self._output.buffer.copy_(self.point())
 
     @torch.no_grad()
     def step(self, control: float = 0.0) -> float:
@@ -121,15 +121,22 @@ class Simulation:
         """The current iterate, all blocks end to end."""
         return torch.cat([self.rounds.block(name) for name in self.blocks])
 
+    @property
+    def output(self) -> State:
+        """The point that the run would return now, by its output rule."""
+        if self.config.output_rule == "last":  # looked at far less often than it changes
+            self._output.buffer.copy_(self.point())
+        return self._output
+
     def _update_output(self) -> None:
-        rule, r = self.config.output_rule, self.round
+        rule, r, output = self.config.output_rule, self.round, self._output
         if rule == "average" and self.config.algorithm.averages:
             for block in self.blocks:
-                setattr(self.output, block, getattr(self.shared, self.config.algorithm.averages[block]))
+                setattr(output, block, getattr(self.shared, self.config.algorithm.averages[block]))
         elif rule == "average":
-            self.output.buffer.add_(self.point() - self.output.buffer, alpha=1 / r)
-        elif rule == "last" or Stream(self.config.seed, "output", round=r).uniform(1)[0, 0, 0] < 1 / r:
-            self.output.buffer.copy_(self.point())
+            output.buffer.add_(self.point() - output.buffer, alpha=1 / r)
+        elif rule == "uniform" and Stream(self.config.seed, "output", round=r).uniform(1)[0, 0, 0] < 1 / r:
+            output.buffer.copy_(self.point())
 
     def evaluate(self, state: State) -> dict[str, float]:
         """The problem's metrics at ``shared``'s point or at ``output``. Collective.

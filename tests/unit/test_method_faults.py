@@ -426,6 +426,28 @@ def test_a_client_function_that_fails(body, words, group, C, screen):
         assert "test_method_faults.py" in text and "in round 1" in text, text
 
 
+@pytest.mark.parametrize(
+    "body, field",
+    [
+        (lambda mean: mean.x.add_(1), "x"),
+        (lambda mean: mean.y[1:].mul_(2), "y"),
+        (lambda mean: setattr(mean, "y", 1.0), "y"),
+    ],
+)
+def test_a_server_function_that_writes_to_the_average(body, field, screen):
+    """Ranks of a node read the average in one place."""
+
+    def server_round(self, now, shared, mean):
+        shared.x, shared.y = mean.x, mean.y
+        body(mean)
+
+    with pytest.raises(ContractError) as error:
+        run(bad(server_round=server_round))
+    assert f"server_round changed mean.{field}: a server function reads `mean` and never" in screen(
+        error.value
+    )
+
+
 @pytest.mark.parametrize("group", [1, 2, "all"])
 def test_a_message_that_is_not_filled(group, screen):
     def client_round(self, now, shared, client, message, oracle):
