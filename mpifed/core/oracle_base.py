@@ -159,8 +159,10 @@ class Oracle:
 
     def _mapped(self, function):
         """``function`` of one client's tensors as one of all that are stepped: with the client axis."""
+        if self.batched and self.evaluation.compile == "none":
+            return mapped(function)
         if self.batched:
-            return self.evaluation.compiled(mapped(function))
+            return self.evaluation.compiled(torch.func.vmap(function))  # the compiler lays out as it likes
         alone = self.evaluation.compiled(function)
 
         def with_axis(*arguments):

@@ -1,5 +1,5 @@
-"""Compiled functions and mixed precision on several ranks, without generated code (``tests/unit/test_evaluation.py``
-says why)."""
+"""Compiled functions and mixed precision on several ranks; ``tests/unit/test_evaluation.py`` has generated
+code."""
 
 import pytest
 import torch
@@ -31,7 +31,6 @@ def job(out, **settings):
     [
         dict(group=1, compile="default"),
         dict(group=1, compile="reduce-overhead", autocast="bfloat16"),
-        dict(group=1, autocast="bfloat16"),
         dict(group=2, autocast="bfloat16"),
     ],
     ids=str,
