@@ -127,8 +127,8 @@ class Run(_Section):
     )
     reduction: Literal["fused", "exact"] = Field(
         "fused",
-        description="one Allreduce, or the same bits on every layout, for one dtype, group = 1 or "
-        "above, number of threads, kind of device and machine",
+        description="one Allreduce, or the same bits on every layout, for one dtype, autocast, compile, "
+        "group = 1 or above, number of threads, kind of device and machine",
     )
     placement: Literal["even", "balanced"] = Field(
         "even",

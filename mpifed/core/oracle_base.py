@@ -162,8 +162,8 @@ class Oracle:
         if self.batched and self.evaluation.compile == "none":
             return mapped(function)
         if self.batched:
-            return self.evaluation.compiled(torch.func.vmap(function))  # the compiler lays out as it likes
-        alone = self.evaluation.compiled(function)
+            return self.evaluation.compiled(torch.func.vmap(function), None)  # it lays out as it likes
+        alone = self.evaluation.compiled(function, False)
 
         def with_axis(*arguments):
             result = alone(*tree_map(lambda tensor: tensor[0], arguments))

@@ -88,14 +88,16 @@ def choose_group(
     Collective; the same on all ranks.
 
     Raises:
-        ConfigError: on all ranks: full batches of different sizes are set to go together.
+        ConfigError: on all ranks: full batches of different sizes are set to go together, or to be compiled.
     """
     asked = known if config.run.group == "auto" else config.run.group
     least, most = _sizes(sampler, comm)
-    if asked not in (None, 1) and least < most:
+    compiled = config.run.compile != "none"
+    if least < most and (asked not in (None, 1) or compiled):
+        what, way = ("compiled", "compile = 'none'") if compiled else ("stepped together", "group = 1")
         raise ConfigError(
-            f"full batches of clients stepped together need clients of one size, got {least} to {most} rows: "
-            "set oracle.batch_size, or run.group = 1"
+            f"full batches of clients {what} need clients of one size, got {least} to {most} rows: set "
+            f"oracle.batch_size, or run.{way}"
         )
     if asked is not None:
         return Choice(asked)

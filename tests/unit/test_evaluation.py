@@ -203,6 +203,15 @@ def test_settings_that_do_not_go_together(settings, says):
         final(("FGDA", "WGAN"), **settings)
 
 
+def test_full_batches_of_different_sizes_are_not_compiled():
+    """Every size would be, or bits would be of the sizes before."""
+    job = configuration(method("FGDA"), Game(), "unused", batch_size=0, group=1, compile="default")
+    with pytest.raises(
+        ConfigError, match="compiled need clients of one size, got 5 to 7 rows: set oracle.batch"
+    ):
+        Simulation(job, COMM)
+
+
 def test_groups_are_not_timed_where_every_size_would_be_compiled(eager, monkeypatch):
     import mpifed.simulation.grouping as grouping
 
