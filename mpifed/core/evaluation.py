@@ -53,13 +53,9 @@ class Evaluation(NamedTuple):
         Args:
             dynamic: ``None`` for code that serves many shapes from the second on, whose bits are then of what
                 came before; ``False`` for code of its own for each shape.
-
-        Torch keeps a few compiled versions of a piece of code, and refuses more: those of runs before are
-        dropped.
         """
         if self.compile == "none":
             return function
-        torch.compiler.reset()
         whole = torch.compile(function, mode=self.compile, fullgraph=True, dynamic=dynamic, backend=BACKEND)
         if self.compile == "default":
             return lambda *arguments: whole(*tree_map(torch.Tensor.contiguous, arguments))

@@ -129,12 +129,6 @@ def test_what_a_graph_has_returned_outlives_its_next_replay(names, group, monkey
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
 
 
-def test_many_runs_in_a_process(eager):
-    """More than torch keeps versions of one piece of code, which are eight."""
-    for _ in range(9):
-        final(("FGDA", "WGAN"), compile="default")
-
-
 def test_one_compilation_a_run(eager):
     torch._dynamo.utils.counters.clear()
     final(("FGDA", "WGAN"), compile="default", group=2)
