@@ -53,9 +53,12 @@ class Evaluation(NamedTuple):
         Args:
             dynamic: ``None`` for code that serves many shapes from the second on, whose bits are then of what
                 came before; ``False`` for code of its own for each shape.
+
+        What torch has compiled for runs before in this process is dropped: code would depend on it, too.
         """
         if self.compile == "none":
             return function
+        torch.compiler.reset()
         whole = torch.compile(function, mode=self.compile, fullgraph=True, dynamic=dynamic, backend=BACKEND)
         if self.compile == "default":
             return lambda *arguments: whole(*tree_map(torch.Tensor.contiguous, arguments))

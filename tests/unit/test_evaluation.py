@@ -130,6 +130,8 @@ def test_what_a_graph_has_returned_outlives_its_next_replay(names, group, monkey
 
 
 def test_one_compilation_a_run(eager):
+    """Also after a run of other shapes in the same process."""
+    final(("FGDA", "WGAN"), compile="default", group="all")
     torch._dynamo.utils.counters.clear()
     final(("FGDA", "WGAN"), compile="default", group=2)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
