@@ -21,6 +21,7 @@ from mpifed.config.sections import SECTIONS, Clock, Oracle, Participation, Run, 
 from mpifed.config.tables import describe, expect_shallow, override, read_table
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError, listed, shown
+from mpifed.core.evaluation import by_hand
 from mpifed.core.method_checks import check_method
 from mpifed.core.problem import Problem
 from mpifed.core.proximal import Zero
@@ -94,6 +95,16 @@ class Config(Strict, BaseModel):
                 f"{problem.clients}: leave it out, or take one of "
                 f"{', '.join(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _differentiates(self):
+        for name, value in self.run.evaluation._asdict().items():
+            if value != "none" and by_hand(self.problem):
+                raise ValueError(
+                    f"run.{name} = {value!r} is for functions that are differentiated, and those of "
+                    f"{title(self.problem)} are written by hand: expected run.{name} = 'none'"
+                )
         return self
 
     @property

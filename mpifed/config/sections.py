@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from mpifed.core.errors import shown
+from mpifed.core.evaluation import Evaluation
 from mpifed.core.noise import Noise
 from mpifed.core.strict import Strict
 
@@ -109,6 +110,16 @@ class Run(_Section):
     dtype: Literal["float32", "float64"] = Field(
         "float32", description="precision of all state and gradients"
     )
+    autocast: Literal["none", "bfloat16"] = Field(
+        "none",
+        description="dtype of torch.autocast in functions that are differentiated, with other digits; state, "
+        "gradients and messages stay float32",
+    )
+    compile: Literal["none", "default", "reduce-overhead"] = Field(
+        "none",
+        description="mode in which torch.compile compiles the gradients of a group, with other last digits; "
+        "on a GPU reduce-overhead captures them as CUDA graphs",
+    )
     group: Annotated[Literal["auto", "all"] | Annotated[int, Field(ge=1)], BeforeValidator(_group)] = Field(
         "auto",
         description="clients of a rank stepped at a time; two or more go together, which gives other last "
@@ -116,8 +127,9 @@ class Run(_Section):
     )
     reduction: Literal["exact", "fused"] | None = Field(
         None,
-        description="the same bits on every layout, for one dtype, group = 1 or above, number of threads, "
-        "kind of device and machine, or one Allreduce; when left out exact on CPUs, fused on GPUs",
+        description="the same bits on every layout, for one dtype, autocast, compile, group = 1 or above, "
+        "number of threads, kind of device and machine, or one Allreduce; when left out exact on CPUs, fused "
+        "on GPUs and where groups are compiled",
     )
     placement: Literal["even", "balanced"] = Field(
         "even",
@@ -167,6 +179,11 @@ class Run(_Section):
         False, description="write metrics and costs for TensorBoard into out/tensorboard as well"
     )
 
+    @property
+    def evaluation(self) -> Evaluation:
+        """How functions that are differentiated are evaluated."""
+        return Evaluation(self.compile, self.autocast)
+
     @model_validator(mode="before")
     @classmethod
     def _no_executor(cls, settings):
@@ -180,6 +197,21 @@ class Run(_Section):
             raise ValueError(
                 f"gpus = {list(self.gpus)} names GPUs, but device = 'cpu': leave gpus out, or "
                 "device = auto, cuda"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _in_one_precision(self):
+        if self.autocast != "none" and self.dtype != "float32":
+            raise ValueError(f"autocast = {self.autocast!r} needs dtype = 'float32', got {self.dtype!r}")
+        return self
+
+    @model_validator(mode="after")
+    def _compiles_alike(self):
+        if self.reduction == "exact" and self.compile != "none" and self.group != 1:
+            raise ValueError(
+                "code compiled for another number of clients gives other bits: expected group = 1 with "
+                f"compile = {self.compile!r} and reduction = 'exact', got group = {self.group!r}"
             )
         return self
 

@@ -2,6 +2,7 @@
 
 All results have the client axis, ``[C, d]``; points may be ``[C, d]`` or ``[d]``, shared by all clients. With
 ``batched``, a problem's functions are mapped over the client axis at once; otherwise there is one client.
+Compiled are gradients on samples, whose shapes repeat, not those on everything that a client has.
 
 ``calls`` counts evaluations. One evaluation of one client at one sample ξ, a minibatch, is one call. A
 gradient pair (x and y) is one, and so is an inner value with or without its Jacobian.
@@ -15,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mpifed.core.errors import ContractError
+from mpifed.core.evaluation import PLAIN
 from mpifed.core.gradients import Gradients
 from mpifed.core.oracle_base import Oracle
 from mpifed.core.problem import Composition, Game, Minimax, Minimisation, Operator, Problem
@@ -28,10 +30,13 @@ class MinimaxOracle(Oracle):
 
     problem: Minimax | Minimisation
 
-    def __init__(self, problem: Minimax | Minimisation, sampler: Sampler, batched: bool):
-        super().__init__(problem, sampler, batched)
-        self._gradients = Gradients(problem.loss, self.blocks)
+    def __init__(self, problem: Minimax | Minimisation, sampler: Sampler, batched: bool, evaluation=PLAIN):
+        super().__init__(problem, sampler, batched, evaluation)
+        self._loss = self._mixed(problem.loss)
+        self._gradients = Gradients(self._loss, self.blocks)
         self._split = tuple(self.blocks.sizes.values())
+        by_blocks = torch.func.grad(self._loss_at, tuple(range(len(self.blocks))))
+        self._compiled = None if evaluation.compile == "none" else self._mapped(by_blocks)
 
     def grad(self, x: torch.Tensor, *rest):
         """``grad(x, y, ξ)``: ∇_x f_n(x, y; ξ) and ∇_y f_n(x, y; ξ), ``[C, dx]`` and ``[C, dy]``.
@@ -51,6 +56,8 @@ class MinimaxOracle(Oracle):
             gradients = self._each(self._of_one, *point)
         elif self.problem.gradients is not None:
             gradients = self._tuple(self.problem.gradients(*point, xi.batch))
+        elif self._compiled is not None:
+            gradients = self._compiled(*(block.expand(self._count, -1) for block in point), tuple(xi.batch))
         else:
             gradients = self._differentiate(point, xi.batch, self._count, self.batched)
         if xi.noise is not None:
@@ -58,6 +65,11 @@ class MinimaxOracle(Oracle):
         if not others:
             return gradients[0]
         return gradients if len(gradients) > 1 else (*gradients, gradients[0].new_empty(self._count, 0))
+
+    def _loss_at(self, *point_and_batch):
+        """The loss of one client at flat blocks."""
+        *point, batch = point_and_batch
+        return self._loss(*map(self.blocks.unflatten, self.blocks, point), batch)
 
     def _tuple(self, gradients):
         return gradients if isinstance(gradients, tuple | list) else (gradients,)
@@ -88,13 +100,14 @@ class OperatorOracle(Oracle):
 
     problem: Operator
 
-    def __init__(self, problem: Operator, sampler: Sampler, batched: bool):
-        super().__init__(problem, sampler, batched)
+    def __init__(self, problem: Operator, sampler: Sampler, batched: bool, evaluation=PLAIN):
+        super().__init__(problem, sampler, batched, evaluation)
         self.prox = problem.phi
         self._game: MinimaxOracle | None = None
         self._split: tuple[int, ...] = ()
         if isinstance(problem, Game):
-            self._game, self._split = MinimaxOracle(problem.problem, sampler, batched), problem.split
+            self._game = MinimaxOracle(problem.problem, sampler, batched, evaluation)
+            self._split = problem.split
 
     def at(self, rows: slice) -> None:
         super().at(rows)
@@ -125,17 +138,17 @@ class CompositionOracle(Oracle):
 
     problem: Composition
 
-    def __init__(self, problem: Composition, sampler: Sampler, batched: bool):
-        super().__init__(problem, sampler, batched)
+    def __init__(self, problem: Composition, sampler: Sampler, batched: bool, evaluation=PLAIN):
+        super().__init__(problem, sampler, batched, evaluation)
         self._p, self._d = problem.inner_size, self.blocks.sizes["x"]
         if self._p > self._d:
             with warnings.catch_warnings():  # torch deprecates a part of itself on first use of forward mode
                 warnings.simplefilter("ignore", DeprecationWarning)
                 torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
-        self._derive = (torch.func.jacrev if self._p <= self._d else torch.func.jacfwd)(
-            self._inner, has_aux=True
-        )
-        self._gradient = torch.func.grad(problem.outer)
+        jacobian = torch.func.jacrev if self._p <= self._d else torch.func.jacfwd
+        self._inner, outer = self._mixed(problem.inner), self._mixed(problem.outer)
+        functions = (self._value, jacobian(self._value_twice, has_aux=True), torch.func.grad(outer))
+        self._g, self._derive, self._gradient = [(one, self._mapped(one)) for one in functions]
 
     @staticmethod
     def noise_width(problem: Problem) -> int:
@@ -143,19 +156,25 @@ class CompositionOracle(Oracle):
         kinds = problem.kinds()
         return 2 * kinds["u"] + kinds["jacobian"]
 
-    def _inner(self, x: torch.Tensor, batch):
-        value = self.problem.inner(self.blocks.unflatten("x", x), batch)
+    def _value(self, x: torch.Tensor, batch) -> torch.Tensor:
+        return self._inner(self.blocks.unflatten("x", x), batch)
+
+    def _value_twice(self, x: torch.Tensor, batch) -> tuple[torch.Tensor, torch.Tensor]:
+        value = self._value(x, batch)
         return value, value
 
     def _noise(self, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return noise.split((self._p, self._p * self._d, self._p), dim=-1)
 
     def _evaluate(self, automatic, by_hand, point: torch.Tensor, xi: Sample):
-        """A function of one point and one batch for all clients; ``by_hand`` takes the client axis itself."""
+        """A function of one point and one batch for all clients: ``automatic`` of one client and of all,
+        ``by_hand`` takes the client axis itself.
+        """
         self._evaluated()
         point = point.expand(self._count, -1)
         if by_hand is None:
-            return self._each(automatic, point) if xi.batch is None else self._map(automatic, point, xi.batch)
+            one, mapped = automatic
+            return self._each(one, point) if xi.batch is None else mapped(point, xi.batch)
         if xi.batch is not None:
             return by_hand(point, xi.batch)
         return self._each(
@@ -167,7 +186,7 @@ class CompositionOracle(Oracle):
 
     def g(self, x: torch.Tensor, zeta: Sample) -> torch.Tensor:
         """g_n(x; ζ), ``[C, p]``."""
-        value = self._evaluate(lambda point, batch: self._inner(point, batch)[0], None, x, zeta)
+        value = self._evaluate(self._g, None, x, zeta)
         return value if zeta.noise is None else value + self._noise(zeta.noise)[0]
 
     def g_and_jacobian(self, x: torch.Tensor, zeta: Sample) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mpifed.core.errors import ContractError
+from mpifed.core.evaluation import PLAIN, Evaluation
 from mpifed.core.mapping import mapped
 from mpifed.core.problem import Problem
 from mpifed.core.records import Blocks
@@ -24,14 +25,17 @@ __all__ = ["Oracle"]
 class Oracle:
     """What all oracles share.
 
+    Args:
+        evaluation: how functions that are differentiated are evaluated.
+
     Attributes:
         sets: the problem's sets, ``oracle.sets.y(v)`` projects.
         blocks: names and shapes of the parameters of each block.
         client: the numbers of the clients that are stepped, ``[C]``.
     """
 
-    def __init__(self, problem: Problem, sampler: Sampler, batched: bool):
-        self.problem, self.sampler, self.batched = problem, sampler, batched
+    def __init__(self, problem: Problem, sampler: Sampler, batched: bool, evaluation: Evaluation = PLAIN):
+        self.problem, self.sampler, self.batched, self.evaluation = problem, sampler, batched, evaluation
         self.blocks: Blocks = problem.variables()
         self.sets = problem.sets
         self._together, self._apart, self._count = 0, None, 0
@@ -149,12 +153,23 @@ class Oracle:
         ]
         return tree_map(lambda *parts: torch.stack(parts), rows[0], *rows[1:])
 
-    def _map(self, function, *arguments):
-        """``function`` of parameters, vectors and batches of every client: results with the client axis."""
+    def _mixed(self, function):
+        """A function of the problem in the precision that is asked for."""
+        return self.evaluation.mixed(function, self.sampler.device)
+
+    def _mapped(self, function):
+        """``function`` of one client's tensors as one of all that are stepped: with the client axis."""
+        if self.batched and self.evaluation.compile == "none":
+            return mapped(function)
         if self.batched:
-            return mapped(function)(*arguments)
-        result = function(*tree_map(lambda tensor: tensor[0], arguments))
-        return tree_map(lambda tensor: tensor.unsqueeze(0), result)
+            return self.evaluation.compiled(torch.func.vmap(function), None)  # it lays out as it likes
+        alone = self.evaluation.compiled(function, False)
+
+        def with_axis(*arguments):
+            result = alone(*tree_map(lambda tensor: tensor[0], arguments))
+            return tree_map(lambda tensor: tensor.unsqueeze(0), result)
+
+        return with_axis
 
 
 def _is_whole(value) -> bool:

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from mpifed.core.evaluation import Evaluation
 from mpifed.core.settings import flatten, near_miss
 from mpifed.storage.results import RunData
 
@@ -31,7 +32,9 @@ __all__ = [
 
 #: The settings of [run] that can change a result or its speed; the others say where files lie and how often
 #: they are written.
-_EXECUTION = ("device", "dtype", "group", "matrices", "placement", "reduction", "transport")
+_EXECUTION = (
+    "device", "dtype", *Evaluation._fields, "group", "matrices", "placement", "reduction", "transport"
+)  # fmt: skip
 
 
 class Spread(NamedTuple):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from mpifed.config.job import Config
 from mpifed.config.plugins import changed_sources
 from mpifed.core.errors import ConfigError
+from mpifed.core.evaluation import PLAIN, Evaluation
 from mpifed.core.settings import flatten
 from mpifed.parallel.comm import SerialComm, share, together
 from mpifed.running.result import Result, everywhere, load
@@ -232,7 +233,8 @@ def _differences(old: dict, new: dict) -> list[str]:
 
 
 def _bits(*tables: dict) -> list[dict]:
-    """Of jobs' settings, what bits depend on of how they run; without ``exact`` in one the precision alone.
+    """Of jobs' settings, what bits depend on of how they run; without ``exact`` in one how functions are
+    evaluated alone.
 
     ``exact`` without a number of threads takes one. Clients one after another have other bits than clients
     together; "auto" is what it was before, and so is a reduction that is left out.
@@ -240,12 +242,13 @@ def _bits(*tables: dict) -> list[dict]:
     runs = [table.get("run", {}) for table in tables]
     known = next((run["reduction"] for run in runs if run.get("reduction")), None)
     runs = [run | {"reduction": run.get("reduction") or known} for run in runs]
-    names = ["dtype"]
+    names = ["dtype", *Evaluation._fields]
     if any(run.get("reduction") == "exact" for run in runs):
         names += ["reduction", "threads"]
         groups = [run.get("group", "auto") for run in runs]
         names += ["group"] if "auto" not in groups and len({group == 1 for group in groups}) > 1 else []
-    return [{f"run.{name}": run.get(name) or (name == "threads" and 1) for name in names} for run in runs]
+    absent = {"threads": 1, **PLAIN._asdict()}
+    return [{f"run.{name}": run.get(name) or absent.get(name) for name in names} for run in runs]
 
 
 def _expect_bits(old: dict, config: Config) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from mpifed.config.job import Config, ConfigError
 from mpifed.config.plugins import title
+from mpifed.core.evaluation import Evaluation
 from mpifed.core.settings import near_miss
 from mpifed.scaling.model import PARAMETERS, Link, Machine, Prediction, Work, phases_of
 from mpifed.storage.ownership import MADE_BY
@@ -198,7 +199,8 @@ def work_of(measured: dict, config: Config | None, client_seconds: float | None)
 def _computing(table: dict) -> dict:
     """The settings that the seconds of a client depend on."""
     problem = {key: value for key, value in table["problem"].items() if key != "clients"}
-    run = {key: table["run"][key] for key in ("device", "dtype", "group", "threads")}
+    names = ("device", "dtype", *Evaluation._fields, "group", "threads")
+    run = {name: table["run"].get(name) for name in names}
     return json.loads(
         json.dumps(
             {"algorithm": table["algorithm"], "problem": problem, "oracle": table["oracle"], "run": run}

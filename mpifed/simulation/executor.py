@@ -24,10 +24,8 @@ import torch
 from mpifed.core.algorithm import Now, Phase
 from mpifed.core.errors import ContractError, blaming
 from mpifed.core.method_checks import called, expect_nothing
-from mpifed.core.oracle import ORACLES
-from mpifed.core.problem import Problem
+from mpifed.core.oracle_base import Oracle
 from mpifed.core.records import Layout, Observed, State
-from mpifed.core.sampling import Sampler
 from mpifed.parallel.placement import Cohort
 
 __all__ = ["Executor", "Observer", "Stage", "capacity"]
@@ -83,7 +81,7 @@ class Executor:
     """Steps the members of a cohort.
 
     Args:
-        sampler: the samples of this rank's clients.
+        oracle: of this rank's clients, ``batched`` where several are stepped at a time.
         clients: the ``client`` record of this rank, one row a client ``[C, size]``.
         between: the layout of its fields that live within a round.
         capacity: the most clients that are stepped at a time, copies among them; 1 is the loop.
@@ -92,9 +90,9 @@ class Executor:
         calls: oracle calls of each member on this rank in the last phase, ``[members]``.
     """
 
-    def __init__(self, problem: Problem, sampler: Sampler, clients: State, between: Layout, capacity: int):
-        self.sampler, self.clients, self.capacity = sampler, clients, capacity
-        self.oracle = ORACLES[problem.family](problem, sampler, batched=capacity > 1)
+    def __init__(self, oracle: Oracle, clients: State, between: Layout, capacity: int):
+        self.oracle, self.sampler = oracle, oracle.sampler
+        self.clients, self.capacity = clients, capacity
         self._layout, self._views = between, {}
         self.calls = np.zeros(0, dtype=np.int64)
 

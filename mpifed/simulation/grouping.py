@@ -43,9 +43,10 @@ import torch
 from mpifed.config.job import Config
 from mpifed.core.algorithm import local_steps
 from mpifed.core.errors import ConfigError, shown
+from mpifed.core.evaluation import by_hand
 from mpifed.core.oracle import ORACLES
 from mpifed.core.oracle_base import Oracle
-from mpifed.core.problem import Composition, Game, Operator, Problem
+from mpifed.core.problem import Game, Problem
 from mpifed.core.problem_finite import EVALUATIONS
 from mpifed.core.problem_values import point_of
 from mpifed.core.sampling import Sampler
@@ -53,7 +54,7 @@ from mpifed.parallel.comm import SerialComm, share
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.memory import host_memory
 
-__all__ = ["Choice", "Group", "choose_group", "reason_for_loop"]
+__all__ = ["Choice", "Group", "choose_group", "expect_evaluated", "reason_for_loop"]
 
 Group = int | Literal["all"]
 
@@ -88,23 +89,25 @@ def choose_group(
     it has chosen (``known``, else ``None``). Collective; the same on all ranks.
 
     Raises:
-        ConfigError: on all ranks: full batches of different sizes are set to go together.
+        ConfigError: on all ranks: full batches of different sizes are set to go together, or to be compiled.
     """
     auto = config.run.group == "auto"
     asked = known if auto else config.run.group
     least, most = _sizes(sampler, comm)
-    if asked not in (None, 1) and least < most:
+    compiled = config.run.compile != "none"
+    if least < most and (asked not in (None, 1) or compiled):
+        what, way = ("compiled", "compile = 'none'") if compiled else ("stepped together", "group = 1")
         raise ConfigError(
-            f"full batches of clients stepped together need clients of one size, got {least} to {most} rows: "
-            "set oracle.batch_size, or run.group = 1"
+            f"full batches of clients {what} need clients of one size, got {least} to {most} rows: set "
+            f"oracle.batch_size, or run.{way}"
         )
     if asked == 1 or not auto:
         return Choice(asked)
     if known is None and (least < most or reason_for_loop(config, problem)):
         return Choice(1)
-    oracle = ORACLES[problem.family](problem, sampler, batched=True)
+    oracle = ORACLES[problem.family](problem, sampler, True, config.run.evaluation._replace(compile="none"))
     point = point_of(problem, sampler.dtype, sampler.device)
-    if known is None and (fault := _fault(oracle, point, comm)):
+    if known is None and (fault := _fault(oracle, point, 2, comm)):
         return Choice(1, f"clients go one after another, their functions cannot be mapped over them: {fault}")
     members = min(max(placement.counts), config.participation.cohort or problem.clients)
     most = max(2, members)  # one alone goes beside its copy
@@ -125,22 +128,15 @@ def reason_for_loop(config: Config, problem: Problem) -> str:
     """Why a job's clients are stepped one after another, "" where they go together."""
     members = config.participation.cohort or problem.clients
     source = problem.problem if isinstance(problem, Game) else problem
-    blocks, by_hand = source.variables(), _by_hand(source)
+    blocks, no_loss = source.variables(), by_hand(source)
     numbers = sum(blocks.sizes.values()) + sum(source.kinds().values())
-    least, most = (MEMBERS_BY_HAND, NUMBERS_BY_HAND) if by_hand else (MEMBERS, NUMBERS)
+    least, most = (MEMBERS_BY_HAND, NUMBERS_BY_HAND) if no_loss else (MEMBERS, NUMBERS)
     if members < least:
         return f"a cohort of {members}, less than {least}"
     if numbers > most:
         return f"{numbers:,} numbers of a client, more than {most:,}"
-    kernels = not by_hand and any(len(shape) > 2 for block in blocks for shape in blocks[block].values())
+    kernels = not no_loss and any(len(shape) > 2 for block in blocks for shape in blocks[block].values())
     return "convolutions" if kernels else ""
-
-
-def _by_hand(problem: Problem) -> bool:
-    """Whether the problem's functions take all clients themselves."""
-    if isinstance(problem, Composition):
-        return problem.jacobian is not None and problem.outer_gradient is not None
-    return isinstance(problem, Operator) or getattr(problem, "gradients", None) is not None
 
 
 def _evaluate(oracle: Oracle, point: list[torch.Tensor], rows: slice) -> None:
@@ -149,19 +145,37 @@ def _evaluate(oracle: Oracle, point: list[torch.Tensor], rows: slice) -> None:
     EVALUATIONS[oracle.problem.family](oracle, *points, oracle.sample())
 
 
-def _fault(oracle: Oracle, point: list[torch.Tensor], comm: SerialComm) -> str:
-    """Why clients cannot go together on some rank, "" where they can. Collective."""
+def _fault(oracle: Oracle, point: list[torch.Tensor], count: int, comm: SerialComm) -> str:
+    """Why ``count`` clients cannot be evaluated on some rank, "" where they can. Collective."""
     sampler, fault = oracle.sampler, ""
-    if len(sampler.clients):
+    if hosted := len(sampler.clients):
         try:
             sampler.begin(0)
-            sampler.turn_to(np.array([0, len(sampler.clients) - 1]))
-            _evaluate(oracle, point, slice(0, 2))
+            sampler.turn_to(np.append(np.resize(np.arange(hosted), count - 1), hosted - 1))
+            _evaluate(oracle, point, slice(0, count))
         except Exception as error:  # a user's function may raise anything; the loop says it again
-            fault = f"{type(error).__name__}: {shown(str(error).partition('.')[0])}"
+            said = " ".join(str(error).partition("\n\n")[0].split())
+            fault = f"{type(error).__name__}: {shown(said.partition('. ')[0])}"
     first = np.array([comm.rank if fault else comm.size], dtype=np.int64)
     comm.allreduce_(first, "min")
     return share(comm, fault, int(first[0])) if first[0] < comm.size else ""
+
+
+@torch.no_grad()
+def expect_evaluated(oracle: Oracle, count: int, comm: SerialComm) -> None:
+    """Evaluate ``count`` clients as is asked for, which compiles what is to be compiled. Collective.
+
+    Raises:
+        ConfigError: on all ranks: some rank cannot; it says what the compiler, or torch, has said.
+    """
+    fault = _fault(oracle, point_of(oracle.problem, oracle.sampler.dtype, oracle.sampler.device), count, comm)
+    oracle.sampler.begin(0)
+    if fault:
+        ways = [(name, way) for name, way in oracle.evaluation._asdict().items() if way != "none"]
+        raise ConfigError(
+            f"{' and '.join(f'run.{name} = {way!r}' for name, way in ways)}: expected functions that torch "
+            f"can evaluate so, and to compile them a C++ compiler, on a GPU Triton, got {fault}: leave it out"
+        )
 
 
 def _size(config: Config, oracle: Oracle, point: list[torch.Tensor], most: int, comm: SerialComm) -> int:
@@ -171,7 +185,8 @@ def _size(config: Config, oracle: Oracle, point: list[torch.Tensor], most: int, 
     sizes = [size for size in (LEAST << k for k in range(20)) if size < most] + [most]
     numbers = sum(len(block) for block in point)
     evaluations = config.rounds * max(1, local_steps(config.algorithm)) * most
-    if evaluations < SHORT or len(sizes) == 1:
+    fixed = config.run.compile != "none"  # bits are of the size, and every size would be compiled
+    if evaluations < SHORT or len(sizes) == 1 or fixed:
         return max((size for size in sizes if size * numbers <= CACHE), default=sizes[0])
     times, hosted = np.zeros(len(sizes)), len(oracle.sampler.clients)
     if hosted:

@@ -35,7 +35,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def settled(config: Config, comm: SerialComm) -> Config:
-    """``config`` with the reduction that suits the ranks' devices, where it leaves that open. Collective.
+    """``config`` with the reduction that suits the ranks' devices, where it is left open. Collective.
 
     Raises:
         CollectiveError: on all ranks: the devices are not there.
@@ -43,7 +43,8 @@ def settled(config: Config, comm: SerialComm) -> Config:
     if config.run.reduction is not None:
         return config
     on_cpu = choose_device(comm, config.run.device, config.run.gpus).type == "cpu"
-    run = config.run.model_copy(update={"reduction": "exact" if on_cpu else "fused"})
+    of_any_size = config.run.compile == "none" or config.run.group == 1  # else bits follow the size of groups
+    run = config.run.model_copy(update={"reduction": "exact" if on_cpu and of_any_size else "fused"})
     return config.model_copy(update={"run": run})
 
 

@@ -12,6 +12,7 @@ import torch
 from mpifed.config.job import Config
 from mpifed.core.algorithm import Now, Phase, local_steps, refreshed
 from mpifed.core.errors import ContractError, blaming
+from mpifed.core.evaluation import PLAIN
 from mpifed.core.method_checks import called, expect_nothing
 from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem
@@ -26,7 +27,7 @@ from mpifed.simulation.coordinator import Coordinator
 from mpifed.simulation.executor import Executor, Observer, Stage, capacity
 from mpifed.simulation.federated_clock import FederatedClock
 from mpifed.simulation.finite import Bad, check_mean, check_shared, first_bad
-from mpifed.simulation.grouping import Group, choose_group
+from mpifed.simulation.grouping import Group, choose_group, expect_evaluated
 from mpifed.simulation.replay import origin
 from mpifed.simulation.traffic import Costs, Traffic
 
@@ -81,7 +82,10 @@ class Rounds:
         self.choice = choose_group(config, problem, sampler, placement, transport.comm, group)
         members = min(len(self.mine), config.participation.cohort or problem.clients)
         size = capacity(self.choice.group, members)
-        self.executor = Executor(problem, sampler, memory.clients, memory.between, size)
+        oracle = ORACLES[problem.family](problem, sampler, size > 1, config.run.evaluation)
+        if config.run.evaluation != PLAIN:
+            expect_evaluated(oracle, size, transport.comm)
+        self.executor = Executor(oracle, memory.clients, memory.between, size)
         self._average = self._stage(Phase(_nothing, memory.own)) if memory.own.fields else None
         self._stages = self._stages_of(config.algorithm.phases)
         self._start = self._stages_of(config.algorithm.start)

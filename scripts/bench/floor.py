@@ -144,7 +144,14 @@ def simulate(workload: str, method: str, clients: int, group: int | str, options
             "algorithm": {"name": method, "q": options.q, **METHODS[method]},
             "problem": {"clients": clients, **WORKLOADS[workload][0]},
             "oracle": {"batch_size": batch_size},
-            "run": {"device": options.device, "dtype": "float32", "group": group, "reduction": "fused"},
+            "run": {
+                "device": options.device,
+                "dtype": "float32",
+                "autocast": options.autocast,
+                "compile": options.compile,
+                "group": group,
+                "reduction": "fused",
+            },
         }
     )
     simulation = Simulation(config, world())
@@ -232,15 +239,17 @@ def work(options) -> None:
     """All rows of one number of ranks; rank 0 prints each as a line of JSON."""
     from mpi4py import MPI
 
+    from mpifed.core.errors import ConfigError
     from mpifed.parallel.comm import CollectiveError
 
     measure = groups if options.groups else against_floor
     for workload in options.workloads:
         for method in options.methods:
             row = {"workload": workload, "method": method, "ranks": MPI.COMM_WORLD.size}
+            row |= {"autocast": options.autocast, "compile": options.compile}
             try:
                 row |= measure(workload, method, options)
-            except CollectiveError as error:  # its data are missing, on all ranks
+            except (CollectiveError, ConfigError) as error:  # on all ranks: no data, or nothing to compile
                 row["skipped"] = str(error).splitlines()[0]
             if MPI.COMM_WORLD.rank == 0:
                 tell(row)
@@ -270,6 +279,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32, help="rows of a minibatch")
     parser.add_argument("--q", type=int, default=12, help="local steps a round")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where both sides compute")
+    for name, ways in (("autocast", ("bfloat16",)), ("compile", ("default", "reduce-overhead"))):
+        parser.add_argument(
+            f"--{name}", choices=("none", *ways), default="none", help=f"run.{name} of the package's side"
+        )
     parser.add_argument(
         "--groups",
         action="store_true",

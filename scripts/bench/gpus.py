@@ -3,7 +3,8 @@
 python scripts/bench/gpus.py [--json FILE] [-- ARGUMENTS OF floor.py]
 
 On the first GPU 1, 2 and 4 ranks share it, so messages go through pinned host memory; then 2, 4 and 8 ranks
-have a GPU each, as far as there are GPUs, and messages go by NCCL. ``CUDA_VISIBLE_DEVICES`` says which GPUs
+have a GPU each, as far as there are GPUs, and messages go by NCCL. One rank runs again with gradients
+compiled, captured as CUDA graphs, and in bfloat16. ``CUDA_VISIBLE_DEVICES`` says which GPUs
 those are. With ``--rehearse N`` ranks compute on the CPU as if the node had N GPUs: the same commands and
 tables without a device.
 
@@ -23,9 +24,12 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: Ranks that share the first GPU, and ranks with a GPU each.
 SHARING, APART = (1, 2, 4), (2, 4, 8)
+#: Ways to evaluate gradients, on one rank.
+WAYS = ("--compile=default", "--compile=reduce-overhead", "--autocast=bfloat16")
 #: Seconds for the tests of one layout.
 PATIENCE = 600
-COLUMNS = ("GPUs", "ranks", "transport", "workload", "method", "package ms", "floor ms", "ratio", "in comm")
+COLUMNS = ("GPUs", "ranks", "transport", "workload", "method", "gradients")
+COLUMNS += ("package ms", "floor ms", "ratio", "in comm")
 
 
 def visible() -> list[str]:
@@ -96,11 +100,12 @@ def table(columns: tuple[str, ...], rows: list[list]) -> str:
 
 def cells(gpus: int, row: dict) -> list:
     """The cells of a row of :data:`COLUMNS`; a workload that was skipped says why."""
+    left = f"skipped: {row['skipped'].split(':')[0]}" if "skipped" in row else row["transport"]
+    ways = [row[name] for name in ("autocast", "compile") if row[name] != "none"]
+    head = [gpus, row["ranks"], left, row["workload"], row["method"], " ".join(ways)]
     if "skipped" in row:
-        left = f"skipped: {row['skipped'].split(':')[0]}"
-        return [gpus, row["ranks"], left, row["workload"], row["method"], *[""] * 4]
+        return [*head, *[""] * 4]
     times = [f"{row['package_ms']:.3f}", f"{row['floor_ms']:.3f}", f"{row['ratio']:.2f}"]
-    head = [gpus, row["ranks"], row["transport"], row["workload"], row["method"]]
     return [*head, *times, f"{row['communication_share']:.1%}"]
 
 
@@ -131,7 +136,10 @@ def main() -> None:
             {} if options.rehearse else {"CUDA_VISIBLE_DEVICES": ",".join(names[:gpus])}
         )
         passed.append([gpus, ranks, test(ranks, environment)])
-        rows += [{"gpus": gpus} | row for row in bench(ranks, device, options.floor, environment)]
+        for way in [[], *([one] for one in WAYS if ranks == 1)]:
+            rows += [
+                {"gpus": gpus} | row for row in bench(ranks, device, [*way, *options.floor], environment)
+            ]
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(device), "rows": rows}, indent=1) + "\n")
     print(machine(device), table(("GPUs", "ranks", "tests"), passed), sep="\n\n", end="\n\n")

@@ -194,6 +194,36 @@ def test_device_agrees_with_host(comm, out, reduction, group, matrices):
 
 
 @gpu
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("way", ["default", "reduce-overhead"])
+def test_compiled_gradients_on_the_device(comm, out, way, group):
+    """1e-9 in float64: fused loops sum in another order. Many steps: a graph is captured, then replayed."""
+    points = []
+    for number, compile in enumerate(("none", way)):
+        settings = dict(rounds=8, device="cuda", group=group, compile=compile)
+        config = configuration(
+            AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{number}", **settings
+        )
+        points.append(torch.cat([block.cpu() for block in run(config, comm).point.values()]).numpy())
+    np.testing.assert_allclose(points[1], points[0], rtol=1e-9, atol=1e-9)
+
+
+@gpu
+@pytest.mark.parametrize("compile", ["none", "reduce-overhead"])
+def test_gradients_in_bfloat16_on_the_device(comm, out, compile):
+    """2**-6 of the point: eight roundings of bfloat16 in gradients, of which steps take a small part."""
+    points = []
+    for number, ways in enumerate(({}, dict(autocast="bfloat16", compile=compile))):
+        settings = dict(device="cuda", dtype="float32", **ways)
+        config = configuration(
+            AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{number}", **settings
+        )
+        points.append(torch.cat([block.cpu() for block in run(config, comm).point.values()]))
+    assert points[1].dtype == torch.float32 and not torch.equal(*points)
+    assert (points[1] - points[0]).norm() <= 2**-6 * points[0].norm()
+
+
+@gpu
 def test_exact_repeats_its_bits_on_the_device(comm, out):
     points = []
     for number in range(2):

@@ -23,11 +23,12 @@ def test_rows_of_the_table():
     done = dict(
         workload="saddle", method="AdaFGDA", ranks=2, transport="nccl", package_ms=1.2345, floor_ms=0.5
     )
-    done |= dict(ratio=2.469, communication_share=0.25)
+    done |= dict(ratio=2.469, communication_share=0.25, autocast="bfloat16", compile="default")
     left = dict(workload="mnist-lenet", method="AdaFGDA", ranks=2, skipped="no data: set run.data_dir")
+    left |= dict(autocast="none", compile="none")
     lines = gpus.table(gpus.COLUMNS, [gpus.cells(2, done), gpus.cells(2, left)]).splitlines()
     assert len({line.count("|") for line in lines}) == 1
-    assert lines[2] == "| 2 | 2 | nccl | saddle | AdaFGDA | 1.234 | 0.500 | 2.47 | 25.0% |"
+    assert lines[2] == "| 2 | 2 | nccl | saddle | AdaFGDA | bfloat16 default | 1.234 | 0.500 | 2.47 | 25.0% |"
     assert "skipped: no data |" in lines[3]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from click.testing import CliRunner
-from games import configuration
+from games import Game, configuration
 
 from mpifed import resume, run
 from mpifed.algorithms import LocalSGDA
@@ -37,6 +37,12 @@ def test_the_device_decides_what_is_left_open(monkeypatch, device, made, asked):
     settled = preparation.settled(config, SerialComm())
     assert settled.run.reduction == (asked or made) and settled.table()["run"]["reduction"] == (asked or made)
     assert preparation.settled(settled, SerialComm()) == settled
+
+
+@pytest.mark.parametrize("group, made", [(1, "exact"), (2, "fused"), ("auto", "fused")])
+def test_groups_that_are_compiled_have_no_bits_to_promise(group, made):
+    config = configuration(METHOD, Game(), "runs/none", compile="default", group=group)
+    assert preparation.settled(config, SerialComm()).run.reduction == made
 
 
 def test_a_run_stores_it_and_goes_on_with_it(tmp_path, monkeypatch):

@@ -1,0 +1,55 @@
+"""Compiled functions and mixed precision on several ranks; ``tests/unit/test_evaluation.py`` has generated
+code."""
+
+import pytest
+import torch
+from everything import method, problem
+from games import configuration
+
+import mpifed.core.evaluation as evaluation
+from mpifed import run
+from mpifed.core.errors import ConfigError
+from mpifed.parallel.comm import SerialComm
+from mpifed.simulation.simulation import Simulation
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch):
+    monkeypatch.setattr(evaluation, "BACKEND", "eager")
+
+
+def job(out, **settings):
+    return configuration(
+        method("FGDA"), problem("RobustRegression"), out, dtype="float32", reduction="exact", **settings
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(group=1, compile="default"),
+        dict(group=1, compile="reduce-overhead", autocast="bfloat16"),
+        dict(group=2, autocast="bfloat16"),
+    ],
+    ids=str,
+)
+def test_the_same_bits_on_every_layout(comm, out, settings):
+    """Against a run in one process, on every rank."""
+    found = run(job(out, **settings), comm).point
+    alone = run(job(f"{out}/{comm.rank}", **settings), SerialComm()).point
+    assert all(torch.equal(found[block], alone[block]) for block in alone)
+    assert {block.dtype for block in found.values()} == {torch.float32}
+
+
+def test_a_rank_without_a_compiler_is_told_on_all(comm, out, monkeypatch):
+    """The first rank hosts clients on every layout."""
+
+    def missing(graph, inputs):
+        raise RuntimeError("no compiler")
+
+    if comm.rank == 0:
+        monkeypatch.setattr(evaluation, "BACKEND", missing)
+    with pytest.raises(ConfigError, match="run.compile = 'default': expected .* got .*no compiler"):
+        Simulation(job(out, group=1, compile="default"), comm)

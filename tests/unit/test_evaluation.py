@@ -1,0 +1,257 @@
+"""Functions that are compiled or evaluated in mixed precision.
+
+The compiler's backend "eager" runs what has been traced with torch's own kernels: all but the generated code
+is as with "inductor", which one test takes.
+"""
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from everything import METHODS, PAIRS, method, problem
+from games import Game, configuration
+
+import mpifed.core.evaluation as evaluation
+from mpifed import Blocks, Minimax, resume, run
+from mpifed.algorithms import LocalSGDA
+from mpifed.core.errors import ConfigError
+from mpifed.core.evaluation import Evaluation, by_hand
+from mpifed.core.oracle import ORACLES
+from mpifed.core.sampling import Sampler
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import PROBLEMS
+from mpifed.simulation.simulation import Simulation
+
+COMM = SerialComm()
+ROUNDING = 2.0**-9  # of bfloat16, relative
+DIFFERENTIATED = [name for name in PROBLEMS if not by_hand(problem(name))]
+#: Each of their problems by one method, and each method on a small problem.
+SMALL = ("WGAN", "LinearMAML")
+CASES = [next(pair for pair in PAIRS if pair[1] == name) for name in DIFFERENTIATED if name not in SMALL]
+CASES += [next(pair for pair in PAIRS if pair[0] == name and pair[1] in SMALL) for name in METHODS]
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    monkeypatch.setattr(evaluation, "BACKEND", "eager")
+
+
+def final(names, **settings) -> torch.Tensor:
+    """The state after two rounds."""
+    config = configuration(
+        method(names[0]), problem(names[1]), "unused", **dict(dtype="float32", noise=0) | settings
+    )
+    simulation = Simulation(config, COMM)
+    simulation.start()
+    simulation.step()
+    simulation.step()
+    return simulation.shared.buffer
+
+
+@pytest.mark.parametrize("number", range(len(CASES)), ids=list(map("-".join, CASES)))
+def test_a_compiled_gradient_is_the_same_function(number, eager):
+    """Every other one in pairs. 1e-9 in float64: the same operations, in another order of sums."""
+    names, group = CASES[number], 1 + number % 2
+    settings = dict(dtype="float64", group=group)
+    torch.testing.assert_close(
+        final(names, compile="default", **settings), final(names, **settings), rtol=1e-9, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("group", [1, 2], ids=["loop", "pairs"])
+@pytest.mark.parametrize("names", CASES, ids="-".join)
+def test_state_stays_float32_under_autocast(names, group):
+    """Small steps: a rounding moves the state by less than itself."""
+    found, plain = final(names, autocast="bfloat16", group=group), final(names, group=group)
+    assert found.dtype == torch.float32
+    assert (found - plain).norm() <= 8 * ROUNDING * plain.norm()
+    products = names[1] != "WGAN"  # which has none
+    assert torch.equal(found, plain) != products, "of float32 products"
+
+
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if name not in DIFFERENTIATED])
+@pytest.mark.parametrize("option", [dict(compile="default"), dict(autocast="bfloat16")], ids=str)
+def test_functions_by_hand_are_refused(name, option):
+    names = next(pair for pair in PAIRS if pair[1] == name)
+    with pytest.raises(ConfigError, match=f"those of {name} are written by hand: expected run.* = 'none'"):
+        final(names, **option)
+
+
+def gradients(way: Evaluation, batched: bool) -> torch.Tensor:
+    """Of three clients that are all at the starting point, on the same samples."""
+    of = problem("FairClassification")
+    of.prepare(0)
+    sampler = Sampler(of, range(3), 0, 32, None, 0, torch.float32, "cpu")
+    oracle = ORACLES["minimax"](of, sampler, batched, way)
+    oracle.at(slice(0, 3) if batched else slice(1, 2))
+    generator = torch.Generator().manual_seed(1)
+    point = [torch.randn(size, generator=generator) for size in of.variables().sizes.values()]
+    return torch.cat(oracle.grad(*point, oracle.sample()), dim=1)
+
+
+@pytest.mark.parametrize("compile", ["none", "default"])
+@pytest.mark.parametrize("batched", [False, True], ids=["one", "three"])
+def test_gradients_in_bfloat16(compile, batched, eager):
+    """Operands and results of two products forward and two backward are rounded: at most eight roundings."""
+    plain, mixed = gradients(Evaluation(), batched), gradients(Evaluation(compile, "bfloat16"), batched)
+    assert mixed.dtype == torch.float32 and not torch.equal(plain, mixed)
+    assert (mixed - plain).norm() <= 8 * ROUNDING * plain.norm()
+
+
+def overwriting(graph, inputs, **_):
+    """As a CUDA graph that is replayed: results lie in the same memory every time."""
+    kept = []
+
+    def replay(*arguments):
+        for one in kept:
+            one.fill_(torch.nan)
+        results = graph(*arguments)
+        if not kept:
+            kept.extend(torch.empty_like(one) for one in results)
+        for one, result in zip(kept, results):
+            one.copy_(result)
+        return tuple(kept)
+
+    return replay
+
+
+@pytest.mark.parametrize("group", [1, 2], ids=["loop", "pairs"])
+@pytest.mark.parametrize("names", [("FGDA", "WGAN"), ("MFCGD", "LinearMAML")], ids="-".join)
+def test_what_a_graph_has_returned_outlives_its_next_replay(names, group, monkeypatch):
+    """These methods keep a gradient while they ask for the next; tolerance as above."""
+    monkeypatch.setattr(evaluation, "BACKEND", overwriting)
+    settings = dict(dtype="float64", group=group)
+    found, plain = final(names, compile="reduce-overhead", **settings), final(names, **settings)
+    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
+
+
+def test_one_compilation_a_run(eager):
+    """Also after a run of other shapes in the same process."""
+    final(("FGDA", "WGAN"), compile="default", group="all")
+    torch._dynamo.utils.counters.clear()
+    final(("FGDA", "WGAN"), compile="default", group=2)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+def test_generated_code(tmp_path):
+    """With torch's deterministic algorithms; 1e-9 in float64: fused loops sum in another order."""
+    settings = dict(reduction="exact", group=1, threads=1)
+    points = []
+    for way in ("none", "reduce-overhead"):
+        config = configuration(method("FGDA"), problem("WGAN"), tmp_path / way, compile=way, **settings)
+        points.append(torch.cat(list(run(config, COMM).point.values())))
+    torch.testing.assert_close(*points, rtol=1e-9, atol=1e-9)
+
+
+@dataclass
+class Branch(Minimax):
+    """A loss that looks at a number, which nothing can trace."""
+
+    clients: int = 2
+
+    def variables(self):
+        return Blocks(x={"w": (2,)}, y={"v": (1,)})
+
+    def client_data(self, client):
+        return (torch.ones(3, 2),)
+
+    def loss(self, x, y, batch):
+        value = (batch[0] @ x["w"]).sum() - y["v"].square().sum()
+        return 2 * value if value.item() > 0 else value
+
+
+def missing(graph, inputs):
+    raise RuntimeError("no compiler. Install one\nwith a long trace")
+
+
+@pytest.mark.parametrize(
+    "of, backend, says",
+    [(Branch(), "eager", "expected functions that torch can.*got .*: leave it out"),
+     (Game(), missing, "^run.compile = 'default': .* C.. compiler.*RuntimeError: no compiler.?.?: leave it")],
+    ids=["branch", "compiler"],
+)  # fmt: skip
+def test_what_cannot_be_compiled_is_told_before_the_first_round(of, backend, says, monkeypatch):
+    monkeypatch.setattr(evaluation, "BACKEND", backend)
+    config = configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), of, "unused", compile="default")
+    with pytest.raises(ConfigError, match=says) as refused:
+        Simulation(config, COMM)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "settings, says",
+    [
+        (dict(autocast="bfloat16", dtype="float64"), "autocast = 'bfloat16' needs dtype = 'float32', got"),
+        (dict(autocast="float16"), "run.autocast: Input should be 'none' or 'bfloat16', got 'float16'"),
+        (dict(compile="fast"), "Input should be 'none', 'default' or 'reduce-overhead', got 'fast'"),
+        *((dict(compile="default", reduction="exact", group=group),
+           f"expected group = 1 with compile = 'default' and reduction = 'exact', got group = {group!r}")
+          for group in (2, "auto", "all")),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_go_together(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        final(("FGDA", "WGAN"), **settings)
+
+
+def test_full_batches_of_different_sizes_are_not_compiled():
+    """Every size would be, or bits would be of the sizes before."""
+    job = configuration(method("FGDA"), Game(), "unused", batch_size=0, group=1, compile="default")
+    with pytest.raises(
+        ConfigError, match="compiled need clients of one size, got 5 to 7 rows: set oracle.batch"
+    ):
+        Simulation(job, COMM)
+
+
+def test_groups_are_not_timed_where_every_size_would_be_compiled(eager, monkeypatch):
+    import mpifed.simulation.grouping as grouping
+
+    monkeypatch.setattr(grouping, "MEMBERS", 1)
+    monkeypatch.setattr(grouping, "SHORT", 0)
+    monkeypatch.setattr(grouping, "_times", lambda *_: pytest.fail("timed"))
+    settings = dict(dtype="float32", compile="default")
+    config = configuration(method("FGDA"), PROBLEMS["WGAN"](clients=9), "unused", **settings)
+    assert Simulation(config, COMM).rounds.choice.group == 9
+
+
+@pytest.mark.parametrize("option", [dict(compile="default"), dict(autocast="bfloat16")], ids=str)
+def test_a_run_goes_on_as_it_was_evaluated(tmp_path, eager, option):
+    """The same bits in one go and resumed; others are refused, and "none" is what earlier versions had."""
+    [(name, value)] = option.items()
+    folder, names = tmp_path / "run", ("FGDA", "RobustRegression")
+
+    def job(out, rounds, **settings):
+        kept = dict(dtype="float32", reduction="exact", group=1, overwrite=False, checkpoint_every=1)
+        return configuration(method(names[0]), problem(names[1]), out, rounds=rounds, **kept | settings)
+
+    once = run(job(tmp_path / "once", 3, **option), COMM)
+    run(job(folder, 2, **option), COMM)
+    with pytest.raises(CollectiveError, match=f"another job: run.{name} is {value} there and none here"):
+        run(job(folder, 3), COMM)
+    with pytest.raises(CollectiveError, match=f"depend on run.{name} .{value} there, none here.: leave it"):
+        resume(folder, ["rounds=3", f"run.{name}=none"], COMM)
+    on = resume(folder, ["rounds=3"], COMM)
+    assert all(np.array_equal(on.point[block], once.point[block]) for block in on.point)
+
+
+def test_runs_that_ask_for_none_load_no_compiler():
+    code = (
+        "import sys\n"
+        "sys.path.insert(0, 'tests/support')\n"
+        "from everything import method, problem\n"
+        "from games import configuration\n"
+        "from mpifed.parallel.comm import SerialComm\n"
+        "from mpifed.simulation.simulation import Simulation\n"
+        "settings = dict(out='unused', dtype='float32', autocast='bfloat16')\n"
+        "job = configuration(method('FGDA'), problem('WGAN'), **settings)\n"
+        "simulation = Simulation(job, SerialComm())\n"
+        "simulation.start()\n"
+        "simulation.step()\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=100).returncode == 0
