@@ -44,12 +44,12 @@ def test_the_same_bits_on_every_layout(comm, out, settings):
 
 
 def test_a_rank_without_a_compiler_is_told_on_all(comm, out, monkeypatch):
-    """The first rank hosts clients on every layout."""
+    """The last rank hosts clients on every layout."""
 
     def missing(graph, inputs):
         raise RuntimeError("no compiler")
 
-    if comm.rank == 0:
+    if comm.rank == comm.size - 1:
         monkeypatch.setattr(evaluation, "BACKEND", missing)
     with pytest.raises(ConfigError, match="run.compile = 'default': expected .* got .*no compiler"):
         Simulation(job(out, group=1, compile="default"), comm)
