@@ -8,6 +8,7 @@ import pytest
 
 from mpifed.parallel.comm import share
 from mpifed.parallel.world import world
+from mpifed.simulation.simulation import Simulation
 
 # The same examples every time, and no verdict on time: the machine may be busy.
 hypothesis.settings.register_profile(
@@ -55,6 +56,20 @@ def comm():
 def out(tmp_path_factory, comm):
     """An output folder that all ranks agree on."""
     return share(comm, str(tmp_path_factory.mktemp("run")))
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """``at(round, action)``: do something in the course of a round."""
+    actions, step = {}, Simulation.step
+
+    def stepped(self, *arguments):
+        result = step(self, *arguments)
+        actions.pop(self.round, lambda: None)()
+        return result
+
+    monkeypatch.setattr(Simulation, "step", stepped)
+    return actions.__setitem__
 
 
 def pytest_collection_modifyitems(config, items):

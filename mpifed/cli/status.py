@@ -49,14 +49,14 @@ def _runs_of(job: str) -> Iterator[Status]:
     """The runs that a job file describes."""
     from mpifed.config.grids import variants
     from mpifed.config.job import Config
+    from mpifed.config.plugins import title
     from mpifed.config.tables import read_table
     from mpifed.storage.status import Status, is_run
     from mpifed.storage.status import status as status_of
 
     many = "sweep" in read_table(job)
     for config in [run.config for run in variants(job)] if many else [Config.load(job)]:
-        folder, table = Path(config.run.out), config.table()
-        method, problem = (table[section]["name"].rpartition(":")[2] for section in ("algorithm", "problem"))
+        folder, method, problem = Path(config.run.out), title(config.algorithm), title(config.problem)
         if is_run(folder):
             yield status_of(folder)
         else:

@@ -1,7 +1,7 @@
 """Whether a method keeps to its contract: faults of what a user wrote, one sentence each, before any work.
 
-What only running shows, a message that is not filled or a client function that writes to ``shared``, is said
-in the first round.
+What only running shows, a message that is not filled or a function that writes to what it is to read, is said
+in the first rounds.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import inspect
 from collections.abc import Callable, Iterator
 from types import MethodType
 
+import torch
+
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.errors import ContractError, blaming, told
-from mpifed.core.records import Adaptive, Between, Kept, Record
+from mpifed.core.records import Adaptive, Between, Kept, Record, State
 
-__all__ = ["called", "check_method", "expect_nothing"]
+__all__ = ["called", "check_method", "expect_nothing", "expect_unchanged"]
 
 #: Record → the kinds of its fields that mean nothing there, and why.
 MISPLACED: dict[str, dict[type, str]] = {
@@ -41,6 +43,25 @@ def expect_nothing(returned, name: str, instead: str) -> None:
     """
     if returned is not None:
         raise ContractError(f"{name} returned a {type(returned).__name__}: it {instead} and returns nothing")
+
+
+def expect_unchanged(state: State, before: torch.Tensor, record: str, function: Callable, kind: str) -> None:
+    """Hold a function of a method to a record that it reads and never writes to.
+
+    Args:
+        before: the state's buffer, before the function ran.
+        record: what the function calls the state; ``kind``: "client" or "server".
+
+    Raises:
+        ContractError: a value has changed.
+    """
+    if torch.equal(before, state.buffer):
+        return
+    field = state.layout.field_at(int((before != state.buffer).nonzero()[0]))
+    raise ContractError(
+        f"{called(function)} changed {record}.{field}: a {kind} function reads `{record}` and never writes "
+        f"to it, not in place either (x = {record}.x; x -= ... does; x = x - ... does not)"
+    )
 
 
 def check_method(method: Algorithm) -> None:

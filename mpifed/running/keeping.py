@@ -15,6 +15,7 @@ from mpifed.simulation.simulation import Simulation
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import RUN_FILE, End
 from mpifed.storage.history import CARRIED, History
+from mpifed.storage.ownership import round_of
 from mpifed.storage.recorder import Recorder, ending
 from mpifed.storage.rescue import Rescue
 from mpifed.storage.snapshot import Snapshot
@@ -191,6 +192,6 @@ class Keeper:
             )
         if rescued:
             return f"{text}; {RUN_FILE} lies in {place}"
-        rounds = [int(path.stem.rpartition("-")[2]) for path in self.folder.checkpoints()]
+        rounds = [round_of(path) for path in self.folder.checkpoints()]
         left = f"the newest checkpoint is of round {max(rounds)}" if rounds else "no checkpoint is left"
         return f"{text}, nor to another place: {left}, what came after it is lost"

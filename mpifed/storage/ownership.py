@@ -24,6 +24,7 @@ __all__ = [
     "TEXT_MARK",
     "checkpoints",
     "histories",
+    "round_of",
     "is_known",
     "is_own",
     "is_figure",
@@ -113,6 +114,11 @@ def checkpoints(folder: str | Path) -> list[Path]:
     """The files of a folder that are named like checkpoints, the newest last."""
     found = [path for path in Path(folder).glob("checkpoint-*.h5") if _CHECKPOINT.fullmatch(path.name)]
     return sorted((path for path in found if path.is_file()), key=lambda path: (len(path.name), path.name))
+
+
+def round_of(path: Path) -> int:
+    """The round of a checkpoint, by its name."""
+    return int(path.stem.rpartition("-")[2])
 
 
 def histories(folder: str | Path) -> list[Path]:

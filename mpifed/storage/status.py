@@ -13,7 +13,7 @@ from pathlib import Path
 from mpifed.storage.checkpoint import newest
 from mpifed.storage.folder import Holder, holder
 from mpifed.storage.format import RUN_FILE
-from mpifed.storage.ownership import LOCK_FILE, checkpoints
+from mpifed.storage.ownership import LOCK_FILE, checkpoints, round_of
 from mpifed.storage.results import Head, expect, head
 
 __all__ = ["Status", "find_folders", "is_run", "status"]
@@ -154,7 +154,7 @@ def _results(folder: Path) -> tuple[Head | None, str]:
 
 def _round(files: list[Path]) -> int | None:
     """The round of the last of some checkpoints."""
-    return int(files[-1].stem.rpartition("-")[2]) if files else None
+    return round_of(files[-1]) if files else None
 
 
 def _name(config: dict, section: str) -> str:

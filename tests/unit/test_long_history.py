@@ -142,20 +142,6 @@ def test_a_results_file_is_little_behind_and_seldom_written(tmp_path, long, monk
     assert mpifed.load(tmp_path).costs["round"].tolist() == list(range(202))
 
 
-@pytest.fixture
-def at(monkeypatch):
-    """``at(round, action)``: do something in the course of a round."""
-    actions, step = {}, Simulation.step
-
-    def stepped(self, *arguments):
-        result = step(self, *arguments)
-        actions.pop(self.round, lambda: None)()
-        return result
-
-    monkeypatch.setattr(Simulation, "step", stepped)
-    return actions.__setitem__
-
-
 def dies(*_):
     raise KeyboardInterrupt
 

@@ -11,7 +11,7 @@ import pytest
 from mpifed import resume, run
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.placement import Placement
-from mpifed.simulation.simulation import NonFiniteError, Simulation
+from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage import checkpoint, folder, rescue
 from mpifed.storage.folder import Folder
 from mpifed.storage.ownership import LOCK_FILE
@@ -44,20 +44,6 @@ def out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setattr(folder, "PATIENCE", 0.0)
     return tmp_path / "a" / "run"
-
-
-@pytest.fixture
-def at(monkeypatch):
-    """``at(round, action)``: do something in the course of a round."""
-    actions, step = {}, Simulation.step
-
-    def stepped(self, *arguments):
-        result = step(self, *arguments)
-        actions.pop(self.round, lambda: None)()
-        return result
-
-    monkeypatch.setattr(Simulation, "step", stepped)
-    return actions.__setitem__
 
 
 def becomes_a_file(out):
