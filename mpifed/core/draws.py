@@ -1,4 +1,5 @@
-"""The random numbers of a round, for as many clients and samples at once as memory allows.
+"""The random numbers of a round, for as many clients and samples at once as memory allows; where that is few,
+of the rounds that follow too.
 
 Numbers have addresses, so how many are drawn together changes none of them.
 """
@@ -17,6 +18,10 @@ __all__ = ["Draws", "Numbers", "drawn_at_once"]
 
 #: Numbers that are drawn at once, at most, beyond those of one sample of one group.
 DRAWN = 2**20
+
+#: Numbers below which a draw takes as long as its calls: as many rounds are drawn at once, where the same
+#: clients take part in them.
+FEW = 2**14
 
 #: The samples that are wanted of a group: a range of them, or one number a client, ``[C]``.
 Numbers = range | np.ndarray
@@ -52,7 +57,15 @@ def drawn_at_once(members: int, group: int, samples: int, width: int) -> int:
     """
     if group * samples * width > DRAWN:
         samples = max(1, DRAWN // (group * width))
-    return min(members, max(group, DRAWN // max(1, samples * width))) * samples * width
+    round = min(members, max(group, DRAWN // max(1, samples * width))) * samples * width
+    return round * max(1, FEW // max(1, round))
+
+
+class _Ahead(NamedTuple):
+    """Draws of the rounds from ``first`` on: tensors ``[rounds, members, count, ...]``."""
+
+    first: int
+    values: list[torch.Tensor]
 
 
 class Draws:
@@ -65,6 +78,7 @@ class Draws:
     def __init__(self, seed: int, clients: np.ndarray):
         self.seed, self.clients = seed, clients
         self._expected: dict[str, int] = {}
+        self.members: Any = None
         self.turn_to(np.arange(len(clients)))
 
     def expect(self, kind: str, count: int) -> None:
@@ -75,8 +89,10 @@ class Draws:
         return self._expected.get(kind, 1)
 
     def turn_to(self, members: np.ndarray) -> None:
-        """Forget what was drawn, and turn to the clients at local positions ``members``."""
-        self.members = members
+        """Forget what was drawn for a round, and turn to the clients at local positions ``members``."""
+        self._ahead: dict[tuple, _Ahead]
+        if not np.array_equal(members, self.members):
+            self.members, self._ahead = members, {}
         self._held: dict[tuple, _Drawn] = {}
 
     def of(
@@ -111,6 +127,24 @@ class Draws:
             if parts and group * count * width > DRAWN:
                 first, count = low, max(high + 1 - low, min(count - low, DRAWN // (group * width)))
             places = self.members[rows.start : rows.start + max(group, DRAWN // max(1, count * width))]
-            stream = Stream(self.seed, key[0], self.clients[places], key[1], count, first)
-            held = self._held[key] = _Drawn(rows.start, first, draw(stream, places))
+            rounds = FEW // (len(places) * count * width) if parts and width else 1
+            values = self._values(key, places, range(first, first + count), max(1, rounds), draw)
+            held = self._held[key] = _Drawn(rows.start, first, values)
         return held.of(rows, numbers)
+
+    def _values(
+        self, key: tuple[str, int, Any], places: np.ndarray, numbers: range, rounds: int, draw: Callable
+    ) -> tuple[torch.Tensor, ...]:
+        """The samples ``numbers`` of a round, ``[members, count, ...]``, drawn for some rounds at a time."""
+        purpose, r, other = key
+        name = purpose, other, int(places[0]), len(places), numbers
+        ahead = self._ahead.get(name)
+        if ahead is None or not 0 <= r - ahead.first < rounds:
+            each = np.tile(places, rounds)
+            which = np.repeat(np.arange(r, r + rounds), len(places)) if rounds > 1 else r
+            stream = Stream(self.seed, purpose, self.clients[each], which, len(numbers), numbers.start)
+            values = [array.unflatten(0, (rounds, len(places))) for array in draw(stream, each)]
+            ahead = _Ahead(r, values)
+            if rounds > 1:
+                self._ahead[name] = ahead
+        return tuple(array[r - ahead.first] for array in ahead.values)

@@ -72,7 +72,7 @@ class Stream:
     Args:
         seed, purpose: the first half of the address.
         clients: global client numbers, ``[C]``.
-        round: the round's number.
+        round: the round's number, or one a client ``[C]``.
         count: how many samples to draw for each client.
         first: the first sample's number.
 
@@ -81,7 +81,7 @@ class Stream:
             "".
     """
 
-    def __init__(self, seed: int, purpose: str, clients=(0,), round: int = 0, count: int = 1, first: int = 0):
+    def __init__(self, seed: int, purpose: str, clients=(0,), round=0, count: int = 1, first: int = 0):
         digest = _digest(seed, purpose, size=8)
         self._key = (int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little"))
         self.clients = np.asarray(clients, dtype=np.int64)
@@ -94,9 +94,9 @@ class Stream:
         lane = np.arange(self._lane, self._lane + lanes)[None, None, :]
         index = np.arange(self.first, self.first + self.count)[None, :, None]
         client = self.clients[:, None, None]
-        lane, index, client = np.broadcast_arrays(lane, index, client)
+        round = np.asarray(self.round)[..., None, None]
         self._lane += lanes
-        words = philox((lane, index, self.round, client), self._key)
+        words = np.broadcast_arrays(*philox((lane, index, round, client), self._key))
         return np.stack(words, axis=-1).reshape(len(self.clients), self.count, 4 * lanes)[..., :number]
 
     def integers(self, high, number: int) -> np.ndarray:

@@ -69,7 +69,7 @@ class Saddle(Minimax):
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         """∇_x f^k = τx - t_k y and ∇_y f^k = b_k - y - t_k x; all rows of a batch are the client's only
         one."""
-        t, b = batch[0][:, :1], batch[1][:, 0]
+        t, b = batch[0].narrow(1, 0, 1), batch[1].select(1, 0)
         return self.tau * x - t * y, b - y - t * x
 
     def solution(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -79,7 +79,7 @@ class FedAvg(Algorithm):
     def client_round(self, now, shared, client, message, oracle):
         x = shared.x
         for _ in range(self.K):
-            x = x - self.eta * oracle.grad(x, oracle.sample())
+            x = x.sub(oracle.grad(x, oracle.sample()), alpha=self.eta)
         message.x = x
 
 

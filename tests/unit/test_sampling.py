@@ -99,6 +99,35 @@ def test_own_samples_and_normals_are_those_of_their_addresses(limits):
             np.testing.assert_array_equal(sampler.normal(k, rows, 6).numpy(), normal)
 
 
+@pytest.mark.parametrize("few", [1, 100, draws.FEW])
+def test_rounds_that_are_drawn_ahead_have_the_samples_of_their_addresses(monkeypatch, few):
+    """Whoever takes part, and back to an earlier round."""
+    monkeypatch.setattr(draws, "FEW", few)
+    everyone, some = np.arange(CLIENTS), np.array([1, 4, 5])
+    sampler = sampler_of(noise=Gaussian(0.5))
+    rounds = [(r, members) for r, members in zip(range(1, 9), [everyone, everyone, some, some] * 2)]
+    for r, members in [*rounds, (2, everyone), (10**6, everyone)]:
+        sampler.begin(r)
+        sampler.turn_to(members)
+        for k in range(3):
+            found = ask(sampler, k, slice(0, len(members)))
+            rows = Stream(0, "sample", members, r, 1, k).integers(5 + members, BATCH)[:, 0]
+            noise = Stream(0, "noise", members, r, 1, k).normal(WIDTH)[:, 0]
+            np.testing.assert_array_equal(found.batch[1].numpy(), rows)  # the second column counts rows
+            np.testing.assert_array_equal(found.noise.numpy(), 0.5 * noise)
+
+
+def test_few_numbers_are_drawn_for_many_rounds_at_once(monkeypatch):
+    asked, plain = [], draws.Stream
+    monkeypatch.setattr(draws, "Stream", lambda *address: asked.append(address) or plain(*address))
+    sampler = sampler_of()
+    for r in range(3, 40):
+        sampler.begin(r)
+        sampler.turn_to(np.arange(CLIENTS))
+        ask(sampler, 0, slice(0, CLIENTS))
+    assert len(asked) == 1
+
+
 def test_clients_that_are_at_different_samples(limits):
     sampler, rows = sampler_of(noise=Gaussian(scale=1.0)), slice(2, 5)
     mixed = ask(sampler, np.array([4, 1, 2]), rows)
