@@ -10,6 +10,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+from mpifed.core.later import put_off
 from mpifed.running.noted import Noted
 
 __all__ = ["loading", "main"]
@@ -18,6 +19,7 @@ __all__ = ["loading", "main"]
 def main() -> None:
     """The command line, with signals noted from the first moment on."""
     Noted().listen()
+    put_off()
     from mpifed.cli.main import main as command_line
 
     command_line()

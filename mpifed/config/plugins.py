@@ -20,6 +20,7 @@ from mpifed.algorithms import ALGORITHMS
 from mpifed.config.loading import digest_of, digest_on_disk, guarded, import_module, is_loaded, load_file
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError, cut, shown
+from mpifed.core.later import make_up
 from mpifed.core.problem import Problem
 from mpifed.core.settings import Preset, build, near_miss
 from mpifed.problems import PROBLEMS
@@ -55,6 +56,7 @@ def find(name: str, section: str) -> type | Preset:
     known, base = (ALGORITHMS, Algorithm) if section == "algorithm" else (PROBLEMS, Problem)
     if name in known:
         return known[name]
+    make_up()
     place, colon, attribute = name.rpartition(":")
     if colon:
         module = load_file(place) if place.endswith(".py") else import_module(place, name)

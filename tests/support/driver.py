@@ -24,7 +24,7 @@ import sys
 import time
 from pathlib import Path
 
-from mpifed.cli.main import main
+from mpifed.core.later import put_off
 
 #: Bytes for the beginning of a file.
 LEFT = 8192
@@ -97,8 +97,9 @@ def install(fault: str) -> None:
     setattr(owner, name, faulty)
 
 
+put_off()  # as the command line does, before anything imports torch
 split = sys.argv.index("--")
 for text in sys.argv[1:split]:
     install(text)
 sys.argv[1:] = sys.argv[split + 1 :]
-main()
+importlib.import_module("mpifed.cli.main").main()
