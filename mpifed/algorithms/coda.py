@@ -42,7 +42,7 @@ class CODAPlus(Algorithm):
     T: int = Field(ge=1, description="rounds of the first stage")
     growth: int = Field(default=3, ge=1, description="how many times as long the next stage is")
     decay: float = Field(default=3.0, ge=1, description="how many times smaller the next stage's step is")
-    gamma: float = Field(default=500.0, gt=0, description="γ of the proximal term; inf leaves it out")
+    prox: float = Field(default=0.002, ge=0, description="weight 1/γ of the proximal term; 0 leaves it out")
     reference: Literal["last", "average"] = Field(
         default="last", description="x_ref of the next stage: the stage's last point, or its rounds' average"
     )
@@ -78,7 +78,7 @@ class CODAPlus(Algorithm):
         x, y, eta = shared.x, shared.y, self.step(now)
         for _ in range(self.K):
             gx, gy = oracle.grad(x, y, oracle.sample())
-            x, y = x - eta * (gx + (x - shared.ref) / self.gamma + bx), y + eta * (gy + by)
+            x, y = x - eta * (gx + self.prox * (x - shared.ref) + bx), y + eta * (gy + by)
         return x - shared.x, y - shared.y
 
     def client_round(self, now, shared, client, message, oracle):

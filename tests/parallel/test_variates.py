@@ -27,7 +27,7 @@ pytestmark = pytest.mark.mpi
 #: Stages of 1, 2 and then 4 rounds; clients come back in the midst of a stage after missing its start.
 SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 5, 5
 GLOBAL = dict(K=3, eta_xl=0.05, eta_yl=0.04, eta_xg=1.2, eta_yg=0.9)
-STAGES = dict(K=3, eta=0.06, T=1, growth=2, decay=1.5, gamma=0.8)
+STAGES = dict(K=3, eta=0.06, T=1, growth=2, decay=1.5, prox=1.3)
 LOCAL = dict(K=3, eta={"name": "power", "scale": 0.1})
 CASES = {
     "SAGDA, fresh": (SAGDA, Game, GLOBAL),

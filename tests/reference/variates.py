@@ -88,7 +88,7 @@ def scaffold_minimax(grad, x, y, cohorts, weights, *, K, eta_l, eta_g=1.0, optio
     return path
 
 
-def coda_plus(grad, x, y, cohorts, weights, *, K, eta, T, growth=3, decay=3.0, gamma=500.0, reference="last"):
+def coda_plus(grad, x, y, cohorts, weights, *, K, eta, T, growth=3, decay=3.0, prox=0.002, reference="last"):
     path, left, length, ref = [], [cohort for (cohort,) in cohorts], T, x
     while left:
         ends = []
@@ -98,7 +98,7 @@ def coda_plus(grad, x, y, cohorts, weights, *, K, eta, T, growth=3, decay=3.0, g
                 xs[k], ys[k] = x, y
                 for j in range(K):
                     gx, gy = grad(k, xs[k], ys[k], (r, j))
-                    xs[k], ys[k] = xs[k] - eta * (gx + (xs[k] - ref) / gamma), ys[k] + eta * gy
+                    xs[k], ys[k] = xs[k] - eta * (gx + prox * (xs[k] - ref)), ys[k] + eta * gy
             x, y = average(xs, weights), average(ys, weights)
             ends.append(x)
             path.append((x, y))
@@ -108,7 +108,7 @@ def coda_plus(grad, x, y, cohorts, weights, *, K, eta, T, growth=3, decay=3.0, g
 
 
 def codasca(
-    grad, x, y, cohorts, weights, *, K, eta, T, growth=3, decay=3.0, gamma=500.0, reference="last",
+    grad, x, y, cohorts, weights, *, K, eta, T, growth=3, decay=3.0, prox=0.002, reference="last",
     eta_g=1.0, keep_variates=False,
 ):  # fmt: skip
     path, left, length, ref = [], [cohort for (cohort,) in cohorts], T, x
@@ -121,7 +121,7 @@ def codasca(
                 xs[k], ys[k] = x, y
                 for j in range(K):
                     gx, gy = grad(k, xs[k], ys[k], (r, j))
-                    xs[k] = xs[k] - eta * (gx + (xs[k] - ref) / gamma - old_x[k] + cx)
+                    xs[k] = xs[k] - eta * (gx + prox * (xs[k] - ref) - old_x[k] + cx)
                     ys[k] = ys[k] + eta * (gy - old_y[k] + cy)
                 own_x[k] = old_x[k] - cx + (x - xs[k]) / (K * eta)
                 own_y[k] = old_y[k] - cy + (ys[k] - y) / (K * eta)

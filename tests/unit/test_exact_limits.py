@@ -53,7 +53,7 @@ LIMITS = {
     "SAGDA, stored": (Monotone, SAGDA(K=K, eta_xl=ETA, eta_yl=0.03, variates="stored"), LOCAL_SGDA),
     "CODASCA": (
         Monotone,
-        CODASCA(K=K, eta=ETA, gamma=10 / 3, T=20, growth=1, decay=1.0, keep_variates=True),
+        CODASCA(K=K, eta=ETA, prox=0.3, T=20, growth=1, decay=1.0, keep_variates=True),
         LOCAL_SGDA,
     ),
 }
