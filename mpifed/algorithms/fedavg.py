@@ -1,17 +1,13 @@
 """FedAvg (McMahan et al. 2017), with the servers of Reddi et al. 2021: Adagrad, Adam and Yogi.
 
-Clients take K local steps; the server takes the average Δ of their displacements for a descent direction,
-which makes plain averaging of x + η_g Δ with η_g = 1. The other servers keep moments of Δ:
+Clients take K local steps. The server makes its step, times η_g, of the average Δ of their displacements:
 
-* ``momentum``, FedAvgM (Hsu et al. 2019): m ← β m + Δ, a step η_g m;
-* ``adagrad``, ``adam``, ``yogi`` (Reddi et al. 2021, Algorithm 2): m ← β_1 m + (1 - β_1) Δ and, with
-  D = Δ², ::
-
-      adagrad   v ← v + D
-      adam      v ← β_2 v + (1 - β_2) D
-      yogi      v ← v - (1 - β_2) D sign(v - D)
-
-  then a step η_g m / (√v + τ), by coordinate.
+* ``average``: Δ itself, which with η_g = 1 is plain averaging;
+* ``momentum``, FedAvgM (Hsu et al. 2019): m ← β m + Δ;
+* ``adagrad`` (Reddi et al. 2021, Algorithm 2): m / (√v + τ) by coordinate, with m ← β_1 m + (1 - β_1) Δ and
+  v ← v + Δ²;
+* ``adam``: the same with v ← β_2 v + (1 - β_2) Δ²;
+* ``yogi``: the same with v ← v - (1 - β_2) Δ² sign(v - Δ²).
 
 Readings:
 
