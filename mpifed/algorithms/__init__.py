@@ -1,11 +1,14 @@
 """The methods, one family a file."""
 
+from mpifed.algorithms.coda import CODASCA, CODAPlus
 from mpifed.algorithms.composition import MFCGD, AdaMFCGD
 from mpifed.algorithms.dual_extrapolation import LocalDualExtrapolation
+from mpifed.algorithms.fedavg import FedAvg
 from mpifed.algorithms.fgda import FGDA, AdaFGDA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
 from mpifed.algorithms.local_sgda import LocalSGDA
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
+from mpifed.algorithms.variates import SAGDA, SCAFFOLD
 from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX
 
 #: Every method by name, in the order of the papers.
@@ -17,6 +20,8 @@ ALGORITHMS = {
         LSGD, LESGD, LIPPAX, SLIPPAX, LocalDualExtrapolation,
         MFCGD, AdaMFCGD,
         FESSGDA, SmoothedGDA, FSGDA, LocalSGDA,
+        SAGDA, CODAPlus, CODASCA,
+        FedAvg, SCAFFOLD,
     )
 }
 

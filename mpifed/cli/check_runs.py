@@ -93,6 +93,8 @@ def tried_on(method: Algorithm) -> dict[str, Problem]:
     """The problems that a method is tried on, by what to call them."""
     if method.family == "minimax":
         return {"a minimax problem": Pair(), "a problem without y": Squares()}
+    if method.family == "minimisation":
+        return {"a problem without y": Squares()}
     if method.family == "composition":
         return {"a composition": LinearMAML(clients=5, d=3, samples=6)}
     problems = {

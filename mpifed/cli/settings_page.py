@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
+from mpifed.algorithms.fedavg import SERVERS, Server
 from mpifed.config.job import Config
 from mpifed.config.sections import SECTIONS
 from mpifed.config.tables import describe
@@ -40,6 +41,7 @@ CHOICES = (
     (SequenceModel, "recurrent model"),
     (Partition, "partition"),
     (Direction, "direction"),
+    (Server, "server"),
     (Set, "set"),
     (Proximal, "convex function"),
     (Dataset, "data set"),
@@ -52,6 +54,7 @@ GROUPS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
     ("Problems", PROBLEMS, "`[problem]` with `name = ...`."),
     ("Matrices", MATRICES, '`algorithm.matrix`: a name, or a table such as `{ name = "adam", rho = 0.1 }`.'),
     ("Directions", DIRECTIONS, "`algorithm.direction` of the heavy-tailed methods."),
+    ("Servers", SERVERS, "`algorithm.server` of FedAvg."),
     ("Schedules", SCHEDULES, "Wherever a setting takes a number or schedule; a number is `constant`."),
     ("Noises", NOISES, "`oracle.noise`, for every problem."),
     ("Partitions", PARTITIONS, "`problem.partition` of the problems with data."),

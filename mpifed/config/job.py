@@ -23,7 +23,7 @@ from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError, listed, shown
 from mpifed.core.evaluation import by_hand
 from mpifed.core.method_checks import check_method
-from mpifed.core.problem import Problem
+from mpifed.core.problem import Minimisation, Problem
 from mpifed.core.proximal import Zero
 from mpifed.core.settings import explain, near_miss
 from mpifed.core.strict import Strict
@@ -74,6 +74,7 @@ class Config(Strict, BaseModel):
         if not isinstance(clients, int | np.integer) or isinstance(clients, bool) or clients < 1:
             raise ValueError(f"problem.clients: expected a whole number from 1, got {shown(clients)}")
         fits = {problem.family, "operator"} if problem.family == "minimax" else {problem.family}
+        fits |= {"minimisation"} if isinstance(problem, Minimisation) else set()
         if algorithm.family not in fits:
             kind = f"{'an' if problem.family == 'operator' else 'a'} {problem.family}"
             raise ValueError(

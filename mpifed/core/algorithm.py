@@ -91,7 +91,8 @@ class Now:
 class Algorithm:
     """Base of every method. Subclasses are frozen dataclasses of hyperparameters."""
 
-    #: Problem family that the method solves: "minimax", "operator" or "composition".
+    #: Problem family that the method solves: "minimax" (without y, too), "minimisation" (without y alone),
+    #: "operator" or "composition".
     family: ClassVar[str] = "minimax"
     #: Where the method is printed, and the keys of these sources in the bibliography.
     source: ClassVar[str] = ""

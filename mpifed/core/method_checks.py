@@ -25,7 +25,7 @@ MISPLACED: dict[str, dict[type, str]] = {
     "message": {Between: "between() is for `client`", Adaptive: "adaptive() is for `shared`"},
 }
 #: Family → the blocks whose averages a method may return.
-BLOCKS = {"minimax": ("x", "y"), "operator": ("z",), "composition": ("x",)}
+BLOCKS = {"minimax": ("x", "y"), "minimisation": ("x",), "operator": ("z",), "composition": ("x",)}
 CLIENT, SERVER = ("now", "shared", "client", "message", "oracle"), ("now", "shared", "mean")
 
 

@@ -1,5 +1,6 @@
 """Problems by name."""
 
+from mpifed.problems.classification import Classification
 from mpifed.problems.deep_auc import DeepAUC
 from mpifed.problems.distributional import DistributionallyRobust
 from mpifed.problems.fair import FairClassification
@@ -30,6 +31,7 @@ PROBLEMS = {
         FewShotMAML,
         WGAN,
         FairClassification,
+        Classification,
         QuadraticNCPL,
         TwoSidedPL,
     )

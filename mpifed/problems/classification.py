@@ -1,76 +1,60 @@
-"""What classification problems share: labelled images divided among clients, a network, accuracies."""
+"""Classification: a network trained by the cross-entropy, for the methods that minimise."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import Field
 
-from mpifed.core.problem import Named
+from mpifed.core.problem import Minimisation, Named
+from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
-from mpifed.data import DATASETS, Dataset, Partition
-from mpifed.data.partition import IID
-from mpifed.models import Linear, Model
+from mpifed.problems.labelled_images import LabelledImages, accuracies
 
-__all__ = ["Classification", "accuracies"]
-
-#: Test images scored at once, which bounds the memory of an evaluation.
-CHUNK = 1000
+__all__ = ["Classification"]
 
 
 @problem_settings
-class Classification:
-    """A network with one output a class, and labelled images divided among clients: a part of a problem."""
+class Classification(LabelledImages, Minimisation):
+    """min over the network x of the mean cross-entropy of a client's samples, plus (λ/2) ‖x‖².
 
-    dataset: Dataset = Field(description="name of the data set")
-    model: Model = Field(default=Linear(), description="network h; linear makes softmax regression")
-    clients: int = Field(default=10, ge=1, description="number of clients")
-    partition: Partition = Field(default=IID(), description="how samples are divided among clients")
+    The data set holds images, or a table whose rows the network takes.
+    """
+
+    weight_decay: float = Field(default=0.0, ge=0, description="λ, on all parameters of the network")
+
+    maximised = frozenset({"accuracy", "worst_accuracy"})
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read and part the data; the upper half of the classes counts as positive for the partition.
+        """Read and part the data, as for every classification problem."""
+        super().prepare(seed, data_dir)
+        self.test_rows = len(self._images.test_labels)
 
-        Raises:
-            ValueError: the data, the model and the partition do not fit each other.
-        """
-        self._images = images = DATASETS[self.dataset](data_dir)
-        self.files = images.files
-        self._shapes = self.model.shapes(images.shape, outputs=images.classes)
-        labels = images.train_labels.numpy()
-        self._rows = self.partition(labels, labels >= (images.classes + 1) // 2, self.clients, seed)
+    def variables(self) -> Blocks:
+        return Blocks(x=self._shapes)
 
-    def start(self, rng: np.random.Generator) -> torch.Tensor:
-        """The network's random start, flat ``[d]`` float64."""
-        return torch.cat([tensor.flatten() for tensor in self.model.initial(self._shapes, rng).values()])
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """The network's random start."""
+        return {"x": self.start(rng)}
 
-    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Images ``[n, c, h, w]`` and class labels ``[n]``, int64."""
-        rows = torch.from_numpy(self._rows[client])
-        return self._images.train[rows], self._images.train_labels[rows]
+    def loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        images, labels = batch
+        loss = F.cross_entropy(self.model(x, images), labels)
+        if self.weight_decay:
+            loss = loss + self.weight_decay / 2 * sum((weights**2).sum() for weights in x.values())
+        return loss
 
-    def client_size(self, client: int) -> int:
-        return len(self._rows[client])
+    def predict(self, x: Named, rows: slice) -> torch.Tensor:
+        """The network's outputs, ``[n, classes]``."""
+        return self.scores(x, rows)
 
-    def client_labels(self, client: int) -> np.ndarray:
-        return self._images.train_labels.numpy()[self._rows[client]]
-
-    @torch.no_grad()
-    def scores(self, x: Named, rows: slice, shift: torch.Tensor | float = 0.0) -> torch.Tensor:
-        """The network's outputs ``[n, classes]`` for the test images ``rows``, each moved by ``shift``."""
-        like = next(iter(x.values()))
-        chunks = self._images.test[rows].split(CHUNK)
-        return torch.cat([self.model(x, chunk.to(like) + shift) for chunk in chunks])
-
-
-def accuracies(scores: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
-    """Share of rows whose largest score is their label's, one number for each class that occurs in
-    ``labels``.
-
-    NaN throughout where a score is not finite.
-    """
-    labels = labels.numpy()
-    classes = np.unique(labels)
-    if not torch.isfinite(scores).all():
-        return np.full(len(classes), np.nan)
-    right = scores.argmax(dim=1).cpu().numpy() == labels
-    return np.array([right[labels == label].mean() for label in classes])
+    def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """Share of test images classified rightly: ``accuracy`` of all, ``worst_accuracy`` of the class with
+        the smallest share."""
+        labels = self._images.test_labels
+        by_class, counts = accuracies(predictions, labels), labels.unique(return_counts=True)[1].numpy()
+        return {
+            "accuracy": float(np.average(by_class, weights=counts)),
+            "worst_accuracy": float(by_class.min()),
+        }

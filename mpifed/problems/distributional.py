@@ -23,13 +23,13 @@ from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
 from mpifed.data import Partition
 from mpifed.data.partition import Dirichlet
-from mpifed.problems.classification import Classification
+from mpifed.problems.labelled_images import LabelledImages
 
 __all__ = ["DistributionallyRobust"]
 
 
 @problem_settings
-class DistributionallyRobust(Classification, Composition):
+class DistributionallyRobust(LabelledImages, Composition):
     """min over x of F(x) = (1/N) Σ_n f(L_n(x)), f(u) = λ exp(u/λ), L_n the mean cross-entropy of client n.
 
     The inner map g_n = L_n is a scalar, estimated by the mean over a batch; f is the same for all clients and

@@ -16,13 +16,13 @@ from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets, Simplex
 from mpifed.core.settings import problem_settings
-from mpifed.problems.classification import Classification, accuracies
+from mpifed.problems.labelled_images import LabelledImages, accuracies
 
 __all__ = ["FairClassification"]
 
 
 @problem_settings
-class FairClassification(Classification, Minimax):
+class FairClassification(LabelledImages, Minimax):
     """min over the network x, max over y on the simplex of Σ_c y_c F_c(x), F_c the cross-entropy of class
     c."""
 

@@ -18,13 +18,13 @@ from mpifed.core.records import Blocks
 from mpifed.core.sets import Ball, Sets
 from mpifed.core.settings import problem_settings
 from mpifed.models import MLP, Model
-from mpifed.problems.classification import Classification, accuracies
+from mpifed.problems.labelled_images import LabelledImages, accuracies
 
 __all__ = ["RobustRegression"]
 
 
 @problem_settings
-class RobustRegression(Classification, Minimax):
+class RobustRegression(LabelledImages, Minimax):
     """min over w, max over ‖ν‖ ≤ radius of the mean of ‖h(w; image + ν) - one-hot label‖².
 
     x holds the network's parameters w, y the perturbation ν of an image's shape.

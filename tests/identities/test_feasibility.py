@@ -82,9 +82,13 @@ PROMISES = [
         for alternating in (False, True)
     ),
     Promise("LocalSGDA", dict(q=3, eta_x=0.05, eta_y=0.04), "xy", "xy"),
+    *(Promise("SAGDA", GLOBAL | {"variates": variates}, "", "") for variates in ("fresh", "stored")),
+    Promise("SCAFFOLD", dict(K=3, eta_l=0.05), "", ""),
+    Promise("CODAPlus", dict(K=3, eta=0.05, T=2), "", ""),
+    Promise("CODASCA", dict(K=3, eta=0.05, T=2), "", ""),
 ]
-#: Compositions are no games.
-WITHOUT_SETS = {"MFCGD", "AdaMFCGD"}
+#: Compositions and minimisations are no games.
+WITHOUT_SETS = {"MFCGD", "AdaMFCGD", "FedAvg"}
 
 
 def outside(own, points) -> float:

@@ -26,8 +26,6 @@ SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 4, 5
 #: File → settings.
 SETTINGS = {
     "fedavg": [dict(K=3, eta=0.05, eta_g=1.3)],
-    "scaffold": [dict(K=3, eta=0.05, eta_g=0.9)],
-    "codasca": [dict(K=3, eta=0.05, pull=0.7, stage=2, eta_g=1.1)],
     "fednest": [dict(T=T, tau=2, alpha=0.04, beta=0.06) for T in (1, 2, 3)],
     "fed_norm_sgda": [dict(tau=(1, 4, 2, 3, 1), eta=(0.05, 0.04), gamma=(0.06, 0.03), decay=0.8)],
     "cdma_ada": [dict(K=3, eta=(0.05, 0.04), alpha=0.95, a=1 / 3)],
@@ -36,7 +34,7 @@ SETTINGS = {
 METHODS = [(name, settings) for name, cases in SETTINGS.items() for settings in cases]
 #: Cohort and weights.
 SAMPLING = [(None, "uniform"), (2, "uniform"), (3, "samples")]
-WITHOUT_Y = ("fedavg", "scaffold")
+WITHOUT_Y = ("fedavg",)
 
 methods = pytest.mark.parametrize("name, settings", METHODS)
 sampling = pytest.mark.parametrize("cohort, weights", SAMPLING, ids=lambda v: str(v))

@@ -26,47 +26,6 @@ def fedavg(grad, x, y, cohorts, weights, *, K, eta, eta_g):
     return path
 
 
-def scaffold(grad, x, y, cohorts, weights, *, K, eta, eta_g):
-    path, c = [], 0 * x
-    own = [0 * x for _ in weights]
-    for r, (cohort,) in enumerate(cohorts, 1):
-        ends, step_of_c = {}, 0
-        for k in cohort:
-            ends[k] = x
-            for j in range(K):
-                ends[k] = ends[k] - eta * (grad(k, ends[k], y, (r, j))[0] - own[k] + c)
-            new = own[k] - c + (x - ends[k]) / (K * eta)
-            step_of_c = step_of_c + weights[k] / sum(weights) * (new - own[k])  # 1/N where all weigh the same
-            own[k] = new
-        x, c = x + eta_g * (average(ends, weights) - x), c + step_of_c
-        path.append((x,))
-    return path
-
-
-def codasca(grad, x, y, cohorts, weights, *, K, eta, pull, stage, eta_g):
-    path, cx, cy, ref = [], 0 * x, 0 * y, x
-    own_x, own_y = [0 * x for _ in weights], [0 * y for _ in weights]
-    for r, (cohort,) in enumerate(cohorts, 1):
-        xs, ys, step_x, step_y = {}, {}, 0, 0
-        for k in cohort:
-            xs[k], ys[k] = x, y
-            for j in range(K):
-                gx, gy = grad(k, xs[k], ys[k], (r, j))
-                xs[k] = xs[k] - eta * (gx + pull * (xs[k] - ref) - own_x[k] + cx)
-                ys[k] = ys[k] + eta * (gy - own_y[k] + cy)
-            new_x = own_x[k] - cx + (x - xs[k]) / (K * eta)
-            new_y = own_y[k] - cy + (ys[k] - y) / (K * eta)
-            share = weights[k] / sum(weights)
-            step_x, step_y = step_x + share * (new_x - own_x[k]), step_y + share * (new_y - own_y[k])
-            own_x[k], own_y[k] = new_x, new_y
-        x, y = x + eta_g * (average(xs, weights) - x), y + eta_g * (average(ys, weights) - y)
-        cx, cy = cx + step_x, cy + step_y
-        if r % stage == 0:
-            ref = x
-        path.append((x, y))
-    return path
-
-
 def fednest(grad, x, y, cohorts, weights, *, T, tau, alpha, beta):
     path = []
     for r, (cohort,) in enumerate(cohorts, 1):

@@ -17,8 +17,6 @@ from mpifed.core.streams import generator
 PLUGINS = Path(__file__).parents[1] / "plugins"
 CLASSES = {
     "fedavg": "FedAvg",
-    "scaffold": "Scaffold",
-    "codasca": "Codasca",
     "fednest": "FedNest",
     "fed_norm_sgda": "FedNormSGDA",
     "cdma_ada": "CdmaAda",

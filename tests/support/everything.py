@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpifed.algorithms import ALGORITHMS
+from mpifed.core.problem import Minimisation
 from mpifed.core.settings import build
 from mpifed.data import TEXTS, Texts
 from mpifed.problems import PROBLEMS
@@ -30,6 +31,11 @@ METHODS = {
     "SmoothedGDA": (dict(eta_x=0.01, eta_y=0.01, p=0.1), dict(eta_x=0, eta_y=0)),
     "FSGDA": (GLOBAL, dict(eta_xl=0, eta_yl=0)),
     "LocalSGDA": (dict(q=2, eta_x=0.01, eta_y=0.01), dict(eta_x=0, eta_y=0)),
+    "SAGDA": (dict(variates="stored", **GLOBAL), dict(eta_xg=0, eta_yg=0)),
+    "CODAPlus": (dict(K=2, eta=0.01, T=1, reference="average"), None),
+    "CODASCA": (dict(K=2, eta=0.01, T=1, reference="average"), dict(eta_g=0)),
+    "FedAvg": (dict(K=2, eta=0.01, eta_g=0.01, server="yogi"), dict(eta_g=0)),
+    "SCAFFOLD": (dict(K=2, eta_l=0.01), dict(eta_g=0)),
 }
 
 
@@ -57,6 +63,7 @@ SETTINGS = {
     ),
     "RobustRegression": dict(clients=3, dataset="digits", model="linear"),
     "FairClassification": dict(clients=3, dataset="digits", model="linear"),
+    "Classification": dict(clients=3, dataset="digits", model="linear"),
     "DistributionallyRobust": dict(clients=3, dataset="digits", model="linear"),
     "LinearMAML": dict(clients=3),
     "SinusoidMAML": dict(clients=3, samples=6, model={"name": "mlp", "hidden": [3]}, tests=2),
@@ -90,6 +97,8 @@ def fits(method_name: str, problem_name: str) -> bool:
     ours, theirs = ALGORITHMS[method_name].family, PROBLEMS[problem_name].family
     if problem_name in COMPOSITE and not ALGORITHMS[method_name].composite:
         return False
+    if ours == "minimisation":
+        return issubclass(PROBLEMS[problem_name], Minimisation)
     return ours == theirs or (ours, theirs) == ("operator", "minimax")
 
 

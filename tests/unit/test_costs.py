@@ -9,6 +9,7 @@ from fields import Chain, P
 from games import DX, DY, Game, configuration
 
 from mpifed.algorithms import (
+    CODASCA,
     FESSGDA,
     FGDA,
     FSGDA,
@@ -16,9 +17,13 @@ from mpifed.algorithms import (
     LIPPAX,
     LSGD,
     MFCGD,
+    SAGDA,
+    SCAFFOLD,
     SLIPPAX,
     AdaFGDA,
     AdaMFCGD,
+    CODAPlus,
+    FedAvg,
     FedMuonDA,
     FedNSGDAM,
     FedSGDAClip,
@@ -66,13 +71,19 @@ COSTS = {
     # A call is one evaluation of g with its Jacobian, or of ∇f: two of each a step.
     "MFCGD": (MFCGD(**STORM), Chain, 2 * X, X, 1, 4 * K),
     "AdaMFCGD": (AdaMFCGD(**STORM), Chain, 2 * X, 2 * X, 1, 4 * K),
-    "FedAvg": (plugin("fedavg", K=K, eta=0.01), Half, X, X, 1, K),
-    "SCAFFOLD": (plugin("scaffold", K=K, eta=0.01), Half, 2 * X, 2 * X, 1, K),
-    "CODASCA": (plugin("codasca", K=K, eta=0.01, pull=1.0, stage=9), Game, 2 * D, 2 * D, 1, K),
+    "FedAvg": (FedAvg(**LOCAL), Half, X, X, 1, K),
+    "FedAvg, adam": (FedAvg(**LOCAL, server="adam"), Half, X, X, 1, K),  # the moments stay at the server
+    # v̄ is sent after the points, and one gradient a round is taken for it.
+    "SAGDA": (SAGDA(**GLOBAL), Game, 2 * D, 2 * D, 2, K + 1),
+    "SAGDA, stored": (SAGDA(**GLOBAL, variates="stored"), Game, 2 * D, 2 * D, 1, K),
+    "SCAFFOLD": (SCAFFOLD(K=K, eta_l=0.01), Half, 2 * X, 2 * X, 1, K),
+    "SCAFFOLD, option I": (SCAFFOLD(K=K, eta_l=0.01, option="I"), Half, 2 * X, 2 * X, 1, K + 1),
+    "SCAFFOLD, with y": (SCAFFOLD(K=K, eta_l=0.01), Game, 2 * D, 2 * D, 1, K),
+    "CODAPlus": (CODAPlus(**LOCAL, T=9), Game, D, D, 1, K),
+    "CODASCA": (CODASCA(**LOCAL, T=9), Game, 2 * D, 2 * D, 1, K),
     # The reference point of a new stage is counted, although it is a point that has been sent.
-    "CODASCA, a new stage": (
-        plugin("codasca", K=K, eta=0.01, pull=1.0, stage=2), Game, 2 * D, 2 * D + X, 1, K,
-    ),
+    "CODAPlus, a new stage": (CODAPlus(**LOCAL, T=2), Game, D, D + X, 1, K),
+    "CODASCA, a new stage": (CODASCA(**LOCAL, T=2), Game, 2 * D, 2 * D + X, 1, K),
     **{
         f"FedNest, T = {T}": (
             plugin("fednest", T=T, tau=K, alpha=0.01, beta=0.01), Game, 2 * T * Y + 2 * X, 2 * T * Y + 2 * X,

@@ -30,7 +30,7 @@ COMM = SerialComm()
 ROUNDING = 2.0**-9  # of bfloat16, relative
 DIFFERENTIATED = [name for name in PROBLEMS if not by_hand(problem(name))]
 #: Each of their problems by one method, and each method on a small problem.
-SMALL = ("WGAN", "LinearMAML")
+SMALL = ("WGAN", "LinearMAML", "Classification")
 CASES = [next(pair for pair in PAIRS if pair[1] == name) for name in DIFFERENTIATED if name not in SMALL]
 CASES += [next(pair for pair in PAIRS if pair[0] == name and pair[1] in SMALL) for name in METHODS]
 

@@ -1,4 +1,6 @@
-"""Limits of the methods of ``tests/plugins``, and what a method finds on a problem without y."""
+"""Limits of methods with control variates, and what a method finds on a problem without y."""
+
+import dataclasses
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from everything import METHODS, method
 from games import configuration, trace
 
 from mpifed import run
-from mpifed.algorithms import ALGORITHMS, FSGDA, LocalSGDA
+from mpifed.algorithms import ALGORITHMS, CODASCA, FSGDA, SAGDA, SCAFFOLD, FedAvg, LocalSGDA
 from mpifed.parallel.comm import SerialComm
 
 #: Rounding alone: some hundred operations a round on numbers of about 1, and no round enlarges a difference.
@@ -32,24 +34,27 @@ def error(algorithm, problem, out, weights="uniform", rounds=300, cohort=COHORT)
     return np.linalg.norm(path[-1] - solution) / np.linalg.norm(solution)
 
 
-def by_count(name, **settings):
+def by_count(whole):
     """The method with cohort / clients in the place of the share of the weight."""
-    whole = plugin(name, **settings)
 
     class ByCount(type(whole)):
         def server_round(self, now, shared, mean):
             super().server_round(type(now)(**vars(now) | {"share": now.cohort / now.clients}), shared, mean)
 
-    return ByCount(**settings)
+    return ByCount(**{field.name: getattr(whole, field.name) for field in dataclasses.fields(whole)})
 
 
-#: What the variates mend, and the method without them.
+FEDAVG, LOCAL_SGDA = FedAvg(K=K, eta=ETA), LocalSGDA(q=K, eta_x=ETA, eta_y=ETA)
+#: A problem, a method whose variates reach its solution, and the method without them.
 LIMITS = {
-    "scaffold": (Quadratic, dict(K=K, eta=ETA), lambda: plugin("fedavg", K=K, eta=ETA)),
-    "codasca": (
+    "SCAFFOLD": (Quadratic, SCAFFOLD(K=K, eta_l=ETA), FEDAVG),
+    "SCAFFOLD, option I": (Quadratic, SCAFFOLD(K=K, eta_l=ETA, option="I"), FEDAVG),
+    "SCAFFOLD with y": (Monotone, SCAFFOLD(K=K, eta_l=ETA), LOCAL_SGDA),
+    "SAGDA, stored": (Monotone, SAGDA(K=K, eta_xl=ETA, eta_yl=0.03, variates="stored"), LOCAL_SGDA),
+    "CODASCA": (
         Monotone,
-        dict(K=K, eta=ETA, pull=0.3, stage=20),
-        lambda: LocalSGDA(q=K, eta_x=ETA, eta_y=ETA),
+        CODASCA(K=K, eta=ETA, prox=0.3, T=20, growth=1, decay=1.0, keep_variates=True),
+        LOCAL_SGDA,
     ),
 }
 
@@ -58,17 +63,17 @@ LIMITS = {
 @pytest.mark.parametrize("name", LIMITS)
 def test_variates_reach_the_exact_solution_with_a_cohort(tmp_path, name, weights):
     """1e-8 with 4 of 20 clients; without variates the drift is left, with all clients too."""
-    problem, settings, without = LIMITS[name]
-    assert error(plugin(name, **settings), problem(N), tmp_path, weights) < 1e-8
+    problem, method, without = LIMITS[name]
+    assert error(method, problem(N), tmp_path, weights) < 1e-8
     for cohort in (COHORT, None):
-        assert error(without(), problem(N), tmp_path, weights, cohort=cohort) > 1e-3
+        assert error(without, problem(N), tmp_path, weights, cohort=cohort) > 1e-3
 
 
 @pytest.mark.parametrize("name", LIMITS)
 def test_the_share_is_one_of_weight_and_not_of_count(tmp_path, name):
-    problem, settings, _ = LIMITS[name]
-    assert error(by_count(name, **settings), problem(N), tmp_path, "uniform") < 1e-8
-    assert error(by_count(name, **settings), problem(N), tmp_path, "samples") > 1e-3
+    problem, method, _ = LIMITS[name]
+    assert error(by_count(method), problem(N), tmp_path, "uniform") < 1e-8
+    assert error(by_count(method), problem(N), tmp_path, "samples") > 1e-3
 
 
 @pytest.mark.parametrize("group", [1, 2, "all"])
@@ -85,7 +90,7 @@ def test_fsgda_without_y_is_fedavg_bit_for_bit(tmp_path, group, weights):
 
 
 #: SLIPPAX's smoothing radius depends on the number of variables.
-ALONE = [name for name in METHODS if ALGORITHMS[name].family != "composition" and name != "SLIPPAX"]
+ALONE = [name for name in METHODS if ALGORITHMS[name].family in ("minimax", "operator") and name != "SLIPPAX"]
 
 
 @pytest.mark.parametrize("group", [1, 2, "all"])

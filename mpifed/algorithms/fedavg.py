@@ -1,0 +1,137 @@
+"""FedAvg (McMahan et al. 2017), with the servers of Reddi et al. 2021: Adagrad, Adam and Yogi.
+
+Clients take K local steps. The server makes its step, times η_g, of the average Δ of their displacements:
+
+* ``average``: Δ itself, which with η_g = 1 is plain averaging;
+* ``momentum``, FedAvgM (Hsu et al. 2019): m ← β m + Δ;
+* ``adagrad`` (Reddi et al. 2021, Algorithm 2): m / (√v + τ) by coordinate, with m ← β_1 m + (1 - β_1) Δ and
+  v ← v + Δ²;
+* ``adam``: the same with v ← β_2 v + (1 - β_2) Δ²;
+* ``yogi``: the same with v ← v - (1 - β_2) Δ² sign(v - Δ²).
+
+Readings:
+
+* *Bias* is not corrected, as in the paper. Programs that divide m and v by 1 - β^t take other first steps.
+* *Start.* m starts at 0. v starts at τ², the least that the paper asks for.
+* *Sets.* Where the problem has a set, every new point is projected, at the clients and at the server. The
+  papers have none.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.records import Record
+from mpifed.core.schedules import Rate
+from mpifed.core.settings import choice, hyperparameters
+
+__all__ = ["SERVERS", "Adagrad", "Adam", "Average", "FedAvg", "Momentum", "Server", "Yogi"]
+
+
+@hyperparameters
+class Average:
+    """Δ itself."""
+
+    moments = ()
+
+    def initialize(self, shared):
+        """Set the moments that do not start at 0."""
+
+    def __call__(self, shared, delta: torch.Tensor) -> torch.Tensor:
+        """The direction of the step, ``[d]``, from the average displacement ``[d]``; updates the moments."""
+        return delta
+
+
+@hyperparameters
+class Momentum(Average):
+    """m ← β m + Δ (Hsu et al. 2019)."""
+
+    beta: float = Field(default=0.9, ge=0, lt=1, description="decay β of the momentum")
+
+    moments = ("m",)
+
+    def __call__(self, shared, delta):
+        shared.m = self.beta * shared.m + delta
+        return shared.m
+
+
+@hyperparameters
+class Adagrad(Average):
+    """v ← v + Δ²."""
+
+    beta_1: float = Field(default=0.0, ge=0, lt=1, description="decay β_1 of the first moment")
+    tau: float = Field(default=1e-3, gt=0, description="offset τ: the smaller, the more adaptive")
+
+    moments = ("m", "v")
+
+    def initialize(self, shared):
+        shared.v = self.tau**2
+
+    def __call__(self, shared, delta):
+        shared.m = self.beta_1 * shared.m + (1 - self.beta_1) * delta
+        shared.v = self.second(shared.v, delta**2)
+        return shared.m / (shared.v.sqrt() + self.tau)
+
+    def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
+        """The new second moment."""
+        return v + square
+
+
+@hyperparameters
+class Adam(Adagrad):
+    """v ← β_2 v + (1 - β_2) Δ², without correction of bias."""
+
+    beta_1: float = Field(default=0.9, ge=0, lt=1, description="decay β_1 of the first moment")
+    beta_2: float = Field(default=0.99, ge=0, lt=1, description="decay β_2 of the second moment")
+
+    def second(self, v, square):
+        return self.beta_2 * v + (1 - self.beta_2) * square
+
+
+@hyperparameters
+class Yogi(Adam):
+    """v ← v - (1 - β_2) Δ² sign(v - Δ²): v falls no faster than it grows."""
+
+    def second(self, v, square):
+        return v - (1 - self.beta_2) * square * torch.sign(v - square)
+
+
+SERVERS = {"average": Average, "momentum": Momentum, "adagrad": Adagrad, "adam": Adam, "yogi": Yogi}
+
+#: A server by name, table or instance.
+Server = choice("server", SERVERS)
+
+
+@hyperparameters
+class FedAvg(Algorithm):
+    """FedAvg: local steps, then a step of the server along the average displacement."""
+
+    K: int = Field(ge=1, description="local steps per round")
+    eta: Rate = Field(description="local step size")
+    eta_g: float = Field(default=1.0, ge=0, description="step size of the server; 1 is plain averaging")
+    server: Server = Field(default=Average(), description="what the server makes of the average displacement")
+
+    source = "McMahan et al. 2017, FederatedAveraging; Reddi et al. 2021, Algorithms 1 and 2"
+    cites = ("mcmahan2017fedavg", "reddi2021fedopt", "hsu2019fedavgm")
+    family = "minimisation"
+    paper_cost = "up D; down D; 1 phase; 1 gradient a step"
+    steps = "K"
+    message = Record(dx="x")
+
+    @property
+    def shared(self) -> Record:
+        return Record(x="x", **dict.fromkeys(self.server.moments, "x"))
+
+    def initialize(self, shared):
+        self.server.initialize(shared)
+
+    def client_round(self, now, shared, client, message, oracle):
+        x = shared.x
+        for k in range(1, self.K + 1):
+            x = oracle.sets.x(x.sub(oracle.grad(x, oracle.sample()), alpha=self.eta(now.step(k))))
+        message.dx = x - shared.x
+
+    def server_round(self, now, shared, mean):
+        shared.x = now.sets.x(shared.x + self.eta_g * self.server(shared, mean.dx))

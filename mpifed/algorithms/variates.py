@@ -1,0 +1,139 @@
+"""SAGDA (Yang et al. 2022) and SCAFFOLD (Karimireddy et al. 2020): local steps corrected by control variates.
+
+A client steps along g_i - c_i + c: its own variate c_i is what it usually sees, the server's variate c what
+all see. The margin numbers the lines of SCAFFOLD's Algorithm 1, the box's y_i being (x_i, y_i) here;
+``shared.cx`` and ``shared.cy`` are its c, ``client.cx`` and ``client.cy`` its c_i.
+
+Readings:
+
+* *SAGDA's variates.* ``fresh``: every member of the cohort takes one gradient at the round's starting point,
+  on a sample of its own, and c is the average over the same cohort; nothing outlives the round, which has
+  two phases. ``stored``: those of SCAFFOLD, option II, block by block, in one phase.
+* *Option I* of SCAFFOLD renews c_i by the gradient at the round's starting point: of all local data, or of
+  one more sample, drawn after the K of the local steps.
+* *Minimax.* SCAFFOLD is printed for minimisation. Where the problem has a y, y ascends beside x, with the
+  same two rates and a variate of its own.
+* *A cohort* moves c by its share of all weight, which is |S| / N where clients weigh the same.
+* *Start.* All stored variates start at 0, so the first round is FSGDA's.
+* *Sets.* Nothing is projected: the variates of option II are made of displacements, which a projection would
+  shorten.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.records import Record, between
+from mpifed.core.settings import hyperparameters
+
+__all__ = ["SAGDA", "SCAFFOLD"]
+
+_STEPS, _VARIATES = Record(dx="x", dy="y"), Record(cx="x", cy="y")
+
+
+@hyperparameters
+class _Corrected(Algorithm):
+    K: int = Field(ge=1, description="local steps per round")
+
+    steps = "K"
+    shared = Record(x="x", y="y") | _VARIATES
+    client = _VARIATES
+    message = _STEPS | _VARIATES
+
+    def client_steps(self, now, shared, client, message, oracle):
+        x, y = shared.x, shared.y                                                           # line 7
+        bx, by = shared.cx - client.cx, shared.cy - client.cy
+        for _ in range(self.K):                                                             # line 8
+            gx, gy = oracle.grad(x, y, oracle.sample())                                     # line 9
+            x, y = x - self.eta_xl * (gx + bx), y + self.eta_yl * (gy + by)                 # line 10
+        message.dx, message.dy = x - shared.x, y - shared.y                                 # line 13
+
+    def server_steps(self, now, shared, mean):
+        shared.x += self.eta_xg * mean.dx                                                   # line 17
+        shared.y += self.eta_yg * mean.dy
+
+    def client_round(self, now, shared, client, message, oracle):
+        self.client_steps(now, shared, client, message, oracle)
+        message.cx, message.cy = self.change(shared, client, message, oracle)               # lines 12-13
+        client.cx += message.cx                                                             # line 14
+        client.cy += message.cy
+
+    def server_round(self, now, shared, mean):
+        self.server_steps(now, shared, mean)
+        shared.cx += now.share * mean.cx                                                    # line 17
+        shared.cy += now.share * mean.cy
+
+    def change(self, shared, client, message, oracle):
+        """c_i⁺ - c_i, with the mean of the round's raw gradients for c_i⁺, told from the displacement."""
+        mean_x, mean_y = -message.dx / (self.K * self.eta_xl), message.dy / (self.K * self.eta_yl)
+        return mean_x - shared.cx, mean_y - shared.cy                                       # line 12 (ii)
+
+
+@hyperparameters
+class SAGDA(_Corrected):
+    """SAGDA: FSGDA with control variates, made anew in every round or stored at the clients."""
+
+    eta_xl: float = Field(gt=0, description="local step size of x (descent)")
+    eta_yl: float = Field(gt=0, description="local step size of y (ascent)")
+    eta_xg: float = Field(default=1.0, ge=0, description="global step size of x; 1 is plain averaging")
+    eta_yg: float = Field(default=1.0, ge=0, description="global step size of y; 1 is plain averaging")
+    variates: Literal["fresh", "stored"] = Field(
+        default="fresh", description="control variates of one round (two phases), or kept by the clients"
+    )
+
+    source = "Yang et al. 2022, SAGDA"
+    cites = ("yang2022sagda",)
+    paper_cost = "up 2D; down 2D; 2 phases (stored: 1); 1 gradient a step, fresh: and 1 a round"
+
+    @property
+    def client(self) -> Record:
+        return _VARIATES if self.variates == "stored" else Record(cx=between("x"), cy=between("y"))
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        if self.variates == "stored":
+            return super().phases
+        return Phase(self.client_variates, _VARIATES), Phase(self.client_steps, _STEPS, self.server_steps)
+
+    def client_variates(self, now, shared, client, message, oracle):
+        message.cx, message.cy = oracle.grad(shared.x, shared.y, oracle.sample())
+        client.cx, client.cy = message.cx, message.cy
+
+
+@hyperparameters
+class SCAFFOLD(_Corrected):
+    """SCAFFOLD, for problems without y; with y, its minimax twin."""
+
+    eta_l: float = Field(gt=0, description="local step size, of both blocks")
+    eta_g: float = Field(default=1.0, ge=0, description="global step size; 1 is plain averaging")
+    option: Literal["II", "I", "I_sample"] = Field(
+        default="II",
+        description="new variates: from the displacement; the exact local gradient at the round's start; "
+        "that of one more sample",
+    )
+
+    source = "Karimireddy et al. 2020, Algorithm 1"
+    cites = ("karimireddy2020scaffold",)
+    paper_cost = "up 2D; down 2D; 1 phase; 1 gradient a step, option I: and 1 a round"
+
+    @property
+    def eta_xl(self) -> float:
+        return self.eta_l
+
+    eta_yl = eta_xl
+
+    @property
+    def eta_xg(self) -> float:
+        return self.eta_g
+
+    eta_yg = eta_xg
+
+    def change(self, shared, client, message, oracle):
+        if self.option == "II":
+            return super().change(shared, client, message, oracle)
+        xi = oracle.everything if self.option == "I" else oracle.sample()
+        gx, gy = oracle.grad(shared.x, shared.y, xi)                                        # line 12 (i)
+        return gx - client.cx, gy - client.cy

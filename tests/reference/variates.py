@@ -1,0 +1,136 @@
+"""SAGDA, SCAFFOLD, CODA+ and CODASCA as plain loops over rounds, clients and steps, from their formulas alone.
+
+``grad(k, x, y, (r, j))`` gives both gradients of client k on sample j = 0, 1, ... of its round r = 1, 2, ...
+or, with j ``None``, on all its data. ``cohorts[r - 1]`` lists the cohorts of round r, of which there is one.
+``weights`` has one number a client. All return the point after each round.
+"""
+
+from __future__ import annotations
+
+from reference.baselines import average
+
+
+def sagda(grad, x, y, cohorts, weights, *, K, eta_xl, eta_yl, eta_xg=1.0, eta_yg=1.0, variates="fresh"):
+    path, cx, cy = [], 0 * x, 0 * y
+    own_x, own_y = [0 * x for _ in weights], [0 * y for _ in weights]
+    for r, (cohort,) in enumerate(cohorts, 1):
+        first = 0
+        if variates == "fresh":
+            first = 1
+            for k in cohort:
+                own_x[k], own_y[k] = grad(k, x, y, (r, 0))
+            cx = average({k: own_x[k] for k in cohort}, weights)
+            cy = average({k: own_y[k] for k in cohort}, weights)
+        xs, ys = {}, {}
+        for k in cohort:
+            xs[k], ys[k] = x, y
+            for j in range(K):
+                gx, gy = grad(k, xs[k], ys[k], (r, first + j))
+                xs[k] = xs[k] - eta_xl * (gx - own_x[k] + cx)
+                ys[k] = ys[k] + eta_yl * (gy - own_y[k] + cy)
+        if variates == "stored":
+            old_x, old_y = list(own_x), list(own_y)
+            for k in cohort:
+                own_x[k] = old_x[k] - cx + (x - xs[k]) / (K * eta_xl)
+                own_y[k] = old_y[k] - cy + (ys[k] - y) / (K * eta_yl)
+            cx, cy = renewed(cx, own_x, old_x, weights), renewed(cy, own_y, old_y, weights)
+        x = x + eta_xg * (average(xs, weights) - x)
+        y = y + eta_yg * (average(ys, weights) - y)
+        path.append((x, y))
+    return path
+
+
+def renewed(c, new, old, weights):
+    """c + (1/N) Σ (c_i⁺ - c_i), with the clients' weights in the place of 1/N; who is absent adds nothing."""
+    return c + sum(w * (one - other) for w, one, other in zip(weights, new, old)) / sum(weights)
+
+
+def scaffold(grad, x, y, cohorts, weights, *, K, eta_l, eta_g=1.0, option="II"):
+    """Without a block y: ``y`` is where the gradients are asked for, and stays there."""
+    path, c = [], 0 * x
+    own = [0 * x for _ in weights]
+    for r, (cohort,) in enumerate(cohorts, 1):
+        ends, old = {}, list(own)
+        for k in cohort:
+            ends[k] = x
+            for j in range(K):
+                ends[k] = ends[k] - eta_l * (grad(k, ends[k], y, (r, j))[0] - old[k] + c)
+            if option == "II":
+                own[k] = old[k] - c + (x - ends[k]) / (K * eta_l)
+            else:
+                own[k] = grad(k, x, y, (r, None if option == "I" else K))[0]
+        x, c = x + eta_g * (average(ends, weights) - x), renewed(c, own, old, weights)
+        path.append((x,))
+    return path
+
+
+def scaffold_minimax(grad, x, y, cohorts, weights, *, K, eta_l, eta_g=1.0, option="II"):
+    path, c = [], (0 * x, 0 * y)
+    own = [(0 * x, 0 * y) for _ in weights]
+    for r, (cohort,) in enumerate(cohorts, 1):
+        ends, old = {}, list(own)
+        for k in cohort:
+            xk, yk = x, y
+            for j in range(K):
+                gx, gy = grad(k, xk, yk, (r, j))
+                xk, yk = xk - eta_l * (gx - old[k][0] + c[0]), yk + eta_l * (gy - old[k][1] + c[1])
+            ends[k] = xk, yk
+            if option == "II":
+                of_x = old[k][0] - c[0] + (x - xk) / (K * eta_l)
+                of_y = old[k][1] - c[1] + (yk - y) / (K * eta_l)
+                own[k] = of_x, of_y
+            else:
+                own[k] = grad(k, x, y, (r, None if option == "I" else K))
+        c = tuple(renewed(c[b], [one[b] for one in own], [one[b] for one in old], weights) for b in (0, 1))
+        x = x + eta_g * (average({k: end[0] for k, end in ends.items()}, weights) - x)
+        y = y + eta_g * (average({k: end[1] for k, end in ends.items()}, weights) - y)
+        path.append((x, y))
+    return path
+
+
+def coda_plus(grad, x, y, cohorts, weights, *, K, eta, T, growth=3, decay=3.0, prox=0.002, reference="last"):
+    path, left, length, ref = [], [cohort for (cohort,) in cohorts], T, x
+    while left:
+        ends = []
+        for cohort in left[:length]:
+            r, xs, ys = len(path) + 1, {}, {}
+            for k in cohort:
+                xs[k], ys[k] = x, y
+                for j in range(K):
+                    gx, gy = grad(k, xs[k], ys[k], (r, j))
+                    xs[k], ys[k] = xs[k] - eta * (gx + prox * (xs[k] - ref)), ys[k] + eta * gy
+            x, y = average(xs, weights), average(ys, weights)
+            ends.append(x)
+            path.append((x, y))
+        ref = x if reference == "last" else sum(ends) / len(ends)
+        left, length, eta = left[length:], length * growth, eta / decay
+    return path
+
+
+def codasca(
+    grad, x, y, cohorts, weights, *, K, eta, T, growth=3, decay=3.0, prox=0.002, reference="last",
+    eta_g=1.0, keep_variates=False,
+):  # fmt: skip
+    path, left, length, ref = [], [cohort for (cohort,) in cohorts], T, x
+    cx, cy, own_x, own_y = 0 * x, 0 * y, [0 * x for _ in weights], [0 * y for _ in weights]
+    while left:
+        ends = []
+        for cohort in left[:length]:
+            r, xs, ys, old_x, old_y = len(path) + 1, {}, {}, list(own_x), list(own_y)
+            for k in cohort:
+                xs[k], ys[k] = x, y
+                for j in range(K):
+                    gx, gy = grad(k, xs[k], ys[k], (r, j))
+                    xs[k] = xs[k] - eta * (gx + prox * (xs[k] - ref) - old_x[k] + cx)
+                    ys[k] = ys[k] + eta * (gy - old_y[k] + cy)
+                own_x[k] = old_x[k] - cx + (x - xs[k]) / (K * eta)
+                own_y[k] = old_y[k] - cy + (ys[k] - y) / (K * eta)
+            x, y = x + eta_g * (average(xs, weights) - x), y + eta_g * (average(ys, weights) - y)
+            cx, cy = renewed(cx, own_x, old_x, weights), renewed(cy, own_y, old_y, weights)
+            ends.append(x)
+            path.append((x, y))
+        ref = x if reference == "last" else sum(ends) / len(ends)
+        left, length, eta = left[length:], length * growth, eta / decay
+        if not keep_variates:
+            cx, cy, own_x, own_y = 0 * x, 0 * y, [0 * x for _ in weights], [0 * y for _ in weights]
+    return path
