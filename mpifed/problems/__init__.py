@@ -1,5 +1,6 @@
 """Problems by name."""
 
+from mpifed.problems.affine_shift import AffineShift
 from mpifed.problems.deep_auc import DeepAUC
 from mpifed.problems.distributional import DistributionallyRobust
 from mpifed.problems.fair import FairClassification
@@ -21,6 +22,7 @@ PROBLEMS = {
         DeepAUC,
         TextAUC,
         RobustRegression,
+        AffineShift,
         AffineGame,
         Bilinear,
         L1BoxBilinear,
