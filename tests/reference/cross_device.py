@@ -57,6 +57,27 @@ def cdma_one(grad, x, y, cohorts, weights, *, K, eta_x, eta_y, large_batch=None)
     return path
 
 
+def sagda(grad, x, y, cohorts, weights, *, K, eta_x, eta_y, eta_g=1.0):
+    """SAGDA (Yang et al. 2022) with variates that are made anew each round: for CDMA-ONE to be held against.
+
+    Sample 0 of a round is the variate's.
+    """
+    path = []
+    for r, (cohort,) in enumerate(cohorts, 1):
+        own = {k: grad(k, x, y, (r, 0)) for k in cohort}
+        (vx, vy), ends = averages(own, weights), {}
+        for k in cohort:
+            xk, yk = x, y
+            for j in range(K):
+                gx, gy = grad(k, xk, yk, (r, j + 1))
+                xk, yk = xk - eta_x * (gx - own[k][0] + vx), yk + eta_y * (gy - own[k][1] + vy)
+            ends[k] = xk, yk
+        mean_x, mean_y = averages(ends, weights)
+        x, y = x + eta_g * (mean_x - x), y + eta_g * (mean_y - y)
+        path.append((x, y))
+    return path
+
+
 def cdma_ada(grad, x, y, cohorts, weights, *, K, eta_x, eta_y, alpha, a, b=None, large_batch=None):
     path, u, v, old = [], None, None, None
     for t, groups in enumerate(cohorts):
