@@ -48,11 +48,20 @@ class FedNest(Algorithm):
     source = "Tarzanagh et al. 2022, FedNest"
     cites = ("tarzanagh2022fednest",)
     paper_cost = (
-        "FedNest: up and down 2T|y| + 2|x|, 2T + 2 phases, 2 gradients a step; LFedNest: T|y| + |x|, T + 1, 1"
+        "up and down 2T|y| + 2|x|; 2T + 2 phases; 2 gradients a step and T + 1 more; "
+        "LFedNest: T|y| + |x|; T + 1 phases; 1 gradient a step"
     )
-    calls_per_step = 2
     steps = "tau"
-    shared = Record(x="x", y="y", q="y", h="x")
+
+    @property
+    def shared(self) -> Record:
+        q = Record(q="y") if self.inner == "svrg" else Record()
+        h = Record(h="x") if self.outer == "svrg" else Record()
+        return Record(x="x", y="y") | q | h
+
+    @property
+    def calls_per_step(self) -> int:
+        return 2 if "svrg" in (self.inner, self.outer) else 1
 
     @property
     def phases(self) -> tuple[Phase, ...]:
