@@ -1,17 +1,21 @@
 """The methods, one family a file."""
 
+from mpifed.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from mpifed.algorithms.coda import CODASCA, CODAPlus
 from mpifed.algorithms.composition import MFCGD, AdaMFCGD
 from mpifed.algorithms.dual_extrapolation import LocalDualExtrapolation
 from mpifed.algorithms.fedavg import FedAvg
+from mpifed.algorithms.fednest import FedNest, LFedNest
 from mpifed.algorithms.fgda import FGDA, AdaFGDA
+from mpifed.algorithms.flra import FLRA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
+from mpifed.algorithms.local_amsgrad import LocalAMSGrad
 from mpifed.algorithms.local_sgda import LocalSGDA
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
 from mpifed.algorithms.variates import SAGDA, SCAFFOLD
 from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX
 
-#: Every method by name, in the order of the papers.
+#: Every method by name, those of the papers first, in their order.
 ALGORITHMS = {
     cls.__name__: cls
     for cls in (
@@ -21,6 +25,10 @@ ALGORITHMS = {
         MFCGD, AdaMFCGD,
         FESSGDA, SmoothedGDA, FSGDA, LocalSGDA,
         SAGDA, CODAPlus, CODASCA,
+        CDMANC, CDMAONE, CDMAADA,
+        FedNest, LFedNest,
+        FLRA,
+        LocalAMSGrad,
         FedAvg, SCAFFOLD,
     )
 }

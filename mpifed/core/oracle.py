@@ -55,7 +55,7 @@ class MinimaxOracle(Oracle):
         if xi.batch is None:
             gradients = self._each(self._of_one, *point)
         elif self.problem.gradients is not None:
-            gradients = self._tuple(self.problem.gradients(*point, xi.batch))
+            gradients = self._tuple(self.problem.gradients(*self._alike(point), xi.batch))
         elif self._compiled is not None:
             gradients = self._compiled(*(block.expand(self._count, -1) for block in point), tuple(xi.batch))
         else:
@@ -70,6 +70,13 @@ class MinimaxOracle(Oracle):
         """The loss of one client at flat blocks."""
         *point, batch = point_and_batch
         return self._loss(*map(self.blocks.unflatten, self.blocks, point), batch)
+
+    def _alike(self, point):
+        """The blocks of a point, all with the client axis where one has it: functions by hand need not mix
+        them."""
+        if len({block.dim() for block in point}) == 1:
+            return point
+        return tuple(block.expand(self._count, -1) for block in point)
 
     def _tuple(self, gradients):
         return gradients if isinstance(gradients, tuple | list) else (gradients,)

@@ -18,7 +18,8 @@ not from both. Functions get one argument a block: without a block y a loss is `
 Shapes: C clients are evaluated together, d is the size of a block, b the number of rows of a minibatch.
 Functions that are differentiated (``loss``, ``inner``, ``outer``) see *one* client, named parameters and a
 batch ``[b, ...]``. Functions written by hand (``gradients``, ``operator``, ``jacobian``, ``outer_gradient``)
-see *all* clients, flat points ``[C, d]``, or ``[d]`` shared by all, and batches ``[C, b, ...]``.
+see *all* clients, batches ``[C, b, ...]`` and flat points: all blocks ``[C, d]``, or all ``[d]``, shared by
+all clients.
 """
 
 from __future__ import annotations

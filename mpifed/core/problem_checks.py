@@ -55,7 +55,7 @@ def check_problem(
     stages: tuple[Callable[[], Iterator[str]], ...] = (
         lambda: _declarations(problem, algorithm),
         lambda: _initial(problem),
-        lambda: _data(problem, batch_size, weights),
+        lambda: _data(problem, algorithm, batch_size, weights),
         lambda: faults_of_values(problem, dtype, device, batch_size),
     )
     for stage in stages:
@@ -141,8 +141,8 @@ def _tensor(value) -> torch.Tensor | None:
         return None
 
 
-def _data(problem: Problem, batch_size: int, weights: str) -> Iterator[str]:
-    """Data, draws, and weights that need data."""
+def _data(problem: Problem, algorithm: Algorithm | None, batch_size: int, weights: str) -> Iterator[str]:
+    """Data, draws, and weights and methods that need data."""
     clients = two_clients(problem)
     held = [problem.client_data(client) for client in clients]
     drawn = {of: problem.draw(address(clients, COUNT, of), batch_size) for of in samples_of(problem)}
@@ -155,6 +155,11 @@ def _data(problem: Problem, batch_size: int, weights: str) -> Iterator[str]:
         yield (
             'weights = "samples" needs data to count, and it draws its samples: take weights = "uniform", or '
             "define client_size(client)"
+        )
+    if draws and algorithm is not None and algorithm.instead_of_everything:
+        yield (
+            f"{type(algorithm).__name__} takes gradients of all data of a client, and it draws its samples: "
+            f"set algorithm.{algorithm.instead_of_everything}"
         )
     for of, arrays in drawn.items():
         yield from _drawn(arrays, f"draw() of {of!r}" if of else "draw()", len(clients), batch_size)

@@ -1,5 +1,6 @@
 """Problems by name."""
 
+from mpifed.problems.affine_shift import AffineShift
 from mpifed.problems.classification import Classification
 from mpifed.problems.deep_auc import DeepAUC
 from mpifed.problems.distributional import DistributionallyRobust
@@ -22,6 +23,7 @@ PROBLEMS = {
         DeepAUC,
         TextAUC,
         RobustRegression,
+        AffineShift,
         AffineGame,
         Bilinear,
         L1BoxBilinear,

@@ -49,6 +49,7 @@ HEAVY = dict(p=3, eta_x=0.2, eta_y=0.15, gamma_x=1.0, gamma_y=0.9, beta_x=0.7, b
 CENTRAL = dict(eta_x=0.05, eta_y=0.04, p=2.0, beta=0.3)
 PROXIMAL = dict(K=3, eta=0.05, H=2, L=3.0)
 DUAL = dict(K=3, eta=0.05)
+STEPS = dict(K=3, eta_x=0.05, eta_y=0.04)
 
 #: SLIPPAX evaluates at projected points plus noise.
 PROMISES = [
@@ -86,6 +87,10 @@ PROMISES = [
     Promise("SCAFFOLD", dict(K=3, eta_l=0.05), "", ""),
     Promise("CODAPlus", dict(K=3, eta=0.05, T=2), "", ""),
     Promise("CODASCA", dict(K=3, eta=0.05, T=2), "", ""),
+    *(Promise(name, STEPS, "", "") for name in ("CDMANC", "CDMAONE", "CDMAADA")),
+    *(Promise(name, dict(T=2, tau=2, alpha=0.05, beta=0.04), "", "") for name in ("FedNest", "LFedNest")),
+    Promise("FLRA", dict(tau=3, eta_1=0.05, eta_2=0.04), "xy", "xy"),
+    Promise("LocalAMSGrad", STEPS, "xy", "xy"),
 ]
 #: Compositions and minimisations are no games.
 WITHOUT_SETS = {"MFCGD", "AdaMFCGD", "FedAvg"}

@@ -1,4 +1,4 @@
-"""The methods of ``tests/plugins`` against plain loops, with cohorts and sample weights, and resumed.
+"""The methods that others compare with against plain loops, with cohorts and sample weights, and resumed.
 
 Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 """
@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from baselines import FIXED, Half, gradient_at, plugin
+from baselines import FIXED, LARGE, Half, baseline, gradient_at
 from games import Game, configuration, sizes, start_of, trace
-from reference import baselines as plain
+from reference import baselines, cross_device
 
 from mpifed import resume, run
 from mpifed.core.noise import Gaussian
@@ -23,13 +23,29 @@ from mpifed.simulation.preparation import default_dtype
 pytestmark = pytest.mark.mpi
 
 SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 4, 5
-#: File → settings.
+CDMA, NEST = dict(K=3, eta_x=0.05, eta_y=0.04), dict(tau=2, alpha=0.04, beta=0.06)
+#: Another cohort for the second phase of CDMA, or for every call of FedNest.
+FRESH = dict(fresh_cohort=True)
+#: Name → settings.
 SETTINGS = {
     "fedavg": [dict(K=3, eta=0.05, eta_g=1.3)],
-    "fednest": [dict(T=T, tau=2, alpha=0.04, beta=0.06) for T in (1, 2, 3)],
     "fed_norm_sgda": [dict(tau=(1, 4, 2, 3, 1), eta=(0.05, 0.04), gamma=(0.06, 0.03), decay=0.8)],
-    "cdma_ada": [dict(K=3, eta=(0.05, 0.04), alpha=0.95, a=1 / 3)],
-    "flra": [dict(K=3, eta_x=0.05, eta_y=0.04)],
+    "cdma_nc": [CDMA],
+    "cdma_one": [CDMA | {"large_batch": LARGE}, CDMA | FRESH, CDMA],
+    "cdma_ada": [
+        CDMA | dict(alpha=0.95, a=0.2, b=0.9),
+        CDMA | FRESH | dict(alpha=5.0, a=1 / 3),
+        CDMA | FRESH | dict(alpha=0.95, a=1 / 3, large_batch=LARGE),
+    ],
+    "fednest": [
+        *(NEST | dict(T=T) for T in (1, 3)),
+        NEST | dict(T=2, tau_outer=4, inner="sgd"),
+        NEST | FRESH | dict(T=2, tau_outer=1, outer="sgd"),
+        NEST | FRESH | dict(T=2),
+    ],
+    "lfednest": [NEST | dict(T=1), NEST | FRESH | dict(T=2)],
+    "flra": [dict(tau=3, eta_1=0.05, eta_2=0.04)],
+    "local_amsgrad": [dict(K=3, eta_x=0.03, eta_y=0.02, beta_1=0.7, beta_2=0.8, epsilon=0.05)],
 }
 METHODS = [(name, settings) for name, cases in SETTINGS.items() for settings in cases]
 #: Cohort and weights.
@@ -44,9 +60,8 @@ groups = pytest.mark.parametrize("group", [1, 2, "all"])
 def job(name, settings, out, rounds=ROUNDS, ball=None, **changes):
     problem = Half(clients=CLIENTS) if name in WITHOUT_Y else Game(clients=CLIENTS, ball=ball)
     changes = {"reduction": "exact", "watchdog": 0, "eval_every": 10**6} | changes
-    config = configuration(
-        plugin(name, **settings), problem, out, seed=SEED, rounds=rounds, batch_size=BATCH, **changes
-    )
+    method = baseline(name, **settings)
+    config = configuration(method, problem, out, seed=SEED, rounds=rounds, batch_size=BATCH, **changes)
     return config.model_copy(update={"record": ("x",) if name in WITHOUT_Y else ("x", "y")})
 
 
@@ -56,12 +71,13 @@ def expected(name, settings, cohort, weights, **options):
     with default_dtype(torch.float64):  # as a float64 run prepares it
         game.prepare(SEED)
     x, y = start_of(game, SEED)
-    phases = (0, 1) if name == "cdma_ada" else (0,)
+    settings = dict(settings)
+    number = settings.get("T", 1) + 1 if settings.pop("fresh_cohort", False) else 1
     cohorts = [
-        [Cohort.draw(SEED, r, CLIENTS, cohort or CLIENTS, number).tolist() for number in phases]
+        [Cohort.draw(SEED, r, CLIENTS, cohort or CLIENTS, one).tolist() for one in range(number)]
         for r in range(1, ROUNDS + 1)
     ]
-    path = getattr(plain, name)(
+    path = getattr(cross_device if hasattr(cross_device, name) else baselines, name)(
         gradient_at(game, SEED, BATCH, NOISE),
         x,
         FIXED if name in WITHOUT_Y else y,
@@ -81,6 +97,7 @@ def iterates(result) -> np.ndarray:
 @sampling
 @groups
 def test_plain_loops(comm, out, name, settings, cohort, weights, group):
+    cohort = cohort if name != "local_amsgrad" else None  # which has all clients
     changes = dict(group=group, cohort=cohort, weights=weights, reduction="fused")
     path, _ = trace(job(name, settings, out, **changes), comm)
     if comm.rank == 0:
@@ -93,13 +110,13 @@ def test_plain_loops(comm, out, name, settings, cohort, weights, group):
 @groups
 def test_resumption(comm, out, name, group):
     """Resumed after round 2: the same bits, which are those of one process, and the plain loops' path."""
-    settings = SETTINGS[name][-1]
-    changes = dict(group=group, cohort=3, weights="samples", checkpoint_every=2, keep=9)
+    settings, cohort = SETTINGS[name][-1], None if name == "local_amsgrad" else 3
+    changes = dict(group=group, cohort=cohort, weights="samples", checkpoint_every=2, keep=9)
     whole = run(job(name, settings, out, **changes), comm)
     if comm.rank == 0:
         alone, _ = trace(job(name, settings, out, **changes), SerialComm())
         np.testing.assert_array_equal(iterates(whole), alone)
-        np.testing.assert_allclose(alone, expected(name, settings, 3, "samples"), rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(alone, expected(name, settings, cohort, "samples"), rtol=1e-10, atol=1e-10)
         Path(out, "part").mkdir()
         shutil.copy(f"{out}/checkpoint-00000002.h5", f"{out}/part")
     comm.barrier()
@@ -124,7 +141,7 @@ def test_every_client_its_own_y(comm, out, group):
     """Starts at the problem's point; metrics see the clients' average; the bits are those of one process."""
     settings = SETTINGS["flra"][0]
     start = start_of(Game(clients=CLIENTS), SEED)
-    still = run(job("flra", settings | {"eta_y": 0.0}, f"{out}/still", group=group), comm)
+    still = run(job("flra", settings | {"eta_2": 0.0}, f"{out}/still", group=group), comm)
     # An average of five equal numbers may differ from them in the last bit.
     np.testing.assert_allclose(still.point["y"], start[1], rtol=1e-15)
     result = run(job("flra", settings, f"{out}/all", cohort=2, group=group), comm)

@@ -26,31 +26,6 @@ def fedavg(grad, x, y, cohorts, weights, *, K, eta, eta_g):
     return path
 
 
-def fednest(grad, x, y, cohorts, weights, *, T, tau, alpha, beta):
-    path = []
-    for r, (cohort,) in enumerate(cohorts, 1):
-        j = 0  # every phase takes the samples that follow those of the phase before
-        for _ in range(T):
-            q = average({k: grad(k, x, y, (r, j))[1] for k in cohort}, weights)
-            ends = {}
-            for k in cohort:
-                ends[k] = y
-                for i in range(tau):
-                    key = (r, j + 1 + i)
-                    ends[k] = ends[k] + beta * (grad(k, x, ends[k], key)[1] - grad(k, x, y, key)[1] + q)
-            y, j = average(ends, weights), j + 1 + tau
-        h = average({k: grad(k, x, y, (r, j))[0] for k in cohort}, weights)
-        ends = {}
-        for k in cohort:
-            ends[k] = x
-            for i in range(tau):
-                key = (r, j + 1 + i)
-                ends[k] = ends[k] - alpha * (grad(k, ends[k], y, key)[0] - grad(k, x, y, key)[0] + h)
-        x = average(ends, weights)
-        path.append((x, y))
-    return path
-
-
 def fed_norm_sgda(grad, x, y, cohorts, weights, *, tau, eta, gamma, decay, project=None):
     path, n = [], len(weights)
     w = [weight / sum(weights) for weight in weights]
@@ -69,40 +44,4 @@ def fed_norm_sgda(grad, x, y, cohorts, weights, *, tau, eta, gamma, decay, proje
         x, y = x - tau_eff * gamma[0] * step_x, y + tau_eff * gamma[1] * step_y
         y = project(y) if project else y
         path.append((x, y))
-    return path
-
-
-def cdma_ada(grad, x, y, cohorts, weights, *, K, eta, alpha, a):
-    path, u, v, old = [], None, None, None
-    for r, (first, second) in enumerate(cohorts, 1):
-        rates, fresh = [rate / r**a for rate in eta], min(1, alpha / r ** (2 * a))
-        gx = average({k: grad(k, x, y, (r, None))[0] for k in first}, weights)
-        gy = average({k: grad(k, x, y, (r, None))[1] for k in first}, weights)
-        if old is not None:
-            before_x = average({k: grad(k, *old, (r, None))[0] for k in first}, weights)
-            before_y = average({k: grad(k, *old, (r, None))[1] for k in first}, weights)
-            gx, gy = gx + (1 - fresh) * (u - before_x), gy + (1 - fresh) * (v - before_y)
-        u, v, old = gx, gy, (x, y)
-        xs, ys = {}, {}
-        for k in second:
-            xs[k], ys[k] = x, y
-            for j in range(K):
-                (hx, hy), (ox, oy) = grad(k, xs[k], ys[k], (r, j)), grad(k, x, y, (r, j))
-                xs[k], ys[k] = xs[k] - rates[0] * (hx - ox + u), ys[k] + rates[1] * (hy - oy + v)
-        x, y = average(xs, weights), average(ys, weights)
-        path.append((x, y))
-    return path
-
-
-def flra(grad, x, y, cohorts, weights, *, K, eta_x, eta_y):
-    path, own = [], [y for _ in weights]
-    for r, (cohort,) in enumerate(cohorts, 1):
-        ends = {}
-        for k in cohort:
-            ends[k] = x
-            for j in range(K):
-                gx, gy = grad(k, ends[k], own[k], (r, j))
-                ends[k], own[k] = ends[k] - eta_x * gx, own[k] + eta_y * gy
-        x = average(ends, weights)
-        path.append((x, average(dict(enumerate(own)), weights)))
     return path

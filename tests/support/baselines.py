@@ -1,4 +1,5 @@
-"""The methods of ``tests/plugins``, and problems to hold them against references and exact solutions."""
+"""The methods that others compare with, in the package or in ``tests/plugins``, and problems to hold them
+against references and exact solutions."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import torch
 from games import DX, Game, reference_gradient
 
 from mpifed import Blocks, Minimax
+from mpifed.algorithms import CDMAADA, CDMANC, CDMAONE, FLRA, FedNest, LFedNest, LocalAMSGrad
 from mpifed.config.plugins import find
 from mpifed.core.problem import Minimisation
 from mpifed.core.settings import build
@@ -17,15 +19,24 @@ from mpifed.core.streams import generator
 PLUGINS = Path(__file__).parents[1] / "plugins"
 CLASSES = {
     "fedavg": "FedAvg",
-    "fednest": "FedNest",
     "fed_norm_sgda": "FedNormSGDA",
-    "cdma_ada": "CdmaAda",
-    "flra": "Flra",
+}
+#: Name → the method of the package.
+METHODS = {
+    "cdma_nc": CDMANC,
+    "cdma_one": CDMAONE,
+    "cdma_ada": CDMAADA,
+    "fednest": FedNest,
+    "lfednest": LFedNest,
+    "flra": FLRA,
+    "local_amsgrad": LocalAMSGrad,
 }
 #: The y at which :class:`Half` is the game.
 FIXED = torch.tensor([0.5, -0.3], dtype=torch.float64)
 #: More samples than any method here takes in a round.
 MANY = 64
+#: Rows of a large batch.
+LARGE = 4
 
 
 def plugin(name: str, **settings):
@@ -33,13 +44,22 @@ def plugin(name: str, **settings):
     return build(find(f"{PLUGINS / name}.py:{CLASSES[name]}", "algorithm"), settings, name)
 
 
+def baseline(name: str, **settings):
+    """The method of this name, the package's where it has one."""
+    return build(METHODS[name], settings, name) if name in METHODS else plugin(name, **settings)
+
+
 def gradient_at(game: Game, seed: int, batch_size: int, noise):
-    """``grad(k, x, y, (r, j))`` for the references; j ``None`` is all data without noise."""
-    some = reference_gradient(game, seed, MANY, batch_size, noise)
+    """``grad(k, x, y, (r, j))`` for the references; j ``None`` is all data without noise, ``(r, j, "large")``
+    a minibatch of :data:`LARGE` rows."""
+    some, large = (reference_gradient(game, seed, MANY, size, noise) for size in (batch_size, LARGE))
     exact = reference_gradient(game, seed, MANY, 0, None)
-    return lambda k, x, y, key: (
-        exact(k, x, y, 1) if key[1] is None else some(k, x, y, (key[0] - 1) * MANY + key[1] + 1)
-    )
+
+    def grad(k, x, y, key):
+        r, j, *rest = key
+        return exact(k, x, y, 1) if j is None else (large if rest else some)(k, x, y, (r - 1) * MANY + j + 1)
+
+    return grad
 
 
 @dataclass

@@ -12,6 +12,8 @@ from mpifed.problems import PROBLEMS
 
 HEAVY = dict(p=2, eta_x=0.01, eta_y=0.01, gamma_x=0.02, gamma_y=0.02)
 GLOBAL = dict(K=2, eta_xl=0.01, eta_yl=0.01)
+STEPS = dict(K=2, eta_x=0.01, eta_y=0.01)
+NEST = dict(T=2, tau=2, alpha=0.01, beta=0.01)
 
 #: Method → (settings, settings that make its steps zero or None where it has no such settings).
 METHODS = {
@@ -36,6 +38,13 @@ METHODS = {
     "CODASCA": (dict(K=2, eta=0.01, T=1, reference="average"), dict(eta_g=0)),
     "FedAvg": (dict(K=2, eta=0.01, eta_g=0.01, server="yogi"), dict(eta_g=0)),
     "SCAFFOLD": (dict(K=2, eta_l=0.01), dict(eta_g=0)),
+    "CDMANC": (STEPS, dict(eta_x=0, eta_y=0)),
+    "CDMAONE": (dict(large_batch=4, **STEPS), dict(eta_x=0, eta_y=0)),
+    "CDMAADA": (dict(large_batch=4, **STEPS), dict(eta_x=0, eta_y=0)),
+    "FedNest": (NEST, dict(alpha=0, beta=0)),
+    "LFedNest": (NEST, dict(alpha=0, beta=0)),
+    "FLRA": (dict(tau=2, eta_1=0.01, eta_2=0.01), dict(eta_1=0, eta_2=0)),
+    "LocalAMSGrad": (STEPS, dict(eta_x=0, eta_y=0)),
 }
 
 
@@ -62,6 +71,7 @@ SETTINGS = {
         model={"name": "rnn", "hidden": 3, "cell": "lstm"},
     ),
     "RobustRegression": dict(clients=3, dataset="digits", model="linear"),
+    "AffineShift": dict(clients=3, dataset="digits", model="linear", diagonal=True),
     "FairClassification": dict(clients=3, dataset="digits", model="linear"),
     "Classification": dict(clients=3, dataset="digits", model="linear"),
     "DistributionallyRobust": dict(clients=3, dataset="digits", model="linear"),

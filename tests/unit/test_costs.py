@@ -9,9 +9,13 @@ from fields import Chain, P
 from games import DX, DY, Game, configuration
 
 from mpifed.algorithms import (
+    CDMAADA,
+    CDMANC,
+    CDMAONE,
     CODASCA,
     FESSGDA,
     FGDA,
+    FLRA,
     FSGDA,
     LESGD,
     LIPPAX,
@@ -25,8 +29,11 @@ from mpifed.algorithms import (
     CODAPlus,
     FedAvg,
     FedMuonDA,
+    FedNest,
     FedNSGDAM,
     FedSGDAClip,
+    LFedNest,
+    LocalAMSGrad,
     LocalDualExtrapolation,
     LocalSGDA,
     SmoothedGDA,
@@ -39,6 +46,8 @@ HEAVY = dict(p=K, eta_x=0.01, eta_y=0.01, gamma_x=0.02, gamma_y=0.02)
 GLOBAL = dict(K=K, eta_xl=0.01, eta_yl=0.01)
 STORM = dict(q=K, gamma=0.01)
 LOCAL = dict(K=K, eta=0.01)
+CDMA = dict(K=K, eta_x=0.01, eta_y=0.01)
+NEST = dict(tau=K, alpha=0.01, beta=0.01)
 
 #: Method, problem, then numbers up, numbers down, phases, calls; a comment where a paper counts otherwise.
 COSTS = {
@@ -94,8 +103,24 @@ COSTS = {
     "Fed-Norm-SGDA": (
         plugin("fed_norm_sgda", tau=(1, 2, 3, 6), eta=(0.01, 0.01), gamma=(0.01, 0.01)), Game, D, D, 1, 3,
     ),
-    "CDMA-ADA": (plugin("cdma_ada", K=K, eta=(0.1, 0.1), alpha=0.9, a=0.3), Game, 2 * D, 3 * D, 2, 2 + 2 * K),
-    "FLRA": (plugin("flra", K=K, eta_x=0.01, eta_y=0.01), Game, X, X, 1, K),
+    # All data of a client are one call.
+    "CDMANC": (CDMANC(**CDMA), Game, D, D, 1, K),
+    "CDMAONE": (CDMAONE(**CDMA), Game, 2 * D, 2 * D, 2, 1 + 2 * K),
+    "CDMAADA": (CDMAADA(**CDMA), Game, 2 * D, 3 * D, 2, 2 + 2 * K),
+    "CDMAADA, a large batch": (CDMAADA(**CDMA, large_batch=4), Game, 2 * D, 3 * D, 2, 2 + 2 * K),
+    **{
+        f"FedNest, T = {T}": (
+            FedNest(T=T, **NEST), Game, 2 * T * Y + 2 * X, 2 * T * Y + 2 * X, 2 * T + 2,
+            (T + 1) * (1 + 2 * K),
+        )
+        for T in (1, 2, 3)
+    },
+    "FedNest, inner alone": (
+        FedNest(T=2, tau_outer=5, outer="sgd", **NEST), Game, 4 * Y + X, 4 * Y + X, 5, 2 * (1 + 2 * K) + 5,
+    ),
+    "LFedNest": (LFedNest(T=3, **NEST), Game, 3 * Y + X, 3 * Y + X, 4, 4 * K),
+    "FLRA": (FLRA(tau=K, eta_1=0.01, eta_2=0.01), Game, X, X, 1, K),
+    "LocalAMSGrad": (LocalAMSGrad(**CDMA), Game, 2 * D, 2 * D, 1, K),  # points and second moments
 }  # fmt: skip
 
 
@@ -123,8 +148,8 @@ def test_every_method_is_counted():
 
 
 def test_a_cohort_is_sent_all_that_it_reads_and_alone_is_counted(tmp_path):
-    """SCAFFOLD x and c; CDMA-ADA x, y and the last point, then, as others are asked, x, y, u and v."""
-    for name, down in (("SCAFFOLD", 2 * X), ("CDMA-ADA", 4 * D), ("FSGDA", D)):
+    """SCAFFOLD x and c; CDMA-ADA x, y and the last point, then, as others may be asked, x, y, u and v."""
+    for name, down in (("SCAFFOLD", 2 * X), ("CDMAADA", 4 * D), ("FSGDA", D)):
         method, problem, up, _, phases, calls = COSTS[name]
         simulation = Simulation(
             configuration(method, problem(clients=CLIENTS), tmp_path, cohort=2), SerialComm()

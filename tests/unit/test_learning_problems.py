@@ -14,6 +14,7 @@ from mpifed.algorithms import FESSGDA, AdaFGDA
 from mpifed.core.settings import build
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
+from mpifed.problems.affine_shift import AffineShift
 from mpifed.problems.fair import FairClassification
 from mpifed.problems.robust import RobustRegression
 from mpifed.problems.wgan import WGAN
@@ -24,6 +25,8 @@ CASES = {
     "wgan": lambda: WGAN(clients=3, lam=0.05, s=0.5, latent="fresh"),
     "fair": lambda: FairClassification(dataset="patches", clients=3, model=SMOOTH),
     "robust": lambda: RobustRegression(dataset="patches", clients=3, model=SMOOTH),
+    "affine": lambda: AffineShift(dataset="patches", clients=3, model=SMOOTH, lambda_1=0.3, lambda_2=0.4),
+    "diagonal": lambda: AffineShift(dataset="patches", clients=3, model=SMOOTH, diagonal=True),
 }
 cases = pytest.mark.parametrize("case", CASES)
 

@@ -1,15 +1,15 @@
 """Blocks that every client has its own of: the iterate is their average, and a resumed run has it at once."""
 
 import torch
-from baselines import plugin
 from games import DX, Game, configuration
 
+from mpifed.algorithms import FLRA
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
 
 
 def started(tmp_path, name):
-    method = plugin("flra", K=2, eta_x=0.05, eta_y=0.04)
+    method = FLRA(tau=2, eta_1=0.05, eta_2=0.04)
     simulation = Simulation(configuration(method, Game(clients=3), tmp_path / name), SerialComm())
     simulation.start()
     return simulation

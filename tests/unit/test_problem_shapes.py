@@ -10,6 +10,7 @@ from oracles import oracle_of, prepared
 from mpifed import Blocks
 from mpifed.core.problem import Minimisation
 from mpifed.core.streams import generator
+from mpifed.problems import QuadraticNCPL
 
 TALL = DX + 2
 
@@ -72,3 +73,15 @@ def test_one_column_is_data_enough():
     oracle = oracle_of(problem, clients=[1])
     gradient = oracle.grad(torch.full((2,), 3.0, dtype=torch.float64), oracle.sample())
     assert gradient.tolist() == [[2.0, 2.0]]  # the mean over two coordinates of 2 (3 - 1)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_gradients_by_hand_get_blocks_of_one_kind(batched):
+    """Where clients share x and have moved in y, as in FedNest, x has the client axis too."""
+    clients = 3 if batched else 1
+    problem = prepared(QuadraticNCPL(clients=clients))
+    oracle, (dx, dy) = oracle_of(problem, batch_size=1, batched=batched), problem.variables().sizes.values()
+    x, y = torch.ones(dx).double(), torch.arange(1.0, clients * dy + 1).view(clients, dy).double()
+    mixed = oracle.grad(x, y, oracle.sample(number=0))
+    alike = oracle.grad(x.repeat(clients, 1), y, oracle.sample(number=0))
+    assert all(map(torch.equal, mixed, alike)) and mixed[0].shape == (clients, dx)

@@ -1,0 +1,46 @@
+"""FLRA (Reisizadeh et al. 2020): every client has an adversary of its own, which never leaves it.
+
+The problem is min over w of the mean of max over ψ_i of f_i(w, ψ_i): the block y of the problem is one
+client's ψ_i, and each client keeps its own from round to round. The paper's problem is ``AffineShift``.
+
+Readings:
+
+* *Local steps* are simultaneous, with one sample for both gradients. Both blocks are projected after every
+  step where the problem has sets.
+* *Cohorts.* Who is absent keeps ψ_i as it is. The paper has all clients.
+* *What is reported* for the block y, to metrics and in the result, is the average of the clients' ψ_i.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.records import Record
+from mpifed.core.settings import hyperparameters
+
+__all__ = ["FLRA"]
+
+
+@hyperparameters
+class FLRA(Algorithm):
+    """FLRA: local descent in w and ascent in the client's own ψ, then the average of w."""
+
+    tau: int = Field(ge=1, description="local steps τ per round")
+    eta_1: float = Field(ge=0, description="step size η_1 of w, the block x (descent)")
+    eta_2: float = Field(ge=0, description="step size η_2 of ψ, the block y (ascent); 0 makes it FedAvg")
+
+    source = "Reisizadeh et al. 2020, FLRA"
+    cites = ("reisizadeh2020flra",)
+    paper_cost = "up |x|; down |x|; 1 phase; 1 gradient a step"
+    steps = "tau"
+    shared = Record(x="x")
+    client = Record(y="y")
+    message = Record(x="x")
+
+    def client_round(self, now, shared, client, message, oracle):
+        w, psi = shared.x, client.y
+        for _ in range(self.tau):
+            gw, gpsi = oracle.grad(w, psi, oracle.sample())
+            w, psi = oracle.sets.x(w - self.eta_1 * gw), oracle.sets.y(psi + self.eta_2 * gpsi)
+        message.x, client.y = w, psi
