@@ -2,9 +2,11 @@
 
 from mpifed.algorithms.composition import MFCGD, AdaMFCGD
 from mpifed.algorithms.dual_extrapolation import LocalDualExtrapolation
+from mpifed.algorithms.fed_norm import FedNormSGDA, FedNormSGDAPlus
+from mpifed.algorithms.fed_sgda import FedSGDAM, FedSGDAPlus
 from mpifed.algorithms.fgda import FGDA, AdaFGDA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
-from mpifed.algorithms.local_sgda import LocalSGDA
+from mpifed.algorithms.local_sgda import LocalSGDA, LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
 from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX
 
@@ -17,6 +19,8 @@ ALGORITHMS = {
         LSGD, LESGD, LIPPAX, SLIPPAX, LocalDualExtrapolation,
         MFCGD, AdaMFCGD,
         FESSGDA, SmoothedGDA, FSGDA, LocalSGDA,
+        LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus,
+        FedSGDAPlus, FedSGDAM, FedNormSGDA, FedNormSGDAPlus,
     )
 }
 

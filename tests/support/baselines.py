@@ -20,7 +20,6 @@ CLASSES = {
     "scaffold": "Scaffold",
     "codasca": "Codasca",
     "fednest": "FedNest",
-    "fed_norm_sgda": "FedNormSGDA",
     "cdma_ada": "CdmaAda",
     "flra": "Flra",
 }

@@ -11,6 +11,8 @@ from mpifed.problems import PROBLEMS
 
 HEAVY = dict(p=2, eta_x=0.01, eta_y=0.01, gamma_x=0.02, gamma_y=0.02)
 GLOBAL = dict(K=2, eta_xl=0.01, eta_yl=0.01)
+RATES = dict(eta_x=0.01, eta_y=0.01)
+NORMED = dict(gamma_x=0.01, gamma_y=0.01, **RATES)
 
 #: Method → (settings, settings that make its steps zero or None where it has no such settings).
 METHODS = {
@@ -29,7 +31,14 @@ METHODS = {
     "FESSGDA": (dict(p=0.1, **GLOBAL), dict(eta_xl=0, eta_yl=0)),
     "SmoothedGDA": (dict(eta_x=0.01, eta_y=0.01, p=0.1), dict(eta_x=0, eta_y=0)),
     "FSGDA": (GLOBAL, dict(eta_xl=0, eta_yl=0)),
-    "LocalSGDA": (dict(q=2, eta_x=0.01, eta_y=0.01), dict(eta_x=0, eta_y=0)),
+    "LocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
+    "LocalSGDAPlus": (dict(q=2, S=4, **RATES), dict(eta_x=0, eta_y=0)),
+    "MomentumLocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
+    "MomentumLocalSGDAPlus": (dict(q=2, S=4, average_start=True, **RATES), dict(eta_x=0, eta_y=0)),
+    "FedSGDAPlus": (dict(K=2, S=2, **RATES), dict(eta_x=0, eta_y=0)),
+    "FedSGDAM": (dict(Q=2, **RATES), dict(eta_x=0, eta_y=0)),
+    "FedNormSGDA": (dict(tau=(1, 3, 2), **NORMED), dict(gamma_x=0, gamma_y=0)),
+    "FedNormSGDAPlus": (dict(tau=2, S=2, **NORMED), dict(gamma_x=0, gamma_y=0)),
 }
 
 
