@@ -130,14 +130,13 @@ RESUMED = [name for name in CASES if "start" not in name and "schedule" not in n
     "FedSGDA-M, stem, averaged start",
     "FedSGDA-M, after, local start",
 ]
-#: Case, cohort, weights.
+#: Case, cohort, weights, clients that are stepped together.
 SAMPLING = [
-    *((name, None, "samples") for name in CASES),
-    *((name, 2, "uniform") for name in SAMPLED),
-    *((name, 3, "samples") for name in SAMPLED),
+    *((name, None, "uniform", 1) for name in CASES),
+    *((name, None, "samples", "all") for name in CASES),
+    *((name, 2, "uniform", 2) for name in SAMPLED),
+    *((name, 3, "samples", "all") for name in SAMPLED),
 ]
-
-groups = pytest.mark.parametrize("group", [1, 2, "all"])
 
 
 def job(name, out, ball=None, **changes):
@@ -168,8 +167,7 @@ def iterates(result) -> np.ndarray:
     return np.concatenate(list(result.iterates.values()), axis=1)
 
 
-@groups
-@pytest.mark.parametrize("name, cohort, weights", SAMPLING, ids=lambda value: str(value))
+@pytest.mark.parametrize("name, cohort, weights, group", SAMPLING)
 def test_plain_loops(comm, out, name, cohort, weights, group):
     config = job(name, out, group=group, cohort=cohort, weights=weights, reduction="fused")
     path, _ = trace(config, comm)
@@ -182,18 +180,17 @@ def test_plain_loops(comm, out, name, cohort, weights, group):
 @pytest.mark.parametrize("name", CASES)
 def test_a_binding_set(comm, out, name):
     """y is projected in every local step, Fed-Norm-SGDA's at the server alone."""
-    path, _ = trace(job(name, out, ball=0.15), comm)
+    path, _ = trace(job(name, out, ball=0.15, group=2), comm)
     if comm.rank == 0:
         bound = expected(name, project=Ball(0.15))
         np.testing.assert_allclose(path, bound, rtol=1e-10, atol=1e-10)
         assert np.abs(bound - expected(name)).max() > 1e-3
 
 
-@pytest.mark.parametrize("group", [1, "all"])
 @pytest.mark.parametrize("name", RESUMED)
-def test_resumption(comm, out, name, group):
+def test_resumption(comm, out, name):
     """Resumed after round 2: the same bits, which are those of one process, and the plain loops' path."""
-    changes = dict(group=group, weights="samples", checkpoint_every=2, keep=9)
+    changes = dict(group=1 + RESUMED.index(name) % 2, weights="samples", checkpoint_every=2, keep=9)
     changes["cohort"] = 3 if name in SAMPLED else None
     whole = run(job(name, out, **changes), comm)
     if comm.rank == 0:
