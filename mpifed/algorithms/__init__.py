@@ -4,13 +4,15 @@ from mpifed.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from mpifed.algorithms.coda import CODASCA, CODAPlus
 from mpifed.algorithms.composition import MFCGD, AdaMFCGD
 from mpifed.algorithms.dual_extrapolation import LocalDualExtrapolation
+from mpifed.algorithms.fed_norm import FedNormSGDA, FedNormSGDAPlus
+from mpifed.algorithms.fed_sgda import FedSGDAM, FedSGDAPlus
 from mpifed.algorithms.fedavg import FedAvg
 from mpifed.algorithms.fednest import FedNest, LFedNest
 from mpifed.algorithms.fgda import FGDA, AdaFGDA
 from mpifed.algorithms.flra import FLRA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
 from mpifed.algorithms.local_amsgrad import LocalAMSGrad
-from mpifed.algorithms.local_sgda import LocalSGDA
+from mpifed.algorithms.local_sgda import LocalSGDA, LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
 from mpifed.algorithms.variates import SAGDA, SCAFFOLD
 from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX
@@ -24,6 +26,8 @@ ALGORITHMS = {
         LSGD, LESGD, LIPPAX, SLIPPAX, LocalDualExtrapolation,
         MFCGD, AdaMFCGD,
         FESSGDA, SmoothedGDA, FSGDA, LocalSGDA,
+        LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus,
+        FedSGDAPlus, FedSGDAM, FedNormSGDA, FedNormSGDAPlus,
         SAGDA, CODAPlus, CODASCA,
         CDMANC, CDMAONE, CDMAADA,
         FedNest, LFedNest,

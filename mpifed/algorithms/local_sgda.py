@@ -1,25 +1,37 @@
-"""Local-SGDA (Deng & Mahdavi 2021), which most papers on federated minimax compare with."""
+"""Local-SGDA(+) (Deng & Mahdavi 2021) and Momentum-Local-SGDA(+) (Sharma et al. 2022).
+
+Readings:
+
+* *Gradients* of both blocks are simultaneous and share a sample.
+* *Sets.* Both blocks are projected after every local step where the problem has sets; the papers have none
+  for x.
+* *Cohorts.* The average of a sampled cohort replaces (x, y) in the methods without momentum. Those with
+  momentum need every client.
+* *Snapshot.* S counts local steps, as Deng & Mahdavi do. x̃ starts as x_0, changes at synchronisations only,
+  and only the gradient of y sees it.
+* *Order of a momentum step.* The step along d comes first. The fresh gradient is taken at the client's new
+  point, before that point is averaged. x, y and both momenta are averaged.
+* *Start of the momentum.* d_0 is each client's own gradient on sample 0 of round 0. ``average_start``
+  averages it in a phase of its own.
+* *Momentum-Local-SGDA+* is inferred: no source prints it. It is Momentum-Local-SGDA with y's gradient at x̃.
+"""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from mpifed.core.algorithm import Algorithm
+from mpifed.algorithms.snapshots import gradients, keep_snapshot, snapshot_of
+from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
-from mpifed.core.schedules import Rate
+from mpifed.core.schedules import Rate, largest
 from mpifed.core.settings import hyperparameters
 
-__all__ = ["LocalSGDA"]
+__all__ = ["LocalSGDA", "LocalSGDAPlus", "MomentumLocalSGDA", "MomentumLocalSGDAPlus"]
 
 
 @hyperparameters
 class LocalSGDA(Algorithm):
-    """Local stochastic gradient descent ascent: q simultaneous steps, then the average of the cohort.
-
-    Readings: both gradients are taken at the old point with one sample. Both blocks are projected after every
-    local step where the problem has sets; the paper has none for x. The average of a sampled cohort replaces
-    (x, y).
-    """
+    """Local stochastic gradient descent ascent: q simultaneous steps, then the average of the cohort."""
 
     q: int = Field(ge=1, description="local steps per round")
     eta_x: Rate = Field(description="step size of x (descent)")
@@ -40,3 +52,123 @@ class LocalSGDA(Algorithm):
             x = oracle.sets.x(x.sub(gx, alpha=self.eta_x(t)))
             y = oracle.sets.y(y.add(gy, alpha=self.eta_y(t)))
         message.x, message.y = x, y
+
+
+@hyperparameters
+class LocalSGDAPlus(Algorithm):
+    """Local-SGDA+: as Local-SGDA, with y's gradient at a snapshot of x that is renewed every S steps."""
+
+    q: int = Field(ge=1, description="local steps per round")
+    S: int = Field(ge=1, description="local steps between two snapshots of x, a multiple of q; q² is common")
+    eta_x: Rate = Field(description="step size of x (descent)")
+    eta_y: Rate = Field(description="step size of y (ascent)")
+
+    source = "Deng & Mahdavi 2021, Local-SGDA+"
+    cites = ("deng2021localsgda",)
+    paper_cost = "up D; down D; 1 phase; 2 gradients a step, of one block each"
+    calls_per_step = 2
+    steps = "q"
+    shared = Record(x="x", y="y", snapshot="x")
+    message = Record(x="x", y="y")
+
+    def __post_init__(self):
+        _expect_multiple(self)
+
+    def client_round(self, now, shared, client, message, oracle):
+        x, y, snapshot = shared.x, shared.y, snapshot_of(now, shared, self.S // self.q)
+        for k in range(1, self.q + 1):
+            t = now.step(k)
+            gx, gy = gradients(oracle, x, y, snapshot, oracle.sample())
+            x = oracle.sets.x(x.sub(gx, alpha=self.eta_x(t)))
+            y = oracle.sets.y(y.add(gy, alpha=self.eta_y(t)))
+        message.x, message.y = x, y
+
+    def server_round(self, now, shared, mean):
+        keep_snapshot(now, shared, self.S // self.q)
+        shared.x, shared.y = mean.x, mean.y
+
+
+@hyperparameters
+class MomentumLocalSGDA(Algorithm):
+    """Momentum-Local-SGDA, or LocalSGDAM: local steps along an averaged momentum d ← (1 - βα) d + βα ∇f."""
+
+    q: int = Field(ge=1, description="local steps per round, τ in the paper")
+    eta_x: float = Field(ge=0, description="step size of x (descent)")
+    eta_y: float = Field(ge=0, description="step size of y (ascent)")
+    alpha: Rate = Field(
+        default=1.0, validate_default=True, description="mixing step α_t, which multiplies η and β"
+    )
+    beta_x: float = Field(default=0.1, ge=0, description="momentum rate β of x, with β α_t ≤ 1")
+    beta_y: float = Field(default=0.1, ge=0, description="momentum rate β of y, with β α_t ≤ 1")
+    average_start: bool = Field(default=False, description="average the first momenta (see Readings)")
+
+    source = "Sharma et al. 2022, Momentum-Local-SGDA"
+    cites = ("sharma2022momentum",)
+    paper_cost = "up 2D (points and momenta); down 2D; 1 phase; 1 gradient a step"
+    partial_participation = False
+    steps = "q"
+    shared = Record(x="x", y="y", dx="x", dy="y")
+    message = Record(x="x", y="y", dx="x", dy="y")
+
+    def __post_init__(self):
+        for name in ("beta_x", "beta_y"):
+            product = getattr(self, name) * largest(self.alpha)
+            if product > 1:
+                raise ValueError(f"expected {name} alpha ≤ 1 at every step, got {product:.4g}")
+
+    @property
+    def start(self) -> tuple[Phase, ...]:
+        return (Phase(self.client_start, Record(dx="x", dy="y")),) if self.average_start else ()
+
+    def client_start(self, now, shared, client, message, oracle):
+        message.dx, message.dy = oracle.grad(shared.x, shared.y, oracle.sample(number=0))
+
+    def client_round(self, now, shared, client, message, oracle):
+        x, y, dx, dy, snapshot = shared.x, shared.y, shared.dx, shared.dy, self.snapshot(now, shared)
+        if now.round == 1 and not self.average_start:
+            dx, dy = oracle.grad(x, y, oracle.sample(number=0, round=0))
+        for k in range(1, self.q + 1):
+            alpha = self.alpha(now.step(k))
+            x, y = oracle.sets.x(x - alpha * self.eta_x * dx), oracle.sets.y(y + alpha * self.eta_y * dy)
+            gx, gy = gradients(oracle, x, y, snapshot, oracle.sample(number=k - 1))
+            dx = (1 - self.beta_x * alpha) * dx + self.beta_x * alpha * gx
+            dy = (1 - self.beta_y * alpha) * dy + self.beta_y * alpha * gy
+        message.x, message.y, message.dx, message.dy = x, y, dx, dy
+
+    def snapshot(self, now, shared):
+        """Where y's gradient is taken: at the client's own x."""
+        return None
+
+
+@hyperparameters
+class MomentumLocalSGDAPlus(MomentumLocalSGDA):
+    """Momentum-Local-SGDA+: the momentum of y from gradients at a snapshot of x, renewed every S steps."""
+
+    S: int = Field(
+        ge=1,
+        kw_only=True,
+        description="local steps between two snapshots of x, a multiple of q; q² is common",
+    )
+
+    source = "Huang et al. 2024, section 6.3, after Sharma et al. 2022"
+    cites = ("huang2024adafgda", "sharma2022momentum")
+    paper_cost = "up 2D (points and momenta); down 2D; 1 phase; 2 gradients a step, of one block each"
+    calls_per_step = 2
+    shared = Record(x="x", y="y", dx="x", dy="y", snapshot="x")
+
+    def __post_init__(self):
+        MomentumLocalSGDA.__post_init__(self)
+        _expect_multiple(self)
+
+    def snapshot(self, now, shared):
+        """x̃."""
+        return snapshot_of(now, shared, self.S // self.q)
+
+    def server_round(self, now, shared, mean):
+        keep_snapshot(now, shared, self.S // self.q)
+        shared.x, shared.y, shared.dx, shared.dy = mean.x, mean.y, mean.dx, mean.dy
+
+
+def _expect_multiple(method) -> None:
+    if method.S % method.q:
+        raise ValueError(f"expected S as a multiple of q = {method.q}, got S = {method.S}")

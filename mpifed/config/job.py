@@ -73,6 +73,7 @@ class Config(Strict, BaseModel):
         clients = getattr(problem, "clients", None)
         if not isinstance(clients, int | np.integer) or isinstance(clients, bool) or clients < 1:
             raise ValueError(f"problem.clients: expected a whole number from 1, got {shown(clients)}")
+        algorithm.expect_clients(int(clients))
         fits = {problem.family, "operator"} if problem.family == "minimax" else {problem.family}
         fits |= {"minimisation"} if isinstance(problem, Minimisation) else set()
         if algorithm.family not in fits:

@@ -143,6 +143,9 @@ class Algorithm:
         """The phases of a round, in order."""
         return (Phase(self.client_round, self.message, self.server_round),)
 
+    def expect_clients(self, clients: int) -> None:
+        """Refuse, by a ``ValueError``, a number of clients that the hyperparameters do not fit."""
+
     def initialize(self, shared) -> None:
         """Set fields of ``shared`` that start neither at 0 nor at the problem's starting point."""
 

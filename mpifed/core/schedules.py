@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from mpifed.core.errors import shown
 from mpifed.core.settings import choice, hyperparameters
 
-__all__ = ["Constant", "Power", "Squared", "Steps", "Rate", "SCHEDULES"]
+__all__ = ["Constant", "Power", "Squared", "Steps", "Rate", "SCHEDULES", "largest"]
 
 
 @hyperparameters
@@ -87,3 +87,8 @@ def _number(value):
 
 #: A constant or a schedule.
 Rate: Any = Annotated[choice("schedule", SCHEDULES), BeforeValidator(_number)]
+
+
+def largest(rate: Rate) -> float:
+    """The largest value of a schedule over all steps; it falls but at the boundaries of a staircase."""
+    return max(rate(t) for t in (1, *(boundary + 1 for boundary in getattr(rate, "boundaries", ()))))

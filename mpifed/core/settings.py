@@ -175,7 +175,7 @@ def explain(faults: list, what: str, known: Iterable[str] = ()) -> str:
 
 
 def _sentence(fault, what: str, known: Iterable[str]) -> str:
-    path = [cut(str(part)) for part in fault["loc"] if not str(part).startswith("function-")]
+    path = [cut(str(part)) for part in fault["loc"] if not str(part).startswith(("function-", "tuple["))]
     where = ".".join([what, *path] if what else path)
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if fault["type"] in {"missing", "missing_argument"}:

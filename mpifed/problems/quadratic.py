@@ -110,6 +110,8 @@ class QuadraticNCPL(Minimax):
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
         """The Hessian times (x, y) plus the linear part; all rows of a batch are the client's only one."""
         H, linear = batch[0][:, 0], batch[1][:, 0]
+        if x.dim() != y.dim():  # one block is shared, the other each client's own
+            x, y = x.expand(len(H), -1), y.expand(len(H), -1)
         return ((H @ torch.cat([x, y], dim=-1).unsqueeze(-1)).squeeze(-1) + linear).split(
             (self.dx, self.dy), dim=-1
         )

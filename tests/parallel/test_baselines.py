@@ -15,7 +15,6 @@ from reference import baselines, cross_device
 
 from mpifed import resume, run
 from mpifed.core.noise import Gaussian
-from mpifed.core.sets import Ball
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.preparation import default_dtype
@@ -29,7 +28,6 @@ FRESH = dict(fresh_cohort=True)
 #: Name → settings.
 SETTINGS = {
     "fedavg": [dict(K=3, eta=0.05, eta_g=1.3)],
-    "fed_norm_sgda": [dict(tau=(1, 4, 2, 3, 1), eta=(0.05, 0.04), gamma=(0.06, 0.03), decay=0.8)],
     "cdma_nc": [CDMA],
     "cdma_one": [CDMA | {"large_batch": LARGE}, CDMA | FRESH, CDMA],
     "cdma_ada": [
@@ -57,15 +55,15 @@ sampling = pytest.mark.parametrize("cohort, weights", SAMPLING, ids=lambda v: st
 groups = pytest.mark.parametrize("group", [1, 2, "all"])
 
 
-def job(name, settings, out, rounds=ROUNDS, ball=None, **changes):
-    problem = Half(clients=CLIENTS) if name in WITHOUT_Y else Game(clients=CLIENTS, ball=ball)
+def job(name, settings, out, rounds=ROUNDS, **changes):
+    problem = Half(clients=CLIENTS) if name in WITHOUT_Y else Game(clients=CLIENTS)
     changes = {"reduction": "exact", "watchdog": 0, "eval_every": 10**6} | changes
     method = baseline(name, **settings)
     config = configuration(method, problem, out, seed=SEED, rounds=rounds, batch_size=BATCH, **changes)
     return config.model_copy(update={"record": ("x",) if name in WITHOUT_Y else ("x", "y")})
 
 
-def expected(name, settings, cohort, weights, **options):
+def expected(name, settings, cohort, weights):
     """The points after every round, ``[rounds, d]``, by plain loops."""
     game = Game(clients=CLIENTS)
     with default_dtype(torch.float64):  # as a float64 run prepares it
@@ -84,7 +82,6 @@ def expected(name, settings, cohort, weights, **options):
         cohorts,
         sizes(game).tolist() if weights == "samples" else [1.0] * CLIENTS,
         **settings,
-        **options,
     )
     return np.array([torch.cat(point).numpy() for point in path])
 
@@ -123,17 +120,6 @@ def test_resumption(comm, out, name, group):
     part = resume(f"{out}/part", comm=comm)
     if comm.rank == 0:
         np.testing.assert_array_equal(iterates(part), iterates(whole))
-
-
-def test_a_binding_set_acts_at_the_server_of_fed_norm_sgda(comm, out):
-    settings = SETTINGS["fed_norm_sgda"][0]
-    result = run(job("fed_norm_sgda", settings, out, cohort=2, ball=0.15), comm)
-    if comm.rank == 0:
-        bound, free = (
-            expected("fed_norm_sgda", settings, 2, "uniform", project=p) for p in (Ball(0.15), None)
-        )
-        np.testing.assert_allclose(iterates(result), bound, rtol=1e-10, atol=1e-10)
-        assert np.abs(bound - free).max() > 1e-3
 
 
 @groups

@@ -19,7 +19,6 @@ from mpifed.core.streams import generator
 PLUGINS = Path(__file__).parents[1] / "plugins"
 CLASSES = {
     "fedavg": "FedAvg",
-    "fed_norm_sgda": "FedNormSGDA",
 }
 #: Name → the method of the package.
 METHODS = {

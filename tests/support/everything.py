@@ -14,6 +14,8 @@ HEAVY = dict(p=2, eta_x=0.01, eta_y=0.01, gamma_x=0.02, gamma_y=0.02)
 GLOBAL = dict(K=2, eta_xl=0.01, eta_yl=0.01)
 STEPS = dict(K=2, eta_x=0.01, eta_y=0.01)
 NEST = dict(T=2, tau=2, alpha=0.01, beta=0.01)
+RATES = dict(eta_x=0.01, eta_y=0.01)
+NORMED = dict(gamma_x=0.01, gamma_y=0.01, **RATES)
 
 #: Method → (settings, settings that make its steps zero or None where it has no such settings).
 METHODS = {
@@ -32,7 +34,6 @@ METHODS = {
     "FESSGDA": (dict(p=0.1, **GLOBAL), dict(eta_xl=0, eta_yl=0)),
     "SmoothedGDA": (dict(eta_x=0.01, eta_y=0.01, p=0.1), dict(eta_x=0, eta_y=0)),
     "FSGDA": (GLOBAL, dict(eta_xl=0, eta_yl=0)),
-    "LocalSGDA": (dict(q=2, eta_x=0.01, eta_y=0.01), dict(eta_x=0, eta_y=0)),
     "SAGDA": (dict(variates="stored", **GLOBAL), dict(eta_xg=0, eta_yg=0)),
     "CODAPlus": (dict(K=2, eta=0.01, T=1, reference="average"), None),
     "CODASCA": (dict(K=2, eta=0.01, T=1, reference="average"), dict(eta_g=0)),
@@ -45,6 +46,14 @@ METHODS = {
     "LFedNest": (NEST, dict(alpha=0, beta=0)),
     "FLRA": (dict(tau=2, eta_1=0.01, eta_2=0.01), dict(eta_1=0, eta_2=0)),
     "LocalAMSGrad": (STEPS, dict(eta_x=0, eta_y=0)),
+    "LocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
+    "LocalSGDAPlus": (dict(q=2, S=4, **RATES), dict(eta_x=0, eta_y=0)),
+    "MomentumLocalSGDA": (dict(q=2, **RATES), dict(eta_x=0, eta_y=0)),
+    "MomentumLocalSGDAPlus": (dict(q=2, S=4, average_start=True, **RATES), dict(eta_x=0, eta_y=0)),
+    "FedSGDAPlus": (dict(K=2, S=2, **RATES), dict(eta_x=0, eta_y=0)),
+    "FedSGDAM": (dict(Q=2, **RATES), dict(eta_x=0, eta_y=0)),
+    "FedNormSGDA": (dict(tau=(1, 3, 2), **NORMED), dict(gamma_x=0, gamma_y=0)),
+    "FedNormSGDAPlus": (dict(tau=2, S=2, **NORMED), dict(gamma_x=0, gamma_y=0)),
 }
 
 

@@ -49,6 +49,16 @@ def mean_gradients(problem, x, y):
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
+def test_one_block_may_be_shared_beside_the_clients_own(problem):
+    oracle = oracle_of(problem)
+    shared, own = points(problem), points(problem, problem.clients, seed=1)
+    for x, y in ((shared[0], own[1]), (own[0], shared[1])):
+        xi = oracle.sample(number=0)
+        expected = oracle.grad(*(block.expand(problem.clients, -1) for block in (x, y)), xi)
+        torch.testing.assert_close(tuple(oracle.grad(x, y, xi)), tuple(expected), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
 def test_gradients_by_automatic_differentiation(problem):
     x, y = (block.requires_grad_() for block in points(problem))
     oracle = oracle_of(problem)

@@ -1,0 +1,122 @@
+"""Fed-Norm-SGDA and Fed-Norm-SGDA+ (Sharma et al. 2023): clients that differ in their numbers of steps.
+
+Every client sends the weighted mean of its gradients, so that a client with many steps counts no more than
+its weight w_i; plain averaging would solve a problem that weighs clients with τ_i.
+
+Readings:
+
+* *Weights of clients.* w_i are those of the job (``participation.weights``). With P of n clients sampled the
+  server takes Σ w_i (n / P) G_i over the sample, which is unbiased; these weights do not sum to 1.
+* *Weights of steps.* a^(k) depends on the step alone: r^k, or a list. The source lets it depend on the client
+  as well.
+* *τ_eff* is the plain mean of τ_i over all n clients, sampled or not, unless given.
+* *Sets* act at the server only.
+* *"+".* x̃ is renewed before the local steps of the paper's rounds t = r - 1 with S | t.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from mpifed.algorithms.snapshots import gradients, keep_snapshot, snapshot_of
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.errors import shown
+from mpifed.core.records import Record
+from mpifed.core.settings import hyperparameters
+
+__all__ = ["FedNormSGDA", "FedNormSGDAPlus"]
+
+
+@hyperparameters
+class FedNormSGDA(Algorithm):
+    """Fed-Norm-SGDA: client i takes τ_i local steps and sends its normalised sum of gradients."""
+
+    tau: int | tuple[int, ...] = Field(description="local steps τ_i: of every client, or one a client")
+    eta_x: float = Field(ge=0, description="local step size of x (descent)")
+    eta_y: float = Field(ge=0, description="local step size of y (ascent)")
+    gamma_x: float = Field(ge=0, description="global step size of x; η_x is plain averaging")
+    gamma_y: float = Field(ge=0, description="global step size of y; η_y is plain averaging")
+    a: float | tuple[float, ...] = Field(
+        default=1.0, description="weights of the local steps: r for 1, r, r², ..., or a list of them"
+    )
+    tau_eff: float | None = Field(default=None, gt=0, description="effective steps; by default the mean τ_i")
+
+    source = "Sharma et al. 2023, Fed-Norm-SGDA"
+    cites = ("sharma2023fednorm",)
+    example = {"tau": 4}
+    paper_cost = "up D; down D; 1 phase; 1 gradient a step"
+    steps = "longest"
+    shared = Record(x="x", y="y")
+    message = Record(gx="x", gy="y")
+
+    def __post_init__(self):
+        if not np.size(self.tau) or np.min(self.tau) < 1:
+            raise ValueError(f"tau: expected 1 local step and more for every client, got {shown(self.tau)}")
+        if isinstance(self.a, float) and not 0 < self.a <= 1:
+            raise ValueError(f"a: expected a ratio of weights in (0, 1], or a list, got {self.a}")
+        if isinstance(self.a, tuple) and (len(self.a) < self.longest or min(self.a) <= 0):
+            raise ValueError(f"a: expected {self.longest} weights > 0, one a local step, got {shown(self.a)}")
+
+    def expect_clients(self, clients: int) -> None:
+        if isinstance(self.tau, tuple) and len(self.tau) != clients:
+            raise ValueError(
+                f"algorithm.tau: expected one number for each of the {clients} clients, got {len(self.tau)}"
+            )
+
+    @property
+    def longest(self) -> int:
+        """The most local steps of a client."""
+        return int(np.max(self.tau))
+
+    def client_round(self, now, shared, client, message, oracle):
+        x, y, snapshot = shared.x, shared.y, self.snapshot(now, shared)
+        tau = np.broadcast_to(self.tau, now.clients)[oracle.client]
+        a = self.a if isinstance(self.a, tuple) else [self.a**k for k in range(self.longest)]
+        for weight, on in zip(a, _steps(oracle, tau)):
+            sums = [weight * g for g in gradients(oracle, x, y, snapshot, oracle.sample())]
+            if on is not None:
+                sums = [torch.where(on, g, 0.0) for g in sums]
+            x, y = x - self.eta_x * sums[0], y + self.eta_y * sums[1]
+            message.gx += sums[0]
+            message.gy += sums[1]
+        total = torch.from_numpy(np.cumsum(a)[tau - 1, None]).to(message.gx)
+        message.gx /= total
+        message.gy /= total
+
+    def server_round(self, now, shared, mean):
+        # The mean divides by the weight of the sample, which `share` undoes.
+        tau_eff = self.tau_eff or float(np.mean(self.tau))
+        scale = tau_eff * now.share * now.clients / now.cohort
+        shared.x = now.sets.x(shared.x - scale * self.gamma_x * mean.gx)
+        shared.y = now.sets.y(shared.y + scale * self.gamma_y * mean.gy)
+
+    def snapshot(self, now, shared):
+        """Where y's gradient is taken: at the client's own x."""
+        return None
+
+
+@hyperparameters
+class FedNormSGDAPlus(FedNormSGDA):
+    """Fed-Norm-SGDA+: y's gradient at a snapshot of x that is renewed every S rounds."""
+
+    S: int = Field(ge=1, kw_only=True, description="rounds between two snapshots of x")
+
+    source = "Sharma et al. 2023, Fed-Norm-SGDA+"
+    paper_cost = "up D; down D; 1 phase; 2 gradients a step, of one block each"
+    calls_per_step = 2
+    shared = Record(x="x", y="y", snapshot="x")
+
+    def snapshot(self, now, shared):
+        """x̃."""
+        return snapshot_of(now, shared, self.S)
+
+    def server_round(self, now, shared, mean):
+        keep_snapshot(now, shared, self.S)
+        FedNormSGDA.server_round(self, now, shared, mean)
+
+
+def _steps(oracle, tau):
+    """The local steps of clients that take ``tau`` of them, ``[C]``: who takes each, None where all do."""
+    return [None] * int(tau[0]) if (tau == tau[0]).all() else oracle.steps(tau)

@@ -1,0 +1,130 @@
+"""FedSGDA+ and FedSGDA-M (Wu et al. 2023): a snapshot with server steps, and STORM with averaged estimators.
+
+Readings:
+
+* *FedSGDA+.* Local steps are those of Local-SGDA+; S counts rounds, and x̃ is renewed before the local steps
+  of the paper's rounds t = r - 1 with S | t. The sets act in every local step and again at the server; the
+  paper has a set for y only.
+* *FedSGDA-M, the rates.* α is the weight of the fresh gradient in x's estimator u, β in y's v. (FGDA has them
+  the other way round.)
+* *The order of STORM and the average.* ``stem`` (default): after a round's last step clients average the new
+  points and the old estimators. Then each forms its estimators at the averaged point, from the averaged ones
+  and its own point before that step. The error at rest then vanishes with α and β. ``after``: they form their
+  estimators first and average all four, which leaves the drift of Local-SGDA whatever α and β are.
+* *Samples.* The first estimators take sample 0 of round 0. STORM after step k takes sample k - 1 of that
+  step's round, also where it is evaluated in the next one.
+* *Start.* The first estimators are averaged; without ``average_start`` each client keeps its own.
+* *Sets.* Points are projected after each step; the paper has no sets here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from mpifed.algorithms.snapshots import gradients, keep_snapshot, snapshot_of
+from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.records import Record
+from mpifed.core.schedules import Rate
+from mpifed.core.settings import hyperparameters
+
+__all__ = ["FedSGDAM", "FedSGDAPlus"]
+
+
+@hyperparameters
+class FedSGDAPlus(Algorithm):
+    """FedSGDA+: Local-SGDA+ with global step sizes and a snapshot that is renewed every S rounds."""
+
+    K: int = Field(ge=1, description="local steps per round")
+    S: int = Field(ge=1, description="rounds between two snapshots of x")
+    eta_x: float = Field(ge=0, description="local step size of x (descent)")
+    eta_y: float = Field(ge=0, description="local step size of y (ascent)")
+    gamma_x: float = Field(default=1.0, ge=0, description="global step size of x; 1 is plain averaging")
+    gamma_y: float = Field(default=1.0, ge=0, description="global step size of y; 1 is plain averaging")
+
+    source = "Wu et al. 2023, FedSGDA+"
+    cites = ("wu2023fedsgdam",)
+    paper_cost = "up D; down D; 1 phase; 2 gradients a step, of one block each"
+    calls_per_step = 2
+    steps = "K"
+    shared = Record(x="x", y="y", snapshot="x")
+    message = Record(dx="x", dy="y")
+
+    def client_round(self, now, shared, client, message, oracle):
+        x, y, snapshot = shared.x, shared.y, snapshot_of(now, shared, self.S)
+        for _ in range(self.K):
+            gx, gy = gradients(oracle, x, y, snapshot, oracle.sample())
+            x, y = oracle.sets.x(x - self.eta_x * gx), oracle.sets.y(y + self.eta_y * gy)
+        message.dx, message.dy = x - shared.x, y - shared.y
+
+    def server_round(self, now, shared, mean):
+        keep_snapshot(now, shared, self.S)
+        shared.x = now.sets.x(shared.x + self.gamma_x * mean.dx)
+        shared.y = now.sets.y(shared.y + self.gamma_y * mean.dy)
+
+
+@hyperparameters
+class FedSGDAM(Algorithm):
+    """FedSGDA-M: local steps along STORM estimators, which are averaged with the points."""
+
+    Q: int = Field(ge=1, description="local steps per round")
+    eta_x: Rate = Field(description="step size of x (descent)")
+    eta_y: Rate = Field(description="step size of y (ascent)")
+    alpha: Rate = Field(
+        default=0.1, validate_default=True, description="weight of the fresh gradient in u (x)"
+    )
+    beta: Rate = Field(
+        default=0.1, validate_default=True, description="weight of the fresh gradient in v (y)"
+    )
+    order: Literal["stem", "after"] = Field(
+        default="stem", description="the averaged estimators enter STORM, or leave it (see Readings)"
+    )
+    average_start: bool = Field(default=True, description="average the first estimators (see Readings)")
+
+    source = "Wu et al. 2023, FedSGDA-M"
+    cites = ("wu2023fedsgdam",)
+    paper_cost = "up 2D (points and estimators); down 2D; 1 phase; 2 gradients a step"
+    calls_per_step = 2
+    partial_participation = False
+    steps = "Q"
+    shared = Record(x="x", y="y", u="x", v="y")
+    client = Record(x="x", y="y")  # before the last step of a round, for "stem"
+    message = Record(x="x", y="y", u="x", v="y")
+
+    @property
+    def start(self) -> tuple[Phase, ...]:
+        return (Phase(self.client_start, Record(u="x", v="y")),) if self.average_start else ()
+
+    def client_start(self, now, shared, client, message, oracle):
+        message.u, message.v = oracle.grad(shared.x, shared.y, oracle.sample(number=0))
+
+    def client_round(self, now, shared, client, message, oracle):
+        new, (u, v) = (shared.x, shared.y), self.after_average(now, shared, client, oracle)
+        for k in range(1, self.Q + 1):
+            t, old = now.step(k), new
+            x = oracle.sets.x(torch.sub(old[0], u, alpha=self.eta_x(t)))
+            y = oracle.sets.y(torch.add(old[1], v, alpha=self.eta_y(t)))
+            new = x, y
+            if k < self.Q or self.order == "after":
+                u, v = self.storm(t, oracle, oracle.sample(number=k - 1), new, old, u, v)
+        message.x, message.y, message.u, message.v = *new, u, v
+        client.x, client.y = old
+
+    def after_average(self, now, shared, client, oracle):
+        """The estimators of a round's first step."""
+        if now.round == 1 and not self.average_start:
+            return oracle.grad(shared.x, shared.y, oracle.sample(number=0, round=0))
+        if now.round == 1 or self.order == "after":
+            return shared.u, shared.v
+        xi = oracle.sample(number=self.Q - 1, round=now.round - 1)
+        new, old = (shared.x, shared.y), (client.x, client.y)
+        return self.storm(now.step(0), oracle, xi, new, old, shared.u, shared.v)
+
+    def storm(self, t, oracle, xi, new, old, u, v):
+        """The estimators after step t, with one sample at the points after and before it."""
+        gx, gy = oracle.grad(*new, xi)
+        old_gx, old_gy = oracle.grad(*old, xi)
+        u = torch.add(gx, u - old_gx, alpha=1 - self.alpha(t, self.eta_x(t)))
+        return u, torch.add(gy, v - old_gy, alpha=1 - self.beta(t, self.eta_y(t)))

@@ -1,0 +1,70 @@
+"""Settings of the "+", momentum and Fed-Norm methods that do not go together; who needs masks."""
+
+import numpy as np
+import pytest
+from games import Game, configuration, trace
+
+from mpifed import Config
+from mpifed.algorithms import FedNormSGDA, LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus
+from mpifed.core.errors import ConfigError
+from mpifed.core.oracle_base import Oracle
+from mpifed.parallel.comm import SerialComm
+from mpifed.problems import Saddle
+
+RATES = dict(eta_x=0.05, eta_y=0.04)
+NORMED = dict(gamma_x=0.06, gamma_y=0.03, **RATES)
+STAIRS = {"name": "steps", "value": 0.5, "boundaries": [4, 9], "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: LocalSGDAPlus(q=3, S=4, **RATES), "expected S as a multiple of q = 3, got S = 4"),
+        (lambda: LocalSGDAPlus(q=3, S=1, **RATES), "expected S as a multiple of q = 3, got S = 1"),
+        (lambda: MomentumLocalSGDAPlus(q=2, S=5, **RATES), "expected S as a multiple of q = 2"),
+        (
+            lambda: MomentumLocalSGDA(q=2, beta_x=1.1, **RATES),
+            "expected beta_x alpha ≤ 1 at every step, got 1.1",
+        ),
+        (lambda: MomentumLocalSGDAPlus(q=2, S=2, beta_y=3.0, **RATES), "expected beta_y alpha ≤ 1"),
+        (lambda: MomentumLocalSGDA(q=2, alpha=STAIRS, beta_y=0.7, **RATES), "at every step, got 1.4"),
+        (lambda: FedNormSGDA(tau=0, **NORMED), "tau: expected 1 local step and more for every client, got 0"),
+        (lambda: FedNormSGDA(tau=(2, 0), **NORMED), "for every client, got (2, 0)"),
+        (lambda: FedNormSGDA(tau=(), **NORMED), "for every client, got ()"),
+        (lambda: FedNormSGDA(tau=2.5, **NORMED), "FedNormSGDA.tau: Input should be a valid integer, got 2.5"),
+        (lambda: FedNormSGDA(tau=2, a=1.2, **NORMED), "a: expected a ratio of weights in (0, 1], or a list"),
+        (lambda: FedNormSGDA(tau=3, a=(1.0, 2.0), **NORMED), "a: expected 3 weights > 0, one a local step"),
+        (lambda: FedNormSGDA(tau=2, a=(1.0, 0.0), **NORMED), "a: expected 2 weights > 0, one a local step"),
+        (
+            lambda: Config(algorithm=FedNormSGDA(tau=(1, 2), **NORMED), problem=Saddle(clients=3)),
+            "algorithm.tau: expected one number for each of the 3 clients, got 2",
+        ),
+    ],
+)
+def test_what_does_not_go_together(make, says):
+    with pytest.raises(ConfigError) as fault:
+        make()
+    assert says in str(fault.value) and "function-" not in str(fault.value)
+
+
+def test_the_largest_weights_that_are_allowed():
+    MomentumLocalSGDA(q=2, alpha=0.1, beta_x=10.0, beta_y=10.0, **RATES)
+    MomentumLocalSGDA(q=2, alpha=STAIRS, beta_x=0.5, beta_y=0.5, **RATES)
+
+
+@pytest.mark.parametrize(
+    "tau, group, masked",
+    [
+        (3, "all", False),
+        ((3,) * 4, "all", False),
+        ((1, 2, 3, 1), 1, False),
+        ((3, 3, 1, 1), 2, False),
+        ((1, 2, 3, 1), "all", True),
+    ],
+)
+def test_clients_with_equal_numbers_of_steps_need_no_masks(tmp_path, monkeypatch, tau, group, masked):
+    asked, steps = [], Oracle.steps
+    monkeypatch.setattr(Oracle, "steps", lambda self, tau: asked.append(tau) or steps(self, tau))
+    config = configuration(FedNormSGDA(tau=tau, **NORMED), Game(clients=4), tmp_path, group=group)
+    path, _ = trace(config, SerialComm())
+    assert bool(asked) == masked and np.isfinite(path).all()
