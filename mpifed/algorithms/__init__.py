@@ -1,12 +1,13 @@
 """The methods, one family a file."""
 
 from mpifed.algorithms.composition import MFCGD, AdaMFCGD
+from mpifed.algorithms.dual_averaging import FedDualAvg, FeDualEx
 from mpifed.algorithms.dual_extrapolation import LocalDualExtrapolation
 from mpifed.algorithms.fgda import FGDA, AdaFGDA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
 from mpifed.algorithms.local_sgda import LocalSGDA
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
-from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX
+from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX, ExtraSGD, ExtraStepLocalSGD
 
 #: Every method by name, in the order of the papers.
 ALGORITHMS = {
@@ -15,6 +16,7 @@ ALGORITHMS = {
         FGDA, AdaFGDA,
         FedNSGDAM, FedMuonDA, FedSGDAClip,
         LSGD, LESGD, LIPPAX, SLIPPAX, LocalDualExtrapolation,
+        ExtraSGD, ExtraStepLocalSGD, FedDualAvg, FeDualEx,
         MFCGD, AdaMFCGD,
         FESSGDA, SmoothedGDA, FSGDA, LocalSGDA,
     )

@@ -19,9 +19,13 @@ from mpifed.algorithms import (
     SLIPPAX,
     AdaFGDA,
     AdaMFCGD,
+    ExtraSGD,
+    ExtraStepLocalSGD,
+    FedDualAvg,
     FedMuonDA,
     FedNSGDAM,
     FedSGDAClip,
+    FeDualEx,
     LocalDualExtrapolation,
     LocalSGDA,
     SmoothedGDA,
@@ -63,6 +67,12 @@ COSTS = {
     "LocalDualExtrapolation, z only": (
         LocalDualExtrapolation(**LOCAL, sync_extrapolation=False), Game, D, D, 1, 2 * K,
     ),
+    "ExtraSGD": (ExtraSGD(eta=0.01, b=K), Game, 2 * D, 2 * D, 2, 2 * K),
+    "ExtraStepLocalSGD": (ExtraStepLocalSGD(**LOCAL), Game, D, D, 1, 2 * K),
+    "FedDualAvg": (FedDualAvg(K=K, eta_c=0.01, eta_s=0.5), Game, D, D, 1, K),
+    # Nor are the mean duals that only the output is made of.
+    "FeDualEx": (FeDualEx(K=K, eta_c=0.01), Game, D, D, 1, 2 * K),
+    "FeDualEx, averages of points": (FeDualEx(K=K, eta_c=0.01, shadow=False), Game, D, D, 1, 2 * K),
     # A call is one evaluation of g with its Jacobian, or of ∇f: two of each a step.
     "MFCGD": (MFCGD(**STORM), Chain, 2 * X, X, 1, 4 * K),
     "AdaMFCGD": (AdaMFCGD(**STORM), Chain, 2 * X, 2 * X, 1, 4 * K),
