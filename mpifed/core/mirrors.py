@@ -88,7 +88,7 @@ class Entropy:
             )
 
 
-_OF_BLOCKS = {"euclidean": Euclidean(), "entropy": Entropy()}
+_OF_BLOCKS: dict[str, Euclidean | Entropy] = {"euclidean": Euclidean(), "entropy": Entropy()}
 OfBlock = Literal["euclidean", "entropy"]
 
 

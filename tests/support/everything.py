@@ -71,11 +71,12 @@ SETTINGS = {
     "AffineGame": dict(clients=3, d=4),
     "Bilinear": dict(clients=3, dx=3, dy=2),
     "L1BoxBilinear": dict(clients=3, dx=3, dy=2),
+    "MatrixGame": dict(clients=3, dx=3, dy=2, heterogeneity=0.5, start="random"),
     "QuadraticNCPL": dict(clients=3),
     "TwoSidedPL": dict(clients=3),
 }
 #: Problems with a convex part φ, which only composite methods take.
-COMPOSITE = {"L1BoxBilinear"}
+COMPOSITE = {"L1BoxBilinear", "MatrixGame"}
 
 
 def method(name: str, zero: bool = False):
