@@ -23,7 +23,9 @@ from mpifed.core.mirrors import Blockwise, Entropy, Euclidean
 from mpifed.core.noise import Gaussian
 from mpifed.core.proximal import L1, Indicator, L1Box, Nuclear, Separable, Zero
 from mpifed.core.sets import Ball, Sets, Simplex
+from mpifed.parallel.comm import CollectiveError
 from mpifed.parallel.placement import Cohort
+from mpifed.simulation.simulation import Simulation
 
 pytestmark = pytest.mark.mpi
 
@@ -177,6 +179,12 @@ def test_extra_sgd(comm, out, b, cohort, weights, ball, group):
 
     compare(comm, out, ExtraSGD(eta=0.2, b=b), problem, group, expected, cohort=cohort, weights=weights)
     assert not ball or (expected(None)[1] - expected(None, None)[1]).abs().max() > 1e-3  # the ball binds
+
+
+@pytest.mark.parametrize("method", [FedDualAvg(K=1, eta_c=0.1, mirror="entropy")])
+def test_a_mirror_map_that_does_not_fit_is_refused_on_all_ranks(comm, out, method):
+    with pytest.raises(CollectiveError, match="mirror = 'entropy' is for simplexes, and z has φ = Zero"):
+        Simulation(configuration(method, Inside(clients=CLIENTS), out), comm)
 
 
 def proximal_ball(radius):
