@@ -12,6 +12,7 @@ import torch
 from mpifed.core.problem import Named, Operator
 from mpifed.core.proximal import Zero
 from mpifed.core.records import Blocks
+from mpifed.problems.restricted_gap import restricted_gap
 from mpifed.problems.trust_region import maximize_on_ball
 
 __all__ = ["Affine", "Coupled", "flat"]
@@ -48,9 +49,19 @@ class Affine(Operator):
         for some z off the ball.
 
         With w = z_0 + v and u = z - z_0 it is ⟨V(z_0), u⟩ plus the maximum of ⟨Jᵀu - V(z_0), v⟩ - vᵀJv.
+        With φ, see :meth:`composite_err_D`.
         """
         u, V = z - self._start, self.mean_operator(self._start)
         return float(V @ u) + maximize_on_ball(-(self._J + self._J.T), self._J.T @ u - V, self.radius)[0]
+
+    def composite_err_D(self, z: np.ndarray) -> tuple[float, float]:
+        """Certified bounds of the max over ‖w - z_0‖ ≤ D of ⟨V(w), z - w⟩ + φ(z) - φ(w) (Wang & Kale n.d.,
+        section 5, on a ball), from below and from above; they are equal for bilinear games.
+
+        Raises:
+            ValueError: no point of φ's set lies in the ball.
+        """
+        return restricted_gap(self._J, self._c, self.phi, z, self._start, self.radius)
 
     def _know(self, solution: np.ndarray) -> None:
         """Note a solution, and for φ = 0 the directions in which it is the only one."""
@@ -69,8 +80,14 @@ class Affine(Operator):
         return float(np.linalg.norm(self._unique @ (z - self._solution)))
 
     def metrics(self, z: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """``err_D``, ``distance`` and ``residual``. With φ, ``err_D`` is the bound from above, and
+        ``err_D_slack`` says how far it may be from the one from below."""
         point = flat(z)
-        figures = {"err_D": self.err_D(point)} if isinstance(self.phi, Zero) else {}
+        if isinstance(self.phi, Zero):
+            figures = {"err_D": self.err_D(point)}
+        else:
+            low, high = self.composite_err_D(point)
+            figures = {"err_D": high, "err_D_slack": high - low if np.isfinite(high) else 0.0}
         return figures | {"distance": self.distance(point), "residual": self.residual(point)}
 
 

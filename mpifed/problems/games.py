@@ -36,7 +36,8 @@ class AffineGame(Affine):
     The mean of the symmetric parts has eigenvalues evenly spaced from ``strong`` to ``smooth``, that of the
     antisymmetric parts the norm ``skew``. With heterogeneity h client n has the eigenvalues scaled by factors
     exp(h ν), ν normal, over their mean, an antisymmetric deviation of norm about h ``skew``, and V_n(z*)
-    normal with standard deviation h; all of these average out.
+    normal with standard deviation h; all of these average out. With u normal, the solution is z* = prox_φ(u),
+    and the mean vectors make -V(z*) the subgradient u - z* of φ.
     """
 
     d: int = Field(default=10, ge=1, description="dimension of z")
@@ -48,6 +49,7 @@ class AffineGame(Affine):
         default=1.0, ge=0, description="largest eigenvalue of the symmetric part of the mean"
     )
     skew: float = Field(default=1.0, ge=0, description="norm of the antisymmetric part of the mean")
+    phi: Proximal = Field(default=Zero(), description="convex function φ of z, through its proximal map")
     heterogeneity: float = Field(default=0.0, ge=0, description="how far the clients differ, h")
     shared_jacobian: bool = Field(default=False, description="all A_n are equal, only the b_n differ")
     radius: float = Field(default=10.0, ge=1e-12, le=1e12, description="radius D of err_D")
@@ -68,8 +70,9 @@ class AffineGame(Affine):
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         rng, stream = generator(seed, "affine game"), Stream(seed, "affine game", np.arange(self.clients))
-        solution, start = rng.standard_normal((2, self.d))
-        vectors = around(np.zeros(self.d), self.heterogeneity, stream)
+        u, start = rng.standard_normal((2, self.d))
+        solution = self.phi(torch.from_numpy(u), 1.0).numpy()
+        vectors = around(solution - u, self.heterogeneity, stream)
         scale = 0.0 if self.shared_jacobian else self.heterogeneity
         self._A = self._symmetric(rng, scale, stream) + self._antisymmetric(rng, scale, stream)
         self._b = vectors - _apply(self._A, solution)
