@@ -19,11 +19,11 @@ Readings:
   origin is ∇h of the problem's starting point, as is FedDualAvg's first μ.
 * *First mirror map.* Its weight of φ is 0; for an indicator it projects all the same.
 * *Samples.* The two operator values of a step of FeDualEx use fresh independent samples.
-* *Output.* FedDualAvg returns its last primal point. FeDualEx returns the average over all steps of the
-  mirror images, at the weight of k + 1, of the clients' *mean* μ½. That takes K duals a round and a client to
-  the averages of this simulation, which a federated server could not see either and which are not counted as
-  sent; ``shadow = false`` averages the clients' own points z½ instead, which differ from it where the mirror
-  map is not linear.
+* *Output.* FedDualAvg returns its last primal point; its analysis has the average over all steps of the
+  mirror images of the clients' mean dual. FeDualEx returns such an average: of the images, at the weight of
+  k + 1, of the mean μ½. That adds K duals of every client to the averages made here. A federated server
+  would not be sent them, and they are not counted. ``shadow = false`` averages the clients' own points z½
+  instead, which is another point where the mirror map is not linear.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ Readings:
 
 * *Start.* The dual z_0 is ∇h of the problem's starting point: that point itself for the Euclidean h.
 * *Mirror maps.* The paper allows any h that is 1-strongly convex in some norm. Its L, σ and G are then
-  constants of V in the dual norm, and its D² bounds h(z*) - h(z_0) - ⟨∇h(z_0), z* - z_0⟩ twice over.
+  constants of V in the dual norm, and half its D² bounds h(u) - h(z_0) - ⟨∇h(z_0), u - z_0⟩ for all points u
+  that it compares with.
 * *First mirror map.* At t = 1 the weight of φ is 0. For an indicator φ the map still projects
   (``t0_mirror = "prox"``), or u_0 is the starting point.
 * *Synchronisation.* Both duals are averaged, x before v is made from it: two phases. ``sync_extrapolation =

@@ -104,7 +104,7 @@ class ExtraStepLocalSGD(_Local):
 
 @hyperparameters
 class LESGD(ExtraStepLocalSGD):
-    """Local extra SGD: x = z - η V(z; ξ), z ← z - η V(x; ξ'), averages of both where they are made."""
+    """Local extra SGD: x = z - η V(z; ξ), z ← z - η V(x; ξ'), both averaged at a synchronisation."""
 
     sync_extrapolation: bool = Field(
         default=True, description="average x before the second call of a synchronising step (a second phase)"

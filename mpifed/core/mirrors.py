@@ -15,7 +15,7 @@ Where φ is :class:`~mpifed.core.proximal.Separable`, h is a sum over its parts,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -117,7 +117,7 @@ class Blockwise:
             yield from self.of(name).faults(part, v, name)
 
 
-MIRRORS = {"euclidean": Euclidean, "entropy": Entropy, "blockwise": Blockwise}
+MIRRORS: dict[str, Any] = {"euclidean": Euclidean, "entropy": Entropy, "blockwise": Blockwise}
 
 #: A mirror map by name, table or instance.
 Mirror = choice("mirror map", MIRRORS)
@@ -130,10 +130,10 @@ def expect_mirror(problem: Problem, algorithm: Algorithm, seed: int) -> None:
         ContractError: the map is not defined on the problem's set, or not at its starting point.
     """
     mirror = getattr(algorithm, "mirror", None)
-    if mirror is None:
+    if not isinstance(mirror, tuple(MIRRORS.values())):
         return
-    seen = as_family(problem, "operator")
+    seen: Any = as_family(problem, "operator")
     start = seen.initial(generator(seed, "initial"))
     point = torch.as_tensor(start.get("z", torch.zeros(seen.variables().sizes["z"]))).reshape(-1).double()
-    if faults := list(mirror.faults(seen.phi, point)):  # type: ignore[attr-defined]
+    if faults := list(mirror.faults(seen.phi, point)):
         raise ContractError("\n".join(f"{type(algorithm).__name__}: {fault}" for fault in faults))
