@@ -3,6 +3,7 @@
 from mpifed.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from mpifed.algorithms.coda import CODASCA, CODAPlus
 from mpifed.algorithms.composition import MFCGD, AdaMFCGD
+from mpifed.algorithms.dual_averaging import FedDualAvg, FeDualEx
 from mpifed.algorithms.dual_extrapolation import LocalDualExtrapolation
 from mpifed.algorithms.fed_norm import FedNormSGDA, FedNormSGDAPlus
 from mpifed.algorithms.fed_sgda import FedSGDAM, FedSGDAPlus
@@ -15,7 +16,7 @@ from mpifed.algorithms.local_amsgrad import LocalAMSGrad
 from mpifed.algorithms.local_sgda import LocalSGDA, LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus
 from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
 from mpifed.algorithms.variates import SAGDA, SCAFFOLD
-from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX
+from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX, ExtraSGD, ExtraStepLocalSGD
 
 #: Every method by name, those of the papers first, in their order.
 ALGORITHMS = {
@@ -24,6 +25,7 @@ ALGORITHMS = {
         FGDA, AdaFGDA,
         FedNSGDAM, FedMuonDA, FedSGDAClip,
         LSGD, LESGD, LIPPAX, SLIPPAX, LocalDualExtrapolation,
+        ExtraSGD, ExtraStepLocalSGD, FedDualAvg, FeDualEx,
         MFCGD, AdaMFCGD,
         FESSGDA, SmoothedGDA, FSGDA, LocalSGDA,
         LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus,

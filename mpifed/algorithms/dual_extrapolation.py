@@ -5,14 +5,18 @@ Step t of a client, with the duals z and x and the primal points u and v::
     u = ∇h*_{t-1}(z)    x = z - η V(u; ξ)
     v = ∇h*_t(x)        z ← z - η V(v; ξ')
 
-h_t = h + t η φ, t counts the steps of all rounds, and h = ½‖·‖², so that ∇h*_t = prox_{tηφ}. u, z and x here
-are u_{t-1}, z_{t-1} and x_t of eq. 13. Averages are of duals, which keeps sparsity and rank.
+h_t = h + t η φ, and t counts the steps of all rounds. ``mirror`` is h: with h = ½‖·‖² the map ∇h*_t is
+prox_{tηφ}. u, z and x here are u_{t-1}, z_{t-1} and x_t of eq. 13. Averages are of duals, which keeps
+sparsity and rank.
 
 Readings:
 
-* *Start.* The dual z_0 is the problem's starting point, as ∇h is the identity.
+* *Start.* The dual z_0 is ∇h of the problem's starting point: that point itself for the Euclidean h.
+* *Mirror maps.* The paper allows any h that is 1-strongly convex in some norm. Its L, σ and G are then
+  constants of V in the dual norm, and half its D² bounds h(u) - h(z_0) - ⟨∇h(z_0), u - z_0⟩ for all points u
+  that it compares with.
 * *First mirror map.* At t = 1 the weight of φ is 0. For an indicator φ the map still projects
-  (``t0_mirror = "prox"``), or is the identity.
+  (``t0_mirror = "prox"``), or u_0 is the starting point.
 * *Synchronisation.* Both duals are averaged, x before v is made from it: two phases. ``sync_extrapolation =
   false`` averages z only.
 * *Output.* The average of v_t over clients and steps.
@@ -20,19 +24,39 @@ Readings:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.mirrors import Euclidean, Mirror
 from mpifed.core.records import Record, between, kept
 from mpifed.core.settings import hyperparameters
 
-__all__ = ["LocalDualExtrapolation"]
+__all__ = ["DualMethod", "LocalDualExtrapolation"]
+
+
+class DualMethod(Algorithm):
+    """Methods whose clients and server keep and average a point's dual, ``shared.dual``."""
+
+    #: The mirror map, a hyperparameter.
+    mirror: Any
+
+    family = "operator"
+    composite = True
+    steps = "K"
+
+    def initialize(self, shared):
+        shared.dual = shared.z
+
+    def begin(self, now, shared, phi):
+        """The dual that a round begins with. Before the first, ``shared.dual`` is the starting point itself,
+        as ∇h takes φ's set."""
+        return self.mirror.dual(shared.dual, phi) if now.round == 1 else shared.dual
 
 
 @hyperparameters
-class LocalDualExtrapolation(Algorithm):
+class LocalDualExtrapolation(DualMethod):
     """Local dual extrapolation with the problem's φ."""
 
     K: int = Field(ge=1, description="local steps per round")
@@ -44,18 +68,16 @@ class LocalDualExtrapolation(Algorithm):
     t0_mirror: Literal["prox", "identity"] = Field(
         default="prox", description="the mirror map of the first step"
     )
+    mirror: Mirror = Field(default=Euclidean(), description="the mirror map, of the distance generator h")
 
     source = "Wang & Kale n.d., eq. 13"
     cites = ("wang_nd_slippax", "bai2024composite")
-    family = "operator"
-    composite = True
     output = "average"
     averages = {"z": "average"}
     paper_cost = "up 2D; down 2D; 2 phases; 2 operator values a step"
     calls_per_step = 2
     partial_participation = False
 
-    steps = "K"
     #: ``z`` is the primal point v of the last synchronisation, ``dual`` the averaged dual z.
     shared = Record(z=kept("z"), average=kept("z"), dual="z", x="z")
     client = Record(dual=between("z"), v_sum=between("z"))
@@ -70,39 +92,38 @@ class LocalDualExtrapolation(Algorithm):
             Phase(self.client_update, self.message, self.server_round),
         )
 
-    def initialize(self, shared):
-        shared.dual = shared.z
-
-    def _extrapolate(self, t, z, oracle):
+    def _extrapolate(self, now, k, z, shared, oracle):
         """The dual x_t from the dual z_{t-1}: the first line of eq. 13, by way of u_{t-1}."""
-        u = z if t == 1 and self.t0_mirror == "identity" else oracle.prox(z, (t - 1) * self.eta)
+        t = now.step(k)
+        identity = t == 1 and self.t0_mirror == "identity"
+        u = shared.dual if identity else self.mirror(z, (t - 1) * self.eta, oracle.prox)
         return z - self.eta * oracle.operator(u, oracle.sample())
 
-    def _update(self, t, z, x, oracle):
+    def _update(self, now, k, z, x, oracle):
         """v_t from the dual x_t, and the dual z_t from z_{t-1}: the second line of eq. 13."""
-        v = oracle.prox(x, t * self.eta)
+        v = self.mirror(x, now.step(k) * self.eta, oracle.prox)
         return v, z - self.eta * oracle.operator(v, oracle.sample())
 
-    def _steps(self, now, number, z, oracle):
+    def _steps(self, now, number, shared, oracle):
         """The last primal point, the dual and the sum of the primal points after ``number`` steps."""
+        z = self.begin(now, shared, oracle.prox)
         v, v_sum = z, 0.0 * z
         for k in range(1, number + 1):
-            t = now.step(k)
-            v, z = self._update(t, z, self._extrapolate(t, z, oracle), oracle)
+            v, z = self._update(now, k, z, self._extrapolate(now, k, z, shared, oracle), oracle)
             v_sum = v_sum + v
         return v, z, v_sum
 
     def client_round(self, now, shared, client, message, oracle):
-        message.v, message.dual, message.v_sum = self._steps(now, self.K, shared.dual, oracle)
+        message.v, message.dual, message.v_sum = self._steps(now, self.K, shared, oracle)
 
     def server_round(self, now, shared, mean):
         shared.z, shared.dual = mean.v, mean.dual
         shared.average += (mean.v_sum / self.K - shared.average) / now.round
 
     def client_extrapolate(self, now, shared, client, message, oracle):
-        _, client.dual, client.v_sum = self._steps(now, self.K - 1, shared.dual, oracle)
-        message.x = self._extrapolate(now.step(self.K), client.dual, oracle)
+        _, client.dual, client.v_sum = self._steps(now, self.K - 1, shared, oracle)
+        message.x = self._extrapolate(now, self.K, client.dual, shared, oracle)
 
     def client_update(self, now, shared, client, message, oracle):
-        message.v, message.dual = self._update(now.step(self.K), client.dual, shared.x, oracle)
+        message.v, message.dual = self._update(now, self.K, client.dual, shared.x, oracle)
         message.v_sum = client.v_sum + message.v

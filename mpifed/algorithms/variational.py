@@ -1,16 +1,22 @@
-"""LSGD, LESGD, LIPPAX and SLIPPAX (Wang & Kale): local methods for variational inequalities.
+"""LSGD, LESGD, LIPPAX and SLIPPAX (Wang & Kale), and what LESGD comes from: for variational inequalities.
 
 Steps are t = 1 .. K R; every K-th is a synchronisation. LSGD is eq. 11 and LESGD eq. 4, which have no line
 numbers. The margin of LIPPAX numbers the lines of Algorithm 1, with those of SLIPPAX (Algorithm 2) in
 brackets. ``x`` is the point of the second operator value, ``z`` the iterate; LSGD, whose iterates the paper
-calls x_t, has them in ``z``.
+calls x_t, has them in ``z``. Minibatch ExtraSGD (Beznosikov, Samokhin & Gasnikov 2025) takes one step a
+round, both of whose points are the server's; extra-step Local SGD (Beznosikov et al. 2022) is LESGD without
+averages of x.
 
 Readings:
 
-* *Samples.* The two operator values of a step use fresh independent samples.
+* *Samples.* The two operator values of a step use fresh independent samples. ExtraSGD's b are samples of
+  their own, of the job's batch size each, whose values are averaged.
 * *Synchronisation.* LESGD as printed averages x_t before the second operator value of a synchronising step,
-  and z_t after it: two phases. ``sync_extrapolation = false`` averages z_t only. LIPPAX and SLIPPAX average
-  z_t only.
+  and z_t after it: two phases. ``sync_extrapolation = false`` averages z_t only. LIPPAX, SLIPPAX and
+  extra-step Local SGD average z_t only.
+* *Budgets.* One step of ExtraSGD is two exchanges. Against R rounds of LESGD with one exchange each, the fair
+  number of its rounds is R/2, and b = K has LESGD's number of operator values in a round.
+* *Cohorts.* ExtraSGD is analysed with all clients; with a cohort both averages are over the same one.
 * *Start.* z_0 is the problem's starting point, the same for all clients; the boxes start at 0.
 * *Inner loop.* LIPPAX's is plain SGD on the regularised operator, although the text speaks of LESGD steps.
   γ = 1 / (η (L + 1/η)²) unless given.
@@ -31,7 +37,7 @@ from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record, between, kept
 from mpifed.core.settings import hyperparameters
 
-__all__ = ["LSGD", "LESGD", "LIPPAX", "SLIPPAX"]
+__all__ = ["LSGD", "LESGD", "LIPPAX", "SLIPPAX", "ExtraSGD", "ExtraStepLocalSGD"]
 
 
 @hyperparameters
@@ -77,8 +83,28 @@ class LSGD(_Local):
 
 
 @hyperparameters
-class LESGD(_Local):
-    """Local extra SGD: x = z - η V(z; ξ), z ← z - η V(x; ξ')."""
+class ExtraStepLocalSGD(_Local):
+    """Extra-step Local SGD: x = z - η V(z; ξ), z ← z - η V(x; ξ'), averages of z alone."""
+
+    source = "Beznosikov et al. 2022"
+    cites = ("beznosikov2022extragradient",)
+    paper_cost = "up D; down D; 1 phase; 2 operator values a step"
+    calls_per_step = 2
+
+    def extrapolate(self, z, oracle):
+        return oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample()))
+
+    def update(self, z, x, oracle):
+        return oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample()))
+
+    def step(self, z, oracle):
+        x = self.extrapolate(z, oracle)
+        return x, self.update(z, x, oracle)
+
+
+@hyperparameters
+class LESGD(ExtraStepLocalSGD):
+    """Local extra SGD: x = z - η V(z; ξ), z ← z - η V(x; ξ'), both averaged at a synchronisation."""
 
     sync_extrapolation: bool = Field(
         default=True, description="average x before the second call of a synchronising step (a second phase)"
@@ -86,7 +112,6 @@ class LESGD(_Local):
     source = "Wang & Kale n.d., eq. 4"
     cites = ("wang_nd_slippax", "beznosikov2022extragradient")
     paper_cost = "up 2D; down 2D; 2 phases; 2 operator values a step"
-    calls_per_step = 2
 
     shared = Record(z="z", average=kept("z"), x="z")
     client = Record(z=between("z"))
@@ -100,16 +125,6 @@ class LESGD(_Local):
             Phase(self.client_extrapolate, extrapolated, self.server_extrapolate),
             Phase(self.client_update, Record(z="z")),
         )
-
-    def extrapolate(self, z, oracle):
-        return oracle.sets.z(z - self.eta * oracle.operator(z, oracle.sample()))
-
-    def update(self, z, x, oracle):
-        return oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample()))
-
-    def step(self, z, oracle):
-        x = self.extrapolate(z, oracle)
-        return x, self.update(z, x, oracle)
 
     def client_extrapolate(self, now, shared, client, message, oracle):
         z = shared.z
@@ -125,6 +140,52 @@ class LESGD(_Local):
 
     def client_update(self, now, shared, client, message, oracle):
         message.z = self.update(client.z, shared.x, oracle)
+
+
+@hyperparameters
+class ExtraSGD(Algorithm):
+    """Minibatch extragradient: x = z - η mean V(z; ξ), z ← z - η mean V(x; ξ'), over clients and samples."""
+
+    eta: float = Field(ge=0, description="step size η")
+    b: int = Field(default=1, ge=1, description="samples of each client at each of the two points")
+
+    source = "Beznosikov, Samokhin & Gasnikov 2025"
+    cites = ("beznosikov2025distributed",)
+    family = "operator"
+    paper_cost = "up 2D; down 2D; 2 phases; 2 b operator values a step, one step a round"
+    output = "average"
+    averages = {"z": "average"}
+
+    shared = Record(z="z", average=kept("z"), x="z")
+    message = Record(V="z")
+
+    @property
+    def calls_per_step(self) -> int:
+        return 2 * self.b
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (
+            Phase(self.client_extrapolate, self.message, self.server_extrapolate),
+            Phase(self.client_update, self.message, self.server_update),
+        )
+
+    def value(self, z, oracle):
+        """The average of V(z; ξ) over b samples."""
+        return sum(oracle.operator(z, oracle.sample()) for _ in range(self.b)) / self.b
+
+    def client_extrapolate(self, now, shared, client, message, oracle):
+        message.V = self.value(shared.z, oracle)
+
+    def server_extrapolate(self, now, shared, mean):
+        shared.x = now.sets.z(shared.z - self.eta * mean.V)
+        shared.average += (shared.x - shared.average) / now.round
+
+    def client_update(self, now, shared, client, message, oracle):
+        message.V = self.value(shared.x, oracle)
+
+    def server_update(self, now, shared, mean):
+        shared.z = now.sets.z(shared.z - self.eta * mean.V)
 
 
 @hyperparameters

@@ -21,6 +21,7 @@ from mpifed.config.sections import SECTIONS
 from mpifed.core.adaptive import MATRICES
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError
+from mpifed.core.mirrors import MIRRORS
 from mpifed.core.noise import NOISES
 from mpifed.core.records import Record
 from mpifed.core.references import bibtex, cites_of
@@ -45,6 +46,7 @@ GROUPS = {
     "schedules": SCHEDULES,
     "noises": NOISES,
     "sets": SETS,
+    "mirrors": MIRRORS,
 }
 
 

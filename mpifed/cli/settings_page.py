@@ -19,6 +19,7 @@ from mpifed.config.sections import SECTIONS
 from mpifed.config.tables import describe
 from mpifed.core.adaptive import MATRICES, Matrix
 from mpifed.core.directions import DIRECTIONS, Direction
+from mpifed.core.mirrors import MIRRORS, Mirror
 from mpifed.core.noise import NOISES, Noise
 from mpifed.core.proximal import PROXIMALS, Proximal
 from mpifed.core.schedules import SCHEDULES, Rate
@@ -44,6 +45,7 @@ CHOICES = (
     (Server, "server"),
     (Set, "set"),
     (Proximal, "convex function"),
+    (Mirror, "mirror map"),
     (Dataset, "data set"),
 )
 PLAIN = {bool: "true, false", int: "whole number", float: "number", str: "text"}
@@ -61,6 +63,11 @@ GROUPS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
     ("Models", MODELS, "`problem.model` of the problems with a network."),
     ("Sets", SETS, "For the problems that take a set as a setting."),
     ("Convex functions", PROXIMALS, "`problem.phi` of the composite problems."),
+    (
+        "Mirror maps",
+        MIRRORS,
+        '`algorithm.mirror` of the dual methods: `{ name = "blockwise", y = "entropy" }`.',
+    ),
 )
 
 

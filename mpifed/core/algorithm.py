@@ -73,6 +73,7 @@ class Now:
         share: the cohort's share of all weight: cohort / clients where clients weigh the same.
         sets: the problem's sets, ``now.sets.y(v)`` projects.
         blocks: names and shapes of the parameters of each block.
+        prox: the proximal map of a variational inequality's φ, as ``oracle.prox``; ``None`` elsewhere.
     """
 
     round: int
@@ -82,6 +83,7 @@ class Now:
     share: float
     sets: Sets
     blocks: Blocks
+    prox: Any = None
 
     def step(self, k: int) -> int:
         """The papers' t, from 1 through the steps of all rounds, of the round's step ``k`` = 1, 2, ..."""

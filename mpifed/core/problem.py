@@ -32,7 +32,7 @@ import torch
 
 from mpifed.core.errors import ContractError
 from mpifed.core.problem_base import Batch, DataFile, Named, Problem
-from mpifed.core.proximal import Zero
+from mpifed.core.proximal import Separable, Zero
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets
 
@@ -233,13 +233,13 @@ def defines(problem: Problem, name: str) -> bool:
 
 
 class _IndicatorOf:
-    """The indicator of the set that a projection projects onto, through its proximal map."""
+    """The indicator of a set of the user's, through its proximal map."""
 
-    def __init__(self, project):
-        self._project = project
+    def __init__(self, set):
+        self.set = set
 
     def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
-        return self._project(v)
+        return self.set(v)
 
 
 class Game(Operator):
@@ -258,12 +258,9 @@ class Game(Operator):
         self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw  # type: ignore[method-assign]
         self._blocks = problem.variables()
         self.split = tuple(self._blocks.sizes.get(block, 0) for block in "xy")
-        self.sets = Sets(z=self._project)
-        self.phi = _IndicatorOf(self._project)
-
-    def _project(self, z: torch.Tensor) -> torch.Tensor:
-        parts = zip(self._blocks, z.split(self.split, dim=-1))
-        return torch.cat([getattr(self.problem.sets, block)(part) for block, part in parts], dim=-1)
+        sets = {block: _IndicatorOf(getattr(problem.sets, block)) for block in self._blocks}
+        self.phi = Separable(sets, tuple(self._blocks.sizes.values()))
+        self.sets = Sets(z=lambda z: self.phi(z, 0.0))
 
     def variables(self) -> Blocks:
         """One block z; its parameters are called ``x.name`` and ``y.name``."""

@@ -66,7 +66,8 @@ def _held(values: dict, where: str, depth: int, seen: set[int]) -> Iterator[str]
     for key, value in values.items():
         path = where.format(key)
         if isinstance(value, np.ndarray) and value.dtype.kind in "fc":
-            value = torch.from_numpy(np.ascontiguousarray(value))
+            # Torch warns of arrays that are read only.
+            value = torch.from_numpy(np.require(value, requirements=("C", "W")))
         if isinstance(value, torch.Tensor):
             if (index := first_bad(value)) is not None:
                 yield f"{value[index].item()} in {f'row {index[0]} of ' if index else ''}{path}"

@@ -7,6 +7,9 @@ indicator).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
 import torch
 from pydantic import Field
 
@@ -14,7 +17,7 @@ from mpifed.core.linalg import where_finite
 from mpifed.core.sets import Set
 from mpifed.core.settings import choice, hyperparameters
 
-__all__ = ["Zero", "L1", "L1Box", "Nuclear", "Indicator", "PROXIMALS", "Proximal"]
+__all__ = ["Zero", "L1", "L1Box", "Nuclear", "Indicator", "Separable", "PROXIMALS", "Proximal"]
 
 
 @hyperparameters
@@ -89,6 +92,30 @@ class Indicator:
     def value(self, v: torch.Tensor) -> torch.Tensor:
         """φ(v) on the set, one value a row; points off the set are the caller's care."""
         return v.new_zeros(v.shape[:-1])
+
+
+@dataclass(frozen=True)
+class Separable:
+    """φ(v) = Σ_i φ_i(v_i) over consecutive parts v_i of v: the proximal map goes part by part.
+
+    Attributes:
+        parts: name → φ_i, in the order of the parts.
+        sizes: the parts' numbers of coordinates.
+    """
+
+    parts: Mapping[str, Callable]
+    sizes: tuple[int, ...]
+
+    def split(self, v: torch.Tensor) -> Iterator[tuple[str, Callable, torch.Tensor]]:
+        """Each part's name, φ_i and v_i."""
+        return zip(self.parts, self.parts.values(), v.split(self.sizes, dim=-1))
+
+    def each(self, function: Callable, v: torch.Tensor) -> torch.Tensor:
+        """``function(φ_i, v_i)`` of every part, put together again."""
+        return torch.cat([function(phi, part) for _, phi, part in self.split(v)], dim=-1)
+
+    def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
+        return self.each(lambda phi, part: phi(part, weight), v)
 
 
 PROXIMALS = {"zero": Zero, "l1": L1, "l1_box": L1Box, "nuclear": Nuclear, "indicator": Indicator}

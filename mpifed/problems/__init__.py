@@ -8,6 +8,7 @@ from mpifed.problems.fair import FairClassification
 from mpifed.problems.few_shot import FewShotMAML
 from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.maml import LinearMAML
+from mpifed.problems.matrix_game import MatrixGame
 from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
 from mpifed.problems.robust import RobustRegression
 from mpifed.problems.saddle import Saddle
@@ -27,6 +28,7 @@ PROBLEMS = {
         AffineGame,
         Bilinear,
         L1BoxBilinear,
+        MatrixGame,
         DistributionallyRobust,
         LinearMAML,
         SinusoidMAML,

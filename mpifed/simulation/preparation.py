@@ -10,6 +10,7 @@ import torch
 
 from mpifed.config.job import Config
 from mpifed.core.errors import blaming, told
+from mpifed.core.mirrors import expect_mirror
 from mpifed.core.problem import Problem, as_family
 from mpifed.core.problem_checks import check_problem
 from mpifed.core.problem_finite import expect_finite
@@ -67,6 +68,7 @@ def prepare(config: Config, comm: SerialComm, dtype: torch.dtype, device: torch.
                 problem, config.algorithm, dtype=dtype, device=device, batch_size=batch_size, weights=weights
             )
             expect_finite(problem, config.seed, batch_size, dtype, device)
+            expect_mirror(problem, config.algorithm, config.seed)
     except (ValueError, OSError) as error:
         fault = error
     try:

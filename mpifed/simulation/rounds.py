@@ -158,6 +158,7 @@ class Rounds:
         return Now(
             r, local_steps(self.config.algorithm), self.problem.clients, len(cohort.members),
             self.coordinator.share(cohort), self.problem.sets, self.executor.oracle.blocks,
+            getattr(self.problem, "phi", None),
         )  # fmt: skip
 
     def _phase(self, r: int, stage: Stage, cohort: Cohort, control: float) -> float:

@@ -76,6 +76,13 @@ PROMISES = [
         for sync in (True, False)
         for mirror in ("prox", "identity")
     ),
+    Promise("ExtraSGD", dict(eta=0.1, b=2), "xy", "xy"),
+    Promise("ExtraStepLocalSGD", DUAL, "xy", "xy"),
+    Promise("FedDualAvg", dict(K=3, eta_c=0.05, eta_s=1.4), "xy", "xy"),
+    *(
+        Promise("FeDualEx", dict(K=3, eta_c=0.05, eta_s=1.4, shadow=shadow), "xy", "xy")
+        for shadow in (True, False)
+    ),
     Promise("FSGDA", GLOBAL, "xy", "xy"),
     Promise("FESSGDA", GLOBAL | {"p": 2.0, "beta": 0.3}, "xy", "xy"),
     *(

@@ -6,6 +6,8 @@ its convex conjugate. The maps of sets project whatever the weight, 0 included.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 
@@ -61,3 +63,23 @@ def simplex(v, weight):
         if value > (total - 1) / count:  # this coordinate stays positive
             theta = (total - 1) / count
     return torch.clamp(v - theta, min=0)
+
+
+def entropy(total):
+    """The mirror map of h = total * sum v_i log v_i on the simplex of this total, in place of |.|^2 / 2."""
+
+    def mirror(v, weight):
+        top = max(v.tolist())
+        powers = [math.exp((value - top) / total) for value in v.tolist()]
+        return torch.tensor([total * power / sum(powers) for power in powers], dtype=v.dtype)
+
+    return mirror
+
+
+def separate(size, first, second):
+    """Mirror maps side by side: ``first`` of the leading coordinates, ``second`` of the others."""
+
+    def mirror(v, weight):
+        return torch.cat([first(v[:size], weight), second(v[size:], weight)])
+
+    return mirror

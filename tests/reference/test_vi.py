@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from .dual import fed_dual_avg, fedualex
+from .extragradient import extra_sgd, extra_step_local_sgd
 from .local_sgda import local_sgda
-from .proximal import ball, box, l1, nuclear, simplex, zero
+from .proximal import ball, box, entropy, l1, nuclear, simplex, zero
 from .vi import inner_step_size, lesgd, lippax, local_dual_extrapolation, lsgd, slippax, smoothing_radius
 
 ROUNDING = 1e-12
@@ -108,57 +110,47 @@ def test_b5_dual_extrapolation_without_regulariser_is_lesgd(start, options):
     assert distance(left, right) == 0.0  # the same operations
 
 
-def fedualex(operator, clients, origin, *, K, rounds, eta, prox):
-    """FeDualEx with server rate 1 (Bai and Bullins 2024); the output is the mean of the clients' half points
-    so far."""
-    server, path, halves = torch.zeros_like(origin), [], []
-    for r in range(rounds):
-        ends = []
-        for m in range(clients):
-            varsigma = server
-            for k in range(K):
-                level, t = r * K + k, r * K + k + 1
-                z = prox(origin - varsigma, level * eta)
-                half = prox(origin - varsigma - eta * operator(m, z, (t, 0)), (level + 1) * eta)
-                halves.append(half)
-                varsigma = varsigma + eta * operator(m, half, (t, 1))
-            ends.append(varsigma)
-        server = server + sum(end - server for end in ends) / clients
-        path.append((origin - server, sum(halves) / len(halves)))
-    return path
-
-
 @pytest.mark.parametrize("prox", PROXES)
 def test_b6_b7_dual_extrapolation_that_averages_z_only_is_fedualex(prox):
-    field = Field(3, 0.3)
-    left = field.run(local_dual_extrapolation, prox=PROXES[prox], **Z_ONLY)
-    assert distance(left, fedualex(field.operator, 3, Z0, **RUN, prox=PROXES[prox])) < ROUNDING
-    assert distance(left, field.run(local_dual_extrapolation, prox=PROXES[prox])) > APART
-
-
-def extra_sgd(field, steps):
-    """Minibatch ExtraSGD with one sample of every client in each half step: the pair after every step."""
-    z, path, outputs = Z0, [], []
-    for t in range(1, steps + 1):
-        x = z - ETA * sum(field.operator(k, z, (t, 0)) for k in range(field.clients)) / field.clients
-        z = z - ETA * sum(field.operator(k, x, (t, 1)) for k in range(field.clients)) / field.clients
-        outputs.append(x)
-        path.append((z, sum(outputs) / t))
-    return path
+    """With server rate 1; the points of FeDualEx are the mirror images of the duals, at the next weight."""
+    field, map = Field(3, 0.3), PROXES[prox]
+    left = field.run(local_dual_extrapolation, prox=map, **Z_ONLY)
+    images = [(map(dual, 3 * r * ETA), output) for r, (dual, output) in enumerate(left, start=1)]
+    right = fedualex(
+        field.operator, 3, Z0, K=3, rounds=5, eta_c=ETA, eta_s=1.0, mirror=map, shadow=False
+    )
+    assert distance(images, right) < ROUNDING
+    assert distance(left, field.run(local_dual_extrapolation, prox=map)) > APART
 
 
 def test_b1_lesgd_with_one_step_per_round_is_minibatch_extra_sgd():
     field = Field(3, 0.3)
-    right = extra_sgd(field, 12)
+    right = extra_sgd(field.operator, 3, Z0, b=1, rounds=12, eta=ETA)
     assert distance(field.run(lesgd, K=1, rounds=12), right) < ROUNDING
     assert distance(field.run(lesgd, K=1, rounds=12, **Z_ONLY), right) > APART  # B1b
 
 
 @pytest.mark.parametrize("K", [1, 2, 4])
 def test_b9_lesgd_of_one_machine_is_extra_sgd_for_any_period(K):
-    field, right = Field(1, 0.3), extra_sgd(Field(1, 0.3), 12)[K - 1 :: K]
+    field = Field(1, 0.3)
+    right = extra_sgd(field.operator, 1, Z0, b=1, rounds=12, eta=ETA)[K - 1 :: K]
     for options in ({}, Z_ONLY):
         assert distance(field.run(lesgd, K=K, rounds=12 // K, **options), right) < ROUNDING
+
+
+def test_b8_dual_averaging_without_regulariser_is_lsgd():
+    field = Field(3, 0.3)
+    right = points(field.run(lsgd))
+    left = [fed_dual_avg(field.operator, 3, Z0, K=3, rounds=5, eta_c=ETA, eta_s=rate, mirror=zero) for rate in (1, 0.9)]
+    assert distance([(z,) for z in left[0]], right) < ROUNDING
+    assert distance([(z,) for z in left[1]], right) > APART
+
+
+def test_extra_step_local_sgd_is_lesgd_that_averages_z_only():
+    field = Field(3, 0.3)
+    left = extra_step_local_sgd(field.operator, 3, Z0, K=3, rounds=5, eta=ETA)
+    assert distance(left, field.run(lesgd, **Z_ONLY)) < ROUNDING
+    assert distance(left, field.run(lesgd)) > APART
 
 
 @pytest.mark.parametrize(
@@ -299,3 +291,60 @@ def test_derived_numbers_of_the_theorems():
     assert inner_step_size(0.5, 3.0) == pytest.approx(0.08, rel=0, abs=ROUNDING)
     assert smoothing_radius(0.5, 0.2, 16) == pytest.approx(0.05, rel=0, abs=ROUNDING)
     assert smoothing_radius(0.5, 0.2, 16, theorem=True) == pytest.approx(0.025, rel=0, abs=ROUNDING)
+
+
+ONE = torch.ones(1, dtype=torch.float64)
+HALF = dict(operator=scalar, clients=2, dual0=ONE, K=2, rounds=1, eta_c=0.5, eta_s=0.5)
+
+
+def test_dual_averaging_by_hand():
+    # k = 0: w = 1, V = (1.2, .6), mu = (.4, .7)
+    # k = 1: w = (.2, .5) with the threshold .4 eta; V = (.6, .2), mu = (.1, .6), mean .35
+    # half the way from 1 to .35 is .675; the threshold of the round is .5 * .5 * 2 * .4
+    (w,) = fed_dual_avg(**HALF, mirror=l1(0.4))
+    assert float(w) == pytest.approx(0.475, rel=0, abs=ROUNDING)
+    # of the second client alone: half the way from 1 to .6
+    (w,) = fed_dual_avg(**HALF, mirror=l1(0.4), cohorts=[[1]])
+    assert float(w) == pytest.approx(0.6, rel=0, abs=ROUNDING)
+    # three times the weight on the first: .1 * .75 + .6 * .25 = .225
+    (w,) = fed_dual_avg(**HALF, mirror=l1(0.4), weights=[3, 1])
+    assert float(w) == pytest.approx(0.6125 - 0.2, rel=0, abs=ROUNDING)
+
+
+@pytest.mark.parametrize("shadow", [True, False])
+def test_fedualex_by_hand(shadow):
+    # k = 0: z = 1, halves (.4, .7), points (.2, .5), of the mean .35; V(points) = (0, .6), s = (0, .3)
+    # k = 1: z = (.8, .5), V(z) = (1.2, .2), halves (.4, .6), points (0, .2), of the mean .1;
+    #        V(points) = (1, -1.2), s = (.5, -.3), mean .1, half of it is .05
+    ((z, output),) = fedualex(**HALF, mirror=l1(0.4), shadow=shadow)
+    assert (float(z), float(output)) == pytest.approx((0.95 - 0.2, (0.35 + 0.1) / 2), rel=0, abs=ROUNDING)
+
+
+def test_the_two_outputs_of_fedualex_differ_where_a_client_is_cut_to_zero():
+    # With the threshold .9 of a step the points of k = 0 are (0, 0.25), mean .125; of the mean half .55 it is .1
+    shadows, own = (fedualex(**HALF | dict(K=1), mirror=l1(0.9), shadow=shadow)[0][1] for shadow in (True, False))
+    assert (float(shadows), float(own)) == pytest.approx((0.1, 0.125), rel=0, abs=ROUNDING)
+
+
+def test_extragradient_by_hand():
+    # V(1) = (1.2, .6), mean .9, x = .55; V(.55) = (.35, .7), mean .525, z = .7375
+    ((z, x),) = extra_sgd(scalar, 2, ONE, b=1, rounds=1, eta=0.5)
+    assert (float(z), float(x)) == pytest.approx((0.7375, 0.55), rel=0, abs=ROUNDING)
+    # as LESGD that averages z only
+    ((z, x),) = extra_step_local_sgd(scalar, 2, ONE, K=2, rounds=1, eta=0.5)
+    assert (float(z), float(x)) == pytest.approx((0.5875, 0.4375), rel=0, abs=ROUNDING)
+    # two samples at each point: V(1) of (0, 1) = (1.2, .6), (.8, 1.6), mean 1.05, x = .475, projected to .6;
+    # of (2, 3) = (.875, 0), (.6, .2), mean .41875, z = .790625
+    samples = {(1, 0): (0.2, -0.4), (1, 1): (-0.2, 0.6), (1, 2): (0.275, -0.2), (1, 3): (0.0, 0.0)}
+    box_ = lambda z: z.clamp(0.6, 2.0)  # noqa: E731
+    ((z, x),) = extra_sgd(
+        lambda k, z, key: z + samples[key][k] if k == 0 else 2 * z - 1 + samples[key][k],
+        2, ONE, b=2, rounds=1, eta=0.5, project=box_,
+    )
+    assert (float(z), float(x)) == pytest.approx((0.790625, 0.6), rel=0, abs=ROUNDING)
+
+
+def test_entropy_by_hand():
+    """exp(log 3), exp(log 1) and exp(0) in the ratio 3 : 1 : 1 sum to the total 2.5 as 1.5, .5, .5."""
+    v = 2.5 * torch.tensor([3.0, 1.0, 1.0], dtype=torch.float64).log() + 7.0
+    assert entropy(2.5)(v, 0.3).tolist() == pytest.approx([1.5, 0.5, 0.5], rel=0, abs=ROUNDING)

@@ -84,18 +84,20 @@ def slippax(operator, clients, z0, *, K, rounds, eta, H, delta, smooth, gamma=No
 
 
 def local_dual_extrapolation(
-    operator, clients, z0, *, K, rounds, eta, prox, sync_extrapolation=True, t0_mirror="prox",
+    operator, clients, z0, *, K, rounds, eta, prox, sync_extrapolation=True, t0_mirror="prox", point=None,
 ):
     """Output sequence: v_t. Here z_0, and z_t in the result, are dual points.
 
     ``prox(dual, weight)`` is the mirror map of |.|^2 / 2 + weight * phi. ``t0_mirror`` says what u_0 is:
-    prox(z_0, 0), which still projects where phi is an indicator, or z_0 itself ("identity"). Without
-    ``sync_extrapolation`` only z_t is averaged at a sync.
+    prox(z_0, 0), which still projects where phi is an indicator, or the starting point itself ("identity"):
+    ``point``, by default z_0. Without ``sync_extrapolation`` only z_t is averaged at a sync.
     """
     assert t0_mirror in ("prox", "identity"), t0_mirror
+    point = torch.as_tensor(z0 if point is None else point, dtype=torch.float64)
 
     def step(t, z):
-        u = z if t == 1 and t0_mirror == "identity" else [prox(z[m], (t - 1) * eta) for m in range(clients)]
+        identity = t == 1 and t0_mirror == "identity"
+        u = [point if identity else prox(z[m], (t - 1) * eta) for m in range(clients)]
         x = [z[m] - eta * operator(m, u[m], (t, 0)) for m in range(clients)]                                    # (13)
         if t % K == 0 and sync_extrapolation:
             x = _averaged(x)

@@ -29,6 +29,10 @@ METHODS = {
     "LIPPAX": (dict(K=2, eta=0.01, H=2, L=5.0), None),
     "SLIPPAX": (dict(K=2, eta=0.01, H=1, L=5.0, sigma=1.0), None),
     "LocalDualExtrapolation": (dict(K=2, eta=0.01), dict(eta=0)),
+    "ExtraSGD": (dict(eta=0.01, b=2), dict(eta=0)),
+    "ExtraStepLocalSGD": (dict(K=2, eta=0.01), dict(eta=0)),
+    "FedDualAvg": (dict(K=2, eta_c=0.01, eta_s=0.7), dict(eta_c=0)),
+    "FeDualEx": (dict(K=2, eta_c=0.01, eta_s=0.7), dict(eta_c=0)),
     "MFCGD": (dict(q=2, gamma=0.01), dict(gamma=0)),
     "AdaMFCGD": (dict(q=2, gamma=0.01), dict(gamma=0)),
     "FESSGDA": (dict(p=0.1, **GLOBAL), dict(eta_xl=0, eta_yl=0)),
@@ -93,11 +97,12 @@ SETTINGS = {
     "AffineGame": dict(clients=3, d=4),
     "Bilinear": dict(clients=3, dx=3, dy=2),
     "L1BoxBilinear": dict(clients=3, dx=3, dy=2),
+    "MatrixGame": dict(clients=3, dx=3, dy=2, heterogeneity=0.5, start="random"),
     "QuadraticNCPL": dict(clients=3),
     "TwoSidedPL": dict(clients=3),
 }
 #: Problems with a convex part φ, which only composite methods take.
-COMPOSITE = {"L1BoxBilinear"}
+COMPOSITE = {"L1BoxBilinear", "MatrixGame"}
 
 
 def method(name: str, zero: bool = False):

@@ -27,7 +27,10 @@ from mpifed.algorithms import (
     AdaFGDA,
     AdaMFCGD,
     CODAPlus,
+    ExtraSGD,
+    ExtraStepLocalSGD,
     FedAvg,
+    FedDualAvg,
     FedMuonDA,
     FedNest,
     FedNormSGDA,
@@ -36,6 +39,7 @@ from mpifed.algorithms import (
     FedSGDAClip,
     FedSGDAM,
     FedSGDAPlus,
+    FeDualEx,
     LFedNest,
     LocalAMSGrad,
     LocalDualExtrapolation,
@@ -100,6 +104,12 @@ COSTS = {
     "LocalDualExtrapolation, z only": (
         LocalDualExtrapolation(**LOCAL, sync_extrapolation=False), Game, D, D, 1, 2 * K,
     ),
+    "ExtraSGD": (ExtraSGD(eta=0.01, b=K), Game, 2 * D, 2 * D, 2, 2 * K),
+    "ExtraStepLocalSGD": (ExtraStepLocalSGD(**LOCAL), Game, D, D, 1, 2 * K),
+    "FedDualAvg": (FedDualAvg(K=K, eta_c=0.01, eta_s=0.5), Game, D, D, 1, K),
+    # Nor are the mean duals that only the output is made of.
+    "FeDualEx": (FeDualEx(K=K, eta_c=0.01), Game, D, D, 1, 2 * K),
+    "FeDualEx, averages of points": (FeDualEx(K=K, eta_c=0.01, shadow=False), Game, D, D, 1, 2 * K),
     # A call is one evaluation of g with its Jacobian, or of ∇f: two of each a step.
     "MFCGD": (MFCGD(**STORM), Chain, 2 * X, X, 1, 4 * K),
     "AdaMFCGD": (AdaMFCGD(**STORM), Chain, 2 * X, 2 * X, 1, 4 * K),

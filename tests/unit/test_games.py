@@ -129,7 +129,9 @@ def test_solutions_have_no_error(problem):
     if "err_D" in figures:
         # At most ‖V(z*)‖ (‖z* - z_0‖ + D), and a solution has no negative error on a ball around it.
         assert np.linalg.norm(star - problem.initial(None)["z"].numpy()) < problem.radius
-        assert abs(figures["err_D"]) < 1e-11
+        # With φ it is a bound, this far above another one.
+        slack = figures.get("err_D_slack", 0.0)
+        assert abs(figures["err_D"]) < 1e-11 + slack and slack < 1e-6
 
 
 @pytest.mark.parametrize("problem", SOLVED[4:], ids=lambda p: type(p.phi).__name__)

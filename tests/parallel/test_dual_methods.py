@@ -1,0 +1,207 @@
+"""FedDualAvg, FeDualEx, dual extrapolation with mirror maps, ExtraSGD and extra-step Local SGD against their
+formulas.
+
+Tolerance 1e-10 in float64 for the reason given in ``test_references``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from fields import Field, reference_operator
+from games import configuration, trace
+from reference import proximal
+from reference.dual import fed_dual_avg, fedualex
+from reference.extragradient import extra_sgd, extra_step_local_sgd
+from reference.vi import local_dual_extrapolation
+
+from mpifed.algorithms import ExtraSGD, ExtraStepLocalSGD, FedDualAvg, FeDualEx, LocalDualExtrapolation
+from mpifed.core.mirrors import Blockwise, Entropy, Euclidean
+from mpifed.core.noise import Gaussian
+from mpifed.core.proximal import L1, Indicator, L1Box, Nuclear, Separable, Zero
+from mpifed.core.sets import Ball, Sets, Simplex
+from mpifed.parallel.comm import CollectiveError
+from mpifed.parallel.placement import Cohort
+from mpifed.simulation.simulation import Simulation
+
+pytestmark = pytest.mark.mpi
+
+SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 3, 4
+RATES = dict(K=3, eta_c=0.05, eta_s=0.7)
+GROUPS = pytest.mark.parametrize("group", [1, 2, "all"])
+START = torch.tensor([0.3, 0.7, 0.5, 1.5], dtype=torch.float64)
+
+
+@dataclass
+class Inside(Field):
+    """Every client's own rows, a start in the product of the simplexes below, and a ball."""
+
+    ball: float | None = None
+
+    def prepare(self, seed, data_dir=None):
+        super().prepare(seed)
+        self.sets = Sets(z=Ball(self.ball)) if self.ball else Sets()
+
+    def initial(self, rng):
+        return {"z": START}
+
+
+def simplexes(second):
+    return Separable({"x": Indicator(Simplex()), "y": second}, (2, 2))
+
+
+def dual_of(*totals):
+    """s log u on each of the two halves, or u where s is 0."""
+    return torch.cat([s * u.log() if s else u for s, u in zip(totals, START.split(2))])
+
+
+ENTROPY = proximal.entropy(1.0)
+#: φ and the mirror map of the package, the map of the reference, and the dual of the start.
+MIRRORS = {
+    "zero": (Zero(), Euclidean(), proximal.zero, START),
+    "l1": (L1(lam=0.4), Euclidean(), proximal.l1(0.4), START),
+    "l1 box": (
+        L1Box(lam=0.4, bound=0.6), Euclidean(),
+        lambda v, w: proximal.box(-0.6, 0.6)(proximal.l1(0.4)(v, w), w), START,
+    ),
+    "nuclear": (Nuclear(shape=(2, 2), lam=0.4), Euclidean(), proximal.nuclear(0.4, (2, 2)), START),
+    "euclidean simplexes": (
+        simplexes(L1(lam=0.4)), Euclidean(), proximal.separate(2, proximal.simplex, proximal.l1(0.4)), START,
+    ),
+    "entropy": (
+        simplexes(Indicator(Simplex(2.0))), Entropy(),
+        proximal.separate(2, ENTROPY, proximal.entropy(2.0)), dual_of(1.0, 2.0),
+    ),
+    "entropy beside l1": (
+        simplexes(L1(lam=0.4)), Blockwise(x="entropy"), proximal.separate(2, ENTROPY, proximal.l1(0.4)),
+        dual_of(1.0, 0.0),
+    ),
+}  # fmt: skip
+
+
+def compare(comm, out, method, problem, group, expected, *, cohort=None, weights="uniform"):
+    """The points of all rounds and the output, which are ``expected``'s pairs."""
+    config = configuration(
+        method, problem, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=NOISE, group=group,
+        cohort=cohort, weights=weights,
+    )  # fmt: skip
+    path, output = trace(config, comm)
+    if comm.rank == 0:
+        problem.prepare(SEED)
+        own = [len(rows) for rows in problem.rows] if weights == "samples" else None
+        points, last = expected(own)
+        np.testing.assert_allclose(path, torch.stack(points).numpy(), rtol=1e-10, atol=1e-10)
+        np.testing.assert_allclose(output, last.numpy(), rtol=1e-10, atol=1e-10)
+
+
+def cohorts(size):
+    return None if size is None else [Cohort.draw(SEED, r, CLIENTS, size).tolist() for r in (1, 2, 3)]
+
+
+@GROUPS
+@pytest.mark.parametrize("cohort, weights", [(None, "uniform"), (2, "uniform"), (3, "samples")])
+@pytest.mark.parametrize("mirror", MIRRORS)
+def test_fed_dual_avg(comm, out, mirror, cohort, weights, group):
+    phi, ours, theirs, dual0 = MIRRORS[mirror]
+    problem = Inside(clients=CLIENTS, phi=phi)
+    operator = reference_operator(problem, SEED, 3, 1, BATCH, NOISE)
+
+    def expected(own):
+        points = fed_dual_avg(
+            operator, CLIENTS, dual0, rounds=ROUNDS, mirror=theirs, weights=own, cohorts=cohorts(cohort),
+            **RATES,
+        )  # fmt: skip
+        return points, points[-1]
+
+    method = FedDualAvg(**RATES, mirror=ours)
+    compare(comm, out, method, problem, group, expected, cohort=cohort, weights=weights)
+
+
+@GROUPS
+@pytest.mark.parametrize("shadow, weights", [(True, "samples"), (False, "uniform")])
+@pytest.mark.parametrize("mirror", MIRRORS)
+def test_fedualex(comm, out, mirror, shadow, weights, group):
+    phi, ours, theirs, dual0 = MIRRORS[mirror]
+    problem = Inside(clients=CLIENTS, phi=phi)
+    operator = reference_operator(problem, SEED, 3, 2, BATCH, NOISE)
+
+    def expected(own):
+        pairs = fedualex(
+            operator, CLIENTS, dual0, rounds=ROUNDS, mirror=theirs, weights=own, shadow=shadow, **RATES
+        )
+        return [point for point, _ in pairs], pairs[-1][1]
+
+    compare(
+        comm, out, FeDualEx(**RATES, mirror=ours, shadow=shadow), problem, group, expected, weights=weights
+    )
+
+
+@GROUPS
+@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("first", ["prox", "identity"])
+@pytest.mark.parametrize("mirror", ["euclidean simplexes", "entropy", "entropy beside l1"])
+def test_dual_extrapolation(comm, out, mirror, first, sync, group):
+    """The recorded points are primal here and dual in the reference, so the outputs are compared."""
+    phi, ours, theirs, dual0 = MIRRORS[mirror]
+    problem = Inside(clients=CLIENTS, phi=phi)
+    operator = reference_operator(problem, SEED, 3, 2, BATCH, NOISE)
+    options = dict(sync_extrapolation=sync, t0_mirror=first)
+    method = LocalDualExtrapolation(K=3, eta=0.05, mirror=ours, **options)
+    config = configuration(
+        method, problem, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=NOISE, group=group
+    )
+    _, output = trace(config, comm)
+    if comm.rank == 0:
+        pairs = local_dual_extrapolation(
+            operator, CLIENTS, dual0, K=3, rounds=ROUNDS, eta=0.05, prox=theirs, point=START, **options
+        )
+        np.testing.assert_allclose(output, pairs[-1][1].numpy(), rtol=1e-10, atol=1e-10)
+
+
+@GROUPS
+@pytest.mark.parametrize("b", [1, 3])
+@pytest.mark.parametrize(
+    "cohort, weights, ball", [(None, "uniform", 1.0), (2, "uniform", None), (3, "samples", None)]
+)
+def test_extra_sgd(comm, out, b, cohort, weights, ball, group):
+    problem = Inside(clients=CLIENTS, ball=ball)
+    operator = reference_operator(problem, SEED, 1, 2 * b, BATCH, NOISE)
+
+    def expected(own, ball=ball):
+        pairs = extra_sgd(
+            operator, CLIENTS, START, b=b, rounds=ROUNDS, eta=0.2, weights=own, cohorts=cohorts(cohort),
+            **(dict(project=proximal_ball(ball)) if ball else {}),
+        )  # fmt: skip
+        return [z for z, _ in pairs], pairs[-1][1]
+
+    compare(comm, out, ExtraSGD(eta=0.2, b=b), problem, group, expected, cohort=cohort, weights=weights)
+    assert not ball or (expected(None)[1] - expected(None, None)[1]).abs().max() > 1e-3  # the ball binds
+
+
+@pytest.mark.parametrize("method", [FedDualAvg(K=1, eta_c=0.1, mirror="entropy")])
+def test_a_mirror_map_that_does_not_fit_is_refused_on_all_ranks(comm, out, method):
+    with pytest.raises(CollectiveError, match="mirror = 'entropy' is for simplexes, and z has φ = Zero"):
+        Simulation(configuration(method, Inside(clients=CLIENTS), out), comm)
+
+
+def proximal_ball(radius):
+    return lambda z: proximal.ball(radius)(z, 0.0)
+
+
+@GROUPS
+@pytest.mark.parametrize("weights, ball", [("uniform", 1.0), ("samples", None)])
+def test_extra_step_local_sgd(comm, out, weights, ball, group):
+    problem = Inside(clients=CLIENTS, ball=ball)
+    operator = reference_operator(problem, SEED, 3, 2, BATCH, NOISE)
+
+    def expected(own):
+        project = dict(project=proximal_ball(ball)) if ball else {}
+        pairs = extra_step_local_sgd(
+            operator, CLIENTS, START, K=3, rounds=ROUNDS, eta=0.05, weights=own, **project
+        )
+        return [z for z, _ in pairs], pairs[-1][1]
+
+    compare(comm, out, ExtraStepLocalSGD(K=3, eta=0.05), problem, group, expected, weights=weights)

@@ -1,0 +1,60 @@
+"""FedDualAvg (Yuan, Zaheer & Reddi 2021) and FeDualEx (Bai & Bullins 2024) with plain loops over rounds,
+clients and steps.
+
+``operator(m, z, (t, j))`` gives client m's stochastic operator (1-D float64 tensors) on the sample of its
+j-th call in step t = r K + k + 1; rounds r and steps k count from 0. ``mirror(dual, weight)`` minimises
+h(u) + weight * psi(u) - <dual, u>. ``dual0`` is the gradient of h at the starting point. ``weights`` are the
+clients' (equal by default), ``cohorts[r]`` the clients of round r (all by default).
+"""
+
+from __future__ import annotations
+
+
+def fed_dual_avg(operator, clients, dual0, *, K, rounds, eta_c, eta_s, mirror, weights=None, cohorts=None):
+    """The server's primal point after every round."""
+    mu, path = dual0, []
+    for r in range(rounds):
+        ends = {}
+        for m in _members(clients, cohorts, r):
+            mu_m = mu
+            for k in range(K):
+                eta = eta_c * (eta_s * r * K + k)
+                w = mirror(mu_m, eta)
+                mu_m = mu_m - eta_c * operator(m, w, (r * K + k + 1, 0))
+            ends[m] = mu_m - mu
+        mu = mu + eta_s * _mean(ends, weights)
+        path.append(mirror(mu, eta_s * eta_c * K * (r + 1)))
+    return path
+
+
+def fedualex(operator, clients, dual0, *, K, rounds, eta_c, eta_s, mirror, weights=None, shadow=True):
+    """After every round the server's primal point, and the output so far.
+
+    The output averages over the steps the mirror images of the mean half-step dual; without ``shadow`` those
+    of each client's own, over the clients too.
+    """
+    origin, varsigma, path, outputs = dual0, 0.0 * dual0, [], []
+    for r in range(rounds):
+        own = dict.fromkeys(range(clients), varsigma)
+        for k in range(K):
+            level, t, halves, points = (eta_s * r * K + k) * eta_c, r * K + k + 1, {}, {}
+            for m in range(clients):
+                z = mirror(origin - own[m], level)
+                halves[m] = origin - own[m] - eta_c * operator(m, z, (t, 0))
+                points[m] = mirror(halves[m], level + eta_c)
+                own[m] = own[m] + eta_c * operator(m, points[m], (t, 1))
+            shadows = mirror(_mean(halves, weights), level + eta_c)
+            outputs.append(shadows if shadow else _mean(points, weights))
+        varsigma = varsigma + eta_s * _mean({m: own[m] - varsigma for m in own}, weights)
+        path.append((mirror(origin - varsigma, eta_s * eta_c * K * (r + 1)), sum(outputs) / len(outputs)))
+    return path
+
+
+def _members(clients, cohorts, r):
+    return range(clients) if cohorts is None else cohorts[r]
+
+
+def _mean(values, weights):
+    """The weighted mean of client -> value."""
+    shares = {m: 1.0 if weights is None else float(weights[m]) for m in values}
+    return sum(shares[m] * value for m, value in values.items()) / sum(shares.values())

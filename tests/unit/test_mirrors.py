@@ -1,0 +1,236 @@
+"""Mirror maps: what they are, where they are defined, and what says that they are not."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from fields import Field
+from games import Game, configuration
+
+from mpifed import Config, resume, run
+from mpifed.algorithms import FedDualAvg, FeDualEx, LocalDualExtrapolation
+from mpifed.core.errors import ConfigError
+from mpifed.core.mirrors import Blockwise, Entropy, Euclidean
+from mpifed.core.proximal import L1, Indicator, Separable
+from mpifed.core.sets import Ball, Sets, Simplex
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import MatrixGame
+from mpifed.simulation.simulation import Simulation
+
+SIMPLEX = Indicator(Simplex(2.0))
+TWO = Separable({"x": SIMPLEX, "y": L1(lam=0.5)}, (3, 2))
+
+
+def h(u, total=2.0):
+    return total * (u * u.log()).sum(-1)
+
+
+def inside(*shape, total=2.0):
+    lengths = np.random.default_rng(3).exponential(size=shape)
+    return torch.from_numpy(total * lengths / lengths.sum(-1, keepdims=True))
+
+
+def test_entropy_is_strongly_convex_in_the_sum_of_absolute_values():
+    """h(u) - h(w) - ⟨∇h(w), u - w⟩ is at least half of ‖u - w‖₁², and comes near it for near points."""
+    u, w = inside(500, 4), inside(500, 4).flip(0)
+    w = torch.cat([w, u + 1e-3 * (torch.rand(500, 4, dtype=torch.float64) - 0.5)])
+    w, u = 2 * w / w.sum(-1, keepdim=True), torch.cat([u, u])
+    gradient = 2 * (w.log() + 1)
+    divergence = h(u) - h(w) - (gradient * (u - w)).sum(-1)
+    ratio = divergence / ((u - w).abs().sum(-1) ** 2 / 2)
+    assert 1 <= ratio.min() < 1.5
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.7])
+def test_the_map_of_entropy_attains_the_conjugate(weight):
+    """u maximises ⟨v, u⟩ - h(u) over the simplex: a concave function with its gradient along (1, ..., 1)."""
+    v = torch.from_numpy(np.random.default_rng(0).standard_normal((5, 3)))
+    u = Entropy()(v, weight, SIMPLEX)
+    torch.testing.assert_close(u.sum(-1), torch.full((5,), 2.0).double(), rtol=0, atol=1e-14)
+    slope = v - 2 * (u.log() + 1)
+    # Logarithms of numbers between .01 and 2: some ulps of 10.
+    torch.testing.assert_close(slope, slope[:, :1].expand(5, 3), rtol=0, atol=1e-14)
+
+
+def test_maps_and_duals_are_inverse_to_each_other():
+    x, y = inside(4, 3), torch.from_numpy(np.random.default_rng(1).standard_normal((4, 2)))
+    point = torch.cat([x, y], -1)
+    mirror = Blockwise(x="entropy")
+    dual = mirror.dual(point, TWO)
+    torch.testing.assert_close(mirror(dual, 0.0, TWO), point, rtol=0, atol=1e-14)
+    # A constant on the simplex's coordinates is not seen, the weight acts on the other block alone.
+    dual[:, :3] += 5.0
+    cut = torch.cat([x, L1(lam=0.5)(y, 0.4)], -1)
+    torch.testing.assert_close(mirror(dual, 0.4, TWO), cut, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_dual_is_too_large(dtype):
+    v = torch.tensor([1e30, -1e30, 0.0], dtype=dtype)
+    assert Entropy()(v, 0.0, SIMPLEX).tolist() == [2.0, 0.0, 0.0]
+    assert Entropy()(-v.abs(), 0.0, SIMPLEX).tolist() == [0.0, 0.0, 2.0]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 33, 1000])
+def test_a_row_has_the_same_bits_in_any_company(size):
+    v = torch.from_numpy(np.random.default_rng(2).standard_normal((5, size))) * 3
+    whole = Entropy()(v, 0.0, SIMPLEX)
+    for rows in (slice(0, 1), slice(1, 3), slice(2, 5)):
+        assert torch.equal(Entropy()(v[rows], 0.0, SIMPLEX), whole[rows])
+    assert torch.equal(Entropy()(v[3], 0.0, SIMPLEX), whole[3])
+
+
+class Fair(Game):
+    """The game with y in a simplex, and started there where ``y0`` is."""
+
+    y0 = (0.5, 0.5)
+
+    def prepare(self, seed, data_dir=None):
+        super().prepare(seed)
+        self.sets = Sets(y=Simplex())
+
+    def initial(self, rng):
+        return super().initial(rng) | {"y": torch.tensor(self.y0)}
+
+
+class Edge(Fair):
+    y0 = (1.0, 0.0)
+
+
+class Long(Fair):
+    y0 = (0.7, 0.7)
+
+
+@pytest.mark.parametrize(
+    "problem, mirror, says",
+    [
+        (Fair(), Entropy(), "mirror = 'entropy' is for simplexes, and x has the set Space()"),
+        (Game(ball=1.0), Blockwise(y="entropy"), "is for simplexes, and y has the set Ball(radius=1.0"),
+        (Field(phi=L1(lam=0.1)), Entropy(), "is for simplexes, and z has φ = L1(lam=0.1)"),
+        (Field(), Entropy(), "expected mirror = 'euclidean', or { name = 'blockwise'"),
+        (Field(phi=Indicator(Ball(1.0))), Entropy(), "and z has the set Ball"),
+        (Field(), Blockwise(y="entropy"), "needs a φ that is separable in x and y, got φ = Zero()"),
+        (Edge(), Blockwise(y="entropy"), "starts inside the simplex: expected y with positive coordinates "
+         "that sum to 1, got a least one of 0 and the sum 1"),
+        (Long(), Blockwise(y="entropy"), "got a least one of 0.7 and the sum 1.4"),
+        (Field(phi=Indicator(Simplex())), Entropy(), "starts inside the simplex: expected z"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("method", [LocalDualExtrapolation(K=2, eta=0.1), FedDualAvg(K=2, eta_c=0.1)])
+def test_refused_before_any_work(problem, mirror, says, method):
+    settings = {"K": 2, "mirror": mirror} | ({"eta": 0.1} if hasattr(method, "eta") else {"eta_c": 0.1})
+    config = configuration(type(method)(**settings), problem, "unused")
+    with pytest.raises(CollectiveError) as refusal:
+        Simulation(config, SerialComm())
+    assert says in str(refusal.value) and f"{type(method).__name__}: mirror" in str(refusal.value)
+
+
+@pytest.mark.parametrize("mirror, says", [
+    ("entropic", "unknown mirror map 'entropic': did you mean 'entropy'?"),
+    ({"name": "blockwise", "y": "entropic"}, "Input should be 'euclidean' or 'entropy'"),
+    ({"name": "blockwise", "z": "entropy"}, "has no setting 'z'"),
+])  # fmt: skip
+def test_names_that_are_none(mirror, says):
+    with pytest.raises(ConfigError, match=says):
+        FeDualEx(K=1, eta_c=0.1, mirror=mirror)
+
+
+@pytest.mark.parametrize("mirror", ["euclidean", "entropy", {"name": "blockwise", "y": "entropy"}])
+def test_a_job_says_its_mirror_map_and_is_built_again_from_that(tmp_path, mirror):
+    table = {
+        "algorithm": {"name": "FeDualEx", "K": 2, "eta_c": 0.1, "mirror": mirror},
+        "problem": {"name": "MatrixGame", "dx": 3, "dy": 2, "clients": 2},
+        "rounds": 2,
+        "run": {"out": str(tmp_path), "progress": False},
+    }
+    config = Config.from_table(table)
+    again = Config.from_table(config.table())
+    assert again.table() == config.table() and again.algorithm == config.algorithm
+    assert run(config, SerialComm()).point["z"].shape == (5,)
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+@pytest.mark.parametrize("method", [
+    LocalDualExtrapolation(K=2, eta=0.1, mirror="entropy"), FeDualEx(K=2, eta_c=0.1, mirror="entropy"),
+])  # fmt: skip
+def test_a_run_that_goes_on_has_the_same_bits(tmp_path, method, rounds):
+    """The dual is made of the starting point in the first round alone."""
+    settings = dict(rounds=3, checkpoint_every=1, keep=9, noise=0.1, batch_size=1)
+    problem = MatrixGame(dx=3, dy=2, clients=2, start="random")
+    config = configuration(method, problem, tmp_path / "whole", **settings)
+    whole = run(config.model_copy(update={"record": ()}), SerialComm()).point["z"]
+    (tmp_path / "part").mkdir()
+    shutil.copy(tmp_path / "whole" / f"checkpoint-{rounds:08}.h5", tmp_path / "part")
+    assert torch.equal(resume(str(tmp_path / "part"), comm=SerialComm()).point["z"], whole)
+
+
+def test_entropy_on_one_block_of_a_minimax_problem():
+    """y stays inside its simplex, x is where the Euclidean map has it until y's difference has reached it."""
+    points = []
+    for mirror in (Euclidean(), Blockwise(y="entropy")):
+        method = FedDualAvg(K=1, eta_c=0.1, mirror=mirror)
+        simulation = Simulation(configuration(method, Fair(), "unused"), SerialComm())
+        simulation.start()
+        simulation.step()
+        points.append(simulation.point().clone())
+    plain, other = points
+    torch.testing.assert_close(plain[:3], other[:3], rtol=0, atol=0)
+    assert (plain[3:] - other[3:]).abs().max() > 1e-3 and other[3:].min() > 0
+    torch.testing.assert_close(other[3:].sum(), torch.ones(()).double(), rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("heterogeneity", [0.0, 0.5])
+def test_a_matrix_game_has_the_gap_of_its_pure_answers(heterogeneity):
+    game = MatrixGame(dx=4, dy=3, clients=5, heterogeneity=heterogeneity, start="random")
+    game.prepare(2)
+    payoffs = np.stack([game.client_data(n)[0][0].numpy() for n in range(5)])
+    A = payoffs.mean(0)
+    assert np.abs(A).max() <= 1 and game.largest == np.abs(payoffs).max()
+    assert (np.abs(payoffs - A).max() > 0.3) == bool(heterogeneity)
+    z = game.initial(None)["z"].numpy()
+    x, y = z[:4], z[4:]
+    assert x.sum() == pytest.approx(1, abs=1e-15) and y.sum() == pytest.approx(1, abs=1e-15) and z.min() > 0
+    answers = max(x @ A[:, j] for j in range(3)) - min(A[i] @ y for i in range(4))
+    named = game.variables().unflatten("z", torch.from_numpy(z))
+    assert game.metrics(named, None)["gap"] == pytest.approx(answers, abs=1e-15)
+
+
+def test_the_gap_is_zero_at_the_solution_of_the_linear_program():
+    from scipy.optimize import linprog
+
+    game = MatrixGame(dx=4, dy=3, clients=2)
+    game.prepare(2)
+    A = game.client_data(0)[0][0].numpy()
+
+    def strategy(A):  # the least value v of max_j (Aᵀx)_j
+        m, n = A.shape
+        rows = np.hstack([A.T, -np.ones((n, 1))])
+        found = linprog([0.0] * m + [1.0], rows, np.zeros(n), [[1.0] * m + [0.0]], [1.0],
+                        bounds=[(0, None)] * m + [(None, None)])  # fmt: skip
+        return found.x[:m]
+
+    z = np.concatenate([strategy(A), strategy(-A.T)])
+    # The solver's own tolerance is 1e-9 or better.
+    assert game.gap(z) == pytest.approx(0, abs=1e-8) and game.residual(z) < 1e-8
+    assert game.gap(game.initial(None)["z"].numpy()) > 0.1
+
+
+@pytest.mark.parametrize("mirror, constant, farthest", [
+    ("entropy", "largest", 2 * np.log(30)), ("euclidean", "L", 1 - 1 / 30),
+])  # fmt: skip
+def test_the_gap_falls_below_its_bound(mirror, constant, farthest):
+    """Without noise and drift (K = 1) the proof of Wang & Kale's Theorem 7 leaves D / (ηT), at η = 1/(√10 L):
+    L in the norm of h, and D the largest h(u) - h(z_0) - ⟨∇h(z_0), u - z_0⟩, that of pure strategies."""
+    game = MatrixGame(dx=30, dy=30, clients=3, heterogeneity=0.3)
+    game.prepare(1)
+    eta = 0.1**0.5 / getattr(game, constant)
+    method = LocalDualExtrapolation(K=1, eta=eta, mirror=mirror)
+    config = configuration(method, game, "unused", batch_size=0, noise=0)
+    simulation, gaps = Simulation(config, SerialComm()), []
+    simulation.start()
+    for _ in range(200):
+        simulation.step()
+        gaps.append(game.gap(simulation.output.buffer.numpy()))
+    assert (np.array(gaps) * eta * np.arange(1, 201) < farthest).all()
+    assert 0 < gaps[-1] < gaps[0] / 4
