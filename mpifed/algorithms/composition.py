@@ -24,7 +24,7 @@ Readings:
   leaves the initial estimators alone unless ``project_init``.
 * *Samples.* One ζ serves h and u; ξ is independent of it, and v compares ∇f at h_{t+1} and h_t on one ξ.
 * *Letters.* α drives h, β drives u, ϱ drives v; each at t is the box's at t + 1. ϑ_t, the decay of line 6, is
-  a constant of the matrix.
+  a number or a schedule of the matrix.
 * *Sets.* Where the problem has a set, every new x is projected. The paper has none.
 """
 
