@@ -1,6 +1,13 @@
 """The methods, one family a file."""
 
 from mpifed.algorithms.composition import MFCGD, AdaMFCGD
+from mpifed.algorithms.composition_baselines import (
+    ComFedL,
+    FedNestComposition,
+    LocalMOML,
+    LocalSCGD,
+    LocalSCGDM,
+)
 from mpifed.algorithms.dual_extrapolation import LocalDualExtrapolation
 from mpifed.algorithms.fgda import FGDA, AdaFGDA
 from mpifed.algorithms.heavy_tailed import FedMuonDA, FedNSGDAM, FedSGDAClip
@@ -15,7 +22,7 @@ ALGORITHMS = {
         FGDA, AdaFGDA,
         FedNSGDAM, FedMuonDA, FedSGDAClip,
         LSGD, LESGD, LIPPAX, SLIPPAX, LocalDualExtrapolation,
-        MFCGD, AdaMFCGD,
+        MFCGD, AdaMFCGD, ComFedL, LocalMOML, LocalSCGD, LocalSCGDM, FedNestComposition,
         FESSGDA, SmoothedGDA, FSGDA, LocalSGDA,
     )
 }

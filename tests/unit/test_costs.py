@@ -19,10 +19,15 @@ from mpifed.algorithms import (
     SLIPPAX,
     AdaFGDA,
     AdaMFCGD,
+    ComFedL,
     FedMuonDA,
+    FedNestComposition,
     FedNSGDAM,
     FedSGDAClip,
     LocalDualExtrapolation,
+    LocalMOML,
+    LocalSCGD,
+    LocalSCGDM,
     LocalSGDA,
     SmoothedGDA,
 )
@@ -66,6 +71,23 @@ COSTS = {
     # A call is one evaluation of g with its Jacobian, or of ∇f: two of each a step.
     "MFCGD": (MFCGD(**STORM), Chain, 2 * X, X, 1, 4 * K),
     "AdaMFCGD": (AdaMFCGD(**STORM), Chain, 2 * X, 2 * X, 1, 4 * K),
+    "ComFedL": (ComFedL(q=K, eta=0.01, B_g=5, B_f=2), Chain, X, X, 1, 7 * K),
+    "LocalMOML": (LocalMOML(H=K, eta=0.01, K_0=4), Chain, X, X, 1, 2 * K + 4),
+    "LocalSCGDM": (LocalSCGDM(p=K, eta=0.01), Chain, 2 * X + P, 2 * X + P, 1, 2 * K),
+    "LocalSCGDM, own u": (LocalSCGDM(p=K, eta=0.01, average_inner=False), Chain, 2 * X, 2 * X, 1, 2 * K),
+    "LocalSCGD": (LocalSCGD(p=K, eta=0.01), Chain, X + P, X + P, 1, 2 * K),
+    # Local steps take no samples: one value of g a call, then one of ∇f and one Jacobian.
+    **{
+        f"FedNestComposition, T = {T}": (
+            FedNestComposition(T=T, tau=K, alpha=0.01, beta=0.1), Chain, 2 * T * P + P + 2 * X,
+            2 * T * P + P + 2 * X, 2 * T + 3, T + 2,
+        )
+        for T in (1, 2, 3)
+    },
+    "FedNestComposition, variance-reduced x": (
+        FedNestComposition(T=1, tau=K, alpha=0.01, beta=0.1, recompute_jacobian=True), Chain, 3 * P + 2 * X,
+        3 * P + 2 * X, 5, 3 + 2 * K,
+    ),
     "FedAvg": (plugin("fedavg", K=K, eta=0.01), Half, X, X, 1, K),
     "SCAFFOLD": (plugin("scaffold", K=K, eta=0.01), Half, 2 * X, 2 * X, 1, K),
     "CODASCA": (plugin("codasca", K=K, eta=0.01, pull=1.0, stage=9), Game, 2 * D, 2 * D, 1, K),
