@@ -3,6 +3,13 @@
 from mpifed.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from mpifed.algorithms.coda import CODASCA, CODAPlus
 from mpifed.algorithms.composition import MFCGD, AdaMFCGD
+from mpifed.algorithms.composition_baselines import (
+    ComFedL,
+    FedNestComposition,
+    LocalMOML,
+    LocalSCGD,
+    LocalSCGDM,
+)
 from mpifed.algorithms.dual_averaging import FedDualAvg, FeDualEx
 from mpifed.algorithms.dual_extrapolation import LocalDualExtrapolation
 from mpifed.algorithms.fed_norm import FedNormSGDA, FedNormSGDAPlus
@@ -26,7 +33,7 @@ ALGORITHMS = {
         FedNSGDAM, FedMuonDA, FedSGDAClip,
         LSGD, LESGD, LIPPAX, SLIPPAX, LocalDualExtrapolation,
         ExtraSGD, ExtraStepLocalSGD, FedDualAvg, FeDualEx,
-        MFCGD, AdaMFCGD,
+        MFCGD, AdaMFCGD, ComFedL, LocalMOML, LocalSCGD, LocalSCGDM, FedNestComposition,
         FESSGDA, SmoothedGDA, FSGDA, LocalSGDA,
         LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus,
         FedSGDAPlus, FedSGDAM, FedNormSGDA, FedNormSGDAPlus,

@@ -24,7 +24,7 @@ Readings:
   leaves the initial estimators alone unless ``project_init``.
 * *Samples.* One ζ serves h and u; ξ is independent of it, and v compares ∇f at h_{t+1} and h_t on one ξ.
 * *Letters.* α drives h, β drives u, ϱ drives v; each at t is the box's at t + 1. ϑ_t, the decay of line 6, is
-  a constant of the matrix.
+  a number or a schedule of the matrix.
 * *Sets.* Where the problem has a set, every new x is projected. The paper has none.
 """
 
@@ -41,7 +41,7 @@ from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
 from mpifed.core.settings import Preset, hyperparameters
 
-__all__ = ["MFCGD", "AdaMFCGD"]
+__all__ = ["MFCGD", "AdaMFCGD", "chain_rule"]
 
 
 @hyperparameters
@@ -96,7 +96,7 @@ class AdaMFCGD(Algorithm):
         if self.project_init:
             u, v = _bounded(u, self.C_g, 2), _bounded(v, self.C_f, 1)
         client.h, client.u, client.v = h, u.flatten(1), v
-        message.w = _gradient(u, v)
+        message.w = chain_rule(u, v)
 
     def client_round(self, now, shared, client, message, oracle):
         x, h, v = shared.x, client.h, client.v
@@ -106,10 +106,10 @@ class AdaMFCGD(Algorithm):
             h, u, v = self._storm(now.step(0), oracle, zeta, xi, x, client.x, h, u, v)      # lines 16-19
         for k in range(1, self.q):                                                          # lines 8-9
             old, t = x, now.step(k)
-            x = self._step(t, x, _gradient(u, v), shared.A, now.sets)                       # lines 10-11
+            x = self._step(t, x, chain_rule(u, v), shared.A, now.sets)                       # lines 10-11
             zeta, xi = oracle.sample(of="g"), oracle.sample(of="f")
             h, u, v = self._storm(t, oracle, zeta, xi, x, old, h, u, v)                     # lines 16-19
-        message.x, message.w = x, _gradient(u, v)                                           # lines 20, 5
+        message.x, message.w = x, chain_rule(u, v)                                           # lines 20, 5
         client.x, client.h, client.u, client.v = x, h, u.flatten(1), v
 
     def server_round(self, now, shared, mean):
@@ -130,7 +130,7 @@ class AdaMFCGD(Algorithm):
         return new_h, u, v
 
 
-def _gradient(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def chain_rule(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """w = uᵀv, ``[C, p, d]``, ``[C, p]`` → ``[C, d]``."""
     return (v.unsqueeze(-2) @ u).squeeze(-2)
 

@@ -17,7 +17,7 @@ from mpifed.algorithms.fedavg import SERVERS, Server
 from mpifed.config.job import Config
 from mpifed.config.sections import SECTIONS
 from mpifed.config.tables import describe
-from mpifed.core.adaptive import MATRICES, Matrix
+from mpifed.core.adaptive import MATRICES, Decay, Matrix
 from mpifed.core.directions import DIRECTIONS, Direction
 from mpifed.core.mirrors import MIRRORS, Mirror
 from mpifed.core.noise import NOISES, Noise
@@ -36,6 +36,7 @@ TOP = ("seed", "rounds", "output", "record")
 #: Names for annotations that are choices.
 CHOICES = (
     (Rate, "number or schedule"),
+    (Decay, "number or schedule, < 1"),
     (Matrix, "matrix"),
     (Noise, "noise"),
     (Model, "model"),

@@ -2,7 +2,7 @@
 
 A matrix is a pure function of its moments and of the averages of a synchronisation::
 
-    moments, A = matrix(moments, w, x)      # then x -= gamma * eta * w / A
+    moments, A = matrix(moments, w, x, t)      # then x -= gamma * eta * w / A
 
 * A is a diagonal, shape ``[d]``, or a multiple of the identity, shape ``[1]``; always A ⪰ ρ I.
 * ``moments`` is a tuple that starts as zeros. ``state`` names the kind of each: "block" like x, or "scalar".
@@ -12,18 +12,24 @@ A matrix is a pure function of its moments and of the averages of a synchronisat
 
 Sources: Huang et al. 2024, Algorithm 1, line 6, and the example below it in the text; Huang, Algorithm 1,
 line 6, and eq. 6. Both count t in steps, but make matrices at synchronisations only: their a_{t-1} is the
-moment of the one before. Decays ϱ and ϑ_t are constants here. The papers use no bias correction, so the first
-matrices are about (1 - ϱ)^(-1/2) smaller than corrected ones, and the first steps that much larger.
+moment of the one before. The papers use no bias correction, so the first matrices are about (1 - ϱ)^(-1/2)
+smaller than corrected ones, and the first steps that much larger.
+
+Decays ϱ and ϑ_t are numbers or schedules of t. A synchronisation's t is that of its aggregated step, r q
+after round r of q steps; it is 1 where the rule makes A_1 of the initial estimators. α_t = c η_{t-1}², which
+Huang suggests for ϑ_t, is a ``power`` of exponent 2/3 where η_t is one of exponent 1/3.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from mpifed.core.errors import shown
 from mpifed.core.records import Adaptive
+from mpifed.core.schedules import Constant, Rate, Squared
 from mpifed.core.settings import choice, hyperparameters
 
 __all__ = [
@@ -33,6 +39,7 @@ __all__ = [
     "AdaGradNorm",
     "Adam",
     "BarzilaiBorwein",
+    "Decay",
     "FirstMatrix",
     "Identity",
     "Matrix",
@@ -44,6 +51,24 @@ __all__ = [
 ]
 
 Moments = tuple[torch.Tensor, ...]
+
+
+def _decay(rate):
+    """A number or a schedule, below 1 at every t: a schedule is monotone, its first and last values tell."""
+    if isinstance(rate, Squared):
+        raise ValueError("'squared' follows a step size η, which a matrix does not have: take 'power'")
+    for value in (rate(1), rate(2**53)):
+        if value >= 1:
+            raise ValueError(f"expected a decay below 1, or a schedule of such, got {shown(value)}")
+    return rate.value if isinstance(rate, Constant) else rate
+
+
+#: A decay ϱ_t or ϑ_t: a number or a schedule with values from 0 to below 1.
+Decay: Any = Annotated[Rate, AfterValidator(_decay)]
+
+
+def _at(decay, t: int) -> float:
+    return decay(t) if callable(decay) else decay
 
 
 class _Matrix:
@@ -74,7 +99,7 @@ class Identity(_Matrix):
     adapts = False
     rho: ClassVar[float] = 1.0
 
-    def __call__(self, moments: Moments, w, x):
+    def __call__(self, moments: Moments, w, x, t):
         return moments, w.new_ones(1)
 
 
@@ -82,18 +107,22 @@ class Identity(_Matrix):
 class Adam(_Matrix):
     """a ← ϱ a + (1 - ϱ) w², A = diag(√a + ρ) (Huang et al. 2024, line 6).
 
-    ``bias_correction`` divides a by 1 - ϱⁿ after n synchronisations, which no paper does.
+    ``bias_correction`` divides a by 1 - ϱⁿ after n synchronisations, which no paper does; ϱ is constant then.
     """
 
-    varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the second moment")
+    varrho: Decay = Field(default=0.9, description="decay ϱ_t of the second moment")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
     bias_correction: bool = Field(default=False, description="divide the moment by 1 - ϱ^n")
     state = ("block", "scalar")
 
-    def __call__(self, moments: Moments, w, x):
-        a, n = moments
-        a, n = self.varrho * a + (1 - self.varrho) * w**2, n + 1
-        corrected = a / (1 - self.varrho**n) if self.bias_correction else a
+    def __post_init__(self):
+        if self.bias_correction and callable(self.varrho):
+            raise ValueError("bias_correction divides by 1 - ϱ^n: expected a constant varrho, got a schedule")
+
+    def __call__(self, moments: Moments, w, x, t):
+        (a, n), varrho = moments, _at(self.varrho, t)
+        a, n = varrho * a + (1 - varrho) * w**2, n + 1
+        corrected = a / (1 - varrho**n) if self.bias_correction else a
         return (a, n), corrected.sqrt() + self.rho
 
 
@@ -106,16 +135,16 @@ class AdaBelief(_Matrix):
     themselves has w' = 0 in both readings; compared with itself, w_1 would make it ρ I.
     """
 
-    varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the belief")
+    varrho: Decay = Field(default=0.9, description="decay ϱ_t of the belief")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
     belief_reference: Literal["zero", "initial"] = Field(
         default="zero", description="w' at the first synchronisation: 0, or the averaged initial estimator"
     )
     state = ("block", "block")
 
-    def __call__(self, moments: Moments, w, x):
-        a, reference = moments
-        a = self.varrho * a + (1 - self.varrho) * (w - reference) ** 2
+    def __call__(self, moments: Moments, w, x, t):
+        (a, reference), varrho = moments, _at(self.varrho, t)
+        a = varrho * a + (1 - varrho) * (w - reference) ** 2
         return (a, w), a.sqrt() + self.rho
 
     def refer(self, moments: Moments, w, x):
@@ -127,13 +156,13 @@ class AdaBelief(_Matrix):
 class AMSGrad(_Matrix):
     """Adam's moment with its running maximum: â ← max(â, a), A = diag(√â + ρ)."""
 
-    varrho: float = Field(default=0.9, ge=0, lt=1, description="decay ϱ of the second moment")
+    varrho: Decay = Field(default=0.9, description="decay ϱ_t of the second moment")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
     state = ("block", "block")
 
-    def __call__(self, moments: Moments, w, x):
-        a, largest = moments
-        a = self.varrho * a + (1 - self.varrho) * w**2
+    def __call__(self, moments: Moments, w, x, t):
+        (a, largest), varrho = moments, _at(self.varrho, t)
+        a = varrho * a + (1 - varrho) * w**2
         largest = torch.maximum(largest, a)
         return (a, largest), largest.sqrt() + self.rho
 
@@ -145,16 +174,16 @@ class Norm(_Matrix):
     ``root`` averages ‖w‖² instead and takes the root of the average.
     """
 
-    vartheta: float = Field(default=0.9, ge=0, lt=1, description="decay ϑ of the norm")
+    vartheta: Decay = Field(default=0.9, description="decay ϑ_t of the norm")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
     root: bool = Field(default=False, description="average the squared norm and take the root")
     state = ("scalar",)
     kind = "scalar"
 
-    def __call__(self, moments: Moments, w, x):
-        (a,) = moments
+    def __call__(self, moments: Moments, w, x, t):
+        (a,), vartheta = moments, _at(self.vartheta, t)
         norm = torch.linalg.vector_norm(w)
-        a = self.vartheta * a + (1 - self.vartheta) * (norm**2 if self.root else norm)
+        a = vartheta * a + (1 - vartheta) * (norm**2 if self.root else norm)
         return (a,), (a.sqrt() if self.root else a) + self.rho
 
 
@@ -166,7 +195,7 @@ class AdaGradNorm(_Matrix):
     state = ("scalar",)
     kind = "scalar"
 
-    def __call__(self, moments: Moments, w, x):
+    def __call__(self, moments: Moments, w, x, t):
         (a,) = moments
         a = a + torch.linalg.vector_norm(w) ** 2
         return (a,), a.sqrt() + self.rho
@@ -183,7 +212,7 @@ class BarzilaiBorwein(_Matrix):
     state = ("block", "block", "scalar", "scalar")
     kind = "scalar"
 
-    def __call__(self, moments: Moments, w, x):
+    def __call__(self, moments: Moments, w, x, t):
         last_w, last_x, a, known = moments
         dw, dx = w - last_w, x - last_x
         square = dx @ dx
@@ -247,7 +276,7 @@ def refresh(method, steps: int, round: int, moments: Moments, w: torch.Tensor, x
     """
     matrix, new = method.matrix, None
     if due(method, steps, round):
-        moments, new = matrix(moments, w, x)
+        moments, new = matrix(moments, w, x, max(1, round * steps))
     if round == 0 and not (new is not None and steps == 1):  # the start is no synchronisation
         moments = matrix.refer(moments, w, x)
     return moments, new

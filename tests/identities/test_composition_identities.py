@@ -6,22 +6,19 @@ out below; it asks for the samples that the package draws, through ``fields.refe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 
+import compositions
 import numpy as np
 import pytest
 import torch
+from compositions import Plain, PlainMinimisation, Rearranged
 from fields import DX, Chain, reference_chain
-from games import configuration
 from identity_games import ROUNDING, VISIBLE, Renamed, Timed, distance
 
-from mpifed import Blocks, Minimisation
 from mpifed.algorithms import MFCGD, AdaMFCGD, LocalSGDA
 from mpifed.core.noise import Gaussian
-from mpifed.core.problem import Composition
 from mpifed.core.streams import Stream, generator
-from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 
 SEED, NOISE = 1, Gaussian(scale=0.3)
 GAMMA, ETA, Q = 0.06, 0.9, 3
@@ -35,22 +32,12 @@ MOMENTA = [
 ]
 GROUPS = [1, "all"]
 
+path = partial(compositions.path, noise=NOISE)
+
 
 def mfcgd(momenta=(0.3, 0.6, 0.45), cls=MFCGD, **settings):
     weights = dict(zip(["alpha", "beta", "varrho"], momenta))
     return cls(**{"q": Q, "gamma": GAMMA, "eta": ETA, **weights, **settings})
-
-
-def path(method, problem, *, noise=NOISE, rounds=4, **settings):
-    """The averaged iterate of every round, ``[rounds, d]``."""
-    config = configuration(method, problem, "unused", rounds=rounds, seed=SEED, noise=noise, **settings)
-    simulation = Simulation(config, SerialComm())
-    simulation.start()
-    points = []
-    for _ in range(rounds):
-        simulation.step()
-        points.append(simulation.shared.x.numpy().copy())
-    return np.array(points)
 
 
 def comfedl(problem, *, noise=NOISE, rounds=4, batch_size=2, q=Q, gamma=GAMMA, eta=lambda t: ETA):
@@ -129,51 +116,6 @@ def test_bounds_bind_only_where_they_are_small(bounds):
     assert distance(free, path(mfcgd(**large), Chain())) == 0
 
 
-@dataclass
-class Plain(Composition):
-    """g = identity, f_k(x) = log cosh sums over the client's rows: a composition that is a plain finite
-    sum."""
-
-    clients: int = 3
-    inner_size = DX
-
-    def prepare(self, seed, data_dir=None):
-        self.rows = torch.from_numpy(generator(seed, "plain").standard_normal((self.clients, 5, DX)))
-
-    def variables(self):
-        return Blocks(x={"x": (DX,)})
-
-    def initial(self, rng):
-        return {"x": torch.from_numpy(rng.standard_normal(DX))}
-
-    def client_data(self, k):
-        return (self.rows[k],)
-
-    def inner(self, x, batch):
-        return x["x"]
-
-    def outer(self, u, batch):
-        return torch.log(torch.cosh(batch[0] @ u - 1)).mean()
-
-
-@dataclass
-class PlainMinimisation(Minimisation):
-    """The same sum as a plain minimisation."""
-
-    plain: Plain
-    clients: int = 3
-
-    def prepare(self, seed, data_dir=None):
-        self.plain.prepare(seed)
-        self.initial, self.client_data = self.plain.initial, self.plain.client_data
-
-    def variables(self):
-        return Blocks(x={"x": (DX,)})
-
-    def loss(self, x, batch):
-        return self.plain.outer(x["x"], batch)
-
-
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("momenta", MOMENTA)
 def test_with_the_identity_inside_it_is_fedavg(momenta, group):
@@ -221,21 +163,6 @@ def test_with_the_identity_inside_full_weights_make_fedavg_on_the_samples_of_f()
             x = [sum(x) / len(x)] * len(x)
             points.append(x[0].numpy())
     assert distance(left, np.array(points)) < ROUNDING
-
-
-@dataclass
-class Rearranged(Chain):
-    """Client k is client ``order[k]`` of the chain."""
-
-    order: tuple[int, ...] = (0, 1, 2)
-
-    def __post_init__(self):
-        self.clients = len(self.order)
-
-    def prepare(self, seed, data_dir=None):
-        chain = Chain()
-        chain.prepare(seed)
-        self.rows = [chain.rows[k] for k in self.order]
 
 
 def methods():

@@ -34,8 +34,8 @@ def fgda(
         if sync:
             v_bar, w_bar, y_bar, x_bar = (_mean(values, weights) for values in (v, w, y, x))                    # 5
             if t > 1 or first_matrix != "rule":  # for q = 1 the rule has already used w_1, v_1
-                A.refresh(w_bar, x_bar)                                                                         # 6
-                B.refresh(v_bar, y_bar)                                                                         # 6
+                A.refresh(w_bar, x_bar, t)                                                                      # 6
+                B.refresh(v_bar, y_bar, t)                                                                      # 6
             y_bar = _y_step(y_bar, v_bar, B, lam, eta(t), project, project_where)                               # 7, 8
             x_bar = _x_step(x_bar, w_bar, A, gamma, eta(t))                                                     # 7, 8
             x, y = [x_bar for k in K], [y_bar for k in K]                                                       # 8
@@ -67,7 +67,7 @@ def _initial_estimators(grad, x, y, q):
 def _first_matrix(M, estimator, point, first_matrix, q):
     M.start(estimator, point)
     if first_matrix == "rule":
-        M.refresh(estimator, point, at_sync=q == 1, first=True)
+        M.refresh(estimator, point, 1, at_sync=q == 1, first=True)
     elif first_matrix == "identity":
         M.diag = torch.ones_like(estimator)
     elif first_matrix == "rho":

@@ -3,13 +3,18 @@ diagonal ``diag``.
 
 The protocol is the same for all: ``start`` receives the averaged initial estimator and the start, sets a_0 =
 0 and notes what a later refresh compares with; ``refresh`` builds the matrix from an averaged estimator (1-D)
-and the averaged point where it was taken. ``first`` is True only for the refresh that makes A_1 from the
-averages that ``start`` has received, ``at_sync`` False if that is not a sync yet (q > 1).
+and the averaged point where it was taken, at step t. ``first`` is True only for the refresh that makes A_1
+from the averages that ``start`` has received, ``at_sync`` False if that is not a sync yet (q > 1). A decay is
+a number or a function of t.
 """
 
 from __future__ import annotations
 
 import torch
+
+
+def _at(decay, t):
+    return decay(t) if callable(decay) else decay
 
 
 class Identity:
@@ -20,7 +25,7 @@ class Identity:
     def start(self, w, point):
         self.diag = torch.ones_like(w)
 
-    def refresh(self, w, point, at_sync=True, first=False):
+    def refresh(self, w, point, t, at_sync=True, first=False):
         pass
 
 
@@ -35,9 +40,10 @@ class Adam:
         self.a = torch.zeros_like(w)
         self.n = 0
 
-    def refresh(self, w, point, at_sync=True, first=False):
+    def refresh(self, w, point, t, at_sync=True, first=False):
         self.n = self.n + 1
-        self.a = self.decay * self.a + (1 - self.decay) * w**2
+        decay = _at(self.decay, t)
+        self.a = decay * self.a + (1 - decay) * w**2
         moment = self.a / (1 - self.decay**self.n) if self.bias_correction else self.a
         self.diag = torch.sqrt(moment) + self.rho
 
@@ -58,9 +64,10 @@ class AdaBelief:
         self.a = torch.zeros_like(w)
         self.reference = torch.zeros_like(w) if self.option == "zero" else w
 
-    def refresh(self, w, point, at_sync=True, first=False):
+    def refresh(self, w, point, t, at_sync=True, first=False):
         reference = torch.zeros_like(w) if first else self.reference
-        self.a = self.decay * self.a + (1 - self.decay) * (w - reference) ** 2
+        decay = _at(self.decay, t)
+        self.a = decay * self.a + (1 - decay) * (w - reference) ** 2
         self.diag = torch.sqrt(self.a) + self.rho
         if at_sync:
             self.reference = w
@@ -76,12 +83,13 @@ class Norm:
     def start(self, w, point):
         self.a = torch.zeros((), dtype=w.dtype)
 
-    def refresh(self, w, point, at_sync=True, first=False):
+    def refresh(self, w, point, t, at_sync=True, first=False):
+        decay = _at(self.decay, t)
         if self.root:
-            self.a = self.decay * self.a + (1 - self.decay) * torch.sum(w**2)
+            self.a = decay * self.a + (1 - decay) * torch.sum(w**2)
             self.diag = (torch.sqrt(self.a) + self.rho) * torch.ones_like(w)
         else:
-            self.a = self.decay * self.a + (1 - self.decay) * torch.sqrt(torch.sum(w**2))
+            self.a = decay * self.a + (1 - decay) * torch.sqrt(torch.sum(w**2))
             self.diag = (self.a + self.rho) * torch.ones_like(w)
 
 
@@ -94,7 +102,7 @@ class AdaGradNorm:
     def start(self, w, point):
         self.a = torch.zeros((), dtype=w.dtype)
 
-    def refresh(self, w, point, at_sync=True, first=False):
+    def refresh(self, w, point, t, at_sync=True, first=False):
         self.a = self.a + torch.sum(w**2)
         self.diag = (torch.sqrt(self.a) + self.rho) * torch.ones_like(w)
 
@@ -109,8 +117,9 @@ class AMSGrad:
         self.a = torch.zeros_like(w)
         self.largest = torch.zeros_like(w)
 
-    def refresh(self, w, point, at_sync=True, first=False):
-        self.a = self.decay * self.a + (1 - self.decay) * w**2
+    def refresh(self, w, point, t, at_sync=True, first=False):
+        decay = _at(self.decay, t)
+        self.a = decay * self.a + (1 - decay) * w**2
         self.largest = torch.maximum(self.largest, self.a)
         self.diag = torch.sqrt(self.largest) + self.rho
 
@@ -130,7 +139,7 @@ class BarzilaiBorwein:
         self.a = torch.zeros((), dtype=w.dtype)
         self.earlier_w, self.earlier_point = w, point
 
-    def refresh(self, w, point, at_sync=True, first=False):
+    def refresh(self, w, point, t, at_sync=True, first=False):
         change, move = w - self.earlier_w, point - self.earlier_point
         if torch.sum(move**2) > 0:
             self.a = torch.abs(torch.sum(change * move)) / torch.sum(move**2)

@@ -36,7 +36,7 @@ def mfcgd(
         if t % q == 0:                                                                                          # 4
             w_bar, x_bar = _mean(w, weights), _mean(x, weights)                                                 # 5
             if t > 1 or first_matrix != "rule":  # for q = 1 the rule has already used w_1
-                A.refresh(w_bar, x_bar)                                                                         # 6
+                A.refresh(w_bar, x_bar, t)                                                                      # 6
             x_bar = x_bar - gamma * eta(t) * w_bar / A.diag                                                     # 7
             x = [x_bar for m in M]                                                                              # 7
             path.append(x_bar)

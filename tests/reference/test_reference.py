@@ -295,6 +295,9 @@ def test_local_sgda_round_by_hand(options, expected):
         (AdaBelief(0.1, 0.75, reference="initial"), 2, [(2.25, 4), (2.6875, 12), (2.015625, 10)]),
         (Norm(0.1, 0.75), 1, [1.25, 0.9375 + math.sqrt(5) / 4, 0.953125 + 3 * math.sqrt(5) / 16]),
         (Norm(0.1, 0.75, root=True), 2, [6.25, 5.9375, 4.703125]),
+        # Decays 3/4, 1/2, 0 at t = 1, 2, 3
+        (Adam(0.1, {1: 0.75, 2: 0.5, 3: 0.0}.get), 2, [(2.25, 4), (1.625, 4), (1, 0)]),
+        (Norm(0.1, {1: 0.75, 2: 0.5, 3: 0.0}.get, root=True), 2, [6.25, 5.625, 1]),
         (AdaGradNorm(0.1), 2, [25, 30, 31]),
         (AMSGrad(0.1, 0.75), 2, [(2.25, 4), (2.25, 4), (2.25, 4)]),
         (BarzilaiBorwein(0.1), 1, [0, 4, 4]),  # |(-2, 6) (1, -1)| / 2; the third point is the second
@@ -305,6 +308,6 @@ def test_matrices_by_hand(matrix, power, expected):
     points = [torch.tensor(value, dtype=torch.float64) for value in ([0, 0], [1, -1], [1, -1])]
     matrix.start(w[0], points[0])
     for i in range(3):
-        matrix.refresh(w[i], points[i], at_sync=i > 0, first=i == 0)
+        matrix.refresh(w[i], points[i], 1 + i, at_sync=i > 0, first=i == 0)
         value = torch.as_tensor(expected[i], dtype=torch.float64)
         assert float(((matrix.diag - 0.1) ** power - value).abs().max()) < ROUNDING

@@ -13,7 +13,7 @@ from fields import Chain, reference_chain
 from games import Game, configuration, reference_gradient, start_of, trace
 
 from mpifed.algorithms import FGDA, MFCGD, AdaFGDA, AdaMFCGD, LocalSGDA
-from mpifed.core.adaptive import AdaBelief, Adam, AMSGrad, BarzilaiBorwein
+from mpifed.core.adaptive import AdaBelief, Adam, AMSGrad, BarzilaiBorwein, Norm
 from mpifed.core.noise import Gaussian
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
@@ -56,6 +56,27 @@ REFERRING = {
         lambda: plain.AdaBelief(0.3, 0.8, "initial"),
     ),
     "barzilai_borwein": (BarzilaiBorwein(rho=0.3), lambda: plain.BarzilaiBorwein(0.3)),
+}
+#: Decays that change with t: Huang's ϑ_t and ϱ_t, of every matrix that has one.
+GROWING = {"name": "steps", "value": 0.2, "boundaries": [*range(1, 9)], "factor": 1.15}
+SHRINKING = {"name": "power", "scale": 0.9, "exponent": 0.6}
+
+
+def grown(t):
+    return 0.2 * 1.15 ** (t - 1)
+
+
+def shrunk(t):
+    return 0.9 / t**0.6
+
+
+DECAYING = {
+    "adam": (Adam(varrho=GROWING, rho=0.3), lambda: plain.Adam(0.3, grown)),
+    "adam shrinking": (Adam(varrho=SHRINKING, rho=0.3), lambda: plain.Adam(0.3, shrunk)),
+    "adabelief": (AdaBelief(varrho=SHRINKING, rho=0.3), lambda: plain.AdaBelief(0.3, shrunk)),
+    "amsgrad": (AMSGrad(varrho=GROWING, rho=0.3), lambda: plain.AMSGrad(0.3, grown)),
+    "norm": (Norm(vartheta=SHRINKING, rho=0.3), lambda: plain.Norm(0.3, shrunk)),
+    "norm root": (Norm(vartheta=GROWING, rho=0.3, root=True), lambda: plain.Norm(0.3, grown, True)),
 }
 
 
@@ -122,6 +143,42 @@ def test_mfcgd(tmp_path, q, schedules, matrix):
                 gamma=0.1,
                 matrix=theirs,
                 **functions,
+            )
+        ),
+    )
+
+
+@pytest.mark.parametrize("matrix", DECAYING)
+@pytest.mark.parametrize("first", ["rule", "rho"])
+@pytest.mark.parametrize("q", [1, 3])
+def test_decays_at_the_step_of_the_synchronisation(tmp_path, q, first, matrix):
+    ours, theirs = DECAYING[matrix]
+    game, chain, common = Game(clients=CLIENTS), Chain(clients=CLIENTS), dict(q=q, gamma=0.07)
+    weights = {name: lambda t: 0.4 for name in ("alpha", "beta", "varrho")}
+    options = dict(rounds=ROUNDS, eta=lambda t: 1.0, matrix=theirs, first_matrix=first, **common)
+    assert_path(
+        AdaFGDA(**common, lam=0.05, alpha=0.4, beta=0.4, matrix=ours, first_matrix=first),
+        game,
+        tmp_path,
+        lambda: fgda(
+            reference_gradient(game, SEED, q, BATCH, NOISE),
+            CLIENTS,
+            *start_of(game, SEED),
+            **options,
+            lam=0.05,
+            alpha=weights["alpha"],
+            beta=weights["beta"],
+        ),
+    )
+    values = reference_chain(chain, SEED, q, BATCH, NOISE)
+    assert_path(
+        AdaMFCGD(**common, alpha=0.4, beta=0.4, varrho=0.4, matrix=ours, first_matrix=first),
+        chain,
+        tmp_path,
+        lambda: (
+            (x,)
+            for x in mfcgd(
+                *values, CLIENTS, chain.initial(generator(SEED, "initial"))["x"], **options, **weights
             )
         ),
     )

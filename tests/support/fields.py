@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 import drawn
 import torch
 
-from mpifed import Blocks
+from mpifed import Blocks, Sets
 from mpifed.core.problem import Composition, Operator
 from mpifed.core.proximal import Zero
+from mpifed.core.sets import Ball
 from mpifed.core.streams import generator
 
 D, P, DX = 4, 2, 3
@@ -75,19 +76,21 @@ def reference_operator(problem: Field, seed: int, K: int, calls: int, batch_size
 @dataclass
 class Chain(Composition):
     """g_k(x; rows) = mean of tanh(B x + c) with one (B, c) a row, f_k(u; rows) = mean of ½‖u - c‖² + Σ cos(u)
-    / 2."""
+    / 2; ``ball`` bounds x."""
 
     clients: int = 3
+    ball: float | None = None
     inner_size = P
 
     def prepare(self, seed, data_dir=None):
+        self.sets = Sets(x=Ball(self.ball)) if self.ball else Sets()
         self.rows = []
         for client in range(self.clients):
             rng = generator(seed, "chain", client)
             self.rows.append(
                 (
-                    torch.from_numpy(rng.standard_normal((5 + client, P, DX))),
-                    torch.from_numpy(rng.standard_normal((5 + client, P))),
+                    torch.from_numpy(rng.standard_normal((5 + client, self.inner_size, DX))),
+                    torch.from_numpy(rng.standard_normal((5 + client, self.inner_size))),
                 )
             )
 
@@ -111,33 +114,55 @@ class Chain(Composition):
         return {"norm": float(torch.cat([x["a"], x["b"]]).norm())}
 
 
-def reference_chain(problem: Chain, seed: int, q: int, batch_size: int, noise):
-    """``inner``, ``jacobian``, ``outer_grad`` for the reference; ζ of sample s is number 2j of its round, ξ
-    number 2j + 1."""
+@dataclass
+class Square(Chain):
+    """The chain with as many inner values as variables."""
 
-    def sample(k, key, second):
-        r, j = (0, key[1]) if key[0] == "init" else ((key[1] - 1) // q + 1, (key[1] - 1) % q)
-        index, count = 2 * j + second, 2 * q + 2
-        B, c = problem.rows[k]
+    inner_size = DX
+
+
+def chain_at(problem: Chain, seed: int, batch_size: int, noise, count: int = 64):
+    """``inner``, ``jacobian``, ``outer_grad`` for the references, on the sample (r, j): number j < ``count``
+    of round r."""
+    p = problem.inner_size
+
+    def sample(k, key):
+        (r, j), (B, c) = key, problem.rows[k]
         if batch_size:
-            chosen = drawn.rows(seed, k, r, count, len(B), batch_size)[index]
+            chosen = drawn.rows(seed, k, r, count, len(B), batch_size)[j]
             B, c = B[chosen], c[chosen]
-        extra = torch.zeros(2 * P + P * DX, dtype=torch.float64)
+        extra = torch.zeros(2 * p + p * DX, dtype=torch.float64)
         if noise is not None:
-            extra = torch.from_numpy(drawn.noise(noise, seed, k, r, count, len(extra))[index])
+            extra = torch.from_numpy(drawn.noise(noise, seed, k, r, count, len(extra))[j])
         return B, c, extra
 
     def inner(k, x, key):
-        B, c, extra = sample(k, key, 0)
-        return torch.tanh(B @ x + c).mean(0) + extra[:P]
+        B, c, extra = sample(k, key)
+        return torch.tanh(B @ x + c).mean(0) + extra[:p]
 
     def jacobian(k, x, key):
-        B, c, extra = sample(k, key, 0)
+        B, c, extra = sample(k, key)
         slopes = 1 - torch.tanh(B @ x + c) ** 2
-        return (slopes[:, :, None] * B).mean(0) + extra[P : P + P * DX].reshape(P, DX)
+        return (slopes[:, :, None] * B).mean(0) + extra[p : p + p * DX].reshape(p, DX)
 
     def outer_grad(k, u, key):
-        _, c, extra = sample(k, key, 1)
-        return u - c.mean(0) - torch.sin(u) / 2 + extra[P + P * DX :]
+        _, c, extra = sample(k, key)
+        return u - c.mean(0) - torch.sin(u) / 2 + extra[p + p * DX :]
 
     return inner, jacobian, outer_grad
+
+
+def reference_chain(problem: Chain, seed: int, q: int, batch_size: int, noise):
+    """``inner``, ``jacobian``, ``outer_grad`` for the reference; ζ of sample s is number 2j of its round, ξ
+    number 2j + 1."""
+    inner, jacobian, outer_grad = chain_at(problem, seed, batch_size, noise, 2 * q + 2)
+
+    def at(key, second):
+        r, j = (0, key[1]) if key[0] == "init" else ((key[1] - 1) // q + 1, (key[1] - 1) % q)
+        return r, 2 * j + second
+
+    return (
+        lambda k, x, key: inner(k, x, at(key, 0)),
+        lambda k, x, key: jacobian(k, x, at(key, 0)),
+        lambda k, u, key: outer_grad(k, u, at(key, 1)),
+    )

@@ -13,10 +13,10 @@ def test_a_small_step_is_measured_and_rounding_is_not(dtype, small):
     x = torch.tensor([1.0, 2.0], dtype=dtype)
     seven = torch.tensor([7.0], dtype=dtype)
     start = matrix.refer((0 * x, 0 * x, seven, torch.zeros_like(seven)), 3 * x, x)
-    _, A = matrix(start, 3 * (x * (1 + small)), x * (1 + small))
+    _, A = matrix(start, 3 * (x * (1 + small)), x * (1 + small), 1)
     assert A.item() == pytest.approx(3.5, rel=20 * eps / small)
     moved = x * (1 + 4 * eps)
     assert not torch.equal(moved, x)
-    moments, A = matrix(start, 3 * moved, moved)
+    moments, A = matrix(start, 3 * moved, moved, 1)
     assert A.item() == 7.5
     assert torch.equal(moments[1], moved)  # the next step is measured from here

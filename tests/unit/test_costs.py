@@ -4,7 +4,7 @@ A steady round is the third, with all clients: what nobody has written since is 
 """
 
 import pytest
-from baselines import Half, plugin
+from baselines import Half
 from fields import Chain, P
 from games import DX, DY, Game, configuration
 
@@ -27,12 +27,14 @@ from mpifed.algorithms import (
     AdaFGDA,
     AdaMFCGD,
     CODAPlus,
+    ComFedL,
     ExtraSGD,
     ExtraStepLocalSGD,
     FedAvg,
     FedDualAvg,
     FedMuonDA,
     FedNest,
+    FedNestComposition,
     FedNormSGDA,
     FedNormSGDAPlus,
     FedNSGDAM,
@@ -43,6 +45,9 @@ from mpifed.algorithms import (
     LFedNest,
     LocalAMSGrad,
     LocalDualExtrapolation,
+    LocalMOML,
+    LocalSCGD,
+    LocalSCGDM,
     LocalSGDA,
     LocalSGDAPlus,
     MomentumLocalSGDA,
@@ -123,16 +128,26 @@ COSTS = {
     "SCAFFOLD, with y": (SCAFFOLD(K=K, eta_l=0.01), Game, 2 * D, 2 * D, 1, K),
     "CODAPlus": (CODAPlus(**LOCAL, T=9), Game, D, D, 1, K),
     "CODASCA": (CODASCA(**LOCAL, T=9), Game, 2 * D, 2 * D, 1, K),
-    # The reference point of a new stage is counted, although it is a point that has been sent.
-    "CODAPlus, a new stage": (CODAPlus(**LOCAL, T=2), Game, D, D + X, 1, K),
-    "CODASCA, a new stage": (CODASCA(**LOCAL, T=2), Game, 2 * D, 2 * D + X, 1, K),
+    "ComFedL": (ComFedL(q=K, eta=0.01, B_g=5, B_f=2), Chain, X, X, 1, 7 * K),
+    "LocalMOML": (LocalMOML(H=K, eta=0.01, K_0=4), Chain, X, X, 1, 2 * K + 4),
+    "LocalSCGDM": (LocalSCGDM(p=K, eta=0.01), Chain, 2 * X + P, 2 * X + P, 1, 2 * K),
+    "LocalSCGDM, own u": (LocalSCGDM(p=K, eta=0.01, average_inner=False), Chain, 2 * X, 2 * X, 1, 2 * K),
+    "LocalSCGD": (LocalSCGD(p=K, eta=0.01), Chain, X + P, X + P, 1, 2 * K),
+    # Local steps take no samples: one value of g a call, then one of ∇f and one Jacobian.
     **{
-        f"FedNest, T = {T}": (
-            plugin("fednest", T=T, tau=K, alpha=0.01, beta=0.01), Game, 2 * T * Y + 2 * X, 2 * T * Y + 2 * X,
-            2 * T + 2, (T + 1) * (1 + 2 * K),
+        f"FedNestComposition, T = {T}": (
+            FedNestComposition(T=T, tau=K, alpha=0.01, beta=0.1), Chain, 2 * T * P + P + 2 * X,
+            2 * T * P + P + 2 * X, 2 * T + 3, T + 2,
         )
         for T in (1, 2, 3)
     },
+    "FedNestComposition, variance-reduced x": (
+        FedNestComposition(T=1, tau=K, alpha=0.01, beta=0.1, recompute_jacobian=True), Chain, 3 * P + 2 * X,
+        3 * P + 2 * X, 5, 3 + 2 * K,
+    ),
+    # The reference point of a new stage is counted, although it is a point that has been sent.
+    "CODAPlus, a new stage": (CODAPlus(**LOCAL, T=2), Game, D, D + X, 1, K),
+    "CODASCA, a new stage": (CODASCA(**LOCAL, T=2), Game, 2 * D, 2 * D + X, 1, K),
     # All data of a client are one call.
     "CDMANC": (CDMANC(**CDMA), Game, D, D, 1, K),
     "CDMAONE": (CDMAONE(**CDMA), Game, 2 * D, 2 * D, 2, 1 + 2 * K),

@@ -9,6 +9,7 @@ from hypothesis.extra.numpy import arrays
 
 from mpifed.algorithms import FGDA, AdaFGDA
 from mpifed.core.adaptive import MATRICES, AdaBelief, BarzilaiBorwein, refresh
+from mpifed.core.errors import ConfigError
 from mpifed.core.schedules import Constant, Power, Squared, Steps
 from mpifed.core.sets import Ball, Box, Simplex
 
@@ -71,9 +72,46 @@ def test_matrices_dominate_rho(name, values, refreshes):
     moments = tuple(torch.zeros(kinds[kind], dtype=torch.float64) for kind in matrix.fields("x"))
     moments = matrix.refer(moments, w, w)
     for step in range(refreshes):
-        moments, A = matrix(moments, w * step, w + step)
+        moments, A = matrix(moments, w * step, w + step, 1 + step)
         assert A.shape == (kinds[matrix.shape("x")],)
         assert (A >= matrix.rho).all()
+
+
+@pytest.mark.parametrize(
+    "setting, says",
+    [
+        (dict(varrho=1), "expected a decay below 1, or a schedule of such, got 1.0"),
+        (dict(varrho=-0.1), "expected a finite number >= 0 or a schedule, got -0.1"),
+        (
+            dict(varrho={"name": "power", "scale": 1.5}),
+            "expected a decay below 1, or a schedule of such, got 1.5",
+        ),
+        (
+            dict(varrho={"name": "steps", "value": 0.5, "boundaries": [3], "factor": 2.0}),
+            "expected a decay below 1, or a schedule of such, got 1.0",
+        ),
+        (dict(varrho={"name": "squared", "c": 0.5}), "which a matrix does not have: take 'power'"),
+        (
+            dict(varrho={"name": "power", "scale": 0.5}, bias_correction=True),
+            "expected a constant varrho, got a schedule",
+        ),
+    ],
+)
+def test_a_decay_stays_below_one(setting, says):
+    with pytest.raises(ConfigError) as refused:
+        AdaFGDA(q=2, matrix={"name": "adam", **setting})
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("name, decay", [("adam", "varrho"), ("adabelief", "varrho"), ("norm", "vartheta")])
+def test_a_schedule_that_stays_where_it_is_has_the_bits_of_the_number(name, decay):
+    constant = {"name": "steps", "value": 0.8, "boundaries": []}
+    number, schedule = (MATRICES[name](**{decay: value}) for value in (0.8, constant))
+    w, kinds = torch.tensor([0.3, -1.7, 0.02]), {"x": 3, "scalar": 1}
+    left = right = tuple(torch.zeros(kinds[kind]) for kind in number.fields("x"))
+    for t in (1, 4, 8):
+        (left, A), (right, B) = number(left, w / t, w, t), schedule(right, w / t, w, t)
+        assert torch.equal(A, B)
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -101,11 +139,11 @@ def test_barzilai_borwein_measures_curvature():
     x = torch.tensor([1.0, 2.0], dtype=torch.float64)
     zeros = torch.zeros(2), torch.zeros(2), torch.zeros(1, dtype=torch.float64), torch.zeros(1)
     moments = matrix.refer(zeros, 3 * x, x)
-    moments, A = matrix(moments, 3 * x, x)
+    moments, A = matrix(moments, 3 * x, x, 1)
     assert A.item() == 0.5
-    moments, A = matrix(moments, 6 * x, 2 * x)
+    moments, A = matrix(moments, 6 * x, 2 * x, 2)
     assert A.item() == 3.5
-    _, A = matrix(moments, 6 * x, 2 * x + 1e-17)
+    _, A = matrix(moments, 6 * x, 2 * x + 1e-17, 3)
     assert A.item() == 3.5
 
 

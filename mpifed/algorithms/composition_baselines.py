@@ -1,0 +1,234 @@
+"""ComFedL, LocalMOML, Local-SCGD(M) and compositional FedNest, which Huang compares MFCGD with.
+
+F(x) = (1/N) Σ_n f_n(g_n(x)), but for FedNest, whose inner value is that of all clients together:
+F(x) = (1/N) Σ_n f_n((1/N) Σ_m g_m(x)). The two agree where the g_n do.
+
+Readings:
+
+* *Samples.* A call for g and its Jacobian and one for ∇f have samples of their own, in this order in every
+  step. ``B_g``, ``B_f`` and ``K_0`` count samples that are averaged, each with the job's batch size.
+* *ComFedL*: its source does not fix the local schedule, here q steps between averages.
+* *LocalMOML*: u lives for one round; its first value is a mean over K_0 samples at the round's point.
+* *Local-SCGDM*: α weighs the fresh gradient in the momentum and does not multiply the step. At t = 1, u and
+  m are the first values themselves.
+* *FedNest*: steps are not divided by τ. The gradient in y of ½‖y - g_n(x; ζ)‖² has its sample in a constant,
+  which the variance-reduced local steps cancel: they need no calls.
+* *Sets.* Where the problem has a set, every new x is projected. The papers have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+
+from mpifed.algorithms.composition import chain_rule
+from mpifed.core.algorithm import Algorithm, Phase
+from mpifed.core.errors import ContractError
+from mpifed.core.records import Record
+from mpifed.core.schedules import Rate
+from mpifed.core.settings import Preset, hyperparameters
+
+__all__ = ["ComFedL", "FedNestComposition", "LocalMOML", "LocalSCGD", "LocalSCGDM"]
+
+
+@hyperparameters
+class ComFedL(Algorithm):
+    """ComFedL: local steps along the plug-in gradient J(x)ᵀ∇f(g(x)) from fresh samples, which is biased."""
+
+    q: int = Field(ge=1, description="local steps per round")
+    eta: Rate = Field(description="step size η_t")
+    B_g: int = Field(default=1, ge=1, description="samples of g and its Jacobian that are averaged")
+    B_f: int = Field(default=1, ge=1, description="samples of ∇f that are averaged")
+
+    source = "Huang et al. 2021, ComFedL"
+    cites = ("huang2021comfedl",)
+    family = "composition"
+    paper_cost = "up D; down D; 1 phase; B_g of g with its Jacobian and B_f of ∇f a step"
+    partial_participation = False
+    steps = "q"
+    shared = Record(x="x")
+    message = Record(x="x")
+
+    @property
+    def calls_per_step(self) -> int:
+        return self.B_g + self.B_f
+
+    def client_round(self, now, shared, client, message, oracle):
+        x = shared.x
+        for k in range(1, self.q + 1):
+            g, J, slope = 0.0, 0.0, 0.0
+            for _ in range(self.B_g):
+                value, jacobian = oracle.g_and_jacobian(x, oracle.sample(of="g"))
+                g, J = g + value / self.B_g, J + jacobian / self.B_g
+            for _ in range(self.B_f):
+                slope = slope + oracle.grad_f(g, oracle.sample(of="f")) / self.B_f
+            x = oracle.sets.x(x - self.eta(now.step(k)) * chain_rule(J, slope))
+        message.x = x
+
+
+@hyperparameters
+class LocalMOML(Algorithm):
+    """LocalMOML: local steps with a moving average u of the client's own inner value, anew each round."""
+
+    H: int = Field(ge=1, description="local steps per round")
+    eta: Rate = Field(description="step size η_t")
+    beta: float = Field(default=0.9, ge=0, le=1, description="weight β of the fresh value in u")
+    K_0: int = Field(default=1, ge=1, description="samples of the first value of u in a round")
+    first_order: bool = Field(
+        default=False, description="take the Jacobian for the identity, as first-order meta-learning does"
+    )
+
+    source = "Wang et al. 2021, LocalMOML"
+    cites = ("wang2021localmoml",)
+    family = "composition"
+    paper_cost = "up D; down D; 1 phase; 1 of g with its Jacobian and 1 of ∇f a step, K_0 of g a round"
+    calls_per_step = 2
+    steps = "H"
+    shared = Record(x="x")
+    message = Record(x="x")
+
+    def client_round(self, now, shared, client, message, oracle):
+        x, u = shared.x, 0.0
+        for _ in range(self.K_0):
+            u = u + oracle.g(x, oracle.sample(of="g")) / self.K_0
+        if self.first_order and u.shape[-1] != x.shape[-1]:
+            raise ContractError(
+                "LocalMOML: first_order takes the Jacobian of g for the identity: expected as many inner "
+                f"values as variables, got {u.shape[-1]} and {x.shape[-1]}"
+            )
+        for k in range(1, self.H + 1):
+            zeta = oracle.sample(of="g")
+            g, J = (oracle.g(x, zeta), None) if self.first_order else oracle.g_and_jacobian(x, zeta)
+            u = (1 - self.beta) * u + self.beta * g
+            slope = oracle.grad_f(u, oracle.sample(of="f"))
+            x = oracle.sets.x(x - self.eta(now.step(k)) * (slope if J is None else chain_rule(J, slope)))
+        message.x = x
+
+
+@hyperparameters
+class LocalSCGDM(Algorithm):
+    """Local-SCGDM: local steps along a momentum, with a moving average u of the inner value."""
+
+    p: int = Field(ge=1, description="local steps per round")
+    eta: Rate = Field(description="step size η_t")
+    beta: float = Field(default=0.3, ge=0, le=1, description="weight β of the fresh value in u")
+    alpha: float = Field(
+        default=0.2, ge=0, le=1, description="weight α of the fresh gradient in the momentum; 1 has none"
+    )
+    average_inner: bool = Field(
+        default=True, description="average u at a synchronisation; false keeps each client's own"
+    )
+
+    source = "Gao et al. 2022, Local-SCGDM"
+    cites = ("gao2022localscgdm",)
+    family = "composition"
+    paper_cost = "up 2D + p; down 2D + p (p numbers of g); 1 phase; 1 of g with its Jacobian, 1 of ∇f a step"
+    calls_per_step = 2
+    partial_participation = False
+    steps = "p"
+
+    @property
+    def message(self) -> Record:
+        momentum = Record(m="x") if self.alpha < 1 else Record()
+        return Record(x="x") | momentum | (Record(u="u") if self.average_inner else Record())
+
+    @property
+    def shared(self) -> Record:
+        return self.message
+
+    @property
+    def client(self) -> Record:
+        return Record() if self.average_inner else Record(u="u")
+
+    def client_round(self, now, shared, client, message, oracle):
+        inner = shared if self.average_inner else client
+        x, u, m = shared.x, inner.u, shared.m if self.alpha < 1 else 0.0
+        for k in range(1, self.p + 1):
+            beta, alpha = (1.0, 1.0) if now.step(k) == 1 else (self.beta, self.alpha)
+            g, J = oracle.g_and_jacobian(x, oracle.sample(of="g"))
+            u = (1 - beta) * u + beta * g
+            slope = oracle.grad_f(u, oracle.sample(of="f"))
+            m = (1 - alpha) * m + alpha * chain_rule(J, slope)
+            x = oracle.sets.x(x - self.eta(now.step(k)) * m)
+        message.x = x
+        if self.alpha < 1:
+            message.m = m
+        (message if self.average_inner else client).u = u
+
+
+LocalSCGD = Preset("LocalSCGD", LocalSCGDM, "Local-SCGD: Local-SCGDM without momentum, α = 1.", alpha=1.0)
+
+
+@hyperparameters
+class FedNestComposition(Algorithm):
+    """Compositional FedNest: T calls move y towards the mean inner value, then x descends along Jᵀ∇f(y)."""
+
+    T: int = Field(ge=1, description="calls of the inner solver a round")
+    tau: int = Field(ge=1, description="local steps τ of each call, and of x")
+    alpha: float = Field(ge=0, description="step size α of x")
+    beta: float = Field(ge=0, description="step size β of y; 1 with τ = 1 takes the mean inner value")
+    first_y: Literal["zero", "mean"] = Field(
+        default="zero", description="y before the first round: 0, or the mean inner value at the start"
+    )
+    recompute_jacobian: bool = Field(
+        default=False, description="local steps of x with variance-reduced gradients at their own points"
+    )
+    fresh_cohorts: bool = Field(default=False, description="a new cohort for every call and for x")
+
+    source = "Tarzanagh et al. 2022, FedNest for compositions"
+    cites = ("tarzanagh2022fednest",)
+    example = {"T": 1, "tau": 1}
+    family = "composition"
+    paper_cost = "up and down 2 T p + p + 2D (p numbers of g); 2 T + 3 phases; T + 2 evaluations a round"
+    shared = Record(x="x", y="u", q="u", v="u", h="x")
+
+    @property
+    def start(self) -> tuple[Phase, ...]:
+        return (Phase(self.client_start, Record(y="u")),) if self.first_y == "mean" else ()
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        inner = (Phase(self.client_residual, Record(q="u")), Phase(self.client_inner, Record(y="u")))
+        outer = (
+            Phase(self.client_outer, Record(v="u")),
+            Phase(self.client_gradient, Record(h="x")),
+            Phase(self.client_descent, Record(x="x")),
+        )
+        again = [(replace(call[0], fresh=self.fresh_cohorts), *call[1:]) for call in (inner, outer)]
+        return inner + again[0] * (self.T - 1) + again[1]
+
+    def client_start(self, now, shared, client, message, oracle):
+        message.y = oracle.g(shared.x, oracle.sample(of="g"))
+
+    def client_residual(self, now, shared, client, message, oracle):
+        message.q = shared.y - oracle.g(shared.x, oracle.sample(of="g"))
+
+    def client_inner(self, now, shared, client, message, oracle):
+        y = shared.y
+        for _ in range(self.tau):
+            y = y - self.beta * ((y - shared.y) + shared.q)
+        message.y = y
+
+    def client_outer(self, now, shared, client, message, oracle):
+        message.v = oracle.grad_f(shared.y, oracle.sample(of="f"))
+
+    def client_gradient(self, now, shared, client, message, oracle):
+        message.h = self._gradient(shared.x, shared.v, oracle.sample(of="g"), oracle)
+
+    def client_descent(self, now, shared, client, message, oracle):
+        x = shared.x
+        for _ in range(self.tau):
+            h = shared.h
+            if self.recompute_jacobian:
+                zeta = oracle.sample(of="g")
+                before = self._gradient(shared.x, shared.v, zeta, oracle)
+                h = self._gradient(x, shared.v, zeta, oracle) - before + h
+            x = oracle.sets.x(x - self.alpha * h)
+        message.x = x
+
+    def _gradient(self, x, v, zeta, oracle):
+        """J(x; ζ)ᵀv for the v that all clients share."""
+        _, J = oracle.g_and_jacobian(x, zeta)
+        return chain_rule(J, v.expand(len(J), -1))
