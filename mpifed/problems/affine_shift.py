@@ -20,7 +20,7 @@ from pydantic import Field
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
-from mpifed.problems.classification import CHUNK, Classification, accuracies
+from mpifed.problems.labelled_images import CHUNK, LabelledImages, accuracies
 
 __all__ = ["AffineShift"]
 
@@ -29,7 +29,7 @@ LARGEST = 1024
 
 
 @problem_settings
-class AffineShift(Classification, Minimax):
+class AffineShift(LabelledImages, Minimax):
     """min over w, max over (Λ, δ) of the mean loss of h(w; Λa + δ) - λ_1‖Λ - I‖² - λ_2‖δ‖².
 
     x holds the network's parameters w, y the shift: ``matrix`` Λ ``[d, d]``, or its diagonal ``[d]``, and
