@@ -65,7 +65,16 @@ CASES = {
 #: Cohort and weights.
 SAMPLING = [(None, "uniform"), (2, "uniform"), (3, "samples")]
 GROUPS = [1, 2, "all"]
-names = pytest.mark.parametrize("name", CASES)
+#: One of each kind of record.
+RESUMED = [
+    "SAGDA, fresh",
+    "SAGDA, stored",
+    "SCAFFOLD, II, Half",
+    "CODA+, average",
+    "CODASCA, average",
+    "CODASCA, kept variates",
+    "FedAvg, yogi",
+]
 
 
 def job(name, out, problem=None, **changes):
@@ -119,7 +128,7 @@ def iterates(result) -> np.ndarray:
     return np.concatenate(list(result.iterates.values()), axis=1)
 
 
-@names
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("cohort, weights", SAMPLING, ids=lambda v: str(v))
 @pytest.mark.parametrize("group", GROUPS)
 def test_plain_loops(comm, out, name, cohort, weights, group):
@@ -135,7 +144,7 @@ def test_plain_loops(comm, out, name, cohort, weights, group):
         assert (np.abs(np.diff(wanted, axis=0)).max(0) > 1e-3).all()  # every number moves
 
 
-@names
+@pytest.mark.parametrize("name", RESUMED)
 @pytest.mark.parametrize("group", [1, "all"])
 def test_resumption(comm, out, name, group):
     """Resumed after round 2, in the midst of a stage: the same bits, which are those of one process."""
