@@ -84,7 +84,7 @@ PROMISES = [
     Promise("LocalSGDA", dict(q=3, eta_x=0.05, eta_y=0.04), "xy", "xy"),
 ]
 #: Compositions are no games.
-WITHOUT_SETS = {"MFCGD", "AdaMFCGD"}
+WITHOUT_SETS = {name for name, method in ALGORITHMS.items() if method.family == "composition"}
 
 
 def outside(own, points) -> float:
