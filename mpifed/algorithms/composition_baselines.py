@@ -95,8 +95,8 @@ class LocalMOML(Algorithm):
             u = u + oracle.g(x, oracle.sample(of="g")) / self.K_0
         if self.first_order and u.shape[-1] != x.shape[-1]:
             raise ContractError(
-                "LocalMOML: first_order takes the Jacobian of g for the identity: expected as many inner "
-                f"values as variables, got {u.shape[-1]} and {x.shape[-1]}"
+                "first_order takes the Jacobian of g for the identity: expected as many inner values as "
+                f"variables, got {u.shape[-1]} and {x.shape[-1]}"
             )
         for k in range(1, self.H + 1):
             zeta = oracle.sample(of="g")

@@ -20,6 +20,7 @@ from games import configuration
 from identity_games import ROUNDING, VISIBLE, Renamed, Timed, distance
 
 from mpifed.algorithms import MFCGD, ComFedL, FedNestComposition, LocalMOML, LocalSCGD, LocalSCGDM
+from mpifed.core.errors import ContractError
 from mpifed.core.noise import Gaussian
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
@@ -104,6 +105,11 @@ def test_c4_local_moml_with_full_weight_is_comfedl_at_the_ends_of_rounds():
     assert distance(moml(beta=0.5), right) > VISIBLE
     assert distance(moml(first_order=True), right) > VISIBLE
     assert distance(path(LocalMOML(H=Q, eta=POWER, beta=1.0), Square(), cohort=2), right) > VISIBLE
+
+
+def test_first_order_needs_as_many_inner_values_as_variables():
+    with pytest.raises(ContractError, match="expected as many inner values as variables, got 2 and 3"):
+        path(LocalMOML(H=2, eta=ETA, first_order=True), Chain())
 
 
 @pytest.mark.parametrize("first_y", ["zero", "mean"])

@@ -100,7 +100,9 @@ PROMISES = [
     Promise("LocalAMSGrad", STEPS, "xy", "xy"),
 ]
 #: Compositions and minimisations are no games.
-WITHOUT_SETS = {"MFCGD", "AdaMFCGD", "FedAvg"}
+WITHOUT_SETS = {
+    name for name, method in ALGORITHMS.items() if method.family in ("composition", "minimisation")
+}
 
 
 def outside(own, points) -> float:
