@@ -74,7 +74,7 @@ class FedNormSGDA(Algorithm):
         x, y, snapshot = shared.x, shared.y, self.snapshot(now, shared)
         tau = np.broadcast_to(self.tau, now.clients)[oracle.client]
         a = self.a if isinstance(self.a, tuple) else [self.a**k for k in range(self.longest)]
-        for weight, on in zip(a, _steps(oracle, tau)):
+        for on, weight in zip(_steps(oracle, tau), a):
             sums = [weight * g for g in gradients(oracle, x, y, snapshot, oracle.sample())]
             if on is not None:
                 sums = [torch.where(on, g, 0.0) for g in sums]

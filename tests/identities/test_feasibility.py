@@ -45,6 +45,7 @@ PROJECT_Y = {"mixed": "xy", "step": "xy", "none": "x"}
 FGDA = dict(q=3, gamma=0.05, lam=0.04, eta=0.9, alpha=0.3, beta=0.4)
 #: Steps that reach the border in one round and server rates that go on from there.
 GLOBAL = dict(K=3, eta_xl=0.05, eta_yl=0.04, eta_xg=1.4, eta_yg=1.5)
+RATES = dict(eta_x=0.05, eta_y=0.04)
 HEAVY = dict(p=3, eta_x=0.2, eta_y=0.15, gamma_x=1.0, gamma_y=0.9, beta_x=0.7, beta_y=0.4)
 CENTRAL = dict(eta_x=0.05, eta_y=0.04, p=2.0, beta=0.3)
 PROXIMAL = dict(K=3, eta=0.05, H=2, L=3.0)
@@ -89,7 +90,6 @@ PROMISES = [
         Promise("SmoothedGDA", CENTRAL | {"alternating": alternating}, "xy", "xy")
         for alternating in (False, True)
     ),
-    Promise("LocalSGDA", dict(q=3, eta_x=0.05, eta_y=0.04), "xy", "xy"),
     *(Promise("SAGDA", GLOBAL | {"variates": variates}, "", "") for variates in ("fresh", "stored")),
     Promise("SCAFFOLD", dict(K=3, eta_l=0.05), "", ""),
     Promise("CODAPlus", dict(K=3, eta=0.05, T=2), "", ""),
@@ -98,6 +98,17 @@ PROMISES = [
     *(Promise(name, dict(T=2, tau=2, alpha=0.05, beta=0.04), "", "") for name in ("FedNest", "LFedNest")),
     Promise("FLRA", dict(tau=3, eta_1=0.05, eta_2=0.04), "xy", "xy"),
     Promise("LocalAMSGrad", STEPS, "xy", "xy"),
+    Promise("LocalSGDA", dict(q=3, **RATES), "xy", "xy"),
+    Promise("LocalSGDAPlus", dict(q=3, S=6, **RATES), "xy", "xy"),
+    *(
+        Promise("MomentumLocalSGDA", dict(q=3, average_start=start, **RATES), "xy", "xy")
+        for start in (False, True)
+    ),
+    Promise("MomentumLocalSGDAPlus", dict(q=3, S=6, **RATES), "xy", "xy"),
+    Promise("FedSGDAPlus", dict(K=3, S=2, gamma_x=1.4, gamma_y=1.5, **RATES), "xy", "xy"),
+    *(Promise("FedSGDAM", dict(Q=3, order=order, **RATES), "xy", "xy") for order in ("stem", "after")),
+    Promise("FedNormSGDA", dict(tau=3, gamma_x=0.07, gamma_y=0.06, **RATES), "xy", ""),
+    Promise("FedNormSGDAPlus", dict(tau=3, S=2, gamma_x=0.07, gamma_y=0.06, **RATES), "xy", ""),
 ]
 #: Compositions and minimisations are no games.
 WITHOUT_SETS = {

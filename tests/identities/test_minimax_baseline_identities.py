@@ -232,33 +232,30 @@ SAME = {
     ),
     "FedSGDA+ with global rates 1 is Local-SGDA+": (fed_sgda_plus(2), LocalSGDAPlus(q=Q, S=2 * Q, **RATES)),
     "a list of equal numbers of steps is a number": (fed_norm((Q,) * 5), fed_norm()),
-    "a list of equal weights is a weight": (fed_norm(a=(0.7,) * Q), fed_norm()),
 }
 
 
 @pytest.mark.parametrize("cohort, weights", [(None, "samples"), (2, "uniform")])
-@pytest.mark.parametrize("name", [name for name in SAME if "equal weights" not in name])
+@pytest.mark.parametrize("name", SAME)
 def test_two_names_of_one_method(tmp_path, name, cohort, weights):
     settings = dict(rounds=ROUNDS, cohort=cohort, weights=weights, **NOISY)
     left, right = (path(method, Game(clients=5), tmp_path, **settings) for method in SAME[name])
     assert distance(left, right) < ROUNDING
 
 
-def test_only_ratios_of_the_weights_of_steps_matter_to_the_mean(tmp_path):
-    """Local steps shrink with a, the normalised sum does not."""
-    small = FedNormSGDA(tau=Q, eta_x=0.05 / 0.7, eta_y=0.04 / 0.7, gamma_x=0.05, gamma_y=0.04, a=(0.7,) * Q)
-    assert distance(*(path(one, Game(), tmp_path, **NOISY) for one in (small, fed_norm()))) < ROUNDING
-    scaled, plain = SAME["a list of equal weights is a weight"]
-    assert distance(*(path(one, Game(), tmp_path, **NOISY) for one in (scaled, plain))) > VISIBLE / 10
+def test_equal_weights_of_steps_scale_the_local_steps_alone(tmp_path):
+    """The normalised sum does not see them."""
+    scaled = FedNormSGDA(tau=Q, eta_x=0.05 / 0.2, eta_y=0.04 / 0.2, gamma_x=0.05, gamma_y=0.04, a=(0.2,) * Q)
+    right = path(fed_norm(), Game(), tmp_path, **NOISY)
+    assert distance(path(scaled, Game(), tmp_path, **NOISY), right) < ROUNDING
+    assert distance(path(fed_norm(a=(0.2,) * Q), Game(), tmp_path, **NOISY), right) > VISIBLE
 
 
 def test_weights_of_a_sample_are_not_made_to_sum_to_one(tmp_path):
     """With unequal weights w n / P does not; with equal ones it does."""
     settings = dict(rounds=ROUNDS, cohort=2, weights="samples", **NOISY)
-    assert (
-        distance(*(path(one, Game(clients=5), tmp_path, **settings) for one in SAME[next(iter(SAME))]))
-        > VISIBLE
-    )
+    left, right = (path(one, Game(clients=5), tmp_path, **settings) for one in (fed_norm(), local_sgda()))
+    assert distance(left, right) > VISIBLE
 
 
 @pytest.mark.parametrize("S", [Q, 2 * Q])
@@ -266,7 +263,7 @@ def test_a_snapshot_is_not_the_point_when_there_are_local_steps(tmp_path, S):
     left = path(LocalSGDAPlus(q=Q, S=S, **RATES), Game(), tmp_path, rounds=ROUNDS)
     assert distance(left, path(local_sgda(), Game(), tmp_path, rounds=ROUNDS)) > VISIBLE
     other = LocalSGDAPlus(q=Q, S=3 * Q - S, **RATES)
-    assert distance(left, path(other, Game(), tmp_path, rounds=ROUNDS)) > VISIBLE / 10
+    assert distance(left, path(other, Game(), tmp_path, rounds=ROUNDS)) > VISIBLE
 
 
 def kinds(x, y):

@@ -64,7 +64,7 @@ METHODS = {
     "MomentumLocalSGDAPlus": (dict(q=2, S=4, average_start=True, **RATES), dict(eta_x=0, eta_y=0)),
     "FedSGDAPlus": (dict(K=2, S=2, **RATES), dict(eta_x=0, eta_y=0)),
     "FedSGDAM": (dict(Q=2, **RATES), dict(eta_x=0, eta_y=0)),
-    "FedNormSGDA": (dict(tau=(1, 3, 2), **NORMED), dict(gamma_x=0, gamma_y=0)),
+    "FedNormSGDA": (dict(tau=2, a=0.5, **NORMED), dict(gamma_x=0, gamma_y=0)),
     "FedNormSGDAPlus": (dict(tau=2, S=2, **NORMED), dict(gamma_x=0, gamma_y=0)),
 }
 
