@@ -51,14 +51,14 @@ class _Drawn(NamedTuple):
         return [array[members, torch.from_numpy(numbers - self.first)] for array in self.values]
 
 
-def drawn_at_once(members: int, group: int, samples: int, width: int) -> int:
+def drawn_at_once(members: int, group: int, samples: int, width: int, ahead: bool = False) -> int:
     """Numbers that :class:`Draws` makes at a time, where each of a round's members is asked for so many
-    samples of ``width`` numbers, in groups.
+    samples of ``width`` numbers, in groups; of several rounds where it draws ``ahead``.
     """
     if group * samples * width > DRAWN:
         samples = max(1, DRAWN // (group * width))
     round = min(members, max(group, DRAWN // max(1, samples * width))) * samples * width
-    return round * max(1, FEW // max(1, round))
+    return round * max(1, FEW // max(1, round)) if ahead else round
 
 
 class _Ahead(NamedTuple):
@@ -105,6 +105,7 @@ class Draws:
         *,
         kind: str = "sample",
         parts: bool = True,
+        ahead: bool = False,
     ) -> list[torch.Tensor]:
         """What ``draw`` makes for ``members[rows]``, ``[C, count, ...]``; of one number each ``[C, ...]``.
 
@@ -114,6 +115,7 @@ class Draws:
             draw: makes tensors ``[members, count, ...]`` of a stream and the members' local positions.
             kind: which samples of a round are counted together.
             parts: whether samples may be drawn apart from earlier ones where they are too many.
+            ahead: whether ``draw`` takes a stream of several rounds.
         """
         if isinstance(numbers, range):
             low, high = numbers[0], numbers[-1]
@@ -127,7 +129,7 @@ class Draws:
             if parts and group * count * width > DRAWN:
                 first, count = low, max(high + 1 - low, min(count - low, DRAWN // (group * width)))
             places = self.members[rows.start : rows.start + max(group, DRAWN // max(1, count * width))]
-            rounds = FEW // (len(places) * count * width) if parts and width else 1
+            rounds = FEW // (len(places) * count * width) if ahead else 1
             values = self._values(key, places, range(first, first + count), max(1, rounds), draw)
             held = self._held[key] = _Drawn(rows.start, first, values)
         return held.of(rows, numbers)

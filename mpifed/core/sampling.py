@@ -194,8 +194,9 @@ class Sampler:
             return (torch.from_numpy(local + self.offsets[places][:, None, None]).to(self.device),)
 
         drawn = self._draws.of(
-            ("sample", round, (size, of)), rows, numbers, max(size, self._width), draw, parts=not self._own
-        )
+            ("sample", round, (size, of)), rows, numbers, max(size, self._width), draw,
+            parts=not self._own, ahead=not self._own,
+        )  # fmt: skip
         if self._own:
             return list(zip(*(array.unbind(1) for array in drawn))) if several else [tuple(drawn)]
         # A sample's rows side by side.

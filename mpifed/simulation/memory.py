@@ -86,7 +86,7 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
     rows = sums + (0 if lone else group)
     steps = max(1, local_steps(method))
     noise = drawn_at_once(members, group, steps, width) if config.oracle.noise else 0
-    rows_drawn = drawn_at_once(members, group, steps, config.oracle.batch_size)
+    rows_drawn = drawn_at_once(members, group, steps, config.oracle.batch_size, ahead=True)
     return {
         "the clients' records": item * (size(Record(**lasting)) * clients + size(between) * members),
         "messages": item * sum(messages) * (rows + 1),
