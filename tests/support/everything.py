@@ -69,6 +69,7 @@ SETTINGS = {
     "L1BoxBilinear": dict(clients=3, dx=3, dy=2),
     "QuadraticNCPL": dict(clients=3),
     "TwoSidedPL": dict(clients=3),
+    "FiniteMax": dict(clients=3, d=4),
 }
 #: Problems with a convex part φ, which only composite methods take.
 COMPOSITE = {"L1BoxBilinear"}
