@@ -19,7 +19,7 @@ from mpifed.core.proximal import L1Box, Proximal, Zero
 from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
 from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
-from mpifed.problems.constants import around, rotation
+from mpifed.problems.constants import affine_constants, around, rotation
 from mpifed.problems.trust_region import maximize_on_ball
 
 __all__ = ["AffineGame", "Bilinear", "L1BoxBilinear"]
@@ -33,6 +33,7 @@ class _Affine(Operator):
     """Exact figures of a point from the mean operator; all vectors are float64 ``[d]``."""
 
     monotone = True
+    constants = affine_constants
 
     def _fix(self, J: np.ndarray, c: np.ndarray, start: np.ndarray) -> None:
         self._J, self._c, self._start = J, c, start
