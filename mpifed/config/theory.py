@@ -3,7 +3,8 @@
 The constants of the theorem are looked for in the setting's table, in the job's [theory], among what the job
 fixes (clients, cohort, rounds, local steps, the method's own settings, the noise), and last in what the
 problem knows of itself. A job has one theorem: [theory] keeps its name and all of its constants, so that the
-same job can be made again, and its bound drawn.
+same job can be made again, and its bound drawn. Its ``times`` are the settings that were filled in, and the
+multiples of the theorem's steps that they are.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError, shown
 from mpifed.core.noise import Gaussian, StudentT
 from mpifed.core.problem import Problem
-from mpifed.core.settings import Preset, near_miss
+from mpifed.core.settings import Preset, flatten, near_miss
 from mpifed.theory import THEOREMS, Prescription, Theorem, prescribe
 
-__all__ = ["fill", "prescription_of"]
+__all__ = ["fill", "prescription_of", "told"]
 
 
 def fill(
@@ -40,14 +41,24 @@ def fill(
         raise ConfigError(f"[theory] is a table with the name of a theorem, of = ..., got {shown(said)}")
     if not asked and said is None:
         return own, None
+    said = dict(said or {})
+    before = said.pop("times", {})
+    if not isinstance(before, dict):
+        raise ConfigError(f"theory.times is a table of settings and multiples, got {shown(before)}")
     times = {key: one.pop("times", 1) for key, one in asked.items()}
-    given = _merged([said or {}, *asked.values()])
+    given = _merged([said, *asked.values()])
     theorem = _theorem(given.pop("of", None), method)
     plain = {key: value for key, value in own.items() if key not in asked}
     constants = _constants(theorem, given, _known(method, plain, table), lambda: _measured(table, problem))
     prescription = _prescribe(theorem.name, constants)
     filled = {key: _scaled(key, prescription, times[key], theorem) for key in asked}
-    return plain | filled, {"of": theorem.name, **constants}
+    for key, often in before.items():  # filled in before, and not changed since
+        value = plain.get(key)
+        if isinstance(value, dict) or (
+            value is not None and value == _scaled(key, prescription, often, theorem)
+        ):
+            times[key] = often
+    return plain | filled, {"of": theorem.name, **constants} | ({"times": times} if times else {})
 
 
 def prescription_of(theory: Mapping[str, Any] | None) -> tuple[Theorem, Prescription] | None:
@@ -58,8 +69,16 @@ def prescription_of(theory: Mapping[str, Any] | None) -> tuple[Theorem, Prescrip
     """
     if theory is None:
         return None
-    constants = {key: value for key, value in theory.items() if key != "of"}
+    constants = {key: value for key, value in theory.items() if key not in ("of", "times")}
     return _named(theory.get("of")), _prescribe(_named(theory.get("of")).name, constants)
+
+
+def told(theorem: Theorem, said: Prescription) -> str:
+    """A theorem's steps and bound as a sentence."""
+    numbers = {key: value for key, value in flatten(said.steps).items() if isinstance(value, int | float)}
+    steps = ", ".join(f"{key} = {value:.4g}" for key, value in numbers.items())
+    bound = "" if said.bound is None else f"; {said.of} is at most {said.bound:.4g}"
+    return f"{theorem.name} prescribes {steps}{bound}"
 
 
 def _is_theorem(value) -> bool:

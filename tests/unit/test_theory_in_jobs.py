@@ -40,9 +40,10 @@ def test_a_step_is_filled_in_from_what_the_job_and_the_problem_know():
     problem.prepare(0)
     said = prescribe("wang-kale-2", L=problem.L, sigma=0.1 * 2, K=5, R=20, M=4, D=3.0)
     assert config.algorithm.eta == pytest.approx(said.steps["eta"], rel=1e-14)
-    assert config.theory == pytest.approx(
-        {"of": "wang-kale-2", "L": problem.L, "sigma": 0.2, "K": 5, "R": 20, "M": 4, "D": 3.0}
-    )
+    assert {
+        key: value for key, value in config.theory.items() if key not in ("of", "times")
+    } == pytest.approx({"L": problem.L, "sigma": 0.2, "K": 5, "R": 20, "M": 4, "D": 3.0})
+    assert (config.theory["of"], config.theory["times"]) == ("wang-kale-2", {"eta": 1})
 
 
 def test_constants_that_are_given_come_first():
@@ -61,7 +62,7 @@ def test_a_word_in_the_place_of_a_step_is_enough_where_theory_names_the_theorem(
 def test_a_multiple_of_a_step(times):
     once, often = (Config.from_table(changed(GAME, ("algorithm.eta.times", n))) for n in (1, times))
     assert often.algorithm.eta == pytest.approx(times * once.algorithm.eta, rel=1e-15)
-    assert often.theory == once.theory
+    assert often.theory == once.theory | {"times": {"eta": times}}
 
 
 def test_a_theorem_beside_steps_of_ones_own():
@@ -117,6 +118,12 @@ def test_a_table_builds_the_same_job_without_asking_the_problem(tmp_path):
     assert stored["theory"] == table["theory"] and stored["algorithm"]["eta"] == config.algorithm.eta
 
 
+def test_a_filled_step_that_is_changed_is_one_s_own():
+    table = Config.from_table(GAME).table()
+    assert table["theory"]["times"] == {"eta": 1}
+    assert "times" not in Config.from_table(changed(table, ("algorithm.eta", 0.3))).theory
+
+
 def test_a_run_that_goes_on_keeps_its_step(tmp_path):
     table = changed(GAME, ("run.out", str(tmp_path / "run")), ("run.progress", False))
     first = run(table, SerialComm())
@@ -138,6 +145,7 @@ def test_a_run_that_goes_on_keeps_its_step(tmp_path):
         ([("algorithm.eta.times", -1)], "algorithm.eta.times: expected a number > 0"),
         ([("algorithm.K", {"name": "theorem", "of": "wang-kale-2"})], "says nothing of 'K': (options: eta)"),
         ([("theory", "wang-kale-2")], "[theory] is a table with the name of a theorem, of = ..., got 'wang"),
+        ([("theory.times", 3)], "theory.times is a table of settings and multiples, got 3"),
         ([("theory.of", "wang-kale-1")], "a job has one theorem: of = 'wang-kale-1' and 'wang-kale-2'"),
         (
             [("algorithm.eta.of", "wang-kale-24")],
