@@ -105,7 +105,7 @@ def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
         else None,
         "runs": _table(run_rows(settings, rule, costs=False)),
         "costs": _table(cost_rows(chosen)),
-        "theory": _table(theory_rows(chosen)),
+        "theory": _table(theory_rows(settings)),
         "files": _table(_files(runs)),
         "places": _table(_places(runs)),
         "versions": _table(_versions(runs)),
