@@ -112,8 +112,7 @@ class Config(Strict, BaseModel):
 
     @model_validator(mode="after")
     def _regularizes(self):
-        blocks = "" if self.regularize is None else "xy" if self.regularize.y else "x"
-        if blocks and self.problem.family != "minimax":
+        if self.regularize and self.problem.family != "minimax":
             raise ValueError(
                 f"[regularize] is for minimax problems, {title(self.problem)} is of the family "
                 f"{self.problem.family}"

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mpifed.config.loading import guarded
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError, shown
 from mpifed.core.noise import Gaussian, StudentT
@@ -131,15 +132,17 @@ def _known(method: type[Algorithm] | Preset, own: dict, table: dict) -> dict[str
 
 def _measured(table: dict, problem: Problem) -> dict[str, float]:
     """What a problem knows of itself once it is prepared, with the noise that the oracle adds to it."""
-    counts = {"clients": float(problem.clients), "cohort": float(problem.clients)}
+    counts = dict.fromkeys(("clients", "cohort"), problem.clients)
     if type(problem).constants is Problem.constants:
         return counts
     prepared, run = copy.deepcopy(problem), table.get("run")
-    seed = table.get("seed", 0)
-    prepared.prepare(
-        seed if isinstance(seed, int) else 0, run.get("data_dir") if isinstance(run, dict) else None
-    )
-    found = counts | prepared.constants()
+    seed, data_dir = table.get("seed", 0), run.get("data_dir") if isinstance(run, dict) else None
+
+    def ask() -> dict[str, float]:
+        prepared.prepare(seed if isinstance(seed, int) else 0, data_dir)
+        return prepared.constants()
+
+    found = counts | guarded(f"{type(problem).__name__} does not tell its constants", ask)
     if "sigma" in found:
         oracle = table.get("oracle")
         size = sum(prepared.variables().sizes.values())

@@ -164,6 +164,18 @@ def test_what_cannot_be_filled_in_is_refused(changes, words):
     assert words in str(error.value)
 
 
+def test_a_problem_that_fails_is_blamed(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from mpifed.problems import AffineGame\n"
+        "class Mine(AffineGame):\n"
+        "    def constants(self):\n"
+        "        raise RuntimeError('not known')\n"
+    )
+    with pytest.raises(ConfigError, match="Mine does not tell its constants: RuntimeError: not known"):
+        Config.from_table(changed(GAME, ("problem", {"name": f"{tmp_path / 'mine.py'}:Mine"})))
+
+
 def test_a_theory_from_python_is_complete():
     config = Config.from_table(GAME)
     settings = dict(algorithm=config.algorithm, problem=config.problem)
