@@ -32,13 +32,14 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from mpifed.algorithms.theory import theorem_2, theorem_6
 from mpifed.config.tables import read_table
 from mpifed.core.settings import near_miss
 from mpifed.report.comparison import Rule, Setting, best, settings_of
 from mpifed.report.figures import STYLES
 from mpifed.report.report import report
 from mpifed.storage.results import find_runs, load
+from mpifed.theory import Prescription
+from mpifed.theory.wang_kale import theorem_2, theorem_6
 
 JOBS = Path(__file__).resolve().parent.parent / "jobs/papers"
 SEEDS = "sweep.seed=[0, 1, 2, 3, 4]"
@@ -65,7 +66,7 @@ class Experiment:
     bound: Callable[[Setting], float] | None = None
 
 
-def theorem_of(setting: Setting) -> tuple[float, float]:
+def theorem_of(setting: Setting) -> Prescription:
     """The step and the bound of Wang & Kale n.d.: Theorem 2 for LESGD, Theorem 6 for LSGD."""
     settings = setting.settings
     L, sigma = (
@@ -106,7 +107,7 @@ EXPERIMENTS = {
     "heavy_tails_on_a_saddle": Experiment(FEDNSGDAM, "error"),
     "affine_games": Experiment(SLIPPAX, "err_D", ("problem.smooth", "oracle.noise.name")),
     "bounds_of_the_theorems": Experiment(
-        SLIPPAX, "err_D", ("rounds",), (), bound=lambda setting: theorem_of(setting)[1]
+        SLIPPAX, "err_D", ("rounds",), (), bound=lambda setting: theorem_of(setting).bound
     ),
     "composite_game": Experiment(SLIPPAX, "err_c"),
     "worst_client": Experiment(

@@ -77,7 +77,7 @@ def test_the_steps_beside_bounds_are_those_of_the_theorems():
     for config in runs:
         setting = SimpleNamespace(name=type(config.algorithm).__name__, settings=flatten(config.table()))
         assert config.algorithm.eta == pytest.approx(
-            REPRODUCE["theorem_of"](setting)[0], rel=1e-8
+            REPRODUCE["theorem_of"](setting).steps["eta"], rel=1e-8
         )  # ten decimals in the file
     assert len(runs) == 30
 

@@ -116,10 +116,22 @@ def settings_page() -> str:
             "",
             *_table([_row(name, info.annotation, info, _value(info)) for name, info in top]),
             *(line for name, section in SECTIONS.items() for line in _part(f"`[{name}]`", section, 2)),
+            *_theory(),
             *_sweep(),
             *(line for heading, members, how in GROUPS for line in _group(heading, members, how)),
         ]
     )
+
+
+def _theory() -> list[str]:
+    return [
+        "## `[theory]`",
+        "",
+        "The name of a theorem, `of`, and constants that it is to take. A step of `[algorithm]` may then be",
+        '`"theorem"`, or a table with `name = "theorem"`, which may have `of` and constants itself, and',
+        "`times`, a multiple of the step. See [Theory](theory.md).",
+        "",
+    ]
 
 
 def _sweep() -> list[str]:

@@ -17,19 +17,23 @@ from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.config.plugins import find, make, plugin, title
-from mpifed.config.sections import SECTIONS, Clock, Oracle, Participation, Run, Stop
+from mpifed.config.sections import SECTIONS, Clock, Oracle, Participation, Regularize, Run, Stop
 from mpifed.config.tables import describe, expect_shallow, override, read_table
+from mpifed.config.theory import fill, prescription_of
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError, listed, shown
 from mpifed.core.evaluation import by_hand
 from mpifed.core.method_checks import check_method
 from mpifed.core.problem import Minimisation, Problem
 from mpifed.core.proximal import Zero
-from mpifed.core.settings import explain, near_miss
+from mpifed.core.settings import Preset, explain, near_miss
 from mpifed.core.strict import Strict
 from mpifed.problems import PROBLEMS
 
 __all__ = ["Config"]
+
+#: Sections that a table leaves out where the job has none.
+_OPTIONAL = ("clock", "regularize", "theory")
 
 
 class Config(Strict, BaseModel):
@@ -56,6 +60,10 @@ class Config(Strict, BaseModel):
     stop: Stop = Stop()
     run: Run = Run()
     clock: Clock | None = None
+    regularize: Regularize | None = None
+    theory: dict[str, Any] | None = Field(
+        None, description="a theorem, of = its name, and its constants; settings may be name = theorem"
+    )
 
     def __init__(self, /, **settings):
         try:
@@ -96,6 +104,20 @@ class Config(Strict, BaseModel):
                 f"{name} needs every client in every round, got participation.cohort = {cohort} of "
                 f"{problem.clients}: leave it out, or take one of "
                 f"{', '.join(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _prescribes(self):
+        prescription_of(self.theory)
+        return self
+
+    @model_validator(mode="after")
+    def _regularizes(self):
+        if self.regularize and self.problem.family != "minimax":
+            raise ValueError(
+                f"[regularize] is for minimax problems, {title(self.problem)} is of the family "
+                f"{self.problem.family}"
             )
         return self
 
@@ -141,14 +163,13 @@ class Config(Strict, BaseModel):
                 "the job file has a [sweep], which makes many runs: start it with `mpifed sweep`"
             )
         settings = {key: value for key, value in table.items() if key != "plugins"}
-        for section, group in (("algorithm", ALGORITHMS), ("problem", PROBLEMS)):
-            own = settings.get(section)
-            own = {"name": own} if isinstance(own, str) else own
-            if not isinstance(own, dict) or not isinstance(own.get("name"), str):
-                raise ConfigError(f"[{section}] needs a name {near_miss('', group)}")
-            kind = find(own["name"], section)
-            rest = {key: value for key, value in own.items() if key != "name"}
-            settings[section] = make(kind, rest, section)
+        (method, rest), (kind, of_problem) = (
+            _part(settings, section, group)
+            for section, group in (("algorithm", ALGORITHMS), ("problem", PROBLEMS))
+        )
+        settings["problem"] = make(kind, of_problem, "problem")
+        rest, settings["theory"] = fill(method, rest, settings, settings["problem"])
+        settings["algorithm"] = make(method, rest, "algorithm")
         return cls(**settings)
 
     def table(self) -> dict[str, Any]:
@@ -162,12 +183,21 @@ class Config(Strict, BaseModel):
         table["oracle"] = {"batch_size": self.oracle.batch_size, "noise": describe(self.oracle.noise)}
         table["output"] = self.output_rule
         table["stop"] = {key: value for key, value in table["stop"].items() if value is not None}
-        if self.clock is None:
-            del table["clock"]
+        table = {key: value for key, value in table.items() if value is not None or key not in _OPTIONAL}
         plugins = {section: plugin(type(part)) for section, part in parts.items()}
         if any(plugins.values()):
             table["plugins"] = {section: one._asdict() for section, one in plugins.items() if one}
         return table
+
+
+def _part(settings: dict[str, Any], section: str, group: dict) -> tuple[type | Preset, dict[str, Any]]:
+    """The class that a section names, and its settings."""
+    own = settings.get(section)
+    own = {"name": own} if isinstance(own, str) else own
+    if not isinstance(own, dict) or not isinstance(own.get("name"), str):
+        raise ConfigError(f"[{section}] needs a name {near_miss('', group)}")
+    rest = {key: value for key, value in own.items() if key != "name"}
+    return find(own["name"], section), rest
 
 
 def _expect_settings(part, decorator: str) -> None:

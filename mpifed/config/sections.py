@@ -1,4 +1,5 @@
-"""The sections of a job file as validated objects: [oracle], [participation], [stop], [run], [clock]."""
+"""The sections of a job file as validated objects: [oracle], [participation], [stop], [run], [clock],
+[regularize]."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from mpifed.core.evaluation import Evaluation
 from mpifed.core.noise import Noise
 from mpifed.core.strict import Strict
 
-__all__ = ["Oracle", "Participation", "Stop", "Run", "Clock", "SECTIONS"]
+__all__ = ["Oracle", "Participation", "Stop", "Run", "Clock", "Regularize", "SECTIONS"]
 
 
 #: Most seconds of the watchdog, three years: a system's clock takes no more than a hundred times as many.
@@ -254,5 +255,30 @@ class Clock(_Section):
         return self
 
 
+class Regularize(_Section):
+    """[regularize]: f + a‖x - x̃‖² - b‖y - y_0‖² for the problem's f; metrics stay those of f."""
+
+    x: float = Field(0.0, ge=0, description="weight a of ‖x - x̃‖²; x̃ starts at x_0")
+    y: float = Field(0.0, ge=0, description="weight b of ‖y - y_0‖²")
+    stage: int | None = Field(
+        None, ge=1, description="rounds of a stage, at whose end x̃ becomes the current x; never when left out"
+    )
+
+    @model_validator(mode="after")
+    def _pulls(self):
+        if not (self.x or self.y):
+            raise ValueError("needs x or y, the weight of a term")
+        if self.stage and not self.x:
+            raise ValueError("stage renews the centre of x: it needs the weight x")
+        return self
+
+
 #: Name in a job file → section.
-SECTIONS = {"oracle": Oracle, "participation": Participation, "stop": Stop, "run": Run, "clock": Clock}
+SECTIONS = {
+    "oracle": Oracle,
+    "participation": Participation,
+    "stop": Stop,
+    "run": Run,
+    "clock": Clock,
+    "regularize": Regularize,
+}

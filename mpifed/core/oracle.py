@@ -11,6 +11,8 @@ gradient pair (x and y) is one, and so is an inner value with or without its Jac
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch.utils._pytree import tree_map
@@ -22,7 +24,19 @@ from mpifed.core.oracle_base import Oracle
 from mpifed.core.problem import Composition, Game, Minimax, Minimisation, Operator, Problem
 from mpifed.core.sampling import Sample, Sampler
 
-__all__ = ["ORACLES", "CompositionOracle", "MinimaxOracle", "OperatorOracle"]
+__all__ = ["ORACLES", "CompositionOracle", "MinimaxOracle", "OperatorOracle", "Pull"]
+
+
+class Pull(NamedTuple):
+    """A term weight · (v - centre) of the gradient of a block, 0 for x, 1 for y; y is pushed up by its
+    gradient, so that its term has the other sign.
+
+    ``centre`` is ``[d]`` and may change in place.
+    """
+
+    block: int
+    weight: float
+    centre: torch.Tensor
 
 
 class MinimaxOracle(Oracle):
@@ -37,6 +51,11 @@ class MinimaxOracle(Oracle):
         self._split = tuple(self.blocks.sizes.values())
         by_blocks = torch.func.grad(self._loss_at, tuple(range(len(self.blocks))))
         self._compiled = None if evaluation.compile == "none" else self._mapped(by_blocks)
+        self._pulls: Sequence[Pull] = ()
+
+    def pull(self, pulls: Sequence[Pull]) -> None:
+        """Add terms to all gradients from here on."""
+        self._pulls = pulls
 
     def grad(self, x: torch.Tensor, *rest):
         """``grad(x, y, ξ)``: ∇_x f_n(x, y; ξ) and ∇_y f_n(x, y; ξ), ``[C, dx]`` and ``[C, dy]``.
@@ -62,6 +81,10 @@ class MinimaxOracle(Oracle):
             gradients = self._differentiate(point, xi.batch, self._count, self.batched)
         if xi.noise is not None:
             gradients = [g + noise for g, noise in zip(gradients, xi.noise.split(self._split, dim=-1))]
+        for block, weight, centre in self._pulls:
+            term = weight * (point[block] - centre)
+            own = gradients[block] - term if block else gradients[block] + term
+            gradients = [*gradients[:block], own, *gradients[block + 1 :]]
         if not others:
             return gradients[0]
         return gradients if len(gradients) > 1 else (*gradients, gradients[0].new_empty(self._count, 0))
@@ -120,6 +143,11 @@ class OperatorOracle(Oracle):
         super().at(rows)
         if self._game:
             self._game.at(rows)
+
+    def pull(self, pulls: Sequence[Pull]) -> None:
+        """Add terms to the gradients of the minimax problem that the operator is made of."""
+        assert self._game is not None
+        self._game.pull(pulls)
 
     def operator(self, z: torch.Tensor, xi: Sample) -> torch.Tensor:
         """V_n(z; ξ), ``[C, d]``."""

@@ -75,6 +75,15 @@ class Problem:
             f"{type(self).__name__} must define variables(), the names and shapes of its blocks"
         )
 
+    def constants(self) -> dict[str, float]:
+        """Constants that theorems ask for and that are known once the problem is prepared, by name.
+
+        Such as ``L``, the largest Lipschitz modulus of a client's gradient or operator, ``mu``, the PL or
+        strong-concavity constant of the mean in y, ``D``, the radius that an error is measured on, and
+        ``sigma``, the standard deviation of a sample, 0 where there is no noise but the oracle's.
+        """
+        return {}
+
     def kinds(self) -> dict[str, int]:
         """Sizes of further kinds of record fields, beside the blocks."""
         return {}

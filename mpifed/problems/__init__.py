@@ -6,6 +6,7 @@ from mpifed.problems.deep_auc import DeepAUC
 from mpifed.problems.distributional import DistributionallyRobust
 from mpifed.problems.fair import FairClassification
 from mpifed.problems.few_shot import FewShotMAML
+from mpifed.problems.finite_max import FiniteMax
 from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
 from mpifed.problems.maml import LinearMAML
 from mpifed.problems.matrix_game import MatrixGame
@@ -38,6 +39,7 @@ PROBLEMS = {
         Classification,
         QuadraticNCPL,
         TwoSidedPL,
+        FiniteMax,
     )
 }
 

@@ -12,6 +12,7 @@ import torch
 from mpifed.core.problem import Named, Operator
 from mpifed.core.proximal import Zero
 from mpifed.core.records import Blocks
+from mpifed.problems.constants import affine_constants
 from mpifed.problems.restricted_gap import restricted_gap
 from mpifed.problems.trust_region import maximize_on_ball
 
@@ -22,6 +23,7 @@ class Affine(Operator):
     """Exact figures of a point from the mean operator; all vectors are float64 ``[d]``."""
 
     monotone = True
+    constants = affine_constants
 
     def _fix(self, J: np.ndarray, c: np.ndarray, start: np.ndarray) -> None:
         self._J, self._c, self._start = J, c, start

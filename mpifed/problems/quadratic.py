@@ -93,6 +93,10 @@ class QuadraticNCPL(Minimax):
         self._pinv_S = np.einsum("ij,j,kj->ik", Y, 1 / sigma, Y)
         return np.block([[P, R], [R.T, -S]])
 
+    def constants(self) -> dict[str, float]:
+        """``L`` of the least smooth client, ``mu``, ``sigma`` = 0."""
+        return {"L": self.ell_clients, "mu": self.mu, "sigma": 0.0}
+
     def variables(self) -> Blocks:
         return Blocks(x={"x": (self.dx,)}, y={"y": (self.dy,)})
 
@@ -182,6 +186,11 @@ class TwoSidedPL(Minimax):
         t = np.exp(self.scaling * stream.normal(1)[:, 0])
         self._t = t / t.mean()
         self._shifts = around(np.zeros(2 * self.d), self.shift, stream)
+
+    def constants(self) -> dict[str, float]:
+        """``L`` of the least smooth client, ``mu`` = ``mu_y`` and ``mu_x`` of the mean, ``sigma`` = 0."""
+        ell = self.ell * float(self._t.max())
+        return {"L": ell, "mu": self.mu_y, "mu_x": self.mu_x, "mu_y": self.mu_y, "sigma": 0.0}
 
     def variables(self) -> Blocks:
         return Blocks(x={"x": (self.d,)}, y={"y": (self.d,)})

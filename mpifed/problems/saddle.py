@@ -72,6 +72,12 @@ class Saddle(Minimax):
         t, b = batch[0].narrow(1, 0, 1), batch[1].select(1, 0)
         return self.tau * x - t * y, b - y - t * x
 
+    def constants(self) -> dict[str, float]:
+        """``L``, the largest spectral norm of a client's Hessian ((τ, -t), (-t, -1)), ``mu`` = 1, ``sigma`` =
+        0."""
+        t, gap = self._t.max(), self.tau - 1
+        return {"L": float((abs(gap) + np.hypot(self.tau + 1, 2 * t)) / 2), "mu": 1.0, "sigma": 0.0}
+
     def solution(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The saddle point (x*, y*), each ``[d]`` float64: (τ + t̄²) x* = t̄ b̄, y* = b̄ - t̄ x*."""
         t = self._t.mean()

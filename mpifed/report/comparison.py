@@ -37,6 +37,10 @@ _EXECUTION = (
 )  # fmt: skip
 
 
+#: The parts of a job that do not tell settings apart.
+_APART = {"seed", "record", "run", "plugins", "theory"}
+
+
 class Spread(NamedTuple):
     """Mean and sample standard deviation (n - 1) of some runs; the deviation of a single run is NaN."""
 
@@ -225,7 +229,12 @@ def _compared(config: dict) -> dict[str, object]:
 
     A schedule's value has its name. The digest of a user's own class counts as a setting of it.
     """
-    table = {key: value for key, value in config.items() if key not in {"seed", "record", "run", "plugins"}}
+    table = {key: value for key, value in config.items() if key not in _APART}
+    # A step from a theorem is another number for each seed, whose constants are others.
+    theory = config.get("theory", {})
+    for key, times in theory.get("times", {}).items():
+        said = theory["of"] if times == 1 else f"{times:g} x {theory['of']}"
+        table["algorithm"] = table["algorithm"] | {key: said}
     for section, plugin in config.get("plugins", {}).items():
         table[section] = table[section] | {"digest": plugin["digest"][:12]}
     table["run"] = {key: value for key, value in config.get("run", {}).items() if key in _EXECUTION}

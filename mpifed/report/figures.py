@@ -1,7 +1,8 @@
 """Curves of runs: every metric against every cost on :data:`AXES`.
 
 Which method is ahead depends on what is paid for: rounds, gradients, bytes or time. A curve is the mean over
-the seeds of a setting, its band one standard deviation to either side.
+the seeds of a setting, its band one standard deviation to either side. Where the job names a theorem that
+bounds the metric, the bound is a dotted level in the curve's colour.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from mpifed.report.comparison import Curve, Setting, labels, metrics_of
+from mpifed.report.theory import bound_of
 from mpifed.storage.ownership import MADE_BY
 from mpifed.storage.results import RunData, expect
 
@@ -72,6 +74,7 @@ AXES = (
 # common factor, so that 28 curves look different, and neighbours differ in both.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+BOUND = (0, (1, 3))  # dots wider apart than any curve's: a theorem's bound
 DIVERGED = 1e100  # what lies beyond flattens the rest of a curve, and overflows in the margins of an axis
 STYLES = [dict(color=COLOURS[i % 7], linestyle=DASHES[i % 4], linewidth=1.7) for i in range(28)]
 #: Most points of a curve in the page.
@@ -171,6 +174,8 @@ def _draw(cell, settings: Sequence[Setting], metric: str, axis: Axis, points: in
             cell.fill_between(
                 across, heights - around, heights + around, color=style["color"], alpha=0.16, linewidth=0
             )
+        if (bound := bound_of(setting, metric)) is not None and bound < DIVERGED:
+            cell.axhline(bound, color=style["color"], linestyle=BOUND, linewidth=1.2)
     cell.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis.columns == ("round",)))
     cell.set_axisbelow(True)
     cell.grid(True, which="major", color="0.88", linewidth=0.8)

@@ -16,10 +16,13 @@ from mpifed.report.client_samples import Holdings, draw, title
 from mpifed.report.comparison import Rule, Setting, Spread, columns, labels, metrics_of
 from mpifed.report.figures import STYLES, axes_of, panels
 from mpifed.report.tables import cell, cost_rows, run_names, run_rows, setting_rows
+from mpifed.report.theory import theory_rows
 from mpifed.storage.results import RunData
 
 __all__ = ["page"]
 
+#: The tables whose columns are explained.
+_EXPLAINED = ("best", "settings", "runs", "costs", "theory")
 #: Texts with more characters than this are broken into lines.
 LONG = 24
 #: What the columns of the tables mean, by their name or the last word of it.
@@ -29,6 +32,13 @@ COLUMNS = {
     "setting": "the method, with the settings that set it apart from others of the same method",
     "seed": "first part of the address of every random number of the run, the partition of the data "
     "among them",
+    "theorem": "the theorem that the job names",
+    "bound on": "what the theorem bounds, with its own steps",
+    "bound": "its value; a dotted level in the figure of the metric that it bounds",
+    "measured": "that metric at the last evaluation",
+    "prescribed": "the step that the theorem prescribes",
+    "used": "the step that the runs have",
+    "used / prescribed": "how many times smaller the theorem's step is",
     "runs": "number of runs with these settings, one a seed; every figure of the row is their mean ± "
     "standard deviation",
     "diverged": "how many of the runs ended in non-finite values; they have no final and no best value",
@@ -95,6 +105,7 @@ def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
         else None,
         "runs": _table(run_rows(settings, rule, costs=False)),
         "costs": _table(cost_rows(chosen)),
+        "theory": _table(theory_rows(settings)),
         "files": _table(_files(runs)),
         "places": _table(_places(runs)),
         "versions": _table(_versions(runs)),
@@ -169,7 +180,7 @@ def _table(rows: Sequence[dict], marks: Sequence[bool] = ()) -> dict | None:
 
 def _glossary(tables: dict[str, dict | None]) -> dict[str, str]:
     """The meaning of every column that occurs."""
-    found = {name: tables[name]["columns"] for name in ("best", "settings", "runs", "costs") if tables[name]}
+    found = {name: tables[name]["columns"] for name in _EXPLAINED if tables[name]}
     columns = dict.fromkeys(column for names in found.values() for column in names)
     meanings = {column: COLUMNS[column] for column in columns if column in COLUMNS}
     meanings |= {

@@ -13,6 +13,7 @@ from mpifed.report.comparison import Rule, Setting, best, columns, metrics_of, s
 from mpifed.report.figures import curves
 from mpifed.report.page import page
 from mpifed.report.tables import cost_rows, print_table, run_rows, setting_rows, to_csv
+from mpifed.report.theory import theory_rows
 from mpifed.storage.atomic import replacing
 from mpifed.storage.ownership import REPORT_FILES, TEXT_MARK, expect_own
 from mpifed.storage.results import find_runs, load
@@ -55,6 +56,7 @@ def report(places: Iterable[str | Path], out: str | Path, rule: Rule = Rule()) -
         print_table(rows)
     else:
         _print(Console(), settings, chosen, rule)
+    _print_theory(Console(), chosen)
     return [out / name for name in writers]
 
 
@@ -66,6 +68,7 @@ def _to_text(
         console.print(TEXT_MARK)
         _print(console, settings, chosen, rule)
         print_table(rows, console)
+        _print_theory(console, chosen)
 
 
 def _print(console: Console, settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> None:
@@ -75,3 +78,9 @@ def _print(console: Console, settings: Sequence[Setting], chosen: Sequence[Setti
         console.print(Text(f"{runs} runs, {len(settings)} settings. {rule.describe(settings)}"))
         print_table(setting_rows(chosen, rule, columns(settings)), console)
         print_table(cost_rows(chosen), console)
+
+
+def _print_theory(console: Console, chosen: Sequence[Setting]) -> None:
+    """What the theorems say of the best settings, where a job names one."""
+    if rows := theory_rows(chosen):
+        print_table(rows, console)

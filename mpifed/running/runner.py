@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from mpifed.config.job import Config
 from mpifed.config.plugins import title
+from mpifed.config.theory import prescription_of, told
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.devices import deterministic, expect_alike, threads
 from mpifed.parallel.heap import keep_freed_memory
@@ -83,6 +84,8 @@ class Runner:
         self.interval = evaluation_interval(self.config, self.simulation.problem)
         if exact:
             expect_alike(self.comm, self.simulation.device)
+        if found := prescription_of(self.config.theory):
+            say(self.comm, told(*found))
         if said := self.simulation.rounds.choice.said:
             say(self.comm, f"{said} (run.group)")
         self.keeper = Keeper(run, self.folder, self.simulation, self.recorder, self.comm)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from mpifed.config.plugins import title
+from mpifed.config.sections import Regularize
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ContractError
 from mpifed.core.problem import Problem
 from mpifed.core.records import Adaptive, Between, Layout, Observed, Record, State, kept
+from mpifed.simulation.regularizing import with_centres
 
 __all__ = ["Allocation", "layout_of"]
 
@@ -26,6 +28,7 @@ class Allocation:
     Args:
         problem: prepared, of the method's family.
         clients: how many clients this rank hosts.
+        regularize: the job's, whose centres ``shared`` then holds.
 
     Attributes:
         shared, clients, output: the records; ``clients`` has one row for each client of this rank, ``output``
@@ -38,11 +41,19 @@ class Allocation:
         ContractError: the records do not fit the problem.
     """
 
-    def __init__(self, method: Algorithm, problem: Problem, clients: int, dtype, device: torch.device):
+    def __init__(
+        self,
+        method: Algorithm,
+        problem: Problem,
+        clients: int,
+        dtype,
+        device: torch.device,
+        regularize: Regularize | None = None,
+    ):
         self._method, self._problem, self._dtype, self._device = method, problem, dtype, device
         self.blocks = problem.variables()
         self._check_blocks()
-        shared = self.state(method.shared)
+        shared = self.state(with_centres(method.shared, problem, regularize))
         self.shared = Observed(shared.layout, shared.buffer)
         between = Record(**method.client.of(Between))
         lasting = {name: kind for name, kind in method.client.fields.items() if name not in between.fields}

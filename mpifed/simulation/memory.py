@@ -25,6 +25,7 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.tree import depth
 from mpifed.simulation.allocation import layout_of
 from mpifed.simulation.executor import capacity
+from mpifed.simulation.regularizing import with_centres
 
 __all__ = ["expect_constants", "expect_room", "host_memory", "needs"]
 
@@ -73,6 +74,7 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
     width = sum(problem.variables().sizes.values())
     between = Record(**method.client.of(Between))
     lasting = {name: kind for name, kind in method.client.fields.items() if name not in between.fields}
+    shared = with_centres(method.shared, problem, config.regularize)
     moments = {name: method.matrix.fields(one.block) for name, one in method.shared.of(Adaptive).items()}
 
     def size(record: Record) -> int:
@@ -91,7 +93,7 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
         "the clients' records": item * (size(Record(**lasting)) * clients + size(between) * members),
         "messages": item * sum(messages) * (rows + 1),
         # A copy in the first rounds shows whether clients write to it.
-        "shared records": item * (2 * size(method.shared) + size(Record(**moments)) + width),
+        "shared records": item * (2 * size(shared) + size(Record(**moments)) + width),
         "points and gradients": item * 2 * width * group,
         "samples": max(noise * BYTES_A_DRAW, rows_drawn * _ROW),  # one after the other
     }

@@ -27,6 +27,7 @@ from mpifed.simulation.executor import Observer
 from mpifed.simulation.finite import NonFiniteError
 from mpifed.simulation.grouping import Group
 from mpifed.simulation.preparation import default_dtype, place, prepare, settled
+from mpifed.simulation.regularizing import Regularizer
 from mpifed.simulation.rounds import Rounds
 
 __all__ = ["NonFiniteError", "Observer", "Simulation"]
@@ -68,13 +69,17 @@ class Simulation:
         way = config.run.transport if config.run.on_rank_failure == "abort" else "host"
         self.transport = choose_transport(comm, self.device, way, config.run.reduction == "exact")
         clients = len(self.placement.of(comm.rank))
-        memory = Allocation(config.algorithm, self.problem, clients, self.dtype, self.device)
+        memory = Allocation(
+            config.algorithm, self.problem, clients, self.dtype, self.device, config.regularize
+        )
         self.blocks, self._output = memory.blocks, memory.output
         self.shared, self.clients = memory.shared, memory.clients
         with default_dtype(self.dtype):
             self.rounds = Rounds(
                 config, self.problem, self.placement, memory, self.transport, observers, group
             )
+        oracle, regularize = self.rounds.executor.oracle, config.regularize
+        self._regularizer = regularize and Regularizer(regularize, self.problem, self.shared, oracle)
 
     @torch.no_grad()
     def start(self) -> None:
@@ -87,6 +92,8 @@ class Simulation:
                     if block in point:
                         value = torch.as_tensor(point[block]).reshape(-1).to(self.dtype)
                         setattr(self.shared if block in self.shared else self.clients, block, value)
+                        if self._regularizer:
+                            self._regularizer.start(block, value.to(self.device))
             with blaming(called(method.initialize), 0):
                 method.initialize(self.shared)
             self.rounds.traffic.wrote([*self.blocks, *self.shared.take_notes()[1]])
@@ -110,6 +117,8 @@ class Simulation:
         self.round += 1
         with default_dtype(self.dtype):
             controls = self.rounds.run(self.round, control)
+        if self._regularizer and self._regularizer.ends_stage(self.round):
+            self._regularizer.renew(self.point())
         self._update_output()
         return controls
 

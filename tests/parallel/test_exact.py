@@ -183,3 +183,10 @@ def test_every_rank_gets_the_stored_result_of_a_complete_run(comm, out, dtype, m
         for name, values in named.items():
             assert torch.equal(again.parameters[block][name], values)
     assert comm.rank or (again.history == whole.history and again.metrics == whole.metrics)
+
+
+def test_stages_of_a_regularised_problem(comm, out):
+    """The centres are state that every rank has, and a checkpoint."""
+    config = configuration(METHODS["local"], Game(clients=5), out, rounds=5)
+    settings = {**dict(config), "regularize": {"x": 0.5, "y": 0.2, "stage": 2}}
+    assert_layout_does_not_matter(Config.model_validate(settings), comm, out)

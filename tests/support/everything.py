@@ -108,6 +108,7 @@ SETTINGS = {
     "MatrixGame": dict(clients=3, dx=3, dy=2, heterogeneity=0.5, start="random"),
     "QuadraticNCPL": dict(clients=3),
     "TwoSidedPL": dict(clients=3),
+    "FiniteMax": dict(clients=3, d=4),
 }
 #: Problems with a convex part φ, which only composite methods take.
 COMPOSITE = {"L1BoxBilinear", "MatrixGame"}

@@ -14,16 +14,17 @@ SOURCES = {
 #: Room → the rooms that it may import from, beside itself.
 RULES = {
     "core": "",
+    "theory": "core",
     "models": "core",
     "data": "core",
     "algorithms": "core",
     "parallel": "core",
     "problems": "core data models",
-    "config": "core algorithms problems",
+    "config": "core algorithms problems theory",
     "simulation": "config parallel core",
     "storage": "simulation parallel core",
     "running": "storage simulation config parallel core",
-    "report": "storage config core",
+    "report": "storage config theory core",
     "scaling": "simulation storage config parallel core",
 }
 #: Library → the only places that import it.

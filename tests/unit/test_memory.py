@@ -30,6 +30,7 @@ LARGE = {
     "Saddle": {"d": 1000, "clients": 100},
     "WGAN": {"clients": 50_000},
     "TwoSidedPL": {"d": 500, "clients": 100},
+    "FiniteMax": {"d": 60, "functions": 20, "clients": 100, "heterogeneity": 1.0},
     "QuadraticNCPL": {"dx": 40, "dy": 40, "clients": 50, "heterogeneity": 1.0},
     "AffineGame": {"d": 60, "clients": 50, "heterogeneity": 1.0},
     "Bilinear": {"dx": 60, "dy": 60, "clients": 50, "heterogeneity": 1.0},

@@ -1,0 +1,113 @@
+"""The largest of finitely many functions as a minimax problem over the simplex (Shen et al. 2024, eq. 2 and
+3)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from mpifed.core.problem import Minimax, Named
+from mpifed.core.records import Blocks
+from mpifed.core.sets import Sets, Simplex
+from mpifed.core.settings import problem_settings
+from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
+from mpifed.problems.constants import around
+
+__all__ = ["FiniteMax"]
+
+
+@problem_settings
+class FiniteMax(Minimax):
+    """min_x max_i F_i(x) = min over x, max over y of the simplex of F(x)ᵀy, with an exact solution.
+
+    F_i(x) = vᵀP_i v/2 + q_iᵀv + c_i with v = x - x* is nonconvex, P_i being indefinite. For weights y* > 0 on
+    the first ``active`` functions Σ y*_i P_i = ``convex`` I and Σ y*_i q_i = 0, these have one c_i, and the
+    others a smaller one, by 0.5 to 1.5. Then max_i F_i ≥ Σ y*_i F_i is least at x* alone, where the
+    conditions of stationarity hold with strict complementarity (Assumption 3.6). Clients differ in q and c,
+    by normal deviations that average to 0.
+    """
+
+    d: int = Field(default=10, ge=1, description="dimension of x")
+    functions: int = Field(default=8, ge=1, description="number of functions F_i")
+    active: int = Field(default=3, ge=1, description="functions that are largest at the solution")
+    clients: int = Field(default=10, ge=1, description="number of clients")
+    convex: float = Field(default=0.5, gt=0, description="curvature of Σ y*_i F_i")
+    bend: float = Field(default=1.0, ge=0, description="norm of what the P_i differ by, about")
+    heterogeneity: float = Field(
+        default=0.0, ge=0, description="standard deviation of the clients' q and c about their mean"
+    )
+    scale: float = Field(default=1.0, ge=0, description="standard deviation of the start x_0 about x*")
+
+    source = "Shen et al. 2024, eq. 2 and Theorem 3.4"
+    cites = ("shen2024fessgda",)
+    sets = Sets(y=Simplex())
+
+    def __post_init__(self):
+        if self.active > self.functions:
+            raise ValueError(f"expected active <= functions, got {self.active} > {self.functions}")
+
+    def footprint(self) -> int:
+        own = BYTES_A_DRAW if self.heterogeneity else 16
+        return self.functions * (own * self.clients * (self.d + 1) + 16 * self.d**2)
+
+    def prepare(self, seed: int, data_dir: str | None = None) -> None:
+        rng, stream = generator(seed, "finite max"), Stream(seed, "finite max", np.arange(self.clients))
+        n, d, k = self.functions, self.d, self.active
+        weights = rng.uniform(0.5, 1.5, n) * (np.arange(n) < k)
+        self._y = weights / weights.sum()
+        bends = rng.standard_normal((n, d, d)) * (self.bend / np.sqrt(2 * d))
+        bends = (bends + bends.swapaxes(1, 2)) / 2
+        q, top = rng.standard_normal((n, d)), rng.standard_normal()
+        levels = top - rng.uniform(0.5, 1.5, n)
+        self._P = bends - (self._y[:, None, None] * bends).sum(axis=0) + self.convex * np.eye(d)
+        q[:k] -= (self._y[:k, None] * q[:k]).sum(axis=0)
+        levels[:k] = top
+        self._x, self._level = rng.standard_normal(d), top
+        linear = np.concatenate([q, levels[:, None]], axis=1)
+        self._linear, self._mean = around(linear, self.heterogeneity, stream), linear
+
+    def variables(self) -> Blocks:
+        return Blocks(x={"x": (self.d,)}, y={"y": (self.functions,)})
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """x_0 about x*, and the uniform weights."""
+        start = self._x + self.scale * rng.standard_normal(self.d)
+        y = torch.full((self.functions,), 1 / self.functions, dtype=torch.float64)
+        return {"x": torch.from_numpy(start), "y": y}
+
+    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+        """One row: P ``[1, n, d, d]``, the client's (q, c) ``[1, n, d + 1]`` and x* ``[1, d]``."""
+        rows = self._P, self._linear[client], self._x
+        return tuple(torch.from_numpy(np.array(row))[None] for row in rows)
+
+    def client_size(self, client: int) -> int:
+        return 1
+
+    def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
+        """∇F(x) y and F(x); all rows of a batch are the client's only one."""
+        P, linear, star = (column[:, 0] for column in batch)
+        v = (x - star).unsqueeze(-2)  # [C, 1, d]
+        q, c = linear.split((self.d, 1), dim=-1)
+        Pv = (P * v.unsqueeze(-2)).sum(-1)  # [C, n, d]
+        F = (v * (Pv / 2 + q)).sum(-1) + c.squeeze(-1)
+        return (y.unsqueeze(-1) * (Pv + q)).sum(-2), F
+
+    def values(self, x: np.ndarray) -> np.ndarray:
+        """F(x) of the mean, ``[n]``."""
+        v = x - self._x
+        return self._P @ v @ v / 2 + self._mean[:, :-1] @ v + self._mean[:, -1]
+
+    def solution(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The minimiser x* and the weights y*, ``[d]`` and ``[n]`` float64."""
+        return torch.from_numpy(self._x), torch.from_numpy(self._y)
+
+    def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
+        """``phi_gap`` = max_i F_i(x) - max_i F_i(x*), and the distances ``x_error`` and ``y_error``."""
+        point = x["x"].cpu().double().numpy()
+        x_error, y_error = (
+            np.linalg.norm(point - self._x),
+            torch.dist(y["y"].cpu().double(), self.solution()[1]),
+        )
+        gap = self.values(point).max() - self._level
+        return {"phi_gap": float(gap), "x_error": float(x_error), "y_error": float(y_error)}

@@ -1,0 +1,120 @@
+"""Huang n.d. on federated compositional problems: Theorems 1 (AdaMFCGD) and 2 (MFCGD).
+
+The constants:
+
+* ``L_f``, ``L_g``, Lipschitz moduli of the samples' outer gradients and inner Jacobians, ``C_f``, ``C_g``,
+  bounds on them;
+* ``sigma``, the standard deviation of values, Jacobians and outer gradients; ``delta_f``, ``delta_g``, bounds
+  on the differences of two clients' f and g;
+* ``q`` steps a round, ``T`` steps in all; ``gap`` = F(x_1) - inf F.
+
+The conditions are those of the restatement with the proof, (75), as are G and δ̂. They leave an interval of γ,
+which may be empty; the γ in it with the least bound is taken, with the least c_1, c_2, c_3 and n. ``k`` is
+free.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from mpifed.theory.prescription import theorem
+
+__all__ = ["theorem_1", "theorem_2"]
+
+_MEAN = dict(of="mean over the steps of E‖∇F(x)‖", letters={"q": "local_steps", "T": "steps"})
+#: Values of γ that are tried, evenly in its logarithm, over so many powers of ten below its largest.
+_TRIED, _POWERS = 2000, 8
+
+
+class _Constants(NamedTuple):
+    """The constants of a problem, and the ρ of A_t ⪰ ρI."""
+
+    L_f: float
+    L_g: float
+    C_f: float
+    C_g: float
+    q: float
+    rho: float
+
+    @property
+    def S(self) -> float:
+        """L_fg C_fg."""
+        L_fg = ((self.L_f * self.C_g) ** 2 + self.L_g**2) ** 0.5
+        return L_fg * max(self.C_f, self.C_g)
+
+    @property
+    def W(self) -> float:
+        return self.C_g**2 + self.L_g**2 + 2 * (self.L_f * self.C_g) ** 2
+
+
+@theorem("huang-composition-1", "AdaMFCGD", **_MEAN)
+def theorem_1(
+    L_f: float, L_g: float, C_f: float, C_g: float, sigma: float, delta_f: float, delta_g: float, q: float,
+    T: float, gap: float, A: float, rho: float = 1, k: float = 1,
+):  # fmt: skip
+    """AdaMFCGD (Theorem 1, (14)): A_t ⪰ ρI, and the root of the mean of ‖A_t‖² is at most ``A``."""
+    of = _Constants(L_f, L_g, C_f, C_g, q, rho)
+    largest = 3 * rho * q * of.S / (4 * of.W)
+    tried = (largest * 10 ** (-_POWERS * step / _TRIED) for step in range(_TRIED))
+    weights = {gamma: found for gamma in tried if (found := _weights(of, gamma, k))}
+    if not weights:
+        raise ValueError(f"the conditions leave no gamma for q = {q}: a larger q may do")
+    smooth = (2 * (C_f * L_g) ** 2 + 2 * (C_g**2 * L_f) ** 2) ** 0.5
+
+    def least_n(gamma: float) -> float:
+        terms = (1, *weights[gamma], 24 * gamma * q * of.S / rho, 2 * smooth * gamma / rho)
+        return max(2, (k * max(terms)) ** 3)
+
+    def bound(gamma: float) -> float:
+        n, (c1, c2, c3) = least_n(gamma), weights[gamma]
+        spread = (2 * (c1 * L_f) ** 2 + c2**2 + c3**2) * sigma**2
+        spread += 4 * c3**2 * (delta_f**2 + (L_f * delta_g) ** 2) + 3 * (c2 * delta_g) ** 2
+        L_fg = of.S / max(C_f, C_g)
+        noise = spread / (2 * gamma * L_fg) ** 2 + (c1**2 + c2**2 + c3**2) * sigma**2 / (
+            3 * rho * gamma * q * of.S
+        )
+        G = 4 * gap / (k * rho * gamma) + 12 * n ** (1 / 3) * sigma**2 / (q * (k * rho) ** 2)
+        G += 4 * k**2 * noise * math.log(n + T)
+        return A * (2 * G) ** 0.5 * (n ** (1 / 6) / T**0.5 + 1 / T ** (1 / 3))
+
+    gamma = min(weights, key=bound)
+    momenta = {
+        name: {"name": "squared", "c": c} for name, c in zip(("alpha", "beta", "varrho"), weights[gamma])
+    }
+    eta = {"name": "power", "scale": k, "offset": least_n(gamma)}
+    return {"gamma": gamma, "eta": eta, **momenta, "C_f": C_f, "C_g": C_g}, bound(gamma)
+
+
+@theorem("huang-composition-2", "MFCGD", **_MEAN)
+def theorem_2(
+    L_f: float, L_g: float, C_f: float, C_g: float, sigma: float, delta_f: float, delta_g: float, q: float,
+    T: float, gap: float, k: float = 1,
+):  # fmt: skip
+    """MFCGD (Theorem 2, (16)): Theorem 1 with A_t = I and ρ = 1."""
+    return theorem_1.statement(L_f, L_g, C_f, C_g, sigma, delta_f, delta_g, q, T, gap, 1, k=k)
+
+
+def _weights(of: _Constants, gamma: float, k: float) -> tuple[float, float, float] | None:
+    """The least (c_1, c_2, c_3) for a γ, ``None`` where its conditions cannot be met.
+
+    B has c_1² in it, so that the least c_1 = 2 / (3 k³) + B is the smaller root of a quadratic.
+    """
+    L_f, L_g, C_f, C_g, q, rho = of
+    S = of.S
+    c2, c3 = 2 / (3 * k**3) + 5 * C_f**2, 2 / (3 * k**3) + 5 * C_g**2
+    common = (c2 * C_g * L_f) ** 2 / (q * gamma * S) ** 3
+    Theta = (5 * (C_f * L_g) ** 2 + common / 864) * (rho / (24 * S)) ** 2 + gamma * rho * of.W / (6 * q * S)
+    a = Theta * rho**2 / (30 * (q * S * C_g) ** 2 * gamma**4)
+    B0 = 20 * (C_g * L_f) ** 2 + common / 216 + a * c2**2
+    discriminant = 1 - 4 * a * (2 / (3 * k**3) + B0)
+    if discriminant < 0:
+        return None
+    c1 = (1 - discriminant**0.5) / (2 * a)
+    squares, B = c1**2 + c2**2, B0 + a * c1**2
+    holds = (
+        squares <= (24 * gamma * S / rho) ** 4 * q**2 / 9
+        and rho * squares**0.25 / (12 * 5**0.5 * q * S) <= gamma
+        and Theta + B * (C_g * rho / (24 * S)) ** 2 <= 5 * rho**2 / 48
+    )
+    return (c1, c2, c3) if holds else None

@@ -1,0 +1,106 @@
+"""Huang et al. 2024 on federated minimax problems: Theorems 1 (AdaFGDA) and 2 (FGDA).
+
+The constants:
+
+* ``L``, the smoothness L_f of the clients' functions, and ``mu``, the PL constant of the mean f in y;
+* ``sigma``, the noise's standard deviation; ``delta_x`` and ``delta_y``, bounds on the differences of two
+  clients' gradients;
+* ``K`` clients, ``q`` steps a round, ``T`` steps in all;
+* ``gap`` = F(x_1) - inf F with F = max_y f, and ``inner`` = F(x_1) - f(x_1, y_1).
+
+Of the parameters that the conditions leave free, ``n`` and ``lam`` (λ) may be given; λ is as large as it may
+be, c_1 and c_2 as small, m as small, γ as large. Lemma 11 averages the estimators after the step of a
+synchronisation, which is ``sync_estimator = "mean_after"``.
+
+Corrected: units make c_1² + c_2² ≤ 12⁴ λ⁴ q² L_f⁴ of the printed L_f²; η_0 = n (K/m)^(1/3), so that the
+conditions which say η_0 ≤ 1, γ ≤ 1 / (4 L η_0) and λ ≤ 1 / (4 L_f η_0) have a K^(1/3) that the print lacks;
+the logarithm of G is ln(m + T).
+"""
+
+from __future__ import annotations
+
+import math
+
+from mpifed.theory.prescription import theorem
+
+__all__ = ["theorem_1", "theorem_2"]
+
+_MEAN = dict(
+    of="mean over the steps of E‖∇F(x)‖",
+    metric="grad_phi",
+    letters={"K": "clients", "q": "local_steps", "T": "steps"},
+)
+
+
+@theorem("huang-2024-1", "AdaFGDA", **_MEAN)
+def theorem_1(
+    L: float, mu: float, sigma: float, delta_x: float, delta_y: float, K: float, q: float, T: float,
+    gap: float, inner: float, A: float, rho: float = 1, rho_u: float = 1, n: float = 1,
+    lam: float | None = None,
+):  # fmt: skip
+    """AdaFGDA (Theorem 1, (10)), the conditions as in its restatement, (58).
+
+    The matrices satisfy A_t ⪰ ρI, ρ_u I ⪰ B_t ⪰ ρI and the root of the mean of ‖A_t‖² is at most ``A``; ρ is
+    at most 1 and ρ_u at most 135 / (64 ρ²).
+    """
+    if not 0 < rho <= 1 or not 0 < rho_u <= 135 / (64 * rho**2):
+        raise ValueError(
+            f"expected 0 < rho <= 1 and 0 < rho_u <= 135 / (64 rho^2), got rho = {rho}, rho_u = {rho_u}"
+        )
+    most = 3 * (5 * K) ** 0.5 / (32 * 2**0.5 * mu)
+    lam = most if lam is None else lam
+    if lam > most:
+        raise ValueError(f"expected lam <= 3 sqrt(5 K) / (32 sqrt(2) mu) = {most:.4g}, got lam = {lam}")
+    c1, c2 = _weights(L, mu, K, q, rho, rho_u, n, lam)
+    root = max(n, c1 * n, c2 * n, 12 * 2**0.5 * n * lam * q * L / rho, 4 * L * n * rho_u * lam)
+    m = max(2, K * root**3)
+    Lambda = 1 / 16 + rho_u * (L / mu) ** 2 / 4 + 16 * (lam * L / rho) ** 2 / K
+    gamma = _step(L, mu, K, rho, rho_u, lam, Lambda, n * (K / m) ** (1 / 3))
+    Delta = (c1**2 + c2**2) * sigma**2 + 3 * (c2 * delta_x) ** 2 + 3 * (c1 * delta_y) ** 2
+    G = 4 * gap / (rho * gamma * n) + 36 * rho_u * (L / mu) ** 2 * inner / (rho * lam * n)
+    G += 8 * m ** (1 / 3) * sigma**2 / (q * K ** (4 / 3) * n**2 * rho)
+    noise = (c1**2 + c2**2) * sigma**2 / (rho**2 * K) + Lambda * Delta / (15 * K * (lam * L) ** 2)
+    G += 8 * K * n**2 * noise * math.log(m + T)
+    eta = {"name": "power", "scale": n * K ** (1 / 3), "offset": m}
+    momenta = {name: {"name": "squared", "c": c} for name, c in (("alpha", c1), ("beta", c2))}
+    bound = A * (3 * G) ** 0.5 / K ** (1 / 6) * (m ** (1 / 6) / T**0.5 + 1 / T ** (1 / 3))
+    return {"gamma": gamma, "lam": lam, "eta": eta, **momenta}, bound
+
+
+def _weights(
+    L: float, mu: float, K: float, q: float, rho: float, rho_u: float, n: float, lam: float
+) -> tuple[float, float]:
+    """The least c_1, c_2."""
+    least = 2 / (3 * n**3 * K)
+    c1, c2 = least + 9 * rho_u * (L / mu) ** 2 / (2 * rho), least + 4.5
+    most = (12 * lam * L / rho) ** 4 * q**2
+    if c1**2 + c2**2 > most:
+        raise ValueError(
+            f"the conditions ask for c_1^2 + c_2^2 = {c1**2 + c2**2:.4g} <= (12 lam L / rho)^4 q^2 = "
+            f"{most:.4g}: a larger q may do"
+        )
+    return c1, c2
+
+
+def _step(
+    L: float, mu: float, K: float, rho: float, rho_u: float, lam: float, Lambda: float, eta_0: float
+) -> float:
+    """The largest γ; F is smooth with L (1 + κ/2)."""
+    smooth = L * (1 + L / mu / 2)
+    return min(
+        lam * min((5 * K / (32 * Lambda)) ** 0.5, 1),
+        rho / (4 * smooth * eta_0),
+        lam * mu / (16 * rho_u * smooth),
+        rho * mu / (16 * rho_u * L**2),
+        2 * lam * rho * mu**2 / (27 * L**2 * rho_u),
+        K**0.5 * rho / (8 * 3**0.5 * L),
+    )
+
+
+@theorem("huang-2024-2", "FGDA", **_MEAN)
+def theorem_2(
+    L: float, mu: float, sigma: float, delta_x: float, delta_y: float, K: float, q: float, T: float,
+    gap: float, inner: float, n: float = 1, lam: float | None = None,
+):  # fmt: skip
+    """FGDA (Theorem 2, (11)): Theorem 1 with A_t = I, B_t = I, ρ = ρ_u = 1."""
+    return theorem_1.statement(L, mu, sigma, delta_x, delta_y, K, q, T, gap, inner, 1, n=n, lam=lam)

@@ -1,0 +1,84 @@
+"""Zhang & Gao n.d. on minimax problems under heavy-tailed noise: Theorems 1 and 2, and (58) of the proof.
+
+The constants:
+
+* ``L``, the smoothness L_f, and ``mu``, the PL constant in y; κ = L / μ;
+* ``N`` clients, ``p`` local steps, ``T`` rounds;
+* ``unit``, the length that the step sizes are multiples of: a normalised step has the unit of x, which the
+  rule leaves out.
+
+No constant measures how far the clients differ: the control variates take care of that.
+"""
+
+from __future__ import annotations
+
+from mpifed.theory.prescription import theorem
+
+__all__ = ["equation_58", "theorem_1", "theorem_2"]
+
+_MEAN = dict(
+    of="mean over the rounds of E‖∇Φ(x)‖",
+    metric="grad_phi",
+    letters={"N": "clients", "p": "local_steps", "T": "rounds"},
+)
+
+
+@theorem("zhang-gao-1", "FedNSGDAM", **_MEAN)
+def theorem_1(L: float, mu: float, N: float, p: float, T: float, unit: float = 1):
+    """Fed-NSGDA-M (Theorem 1, (11)): the rule; the bound (12) is an order.
+
+    γ_y = 10κγ_x is the ratio of the proof; a remark of the paper has 1/κ² for the 1/κ of the theorem.
+    """
+    return _steps(L / mu, N, p, T, unit), None
+
+
+@theorem("zhang-gao-2", "FedMuonDA", **_MEAN)
+def theorem_2(L: float, mu: float, N: float, p: float, T: float, unit: float = 1):
+    """FedMuon-DA (Theorem 2, (17)): the rule of Theorem 1; the bound (18) is an order."""
+    return _steps(L / mu, N, p, T, unit), None
+
+
+@theorem("zhang-gao-58", "FedNSGDAM", **_MEAN)
+def equation_58(
+    L: float, mu: float, sigma: float, s: float, N: float, p: float, T: float, gap: float, inner: float,
+    unit: float = 1, gamma_x: float | None = None, beta: float | None = None, eta: float | None = None,
+):  # fmt: skip
+    """Fed-NSGDA-M in numbers ((58), appendix A.1), for the steps of Theorem 1 or those given.
+
+    Args:
+        sigma, s: E‖noise‖^s ≤ σ^s for an s in (1, 2].
+        gap: Φ(x_0) - inf Φ; inner: Φ(x_0) - f(x_0, y_0).
+        gamma_x, beta, eta: γ_x, from which γ_y = 10κγ_x, and β and η of both blocks.
+    """
+    if not 1 < s <= 2:
+        raise ValueError(f"expected 1 < s <= 2, got s = {s}")
+    kappa, steps = L / mu, _steps(L / mu, N, p, T, unit)
+    for name, value in (("gamma_x", gamma_x), ("beta_x", beta), ("eta_x", eta)):
+        steps[name] = steps[name] if value is None else value
+    gamma, beta, eta = steps["gamma_x"], steps["beta_x"], steps["eta_x"]
+    steps |= {"gamma_y": 10 * kappa * gamma, "beta_y": beta, "eta_y": eta}
+    if not 0 < beta <= 1:
+        raise ValueError(f"expected 0 < beta <= 1, got beta = {beta}")
+    local, moved = 2 * eta * p * L, (1 + 10 * kappa) * gamma * L
+    averaged = 8**0.5 * sigma / (N * p) ** (1 - 1 / s)
+    estimation = local / (beta * T) + averaged / (beta * T) + moved / beta + local
+    estimation += beta ** (1 - 1 / s) * averaged
+    consensus = 8 * 2**0.5 * beta * sigma + 4 * beta * local + 2 * beta * moved
+    bound = (gap + inner / 3) / (gamma * T) + 2 * (L + L * kappa) * gamma / 3
+    bound += L * gamma * (1 + 10 * kappa) ** 2 / 6
+    bound += (10 + 20 * kappa) / 3 * estimation + (5 + 10 * kappa) / 3 * consensus
+    return steps, bound
+
+
+def _steps(kappa: float, N: float, p: float, T: float, unit: float) -> dict[str, float]:
+    """(11) with every constant 1."""
+    gamma = unit * (N * p) ** 0.25 / (kappa * T**0.75)
+    beta, eta = min(1.0, (N * p / T) ** 0.5), unit / (p * T**0.5)
+    return {
+        "gamma_x": gamma,
+        "gamma_y": 10 * kappa * gamma,
+        "beta_x": beta,
+        "beta_y": beta,
+        "eta_x": eta,
+        "eta_y": eta,
+    }

@@ -1,0 +1,179 @@
+"""How near the bounds of Wang & Kale n.d. come to the worst case, for two clients and few local steps.
+
+    python scripts/worst_case.py --evaluations 20000 --starts 8
+
+For LSGD (Theorem 6), LESGD (Theorems 1 and 2) and LIPPAX (Theorem 3) it looks for the monotone affine
+operator V(z) = A z + b of modulus L = 1, in dimension 2 to 4, for which err_D / bound is largest, with
+z_0 = 0 and D = 1; units make these three no restriction. LSGD gets symmetric A, which are co-coercive. Noise
+has two values ±σu at each call, so that E err_D is the exact mean over all outcomes; u is searched for, too,
+with a tenth of the evaluations. G of Theorem 3 is the largest ‖V‖ at a point z of the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from mpifed.problems.trust_region import maximize_on_ball
+from mpifed.theory import prescribe
+
+CLIENTS = 2
+#: Inner steps of LIPPAX.
+H = 40
+
+
+class Case(NamedTuple):
+    """A theorem in numbers; ``sigma`` is in units of L D."""
+
+    theorem: str
+    K: int
+    R: int
+    sigma: float = 0.0
+
+
+#: What is searched: without noise up to four rounds, with noise as long as the outcomes can be counted.
+CASES = [
+    Case(theorem, K, R, sigma)
+    for theorem in ("wang-kale-1", "wang-kale-2", "wang-kale-3", "wang-kale-6")
+    for K in (1, 2)
+    for R, sigma in ((1, 0.0), (2, 0.0), (4, 0.0), (1, 0.3), (1, 3.0))
+    if not (sigma and theorem == "wang-kale-3")
+]
+
+
+class Game(NamedTuple):
+    """V(z) = A z + b, and the direction u of the noise."""
+
+    A: np.ndarray
+    b: np.ndarray
+    u: np.ndarray
+
+
+def game(numbers: np.ndarray, d: int, symmetric: bool) -> Game | None:
+    """The operator of modulus 1 that 2d² + 2d + 1 numbers stand for; ``None`` for A = 0."""
+    B, W = numbers[: 2 * d * d].reshape(2, d, d)
+    A = B @ B.T * np.exp(numbers[-1])  # the weight of the symmetric part
+    if not symmetric:
+        A = A + W - W.T
+    modulus, u = np.linalg.norm(A, 2), numbers[-d - 1 : -1]
+    if not modulus or not u.any():
+        return None
+    return Game(A / modulus, numbers[2 * d * d : 2 * d * d + d], u / np.linalg.norm(u))
+
+
+def error(one: Game, point: np.ndarray) -> float:
+    """err_D of a point, exact: the largest ⟨A z + b, point - z⟩ over ‖z‖ ≤ 1."""
+    return float(one.b @ point) + maximize_on_ball(-(one.A + one.A.T), one.A.T @ point - one.b, 1.0)[0]
+
+
+class Walk:
+    """All outcomes of a run at once: points are ``[outcomes, clients, d]``.
+
+    ``signs`` ``[outcomes, calls, clients]`` are those of the noise, in the order of the calls.
+    """
+
+    def __init__(self, one: Game, sigma: float, calls: int):
+        self.one, self.sigma, self.largest, self._call = one, sigma, 0.0, 0
+        calls = calls if sigma else 0
+        signs = [*itertools.product((-1.0, 1.0), repeat=calls * CLIENTS)]
+        self.signs = np.array(signs).reshape(len(signs), calls, CLIENTS)
+        self.z = np.zeros((len(self.signs), CLIENTS, len(one.b)))
+
+    def V(self, z: np.ndarray) -> np.ndarray:
+        exact = z @ self.one.A.T + self.one.b
+        if not self.sigma:
+            return exact
+        self._call += 1
+        return exact + self.sigma * self.signs[:, self._call - 1, :, None] * self.one.u
+
+    def seen(self) -> None:
+        """Note ‖V‖ at the points z."""
+        exact = self.z @ self.one.A.T + self.one.b
+        self.largest = max(self.largest, np.linalg.norm(exact, axis=-1).max())
+
+
+def mean(z: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(z.mean(axis=1, keepdims=True), z.shape)
+
+
+def run(case: Case, one: Game, steps: dict[str, float]) -> tuple[np.ndarray, float]:
+    """The output point of each outcome ``[outcomes, d]``, and the largest ‖V‖ at a z."""
+    eta, T = steps["eta"], case.K * case.R
+    walk = Walk(one, case.sigma, T * (1 if case.theorem == "wang-kale-6" else 2))
+    total = 0.0
+    for t in range(1, T + 1):
+        z, sync = walk.z, t % case.K == 0
+        walk.seen()
+        if case.theorem == "wang-kale-6":  # LSGD
+            walk.z = x = z - eta * walk.V(z)
+            walk.z = x = mean(x) if sync else x
+        elif case.theorem == "wang-kale-3":  # LIPPAX
+            x = z
+            for _ in range(H):
+                x = x - steps["gamma"] * (walk.V(x) + (x - z) / eta)
+            walk.z = z - eta * walk.V(x)
+        else:  # LESGD
+            x = z - eta * walk.V(z)
+            x = mean(x) if sync else x
+            walk.z = z - eta * walk.V(x)
+        walk.z = mean(walk.z) if sync else walk.z
+        total = total + x.mean(axis=1) / T
+    return total, walk.largest
+
+
+def ratio(case: Case, one: Game) -> float:
+    """E err_D / bound."""
+    constants = dict(L=1.0, sigma=case.sigma, K=case.K, R=case.R, M=CLIENTS, D=1.0)
+    bounded = case.theorem == "wang-kale-3"
+    extra = {"G": 0.0, "H": H} if bounded else {}
+    steps = prescribe(case.theorem, **constants, **extra).steps  # which do not depend on G
+    points, largest = run(case, one, steps)
+    bound = prescribe(case.theorem, **constants, **(extra | {"G": largest} if bounded else {})).bound
+    return float(np.mean([error(one, point) for point in points])) / bound
+
+
+def worst(case: Case, d: int, evaluations: int, seed: int = 0) -> tuple[float, Game]:
+    """The largest ratio that a random climb finds, and its operator."""
+    rng, symmetric = np.random.default_rng((seed, d)), case.theorem == "wang-kale-6"
+    numbers, width = rng.standard_normal(2 * d * d + 2 * d + 1), 0.5
+    value = -np.inf
+    for _ in range(evaluations):
+        tried = numbers + width * rng.standard_normal(len(numbers)) * (rng.random(len(numbers)) < 0.5)
+        one = game(tried, d, symmetric)
+        found = -np.inf if one is None else ratio(case, one)
+        better = found > value
+        if better:
+            numbers, value = tried, found
+        width = min(max(width * (1.3 if better else 0.985), 1e-4), 2.0)  # shrinks unless one in 18 is better
+    best = game(numbers, d, symmetric)
+    assert best is not None
+    return value, best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--evaluations", type=int, default=3000, help="operators tried from each start")
+    parser.add_argument("--starts", type=int, default=3, help="starts in each dimension")
+    parser.add_argument("--only", default="", help="a theorem, e.g. wang-kale-2")
+    arguments = parser.parse_args()
+    print("theorem       K  R  sigma  worst / bound  d")
+    for case in (one for one in CASES if arguments.only in ("", one.theorem)):
+        found = [
+            (worst(case, d, arguments.evaluations // (10 if case.sigma else 1), seed)[0], d)
+            for d in (2, 3, 4)
+            for seed in range(arguments.starts)
+        ]
+        value, d = max(found)
+        verdict = "" if value <= 1 else "  EXCEEDS THE BOUND"
+        print(
+            f"{case.theorem:12} {case.K:2} {case.R:2} {case.sigma:6} {value:14.4f} {d:2}{verdict}", flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()

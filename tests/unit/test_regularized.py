@@ -1,0 +1,199 @@
+"""Regularised problems: the terms in the gradients, their centres, stages, checkpoints and refusals."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from games import Game, configuration, trace
+
+from mpifed import Blocks, Config, Minimisation, run
+from mpifed.algorithms import FESSGDA, FGDA, LESGD, LSGD, LocalSGDA
+from mpifed.core.errors import ConfigError, ContractError
+from mpifed.parallel.comm import SerialComm
+from mpifed.problems import FiniteMax, Saddle
+from mpifed.simulation.simulation import Simulation
+
+A, B = 0.7, 0.3
+
+
+class Terms(Game):
+    """The game with a‖x - x_0‖² - b‖y - y_0‖² written into its loss."""
+
+    def loss(self, x, y, batch):
+        start_x, start_y = self.start
+        own = torch.cat([x["u"], x["v"]])
+        return (
+            super().loss(x, y, batch) + A * ((own - start_x) ** 2).sum() - B * ((y["y"] - start_y) ** 2).sum()
+        )
+
+    def initial(self, rng):
+        start = super().initial(rng)
+        self.start = start["x"], start["y"]
+        return start
+
+
+def regularized(config, **settings):
+    return Config.model_validate({**dict(config), "regularize": settings})
+
+
+def both(method, tmp_path, **settings):
+    plain = configuration(method, Game(), tmp_path, rounds=4, **settings)
+    written = configuration(method, Terms(), tmp_path, rounds=4, **settings)
+    return trace(regularized(plain, x=A, y=B), SerialComm())[0], trace(written, SerialComm())[0]
+
+
+@pytest.mark.parametrize("group", [1, 2, "all"])
+@pytest.mark.parametrize(
+    "method",
+    [LocalSGDA(q=3, eta_x=0.05, eta_y=0.05), FGDA(q=3), LESGD(K=3, eta=0.05)],
+    ids=lambda m: type(m).__name__,
+)
+def test_the_terms_are_those_of_the_function(method, group, tmp_path):
+    """Against a loss that has them, with minibatches and noise; seen as a game, too."""
+    added, written = both(method, tmp_path, group=group)
+    np.testing.assert_allclose(added, written, rtol=1e-12, atol=1e-12)  # sums in another order
+
+
+def test_it_is_another_problem(tmp_path):
+    method = LocalSGDA(q=3, eta_x=0.05, eta_y=0.05)
+    plain = configuration(method, Game(), tmp_path)
+    assert (
+        np.abs(trace(plain, SerialComm())[0] - trace(regularized(plain, x=A), SerialComm())[0]).max() > 1e-3
+    )
+
+
+def simulation(problem, rounds, method=None, **settings):
+    method = method or LocalSGDA(q=2, eta_x=0.02, eta_y=0.2)
+    config = configuration(method, problem, "unused", rounds=rounds, noise=0.0, batch_size=0)
+    made = Simulation(regularized(config, **settings), SerialComm())
+    made.start()
+    return made
+
+
+@pytest.mark.parametrize("method", [None, LESGD(K=2, eta=0.03)], ids=["minimax", "game"])
+def test_a_stage_begins_where_the_last_has_ended(method):
+    """x̃ is x_0, then the x of rounds 3, 6, ...; y_0 stays; the metrics are those of f."""
+    made = simulation(Saddle(d=2, clients=2), 7, method, x=1.0, y=0.5, stage=3)
+    first, kept = made.point().clone(), None
+    for number in range(1, 8):
+        made.step()
+        x = made.point()[:2].clone()
+        kept = x if number % 3 == 0 else kept
+        centres = made._regularizer._state
+        whole = (
+            getattr(centres, "centre_z", None) if method else torch.cat([centres.centre_x, centres.centre_y])
+        )
+        assert torch.equal(whole[:2], first[:2] if kept is None else kept)
+        assert torch.equal(whole[2:], first[2:])
+    plain = {name: made.evaluate(made.shared)[name] for name in ("x_error", "y_error")}
+    x_star, y_star = made.problem.solution() if method is None else made.problem.problem.solution()
+    point = made.point()
+    assert plain["x_error"] == pytest.approx(float(torch.dist(point[:2], x_star)))
+    assert plain["y_error"] == pytest.approx(float(torch.dist(point[2:], y_star)))
+
+
+def test_stages_are_proximal_points():
+    """Long stages on a quadratic: each ends at the saddle of f + a‖x - x̃‖², so that x_error shrinks by 2a /
+    (2a + τ + t̄²) a stage, Φ being (τ + t̄²)/2 ‖x‖² about the solution."""
+    problem = Saddle(d=2, clients=1, tau=1.0, t_max=0.5)
+    made = simulation(problem, 900, LocalSGDA(q=2, eta_x=0.1, eta_y=0.2), x=1.0, stage=300)
+    errors = [made.evaluate(made.shared)["x_error"]]
+    for number in range(1, 901):
+        made.step()
+        if number % 300 == 0:
+            errors.append(made.evaluate(made.shared)["x_error"])
+    rate = 2 / (2 + 1 + float(problem._t.mean()) ** 2)
+    assert np.divide(errors[1:], errors[:-1]) == pytest.approx([rate] * 3, rel=1e-9)  # 600 steps of 1e-16
+
+
+def test_a_run_continues_within_a_stage(tmp_path):
+    """Checkpoints have the centres: the same bits with and without a stop."""
+
+    def job(name, rounds):
+        config = configuration(
+            FESSGDA(K=2, eta_xl=0.05, eta_yl=0.05), FiniteMax(d=3, clients=3), tmp_path / name, rounds=rounds,
+            checkpoint_every=1, overwrite=False,
+        )  # fmt: skip
+        return regularized(config, x=1.0, y=0.1, stage=3)
+
+    whole = run(job("whole", 8))
+    for rounds in (4, 5, 8):
+        parts = run(job("parts", rounds))
+    for block, value in whole.point.items():
+        assert torch.equal(value, parts.point[block])
+
+
+def test_nothing_travels_for_it(tmp_path):
+    totals = []
+    for settings in (None, dict(x=1.0, y=0.5, stage=2)):
+        config = configuration(
+            LocalSGDA(q=2, eta_x=0.02, eta_y=0.2), Saddle(d=2, clients=2), tmp_path, rounds=5
+        )
+        made = Simulation(regularized(config, **settings) if settings else config, SerialComm())
+        made.start()
+        for _ in range(5):
+            made.step()
+        totals.append(
+            [made.rounds.costs.bytes_up, made.rounds.costs.bytes_down, made.rounds.costs.oracle_calls]
+        )
+    assert totals[0] == totals[1]
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"regularize": {}}, "needs x or y, the weight of a term"),
+        ({"regularize": {"y": 1.0, "stage": 3}}, "stage renews the centre of x: it needs the weight x"),
+        ({"regularize": {"z": 1.0}}, "[regularize] has no setting 'z'"),
+        ({"regularize": {"x": -1.0}}, "regularize.x: "),
+        (
+            {
+                "regularize": {"x": 1.0},
+                "problem": "AffineGame",
+                "algorithm": {"name": "LSGD", "K": 2, "eta": 0.1},
+            },
+            "[regularize] is for minimax problems, AffineGame is of the family operator",
+        ),
+    ],
+)
+def test_what_cannot_be_regularised_is_refused(changes, words):
+    table = {
+        "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.1, "eta_y": 0.1},
+        "problem": {"name": "Saddle"},
+    }
+    with pytest.raises(ConfigError) as error:
+        Config.from_table(table | changes)
+    assert words in str(error.value)
+
+
+def test_a_table_builds_the_same_job(tmp_path):
+    config = configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Saddle(), tmp_path)
+    assert "regularize" not in config.table()
+    table = regularized(config, x=1.0, stage=2).table()
+    assert table["regularize"] == {"x": 1.0, "y": 0.0, "stage": 2}
+    assert Config.from_table(table).table() == table
+
+
+@dataclass
+class Bowl(Minimisation):
+    """A problem without y."""
+
+    clients: int = 2
+
+    def variables(self):
+        return Blocks(x={"x": (2,)})
+
+    def client_data(self, client):
+        return (torch.ones(1, dtype=torch.float64),)
+
+    def loss(self, x, batch):
+        return (x["x"] ** 2).sum() * batch[0].mean()
+
+
+@pytest.mark.parametrize("method", [LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), LSGD(K=2, eta=0.1)])
+def test_a_term_in_y_needs_a_block_y(method, tmp_path):
+    config = configuration(method, Bowl(), tmp_path)
+    Simulation(regularized(config, x=1.0), SerialComm())
+    with pytest.raises(ContractError, match="the problem has no block y"):
+        Simulation(regularized(config, y=1.0), SerialComm())

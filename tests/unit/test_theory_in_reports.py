@@ -1,0 +1,113 @@
+"""The report of runs whose jobs name a theorem: the bound beside the curve, the step beside the one used."""
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from mpifed import run
+from mpifed.parallel.comm import SerialComm
+from mpifed.report.comparison import Rule, Spread, best, settings_of
+from mpifed.report.figures import AXES, BOUND, _draw, panels
+from mpifed.report.page import page
+from mpifed.report.report import report
+from mpifed.report.theory import bound_of, theory_rows
+from mpifed.storage.results import find_runs, load
+from mpifed.theory import prescribe
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """LESGD with the theorem's step, 20 times it and a step of one's own, two seeds each; LSGD without."""
+    folder = tmp_path_factory.mktemp("runs")
+    theorem = {"name": "theorem", "of": "wang-kale-2"}
+    steps = {"as-said": theorem, "often": theorem | {"times": 20}, "own": 0.3}
+    for seed in (1, 2):
+        for name, eta in {**steps, "none": 0.1}.items():
+            table = {
+                "rounds": 4,
+                "seed": seed,
+                "algorithm": {"name": "LSGD" if name == "none" else "LESGD", "K": 2, "eta": eta},
+                "problem": {"name": "AffineGame", "clients": 2, "d": 3, "heterogeneity": 0.3},
+                "run": {"out": str(folder / f"{name}-{seed}"), "progress": False, "eval_every": 2},
+            }
+            if name == "own":
+                table["theory"] = {"of": "wang-kale-2"}
+            run(table, SerialComm())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(folder):
+    return settings_of(load(path) for path in find_runs([folder]))
+
+
+def named(settings, eta):
+    return next(one for one in settings if one.settings["algorithm.eta"] == eta)
+
+
+def said(run):
+    constants = {key: value for key, value in run.config["theory"].items() if key not in ("of", "times")}
+    return prescribe("wang-kale-2", **constants)
+
+
+def test_runs_with_a_theorem_s_step_are_one_setting(settings):
+    """Although the step is another one for each seed, whose game has another L."""
+    assert [one.settings["algorithm.eta"] for one in settings] == [
+        "wang-kale-2",
+        0.1,
+        "20 x wang-kale-2",
+        0.3,
+    ]
+    assert [len(one.runs) for one in settings] == [2] * 4
+    steps = [run.config["algorithm"]["eta"] for run in named(settings, "wang-kale-2").runs]
+    assert steps[0] != steps[1]
+
+
+def test_the_step_used_is_so_many_times_the_theorem_s(settings):
+    rows = theory_rows(settings)
+    assert [(row["theorem"], row["step"]) for row in rows] == [("wang-kale-2", "eta")] * 3
+    ratios = [row["used / prescribed"] for row in rows]
+    assert ratios[0] == Spread(1.0, 0.0) and ratios[1] == pytest.approx((20, 0), abs=1e-12)
+    own = named(settings, 0.3).runs
+    assert ratios[2].mean == pytest.approx(np.mean([0.3 / said(run).steps["eta"] for run in own]))
+    first = named(settings, "wang-kale-2")
+    assert rows[0]["bound"].mean == pytest.approx(np.mean([said(run).bound for run in first.runs]))
+    assert rows[0]["measured"].mean == np.mean([run.metrics["err_D"][-1] for run in first.runs])
+
+
+def test_a_bound_is_a_level_in_the_figure_of_its_metric(settings):
+    for metric, levels in (("err_D", 3), ("residual", 0)):
+        cell = Figure().subplots()
+        _draw(cell, settings, metric, AXES[0])
+        dotted = [line for line in cell.lines if line._unscaled_dash_pattern == BOUND]
+        assert len(dotted) == levels
+        for line, one in zip(dotted, [one for one in settings if one.name == "LESGD"]):
+            assert set(line.get_ydata()) == {bound_of(one, metric)}
+            assert line.get_color() == cell.lines[cell.lines.index(line) - 1].get_color()
+    assert bound_of(named(settings, 0.1), "err_D") is None
+    assert all(panels(settings, "err_D", AXES[0]).values())
+
+
+def test_the_page_and_the_tables_say_it(folder, settings, tmp_path, capsys):
+    text = page(settings, best(settings, Rule()), Rule())
+    for words in ("<h2>Theory</h2>", "wang-kale-2", "used / prescribed", "how many times smaller"):
+        assert words in text
+    report([folder], tmp_path / "report")
+    assert "wang-kale-2" in capsys.readouterr().out
+    assert "wang-kale-2" in (tmp_path / "report" / "table.txt").read_text()
+
+
+def test_without_a_theorem_nothing_is_said(folder, settings):
+    alone = [named(settings, 0.1)]
+    assert theory_rows(alone) == [] and "<h2>Theory</h2>" not in page(alone, alone, Rule())
+
+
+def test_a_run_says_what_its_theorem_prescribes(tmp_path, capfd):
+    table = {
+        "rounds": 1,
+        "algorithm": {"name": "LESGD", "K": 2, "eta": {"name": "theorem", "of": "wang-kale-2", "L": 2.0}},
+        "problem": {"name": "AffineGame", "clients": 2},
+        "run": {"out": str(tmp_path / "run"), "progress": False},
+    }
+    run(table, SerialComm())
+    assert "wang-kale-2 prescribes eta = 0.5; E err_D of the output is at most 200" in capfd.readouterr().err
