@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.config.plugins import find, make, plugin, title
-from mpifed.config.sections import SECTIONS, Clock, Oracle, Participation, Run, Stop
+from mpifed.config.sections import SECTIONS, Clock, Measures, Oracle, Participation, Run, Stop
 from mpifed.config.tables import describe, expect_shallow, override, read_table
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError, listed, shown
@@ -56,6 +57,7 @@ class Config(Strict, BaseModel):
     stop: Stop = Stop()
     run: Run = Run()
     clock: Clock | None = None
+    measures: Measures | None = None
 
     def __init__(self, /, **settings):
         try:
@@ -105,6 +107,13 @@ class Config(Strict, BaseModel):
                     f"run.{name} = {value!r} is for functions that are differentiated, and those of "
                     f"{title(self.problem)} are written by hand: expected run.{name} = 'none'"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _measures(self):
+        asked = self.measures.of if self.measures else ()
+        for fault in _faults_of_measures(self) if asked else ():
+            raise ValueError(f"measures.of = {list(asked)}: {fault}")
         return self
 
     @property
@@ -160,12 +169,25 @@ class Config(Strict, BaseModel):
         table["oracle"] = {"batch_size": self.oracle.batch_size, "noise": describe(self.oracle.noise)}
         table["output"] = self.output_rule
         table["stop"] = {key: value for key, value in table["stop"].items() if value is not None}
-        if self.clock is None:
-            del table["clock"]
+        for section in ("clock", "measures"):
+            if table[section] is None:
+                del table[section]
         plugins = {section: plugin(type(part)) for section, part in parts.items()}
         if any(plugins.values()):
             table["plugins"] = {section: one._asdict() for section, one in plugins.items() if one}
         return table
+
+
+def _faults_of_measures(config: Config) -> Iterator[str]:
+    """Why measures cannot be taken of a problem or a method."""
+    measures, method, problem = config.measures, config.algorithm, config.problem
+    if problem.family != "minimax":
+        yield f"expected a minimax problem, {title(problem)} has the family {problem.family!r}"
+    if measures.ell is None and "moreau" in measures.of:
+        yield "moreau needs the smoothness of f, measures.ell"
+    smooths = method.family == "minimax" and "z" in method.shared.fields and getattr(method, "p", 0) > 0
+    if "potential" in measures.of and not smooths:
+        yield f"potential needs a method with a smoothing point z and a weight p > 0, got {title(method)}"
 
 
 def _expect_settings(part, decorator: str) -> None:
