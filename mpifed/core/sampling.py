@@ -89,7 +89,7 @@ class Sampler:
         return self._own
 
     def aside(self) -> Sampler:
-        """Another one on the same data, for evaluations beside the run, whose rounds it leaves as they are."""
+        """Another one on the same data, for evaluations beside the run, whose draws stay as they are."""
         other = copy.copy(self)
         other._draws = Draws(self.seed, self.clients)
         other.begin(0)

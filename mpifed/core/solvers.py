@@ -75,9 +75,7 @@ class _Best:
         )  # NaN ends it, too
 
 
-def maximise(
-    gradient: Field, start: torch.Tensor, budget: Budget, project: Field | None = None
-) -> Solved:
+def maximise(gradient: Field, start: torch.Tensor, budget: Budget, project: Field | None = None) -> Solved:
     """A maximiser of a concave function on a convex set, from ``start`` in it.
 
     Args:

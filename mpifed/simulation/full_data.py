@@ -150,7 +150,9 @@ class FullData:
         return self._apart[place]
 
     def _loss(self, place: int, point: torch.Tensor) -> float:
-        named = [self.blocks.unflatten(name, part) for name, part in zip(self.blocks, point.split(self._split))]
+        named = [
+            self.blocks.unflatten(name, part) for name, part in zip(self.blocks, point.split(self._split))
+        ]
         columns = self._columns(place)
         rows = len(columns[0]) if columns else 0
         step = ROWS if rows > ROWS and self._is_apart(place, columns, point) else max(1, rows)

@@ -2,7 +2,7 @@
 
 With Φ(x) = max over y in Y of f(x, y), on all data of all clients:
 
-================  ==============================================================================================
+================  ============================================================================================
 ``stationarity``  ``gradient_x`` = ‖∇_x f‖ and ``gradient_y`` = ℓ ‖P_Y(y + ∇_y f / ℓ) - y‖
                   (Shen et al. 2024, Definition 2.1)
 ``phi``           ``phi_gradient`` = ‖∇Φ(x)‖ = ‖∇_x f(x, y*(x))‖, by Danskin's theorem (Definition 2.2)
@@ -10,15 +10,15 @@ With Φ(x) = max over y in Y of f(x, y), on all data of all clients:
                   Gao n.d., proof of Theorem 2)
 ``moreau``        ``moreau_gradient`` = ‖∇Φ_{1/2ℓ}(x)‖ = 2ℓ ‖x - x̂‖, x̂ the minimiser of Φ(x') + ℓ‖x' - x‖²
                   (Definitions 2.3 and 2.4)
-``potential``     ``potential`` V = f̂ - 2Ψ + 2P of the method's z and p: f̂ = f + (p/2)‖x - z‖², Ψ its minimum
-                  over x, P that of its maximum over y (section A)
-================  ==============================================================================================
+``potential``     ``potential`` V = f̂ - 2Ψ + 2P of the method's z and p: f̂ = f + (p/2)‖x - z‖², Ψ its
+                  minimum over x, P that of its maximum over y (section A)
+================  ============================================================================================
 
 Each that needs an inner problem solved tells how well that is done: ``phi_residual`` and its like are the
-natural residuals of :mod:`mpifed.core.solvers`, the larger one where there are two problems. Where -f(x, ·) is
-μ-strongly convex and Y is the whole space, y is within residual/μ of y*(x), and ``phi_gradient`` within L/μ
-of it, L the Lipschitz constant of ∇_x f in y. Where f is not concave in y, what is told is a stationary
-point near the present y.
+natural residuals of :mod:`mpifed.core.solvers`, the larger one where there are two problems. Where -f(x, ·)
+is μ-strongly convex and Y is the whole space, y is within residual/μ of y*(x), and ``phi_gradient`` within
+L residual/μ of ‖∇Φ(x)‖, L the Lipschitz constant of ∇_x f in y. Where f is not concave in y, what is told is
+a stationary point near the present y.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Functions:
         self.full, self.budget = full, budget
         self.problem: Any = full.problem
         self.sizes = tuple(full.blocks.sizes.get(block, 0) for block in "xy")
-        bounded = {block for block in self.problem.sets}
+        bounded = set(self.problem.sets)
         self._x = self.problem.sets.x if "x" in bounded else None
         self._y = self.problem.sets.y if "y" in bounded else None
 
@@ -179,7 +179,7 @@ def _nuclear_norm(named: dict[str, torch.Tensor]) -> float:
     """Summed over parameters; one with more than two axes is a matrix of its first by the others."""
     if not all(torch.isfinite(part).all() for part in named.values()):
         return float("nan")
-    matrices = (part.reshape(len(part), -1) if part.dim() > 1 else part.reshape(1, -1) for part in named.values())
+    matrices = (
+        part.reshape(len(part), -1) if part.dim() > 1 else part.reshape(1, -1) for part in named.values()
+    )
     return float(sum(torch.linalg.matrix_norm(one.double(), "nuc") for one in matrices))
-
-

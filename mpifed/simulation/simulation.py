@@ -143,7 +143,7 @@ class Simulation:
             output.buffer.copy_(self.point())
 
     def evaluate(self, state: State) -> dict[str, float]:
-        """The problem's metrics at ``shared``'s point or at ``output``, and the measures asked for. Collective.
+        """The problem's metrics, and the job's measures, at ``shared``'s point or at ``output``. Collective.
 
         They are complete on rank 0 and empty elsewhere.
 
