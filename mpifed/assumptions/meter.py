@@ -128,7 +128,7 @@ class _Meter:
         return ["L", *parts, "tail", "tail_low", "tail_high"]
 
     def _own(self, r: int, point: torch.Tensor, whole: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """The columns of this rank's clients ``[C, columns]``, and lengths of their noise ``[C, samples]``."""
+        """The columns of this rank's clients ``[C, columns]``; lengths of their noise ``[C, samples]``."""
         clients, samples = self.full.clients, self.options.samples
         figures, lengths = np.empty((len(clients), len(self._columns()))), np.empty((len(clients), samples))
         for place, client in enumerate(clients.tolist()):

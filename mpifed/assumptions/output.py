@@ -23,6 +23,8 @@ __all__ = ["print_tables", "write"]
 
 #: Most clients that get a row of the printed table each.
 CLIENTS = 20
+#: Most panels of the figure beside each other.
+PANELS = 4
 #: Columns of the printed tables, also under a launcher that pretends to be a narrow terminal.
 WIDTH = 110
 #: Column of the table and the figure → what it is called.
@@ -118,10 +120,15 @@ def _write_json(found: dict[str, Any], path: Path) -> None:
 
 
 def _draw(found: dict[str, Any], path: Path) -> None:
-    """A panel a column over the rounds: each client in grey, all clients in black, with the tail's interval."""
+    """A panel a column over the rounds: each client in grey, all clients in black, the tail's interval."""
     columns, rows = _columns(found["rows"]), found["rows"]
-    figure = Figure(figsize=(3 * len(columns), 3), dpi=150, layout="constrained", facecolor="white")
-    for axes, name in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns):
+    across = min(PANELS, len(columns))
+    down = -(-len(columns) // across)
+    figure = Figure(figsize=(3 * across, 2.8 * down), dpi=150, layout="constrained", facecolor="white")
+    grid = figure.subplots(down, across, squeeze=False).flat
+    for axes in grid[len(columns) :]:
+        axes.set_axis_off()
+    for axes, name in zip(grid, columns):
         for client in ("all", *range(found["clients"])):
             own = [row for row in rows if row["client"] == client]
             rounds, values = ([row.get(key, math.nan) for row in own] for key in ("round", name))
@@ -137,9 +144,12 @@ def _draw(found: dict[str, Any], path: Path) -> None:
 
 
 def _finish(axes, name: str, values: list[float]) -> None:
-    positive = [value for value in values if value > 0]
-    if positive and np.max(positive) > 10 * np.min(positive):
+    positive = [value for value in values if value > 0] or [1.0]
+    least, most = np.min(positive), np.max(positive)
+    if most > 10 * least:
         axes.set_yscale("log")
+    elif most < 1.01 * least:  # constant: a figure of its rounding says nothing
+        axes.set_ylim(0, 2 * most)
     axes.set(xlabel="round", title=NAMES[name])
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.spines[["top", "right"]].set_visible(False)

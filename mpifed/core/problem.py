@@ -87,8 +87,7 @@ class Minimax(Problem):
     #: clients), ``batch`` tensors ``[C, b, ...]``, and ``gx``, ``gy`` of shape ``[C, d]``; without y
     #: ``gradients(x, batch)`` returns ``gx`` alone. ``None``: differentiate ``loss``.
     gradients: ClassVar[Callable[..., Any] | None] = None
-    #: In closed form, for measures: ``best_response(x) -> y*``, a maximiser of the mean (1/N) Σ_n f_n at
-    #: named parameters ``x``, flat ``[dy]``. ``None``: it is found by ascent.
+    #: For measures: ``best_response(x) -> y* [dy]`` maximises (1/N) Σ_n f_n(x, ·). ``None``: found by ascent.
     best_response: ClassVar[Callable[..., Any] | None] = None
 
 
