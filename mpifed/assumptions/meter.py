@@ -47,6 +47,8 @@ ROUNDS = 2**31
 ROUNDING = 100
 #: How well a best response of y is sought, and at what price.
 BEST_RESPONSE = Budget(accuracy=1e-8, evaluations=300)
+#: Columns of a tail index.
+TAIL = ("tail", "tail_low", "tail_high")
 
 Row = dict[str, float | int | str]
 
@@ -119,13 +121,13 @@ class _Meter:
         if self.comm.rank:
             return []
         rows = [dict(zip(self._columns(), values)) for values in clients.tolist()]
-        mean |= self._spread(clients) | self._tail(_scaled(lengths).reshape(-1))
+        mean |= self._spread(clients) | dict(zip(TAIL, hill(_scaled(lengths).reshape(-1))))
         numbered = {"all": mean} | dict(enumerate(rows))
         return [{"round": r, "client": client} | row for client, row in numbered.items()]
 
     def _columns(self) -> list[str]:
         parts = [f"{what}_{block}" for what in ("sigma", "delta") for block in self.blocks]
-        return ["L", *parts, "tail", "tail_low", "tail_high"]
+        return ["L", *parts, *TAIL]
 
     def _own(self, r: int, point: torch.Tensor, whole: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         """The columns of this rank's clients ``[C, columns]``; lengths of their noise ``[C, samples]``."""
@@ -139,7 +141,7 @@ class _Meter:
             deltas = [float(part.norm()) for part in (local - whole).split(self._split)]
             lengths[place] = np.sqrt(squares.sum(axis=1))
             sigmas = np.sqrt(squares.mean(axis=0)).tolist()
-            figures[place] = [steepness, *sigmas, *deltas, *self._tail(lengths[place]).values()]
+            figures[place] = [steepness, *sigmas, *deltas, *hill(lengths[place], self.options.top)]
         return figures, lengths
 
     def _noise(self, place: int, r: int, point: torch.Tensor, local: torch.Tensor) -> np.ndarray:
@@ -173,10 +175,6 @@ class _Meter:
         names, weights = self._columns()[1:-3], self.full.weights
         means = np.sqrt(np.average(clients[:, 1:-3] ** 2, axis=0, weights=weights))
         return dict(zip(names, means.tolist()))
-
-    def _tail(self, lengths: np.ndarray) -> Row:
-        top = self.options.top if len(lengths) == self.options.samples else None
-        return dict(zip(("tail", "tail_low", "tail_high"), hill(lengths, top)))
 
     def _gathered(self, own: np.ndarray) -> np.ndarray:
         """The rows of all ranks' clients, ``[N, columns]``. Collective."""
