@@ -6,7 +6,8 @@ the gradient of client n on all its data (or V_n, of an operator):
 =============  ==========================================================================================
 ``L``          lower bound of the Lipschitz constant of g_n: the largest difference quotient met, between this
                point and the one measured before, and in a power iteration at this point
-``pl``         ‖∇_y f‖² / 2(Φ - f), where y has no set: an upper bound of the PL constant μ in y
+``pl``         ‖∇_y f‖² / 2(Φ - f), where y has no set: an upper bound of the PL constant μ in y,
+               also where the maximiser for Φ is not found
 ``sigma_x``    root of the mean of ‖g_n(ξ) - g_n‖² over samples of the job's batch size with its noise, its
                x part; ``sigma_y`` alike. With tails of index 2 and below it estimates nothing: it grows with
                the samples
@@ -36,14 +37,14 @@ from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.devices import deterministic, threads
 from mpifed.simulation.full_data import FullData
 from mpifed.simulation.measures import Functions
-from mpifed.simulation.preparation import default_dtype
+from mpifed.simulation.preparation import default_dtype, settled
 from mpifed.simulation.simulation import Simulation
 
 __all__ = ["Options", "measure"]
 
 #: Samples of the meter belong to rounds that no run has: the address of round r is this and r.
 ROUNDS = 2**31
-#: Noise below so many roundings of a gradient is none.
+#: What is below so many roundings of a gradient is 0.
 ROUNDING = 100
 #: How well a best response of y is sought, and at what price.
 BEST_RESPONSE = Budget(accuracy=1e-8, evaluations=300)
@@ -74,9 +75,9 @@ def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any
     Raises:
         CollectiveError: on all ranks: the job cannot be run, or its problem has no gradients on all data.
     """
-    config = config.model_copy(update={"measures": None})
+    config = settled(config.model_copy(update={"measures": None}), comm)
     rows: list[Row] = []
-    exact = config.run.reduction != "fused"
+    exact = config.run.reduction == "exact"
     with deterministic(exact):
         torch.set_num_threads(threads(config.run.threads, exact, comm.local_size))
         with together(comm, ValueError, OSError):
@@ -150,8 +151,7 @@ class _Meter:
         for number in range(self.options.samples):
             noise = self.full.sample(place, number, ROUNDS + r, point) - local
             squares[number] = [float(part.double().square().sum()) for part in noise.split(self._split)]
-        rounding = ROUNDING * torch.finfo(point.dtype).eps * float(local.norm())
-        return np.where(squares.sum(axis=1, keepdims=True) > rounding**2, squares, 0.0)
+        return np.where(squares.sum(axis=1, keepdims=True) > _rounding(local) ** 2, squares, 0.0)
 
     def _steepness(self, field, point: torch.Tensor, value: torch.Tensor) -> float:
         """The largest difference quotient of a field that is met."""
@@ -167,8 +167,9 @@ class _Meter:
         x, y = point.split(self._split)
         best = Functions(self.full, BEST_RESPONSE).best_response(x, y)
         gap = self.full.difference(point, torch.cat([x, best.point]))
-        slope = float(whole.split(self._split)[1].double().square().sum())
-        return {"pl": slope / (2 * gap) if gap > 0 else math.nan, "pl_residual": best.residual}
+        slope = float(whole.split(self._split)[1].double().norm())
+        told = gap > 0 and slope > _rounding(whole)  # else y is best already, and the ratio 0 / 0
+        return {"pl": slope**2 / (2 * gap) if told else math.nan, "pl_residual": best.residual}
 
     def _spread(self, clients: np.ndarray) -> Row:
         """Roots of the clients' weighted mean squares of sigma and delta."""
@@ -182,6 +183,11 @@ class _Meter:
         every = np.empty(sum(self.counts) * width)
         self.comm.allgatherv(np.ascontiguousarray(own).reshape(-1), every, [n * width for n in self.counts])
         return every.reshape(-1, width)
+
+
+def _rounding(gradient: torch.Tensor) -> float:
+    """The length of what may be rounding in a gradient."""
+    return ROUNDING * torch.finfo(gradient.dtype).eps * float(gradient.norm())
 
 
 def _scaled(lengths: np.ndarray) -> np.ndarray:

@@ -182,9 +182,9 @@ def info(name, overrides, out, cite):
     readings.
 
     NAME is anything that `mpifed list` shows, your own ./file.py:Class, a section of a job file (run, oracle,
-    participation, stop, clock), or `settings` for all settings as one page. For a job file, with settings
-    changed by KEY=VALUE, show who holds what: the samples of every class on every client, as a table and a
-    figure.
+    participation, stop, clock, measures), or `settings` for all settings as one page. For a job file, with
+    settings changed by KEY=VALUE, show who holds what: the samples of every class on every client, as a table
+    and a figure.
     """
     if name.endswith(".toml"):
         click.echo(_show_clients(name, overrides, out))

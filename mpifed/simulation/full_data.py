@@ -7,14 +7,15 @@ The mean is summed as the run's messages are, so that it has the same bits on ev
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from mpifed.core.errors import ContractError, blaming
 from mpifed.core.oracle import ORACLES, MinimaxOracle
-from mpifed.core.problem import Game, Problem, defines
+from mpifed.core.problem import Game, defines
 from mpifed.core.sampling import Sample
 from mpifed.parallel.comm import together
 from mpifed.parallel.reduction import REDUCTIONS
@@ -49,7 +50,7 @@ class FullData:
 
     def __init__(self, simulation: Simulation):
         run, rounds, seen = simulation.config.run, simulation.rounds, simulation.problem
-        self.problem: Problem = seen.problem if isinstance(seen, Game) else seen
+        self.problem: Any = seen.problem if isinstance(seen, Game) else seen
         self.blocks, self.comm = self.problem.variables(), simulation.comm
         self.sampler = rounds.executor.sampler.aside()
         self._expect_data()
@@ -104,15 +105,10 @@ class FullData:
     @torch.no_grad()
     def local(self, place: int, point: torch.Tensor) -> torch.Tensor:
         """The gradient of this rank's client at ``place`` on all its data, ``[d]``."""
-        columns = self._columns(place)
-        rows = len(columns[0]) if columns else 0
-        if rows <= ROWS or not self._is_apart(place, columns, point):
-            return self._of(place, columns, point)
-        total = torch.zeros_like(point)
-        for start in range(0, rows, ROWS):
-            chunk = tuple(column[start : start + ROWS] for column in columns)
-            total += len(chunk[0]) / rows * self._of(place, chunk, point)
-        return total
+        return sum(
+            (share * self._of(place, columns, point) for share, columns in self._chunks(place, point)),
+            start=torch.zeros_like(point),
+        )
 
     @torch.no_grad()
     def sample(self, place: int, number: int, round: int, point: torch.Tensor) -> torch.Tensor:
@@ -122,8 +118,15 @@ class FullData:
         self._oracle.at(slice(place, place + 1))
         return self._evaluate(point, self._oracle.sample(number=number, round=round))
 
-    def _columns(self, place: int) -> tuple[torch.Tensor, ...]:
-        return next(self.sampler.each(slice(place, place + 1)))
+    def _chunks(self, place: int, point: torch.Tensor) -> Iterator[tuple[float, tuple[torch.Tensor, ...]]]:
+        """The client's rows in parts, each with its share of them."""
+        columns = next(self.sampler.each(slice(place, place + 1)))
+        rows = len(columns[0]) if columns else 0
+        if rows <= ROWS or not self._is_apart(place, columns, point):
+            yield 1.0, columns
+            return
+        for start in range(0, rows, ROWS):
+            yield min(ROWS, rows - start) / rows, tuple(column[start : start + ROWS] for column in columns)
 
     def _of(self, place: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor) -> torch.Tensor:
         self._oracle.at(slice(place, place + 1))
@@ -153,27 +156,26 @@ class FullData:
         named = [
             self.blocks.unflatten(name, part) for name, part in zip(self.blocks, point.split(self._split))
         ]
-        columns = self._columns(place)
-        rows = len(columns[0]) if columns else 0
-        step = ROWS if rows > ROWS and self._is_apart(place, columns, point) else max(1, rows)
-        return sum(
-            min(step, rows - start)
-            / rows
-            * float(self.problem.loss(*named, tuple(column[start : start + step] for column in columns)))
-            for start in range(0, rows, step)
-        )
+        parts = self._chunks(place, point)
+        return sum(share * float(self.problem.loss(*named, columns)) for share, columns in parts)
 
     def _mean(self, fill) -> torch.Tensor:
         """The weighted mean of what ``fill`` makes of the clients' rows ``[d + 1]``, off the run's costs."""
         transport, reduction = self._transport, self._reduction
         before = transport.seconds, transport.wire_bytes
         reduction.begin(self._everyone)
-        with together(self.comm, ValueError):
+        fault = None
+        try:
             for place, client in enumerate(self.clients.tolist()):
                 reduction.rows.zero_()
                 with blaming(type(self.problem).__name__, None, "", [client]):
                     fill(place, reduction.rows[0])
                 reduction.add(slice(place, place + 1))
-        reduction.finish()
+        except ValueError as error:
+            fault = error
+        if reduction.finish(float(fault is not None)):  # the number of ranks with a fault rides on the sum
+            with together(self.comm, ValueError):
+                if fault:
+                    raise fault
         transport.seconds, transport.wire_bytes = before
         return reduction.mean.clone()

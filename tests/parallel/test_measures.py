@@ -26,7 +26,7 @@ JOBS = {
 def job(name, weights="samples", **settings) -> Config:
     make, of = JOBS[name]
     config = configuration(METHOD, make(), "unused", weights=weights, reduction="exact", **settings)
-    return Config(**dict(config) | {"measures": {"of": of, "ell": 8.0, "evaluations": 60}})
+    return Config(**dict(config) | {"measures": {"of": of, "ell": 8.0, "evaluations": 20}})
 
 
 def figures(config, comm) -> dict[str, float]:

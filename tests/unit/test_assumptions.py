@@ -184,6 +184,12 @@ def test_a_set_of_y_has_no_pl_ratio():
     assert math.isnan(rows[0, "all"]["pl"])
 
 
+def test_at_the_best_response_there_is_no_ratio():
+    """The saddle point of the clients' mean is the start."""
+    rows, _ = metered(Saddle(clients=3, d=2, start="zero"), points=1)
+    assert math.isnan(rows[0, "all"]["pl"]) and rows[0, "all"]["pl_residual"] <= 1e-12
+
+
 def test_points_of_a_short_run():
     """No round twice, the first and the last among them."""
     rows, _ = metered(Convex(), rounds=2, points=9)
