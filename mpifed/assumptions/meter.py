@@ -44,7 +44,7 @@ __all__ = ["Options", "measure"]
 
 #: Samples of the meter belong to rounds that no run has: the address of round r is this and r.
 ROUNDS = 2**31
-#: What is below so many roundings of a gradient is 0.
+#: What is below so many roundings of a vector is 0.
 ROUNDING = 100
 #: How well a best response of y is sought, and at what price.
 BEST_RESPONSE = Budget(accuracy=1e-8, evaluations=300)
@@ -168,7 +168,8 @@ class _Meter:
         best = Functions(self.full, BEST_RESPONSE).best_response(x, y)
         gap = self.full.difference(point, torch.cat([x, best.point]))
         slope = float(whole.split(self._split)[1].double().norm())
-        told = gap > 0 and slope > _rounding(whole)  # else y is best already, and the ratio 0 / 0
+        away = float((best.point - y).norm())
+        told = gap > 0 and away > _rounding(point, least=1.0)  # else y is best already, and the ratio 0 / 0
         return {"pl": slope**2 / (2 * gap) if told else math.nan, "pl_residual": best.residual}
 
     def _spread(self, clients: np.ndarray) -> Row:
@@ -185,9 +186,9 @@ class _Meter:
         return every.reshape(-1, width)
 
 
-def _rounding(gradient: torch.Tensor) -> float:
-    """The length of what may be rounding in a gradient."""
-    return ROUNDING * torch.finfo(gradient.dtype).eps * float(gradient.norm())
+def _rounding(vector: torch.Tensor, least: float = 0.0) -> float:
+    """The length of what may be rounding in a vector, which counts as one of length ``least`` at least."""
+    return ROUNDING * torch.finfo(vector.dtype).eps * max(least, float(vector.norm()))
 
 
 def _scaled(lengths: np.ndarray) -> np.ndarray:
