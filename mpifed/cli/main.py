@@ -24,6 +24,7 @@ from mpifed.cli.commands import bench, report, scale
 from mpifed.cli.entry import loading
 from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
+from mpifed.cli.measure import measure
 from mpifed.cli.status import status
 from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import SerialComm, together
@@ -60,6 +61,7 @@ def cli(context, whole):
     mpifed status                                        how far the runs below this folder have come
     mpifed report runs                                   curves, tables and a page of all runs in a folder
     mpifed list; mpifed info AdaFGDA                     what there is, and what it takes
+    mpifed measure JOB                                   what theorems assume, measured along its run
     mpirun -n 2 mpifed bench comm JOB; mpifed scale      a round of JOB on up to 4,096 ranks, predicted
     """
     context.ensure_object(dict)["traceback"] = whole
@@ -180,9 +182,9 @@ def info(name, overrides, out, cite):
     readings.
 
     NAME is anything that `mpifed list` shows, your own ./file.py:Class, a section of a job file (run, oracle,
-    participation, stop, clock), or `settings` for all settings as one page. For a job file, with settings
-    changed by KEY=VALUE, show who holds what: the samples of every class on every client, as a table and a
-    figure.
+    participation, stop, clock, measures), or `settings` for all settings as one page. For a job file, with
+    settings changed by KEY=VALUE, show who holds what: the samples of every class on every client, as a table
+    and a figure.
     """
     if name.endswith(".toml"):
         click.echo(_show_clients(name, overrides, out))
@@ -257,7 +259,7 @@ def _carry_out(comm, job, report_in: str | None) -> None:
             raise click.UsageError(f"the run is done, but its report could not be written: {fault}") from None
 
 
-for _command in (bench, launch, report, scale, status):
+for _command in (bench, launch, measure, report, scale, status):
     cli.add_command(_command)
 
 

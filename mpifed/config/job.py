@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,16 @@ from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.config.plugins import find, make, plugin, title
-from mpifed.config.sections import SECTIONS, Clock, Oracle, Participation, Regularize, Run, Stop
+from mpifed.config.sections import (
+    SECTIONS,
+    Clock,
+    Measures,
+    Oracle,
+    Participation,
+    Regularize,
+    Run,
+    Stop,
+)
 from mpifed.config.tables import describe, expect_shallow, override, read_table
 from mpifed.config.theory import fill, prescription_of
 from mpifed.core.algorithm import Algorithm
@@ -33,7 +43,7 @@ from mpifed.problems import PROBLEMS
 __all__ = ["Config"]
 
 #: Sections that a table leaves out where the job has none.
-_OPTIONAL = ("clock", "regularize", "theory")
+_OPTIONAL = ("clock", "measures", "regularize", "theory")
 
 
 class Config(Strict, BaseModel):
@@ -64,6 +74,7 @@ class Config(Strict, BaseModel):
     theory: dict[str, Any] | None = Field(
         None, description="a theorem, of = its name, and its constants; settings may be name = theorem"
     )
+    measures: Measures | None = None
 
     def __init__(self, /, **settings):
         try:
@@ -129,6 +140,13 @@ class Config(Strict, BaseModel):
                     f"run.{name} = {value!r} is for functions that are differentiated, and those of "
                     f"{title(self.problem)} are written by hand: expected run.{name} = 'none'"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _measures(self):
+        asked = self.measures.of if self.measures else ()
+        for fault in _faults_of_measures(self) if asked else ():
+            raise ValueError(f"measures.of = {list(asked)}: {fault}")
         return self
 
     @property
@@ -198,6 +216,18 @@ def _part(settings: dict[str, Any], section: str, group: dict) -> tuple[type | P
         raise ConfigError(f"[{section}] needs a name {near_miss('', group)}")
     rest = {key: value for key, value in own.items() if key != "name"}
     return find(own["name"], section), rest
+
+
+def _faults_of_measures(config: Config) -> Iterator[str]:
+    """Why measures cannot be taken of a problem or a method."""
+    measures, method, problem = config.measures, config.algorithm, config.problem
+    if problem.family != "minimax":
+        yield f"expected a minimax problem, {title(problem)} has the family {problem.family!r}"
+    if measures.ell is None and "moreau" in measures.of:
+        yield "moreau needs the smoothness of f, measures.ell"
+    smooths = method.family == "minimax" and "z" in method.shared.fields and getattr(method, "p", 0) > 0
+    if "potential" in measures.of and not smooths:
+        yield f"potential needs a method with a smoothing point z and a weight p > 0, got {title(method)}"
 
 
 def _expect_settings(part, decorator: str) -> None:

@@ -1,5 +1,5 @@
 """The sections of a job file as validated objects: [oracle], [participation], [stop], [run], [clock],
-[regularize]."""
+[measures], [regularize]."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mpifed.core.evaluation import Evaluation
 from mpifed.core.noise import Noise
 from mpifed.core.strict import Strict
 
-__all__ = ["Oracle", "Participation", "Stop", "Run", "Clock", "Regularize", "SECTIONS"]
+__all__ = ["Oracle", "Participation", "Stop", "Run", "Clock", "Measures", "Regularize", "SECTIONS"]
 
 
 #: Most seconds of the watchdog, three years: a system's clock takes no more than a hundred times as many.
@@ -273,6 +273,23 @@ class Regularize(_Section):
         return self
 
 
+class Measures(_Section):
+    """[measures]: figures that theorems bound, on all data, at every evaluation, beside the metrics."""
+
+    of: tuple[Literal["stationarity", "phi", "nuclear_norm", "moreau", "potential"], ...] = Field(
+        min_length=1,
+        description="stationarity: ‖∇_x f‖, ℓ‖P_Y(y + ∇_y f/ℓ) - y‖; phi: ‖∇Φ‖; nuclear_norm: that of ∇Φ; "
+        "moreau: ‖∇Φ_{1/2ℓ}‖; potential: V of FESSGDA and SmoothedGDA",
+    )
+    ell: float | None = Field(
+        None, gt=0, description="smoothness ℓ of f, for moreau, and for stationarity where y has a set"
+    )
+    accuracy: float = Field(1e-6, ge=0, description="natural residual at which an inner problem is solved")
+    evaluations: int = Field(
+        1000, ge=1, description="most gradients on all data that an inner problem may take"
+    )
+
+
 #: Name in a job file → section.
 SECTIONS = {
     "oracle": Oracle,
@@ -281,4 +298,5 @@ SECTIONS = {
     "run": Run,
     "clock": Clock,
     "regularize": Regularize,
+    "measures": Measures,
 }

@@ -88,6 +88,8 @@ class Minimax(Problem):
     #: clients), ``batch`` tensors ``[C, b, ...]``, and ``gx``, ``gy`` of shape ``[C, d]``; without y
     #: ``gradients(x, batch)`` returns ``gx`` alone. ``None``: differentiate ``loss``.
     gradients: ClassVar[Callable[..., Any] | None] = None
+    #: For measures: ``best_response(x) -> y* [dy]`` maximises (1/N) Σ_n f_n(x, ·). ``None``: found by ascent.
+    best_response: ClassVar[Callable[..., Any] | None] = None
 
 
 class Minimisation(Problem):

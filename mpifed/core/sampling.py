@@ -7,6 +7,7 @@ allows, and rows of data are gathered for as many samples of a group as stay in 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -81,6 +82,19 @@ class Sampler:
         self.turn_to(np.arange(len(self.clients)))
         if len(self.clients):
             self._try()
+
+    @property
+    def draws(self) -> bool:
+        """Whether the problem makes its own samples."""
+        return self._own
+
+    def aside(self) -> Sampler:
+        """Another one on the same data, for evaluations beside the run, whose draws stay as they are."""
+        other = copy.copy(self)
+        other._draws = Draws(self.seed, self.clients)
+        other.begin(0)
+        other.turn_to(np.arange(len(self.clients)))
+        return other
 
     def _try(self) -> None:
         """Draw the first sample: a problem that cannot draw says so now."""

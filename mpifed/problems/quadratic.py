@@ -129,6 +129,10 @@ class QuadraticNCPL(Minimax):
         H, g = self._mean
         return self._pinv_S @ (H[self.dx :, : self.dx] @ x + g[self.dx :])
 
+    def best_response(self, x: Named) -> torch.Tensor:
+        """:meth:`y_star` as measures ask for it, ``[dy]`` float64."""
+        return torch.from_numpy(self.y_star(x["x"].cpu().double().numpy()))
+
     def grad_phi(self, x: np.ndarray) -> np.ndarray:
         """∇Φ(x) = ∇_x f(x, y*(x)), ``[dx]``."""
         H, g = self._mean

@@ -85,6 +85,10 @@ class Saddle(Minimax):
         x = t / (self.tau + t**2) * b
         return torch.from_numpy(x), torch.from_numpy(b - t * x)
 
+    def best_response(self, x: Named) -> torch.Tensor:
+        """y*(x) = b̄ - t̄ x, ``[d]`` float64, of the clients' mean."""
+        return torch.from_numpy(self._b.mean(axis=0) - self._t.mean() * x["x"].cpu().double().numpy())
+
     def local_gda_limit(self, eta_x: float, eta_y: float, q: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where noise-free Local-GDA with q local steps a round ends, (x, y), each ``[d]`` float64.
 

@@ -95,11 +95,14 @@ class Evaluator:
         self.names: Sequence[str] | None = None
         self._warned: set[str] = set()
 
-    def __call__(self, point: list[torch.Tensor], r: int) -> dict[str, float]:
+    def __call__(
+        self, point: list[torch.Tensor], r: int, measured: dict[str, float] | None = None
+    ) -> dict[str, float]:
         """The metrics after round ``r``, complete on rank 0 and empty elsewhere. Collective.
 
         Args:
             point: one flat vector a block.
+            measured: figures that go with the problem's own.
 
         Raises:
             CollectiveError: ``metrics`` has failed, or returned what is no table of numbers.
@@ -108,16 +111,19 @@ class Evaluator:
         named = [blocks.unflatten(block, flat) for block, flat in zip(blocks, point)]
         predictions = _predict(self.problem, self.comm, named) if self.problem.test_rows else None
         with together(self.comm, ValueError):
-            return self._columns(named, predictions, r) if self.comm.rank == 0 else {}
+            return self._columns(named, predictions, r, measured or {}) if self.comm.rank == 0 else {}
 
-    def _columns(self, point, predictions: torch.Tensor | None, r: int) -> dict[str, float]:
+    def _columns(self, point, predictions: torch.Tensor | None, r: int, measured: dict) -> dict[str, float]:
         function = f"{type(self.problem).__name__}.metrics"
         with blaming(function):
             values = self.problem.metrics(*point, predictions)
         try:
             values = expect_metrics(values)
+            if twice := sorted(values.keys() & measured):
+                raise ContractError(f"the metric {twice[0]!r} is a measure, too: expected another name")
         except ContractError as fault:
             raise ContractError(f"{function} after round {r}: {fault}") from None
+        values |= measured
         self.names = list(values) if self.names is None else self.names
         new = [name for name in values if name not in {*self.names, *self._warned}]
         if new:

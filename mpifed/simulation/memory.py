@@ -31,6 +31,8 @@ __all__ = ["expect_constants", "expect_room", "host_memory", "needs"]
 
 #: Bytes of a number that says which row of a client's data is taken, while it is drawn.
 _ROW = 20
+#: Points and gradients that the solver of an inner problem holds at a time, at least.
+SOLVER = 8
 #: Settings from this size on are named as what may be too large.
 _LARGE = 1000
 
@@ -95,6 +97,7 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
         # A copy in the first rounds shows whether clients write to it.
         "shared records": item * (2 * size(shared) + size(Record(**moments)) + width),
         "points and gradients": item * 2 * width * group,
+        "measures": item * width * (depth(0, clients) + SOLVER) * (config.measures is not None),
         "samples": max(noise * BYTES_A_DRAW, rows_drawn * _ROW),  # one after the other
     }
 

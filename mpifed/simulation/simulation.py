@@ -26,6 +26,7 @@ from mpifed.simulation.evaluation import Evaluator
 from mpifed.simulation.executor import Observer
 from mpifed.simulation.finite import NonFiniteError
 from mpifed.simulation.grouping import Group
+from mpifed.simulation.measures import Measures
 from mpifed.simulation.preparation import default_dtype, place, prepare, settled
 from mpifed.simulation.regularizing import Regularizer
 from mpifed.simulation.rounds import Rounds
@@ -48,6 +49,7 @@ class Simulation:
         client_costs: each client's nanoseconds ``[N]``: the ``costs`` passed, or measured where a balanced
             placement needs them.
         metrics: evaluates the problem, under the names that the run has begun with.
+        measures: what the job asks for beside that, ``None`` for nothing.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Simulation:
             self.rounds = Rounds(
                 config, self.problem, self.placement, memory, self.transport, observers, group
             )
+            self.measures = Measures(self) if config.measures else None
         oracle, regularize = self.rounds.executor.oracle, config.regularize
         self._regularizer = regularize and Regularizer(regularize, self.problem, self.shared, oracle)
 
@@ -149,7 +152,7 @@ class Simulation:
             output.buffer.copy_(self.point())
 
     def evaluate(self, state: State) -> dict[str, float]:
-        """The problem's metrics at ``shared``'s point or at ``output``. Collective.
+        """The problem's metrics, and the job's measures, at ``shared``'s point or at ``output``. Collective.
 
         They are complete on rank 0 and empty elsewhere.
 
@@ -158,4 +161,7 @@ class Simulation:
         """
         of = self.rounds.block if state is self.shared else lambda name: getattr(state, name)
         with default_dtype(self.dtype):
-            return self.metrics([of(name) for name in self.blocks], self.round)
+            point = [of(name) for name in self.blocks]
+            z = self.shared.z if "z" in self.shared else None
+            measured = self.measures(point, z) if self.measures else {}
+            return self.metrics(point, self.round, measured)

@@ -16,6 +16,7 @@ from pathlib import Path
 from mpifed.storage.format import RUN_FILE
 
 __all__ = [
+    "ASSUMPTION_FILES",
     "MADE_BY",
     "MAGIC",
     "HISTORY_MAGIC",
@@ -52,6 +53,8 @@ _END = slice(40, 48)
 _HEAD = 2**20
 #: The files of a report, some of which need metrics or several runs.
 REPORT_FILES = ("report.html", "curves.png", "table.txt", "table.csv", "settings.csv")
+#: The files of ``mpifed measure``.
+ASSUMPTION_FILES = ("assumptions.csv", "assumptions.json", "assumptions.png")
 _CHECKPOINT = re.compile(r"checkpoint-([0-9]{8,})\.h5")
 _HISTORY = re.compile(r"history-\w+\.bin")
 _LEFTOVER = re.compile(r"(.+)\.tmp\.[0-9]+")
@@ -106,6 +109,9 @@ _MARKS = {
     "curves.png": is_figure,
     "table.txt": lambda head: head.startswith(TEXT_MARK.encode()),
     "table.csv": lambda head: {"oracle calls", "wire bytes", "stopped"} <= set(_columns(head)),
+    "assumptions.csv": lambda head: _columns(head)[:2] == ["round", "client"],
+    "assumptions.json": lambda head: b'"mpifed measure"' in head,
+    "assumptions.png": is_figure,
     "settings.csv": lambda head: {"method", "runs", "diverged", "not finished"} <= set(_columns(head)),
 }
 

@@ -26,13 +26,14 @@ RULES = {
     "running": "storage simulation config parallel core",
     "report": "storage config theory core",
     "scaling": "simulation storage config parallel core",
+    "assumptions": "simulation storage config parallel core",
 }
 #: Library → the only places that import it.
 USERS = {
     "mpi4py": ("parallel/comm.py",),
     "h5py": ("storage/",),
-    "matplotlib": ("report/", "scaling/"),
-    "rich": ("report/", "scaling/", "cli/"),
+    "matplotlib": ("report/", "scaling/", "assumptions/"),
+    "rich": ("report/", "scaling/", "assumptions/", "cli/"),
     "click": ("cli/",),
 }
 

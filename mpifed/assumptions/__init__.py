@@ -1,0 +1,1 @@
+"""What the assumptions of theorems look like on a job: estimates along its run."""

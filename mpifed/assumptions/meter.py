@@ -1,0 +1,197 @@
+"""A job's run, with what the theorems assume estimated at some of its points: ``mpifed measure``.
+
+The job is carried out anew, which gives the same points as its run under ``exact``. At each of them, with g_n
+the gradient of client n on all its data (or V_n, of an operator):
+
+=============  ==========================================================================================
+``L``          lower bound of the Lipschitz constant of g_n: the largest difference quotient met, between this
+               point and the one measured before, and in a power iteration at this point
+``pl``         ‖∇_y f‖² / 2(Φ - f), where y has no set: an upper bound of the PL constant μ in y,
+               also where the maximiser for Φ is not found
+``sigma_x``    root of the mean of ‖g_n(ξ) - g_n‖² over samples of the job's batch size with its noise, its
+               x part; ``sigma_y`` alike. With tails of index 2 and below it estimates nothing: it grows with
+               the samples
+``delta_x``    ‖∇_x f_n - ∇_x f‖, ``delta_y`` alike
+``tail``       tail index of ‖g_n(ξ) - g_n‖, with ``tail_low`` and ``tail_high``
+=============  ==========================================================================================
+
+The row "all" is of the mean function: L and pl of f, sigma and delta the roots of the clients' weighted mean
+squares, tail of all clients' lengths, each divided by its client's median.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from mpifed.assumptions.estimates import hill, lipschitz, top_values
+from mpifed.config.job import Config
+from mpifed.config.plugins import title
+from mpifed.core.errors import blaming
+from mpifed.core.solvers import Budget
+from mpifed.parallel.comm import SerialComm, together
+from mpifed.parallel.devices import deterministic, threads
+from mpifed.simulation.full_data import FullData
+from mpifed.simulation.measures import Functions
+from mpifed.simulation.preparation import default_dtype, settled
+from mpifed.simulation.simulation import Simulation
+
+__all__ = ["Options", "measure"]
+
+#: Samples of the meter belong to rounds that no run has: the address of round r is this and r.
+ROUNDS = 2**31
+#: What is below so many roundings of a vector is 0.
+ROUNDING = 100
+#: How well a best response of y is sought, and at what price.
+BEST_RESPONSE = Budget(accuracy=1e-8, evaluations=300)
+#: Columns of a tail index.
+TAIL = ("tail", "tail_low", "tail_high")
+
+Row = dict[str, float | int | str]
+
+
+class Options(NamedTuple):
+    """How much is measured: points of the run, samples of each client at each of them, the largest values
+    that the tail index takes (``None``: by the number of samples), iterations for a Lipschitz constant.
+    """
+
+    points: int = 5
+    samples: int = 1000
+    top: int | None = None
+    iterations: int = 20
+
+
+def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any]:
+    """Carry out the job and measure. Collective.
+
+    Returns:
+        On rank 0 ``rows``, one a point and client and one a point for "all", and what they are of; elsewhere
+        no rows.
+
+    Raises:
+        CollectiveError: on all ranks: the job cannot be run, or its problem has no gradients on all data.
+    """
+    config = settled(config.model_copy(update={"measures": None}), comm)
+    rows: list[Row] = []
+    exact = config.run.reduction == "exact"
+    with deterministic(exact):
+        torch.set_num_threads(threads(config.run.threads, exact, comm.local_size))
+        with together(comm, ValueError, OSError):
+            simulation = Simulation(config, comm)
+        with simulation.transport, default_dtype(simulation.dtype):
+            meter = _Meter(simulation, options)
+            simulation.start()
+            for r in np.unique(np.linspace(0, config.rounds, options.points).round().astype(int)).tolist():
+                while simulation.round < r:
+                    simulation.step()
+                rows += meter.at(r, simulation.point())
+    return {
+        "mpifed measure": title(config.algorithm) + " on " + title(config.problem),
+        "clients": config.problem.clients,
+        "samples": options.samples,
+        "top": options.top or top_values(options.samples),
+        "top_of_all": top_values(options.samples * config.problem.clients),
+        "rows": rows,
+    }
+
+
+class _Meter:
+    """Estimates at one point after another."""
+
+    def __init__(self, simulation: Simulation, options: Options):
+        self.full, self.options = FullData(simulation), options
+        self.comm, self.counts = simulation.comm, simulation.placement.counts
+        self.minimax = self.full.problem.family == "minimax"
+        self.blocks = list(self.full.blocks)
+        self._split = tuple(self.full.blocks.sizes.values())
+        self._before: torch.Tensor | None = None
+
+    @torch.no_grad()
+    def at(self, r: int, point: torch.Tensor) -> list[Row]:
+        """The rows of the point after round ``r``, on rank 0. Collective."""
+        whole = self.full.gradient(point)
+        mean: Row = {"L": self._steepness(self.full.gradient, point, whole)} | self._pl(point, whole)
+        with together(self.comm, ValueError):
+            own, own_lengths = self._own(r, point, whole)
+        clients, lengths = self._gathered(own), self._gathered(own_lengths)
+        self._before = point
+        if self.comm.rank:
+            return []
+        rows = [dict(zip(self._columns(), values)) for values in clients.tolist()]
+        mean |= self._spread(clients) | dict(zip(TAIL, hill(_scaled(lengths).reshape(-1))))
+        numbered = {"all": mean} | dict(enumerate(rows))
+        return [{"round": r, "client": client} | row for client, row in numbered.items()]
+
+    def _columns(self) -> list[str]:
+        parts = [f"{what}_{block}" for what in ("sigma", "delta") for block in self.blocks]
+        return ["L", *parts, *TAIL]
+
+    def _own(self, r: int, point: torch.Tensor, whole: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """The columns of this rank's clients ``[C, columns]``; lengths of their noise ``[C, samples]``."""
+        clients, samples = self.full.clients, self.options.samples
+        figures, lengths = np.empty((len(clients), len(self._columns()))), np.empty((len(clients), samples))
+        for place, client in enumerate(clients.tolist()):
+            with blaming(type(self.full.problem).__name__, None, "", [client]):
+                local = self.full.local(place, point)
+                squares = self._noise(place, r, point, local)
+                steepness = self._steepness(partial(self.full.local, place), point, local)
+            deltas = [float(part.norm()) for part in (local - whole).split(self._split)]
+            lengths[place] = np.sqrt(squares.sum(axis=1))
+            sigmas = np.sqrt(squares.mean(axis=0)).tolist()
+            figures[place] = [steepness, *sigmas, *deltas, *hill(lengths[place], self.options.top)]
+        return figures, lengths
+
+    def _noise(self, place: int, r: int, point: torch.Tensor, local: torch.Tensor) -> np.ndarray:
+        """Squared lengths of a client's gradient noise, by block ``[samples, blocks]``."""
+        squares = np.empty((self.options.samples, len(self.blocks)))
+        for number in range(self.options.samples):
+            noise = self.full.sample(place, number, ROUNDS + r, point) - local
+            squares[number] = [float(part.double().square().sum()) for part in noise.split(self._split)]
+        return np.where(squares.sum(axis=1, keepdims=True) > _rounding(local) ** 2, squares, 0.0)
+
+    def _steepness(self, field, point: torch.Tensor, value: torch.Tensor) -> float:
+        """The largest difference quotient of a field that is met."""
+        found, direction = 0.0, value
+        if self._before is not None and float((way := point - self._before).norm()) > 0:
+            found, direction = float((value - field(self._before)).norm() / way.norm()), way
+        return max(found, lipschitz(field, point, direction, self.options.iterations))
+
+    def _pl(self, point: torch.Tensor, whole: torch.Tensor) -> Row:
+        """``pl``, and the residual of the best response that Φ is taken at; NaN where there is none."""
+        if not self.minimax or "y" not in self.blocks or "y" in self.full.problem.sets:
+            return {"pl": math.nan, "pl_residual": math.nan}
+        x, y = point.split(self._split)
+        best = Functions(self.full, BEST_RESPONSE).best_response(x, y)
+        gap = self.full.difference(point, torch.cat([x, best.point]))
+        slope = float(whole.split(self._split)[1].double().norm())
+        away = float((best.point - y).norm())
+        told = gap > 0 and away > _rounding(point, least=1.0)  # else y is best already, and the ratio 0 / 0
+        return {"pl": slope**2 / (2 * gap) if told else math.nan, "pl_residual": best.residual}
+
+    def _spread(self, clients: np.ndarray) -> Row:
+        """Roots of the clients' weighted mean squares of sigma and delta."""
+        names, weights = self._columns()[1:-3], self.full.weights
+        means = np.sqrt(np.average(clients[:, 1:-3] ** 2, axis=0, weights=weights))
+        return dict(zip(names, means.tolist()))
+
+    def _gathered(self, own: np.ndarray) -> np.ndarray:
+        """The rows of all ranks' clients, ``[N, columns]``. Collective."""
+        width = own.shape[1]
+        every = np.empty(sum(self.counts) * width)
+        self.comm.allgatherv(np.ascontiguousarray(own).reshape(-1), every, [n * width for n in self.counts])
+        return every.reshape(-1, width)
+
+
+def _rounding(vector: torch.Tensor, least: float = 0.0) -> float:
+    """The length of what may be rounding in a vector, which counts as one of length ``least`` at least."""
+    return ROUNDING * torch.finfo(vector.dtype).eps * max(least, float(vector.norm()))
+
+
+def _scaled(lengths: np.ndarray) -> np.ndarray:
+    """Each client's lengths, over their median where that is not 0."""
+    medians = np.median(lengths, axis=1, keepdims=True)
+    return lengths / np.where(medians > 0, medians, 1.0)

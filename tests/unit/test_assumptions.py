@@ -1,0 +1,265 @@
+"""The meter against what was put in: constants of known problems, laws of the noise."""
+
+import csv
+import json
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from games import Game, configuration
+
+from mpifed import Blocks, Minimisation
+from mpifed.algorithms import FSGDA, LSGD
+from mpifed.assumptions.estimates import hill, lipschitz, top_values
+from mpifed.assumptions.meter import Options, measure
+from mpifed.cli.main import cli
+from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
+from mpifed.core.streams import generator
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import WGAN, AffineGame, FairClassification, QuadraticNCPL, Saddle
+
+COMM = SerialComm()
+STEPS = FSGDA(K=2, eta_xl=0.02, eta_yl=0.05)
+
+
+def metered(problem, noise=None, rounds=2, algorithm=STEPS, batch_size=0, weights="uniform", **options):
+    """``rows[round, client]`` of a job."""
+    config = configuration(
+        algorithm, problem, "unused", rounds=rounds, noise=noise or 0, batch_size=batch_size, weights=weights
+    )
+    found = measure(COMM, config, Options(**{"points": 2, "samples": 20} | options))
+    return {(row["round"], row["client"]): row for row in found["rows"]}, config.problem
+
+
+def test_hills_estimate_by_hand():
+    """Of 1, 2, 4, 8 the largest two over the third: 2 / (log 2 + log 4)."""
+    lengths = np.array([4.0, 1.0, 8.0, 2.0])
+    assert hill(lengths, 2).index == pytest.approx(2 / math.log(8)) == pytest.approx(hill(lengths).index)
+
+
+def test_hills_interval_covers():
+    """Of 400 samples of a Pareto law some 95 %: at 3 standard deviations 92 to 98 %."""
+    rng = np.random.default_rng(0)
+    tails = [hill(rng.pareto(1.5, 400) + 1) for _ in range(400)]
+    covered = np.mean([tail.low <= 1.5 <= tail.high for tail in tails])
+    assert 0.92 <= covered <= 0.98
+    # Of k = 20 values the estimate has the mean k / (k - 1) of the index.
+    assert np.mean([tail.index for tail in tails]) == pytest.approx(1.5 * 20 / 19, rel=0.04)
+
+
+@pytest.mark.parametrize("lengths", [np.zeros(50), np.ones(50), np.full(50, np.nan), np.ones(2)], ids=str)
+def test_no_tail(lengths):
+    assert all(map(math.isnan, hill(lengths, 5)))
+
+
+def test_the_number_of_largest_values():
+    assert [top_values(count) for count in (10, 1000, 8000)] == [3, 31, 89]
+
+
+def test_the_norm_of_a_hessian():
+    """Power iterations contract by (4/5)² in the square of the angle."""
+    H = torch.diag(torch.tensor([1.0, -4.0, 5.0])).double()
+    found = lipschitz(lambda z: H @ z, torch.ones(3).double(), torch.ones(3).double(), 100)
+    assert found == pytest.approx(5, rel=1e-5) and found <= 5 * (1 + 1e-9)
+
+
+def test_a_direction_of_no_length():
+    assert lipschitz(lambda z: 3 * z, torch.zeros(2).double(), torch.zeros(2).double(), 5) == pytest.approx(3)
+
+
+def test_the_saddle():
+    """L of client k is the norm of ((τ, -t), (-t, -1)); -f is 1-strongly convex in y; δ by hand."""
+    rows, own = metered(Saddle(clients=4, d=3, t_max=2.0, tau=3.0), iterations=200, rounds=3)
+    t = own._t
+    for client in range(4):
+        norm = np.linalg.norm([[3.0, -t[client]], [-t[client], -1.0]], 2)
+        assert rows[0, client]["L"] == pytest.approx(norm, rel=1e-4)
+        assert rows[0, client]["L"] <= norm * (1 + 1e-8)
+    mean = np.linalg.norm([[3.0, -t.mean()], [-t.mean(), -1.0]], 2)
+    for r in (0, 3):
+        assert rows[r, "all"]["L"] == pytest.approx(mean, rel=1e-4)
+        assert rows[r, "all"]["pl"] == pytest.approx(1, rel=1e-9) and rows[r, "all"]["pl_residual"] <= 1e-9
+    x, y = (part.numpy() for part in own.initial(generator(1, "initial")).values())
+    for client in range(4):
+        assert rows[0, client]["delta_x"] == pytest.approx(np.linalg.norm((t[client] - t.mean()) * y))
+        away = own._b[client] - (t[client] - t.mean()) * x
+        assert rows[0, client]["delta_y"] == pytest.approx(np.linalg.norm(away))
+    deltas = [rows[0, client]["delta_y"] for client in range(4)]
+    assert rows[0, "all"]["delta_y"] == pytest.approx(np.sqrt(np.mean(np.square(deltas))))
+
+
+def test_no_noise():
+    """Full batches: σ is 0, and there is no tail."""
+    rows, _ = metered(Game())
+    assert all(row["sigma_x"] == row["sigma_y"] == 0 and math.isnan(row["tail"]) for row in rows.values())
+
+
+def test_the_quadratic():
+    """The largest norm of a client's Hessian; μ between the constant and the least steep start."""
+    own = QuadraticNCPL(clients=3, dx=4, dy=4, rank=3, heterogeneity=0.5, shared_hessian=True)
+    rows, own = metered(own, iterations=300)
+    assert rows[0, "all"]["L"] == pytest.approx(own.ell, rel=1e-3)
+    assert all(own.mu * (1 - 1e-6) <= rows[r, "all"]["pl"] <= own.ell for r in (0, 2))
+
+
+def test_an_operator():
+    """Of a rotation and a scaling V = Jz + c, whose J is normal, the estimate is J's norm."""
+    own = AffineGame(clients=3, d=4, strong=0.5, smooth=0.5, skew=2.0)
+    rows, own = metered(own, algorithm=LSGD(K=2, eta=0.01), noise=Gaussian(scale=0.5), samples=500)
+    assert rows[0, "all"]["L"] == pytest.approx(np.linalg.norm(own._J, 2), rel=1e-3)
+    assert "pl" in rows[0, "all"] and math.isnan(rows[0, "all"]["pl"])
+    # Of 2,000 squares of normal numbers, 5 standard deviations.
+    assert rows[0, 0]["sigma_z"] == pytest.approx(0.5 * math.sqrt(4), rel=0.08)
+
+
+def test_gaussian_noise():
+    """σ of d coordinates is scale √d; of 6,000 squares 5 standard deviations are 5 %. Light tails have a
+    large index."""
+    rows, _ = metered(Saddle(clients=3, d=3), Gaussian(scale=0.3), samples=2000)
+    for r, client in ((0, 0), (0, 2), (2, 1), (2, "all")):
+        assert rows[r, client]["sigma_x"] == pytest.approx(0.3 * math.sqrt(3), rel=0.05)
+        assert rows[r, client]["sigma_y"] == pytest.approx(0.3 * math.sqrt(3), rel=0.05)
+        assert rows[r, client]["tail_low"] > 4
+
+
+LAWS = {
+    "pareto": (Pareto(tail=1.5, scale=0.1), 1.5),
+    "stable": (AlphaStable(alpha=1.5, scale=0.1), 1.5),
+    "student": (StudentT(nu=2.0), 2.0),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_the_tail_index_of_the_noise(law):
+    """Within the intervals of 6 clients of 8 at least (95 % of each: fewer once in 170 laws), and that of all
+    together, of k = 89 values, to 3 standard deviations."""
+    noise, index = LAWS[law]
+    rows, _ = metered(Saddle(clients=8, d=1), noise, samples=1000, points=1, iterations=1)
+    clients = [rows[0, client] for client in range(8)]
+    assert sum(row["tail_low"] <= index <= row["tail_high"] for row in clients) >= 6
+    assert rows[0, "all"]["tail"] == pytest.approx(index, rel=3 / math.sqrt(89))
+
+
+def test_minibatches_and_weights():
+    """σ² of batches with replacement is the variance of a row's gradient over the batch size; the row "all"
+    weighs clients by their samples. Ratios of two means of 500 squares are told to some 20 %."""
+    rows, own = metered(Game(), batch_size=2, weights="samples", samples=500, points=1)
+    weights = np.array([len(part) for part in own.rows], dtype=float)
+    sigmas = np.array([rows[0, client]["sigma_x"] for client in range(3)])
+    assert rows[0, "all"]["sigma_x"] == pytest.approx(np.sqrt(np.average(sigmas**2, weights=weights)))
+    twice, _ = metered(Game(), batch_size=8, weights="samples", samples=500, points=1)
+    assert [twice[0, k]["sigma_x"] for k in range(3)] == pytest.approx(sigmas / 2, rel=0.2)
+
+
+@dataclass
+class Convex(Minimisation):
+    """‖x‖² c_k / 2."""
+
+    clients: int = 2
+
+    def variables(self):
+        return Blocks(x={"w": (2,)})
+
+    def initial(self, rng):
+        return {"x": torch.ones(2)}
+
+    def client_data(self, client):
+        return (torch.tensor([1.0 + client]),)
+
+    def loss(self, x, batch):
+        return batch[0].mean() * (x["w"] ** 2).sum() / 2
+
+
+def test_without_y():
+    rows, _ = metered(Convex())
+    assert [rows[2, client]["L"] for client in (0, 1, "all")] == pytest.approx([1, 2, 1.5], rel=1e-6)
+    assert math.isnan(rows[2, "all"]["pl"]) and "sigma_y" not in rows[0, 0]
+
+
+def test_a_set_of_y_has_no_pl_ratio():
+    rows, _ = metered(FairClassification(clients=2, dataset="digits"), points=1, samples=10, iterations=1)
+    assert math.isnan(rows[0, "all"]["pl"])
+
+
+def test_at_the_best_response_there_is_no_ratio():
+    """The saddle point of the clients' mean is the start."""
+    rows, _ = metered(Saddle(clients=3, d=2, start="zero"), points=1)
+    assert math.isnan(rows[0, "all"]["pl"]) and rows[0, "all"]["pl_residual"] <= 1e-12
+
+
+def test_points_of_a_short_run():
+    """No round twice, the first and the last among them."""
+    rows, _ = metered(Convex(), rounds=2, points=9)
+    assert sorted({r for r, _ in rows}) == [0, 1, 2]
+
+
+def test_a_problem_without_data():
+    with pytest.raises(CollectiveError, match="WGAN makes its own samples"):
+        metered(WGAN(clients=2), batch_size=2)
+
+
+JOB = """
+rounds = 2
+algorithm = { name = "FSGDA", K = 2, eta_xl = 0.02, eta_yl = 0.05 }
+problem = { name = "Saddle", clients = 25, d = 2 }
+oracle = { batch_size = 0, noise = { name = "gaussian", scale = 0.1 } }
+[run]
+dtype = "float64"
+"""
+
+
+@pytest.fixture
+def invoke(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.toml").write_text(JOB + 'out = "runs/one"\n')
+    return lambda *options: CliRunner().invoke(
+        cli,
+        ["measure", "job.toml", "--points", "2", "--samples", "12", "--iterations", "2", *options],
+        standalone_mode=False,
+    )
+
+
+def test_the_command(invoke, tmp_path):
+    result = invoke()
+    assert result.exit_code == 0, result.exception
+    folder = tmp_path / "runs" / "one"
+    assert {path.name for path in folder.iterdir()} == {
+        f"assumptions.{kind}" for kind in ("csv", "json", "png")
+    }
+    for word in ("FSGDA on Saddle: all clients", "L ≥", "μ ≤", "σ_x", "δ_y", "tail index", "after round 2"):
+        assert word in result.output
+    assert "5 more clients" in result.output and "the largest 3 of 12 lengths" in result.output
+    with open(folder / "assumptions.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    stored = json.loads((folder / "assumptions.json").read_text())
+    assert len(table) == len(stored["rows"]) == 2 * 26
+    for row, other in zip(table, stored["rows"]):
+        assert row["client"] == str(other["client"]) and float(row["L"]) == other["L"]
+    assert stored["samples"] == 12 and stored["top"] == 3
+    assert invoke().exit_code == 0  # its own files are replaced
+
+
+def test_files_of_others_are_left_alone(invoke, tmp_path):
+    folder = tmp_path / "runs" / "one"
+    folder.mkdir(parents=True)
+    (folder / "assumptions.csv").write_text("mine\n")
+    result = invoke()
+    assert "assumptions.csv is a file that mpifed has not written" in str(result.exception)
+    assert (folder / "assumptions.csv").read_text() == "mine\n"
+    assert not (folder / "assumptions.json").exists()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--top", "12"], "expected --top below --samples = 12, got 12"),
+        (["problem.d=0"], "problem.d"),
+        (["--samples", "3"], "3"),
+        (["run.out=job.toml/x"], "cannot write to run.out"),
+    ],
+)
+def test_bad_input(invoke, options, message):
+    assert message in str(invoke(*options).exception)

@@ -1,0 +1,372 @@
+"""Measures of a job against exact solutions, and against differences of Φ, on all data."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from everything import problem
+from games import Game, configuration
+from scipy.optimize import minimize_scalar
+
+import mpifed.simulation.full_data as full_data
+from mpifed import Blocks, Config, Minimisation, run
+from mpifed.algorithms import FESSGDA, FSGDA, LESGD
+from mpifed.config.sections import Measures
+from mpifed.core.errors import ConfigError
+from mpifed.core.solvers import Budget
+from mpifed.core.streams import generator
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import QuadraticNCPL, Saddle, TwoSidedPL
+from mpifed.simulation.full_data import FullData
+from mpifed.simulation.measures import Functions
+from mpifed.simulation.simulation import Simulation
+
+COMM = SerialComm()
+STEPS = FSGDA(K=2, eta_xl=0.02, eta_yl=0.05)
+SMOOTHED = FESSGDA(K=2, eta_xl=0.02, eta_yl=0.05, p=3.0)
+EXACT = Budget(1e-11, 5000)
+
+
+def simulated(problem_, of=None, algorithm=STEPS, rounds=1, batch_size=0, weights="uniform", **measures):
+    """A run of the problem after some rounds, with measures asked for."""
+    config = configuration(algorithm, problem_, "unused", batch_size=batch_size, noise=0, weights=weights)
+    if of is not None:
+        config = Config(**dict(config) | {"measures": {"of": of, "accuracy": 1e-10, **measures}})
+    simulation = Simulation(config, COMM)
+    simulation.start()
+    for _ in range(rounds):
+        simulation.step()
+    return simulation
+
+
+def blocks_of(simulation) -> list[torch.Tensor]:
+    return list(simulation.point().split(list(simulation.problem.variables().sizes.values())))
+
+
+def functions(simulation, budget=EXACT) -> Functions:
+    return Functions(FullData(simulation), budget)
+
+
+def phi(simulation, x, y) -> float:
+    """Φ(x), its y sought from ``y``."""
+    own = functions(simulation)
+    return own.full.value(torch.cat([x, own.best_response(x, y).point]))
+
+
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("ball", [None, 0.3], ids=["space", "ball"])
+def test_the_gradient_of_phi_of_a_users_loss(ball, weights):
+    """Central differences of width 1e-5 err by 1e-10 and by rounding over the width, 1e-11."""
+    simulation = simulated(Game(ball=ball), ["phi"], weights=weights)
+    x, y = blocks_of(simulation)
+    width = 1e-5
+    differences = [
+        (phi(simulation, x + width * e, y) - phi(simulation, x - width * e, y)) / (2 * width)
+        for e in torch.eye(len(x), dtype=x.dtype)
+    ]
+    measured = simulation.evaluate(simulation.shared)
+    assert measured["phi_gradient"] == pytest.approx(np.linalg.norm(differences), rel=1e-7)
+    assert measured["phi_residual"] <= 1e-10
+
+
+def test_weights_count():
+    """The clients of a game have 5, 6 and 7 rows."""
+    uniform, samples = (
+        simulated(Game(), ["stationarity"], rounds=0, weights=one) for one in ("uniform", "samples")
+    )
+    full = FullData(samples)
+    locals_ = torch.stack([full.local(place, samples.point()) for place in range(3)])
+    expected = (torch.tensor([5.0, 6.0, 7.0]).double() @ locals_) / 18
+    torch.testing.assert_close(full.gradient(samples.point()), expected, rtol=1e-14, atol=1e-14)
+    assert not torch.allclose(FullData(uniform).gradient(uniform.point()), expected, rtol=1e-3)
+
+
+def saddle_figures(simulation, ell):
+    """Φ and its envelope of the saddle problem, by hand: y* = b̄ - t̄ x, ∇Φ = τx - t̄ y*, x̂ solves
+    (τ + t̄² + 2ℓ) x̂ = 2ℓx + t̄ b̄."""
+    [x, y], own = [part.numpy() for part in blocks_of(simulation)], simulation.problem
+    t, b = own._t.mean(), own._b.mean(axis=0)
+    gradient = own.tau * x - t * (b - t * x)
+    nearest = (2 * ell * x + t * b) / (own.tau + t**2 + 2 * ell)
+    return {
+        "gradient_x": np.linalg.norm(own.tau * x - t * y),
+        "gradient_y": np.linalg.norm(b - y - t * x),
+        "phi_gradient": np.linalg.norm(gradient),
+        "moreau_gradient": 2 * ell * np.linalg.norm(x - nearest),
+        "nuclear_norm": np.linalg.norm(gradient),
+    }
+
+
+def test_the_saddle():
+    own = Saddle(clients=3, d=4, t_max=2.0, tau=3.0, centred=False)
+    simulation = simulated(own, ["stationarity", "phi", "nuclear_norm", "moreau"], ell=5.0)
+    measured = simulation.evaluate(simulation.shared)
+    for name, value in saddle_figures(simulation, 5.0).items():
+        assert measured[name] == pytest.approx(value, rel=1e-9), name
+
+
+def test_a_game_has_the_figures_of_its_minimax_problem():
+    """A method for variational inequalities sees one block z."""
+    own, asked = dict(clients=3, d=4, t_max=2.0, centred=False), ["stationarity", "phi", "moreau"]
+    game, minimax = (
+        simulated(Saddle(**own), asked, algorithm, rounds=0, ell=20.0)
+        for algorithm in (LESGD(K=2, eta=0.02), STEPS)
+    )
+    assert game.evaluate(game.shared) == minimax.evaluate(minimax.shared)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["closed", "ascent"])
+@pytest.mark.parametrize("heterogeneity", [0.0, 0.5])
+def test_the_quadratic(monkeypatch, known, heterogeneity):
+    """PL with flat directions in y; the envelope and the potential by dense solves."""
+    if not known:
+        monkeypatch.setattr(QuadraticNCPL, "best_response", None)
+    own, ell = QuadraticNCPL(clients=4, dx=4, dy=5, rank=3, heterogeneity=heterogeneity), 1.5
+    of = ["phi", "moreau", "potential"]
+    simulation = simulated(own, of, SMOOTHED, rounds=2, ell=ell)
+    measured, [x, y] = simulation.evaluate(simulation.shared), blocks_of(simulation)
+    z, p = simulation.shared.z.numpy(), SMOOTHED.p
+    zero, eye = np.zeros(own.dx), np.eye(own.dx)
+    H = np.stack([own.grad_phi(e) - own.grad_phi(zero) for e in eye], axis=1)
+    x = x.numpy()
+
+    def pulled(center, weight):
+        return np.linalg.solve(H + weight * eye, weight * center - own.grad_phi(zero))
+
+    assert measured["phi_gradient"] == pytest.approx(measured["grad_phi"], rel=1e-9)
+    nearest = pulled(x, 2 * ell)
+    assert measured["moreau_gradient"] == pytest.approx(2 * ell * np.linalg.norm(x - nearest), rel=1e-7)
+    mean, linear = own._mean
+    P = mean[: own.dx, : own.dx]
+
+    def smoothed(x, y):
+        point = np.concatenate([x, y])
+        return point @ mean @ point / 2 + linear @ point + p / 2 * ((x - z) ** 2).sum()
+
+    pull = p * z - linear[: own.dx] - mean[: own.dx, own.dx :] @ y.numpy()
+    least = np.linalg.solve(P + p * eye, pull)
+    saddle = pulled(z, p)
+    least_value, saddle_value = (
+        smoothed(least, y.numpy()),
+        own.phi(saddle) + p / 2 * ((saddle - z) ** 2).sum(),
+    )
+    potential = smoothed(x, y.numpy()) - 2 * least_value + 2 * saddle_value
+    assert measured["potential"] == pytest.approx(potential, rel=1e-7)
+    assert max(measured["moreau_residual"], measured["potential_residual"]) <= 1e-9
+
+
+def test_the_envelope_vanishes_where_phi_does():
+    """At the minimiser of Φ both gradients are 0."""
+    own = TwoSidedPL(clients=3, d=2, scale=0.0)
+    simulation = simulated(own, ["phi", "moreau"], rounds=0, ell=28.0)
+    measured = simulation.evaluate(simulation.shared)
+    assert measured["phi_gradient"] <= 1e-8 and measured["moreau_gradient"] <= 1e-8
+
+
+def deep_auc(name, **settings):
+    own = problem(name)
+    for key, value in settings.items():
+        setattr(own, key, value)
+    return own
+
+
+@pytest.mark.parametrize("name", ["DeepAUC", "TextAUC"])
+def test_the_dual_of_the_auc(name):
+    """α* = mean of h over the negatives less that over the positives, where clients weigh by their samples;
+    and it is the numeric maximiser, to the root of rounding."""
+    simulation = simulated(deep_auc(name), ["phi"], weights="samples")
+    own, own_functions, [x, y] = simulation.problem, functions(simulation), blocks_of(simulation)
+    solved = own_functions.best_response(x, y)
+    columns = [own.client_data(client) for client in range(own.clients)]
+    positive = torch.cat([column[1] for column in columns]).bool()
+    with torch.no_grad():
+        named = own.variables().unflatten("x", x)
+        samples = torch.cat([column[0] for column in columns])
+        h = own.outputs(named, samples.to(x) if samples.is_floating_point() else samples)
+    alpha = float(h[~positive].mean() - h[positive].mean())
+    assert float(solved.point) == pytest.approx(alpha, abs=1e-10)
+    numeric = minimize_scalar(
+        lambda value: -own_functions.full.value(torch.cat([x, torch.tensor([value]).to(x)])),
+        bounds=(alpha - 5, alpha + 5),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    assert float(solved.point) == pytest.approx(numeric.x, abs=1e-6)
+
+
+def test_the_worst_class():
+    """f is linear in the classes' weights: Φ is the largest loss of a class, ∇Φ the gradient of that."""
+    simulation = simulated(problem("FairClassification"), ["phi", "nuclear_norm"], weights="samples")
+    own, [x, _] = simulation.problem, blocks_of(simulation)
+    leaf = x.clone().requires_grad_()
+    with torch.enable_grad():
+        images, labels = (torch.cat(column) for column in zip(*(own.client_data(k)[:2] for k in range(3))))
+        scores = own.model(own.variables().unflatten("x", leaf), images.double())
+        each = F.cross_entropy(scores, labels, reduction="none")
+        worst = torch.stack([each[labels == label].mean() for label in range(10)]).max()
+        [gradient] = torch.autograd.grad(worst, leaf)
+    measured = simulation.evaluate(simulation.shared)
+    assert measured["phi_gradient"] == pytest.approx(float(gradient.norm()), rel=1e-9)
+    parts = own.variables().unflatten("x", gradient)
+    nuclear = sum(
+        np.linalg.svd(np.atleast_2d(part.numpy()), compute_uv=False).sum() for part in parts.values()
+    )
+    assert measured["nuclear_norm"] == pytest.approx(nuclear, rel=1e-9)
+
+
+def test_stationarity_on_a_set():
+    """ℓ ‖P_Y(y + ∇_y f / ℓ) - y‖ on the simplex."""
+    simulation = simulated(problem("FairClassification"), ["stationarity"], ell=7.0)
+    [_, y], full = blocks_of(simulation), FullData(simulation)
+    slope = full.gradient(simulation.point())[-10:]
+    expected = 7.0 * (simulation.problem.sets.y(y + slope / 7.0) - y).norm()
+    measured = simulation.evaluate(simulation.shared)
+    assert measured["gradient_y"] == pytest.approx(float(expected), rel=1e-12)
+
+
+@dataclass
+class Line(Minimisation):
+    """Least squares on 40 rows a client."""
+
+    clients: int = 3
+    centred: bool = False
+
+    def variables(self):
+        return Blocks(x={"w": (3,)})
+
+    def client_data(self, client):
+        rows = generator(0, "rows", client).standard_normal((40, 4))
+        return torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, -1])
+
+    def loss(self, x, batch):
+        inputs, targets = batch
+        errors = inputs @ x["w"] - targets - 1
+        return ((errors - errors.mean()) ** 2).mean() if self.centred else (errors**2).mean()
+
+
+def test_without_y():
+    """Φ is f."""
+    simulation = simulated(Line(), ["stationarity", "phi"], rounds=2)
+    measured = simulation.evaluate(simulation.shared)
+    assert measured["phi_gradient"] == measured["gradient_x"] > 0 and measured["phi_residual"] == 0
+    assert "gradient_y" not in measured
+
+
+@pytest.mark.parametrize("centred", [False, True], ids=["mean", "no-mean"])
+def test_clients_in_chunks(monkeypatch, centred):
+    """A mean over rows is taken in chunks; another function is seen to be none, and kept whole."""
+    simulation = simulated(Line(centred=centred), rounds=2)
+    whole = FullData(simulation)
+    expected, value = whole.gradient(simulation.point()), whole.value(simulation.point())
+    monkeypatch.setattr(full_data, "ROWS", 16)
+    seen = []
+    parts = FullData(simulation)
+    monkeypatch.setattr(
+        parts,
+        "_of",
+        lambda place, columns, point: (
+            seen.append(len(columns[0])) or FullData._of(parts, place, columns, point)
+        ),
+    )
+    torch.testing.assert_close(parts.gradient(simulation.point()), expected, rtol=1e-13, atol=1e-13)
+    assert parts.value(simulation.point()) == pytest.approx(value, rel=1e-13)
+    assert max(seen) == (40 if centred else 16)
+
+
+def test_values_without_a_loss():
+    """The integral along a line is exact for a quadratic, whose f(0) is 0."""
+    simulation = simulated(QuadraticNCPL(clients=3), rounds=0)
+    x, y = (part.numpy() for part in blocks_of(simulation))
+    H, linear = simulation.problem._mean
+    point = np.concatenate([x, y])
+    value = FullData(simulation).value(simulation.point())
+    assert value == pytest.approx(point @ H @ point / 2 + linear @ point, rel=1e-12)
+
+
+def test_measures_leave_the_run_alone(tmp_path):
+    """The same points, the same costs on the wire, and a column for each figure at each evaluation."""
+    plain = configuration(STEPS, Game(), tmp_path / "plain", eval_every=1)
+    results = [run(plain, COMM)]
+    asked = Measures(of=("stationarity", "phi"))
+    run_ = plain.run.model_copy(update={"out": str(tmp_path / "measured")})
+    results.append(run(plain.model_copy(update={"measures": asked, "run": run_}), COMM))
+    assert "measures" not in plain.table()
+    for block in "xy":
+        np.testing.assert_array_equal(*(np.asarray(result.point[block]) for result in results))
+    before, after = (set(result.metrics) for result in results)
+    assert after - before == {"gradient_x", "gradient_y", "phi_gradient", "phi_residual"}
+
+
+def test_figures_that_are_not_finite():
+    """Where the gradient is not finite a figure is NaN, and the run's own check ends the run."""
+    simulation = simulated(Game(), ["stationarity", "phi", "nuclear_norm"])
+    simulation.shared.x = torch.full_like(simulation.shared.x, torch.nan)
+    measured = simulation.evaluate(simulation.shared)
+    assert all(np.isnan(measured[name]) for name in ("gradient_x", "phi_gradient", "nuclear_norm"))
+
+
+@dataclass
+class Named(Game):
+    def metrics(self, x, y, predictions):
+        return {"phi_gradient": 0.0}
+
+
+@dataclass
+class Broken(Game):
+    def best_response(self, x):
+        raise RuntimeError("no answer")
+
+
+WRONG = {
+    "names": (("Saddle", STEPS, dict(of=["Phi"])), "measures.of"),
+    "none": (("Saddle", STEPS, dict(of=[])), "measures.of"),
+    "ell": (("Saddle", STEPS, dict(of=["moreau"])), "measures.ell"),
+    "z": (("Saddle", STEPS, dict(of=["potential"])), "smoothing point z .* got FSGDA"),
+    "p": (("Saddle", SMOOTHED.__class__(K=1, eta_xl=1, eta_yl=1), dict(of=["potential"])), "a weight p > 0"),
+    "family": (("AffineGame", LESGD(K=1, eta=1), dict(of=["phi"])), "minimax problem, .* 'operator'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_measured(case):
+    (name, algorithm, measures), match = WRONG[case]
+    with pytest.raises(ConfigError, match=match):
+        simulated(problem(name), algorithm=algorithm, **measures)
+
+
+@pytest.mark.parametrize(
+    "own, measures, match",
+    [
+        (problem("WGAN"), dict(of=["phi"], batch_size=2), "WGAN makes its own samples"),
+        (problem("FairClassification"), dict(of=["stationarity"]), "where y has a set: measures.ell"),
+    ],
+    ids=["draws", "set"],
+)
+def test_what_shows_when_the_problem_is_there(own, measures, match):
+    with pytest.raises(CollectiveError, match=match):
+        simulated(own, **measures)
+
+
+def test_faults_of_a_users_functions():
+    simulation = simulated(Named(), ["phi"])
+    with pytest.raises(CollectiveError, match="'phi_gradient' is a measure, too"):
+        simulation.evaluate(simulation.shared)
+    simulation = simulated(Broken(), ["phi"])
+    with pytest.raises(CollectiveError, match="Broken.best_response failed: RuntimeError: no answer"):
+        simulation.evaluate(simulation.shared)
+
+
+def test_a_best_response_of_the_users():
+    """It is taken where clients weigh the same, and its residual tells whether it is one."""
+
+    @dataclass
+    class Wrong(Game):
+        def best_response(self, x):
+            return torch.zeros(2)
+
+    for weights, residual in (("uniform", 0.1), ("samples", 0.0)):
+        simulation = simulated(Wrong(), ["phi"], weights=weights)
+        measured = simulation.evaluate(simulation.shared)["phi_residual"]
+        assert (measured > residual) if residual else (measured <= 1e-10)
