@@ -1,4 +1,5 @@
-"""The sections of a job file as validated objects: [oracle], [participation], [stop], [run], [clock]."""
+"""The sections of a job file as validated objects: [oracle], [participation], [message], [stop], [run],
+[clock]."""
 
 from __future__ import annotations
 
@@ -7,20 +8,19 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeInt,
     model_validator,
 )
 
+from mpifed.config.clients import Message, Participation
+from mpifed.config.section import Section
 from mpifed.core.errors import shown
 from mpifed.core.evaluation import Evaluation
 from mpifed.core.noise import Noise
-from mpifed.core.strict import Strict
 
-__all__ = ["Oracle", "Participation", "Stop", "Run", "Clock", "SECTIONS"]
+__all__ = ["Oracle", "Participation", "Message", "Stop", "Run", "Clock", "SECTIONS"]
 
 
 #: Most seconds of the watchdog, three years: a system's clock takes no more than a hundred times as many.
@@ -53,11 +53,7 @@ def _group(value):
     return value
 
 
-class _Section(Strict, BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Oracle(_Section):
+class Oracle(Section):
     """[oracle]: how the stochastic oracle answers."""
 
     batch_size: int = Field(
@@ -68,16 +64,7 @@ class Oracle(_Section):
     )
 
 
-class Participation(_Section):
-    """[participation]: who takes part in a round and how much each counts."""
-
-    cohort: int | None = Field(None, ge=1, description="clients drawn for a round; all when left out")
-    weights: Literal["uniform", "samples"] = Field(
-        "uniform", description="equal weights, or by number of samples"
-    )
-
-
-class Stop(_Section):
+class Stop(Section):
     """[stop]: when to end before the last round."""
 
     metric: str | None = Field(None, description="metric whose value ends the run")
@@ -93,7 +80,7 @@ class Stop(_Section):
         return self
 
 
-class Run(_Section):
+class Run(Section):
     """[run]: how the run is executed."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
@@ -226,7 +213,7 @@ class Run(_Section):
         return self
 
 
-class Clock(_Section):
+class Clock(Section):
     """[clock]: what federated clients are like. With it a run counts the wall time that they would take."""
 
     bandwidth_down: float = Field(gt=0, description="bytes a second from the server to a client")
@@ -243,7 +230,10 @@ class Clock(_Section):
         0.0, ge=0, lt=1, description="probability that an attempt of a client in a phase is lost and repeated"
     )
     timeout: float | None = Field(
-        None, gt=0, description="seconds that a lost attempt costs; needed with dropout"
+        None,
+        gt=0,
+        description="seconds after which the server takes an attempt for lost, and a client that does not "
+        "answer for dropped out; needed with dropout",
     )
     server_seconds: float = Field(0.0, ge=0, description="seconds of the server after each phase")
 
@@ -255,4 +245,11 @@ class Clock(_Section):
 
 
 #: Name in a job file → section.
-SECTIONS = {"oracle": Oracle, "participation": Participation, "stop": Stop, "run": Run, "clock": Clock}
+SECTIONS = {
+    "oracle": Oracle,
+    "participation": Participation,
+    "message": Message,
+    "stop": Stop,
+    "run": Run,
+    "clock": Clock,
+}
