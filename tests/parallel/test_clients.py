@@ -280,8 +280,7 @@ def iterates(result) -> np.ndarray:
     return np.concatenate(list(result.iterates.values()), axis=1)
 
 
-@pytest.mark.parametrize("group", [1, 2])
-@pytest.mark.parametrize("method", [METHOD, Phases()], ids=["one phase", "three phases"])
+@pytest.mark.parametrize("method, group", [(METHOD, 1), (Phases(), 2)], ids=["one phase", "three phases"])
 @pytest.mark.parametrize("name", EVENTFUL)
 def test_bits_and_counts_of_every_layout_and_of_a_run_that_goes_on(comm, out, name, method, group):
     participation, compression = EVENTFUL[name]
