@@ -62,11 +62,17 @@ class Coordinator:
 
     def answering(self, r: int, phase: int, asked: Cohort) -> Cohort:
         """Those of ``asked`` who answer in a phase of round ``r``; everybody in round 0."""
-        count = len(asked.members)
-        members = self.participants.answering(r, phase, asked.members) if r else asked.members
+        if not self.participants.lossy or not r:
+            return asked
+        count, members = len(asked.members), self.participants.answering(r, phase, asked.members)
         cohort = asked if len(members) == count else self._of(members)
         cohort.asked = count
         return cohort
+
+    def waits(self, cohort: Cohort) -> bool:
+        """Whether the server waits for answers that do not come."""
+        count = len(cohort.members)
+        return cohort.asked > count and self.participants.waits(cohort.asked, count)
 
     def _of(self, members: np.ndarray) -> Cohort:
         if len(members) == self.placement.clients and not self.participants.unbiased:

@@ -30,7 +30,8 @@ class Participants:
 
     Attributes:
         files: the data files read, by name.
-        base: the clients' weights in averages, ``[N]``, ``None`` where they are equal.
+        lossy: whether some who are asked may not be members.
+        unbiased: whether averages estimate those over all clients without bias.
 
     Raises:
         ValueError, OSError: a trace cannot be read.
@@ -40,8 +41,9 @@ class Participants:
         self._settings, self._seed, self._problem = settings, seed, problem
         self._law, self._clients = settings.law or Uniform(), problem.clients
         self._asked = settings.contacted or settings.cohort or problem.clients
-        self._lossy = one_each(settings.dropout or 0.0, problem.clients, "participation.dropout")
-        self._loses = bool(self._lossy.any())
+        self._dropout = one_each(settings.dropout or 0.0, problem.clients, "participation.dropout")
+        self.lossy = settings.contacted is not None or bool(self._dropout.any())
+        self.unbiased = self._law.unbiased
         self.files: dict[str, DataFile] = {}
         if isinstance(self._law, Trace):
             self._available, self.files["trace"] = read_trace(self._law.file, problem.clients)
@@ -56,6 +58,7 @@ class Participants:
 
     @cached_property
     def base(self) -> np.ndarray | None:
+        """The clients' weights before any correction, ``[N]``, ``None`` where they are equal."""
         return self._sizes if self._settings.weights == "samples" else None
 
     @cached_property
@@ -75,11 +78,6 @@ class Participants:
         with np.errstate(divide="ignore"):  # a client of probability 0 is never weighed
             return (1.0 if self.base is None else self.base) / self._chances
 
-    @property
-    def unbiased(self) -> bool:
-        """Whether averages estimate those over all clients without bias."""
-        return self._law.unbiased
-
     def asked(self, r: int, number: int) -> np.ndarray | None:
         """Whom the ``number``-th cohort of round ``r`` is asked of, ascending; ``None`` for all."""
         available, clients = self._available(r, number), self._clients
@@ -97,9 +95,8 @@ class Participants:
 
     def answering(self, r: int, phase: int, members: np.ndarray) -> np.ndarray:
         """Those of ``members`` whose answers count in the ``phase``-th phase of round ``r``, ascending."""
-        if self._loses:
-            draws = Stream(self._seed, "dropout", members, r, first=phase).uniform()[:, 0]
-            members = members[draws >= self._lossy[members]]
+        draws = Stream(self._seed, "dropout", members, r, first=phase).uniform()[:, 0]
+        members = members[draws >= self._dropout[members]]
         wanted = self._settings.cohort
         if self._settings.contacted and len(members) > wanted:
             arrival = Stream(self._seed, "arrival", members, r, first=phase).uniform()[:, 0]

@@ -260,8 +260,7 @@ class Rounds:
         self.costs.oracle_calls += int(self.executor.calls.sum())
         self.costs.bytes_up += sent.up * members
         self.costs.bytes_down += sent.down * (members + cohort.silent)
-        waits = self.coordinator.participants.waits(cohort.asked, len(cohort.members))
-        self.clock.phase(r, cohort.local, self.executor.calls, sent, waits)
+        self.clock.phase(r, cohort.local, self.executor.calls, sent, self.coordinator.waits(cohort))
 
     def unsent(self) -> list[str]:
         """The fields of ``shared`` that clients have not been sent since they were written. Collective.
