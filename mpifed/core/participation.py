@@ -66,7 +66,7 @@ Probabilities = Annotated[float | tuple[float, ...], BeforeValidator(_probabilit
 
 
 def one_each(values: float | tuple[float, ...], clients: int, name: str) -> np.ndarray:
-    """One value a client, ``[N]``.
+    """One value a client, ``[N]``, or one of all as an array without axes: N may be more than memory holds.
 
     Raises:
         ValueError: it is a list of another length; names the setting ``name``.
@@ -75,7 +75,7 @@ def one_each(values: float | tuple[float, ...], clients: int, name: str) -> np.n
         raise ValueError(
             f"{name}: expected one number, or one for each of {clients} clients, got {len(values)}"
         )
-    return np.broadcast_to(np.asarray(values, dtype=np.float64), (clients,))
+    return np.asarray(values, dtype=np.float64)
 
 
 class _Everyone:
@@ -141,7 +141,7 @@ class Bernoulli(_Everyone):
         return float(self.chances(clients).mean())
 
     def chances(self, clients: int) -> np.ndarray:
-        """The clients' probabilities, ``[N]``."""
+        """The clients' probabilities, as :func:`one_each`."""
         return one_each(self.probability, clients, "participation.law.probability")
 
     def start(self, seed, clients):
@@ -188,12 +188,12 @@ class Markov(_Everyone):
         return float(self.stationary(clients).mean())
 
     def chances(self, clients: int) -> tuple[np.ndarray, np.ndarray]:
-        """The clients' ``p_off`` and ``p_on``, ``[N]`` each."""
+        """The clients' ``p_off`` and ``p_on``, each as :func:`one_each`."""
         off = one_each(self.p_off, clients, "participation.law.p_off")
         return off, one_each(self.p_on, clients, "participation.law.p_on")
 
     def stationary(self, clients: int) -> np.ndarray:
-        """The probability that each client is on, ``[N]``."""
+        """The probability that each client is on, as :func:`one_each`."""
         off, on = self.chances(clients)
         if not (off + on).all():
             raise ValueError(
@@ -203,7 +203,8 @@ class Markov(_Everyone):
         return on / (off + on)
 
     def start(self, seed, clients):
-        chain = Chain(seed, *self.chances(clients), self.stationary(clients))
+        laws = (*self.chances(clients), self.stationary(clients))
+        chain = Chain(seed, *(np.broadcast_to(one, (clients,)) for one in laws))
         return lambda r, number: np.flatnonzero(chain.at(r))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpifed.config.sections import Participation
 from mpifed.core.drawing import inclusion, systematic
-from mpifed.core.participation import Trace, Uniform, Weighted, one_each
+from mpifed.core.participation import Available, Trace, Uniform, Weighted, one_each
 from mpifed.core.problem import DataFile, Problem
 from mpifed.core.streams import Stream
 from mpifed.core.trace import read_trace
@@ -41,14 +41,20 @@ class Participants:
         self._settings, self._seed, self._problem = settings, seed, problem
         self._law, self._clients = settings.law or Uniform(), problem.clients
         self._asked = settings.contacted or settings.cohort or problem.clients
-        self._dropout = one_each(settings.dropout or 0.0, problem.clients, "participation.dropout")
-        self.lossy = settings.contacted is not None or bool(self._dropout.any())
+        dropout = one_each(settings.dropout or 0.0, problem.clients, "participation.dropout")
+        self._dropout = np.broadcast_to(dropout, (problem.clients,))
+        self.lossy = settings.contacted is not None or bool(dropout.any())
         self.unbiased = self._law.unbiased
         self.files: dict[str, DataFile] = {}
         if isinstance(self._law, Trace):
-            self._available, self.files["trace"] = read_trace(self._law.file, problem.clients)
-        else:
-            self._available = self._law.start(seed, problem.clients)
+            self._traced, self.files["trace"] = read_trace(self._law.file, problem.clients)
+
+    @cached_property
+    def _available(self) -> Available:
+        """Who is available; made when it is first asked, which is after the sum of memory."""
+        if isinstance(self._law, Trace):
+            return self._traced
+        return self._law.start(self._seed, self._clients)
 
     @cached_property
     def _sizes(self) -> np.ndarray:
@@ -65,7 +71,7 @@ class Participants:
     def _chances(self) -> np.ndarray:
         """The probability that each client is asked, of a law that says it, ``[N]``."""
         if not isinstance(self._law, Weighted):
-            return self._law.chances(self._clients)
+            return np.broadcast_to(self._law.chances(self._clients), (self._clients,))
         given = self._law.weights
         weights = self._sizes if given == "samples" else np.array(given)
         return inclusion(weights, self._asked)

@@ -290,6 +290,23 @@ def test_methods_that_need_everyone_refuse_absence(settings):
 
 
 @pytest.mark.parametrize(
+    "law",
+    [
+        "uniform",
+        {"name": "bernoulli", "probability": 0.5},
+        {"name": "markov", "p_off": 0.5, "p_on": 0.5},
+        {"name": "cyclic", "blocks": 4},
+    ],
+)
+def test_an_enormous_number_of_clients_is_looked_at_before_anything_is_made_for_each(law):
+    """It is the sum of memory that refuses it."""
+    settings = Participation(law=law, dropout=0.1)
+    settings.expect(10**15)
+    assert settings.members(10**15) > 10**14 and settings.partial(10**15)
+    Participants(settings, SEED, Game(clients=10**15))
+
+
+@pytest.mark.parametrize(
     "settings, members",
     [
         (dict(), 10),
