@@ -20,9 +20,11 @@ from mpifed.config.plugins import find
 from mpifed.config.sections import SECTIONS
 from mpifed.core.adaptive import MATRICES
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.compression import COMPRESSIONS
 from mpifed.core.errors import ConfigError
 from mpifed.core.mirrors import MIRRORS
 from mpifed.core.noise import NOISES
+from mpifed.core.participation import LAWS
 from mpifed.core.records import Record
 from mpifed.core.references import bibtex, cites_of
 from mpifed.core.schedules import SCHEDULES
@@ -45,6 +47,8 @@ GROUPS = {
     "matrices": MATRICES,
     "schedules": SCHEDULES,
     "noises": NOISES,
+    "laws": LAWS,
+    "compressions": COMPRESSIONS,
     "sets": SETS,
     "mirrors": MIRRORS,
 }

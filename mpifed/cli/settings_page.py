@@ -18,9 +18,11 @@ from mpifed.config.job import Config
 from mpifed.config.sections import SECTIONS
 from mpifed.config.tables import describe
 from mpifed.core.adaptive import MATRICES, Decay, Matrix
+from mpifed.core.compression import COMPRESSIONS, Compression
 from mpifed.core.directions import DIRECTIONS, Direction
 from mpifed.core.mirrors import MIRRORS, Mirror
 from mpifed.core.noise import NOISES, Noise
+from mpifed.core.participation import LAWS, Law, Probabilities
 from mpifed.core.proximal import PROXIMALS, Proximal
 from mpifed.core.schedules import SCHEDULES, Rate
 from mpifed.core.sets import SETS, Set
@@ -39,6 +41,9 @@ CHOICES = (
     (Decay, "number or schedule, < 1"),
     (Matrix, "matrix"),
     (Noise, "noise"),
+    (Law, "law"),
+    (Probabilities, "probability, or a list of one a client"),
+    (Compression, "compression"),
     (Model, "model"),
     (SequenceModel, "recurrent model"),
     (Partition, "partition"),
@@ -60,6 +65,8 @@ GROUPS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
     ("Servers", SERVERS, "`algorithm.server` of FedAvg."),
     ("Schedules", SCHEDULES, "Wherever a setting takes a number or schedule; a number is `constant`."),
     ("Noises", NOISES, "`oracle.noise`, for every problem."),
+    ("Laws of participation", LAWS, "`participation.law`, for every method that takes cohorts."),
+    ("Compressions", COMPRESSIONS, "`message.compression`, for every method."),
     ("Partitions", PARTITIONS, "`problem.partition` of the problems with data."),
     ("Models", MODELS, "`problem.model` of the problems with a network."),
     ("Sets", SETS, "For the problems that take a set as a setting."),

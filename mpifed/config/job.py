@@ -22,6 +22,7 @@ from mpifed.config.sections import (
     SECTIONS,
     Clock,
     Measures,
+    Message,
     Oracle,
     Participation,
     Regularize,
@@ -67,6 +68,7 @@ class Config(Strict, BaseModel):
     )
     oracle: Oracle = Oracle()
     participation: Participation = Participation()
+    message: Message = Message()
     stop: Stop = Stop()
     run: Run = Run()
     clock: Clock | None = None
@@ -84,7 +86,7 @@ class Config(Strict, BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self):
-        algorithm, problem, cohort = self.algorithm, self.problem, self.participation.cohort
+        algorithm, problem = self.algorithm, self.problem
         _expect_settings(algorithm, "hyperparameters")
         _expect_settings(problem, "problem_settings")
         check_method(algorithm)
@@ -106,15 +108,17 @@ class Config(Strict, BaseModel):
                 f"{its} has a convex part φ = {problem.phi}, which {name} would ignore: methods for it are "
                 f"{', '.join(n for n, c in ALGORITHMS.items() if c.composite)}"
             )
-        if cohort is not None and cohort > problem.clients:
+        return self
+
+    @model_validator(mode="after")
+    def _takes_part(self):
+        algorithm, clients = self.algorithm, self.problem.clients
+        self.participation.expect(clients)
+        partial = self.participation.partial(clients)
+        if partial and not algorithm.partial_participation:
             raise ValueError(
-                f"participation.cohort = {cohort} is more than problem.clients = {problem.clients}"
-            )
-        if cohort not in (None, problem.clients) and not algorithm.partial_participation:
-            raise ValueError(
-                f"{name} needs every client in every round, got participation.cohort = {cohort} of "
-                f"{problem.clients}: leave it out, or take one of "
-                f"{', '.join(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
+                f"{title(algorithm)} needs every client in every round, got {partial}: leave it out, or take "
+                f"one of {', '.join(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
             )
         return self
 
@@ -195,10 +199,14 @@ class Config(Strict, BaseModel):
 
         Its ``plugins`` are the names and the digests of the sources of the user's own classes.
         """
-        table = self.model_dump(mode="json", exclude={"algorithm", "problem", "oracle"})
+        apart = {"algorithm", "problem", "oracle", "participation", "message"}
+        table = self.model_dump(mode="json", exclude=apart)
         parts = {"algorithm": self.algorithm, "problem": self.problem}
         table |= {section: describe(part) for section, part in parts.items()}
         table["oracle"] = {"batch_size": self.oracle.batch_size, "noise": describe(self.oracle.noise)}
+        table["participation"] = self.participation.table()
+        if self.message.compression is not None:
+            table["message"] = self.message.table()
         table["output"] = self.output_rule
         table["stop"] = {key: value for key, value in table["stop"].items() if value is not None}
         table = {key: value for key, value in table.items() if value is not None or key not in _OPTIONAL}

@@ -1,5 +1,5 @@
-"""The sections of a job file as validated objects: [oracle], [participation], [stop], [run], [clock],
-[measures], [regularize]."""
+"""The sections of a job file as validated objects: [oracle], [participation], [message], [stop], [run],
+[clock], [measures], [regularize]."""
 
 from __future__ import annotations
 
@@ -8,20 +8,30 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeInt,
     model_validator,
 )
 
+from mpifed.config.clients import Message, Participation
+from mpifed.config.objective import Measures, Regularize
+from mpifed.config.section import Section
 from mpifed.core.errors import shown
 from mpifed.core.evaluation import Evaluation
 from mpifed.core.noise import Noise
-from mpifed.core.strict import Strict
 
-__all__ = ["Oracle", "Participation", "Stop", "Run", "Clock", "Measures", "Regularize", "SECTIONS"]
+__all__ = [
+    "Oracle",
+    "Participation",
+    "Message",
+    "Stop",
+    "Run",
+    "Clock",
+    "Measures",
+    "Regularize",
+    "SECTIONS",
+]
 
 
 #: Most seconds of the watchdog, three years: a system's clock takes no more than a hundred times as many.
@@ -54,11 +64,7 @@ def _group(value):
     return value
 
 
-class _Section(Strict, BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Oracle(_Section):
+class Oracle(Section):
     """[oracle]: how the stochastic oracle answers."""
 
     batch_size: int = Field(
@@ -69,16 +75,7 @@ class Oracle(_Section):
     )
 
 
-class Participation(_Section):
-    """[participation]: who takes part in a round and how much each counts."""
-
-    cohort: int | None = Field(None, ge=1, description="clients drawn for a round; all when left out")
-    weights: Literal["uniform", "samples"] = Field(
-        "uniform", description="equal weights, or by number of samples"
-    )
-
-
-class Stop(_Section):
+class Stop(Section):
     """[stop]: when to end before the last round."""
 
     metric: str | None = Field(None, description="metric whose value ends the run")
@@ -94,7 +91,7 @@ class Stop(_Section):
         return self
 
 
-class Run(_Section):
+class Run(Section):
     """[run]: how the run is executed."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
@@ -227,7 +224,7 @@ class Run(_Section):
         return self
 
 
-class Clock(_Section):
+class Clock(Section):
     """[clock]: what federated clients are like. With it a run counts the wall time that they would take."""
 
     bandwidth_down: float = Field(gt=0, description="bytes a second from the server to a client")
@@ -244,7 +241,10 @@ class Clock(_Section):
         0.0, ge=0, lt=1, description="probability that an attempt of a client in a phase is lost and repeated"
     )
     timeout: float | None = Field(
-        None, gt=0, description="seconds that a lost attempt costs; needed with dropout"
+        None,
+        gt=0,
+        description="seconds after which the server takes an attempt for lost, and a client that does not "
+        "answer for dropped out; needed with dropout",
     )
     server_seconds: float = Field(0.0, ge=0, description="seconds of the server after each phase")
 
@@ -255,48 +255,14 @@ class Clock(_Section):
         return self
 
 
-class Regularize(_Section):
-    """[regularize]: f + a‖x - x̃‖² - b‖y - y_0‖² for the problem's f; metrics stay those of f."""
-
-    x: float = Field(0.0, ge=0, description="weight a of ‖x - x̃‖²; x̃ starts at x_0")
-    y: float = Field(0.0, ge=0, description="weight b of ‖y - y_0‖²")
-    stage: int | None = Field(
-        None, ge=1, description="rounds of a stage, at whose end x̃ becomes the current x; never when left out"
-    )
-
-    @model_validator(mode="after")
-    def _pulls(self):
-        if not (self.x or self.y):
-            raise ValueError("needs x or y, the weight of a term")
-        if self.stage and not self.x:
-            raise ValueError("stage renews the centre of x: it needs the weight x")
-        return self
-
-
-class Measures(_Section):
-    """[measures]: figures that theorems bound, on all data, at every evaluation, beside the metrics."""
-
-    of: tuple[Literal["stationarity", "phi", "nuclear_norm", "moreau", "potential"], ...] = Field(
-        min_length=1,
-        description="stationarity: ‖∇_x f‖, ℓ‖P_Y(y + ∇_y f/ℓ) - y‖; phi: ‖∇Φ‖; nuclear_norm: that of ∇Φ; "
-        "moreau: ‖∇Φ_{1/2ℓ}‖; potential: V of FESSGDA and SmoothedGDA",
-    )
-    ell: float | None = Field(
-        None, gt=0, description="smoothness ℓ of f, for moreau, and for stationarity where y has a set"
-    )
-    accuracy: float = Field(1e-6, ge=0, description="natural residual at which an inner problem is solved")
-    evaluations: int = Field(
-        1000, ge=1, description="most gradients on all data that an inner problem may take"
-    )
-
-
 #: Name in a job file → section.
 SECTIONS = {
     "oracle": Oracle,
     "participation": Participation,
+    "message": Message,
     "stop": Stop,
     "run": Run,
     "clock": Clock,
-    "regularize": Regularize,
     "measures": Measures,
+    "regularize": Regularize,
 }

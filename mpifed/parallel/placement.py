@@ -98,12 +98,13 @@ class Cohort:
         weights: the members' weights or ``None`` for uniform; ``local_weights``: those of this rank's
             members.
         total: sum of the members' weights (their number when uniform).
+        asked: clients that have been asked, of whom the members have answered.
     """
 
     def __init__(
         self, members: np.ndarray, placement: Placement, rank: int, weights: np.ndarray | None = None
     ):
-        self.members, self._rank = members, rank
+        self.members, self._rank, self.asked = members, rank, len(members)
         ranks = placement.rank_of[members]
         self.counts = np.bincount(ranks, minlength=placement.ranks)
         mine = members[ranks == rank]
@@ -118,6 +119,13 @@ class Cohort:
     def tree(self) -> Tree:
         """How the members' messages are added up."""
         return Tree(self.members, self.counts, self._rank)
+
+    @property
+    def silent(self) -> int:
+        """Clients that have been asked and do not answer, as this rank counts them: all of them where it
+        hosts the first member."""
+        silent = self.asked - len(self.members)
+        return silent if silent and (self.counts > 0).argmax() == self._rank else 0
 
     @staticmethod
     def draw(seed: int, r: int, clients: int, size: int, number: int = 0) -> np.ndarray:

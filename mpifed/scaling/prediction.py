@@ -180,7 +180,7 @@ def work_of(measured: dict, config: Config | None, client_seconds: float | None)
             "measured with this job",
         )
     phases = phases_of(config)
-    clients = config.participation.cohort or config.problem.clients
+    clients = config.participation.members(config.problem.clients)
     lines = [
         f"computing: {_time(client_seconds)} a client and round, {_time(server_seconds)} a rank ({source})",
         f"{title(config.algorithm)} on {title(config.problem)}, {clients} clients a round; "

@@ -16,17 +16,18 @@ from mpifed.core.errors import blaming
 from mpifed.core.records import Adaptive, State
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
+from mpifed.simulation.participants import Participants
 
 __all__ = ["Coordinator"]
 
 
 class Coordinator:
-    """Decides who takes part and owns the moments.
+    """Says who takes part and owns the moments.
 
     Args:
         moments: what the matrices are made from.
         shared: the state whose adaptive fields are broadcast.
-        weights: one weight a client or ``None`` for uniform.
+        participants: who is asked and who answers.
     """
 
     def __init__(
@@ -37,16 +38,14 @@ class Coordinator:
         moments: State,
         shared: State,
         *,
-        seed: int,
-        cohort: int,
-        weights: np.ndarray | None,
+        participants: Participants,
         replicated: bool,
     ):
         self.algorithm, self.comm, self.placement = algorithm, transport.comm, placement
         self.moments, self.shared, self.transport = moments, shared, transport
-        self.seed, self.cohort_size, self.weights, self.replicated = seed, cohort, weights, replicated
+        self.participants, self.replicated = participants, replicated
         self._fields, self._channels = algorithm.shared.of(Adaptive), {}
-        self._everyone = Cohort(np.arange(placement.clients), placement, self.comm.rank, weights)
+        self._everyone = Cohort(np.arange(placement.clients), placement, self.comm.rank, participants.base)
         self._whole = self._everyone.total
         for name in self._fields:
             setattr(shared, name, first(algorithm))
@@ -57,15 +56,39 @@ class Coordinator:
         return self.replicated or self.comm.rank == 0
 
     def cohort(self, r: int, number: int = 0) -> Cohort:
-        """A cohort of round ``r``, of which the ``number``-th is drawn afresh; everybody in round 0."""
-        if r == 0 or self.cohort_size == self.placement.clients:
+        """Whom a cohort of round ``r`` is asked of, the ``number``-th to be drawn; everybody in round 0."""
+        members = self.participants.asked(r, number) if r else None
+        return self._everyone if members is None else self._of(members)
+
+    def answering(self, r: int, phase: int, asked: Cohort) -> Cohort:
+        """Those of ``asked`` who answer in a phase of round ``r``; everybody in round 0."""
+        if not self.participants.lossy or not r:
+            return asked
+        count, members = len(asked.members), self.participants.answering(r, phase, asked.members)
+        cohort = asked if len(members) == count else self._of(members)
+        cohort.asked = count
+        return cohort
+
+    def waits(self, cohort: Cohort) -> bool:
+        """Whether the server waits for answers that do not come."""
+        count = len(cohort.members)
+        return cohort.asked > count and self.participants.waits(cohort.asked, count)
+
+    def _of(self, members: np.ndarray) -> Cohort:
+        if len(members) == self.placement.clients and not self.participants.unbiased:
             return self._everyone
-        members = Cohort.draw(self.seed, r, self.placement.clients, self.cohort_size, number)
-        return Cohort(members, self.placement, self.comm.rank, self.weights)
+        return Cohort(members, self.placement, self.comm.rank, self.participants.weights)
 
     def share(self, cohort: Cohort) -> float:
         """The cohort's share of all clients' weight."""
-        return cohort.total / self._whole
+        base = self.participants.base
+        return (len(cohort.members) if base is None else float(base[cohort.members].sum())) / self._whole
+
+    def scale(self, cohort: Cohort) -> float:
+        """What the change that a cohort's average makes is multiplied with: 1 but for unbiased averages."""
+        return (
+            cohort.total / self._whole if self.participants.unbiased and cohort is not self._everyone else 1.0
+        )
 
     def refresh(self, r: int, mean: State, names: tuple[str, ...]) -> tuple[str, ...]:
         """Make the adaptive matrices ``names`` from the averages and make them known to all ranks.

@@ -39,7 +39,7 @@ def evaluation_interval(config: Config, problem: Problem) -> int:
     batch, method = config.oracle.batch_size, config.algorithm
     if config.run.eval_every or not batch:
         return config.run.eval_every or LEAST
-    cohort = config.participation.cohort or problem.clients
+    cohort = config.participation.members(problem.clients)
     rows = cohort * local_steps(method) * method.calls_per_step * batch
     return max(LEAST, math.ceil(problem.test_rows / (SCORED * SHARE * rows)))
 

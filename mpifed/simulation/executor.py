@@ -51,6 +51,7 @@ class Stage:
         mean: their average over the cohort, ``[size]``.
         reduction: what averages them.
         refreshed: the adaptive fields of ``shared`` that are made anew after it.
+        number: the phase's number in the round, from 0.
         cohort: the number of the round's cohort that takes part.
     """
 
@@ -59,6 +60,7 @@ class Stage:
     mean: State
     reduction: object
     refreshed: tuple[str, ...] = ()
+    number: int = 0
     cohort: int = 0
     filled: bool = False
 
@@ -113,6 +115,10 @@ class Executor:
             self._between = State(
                 self._layout, self.clients.buffer.new_zeros(len(members), self._layout.size)
             )
+        elif count < len(self._local):  # some have dropped out
+            kept = np.searchsorted(self._local, members)
+            self._between = State(self._layout, self._between.buffer[kept])
+        self._local = cohort.local
         self.sampler.turn_to(members)
         self._dealt = self.sampler.numbers[members], self.sampler.normals[members]
         self.calls = np.zeros(count, dtype=np.int64)

@@ -11,9 +11,10 @@ lognormal factors of median 1. An attempt is lost with probability ``dropout``, 
 the server waits for ``timeout`` seconds and asks again, until an attempt succeeds. A phase takes as long as
 its slowest member, and ``server_seconds`` more.
 
-The clock is a gauge: it never changes an iterate, a cohort or a message. A client that drops out is late, not
-absent. Every draw has an address (client, round, phase), so the clock is the same for every number of ranks
-and after a resumption.
+The clock is a gauge: it never changes an iterate, a cohort or a message. A client whose attempts are lost is
+late, not absent. One that drops out of a round (``participation.dropout``) is absent; where ``timeout`` is
+set, a server that waits for it waits as long. Every draw has an address (client, round, phase), so the clock
+is the same for every number of ranks and after a resumption.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ import numpy as np
 from mpifed.config.sections import Clock
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.traffic import Traffic
+from mpifed.simulation.traffic import Sent
 
 __all__ = ["FederatedClock", "member_seconds"]
 
 
 def member_seconds(
-    clock: Clock, seed: int, r: int, phase: int, clients: np.ndarray, calls: np.ndarray, traffic: Traffic
+    clock: Clock, seed: int, r: int, phase: int, clients: np.ndarray, calls: np.ndarray, traffic: Sent
 ) -> np.ndarray:
     """Seconds from the start of a phase until each member's message has arrived, ``[C]``.
 
@@ -73,20 +74,24 @@ class FederatedClock:
         """A round begins; the phases noted from here on are its own."""
         self._rounds.append([])
 
-    def phase(self, r: int, members: np.ndarray, calls: np.ndarray, traffic: Traffic) -> None:
+    def phase(
+        self, r: int, members: np.ndarray, calls: np.ndarray, traffic: Sent, waits: bool = False
+    ) -> None:
         """Note the next phase of round ``r``.
 
         Args:
             members: positions of this rank's members among its clients, ``[C]``.
             calls: gradients that each has evaluated, ``[C]``.
             traffic: bytes of the phase.
+            waits: for a client that does not answer, ``timeout`` seconds where they are set.
         """
         if self.settings is not None:
             phase = len(self._rounds[-1])
             seconds = member_seconds(
                 self.settings, self.seed, r, phase, self.clients[members], calls, traffic
             )
-            self._rounds[-1].append(seconds.max(initial=0.0))
+            waited = (self.settings.timeout or 0.0) if waits else 0.0
+            self._rounds[-1].append(seconds.max(initial=waited))
 
     def collect(self, comm: SerialComm) -> np.ndarray:
         """Seconds of each round since the last call, ``[R]``, the same on all ranks. Collective."""

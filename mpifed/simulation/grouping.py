@@ -109,7 +109,7 @@ def choose_group(
     point = point_of(problem, sampler.dtype, sampler.device)
     if known is None and (fault := _fault(oracle, point, 2, comm)):
         return Choice(1, f"clients go one after another, their functions cannot be mapped over them: {fault}")
-    members = min(max(placement.counts), config.participation.cohort or problem.clients)
+    members = min(max(placement.counts), config.participation.members(problem.clients))
     most = max(2, members)  # one alone goes beside its copy
     size = _size(config, oracle, point, most, comm)
     sampler.begin(0)
@@ -126,7 +126,7 @@ def _sizes(sampler: Sampler, comm: SerialComm) -> tuple[int, int]:
 
 def reason_for_loop(config: Config, problem: Problem) -> str:
     """Why a job's clients are stepped one after another, "" where they go together."""
-    members = config.participation.cohort or problem.clients
+    members = config.participation.members(problem.clients)
     source = problem.problem if isinstance(problem, Game) else problem
     blocks, no_loss = source.variables(), by_hand(source)
     numbers = sum(blocks.sizes.values()) + sum(source.kinds().values())

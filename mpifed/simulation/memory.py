@@ -26,6 +26,7 @@ from mpifed.parallel.tree import depth
 from mpifed.simulation.allocation import layout_of
 from mpifed.simulation.executor import capacity
 from mpifed.simulation.regularizing import with_centres
+from mpifed.simulation.sending import plan
 
 __all__ = ["expect_constants", "expect_room", "host_memory", "needs"]
 
@@ -83,6 +84,8 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
         return layout_of(record, method, problem).size
 
     messages = [size(phase.message) for phase in (*method.phases, *method.start)]
+    layouts = [layout_of(phase.message, method, problem) for phase in method.phases]
+    residuals = plan(config.message, method.phases, layouts, layout_of(method.shared, method, problem))[1]
     group = capacity(1 if config.run.group == "auto" else config.run.group, members)
     lone = group == clients == 1  # whose row is the partial sum of `exact`, the average of `fused`
     # The average of `fused` is one of its partial sums.
@@ -93,6 +96,7 @@ def needs(config: Config, problem: Problem, clients: int, members: int) -> dict[
     rows_drawn = drawn_at_once(members, group, steps, config.oracle.batch_size, ahead=True)
     return {
         "the clients' records": item * (size(Record(**lasting)) * clients + size(between) * members),
+        "what compression leaves out": item * residuals * clients,
         "messages": item * sum(messages) * (rows + 1),
         # A copy in the first rounds shows whether clients write to it.
         "shared records": item * (2 * size(shared) + size(Record(**moments)) + width),
@@ -111,7 +115,7 @@ def expect_room(config: Config, comm: SerialComm, device: torch.device) -> None:
     problem = config.problem
     constants = problem.footprint()
     clients = -(-problem.clients // comm.size)
-    members = -(-(config.participation.cohort or problem.clients) // comm.size)
+    members = -(-config.participation.members(problem.clients) // comm.size)
     try:
         seen = as_family(problem, config.algorithm.family)
         records = needs(config, seen, clients, members)

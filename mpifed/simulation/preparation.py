@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from mpifed.config.job import Config
+from mpifed.config.sections import Participation
 from mpifed.core.errors import blaming, told
 from mpifed.core.mirrors import expect_mirror
-from mpifed.core.problem import Problem, as_family
+from mpifed.core.participation import Weighted
+from mpifed.core.problem import DataFile, Problem, as_family
 from mpifed.core.problem_checks import check_problem
 from mpifed.core.problem_finite import expect_finite
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -49,8 +51,13 @@ def settled(config: Config, comm: SerialComm) -> Config:
     return config.model_copy(update={"run": run})
 
 
-def prepare(config: Config, comm: SerialComm, dtype: torch.dtype, device: torch.device) -> Problem:
+def prepare(
+    config: Config, comm: SerialComm, dtype: torch.dtype, device: torch.device, files: dict[str, DataFile]
+) -> Problem:
     """The problem as the method sees it, prepared and checked on every rank. Collective, also where it fails.
+
+    Args:
+        files: what has been read beside the problem's data.
 
     Raises:
         CollectiveError: on all ranks: the problem breaks its contract, its data cannot be read or differ
@@ -63,7 +70,7 @@ def prepare(config: Config, comm: SerialComm, dtype: torch.dtype, device: torch.
                 expect_room(config, comm, device)
             problem.prepare(config.seed, config.run.data_dir)
             expect_room(config, comm, device)
-            batch_size, weights = config.oracle.batch_size, config.participation.weights
+            batch_size, weights = config.oracle.batch_size, _weights(config.participation)
             check_problem(
                 problem, config.algorithm, dtype=dtype, device=device, batch_size=batch_size, weights=weights
             )
@@ -72,10 +79,16 @@ def prepare(config: Config, comm: SerialComm, dtype: torch.dtype, device: torch.
     except (ValueError, OSError) as error:
         fault = error
     try:
-        agree_on_data(comm, problem.files, fault and told(fault))
+        agree_on_data(comm, files | problem.files, fault and told(fault))
     except CollectiveError as common:
         raise common from fault
     return as_family(problem, config.algorithm.family)
+
+
+def _weights(participation: Participation) -> str:
+    """ "samples" where clients' numbers of samples are asked for."""
+    law = participation.law
+    return "samples" if isinstance(law, Weighted) and law.weights == "samples" else participation.weights
 
 
 def place(

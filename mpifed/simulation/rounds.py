@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -28,8 +29,10 @@ from mpifed.simulation.executor import Executor, Observer, Stage, capacity
 from mpifed.simulation.federated_clock import FederatedClock
 from mpifed.simulation.finite import Bad, check_mean, check_shared, first_bad
 from mpifed.simulation.grouping import Group, choose_group, expect_evaluated
+from mpifed.simulation.participants import Participants
 from mpifed.simulation.replay import origin
-from mpifed.simulation.traffic import Costs, Traffic
+from mpifed.simulation.sending import Sender
+from mpifed.simulation.traffic import Costs, Sent, Traffic
 
 __all__ = ["Rounds"]
 
@@ -46,9 +49,12 @@ class Rounds:
         choice: how many clients are stepped at a time.
         coordinator: decides who takes part and makes the matrices.
         executor: steps the clients.
+        sender: changes messages on their way.
         traffic, clock: what travels, and how long federated clients would take.
         costs: running totals of this rank.
     """
+
+    _told = False  # that nobody answers
 
     def __init__(
         self,
@@ -57,6 +63,7 @@ class Rounds:
         placement: Placement,
         memory: Allocation,
         transport: Transport,
+        participants: Participants,
         observers: Sequence[Observer],
         group: Group | None,
     ):
@@ -71,9 +78,7 @@ class Rounds:
             placement,
             memory.moments,
             memory.shared,
-            seed=config.seed,
-            cohort=config.participation.cohort or problem.clients,
-            weights=self._weights(),
+            participants=participants,
             replicated=config.run.matrices == "replicated",
         )
         # A rank alone reads the data of its clients.
@@ -89,12 +94,8 @@ class Rounds:
         self._average = self._stage(Phase(_nothing, memory.own)) if memory.own.fields else None
         self._stages = self._stages_of(config.algorithm.phases)
         self._start = self._stages_of(config.algorithm.start)
-
-    def _weights(self) -> np.ndarray | None:
-        if self.config.participation.weights == "uniform":
-            return None
-        sizes = [self.problem.client_size(k) for k in range(self.problem.clients)]
-        return np.array(sizes, dtype=np.float64)
+        layouts = [stage.messages.layout for stage in self._stages]
+        self.sender = Sender(config, self.mine, layouts, memory.shared)
 
     def _sampler(self) -> Sampler:
         config, width = self.config, ORACLES[self.problem.family].noise_width(self.problem)
@@ -110,7 +111,7 @@ class Rounds:
             self.memory.shared.buffer.device,
         )
 
-    def _stage(self, phase: Phase, names: tuple[str, ...] = (), cohort: int = 0) -> Stage:
+    def _stage(self, phase: Phase, names: tuple[str, ...] = (), number: int = 0, cohort: int = 0) -> Stage:
         layout = self.memory.layout(phase.message)
         reduction = REDUCTIONS[self.config.run.reduction](
             self.transport,
@@ -120,13 +121,19 @@ class Rounds:
             self.memory.shared.buffer.dtype,
         )
         return Stage(
-            phase, State(layout, reduction.rows), State(layout, reduction.mean), reduction, names, cohort
+            phase,
+            State(layout, reduction.rows),
+            State(layout, reduction.mean),
+            reduction,
+            names,
+            number,
+            cohort,
         )
 
     def _stages_of(self, phases: Sequence[Phase]) -> list[Stage]:
-        numbers = np.cumsum([phase.fresh for phase in phases], dtype=int)
-        names = refreshed(self.config.algorithm, phases)
-        return [self._stage(phase, *rest) for phase, *rest in zip(phases, names, numbers.tolist())]
+        cohorts = np.cumsum([phase.fresh for phase in phases], dtype=int).tolist()
+        names, numbers = refreshed(self.config.algorithm, phases), range(len(phases))
+        return [self._stage(phase, *rest) for phase, *rest in zip(phases, names, numbers, cohorts)]
 
     def run(self, r: int, control: float = 0.0) -> float:
         """Carry out round ``r``; round 0 is the method's start.
@@ -144,6 +151,10 @@ class Rounds:
         for stage in self._stages if r else self._start:
             if stage.cohort != number:
                 number, cohort = stage.cohort, self.coordinator.cohort(r, stage.cohort)
+            cohort = self.coordinator.answering(r, stage.number, cohort)
+            if not len(cohort.members):
+                controls += self._without_answers(r, cohort, control)
+                break
             controls += self._phase(r, stage, cohort, control)
             control = 0.0  # it rides once
         self.average_clients()
@@ -153,6 +164,26 @@ class Rounds:
         self.costs.compute_seconds += seconds - communication
         self.costs.wire_bytes = self.transport.wire_bytes
         return controls
+
+    def _without_answers(self, r: int, cohort: Cohort, control: float) -> float:
+        """The rest of a round in which nobody has answered: nothing moves.
+
+        Returns:
+            The sum of the ranks' control values.
+        """
+        if not self._told and self.transport.comm.rank == 0:
+            print(
+                f"mpifed: in round {r} no client answers: the rest of such a round is left out, and nothing "
+                "moves in it (said once)",
+                file=sys.stderr,
+            )
+        self._told = True
+        if cohort.asked:
+            self.costs.phases += 1
+            self.clock.phase(r, cohort.local, cohort.local, Sent(0, 0), waits=True)
+        controls = np.array([control])
+        self.transport.comm.allreduce_(controls)
+        return float(controls[0])
 
     def _now(self, r: int, cohort: Cohort) -> Now:
         return Now(
@@ -200,27 +231,37 @@ class Rounds:
         Returns:
             The first message that is not finite.
         """
-        bad = None
+        bad, scale = None, self.coordinator.scale(cohort)
+        changes = now.round and (self.config.message.compression is not None or scale != 1)
         stage.reduction.begin(cohort)
         for members in self.executor.groups(stage, cohort):
             for observer in self.observers:
                 observer.before_clients(stage, cohort, members)
             self.executor.run(stage, now, members, self.memory.shared)
+            found = first_bad(stage, cohort, members, self.mine)
+            bad = bad or found
+            if changes and not found:
+                rows = stage.messages.buffer[: members.stop - members.start]
+                self.sender.send(now.round, stage.number, rows, cohort.local[members], scale)
             for observer in self.observers:
                 observer.after_clients(stage, cohort, members)
-            bad = bad or first_bad(stage, cohort, members, self.mine)
             stage.reduction.add(members)
         return bad
 
     def _count(self, r: int, stage: Stage, cohort: Cohort, reads: set[str], writes: list[str]) -> None:
         members, everyone = len(cohort.local), len(cohort.members) == self.problem.clients
+        compressed = self.sender.bytes(stage.number) if r else None
+        if compressed is not None and members:
+            reads = reads | self.sender.reads(stage.number)
         sent = self.traffic.phase(reads, stage.messages.layout, everyone)
+        if compressed is not None:
+            sent = sent._replace(up=compressed)
         self.traffic.wrote(writes)
         self.costs.phases += 1
         self.costs.oracle_calls += int(self.executor.calls.sum())
         self.costs.bytes_up += sent.up * members
-        self.costs.bytes_down += sent.down * members
-        self.clock.phase(r, cohort.local, self.executor.calls, sent)
+        self.costs.bytes_down += sent.down * (members + cohort.silent)
+        self.clock.phase(r, cohort.local, self.executor.calls, sent, self.coordinator.waits(cohort))
 
     def unsent(self) -> list[str]:
         """The fields of ``shared`` that clients have not been sent since they were written. Collective.

@@ -19,7 +19,7 @@ from mpifed.core.method_checks import called
 from mpifed.core.records import State
 from mpifed.core.streams import Stream, generator
 from mpifed.parallel.choice import choose_transport
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.devices import choose_device
 from mpifed.simulation.allocation import Allocation
 from mpifed.simulation.evaluation import Evaluator
@@ -27,6 +27,7 @@ from mpifed.simulation.executor import Observer
 from mpifed.simulation.finite import NonFiniteError
 from mpifed.simulation.grouping import Group
 from mpifed.simulation.measures import Measures
+from mpifed.simulation.participants import Participants
 from mpifed.simulation.preparation import default_dtype, place, prepare, settled
 from mpifed.simulation.regularizing import Regularizer
 from mpifed.simulation.rounds import Rounds
@@ -46,6 +47,7 @@ class Simulation:
         round: rounds done so far.
         shared, clients, output: the records; ``clients`` has one row for each client of this rank.
         rounds: what carries out a round, and counts what it costs.
+        files: the data files read, by name.
         client_costs: each client's nanoseconds ``[N]``: the ``costs`` passed, or measured where a balanced
             placement needs them.
         metrics: evaluates the problem, under the names that the run has begun with.
@@ -64,7 +66,10 @@ class Simulation:
         self.comm, self.round = comm, 0
         self.dtype = getattr(torch, config.run.dtype)
         self.device = choose_device(comm, config.run.device, config.run.gpus)
-        self.problem = prepare(config, comm, self.dtype, self.device)
+        with together(comm, ValueError, OSError):  # a rank alone may not find a file
+            participants = Participants(config.participation, config.seed, config.problem)
+        self.problem = prepare(config, comm, self.dtype, self.device, participants.files)
+        self.files = participants.files | self.problem.files
         self.metrics = Evaluator(self.problem, comm)
         known = np.array(costs, dtype=np.int64)
         self.placement, self.client_costs = place(config, self.problem, comm, known, self.dtype, self.device)
@@ -78,7 +83,7 @@ class Simulation:
         self.shared, self.clients = memory.shared, memory.clients
         with default_dtype(self.dtype):
             self.rounds = Rounds(
-                config, self.problem, self.placement, memory, self.transport, observers, group
+                config, self.problem, self.placement, memory, self.transport, participants, observers, group
             )
             self.measures = Measures(self) if config.measures else None
         oracle, regularize = self.rounds.executor.oracle, config.regularize
@@ -129,6 +134,24 @@ class Simulation:
         """Go on after ``round``, with the records of then in place. Collective."""
         self.round, self.rounds.traffic.unsent = round, set(unsent)
         self.rounds.average_clients()
+
+    @property
+    def client_rows(self) -> torch.Tensor:
+        """All that clients keep between rounds, one row a client: the record, and what compression has left
+        out of their messages."""
+        records, residuals = self.clients.buffer, self.rounds.sender.residuals
+        return torch.cat([records, residuals], dim=1) if residuals.shape[1] else records
+
+    @property
+    def row_size(self) -> int:
+        """Numbers of a client in :attr:`client_rows`."""
+        return self.clients.buffer.shape[1] + self.rounds.sender.residuals.shape[1]
+
+    def take_rows(self, rows: torch.Tensor) -> None:
+        """Take up :attr:`client_rows` of before."""
+        width = self.clients.buffer.shape[1]
+        self.clients.buffer.copy_(rows[:, :width])
+        self.rounds.sender.residuals.copy_(rows[:, width:])
 
     def point(self) -> torch.Tensor:
         """The current iterate, all blocks end to end."""

@@ -229,7 +229,7 @@ class Recorder:
             "config": json.dumps(simulation.config.table()),
             "versions": json.dumps(versions() | {"mpi": self.comm.mpi}),
             "layout": json.dumps(layout | {"machine": machine(simulation.device)}),
-            "data": to_json(simulation.problem.files),
+            "data": to_json(simulation.files),
             "maximised": json.dumps(sorted(simulation.config.problem.maximised)),
         }
 

@@ -47,7 +47,7 @@ class Snapshot:
             "client_costs": simulation.client_costs.tolist(),
             "group": simulation.rounds.choice.group,
             "sizes": _sizes(simulation),
-            "data": digests(simulation.problem.files),
+            "data": digests(simulation.files),
             "unsent": simulation.rounds.unsent(),
             "versions": versions(),
             "device": simulation.device.type,
@@ -81,7 +81,7 @@ class Snapshot:
         Raises:
             OSError, RuntimeError: on rank 0: the file cannot be written.
         """
-        rows = simulation.clients.buffer.cpu().numpy()
+        rows = simulation.client_rows.cpu().numpy()
         checkpoint.write(folder, keep, self.header, self.arrays, rows, comm, simulation.placement)
 
     def restore(self, simulation: Simulation, recorder: Recorder, comm: SerialComm) -> None:
@@ -91,7 +91,7 @@ class Snapshot:
             CollectiveError: the data are others, the settings make a state of other sizes or leave out what
                 has been recorded, or under ``exact`` the device is another.
         """
-        expect_same(self.header["data"], simulation.problem.files)
+        expect_same(self.header["data"], simulation.files)
         self._expect_history(recorder)
         self._expect_bits(simulation, comm)
         there, here = self.header["sizes"], _sizes(simulation)
@@ -104,9 +104,9 @@ class Snapshot:
             array = self.arrays[name] if comm.rank == 0 else np.empty(state.buffer.numel(), dtype)
             comm.bcast_(array)
             state.buffer.copy_(torch.from_numpy(array))
-        rows = np.empty(tuple(simulation.clients.buffer.shape), dtype)
+        rows = np.empty((len(simulation.clients.buffer), simulation.row_size), dtype)
         checkpoint.read_clients(self.path, rows, comm, simulation.placement)
-        simulation.clients.buffer.copy_(torch.from_numpy(rows))
+        simulation.take_rows(torch.from_numpy(rows))
         simulation.take_up(self.round, self.header["unsent"])
         recorder.restore(self.header, self.arrays)
 
@@ -158,6 +158,6 @@ def _records(simulation: Simulation) -> dict[str, State]:
 
 def _sizes(simulation: Simulation) -> dict:
     """What a checkpoint must agree on with the run that takes it up."""
-    clients = [simulation.placement.clients, simulation.clients.buffer.shape[1]]
+    clients = [simulation.placement.clients, simulation.row_size]
     whole = {name: state.buffer.numel() for name, state in _records(simulation).items()}
     return {"dtype": simulation.config.run.dtype, **whole, "clients": clients}

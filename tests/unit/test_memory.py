@@ -76,6 +76,18 @@ def test_records_take_what_is_foretold(work, group, reduction):
     assert parts["shared records"] == held + rounds.memory.moments.buffer.nbytes
 
 
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("compression", [{"name": "top-k", "ratio": 0.1}, {"name": "top-k", "ratio": 1}])
+def test_residuals_take_what_is_foretold(compression, feedback):
+    """One of every message's size a client, none of what is sent whole."""
+    message = {"compression": compression, "error_feedback": feedback}
+    config = Config(algorithm=METHOD, problem=Saddle(d=300, clients=9), message=message)
+    simulation = Simulation(config, SerialComm())
+    held = simulation.rounds.sender.residuals.nbytes
+    assert memory.needs(config, simulation.problem, 9, 9)["what compression leaves out"] == held
+    assert held == (9 * 600 * 4 if feedback and compression["ratio"] < 1 else 0)
+
+
 @pytest.mark.parametrize("drawn", [10**6, 500, 60, 1])
 @pytest.mark.parametrize("group", [1, 3, "all"])
 def test_samples_are_counted_that_are_drawn_at_a_time(monkeypatch, group, drawn):

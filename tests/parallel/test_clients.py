@@ -1,0 +1,423 @@
+"""Participation, dropouts and compression in runs: plain loops, bits on every layout, resumption, counts.
+
+Tolerance 1e-10 in float64 for the reason given in ``test_references``.
+"""
+
+import dataclasses
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from baselines import FIXED, Half, gradient_at, plugin
+from games import DX, DY, Game, configuration, sizes, start_of, trace
+from reference import compressed
+from reference.local_sgda import local_sgda
+
+from mpifed import Algorithm, Phase, Record, resume, run
+from mpifed.algorithms import LocalSGDA
+from mpifed.config.sections import Message, Participation
+from mpifed.core.drawing import inclusion
+from mpifed.core.noise import Gaussian
+from mpifed.core.records import between
+from mpifed.core.streams import Stream
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.simulation.participants import Participants
+from mpifed.simulation.preparation import default_dtype
+from mpifed.simulation.simulation import NonFiniteError, Simulation
+
+pytestmark = pytest.mark.mpi
+
+SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 4, 5
+METHOD = LocalSGDA(q=2, eta_x=0.05, eta_y=0.04)
+
+groups = pytest.mark.parametrize("group", [1, 2, "all"])
+
+
+def prepared() -> Game:
+    game = Game(clients=CLIENTS)
+    with default_dtype(torch.float64):  # as a float64 run prepares it
+        game.prepare(SEED)
+    return game
+
+
+def job(out, method=METHOD, participation=None, message=None, rounds=ROUNDS, clock=None, **changes):
+    changes = {"reduction": "exact", "watchdog": 0, "eval_every": 10**6} | changes
+    problem = Half(clients=CLIENTS) if type(method).__name__ == "FedAvg" else Game(clients=CLIENTS)
+    config = configuration(method, problem, out, seed=SEED, rounds=rounds, batch_size=BATCH, **changes)
+    sections = {
+        "participation": Participation(**participation or {}),
+        "message": Message(**message or {}),
+        "clock": clock,
+    }
+    record = ("x",) if problem.family == "minimisation" or isinstance(problem, Half) else ("x", "y")
+    return type(config)(
+        **{name: getattr(config, name) for name in type(config).model_fields} | sections | {"record": record}
+    )
+
+
+def trace_file(out, comm, rows) -> str:
+    """A trace that rank 0 writes."""
+    path = Path(out, "trace.csv")
+    if comm.rank == 0:
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text("round,client\n" + "".join(f"{r},{k}\n" for r, k in rows))
+    comm.barrier()
+    return str(path)
+
+
+def dropped(k, r, phase, chance) -> bool:
+    return Stream(SEED, "dropout", [k], r, first=phase).uniform()[0, 0] < chance
+
+
+#: Settings of [participation], and of each round the clients that take part in it.
+LAWS = {
+    "bernoulli": (
+        {"law": {"name": "bernoulli", "probability": 0.5}},
+        lambda r: [k for k in range(5) if Stream(SEED, "bernoulli", [k], r).uniform()[0, 0] < 0.5],
+    ),
+    "cyclic": ({"law": {"name": "cyclic", "blocks": 2}}, lambda r: [0, 1] if r % 2 else [2, 3, 4]),
+    "dropout": ({"dropout": 0.4}, lambda r: [k for k in range(5) if not dropped(k, r, 0, 0.4)]),
+}
+
+
+@groups
+@pytest.mark.parametrize("weights", ["uniform", "samples"])
+@pytest.mark.parametrize("law", LAWS)
+def test_plain_loops_over_who_takes_part(comm, out, law, weights, group):
+    settings, members = LAWS[law]
+    config = job(out, participation=settings | {"weights": weights}, group=group, reduction="fused")
+    path, _ = trace(config, comm)
+    game, cohorts = prepared(), [members(r) for r in range(1, ROUNDS + 1)]
+    assert all(cohorts) and len(set(map(tuple, cohorts))) > 1
+    grad = gradient_at(game, SEED, BATCH, NOISE)
+    wanted = local_sgda(
+        lambda k, x, y, t: grad(k, x, y, ((t - 1) // 2 + 1, (t - 1) % 2)), CLIENTS, *start_of(game, SEED),
+        q=2, rounds=ROUNDS, eta_x=lambda t: 0.05, eta_y=lambda t: 0.04, cohorts=cohorts,
+        weights=sizes(game).tolist() if weights == "samples" else None,
+    )  # fmt: skip
+    wanted = np.array([torch.cat(point).numpy() for point in wanted])
+    np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
+
+
+@groups
+@pytest.mark.parametrize("by", ["weighted", "bernoulli"])
+def test_unbiased_averages_divide_changes_by_the_chance_of_being_drawn(comm, out, by, group):
+    """The model moves by Σ w_k / (π_k W) of the members' changes, W the weight of all clients."""
+    laws = {
+        "weighted": ({"cohort": 2, "law": {"name": "weighted", "unbiased": True}}, None),
+        "bernoulli": (
+            {"law": {"name": "bernoulli", "probability": [0.2, 0.9, 0.5, 1, 0.4], "unbiased": True}},
+            np.array([0.2, 0.9, 0.5, 1, 0.4]),
+        ),
+    }
+    settings, chances = laws[by]
+    settings = settings | {"weights": "samples"}
+    game = prepared()
+    weights, grad = sizes(game), gradient_at(game, SEED, BATCH, NOISE)
+    chances = inclusion(weights.astype(float), 2) if chances is None else chances
+    drawn = Participants(Participation(**settings), SEED, game)
+    path, _ = trace(job(out, participation=settings, group=group), comm)
+    (x, y), wanted = start_of(game, SEED), []
+    for r in range(1, ROUNDS + 1):
+        step_x, step_y = 0, 0
+        for k in drawn.asked(r, 0):
+            own_x, own_y = x, y
+            for j in range(2):
+                gx, gy = grad(k, own_x, own_y, (r, j))
+                own_x, own_y = own_x - 0.05 * gx, own_y + 0.04 * gy
+            weight = weights[k] / chances[k] / weights.sum()
+            step_x, step_y = step_x + weight * (own_x - x), step_y + weight * (own_y - y)
+        x, y = x + step_x, y + step_y
+        wanted.append(torch.cat([x, y]).numpy())
+    np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
+
+
+@dataclass(frozen=True)
+class Phases(Algorithm):
+    """Three phases, the last by a fresh cohort, with a record of the round and one of the client."""
+
+    shared = Record(x="x", y="y")
+    client = Record(g=between("x"), visits="scalar")
+
+    @property
+    def phases(self):
+        message = Record(x="x")
+        return (
+            Phase(self.first, message),
+            Phase(self.second, Record(y="y")),
+            Phase(self.third, message, fresh=True),
+        )
+
+    def first(self, now, shared, client, message, oracle):
+        client.g = oracle.grad(shared.x, shared.y, oracle.sample())[0]
+        client.visits += 1
+        message.x = shared.x - 0.1 * client.g * client.visits
+
+    def second(self, now, shared, client, message, oracle):
+        client.visits += 1
+        gy = oracle.grad(shared.x, shared.y, oracle.sample())[1]
+        message.y = shared.y + 0.1 * now.share * gy + 0.01 * client.g[:, :DY] * client.visits
+
+    def third(self, now, shared, client, message, oracle):
+        message.x = shared.x - 0.1 * (1 + client.g) * oracle.grad(shared.x, shared.y, oracle.sample())[0]
+
+
+@groups
+@pytest.mark.parametrize("cohort", [None, 3])
+def test_clients_that_drop_out_between_phases(comm, out, cohort, group):
+    """Who has dropped out is absent until a fresh cohort; its records stay as they were."""
+    settings, chance = {"cohort": cohort, "dropout": 0.3}, 0.3
+    path, _ = trace(job(out, Phases(), settings, rounds=6, group=group), comm)
+    game = prepared()
+    grad, drawn = gradient_at(game, SEED, BATCH, NOISE), Participants(Participation(**settings), SEED, game)
+    (x, y), visits, wanted, ends = start_of(game, SEED), [0] * CLIENTS, [], []
+
+    def ask(r, phase, members):
+        return [k for k in members if not dropped(k, r, phase, chance)]
+
+    for r in range(1, 7):
+        cohorts = [drawn.asked(r, number) for number in (0, 1)]
+        cohorts = [range(CLIENTS) if one is None else one.tolist() for one in cohorts]
+        members, number, g, new = ask(r, 0, cohorts[0]), dict.fromkeys(range(CLIENTS), 0), {}, []
+        for k in members:
+            g[k], visits[k], number[k] = grad(k, x, y, (r, 0))[0], visits[k] + 1, 1
+            new.append(x - 0.1 * g[k] * visits[k])
+        x, members, new = sum(new) / len(new), ask(r, 1, members), []
+        ends.append(len(g) - len(members))
+        for k in members:
+            gy, visits[k], number[k] = grad(k, x, y, (r, 1))[1], visits[k] + 1, 2
+            new.append(y + 0.1 * len(members) / CLIENTS * gy + 0.01 * g[k][:DY] * visits[k])
+        if members:  # without answers, the rest of the round is left out
+            y, members = sum(new) / len(new), ask(r, 2, cohorts[1])
+            x = sum(x - 0.1 * grad(k, x, y, (r, number[k]))[0] for k in members) / len(members)
+        wanted.append(torch.cat([x, y]).numpy())
+    assert any(ends)
+    np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
+
+
+def compressor(name, feedback):
+    """``compress(k, r, vectors)`` for the references, and the section [message]."""
+    if name == "top-k":
+        settings = {"compression": {"name": "top-k", "ratio": 0.4}}  # 1 of 3 numbers, 1 of 2
+
+        def compress(k, r, vectors):
+            return [compressed.top_k(v, max(1, round(0.4 * len(v)))) for v in vectors]
+    else:
+        settings = {"compression": {"name": "qsgd", "levels": 2}}
+
+        def compress(k, r, vectors):
+            stream, sent = Stream(SEED, "rounding", [k], r), []
+            for v in vectors:
+                omega = min(len(v) / 4, len(v) ** 0.5 / 2) if feedback else 0
+                sent.append(compressed.qsgd(v, 2, stream.uniform(len(v))[0, 0]) / (1 + omega))
+            return sent
+
+    return compress, settings | {"error_feedback": feedback}
+
+
+@groups
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("name", ["top-k", "qsgd"])
+@pytest.mark.parametrize("method", ["fedavg", "local_sgda"])
+@pytest.mark.parametrize("cohort", [None, 2])
+def test_plain_loops_with_compression(comm, out, method, name, feedback, cohort, group):
+    game, (compress, message) = prepared(), compressor(name, feedback)
+    participation = {"cohort": cohort, "weights": "samples" if cohort else "uniform"}
+    x, y = start_of(game, SEED)
+    settings = dict(K=3, eta=0.05, eta_g=1.3) if method == "fedavg" else dataclasses.asdict(METHOD)
+    of = plugin("fedavg", **settings) if method == "fedavg" else METHOD
+    if method == "local_sgda":
+        settings = dict(q=2, eta_x=0.05, eta_y=0.04)
+    path, _ = trace(job(out, of, participation, message, rounds=5, group=group), comm)
+    drawn = Participants(Participation(**participation), SEED, game)
+    cohorts = [range(CLIENTS) if cohort is None else drawn.asked(r, 0) for r in range(1, 6)]
+    wanted = getattr(compressed, method)(
+        gradient_at(game, SEED, BATCH, NOISE), x, FIXED if method == "fedavg" else y, cohorts,
+        sizes(game).tolist() if cohort else [1.0] * CLIENTS, compress, feedback, **settings,
+    )  # fmt: skip
+    wanted = np.array([torch.cat(point).numpy() for point in wanted])
+    np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
+
+
+@groups
+@pytest.mark.parametrize("feedback", [True, False])
+def test_what_changes_nothing_changes_no_bit(comm, out, feedback, group):
+    plain, _ = trace(job(out, group=group), comm)
+    whole = {"compression": {"name": "top-k", "ratio": 1}, "error_feedback": feedback}
+    for changes in (
+        {"participation": {"law": {"name": "bernoulli", "probability": 1}}},
+        {"participation": {"law": {"name": "bernoulli", "probability": 1, "unbiased": True}}},
+        {"participation": {"law": {"name": "weighted", "unbiased": True}, "cohort": CLIENTS}},
+        {"participation": {"law": "uniform", "dropout": 0.0}},
+        {"participation": {"law": {"name": "cyclic", "blocks": 1}}},
+        {"participation": {"law": {"name": "markov", "p_off": 0, "p_on": 0.5}}},
+        {"message": whole},
+    ):
+        np.testing.assert_array_equal(trace(job(out, group=group, **changes), comm)[0], plain)
+
+
+#: Settings under which much happens in a few rounds.
+EVENTFUL = {
+    "markov": ({"law": {"name": "markov", "p_off": 0.3, "p_on": 0.5}, "dropout": 0.2}, "qsgd"),
+    "bernoulli": (
+        {"law": {"name": "bernoulli", "probability": 0.6, "unbiased": True}, "weights": "samples"},
+        "top-k",
+    ),
+    "contacted": ({"cohort": 2, "contacted": 4, "dropout": [0.1, 0.5, 0.5, 0.1, 0.9]}, "top-k"),
+    "weighted": ({"cohort": 3, "law": "weighted"}, "qsgd"),
+    "trace": ({"dropout": 0.1}, "qsgd"),
+}
+CLOCK = dict(
+    bandwidth_down=1e3, bandwidth_up=3e2, gradients_per_second=7.0, latency=0.01, jitter=0.3, timeout=9.0
+)
+COUNTED = ("bytes_up", "bytes_down", "oracle_calls", "phases", "federated_seconds")
+
+
+def iterates(result) -> np.ndarray:
+    return np.concatenate(list(result.iterates.values()), axis=1)
+
+
+@pytest.mark.parametrize("method, group", [(METHOD, 1), (Phases(), 2)], ids=["one phase", "three phases"])
+@pytest.mark.parametrize("name", EVENTFUL)
+def test_bits_and_counts_of_every_layout_and_of_a_run_that_goes_on(comm, out, name, method, group):
+    participation, compression = EVENTFUL[name]
+    if name == "trace":
+        rows = [(1, 0), (1, 1), (1, 3), (3, 2), (3, 4), (4, 1), (5, 0), (5, 3)]
+        participation = participation | {"law": {"name": "trace", "file": trace_file(out, comm, rows)}}
+    settings = dict(participation=participation, message=compressor(compression, True)[1], group=group)
+    settings |= dict(rounds=6, clock=CLOCK, checkpoint_every=2, keep=9)
+    whole = run(job(f"{out}/whole", method, **settings), comm)
+    if comm.rank == 0:
+        alone = run(job(f"{out}/alone", method, **settings), SerialComm())
+        np.testing.assert_array_equal(iterates(whole), iterates(alone))
+        for cost in COUNTED:
+            np.testing.assert_array_equal(whole.costs[cost], alone.costs[cost], err_msg=cost)
+        Path(out, "part").mkdir()
+        shutil.copy(f"{out}/whole/checkpoint-00000002.h5", f"{out}/part")
+    comm.barrier()
+    part = resume(f"{out}/part", comm=comm)
+    if comm.rank == 0:
+        np.testing.assert_array_equal(iterates(part), iterates(whole))
+        for cost in COUNTED:
+            np.testing.assert_array_equal(part.costs[cost], whole.costs[cost], err_msg=cost)
+
+
+def test_bytes_by_hand(comm, out):
+    """Of 5 clients 4 are asked for 2 members; a client is sent x and y, and sends 1 of 3 and 1 of 2 numbers
+    of 8 bytes, with places of 4."""
+    participation = {"cohort": 2, "contacted": 4, "dropout": 0.5}
+    message = compressor("top-k", True)[1]
+    result = run(job(out, METHOD, participation, message, rounds=6), comm)
+    drawn = Participants(Participation(**participation), SEED, prepared())
+    answered = [len(drawn.answering(r, 0, drawn.asked(r, 0))) for r in range(1, 7)]
+    assert 0 not in answered and set(answered) == {1, 2}
+    if comm.rank == 0:
+        down = 4 * 8 * (DX + DY) * np.arange(7)
+        np.testing.assert_array_equal(result.costs["bytes_down"], down)
+        np.testing.assert_array_equal(result.costs["bytes_up"], np.cumsum([0, *answered]) * (12 + 12))
+
+
+def test_the_base_of_a_difference_is_counted_as_sent(comm, out):
+    """A client that sends the change of its average gradient has to know the last one."""
+
+    @dataclass(frozen=True)
+    class Estimate(Algorithm):
+        shared = Record(x="x", y="y", g="x")
+        message = Record(g="x")
+
+        def client_round(self, now, shared, client, message, oracle):
+            message.g = oracle.grad(shared.x, shared.y, oracle.sample())[0]
+
+    counts = []
+    for message in ({}, {"compression": {"name": "top-k", "ratio": 0.4}}):
+        result = run(job(f"{out}/{len(counts)}", Estimate(), {"cohort": 2}, message, rounds=2), comm)
+        counts.append((result.costs["bytes_up"][-1], result.costs["bytes_down"][-1]))
+    if comm.rank == 0:
+        sent = 2 * 2 * 8 * (DX + DY)
+        assert counts == [(2 * 2 * 8 * DX, sent), (2 * 2 * 12, sent + 2 * 2 * 8 * DX)]
+
+
+@groups
+def test_rounds_without_answers_move_nothing_and_end(comm, out, capfd, group):
+    """Rounds 1, 3 and 4 have nobody; values that ride on sums arrive all the same."""
+    law = {"name": "trace", "file": trace_file(out, comm, [(2, 1), (5, 0)])}
+    config = job(f"{out}/run", METHOD, {"law": law}, rounds=6, clock=CLOCK, group=group)
+    simulation = Simulation(config, comm)
+    simulation.start()
+    points = [simulation.point().clone()]
+    for r in range(1, 7):
+        assert simulation.step(float(r)) == r * comm.size
+        points.append(simulation.point().clone())
+    moved = [not torch.equal(a, b) for a, b in zip(points, points[1:])]
+    assert moved == [False, True, False, False, True, False]
+    result = run(config, comm)
+    said = capfd.readouterr().err.count("no client answers")
+    if comm.rank == 0:
+        assert said == 2  # once a run
+        assert (np.diff(result.costs["phases"]) > 0).tolist() == moved
+        assert (np.diff(result.costs["federated_seconds"]) > 0).tolist() == moved
+        np.testing.assert_array_equal(result.costs["round"], np.arange(7))
+
+
+def test_nobody_ever_answers(comm, out):
+    result = run(job(out, METHOD, {"dropout": 1.0}, clock=CLOCK, rounds=3), comm)
+    if comm.rank == 0:
+        assert result.costs["oracle_calls"][-1] == result.costs["bytes_up"][-1] == 0
+        assert result.costs["phases"].tolist() == [0, 1, 2, 3]  # they have been asked
+        assert result.costs["federated_seconds"].tolist() == [0, 9, 18, 27]  # and waited for
+
+
+def test_the_rest_of_a_round_without_answers_is_left_out(comm, out):
+    """Nobody is left for the second phase: the first has moved x, the third does not come."""
+    law = {"name": "trace", "file": trace_file(out, comm, [(r, k) for r in (1, 2, 3) for k in range(5)])}
+    chance = next(c for c in np.linspace(0.5, 0.99, 50) if _left(c) == [True, False])
+    simulation = Simulation(job(f"{out}/run", Phases(), {"law": law, "dropout": float(chance)}), comm)
+    simulation.start()
+    before = simulation.point().clone()
+    simulation.step()
+    after = simulation.point()
+    assert not torch.equal(before[:DX], after[:DX]) and torch.equal(before[DX:], after[DX:])
+    assert simulation.rounds.costs.phases == 2
+
+
+def _left(chance) -> list[bool]:
+    """Whether somebody answers in the first phase of round 1, and of those in the second."""
+    first = [k for k in range(CLIENTS) if not dropped(k, 1, 0, chance)]
+    return [bool(first), any(not dropped(k, 1, 1, chance) for k in first)]
+
+
+def test_the_server_waits_for_clients_that_drop_out(comm, out):
+    seconds = {}
+    for name, participation in {
+        "all": {},
+        "dropout": {"dropout": [0.0, 0, 0, 0, 1]},
+        "first": {"dropout": [0.0, 0, 0, 0, 1], "cohort": 4, "contacted": 5},
+    }.items():
+        clock = CLOCK | {"jitter": 0.0}
+        result = run(job(f"{out}/{name}", METHOD, participation, rounds=2, clock=clock), comm)
+        if comm.rank == 0:
+            seconds[name] = result.costs["federated_seconds"][-1]
+    if comm.rank == 0:
+        assert seconds["dropout"] == 18.0  # its timeout, in each round
+        assert seconds["first"] < 2.0 and seconds["all"] < 2.0
+
+
+def test_a_trace_that_changes_or_is_missing(comm, out):
+    law = {"name": "trace", "file": trace_file(out, comm, [(1, 0), (2, 1), (3, 1)])}
+    run(job(f"{out}/run", METHOD, {"law": law}, rounds=2, checkpoint_every=1), comm)
+    trace_file(out, comm, [(1, 0), (2, 1), (3, 2)])
+    with pytest.raises(CollectiveError, match="data file trace has changed"):
+        resume(f"{out}/run", ["rounds=3"], comm=comm)
+    law["file"] = f"{out}/nowhere.csv"
+    with pytest.raises(CollectiveError, match="cannot read the trace"):
+        run(job(f"{out}/other", METHOD, {"law": law}), comm)
+
+
+@pytest.mark.parametrize("name", ["top-k", "qsgd"])
+def test_values_that_are_not_finite_end_a_compressed_run(comm, out, name):
+    method = LocalSGDA(q=2, eta_x=1e160, eta_y=0.0)
+    with pytest.raises(NonFiniteError, match="client .* of `message`"):
+        run(job(out, method, {}, compressor(name, True)[1], rounds=9), comm)

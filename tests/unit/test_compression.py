@@ -1,0 +1,162 @@
+"""Compressions of vectors: what is kept, unbiased rounding, contraction, bytes, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from games import Game
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpifed import Config
+from mpifed.algorithms import LocalSGDA
+from mpifed.config.job import ConfigError
+from mpifed.core.compression import QSGD, TopK
+from mpifed.core.streams import generator
+
+NONE = torch.empty(0)
+#: Numbers whose squares neither vanish nor overflow, many of them equal, some 0.
+numbers = st.one_of(st.integers(-3, 3).map(float), st.floats(-100, 100).filter(lambda v: abs(v) > 1e-3))
+vectors = st.lists(numbers, min_size=1, max_size=40)
+
+
+def rows_of(values, dtype=torch.float64) -> torch.Tensor:
+    return torch.tensor([values], dtype=dtype)
+
+
+def draws_of(shape, seed=0) -> torch.Tensor:
+    return torch.from_numpy(generator(seed, "rounding").random(shape))
+
+
+@settings(deadline=None, max_examples=150)
+@given(values=vectors, ratio=st.floats(0.001, 1))
+def test_top_k_keeps_the_largest_and_of_equal_ones_the_first(values, ratio):
+    compression = TopK(ratio=ratio)
+    sent = compression(rows_of(values), NONE, False)[0].tolist()
+    kept = max(1, round(ratio * len(values)))
+    order = sorted(range(len(values)), key=lambda place: (-abs(values[place]), place))
+    assert sent == [v if place in order[:kept] else 0 for place, v in enumerate(values)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(values=vectors, ratio=st.floats(0.001, 1))
+def test_top_k_is_a_contraction(values, ratio):
+    compression, rows = TopK(ratio=ratio), rows_of(values)
+    left = ((rows - compression(rows, NONE, True)) ** 2).sum()
+    bound = (1 - compression.kept(len(values)) / len(values)) * (rows**2).sum()
+    assert left <= bound * (1 + 1e-12)  # sums of 40 squares
+
+
+@settings(deadline=None, max_examples=100)
+@given(values=vectors, levels=st.integers(1, 300), seed=st.integers(0, 99))
+def test_qsgd_rounds_to_one_of_the_two_neighbouring_levels(values, levels, seed):
+    rows = rows_of(values)
+    sent = QSGD(levels=levels)(rows, draws_of(rows.shape, seed), False)
+    unit = rows.norm() / levels
+    assert (abs(sent - rows) <= unit * (1 + 1e-12)).all()
+    assert (sent * rows >= 0).all() and (sent[rows == 0] == 0).all()
+    if unit > 0:
+        whole = (sent / unit).abs()
+        np.testing.assert_allclose(whole, whole.round(), atol=1e-9)  # levels up to 300 at 1e-12
+
+
+@pytest.mark.parametrize("levels", [1, 3, 16])
+def test_qsgd_is_unbiased_and_of_the_stated_variance(levels):
+    values = torch.from_numpy(generator(1, "values").standard_normal(25))
+    count, compression = 20_000, QSGD(levels=levels)
+    sent = compression(values.expand(count, -1), draws_of((count, 25)), False)
+    # A coordinate lies between two levels ‖v‖/s apart, so its standard deviation is at most half of that. Of
+    # these 75 means a right one is left by five deviations once in twenty thousand seeds.
+    bound = 5 * values.norm() / (2 * levels) / math.sqrt(count)
+    assert (abs(sent.mean(0) - values) <= bound).all()
+    omega = min(25 / levels**2, 5 / levels)
+    assert ((sent - values) ** 2).sum(1).mean() <= omega * (values**2).sum()
+
+
+@pytest.mark.parametrize("levels", [1, 2, 8])
+def test_with_error_feedback_qsgd_is_a_contraction(levels):
+    """E‖C(v) - v‖² ≤ (1 - 1/(1 + ω)) ‖v‖²: the mean over draws, of a vector on which one that is not divided
+    by 1 + ω is none at one level."""
+    values, count = torch.ones(100, dtype=torch.float64), 4000
+    rows, draws = values.expand(count, -1), draws_of((count, 100))
+    compression, omega = QSGD(levels=levels), min(100 / levels**2, 10 / levels)
+    errors = ((compression(rows, draws, True) - rows) ** 2).sum(1)
+    noise = 5 * errors.std() / math.sqrt(count)
+    assert errors.mean() <= (1 - 1 / (1 + omega)) * 100 + noise
+    plain = ((compression(rows, draws, False) - rows) ** 2).sum(1)
+    assert levels > 1 or plain.mean() > 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("compression", [TopK(ratio=0.3), QSGD(levels=4)], ids=lambda one: one.choice_name)
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_a_row_alone_has_the_bits_of_a_row_among_others(compression, size, dtype):
+    rows = torch.from_numpy(generator(2, "rows").standard_normal((9, size))).to(dtype)
+    rows[3] = rows[3].round()  # ties
+    draws = draws_of(rows.shape)
+    together = compression(rows, draws, True)
+    wide = torch.zeros(9, size + 3, dtype=dtype)  # as a field of a longer message lies
+    wide[:, 2:-1] = rows
+    assert torch.equal(compression(wide[:, 2:-1], draws, True), together)
+    for row, draw, wanted in zip(rows, draws, together):
+        assert torch.equal(compression(row[None], draw[None], True)[0], wanted)
+
+
+@pytest.mark.parametrize("compression", [TopK(ratio=0.3), QSGD(levels=4)], ids=lambda one: one.choice_name)
+def test_nothing_is_made_of_nothing(compression):
+    rows = torch.zeros(2, 5, dtype=torch.float32)
+    assert torch.equal(compression(rows, draws_of((2, 5)), True), rows)
+
+
+def test_float32_draws_do_not_round_up_what_is_zero():
+    rows = torch.tensor([[3.0, 0.0, 4.0]])
+    draws = torch.full((1, 3), 1 - 2.0**-53, dtype=torch.float64)  # 1 in float32
+    assert QSGD(levels=5)(rows, draws, False).tolist() == [[3.0, 0.0, 4.0]]
+    assert QSGD(levels=5)(rows, 1 - draws, False).tolist() == [[3.0, 0.0, 4.0]]
+
+
+def test_bytes_by_hand():
+    # 1 in 100 of 5000 float64: 50 values of 8 bytes, 50 places of 4.
+    assert TopK(ratio=0.01).bytes(5000, 8) == 50 * 12
+    assert TopK(ratio=0.01).bytes(10, 4) == 8  # one at least
+    assert TopK(ratio=0.9).bytes(1000, 8) == 8000  # fewer than 900 values with places
+    assert TopK(ratio=1).bytes(7, 4) == 28
+    assert TopK(ratio=0.1).kept(30) == 3  # 0.1 * 30 is above 3 in floating point
+    # 1000 numbers: sign and one of 17 levels in 5 bits each, and the norm.
+    assert QSGD(levels=16).bytes(1000, 8) == 8 + 6 * 1000 // 8
+    assert QSGD(levels=15).bytes(1000, 4) == 4 + 5 * 1000 // 8
+    assert QSGD(levels=1).bytes(3, 4) == 4 + 1
+    assert QSGD(levels=16).bytes(1, 8) == 8
+
+
+def job(**message):
+    return Config(algorithm=LocalSGDA(q=1, eta_x=0.1, eta_y=0.1), problem=Game(clients=2), message=message)
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        (dict(compression="top-k"), "ratio is missing"),
+        (dict(compression={"name": "topk", "ratio": 0.1}), "did you mean 'top-k'"),
+        (dict(compression={"name": "top-k", "ratio": 0.0}), "greater than 0"),
+        (dict(compression={"name": "top-k", "ratio": 1.1}), "less than or equal to 1"),
+        (dict(compression={"name": "qsgd", "levels": 0}), "greater than or equal to 1"),
+        (dict(compression={"name": "qsgd", "levels": 2.5}), "valid integer"),
+        (dict(compression={"name": "qsgd", "bits": 4}), "has no setting 'bits'"),
+        (dict(error_feedback=True), "set compression"),
+        (dict(compress="qsgd"), "did you mean 'compression'"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_refused(settings, expected):
+    with pytest.raises(ConfigError, match=f"(?s){expected}"):
+        job(**settings)
+
+
+def test_the_section_is_read_back_from_its_table_and_left_out_where_nothing_is_compressed():
+    message = {"compression": {"name": "qsgd", "levels": 4}, "error_feedback": True}
+    assert job(**message).table()["message"] == message
+    assert "message" not in job().table()

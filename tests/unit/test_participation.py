@@ -1,0 +1,322 @@
+"""Laws of participation: who is available, how cohorts are drawn, dropouts, traces, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from games import Game
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpifed import Config
+from mpifed.algorithms import FGDA, LocalSGDA
+from mpifed.config.job import ConfigError
+from mpifed.config.sections import Participation
+from mpifed.core.drawing import inclusion
+from mpifed.core.participation import Markov
+from mpifed.core.streams import Stream
+from mpifed.core.trace import read_trace
+from mpifed.parallel.placement import Cohort
+from mpifed.simulation.participants import Participants
+
+SEED = 7
+
+
+def participants(clients=5, seed=SEED, **settings) -> Participants:
+    problem = Game(clients=clients)
+    problem.prepare(seed)
+    return Participants(Participation(**settings), seed, problem)
+
+
+def asked(clients=5, rounds=6, seed=SEED, **settings) -> list[list[int]]:
+    """Whom rounds 1, 2, ... ask."""
+    drawn = participants(clients, seed, **settings)
+    cohorts = [drawn.asked(r, 0) for r in range(1, rounds + 1)]
+    return [list(range(clients)) if one is None else one.tolist() for one in cohorts]
+
+
+def within(counts, chances, draws):
+    """Counts of independent draws, or of negatively dependent ones, against their probabilities: five
+    standard deviations, which a right sampler leaves once in a million and a half."""
+    assert (np.abs(counts - draws * chances) <= 5 * np.sqrt(draws * chances * (1 - chances)) + 1e-9).all()
+
+
+def test_without_a_law_cohorts_are_those_that_have_always_been_drawn():
+    for size in (1, 3, 5):
+        wanted = [Cohort.draw(SEED, r, 5, size).tolist() for r in range(1, 7)]
+        assert asked(cohort=size) == asked(cohort=size, law="uniform") == wanted
+
+
+def test_bernoulli_frequencies_of_each_client_and_the_certain_ones():
+    chances = (0.0, 0.2, 0.5, 0.9, 1.0)
+    cohorts = asked(rounds=4000, law={"name": "bernoulli", "probability": chances})
+    within(np.bincount(np.concatenate(cohorts), minlength=5), np.array(chances), 4000)
+    both = sum(1 in one and 2 in one for one in cohorts)
+    within(np.array([both]), np.array([0.1]), 4000)  # clients are independent
+    assert asked(law={"name": "bernoulli", "probability": 1}) == [[0, 1, 2, 3, 4]] * 6
+
+
+@settings(deadline=None, max_examples=30)
+@given(clients=st.integers(1, 12), data=st.data())
+def test_cyclic_visits_everybody_once_in_a_turn(clients, data):
+    blocks = data.draw(st.integers(1, clients))
+    cohorts = asked(clients, 2 * blocks, law={"name": "cyclic", "blocks": blocks})
+    assert cohorts[:blocks] == cohorts[blocks:]
+    assert sum(cohorts[:blocks], []) == list(range(clients))
+    assert max(map(len, cohorts)) - min(map(len, cohorts)) <= 1
+
+
+def test_a_cohort_is_drawn_of_those_who_are_available():
+    drawn = participants(law={"name": "cyclic", "blocks": 2}, cohort=2)
+    for r in range(1, 40):
+        some = drawn.asked(r, 0).tolist()
+        assert len(some) == 2 and set(some) <= ({0, 1} if r % 2 else {2, 3, 4})
+    counts = np.bincount(np.concatenate([drawn.asked(r, 0) for r in range(2, 4002, 2)]), minlength=5)
+    within(counts[2:], np.full(3, 2 / 3), 2000)
+
+
+@settings(deadline=None, max_examples=60)
+@given(weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=9), data=st.data())
+def test_inclusion_probabilities_by_their_definition(weights, data):
+    size = data.draw(st.integers(1, len(weights)))
+    chances, weights = inclusion(np.array(weights), size), np.array(weights)
+    np.testing.assert_allclose(chances.sum(), size, rtol=1e-12)  # N additions
+    assert ((chances > 0) & (chances <= 1)).all()
+    free = chances < 1
+    if free.any():
+        factor = chances[free] / weights[free]
+        np.testing.assert_allclose(factor, factor[0], rtol=1e-12)
+        assert (factor[0] * weights[~free] >= 1 - 1e-12).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 5])
+def test_weighted_cohorts_have_their_size_and_their_inclusion_probabilities(size):
+    weights = (1.0, 2.0, 3.0, 10.0, 0.5)
+    cohorts = asked(rounds=3000, cohort=size, law={"name": "weighted", "weights": weights})
+    assert all(len(set(one)) == size for one in cohorts)
+    counts = np.bincount(np.concatenate(cohorts), minlength=5)
+    within(counts, inclusion(np.array(weights), size), 3000)
+
+
+def test_weights_by_samples_are_the_clients_sizes():
+    by_samples = asked(rounds=20, cohort=2, law="weighted")  # client k has 5 + k rows
+    assert by_samples == asked(rounds=20, cohort=2, law={"name": "weighted", "weights": [5, 6, 7, 8, 9]})
+
+
+def chain(p_off, p_on, rounds, clients=5):
+    """The states by their definition, one client and round after another, bool ``[rounds, N]``."""
+    states = []
+    for r in range(1, rounds + 1):
+        draws = Stream(SEED, "markov", np.arange(clients), r).uniform()[:, 0]
+        for client, u in enumerate(draws):
+            stationary = p_on[client] / (p_on[client] + p_off[client])
+            chance = stationary if r == 1 else 1 - p_off[client] if states[-1][client] else p_on[client]
+            draws[client] = u < chance
+        states.append(draws.astype(bool))
+    return np.array(states)
+
+
+#: Slow and fast chains, one that takes turns, one that is always on and one that is off for good.
+P_OFF, P_ON = (0.02, 0.3, 1.0, 0.0, 0.9), (0.03, 0.4, 1.0, 0.2, 0.8)
+
+
+def test_markov_is_its_definition_in_order_and_at_any_round():
+    wanted, law = chain(P_OFF, P_ON, 60), {"name": "markov", "p_off": P_OFF, "p_on": P_ON}
+    found = asked(rounds=60, law=law)
+    assert found == [np.flatnonzero(one).tolist() for one in wanted]
+    for r in (1, 2, 7, 33, 60):  # as a run that continues asks first
+        assert participants(law=law).asked(r, 0).tolist() == found[r - 1]
+    back = participants(law=law)
+    assert [back.asked(r, 0).tolist() for r in range(60, 0, -1)] == found[::-1]
+
+
+def test_markov_frequencies_and_its_stationary_start():
+    law = Markov(p_off=0.2, p_on=0.1)
+    starts = [participants(seed=seed, law=law).asked(1, 0) for seed in range(400)]
+    within(np.array([sum(map(len, starts))]), np.array([1 / 3]), 5 * 400)
+    states = np.zeros((3000, 5), dtype=bool)
+    for row, one in zip(states, asked(rounds=3000, law=law)):
+        row[one] = True
+    before, after = states[:-1], states[1:]
+    within(np.array([(before & ~after).sum()]), np.array([0.2]), before.sum())
+    within(np.array([(~before & after).sum()]), np.array([0.1]), (~before).sum())
+
+
+def test_dropouts_are_drawn_by_client_round_and_phase():
+    drawn, everyone = participants(dropout=[0.0, 0.3, 0.3, 0.9, 1.0]), np.arange(5)
+    answers = {(r, phase): drawn.answering(r, phase, everyone) for r in range(1, 1001) for phase in (0, 1)}
+    counts = np.bincount(np.concatenate(list(answers.values())), minlength=5)
+    within(counts, np.array([1, 0.7, 0.7, 0.1, 0]), 2000)
+    twice = sum(1 in answers[r, 0] and 1 in answers[r, 1] for r in range(1, 1001))
+    within(np.array([twice]), np.array([0.49]), 1000)
+    for r in range(1, 50):  # who else is asked changes nothing
+        some = np.array([1, 3])
+        assert drawn.answering(r, 0, some).tolist() == [k for k in answers[r, 0] if k in some]
+
+
+def test_of_more_clients_than_wanted_the_first_that_answer_are_the_cohort():
+    drawn = participants(cohort=2, contacted=4, dropout=0.4)
+    counts, sizes = np.zeros(5), []
+    for r in range(1, 1001):
+        some = drawn.asked(r, 0)
+        answering = drawn.answering(r, 0, some)
+        left = participants(cohort=4, dropout=0.4).answering(r, 0, some) if r < 50 else None
+        assert len(some) == 4 and set(answering) <= set(some)
+        assert left is None or (len(answering) == min(2, len(left)) and set(answering) <= set(left))
+        counts[answering] += 1
+        sizes.append(len(answering))
+    assert set(sizes) == {0, 1, 2}  # 0.4^4 of 1000 rounds are without an answer
+    within(counts, np.full(5, np.mean(sizes) / 5), 1000)
+    assert drawn.waits(4, 1) and not drawn.waits(4, 2) and not drawn.waits(2, 2)
+
+
+def test_the_law_of_a_run_is_read_back_from_its_table(tmp_path):
+    (tmp_path / "trace.csv").write_text("round,client\n1,0\n")
+    laws = [
+        {"name": "uniform"},
+        {"name": "weighted", "weights": [1.0, 2.0, 3.0], "unbiased": True},
+        {"name": "bernoulli", "probability": [0.5, 0.5, 1.0], "unbiased": False},
+        {"name": "cyclic", "blocks": 2},
+        {"name": "markov", "p_off": 0.1, "p_on": [0.1, 0.2, 0.3]},
+        {"name": "trace", "file": str(tmp_path / "trace.csv")},
+    ]
+    for law in laws:
+        config = job(law=law, cohort=2 if law["name"] == "weighted" else None)
+        assert config.table()["participation"]["law"] == law
+        assert Participation(**config.table()["participation"]) == config.participation
+    assert job().table()["participation"] == {"cohort": None, "weights": "uniform"}  # as before laws
+
+
+@pytest.mark.parametrize(
+    "lines, expected",
+    [
+        ("", "expected the columns round,client"),
+        ("rounds,client\n1,0", "did you mean 'round'"),
+        ("client,round\n0,1", "expected the columns round,client"),
+        ("round,client,x\n1,0,2", "expected the columns round,client"),
+        ("1,0\n2,0", "expected the columns round,client"),
+        ("round,client\n\n", "is empty"),
+        ("round,client\n1,0\n2,5", "line 3: expected a client from 0 to 4, got 5"),
+        ("round,client\n1,-1", "line 2: expected a client from 0 to 4, got -1"),
+        ("round,client\n\n0,1", "line 3: rounds are numbered from 1, got 0"),
+        ("round,client\n1;0", "line 2: expected two whole numbers"),
+        ("round,client\n1,0.5", "line 2: expected two whole numbers"),
+        ("round,client\n1,2,3", "line 2: expected two whole numbers"),
+        ("round,client\n2,1\n1,3\n2,1", "line 4: client 1 stands in round 2 already"),
+    ],
+)
+def test_traces_that_are_refused(tmp_path, lines, expected):
+    file = tmp_path / "trace.csv"
+    file.write_text(lines)
+    with pytest.raises(ValueError, match=expected):
+        read_trace(str(file), 5)
+
+
+def test_traces_that_cannot_be_read(tmp_path):
+    with pytest.raises(OSError, match="cannot read the trace '.*nowhere.csv'"):
+        read_trace(str(tmp_path / "nowhere.csv"), 5)
+    (tmp_path / "binary.csv").write_bytes(b"round,client\n\xff\xfe")
+    with pytest.raises(ValueError, match="is no text"):
+        read_trace(str(tmp_path / "binary.csv"), 5)
+
+
+def test_a_trace_in_any_order_with_windows_lines(tmp_path):
+    file = tmp_path / "trace.csv"
+    file.write_bytes(b"\xef\xbb\xbfround,client\r\n3,4\r\n1, 2\r\n3,0\r\n")
+    assert asked(rounds=4, law={"name": "trace", "file": str(file)}) == [[2], [], [0, 4], []]
+
+
+def job(method=None, **participation):
+    method = method or LocalSGDA(q=1, eta_x=0.1, eta_y=0.1)
+    return Config(algorithm=method, problem=Game(clients=3), participation=participation)
+
+
+REFUSED = [
+    (dict(law={"name": "bernoulli"}), "probability is missing"),
+    (dict(law={"name": "bernouli", "probability": 0.5}), "did you mean 'bernoulli'"),
+    (dict(law={"name": "bernoulli", "p": 0.5}), "has no setting 'p'"),
+    (dict(law={"name": "bernoulli", "probability": 1.5}), "probability from 0 to 1.*got 1.5"),
+    (dict(law={"name": "bernoulli", "probability": "often"}), "probability from 0 to 1.*got 'often'"),
+    (dict(law={"name": "bernoulli", "probability": [0.5, float("nan"), 1]}), "from 0 to 1.*got nan"),
+    (dict(law={"name": "bernoulli", "probability": []}), "from 0 to 1"),
+    (dict(law={"name": "bernoulli", "probability": [0.5, 0.5]}), "one for each of 3 clients, got 2"),
+    (dict(law={"name": "markov", "p_off": 0, "p_on": 0}), "p_off or p_on above 0"),
+    (dict(law={"name": "markov", "p_off": [0.1, 0.2], "p_on": 0.1}), "p_off: .* got 2"),
+    (dict(law={"name": "cyclic", "blocks": 4}), "expected at most 3, one a client, got 4"),
+    (dict(law={"name": "cyclic", "blocks": 0}), "greater than or equal to 1"),
+    (dict(law="weighted"), "set cohort"),
+    (dict(law={"name": "weighted", "weights": 3.0}, cohort=1), "a list of positive weights"),
+    (dict(law={"name": "weighted", "weights": [1, 0, 2]}, cohort=1), "positive weights.*got 0"),
+    (dict(law={"name": "weighted", "weights": [1, 2]}, cohort=1), "got 2"),
+    (dict(law={"name": "weighted", "unbiased": True}, cohort=1, dropout=0.1), "not known with dropout"),
+    (
+        dict(law={"name": "bernoulli", "probability": 0.5, "unbiased": True}, cohort=1),
+        "not known with cohort",
+    ),
+    (dict(contacted=2), "need a cohort"),
+    (dict(contacted=2, cohort=3), "cohort of at most as many, got cohort = 3"),
+    (dict(contacted=4, cohort=3), "participation.contacted = 4 is more than problem.clients = 3"),
+    (dict(cohort=4), "participation.cohort = 4 is more than problem.clients = 3"),
+    (dict(dropout=-0.1), "from 0 to 1.*got -0.1"),
+    (dict(dropout=[0.1] * 4), "participation.dropout.*got 4"),
+    (dict(law={"name": "trace"}), "file is missing"),
+]
+
+
+@pytest.mark.parametrize("settings, expected", REFUSED, ids=lambda one: str(one)[:40])
+def test_settings_that_are_refused(settings, expected):
+    with pytest.raises(ConfigError, match=f"(?s){expected}"):
+        job(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(cohort=2),
+        dict(dropout=0.1),
+        dict(law={"name": "bernoulli", "probability": [1, 1, 0.5]}),
+        dict(law={"name": "cyclic", "blocks": 2}),
+        dict(law={"name": "trace", "file": "trace.csv"}),
+        dict(cohort=2, contacted=3),
+    ],
+    ids=str,
+)
+def test_methods_that_need_everyone_refuse_absence(settings):
+    method = FGDA(q=2, gamma=0.01, lam=0.01)
+    with pytest.raises(ConfigError, match="needs every client in every round, got participation"):
+        job(method, **settings)
+    job(method, law={"name": "bernoulli", "probability": 1})  # nobody is ever absent
+    job(method, law={"name": "cyclic", "blocks": 1}, dropout=0)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        "uniform",
+        {"name": "bernoulli", "probability": 0.5},
+        {"name": "markov", "p_off": 0.5, "p_on": 0.5},
+        {"name": "cyclic", "blocks": 4},
+    ],
+)
+def test_an_enormous_number_of_clients_is_looked_at_before_anything_is_made_for_each(law):
+    """It is the sum of memory that refuses it."""
+    settings = Participation(law=law, dropout=0.1)
+    settings.expect(10**15)
+    assert settings.members(10**15) > 10**14 and settings.partial(10**15)
+    Participants(settings, SEED, Game(clients=10**15))
+
+
+@pytest.mark.parametrize(
+    "settings, members",
+    [
+        (dict(), 10),
+        (dict(cohort=3), 3),
+        (dict(law={"name": "bernoulli", "probability": 0.2}), 2),
+        (dict(law={"name": "cyclic", "blocks": 5}, dropout=0.5), 1),
+        (dict(cohort=4, contacted=8, dropout=0.75), 2),
+        (dict(law={"name": "markov", "p_off": 0.3, "p_on": 0.3}, cohort=9), 5),
+        (dict(law={"name": "bernoulli", "probability": 0}), 1),
+    ],
+)
+def test_the_members_that_memory_and_groups_count_on(settings, members):
+    assert Participation(**settings).members(10) == members
