@@ -47,7 +47,7 @@ CASES = {
     "FedNest, variance-reduced x": (
         FedNestComposition, plain.fednest, NEST | dict(tau=3, recompute_jacobian=True),
     ),
-    "FedNest, fresh cohorts": (FedNestComposition, plain.fednest, NEST | dict(T=3, fresh_cohorts=True)),
+    "FedNest, fresh cohorts": (FedNestComposition, plain.fednest, NEST | dict(T=3, fresh_cohort=True)),
 }  # fmt: skip
 #: Cohort and weights, of methods for all clients and of the others.
 SAMPLING = {
@@ -100,7 +100,7 @@ def expected(name, cohort, weights, **options):
         settings["eta"] = ETA[settings["eta"]]
     problem = problem_of(name)
     problem.prepare(SEED)
-    calls = range(settings["T"] + 1) if settings.pop("fresh_cohorts", False) else (0,)
+    calls = range(settings["T"] + 1) if settings.pop("fresh_cohort", False) else (0,)
     cohorts = [
         [Cohort.draw(SEED, r, CLIENTS, cohort or CLIENTS, number).tolist() for number in calls]
         for r in range(1, ROUNDS + 1)
