@@ -106,10 +106,10 @@ class AdaMFCGD(Algorithm):
             h, u, v = self._storm(now.step(0), oracle, zeta, xi, x, client.x, h, u, v)      # lines 16-19
         for k in range(1, self.q):                                                          # lines 8-9
             old, t = x, now.step(k)
-            x = self._step(t, x, chain_rule(u, v), shared.A, now.sets)                       # lines 10-11
+            x = self._step(t, x, chain_rule(u, v), shared.A, now.sets)                      # lines 10-11
             zeta, xi = oracle.sample(of="g"), oracle.sample(of="f")
             h, u, v = self._storm(t, oracle, zeta, xi, x, old, h, u, v)                     # lines 16-19
-        message.x, message.w = x, chain_rule(u, v)                                           # lines 20, 5
+        message.x, message.w = x, chain_rule(u, v)                                          # lines 20, 5
         client.x, client.h, client.u, client.v = x, h, u.flatten(1), v
 
     def server_round(self, now, shared, mean):

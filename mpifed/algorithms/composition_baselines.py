@@ -175,7 +175,7 @@ class FedNestComposition(Algorithm):
     recompute_jacobian: bool = Field(
         default=False, description="local steps of x with variance-reduced gradients at their own points"
     )
-    fresh_cohorts: bool = Field(default=False, description="a new cohort for every call and for x")
+    fresh_cohort: bool = Field(default=False, description="draw another cohort for every call, and for x")
 
     source = "Tarzanagh et al. 2022, FedNest for compositions"
     cites = ("tarzanagh2022fednest",)
@@ -196,7 +196,7 @@ class FedNestComposition(Algorithm):
             Phase(self.client_gradient, Record(h="x")),
             Phase(self.client_descent, Record(x="x")),
         )
-        again = [(replace(call[0], fresh=self.fresh_cohorts), *call[1:]) for call in (inner, outer)]
+        again = [(replace(call[0], fresh=self.fresh_cohort), *call[1:]) for call in (inner, outer)]
         return inner + again[0] * (self.T - 1) + again[1]
 
     def client_start(self, now, shared, client, message, oracle):

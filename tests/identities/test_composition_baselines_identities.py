@@ -234,7 +234,7 @@ def test_d6_the_period_is_nothing_to_one_client_that_keeps_its_inner_value(name)
 @pytest.mark.parametrize("group, reduction", [(1, "fused"), ("all", "exact")])
 @pytest.mark.parametrize("name", ["LocalMOML", "FedNest", "FedNest, fresh"])
 def test_d8_a_cohort_of_everybody_is_full_participation(name, group, reduction):
-    fresh = FedNestComposition(T=2, tau=2, alpha=ETA, beta=0.4, fresh_cohorts=True)
+    fresh = FedNestComposition(T=2, tau=2, alpha=ETA, beta=0.4, fresh_cohort=True)
     method = fresh if name == "FedNest, fresh" else METHODS[name]
     run = partial(
         path, method, Chain(clients=5), batch_size=2, group=group, reduction=reduction, weights="samples"

@@ -13,7 +13,7 @@ from fields import Chain, Square, chain_at
 from games import configuration, trace
 from reference import composition_baselines as plain
 
-from mpifed import resume, run
+from mpifed import Sets, resume, run
 from mpifed.algorithms import ComFedL, FedNestComposition, LocalMOML, LocalSCGD, LocalSCGDM
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball
@@ -47,7 +47,7 @@ CASES = {
     "FedNest, variance-reduced x": (
         FedNestComposition, plain.fednest, NEST | dict(tau=3, recompute_jacobian=True),
     ),
-    "FedNest, fresh cohorts": (FedNestComposition, plain.fednest, NEST | dict(T=3, fresh_cohorts=True)),
+    "FedNest, fresh cohorts": (FedNestComposition, plain.fednest, NEST | dict(T=3, fresh_cohort=True)),
 }  # fmt: skip
 #: Cohort and weights, of methods for all clients and of the others.
 SAMPLING = {
@@ -63,18 +63,26 @@ RUNS = [
 groups = pytest.mark.parametrize("group", [1, 2, "all"])
 
 
-def problem_of(name, **settings):
-    return (Square if "first order" in name else Chain)(clients=CLIENTS, **settings)
+class InABall(Chain):
+    """The chain with a set that binds."""
+
+    def prepare(self, seed, data_dir=None):
+        super().prepare(seed)
+        self.sets = Sets(x=Ball(0.5))
 
 
-def job(name, out, ball=None, **changes):
+def problem_of(name):
+    return (Square if "first order" in name else Chain)(clients=CLIENTS)
+
+
+def job(name, out, problem=None, **changes):
     method, _, settings = CASES[name]
     if settings.get("eta") == "falling":
         settings = settings | {"eta": FALLING}
     changes = {"reduction": "exact", "watchdog": 0, "eval_every": 10**6} | changes
     config = configuration(
         method(**settings),
-        problem_of(name, ball=ball),
+        problem or problem_of(name),
         out,
         seed=SEED,
         rounds=ROUNDS,
@@ -92,7 +100,7 @@ def expected(name, cohort, weights, **options):
         settings["eta"] = ETA[settings["eta"]]
     problem = problem_of(name)
     problem.prepare(SEED)
-    calls = range(settings["T"] + 1) if settings.pop("fresh_cohorts", False) else (0,)
+    calls = range(settings["T"] + 1) if settings.pop("fresh_cohort", False) else (0,)
     cohorts = [
         [Cohort.draw(SEED, r, CLIENTS, cohort or CLIENTS, number).tolist() for number in calls]
         for r in range(1, ROUNDS + 1)
@@ -121,7 +129,7 @@ def test_plain_loops(comm, out, name, cohort, weights, group):
 
 @pytest.mark.parametrize("name", ["ComFedL", "LocalMOML", "LocalSCGDM", "LocalSCGD, own u", "FedNest"])
 def test_a_binding_set(comm, out, name):
-    path, _ = trace(job(name, out, ball=0.5), comm)
+    path, _ = trace(job(name, out, InABall(clients=CLIENTS)), comm)
     if comm.rank == 0:
         wanted = expected(name, None, "uniform", project=Ball(0.5))
         np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)

@@ -40,7 +40,7 @@ METHODS = {
     "LocalSCGD": (dict(p=2, eta=0.01), dict(eta=0)),
     "LocalSCGDM": (dict(p=2, eta=0.01), dict(eta=0)),
     "FedNestComposition": (
-        dict(T=2, tau=2, alpha=0.01, beta=0.5, first_y="mean", fresh_cohorts=True),
+        dict(T=2, tau=2, alpha=0.01, beta=0.5, first_y="mean", fresh_cohort=True),
         dict(alpha=0),
     ),
     "FESSGDA": (dict(p=0.1, **GLOBAL), dict(eta_xl=0, eta_yl=0)),

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 import drawn
 import torch
 
-from mpifed import Blocks, Sets
+from mpifed import Blocks
 from mpifed.core.problem import Composition, Operator
 from mpifed.core.proximal import Zero
-from mpifed.core.sets import Ball
 from mpifed.core.streams import generator
 
 D, P, DX = 4, 2, 3
@@ -76,14 +75,12 @@ def reference_operator(problem: Field, seed: int, K: int, calls: int, batch_size
 @dataclass
 class Chain(Composition):
     """g_k(x; rows) = mean of tanh(B x + c) with one (B, c) a row, f_k(u; rows) = mean of ½‖u - c‖² + Σ cos(u)
-    / 2; ``ball`` bounds x."""
+    / 2."""
 
     clients: int = 3
-    ball: float | None = None
     inner_size = P
 
     def prepare(self, seed, data_dir=None):
-        self.sets = Sets(x=Ball(self.ball)) if self.ball else Sets()
         self.rows = []
         for client in range(self.clients):
             rng = generator(seed, "chain", client)
