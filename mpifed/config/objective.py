@@ -1,4 +1,4 @@
-"""The sections [measures] and [regularize] of a job file: what is told of the problem's f, and added to it."""
+"""The sections [measures] and [regularize] of a job file: what is told of the problem's f, and added."""
 
 from __future__ import annotations
 
