@@ -41,9 +41,8 @@ class Participants:
         self._settings, self._seed, self._problem = settings, seed, problem
         self._law, self._clients = settings.law or Uniform(), problem.clients
         self._asked = settings.contacted or settings.cohort or problem.clients
-        dropout = one_each(settings.dropout or 0.0, problem.clients, "participation.dropout")
-        self._dropout = np.broadcast_to(dropout, (problem.clients,))
-        self.lossy = settings.contacted is not None or bool(dropout.any())
+        self._dropout = one_each(settings.dropout or 0.0, problem.clients, "participation.dropout")
+        self.lossy = settings.contacted is not None or bool(self._dropout.any())
         self.unbiased = self._law.unbiased
         self.files: dict[str, DataFile] = {}
         if isinstance(self._law, Trace):
@@ -102,7 +101,7 @@ class Participants:
     def answering(self, r: int, phase: int, members: np.ndarray) -> np.ndarray:
         """Those of ``members`` whose answers count in the ``phase``-th phase of round ``r``, ascending."""
         draws = Stream(self._seed, "dropout", members, r, first=phase).uniform()[:, 0]
-        members = members[draws >= self._dropout[members]]
+        members = members[draws >= (self._dropout[members] if self._dropout.ndim else self._dropout)]
         wanted = self._settings.cohort
         if self._settings.contacted and len(members) > wanted:
             arrival = Stream(self._seed, "arrival", members, r, first=phase).uniform()[:, 0]
