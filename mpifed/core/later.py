@@ -49,15 +49,31 @@ class _Loader(Loader):
         """Nothing yet."""
 
 
+class _Loaded(Loader):
+    """Of a module that has been loaded while it was looked for: by what was put off."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return sys.modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Done already; a second time would empty its tables."""
+
+
 class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if fullname not in {MODULE, *WANTING}:
+            return None
         if fullname in WANTING:
             make_up()
-        spec = PathFinder.find_spec(fullname, path, target) if fullname == MODULE else None
+        spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            if fullname == MODULE:
+                spec.loader = _Loader(spec.loader)
+            elif fullname in sys.modules:
+                spec.loader = _Loaded()
+                sys.modules[fullname].__spec__ = None  # importlib would load it again by this one
         return spec
 
 

@@ -54,7 +54,7 @@ class FullData:
         self.blocks, self.comm = self.problem.variables(), simulation.comm
         self.sampler = rounds.executor.sampler.aside()
         self._expect_data()
-        self.clients, self.weights = rounds.mine, rounds.coordinator.weights
+        self.clients, self.weights = rounds.mine, rounds.coordinator.participants.base
         self._oracle = ORACLES[self.problem.family](self.problem, self.sampler, batched=False)
         self._everyone, self._transport = rounds.coordinator.cohort(0), simulation.transport
         self.size = sum(self.blocks.sizes.values())

@@ -135,7 +135,8 @@ def fits(method_name: str, problem_name: str) -> bool:
     return ours == theirs or (ours, theirs) == ("operator", "minimax")
 
 
-#: Those of the five papers go on every problem that they fit, the others on every third.
+FITTING = [(one, other) for one in ALGORITHMS for other in PROBLEMS if fits(one, other)]
+#: Methods of the five papers go on every problem that they fit, the others on every third.
 OFTEN = {
     "FGDA", "AdaFGDA", "FedNSGDAM", "FedMuonDA", "FedSGDAClip", "LSGD", "LESGD", "LIPPAX", "SLIPPAX",
     "LocalDualExtrapolation", "MFCGD", "AdaMFCGD", "FESSGDA", "SmoothedGDA", "FSGDA", "LocalSGDA",
@@ -144,8 +145,8 @@ OFTEN = {
 
 def pairs(number: int, name: str) -> list[tuple[str, str]]:
     """A method, which has a number, and problems for it."""
-    fitting = [other for other in PROBLEMS if fits(name, other)]
-    return [(name, other) for other in (fitting if name in OFTEN else fitting[number % 3 :: 3] or fitting)]
+    fitting = [pair for pair in FITTING if pair[0] == name]
+    return fitting if name in OFTEN else fitting[number % 3 :: 3] or fitting
 
 
 PAIRS = [pair for number, name in enumerate(ALGORITHMS) for pair in pairs(number, name)]

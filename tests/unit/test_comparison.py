@@ -197,6 +197,7 @@ def test_problems_declare_what_more_is_better_of():
         "DeepAUC": {"auc"}, "TextAUC": {"auc"}, "FairClassification": {"mean_accuracy", "worst_accuracy"},
         "RobustRegression": {"accuracy", "perturbed_accuracy"}, "FewShotMAML": {"accuracy"},
         "Classification": {"accuracy", "worst_accuracy"},
+        "AffineShift": {"accuracy", "shifted_accuracy", "attacked_accuracy"},
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from everything import METHODS, PAIRS, method, problem
+from everything import FITTING, METHODS, method, problem
 from games import Game, configuration
 
 import mpifed.core.evaluation as evaluation
@@ -31,8 +31,8 @@ ROUNDING = 2.0**-9  # of bfloat16, relative
 DIFFERENTIATED = [name for name in PROBLEMS if not by_hand(problem(name))]
 #: Each of their problems by one method, and each method on a small problem.
 SMALL = ("WGAN", "LinearMAML", "Classification")
-CASES = [next(pair for pair in PAIRS if pair[1] == name) for name in DIFFERENTIATED if name not in SMALL]
-CASES += [next(pair for pair in PAIRS if pair[0] == name and pair[1] in SMALL) for name in METHODS]
+CASES = [next(pair for pair in FITTING if pair[1] == name) for name in DIFFERENTIATED if name not in SMALL]
+CASES += [next(pair for pair in FITTING if pair[0] == name and pair[1] in SMALL) for name in METHODS]
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_state_stays_float32_under_autocast(names, group):
 @pytest.mark.parametrize("name", [name for name in PROBLEMS if name not in DIFFERENTIATED])
 @pytest.mark.parametrize("option", [dict(compile="default"), dict(autocast="bfloat16")], ids=str)
 def test_functions_by_hand_are_refused(name, option):
-    names = next(pair for pair in PAIRS if pair[1] == name)
+    names = next(pair for pair in FITTING if pair[1] == name)
     with pytest.raises(ConfigError, match=f"those of {name} are written by hand: expected run.* = 'none'"):
         final(names, **option)
 

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from mpifed.core.later import WANTING
+
 #: Kernels that torch writes in Python for tensors without data, and the module that they stand on.
 MADE = "'torch._refs' in sys.modules"
 START = f"""
@@ -36,11 +38,28 @@ def test_tensors_without_data_after_it_is_made_up():
         "assert torch.equal(compiled(torch.ones(3)), torch.ones(3).sin() + 1)",
         "from torch._subclasses import FakeTensorMode\nwith FakeTensorMode():"
         + CONVOLUTION.replace("\n", "\n    "),
+        "def loss(x, y):\n    return torch.nn.functional.mse_loss(x, y)\n"
+        "x, y = torch.ones(4, 3), torch.zeros(4, 3)\n"
+        "found = torch.func.vmap(torch.func.grad(loss))(x, y)\n"  # by torch's decompositions
+        "assert torch.allclose(found, 2 / 3 * x)",
     ],
-    ids=["compiler", "fake tensors"],
+    ids=["compiler", "fake tensors", "several clients"],
 )
 def test_who_needs_it_loads_it(code):
     run(f"{code}\nassert {MADE}")
+
+
+@pytest.mark.parametrize("module", sorted(WANTING))
+def test_no_table_is_lost(module):
+    """Whichever part is asked for first: the decompositions are those that an untouched process has."""
+    count = (
+        "import torch._decomp\nprint(len(torch._decomp.decomposition_table), len(torch._decomp.meta_table))"
+    )
+    plain = subprocess.run([sys.executable, "-c", count], capture_output=True, check=True, timeout=120)
+    late = subprocess.run(
+        [sys.executable, "-c", f"{START}\nimport {module}\n{count}"], capture_output=True, timeout=120
+    )
+    assert late.stdout == plain.stdout and int(plain.stdout.split()[0]) > 100, late.stderr
 
 
 def test_nothing_changes_for_who_does_not_put_it_off():
