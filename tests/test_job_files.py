@@ -16,7 +16,9 @@ from launch import environment, launch
 from realdata import ROOT as DATA
 from realdata import real
 
+from mpifed.algorithms import ALGORITHMS
 from mpifed.config.grids import variants
+from mpifed.config.plugins import title
 from mpifed.config.tables import read_table
 from mpifed.core.settings import flatten
 from mpifed.storage.results import find_runs, load
@@ -87,6 +89,29 @@ def test_every_file_has_its_experiment_and_folder():
     assert {name: read_table(path)["run"]["out"] for name, path in FILES.items()} == {
         name: f"runs/papers/{name}" for name in FILES
     }
+
+
+@pytest.mark.parametrize(
+    "name, metric", [("auc", "auc"), ("classification", "accuracy"), ("affine_shift", "accuracy"),
+                     ("composition", "objective")],
+)  # fmt: skip
+def test_every_baseline_improves_on_real_data(name, metric, tmp_path):
+    """In ten rounds, of all runs of a file of jobs/baselines."""
+    file, settings = ROOT / f"jobs/baselines/{name}.toml", ["rounds=10", f"run.out={tmp_path}"]
+    code, output = launch(0, ["-m", "mpifed", "sweep", file, "run.progress=false", *settings], limit=200)
+    assert code == 0, output
+    runs = [load(path) for path in find_runs([tmp_path])]
+    assert len(runs) == len(variants(file))
+    for run in runs:
+        before, *_, after = run.metrics[metric]
+        assert (after < before) if metric == "objective" else (after > before), (run.path, before, after)
+
+
+def test_what_no_figure_shows_has_a_baseline_file():
+    """Every method is in some job file."""
+    files = [*FILES.values(), *(ROOT / "jobs/baselines").glob("*.toml")]
+    shown = {title(run.config.algorithm) for file in files for run in variants(file)}
+    assert shown == set(ALGORITHMS)
 
 
 def test_reproduce_runs_draws_and_goes_on(tmp_path):

@@ -90,6 +90,7 @@ def iterates(result) -> np.ndarray:
     return np.concatenate(list(result.iterates.values()), axis=1)
 
 
+@pytest.mark.dealt
 @methods
 @sampling
 @groups
@@ -103,6 +104,7 @@ def test_plain_loops(comm, out, name, settings, cohort, weights, group):
         assert (np.abs(np.diff(wanted, axis=0)).max(0) > 1e-3).all()  # every number moves
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("name", SETTINGS)
 @groups
 def test_resumption(comm, out, name, group):

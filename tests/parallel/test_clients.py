@@ -83,6 +83,7 @@ LAWS = {
 }
 
 
+@pytest.mark.dealt
 @groups
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("law", LAWS)
@@ -102,6 +103,7 @@ def test_plain_loops_over_who_takes_part(comm, out, law, weights, group):
     np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.dealt
 @groups
 @pytest.mark.parametrize("by", ["weighted", "bernoulli"])
 def test_unbiased_averages_divide_changes_by_the_chance_of_being_drawn(comm, out, by, group):
@@ -165,6 +167,7 @@ class Phases(Algorithm):
         message.x = shared.x - 0.1 * (1 + client.g) * oracle.grad(shared.x, shared.y, oracle.sample())[0]
 
 
+@pytest.mark.dealt
 @groups
 @pytest.mark.parametrize("cohort", [None, 3])
 def test_clients_that_drop_out_between_phases(comm, out, cohort, group):
@@ -218,6 +221,7 @@ def compressor(name, feedback):
     return compress, settings | {"error_feedback": feedback}
 
 
+@pytest.mark.dealt
 @groups
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize("name", ["top-k", "qsgd"])
@@ -280,6 +284,7 @@ def iterates(result) -> np.ndarray:
     return np.concatenate(list(result.iterates.values()), axis=1)
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("method, group", [(METHOD, 1), (Phases(), 2)], ids=["one phase", "three phases"])
 @pytest.mark.parametrize("name", EVENTFUL)
 def test_bits_and_counts_of_every_layout_and_of_a_run_that_goes_on(comm, out, name, method, group):

@@ -117,6 +117,7 @@ def expected(name, cohort, weights, **options):
     return np.array([x.numpy() for x in path])
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("name, cohort, weights", RUNS)
 @groups
 def test_plain_loops(comm, out, name, cohort, weights, group):
@@ -136,6 +137,7 @@ def test_a_binding_set(comm, out, name):
         assert np.abs(wanted - expected(name, None, "uniform")).max() > 1e-2
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("group", [1, "all"])
 def test_resumption(comm, out, name, group):

@@ -101,6 +101,7 @@ def cohorts(size):
     return None if size is None else [Cohort.draw(SEED, r, CLIENTS, size).tolist() for r in (1, 2, 3)]
 
 
+@pytest.mark.dealt
 @GROUPS
 @pytest.mark.parametrize("cohort, weights", [(None, "uniform"), (2, "uniform"), (3, "samples")])
 @pytest.mark.parametrize("mirror", MIRRORS)
@@ -120,6 +121,7 @@ def test_fed_dual_avg(comm, out, mirror, cohort, weights, group):
     compare(comm, out, method, problem, group, expected, cohort=cohort, weights=weights)
 
 
+@pytest.mark.dealt
 @GROUPS
 @pytest.mark.parametrize("shadow, weights", [(True, "samples"), (False, "uniform")])
 @pytest.mark.parametrize("mirror", MIRRORS)
@@ -139,6 +141,7 @@ def test_fedualex(comm, out, mirror, shadow, weights, group):
     )
 
 
+@pytest.mark.dealt
 @GROUPS
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize("first", ["prox", "identity"])
@@ -161,6 +164,7 @@ def test_dual_extrapolation(comm, out, mirror, first, sync, group):
         np.testing.assert_allclose(output, pairs[-1][1].numpy(), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.dealt
 @GROUPS
 @pytest.mark.parametrize("b", [1, 3])
 @pytest.mark.parametrize(
@@ -191,6 +195,7 @@ def proximal_ball(radius):
     return lambda z: proximal.ball(radius)(z, 0.0)
 
 
+@pytest.mark.dealt
 @GROUPS
 @pytest.mark.parametrize("weights, ball", [("uniform", 1.0), ("samples", None)])
 def test_extra_step_local_sgd(comm, out, weights, ball, group):

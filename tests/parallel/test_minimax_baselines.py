@@ -167,6 +167,7 @@ def iterates(result) -> np.ndarray:
     return np.concatenate(list(result.iterates.values()), axis=1)
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("name, cohort, weights, group", SAMPLING)
 def test_plain_loops(comm, out, name, cohort, weights, group):
     config = job(name, out, group=group, cohort=cohort, weights=weights, reduction="fused")
@@ -177,6 +178,7 @@ def test_plain_loops(comm, out, name, cohort, weights, group):
         assert (np.abs(np.diff(wanted, axis=0)).max(0) > 1e-3).all()  # every number moves
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("name", CASES)
 def test_a_binding_set(comm, out, name):
     """y is projected in every local step, Fed-Norm-SGDA's at the server alone."""
@@ -187,6 +189,7 @@ def test_a_binding_set(comm, out, name):
         assert np.abs(bound - expected(name)).max() > 1e-3
 
 
+@pytest.mark.dealt
 @pytest.mark.parametrize("name", RESUMED)
 def test_resumption(comm, out, name):
     """Resumed after round 2: the same bits, which are those of one process, and the plain loops' path."""
