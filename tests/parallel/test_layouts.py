@@ -216,8 +216,8 @@ class Counting:
 @pytest.mark.parametrize("placement", ["even", "balanced"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_phase_is_one_sum(comm, out, name, placement, reduction, call):
-    """And one broadcast where rank 0 makes the matrices, one sum of the blocks that every client has its own of;
-    nothing else, and nothing at all in one process."""
+    """And one broadcast where rank 0 makes the matrices, one sum of the blocks that every client has its own
+    of; nothing else, and nothing at all in one process."""
     problem_ = problem(next(other for one, other in PAIRS if one == name))
     counting = Counting(comm)
     run = {"placement": placement, "reduction": reduction}
