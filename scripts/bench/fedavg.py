@@ -26,8 +26,8 @@ import floor
 import torch
 import torch.nn.functional as F
 
-from mpifed import Algorithm, Blocks, Config, Minimisation, Record
-from mpifed.algorithms import LocalSGDA
+from mpifed import Blocks, Config, Minimisation
+from mpifed.algorithms import FedAvg, LocalSGDA
 from mpifed.core.streams import generator
 from mpifed.models import MLP, LeNet5, Linear
 from mpifed.parallel.comm import SerialComm
@@ -66,24 +66,6 @@ class Images(Minimisation):
 
 
 @dataclass(frozen=True)
-class FedAvg(Algorithm):
-    """K local steps, then the average (McMahan et al. 2017)."""
-
-    K: int
-    eta: float
-
-    steps = "K"
-    shared = Record(x="x")
-    message = Record(x="x")
-
-    def client_round(self, now, shared, client, message, oracle):
-        x = shared.x
-        for _ in range(self.K):
-            x = x.sub(oracle.grad(x, oracle.sample()), alpha=self.eta)
-        message.x = x
-
-
-@dataclass(frozen=True)
 class Workload:
     """Local steps, rows of a minibatch, rounds of a block, and what to set ``run.group`` to."""
 
@@ -113,7 +95,9 @@ def simulation(workload: Workload, group: int | str) -> Simulation:
     """A simulation past its first rounds, which look for more mistakes than others."""
     saddle = isinstance(workload.problem, Saddle)
     config = Config(
-        algorithm=LocalSGDA(q=workload.steps, eta_x=LR, eta_y=LR) if saddle else FedAvg(workload.steps, LR),
+        algorithm=LocalSGDA(q=workload.steps, eta_x=LR, eta_y=LR)
+        if saddle
+        else FedAvg(K=workload.steps, eta=LR),
         problem=workload.problem,
         oracle={"batch_size": workload.batch},
         rounds=1000,

@@ -3,17 +3,15 @@
 Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 """
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from baselines import FIXED, LARGE, Half, baseline, gradient_at
-from games import Game, configuration, sizes, start_of, trace
+from games import Game, configuration, sizes, start_of
 from reference import baselines, cross_device
+from resumed import assert_goes_on, assert_path
 
-from mpifed import resume, run
+from mpifed import run
 from mpifed.core.noise import Gaussian
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort
@@ -86,10 +84,6 @@ def expected(name, settings, cohort, weights):
     return np.array([torch.cat(point).numpy() for point in path])
 
 
-def iterates(result) -> np.ndarray:
-    return np.concatenate(list(result.iterates.values()), axis=1)
-
-
 @pytest.mark.dealt
 @methods
 @sampling
@@ -97,11 +91,8 @@ def iterates(result) -> np.ndarray:
 def test_plain_loops(comm, out, name, settings, cohort, weights, group):
     cohort = cohort if name != "local_amsgrad" else None  # which has all clients
     changes = dict(group=group, cohort=cohort, weights=weights, reduction="fused")
-    path, _ = trace(job(name, settings, out, **changes), comm)
-    if comm.rank == 0:
-        wanted = expected(name, settings, cohort, weights)
-        np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
-        assert (np.abs(np.diff(wanted, axis=0)).max(0) > 1e-3).all()  # every number moves
+    config = job(name, settings, out, **changes)
+    assert_path(comm, config, lambda: expected(name, settings, cohort, weights))
 
 
 @pytest.mark.dealt
@@ -111,17 +102,8 @@ def test_resumption(comm, out, name, group):
     """Resumed after round 2: the same bits, which are those of one process, and the plain loops' path."""
     settings, cohort = SETTINGS[name][-1], None if name == "local_amsgrad" else 3
     changes = dict(group=group, cohort=cohort, weights="samples", checkpoint_every=2, keep=9)
-    whole = run(job(name, settings, out, **changes), comm)
-    if comm.rank == 0:
-        alone, _ = trace(job(name, settings, out, **changes), SerialComm())
-        np.testing.assert_array_equal(iterates(whole), alone)
-        np.testing.assert_allclose(alone, expected(name, settings, cohort, "samples"), rtol=1e-10, atol=1e-10)
-        Path(out, "part").mkdir()
-        shutil.copy(f"{out}/checkpoint-00000002.h5", f"{out}/part")
-    comm.barrier()
-    part = resume(f"{out}/part", comm=comm)
-    if comm.rank == 0:
-        np.testing.assert_array_equal(iterates(part), iterates(whole))
+    config = job(name, settings, out, **changes)
+    assert_goes_on(comm, out, config, lambda: expected(name, settings, cohort, "samples"))
 
 
 @groups

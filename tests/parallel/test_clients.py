@@ -15,6 +15,7 @@ from baselines import FIXED, Half, gradient_at, plugin
 from games import DX, DY, Game, configuration, sizes, start_of, trace
 from reference import compressed
 from reference.local_sgda import local_sgda
+from resumed import iterates
 
 from mpifed import Algorithm, Phase, Record, resume, run
 from mpifed.algorithms import LocalSGDA
@@ -278,10 +279,6 @@ CLOCK = dict(
     bandwidth_down=1e3, bandwidth_up=3e2, gradients_per_second=7.0, latency=0.01, jitter=0.3, timeout=9.0
 )
 COUNTED = ("bytes_up", "bytes_down", "oracle_calls", "phases", "federated_seconds")
-
-
-def iterates(result) -> np.ndarray:
-    return np.concatenate(list(result.iterates.values()), axis=1)
 
 
 @pytest.mark.dealt

@@ -4,21 +4,18 @@ sample weights where the method takes them, resumed, a binding set.
 Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 """
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 from fields import Chain, Square, chain_at
 from games import configuration, trace
 from reference import composition_baselines as plain
+from resumed import assert_goes_on, assert_path
 
-from mpifed import Sets, resume, run
+from mpifed import Sets
 from mpifed.algorithms import ComFedL, FedNestComposition, LocalMOML, LocalSCGD, LocalSCGDM
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort
 
 pytestmark = pytest.mark.mpi
@@ -121,11 +118,8 @@ def expected(name, cohort, weights, **options):
 @pytest.mark.parametrize("name, cohort, weights", RUNS)
 @groups
 def test_plain_loops(comm, out, name, cohort, weights, group):
-    path, _ = trace(job(name, out, group=group, cohort=cohort, weights=weights, reduction="fused"), comm)
-    if comm.rank == 0:
-        wanted = expected(name, cohort, weights)
-        np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
-        assert (np.abs(np.diff(wanted, axis=0)).max(0) > 1e-3).all()  # every number moves
+    config = job(name, out, group=group, cohort=cohort, weights=weights, reduction="fused")
+    assert_path(comm, config, lambda: expected(name, cohort, weights))
 
 
 @pytest.mark.parametrize("name", ["ComFedL", "LocalMOML", "LocalSCGDM", "LocalSCGD, own u", "FedNest"])
@@ -144,14 +138,4 @@ def test_resumption(comm, out, name, group):
     """Resumed after round 2: the same bits, which are those of one process, and the plain loops' path."""
     cohort = 3 if CASES[name][0].partial_participation else None
     changes = dict(group=group, cohort=cohort, weights="samples", checkpoint_every=2, keep=9)
-    whole = run(job(name, out, **changes), comm)
-    if comm.rank == 0:
-        alone, _ = trace(job(name, out, **changes), SerialComm())
-        np.testing.assert_array_equal(whole.iterates["x"], alone)
-        np.testing.assert_allclose(alone, expected(name, cohort, "samples"), rtol=1e-10, atol=1e-10)
-        Path(out, "part").mkdir()
-        shutil.copy(f"{out}/checkpoint-00000002.h5", f"{out}/part")
-    comm.barrier()
-    part = resume(f"{out}/part", comm=comm)
-    if comm.rank == 0:
-        np.testing.assert_array_equal(part.iterates["x"], whole.iterates["x"])
+    assert_goes_on(comm, out, job(name, out, **changes), lambda: expected(name, cohort, "samples"))

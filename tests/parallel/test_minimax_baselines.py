@@ -4,17 +4,14 @@ with noise, sets, cohorts and sample weights, and resumed.
 Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 """
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from baselines import gradient_at
 from games import Game, configuration, sizes, start_of, trace
 from reference import minimax_baselines as plain
+from resumed import assert_goes_on, assert_path
 
-from mpifed import resume, run
 from mpifed.algorithms import (
     FedNormSGDA,
     FedNormSGDAPlus,
@@ -26,7 +23,6 @@ from mpifed.algorithms import (
 )
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball
-from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.preparation import default_dtype
 
@@ -163,19 +159,11 @@ def expected(name, cohort=None, weights="uniform", **options):
     return np.array([torch.cat(point).numpy() for point in path])
 
 
-def iterates(result) -> np.ndarray:
-    return np.concatenate(list(result.iterates.values()), axis=1)
-
-
 @pytest.mark.dealt
 @pytest.mark.parametrize("name, cohort, weights, group", SAMPLING)
 def test_plain_loops(comm, out, name, cohort, weights, group):
     config = job(name, out, group=group, cohort=cohort, weights=weights, reduction="fused")
-    path, _ = trace(config, comm)
-    if comm.rank == 0:
-        wanted = expected(name, cohort, weights)
-        np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
-        assert (np.abs(np.diff(wanted, axis=0)).max(0) > 1e-3).all()  # every number moves
+    assert_path(comm, config, lambda: expected(name, cohort, weights))
 
 
 @pytest.mark.dealt
@@ -195,16 +183,5 @@ def test_resumption(comm, out, name):
     """Resumed after round 2: the same bits, which are those of one process, and the plain loops' path."""
     changes = dict(group=1 + RESUMED.index(name) % 2, weights="samples", checkpoint_every=2, keep=9)
     changes["cohort"] = 3 if name in SAMPLED else None
-    whole = run(job(name, out, **changes), comm)
-    if comm.rank == 0:
-        alone, _ = trace(job(name, out, **changes), SerialComm())
-        np.testing.assert_array_equal(iterates(whole), alone)
-        np.testing.assert_allclose(
-            alone, expected(name, changes["cohort"], "samples"), rtol=1e-10, atol=1e-10
-        )
-        Path(out, "part").mkdir()
-        shutil.copy(f"{out}/checkpoint-00000002.h5", f"{out}/part")
-    comm.barrier()
-    part = resume(f"{out}/part", comm=comm)
-    if comm.rank == 0:
-        np.testing.assert_array_equal(iterates(part), iterates(whole))
+    config = job(name, out, **changes)
+    assert_goes_on(comm, out, config, lambda: expected(name, changes["cohort"], "samples"))

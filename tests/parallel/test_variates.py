@@ -3,9 +3,6 @@
 Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 """
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -13,12 +10,11 @@ from baselines import FIXED, Half, gradient_at
 from games import Game, configuration, sizes, start_of, trace
 from reference import variates as plain
 from reference.fedopt import fedopt
+from resumed import assert_goes_on, assert_path
 
-from mpifed import resume, run
 from mpifed.algorithms import CODASCA, SAGDA, SCAFFOLD, CODAPlus, FedAvg
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Box, Sets
-from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.preparation import default_dtype
 
@@ -124,10 +120,6 @@ def expected(name, cohort, weights, **options):
     return np.array([torch.cat(point).numpy() for point in path])
 
 
-def iterates(result) -> np.ndarray:
-    return np.concatenate(list(result.iterates.values()), axis=1)
-
-
 @pytest.mark.dealt
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("cohort, weights", SAMPLING, ids=lambda v: str(v))
@@ -135,11 +127,8 @@ def iterates(result) -> np.ndarray:
 def test_plain_loops(comm, out, name, cohort, weights, group):
     """CODA+ is defined for all clients."""
     cohort = None if CASES[name][0] is CODAPlus else cohort
-    path, _ = trace(job(name, out, group=group, cohort=cohort, weights=weights, reduction="fused"), comm)
-    if comm.rank == 0:
-        wanted = expected(name, cohort, weights)
-        np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
-        assert (np.abs(np.diff(wanted, axis=0)).max(0) > 1e-3).all()  # every number moves
+    config = job(name, out, group=group, cohort=cohort, weights=weights, reduction="fused")
+    assert_path(comm, config, lambda: expected(name, cohort, weights))
 
 
 @pytest.mark.dealt
@@ -149,17 +138,7 @@ def test_resumption(comm, out, name, group):
     """Resumed after round 2, in the midst of a stage: the same bits, which are those of one process."""
     cohort = None if CASES[name][0] is CODAPlus else 3
     changes = dict(group=group, cohort=cohort, weights="samples", checkpoint_every=2, keep=9)
-    whole = run(job(name, out, **changes), comm)
-    if comm.rank == 0:
-        alone, _ = trace(job(name, out, **changes), SerialComm())
-        np.testing.assert_array_equal(iterates(whole), alone)
-        np.testing.assert_allclose(alone, expected(name, cohort, "samples"), rtol=1e-10, atol=1e-10)
-        Path(out, "part").mkdir()
-        shutil.copy(f"{out}/checkpoint-00000002.h5", f"{out}/part")
-    comm.barrier()
-    part = resume(f"{out}/part", comm=comm)
-    if comm.rank == 0:
-        np.testing.assert_array_equal(iterates(part), iterates(whole))
+    assert_goes_on(comm, out, job(name, out, **changes), lambda: expected(name, cohort, "samples"))
 
 
 #: The solution lies outside, near 0.

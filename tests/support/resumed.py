@@ -1,0 +1,44 @@
+"""Paths of runs against plain loops: on several ranks, in one process, and resumed in between."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from games import trace
+
+from mpifed import resume, run
+from mpifed.parallel.comm import SerialComm
+
+
+def iterates(result) -> np.ndarray:
+    """The points after every round, all blocks side by side, ``[rounds, d]``."""
+    return np.concatenate(list(result.iterates.values()), axis=1)
+
+
+def assert_path(comm, config, expected: Callable[[], np.ndarray]) -> None:
+    """A run has the path of the plain loops, on which every number moves."""
+    path, _ = trace(config, comm)
+    if comm.rank == 0:
+        wanted = expected()
+        np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
+        assert (np.abs(np.diff(wanted, axis=0)).max(0) > 1e-3).all()
+
+
+def assert_goes_on(comm, out, config, expected: Callable[[], np.ndarray]) -> None:
+    """A run that keeps its checkpoint of round 2, and what goes on from it: the same bits, which are those of
+    one process, and the path of the plain loops.
+    """
+    whole = run(config, comm)
+    if comm.rank == 0:
+        alone, _ = trace(config, SerialComm())
+        np.testing.assert_array_equal(iterates(whole), alone)
+        np.testing.assert_allclose(alone, expected(), rtol=1e-10, atol=1e-10)
+        Path(out, "part").mkdir()
+        shutil.copy(f"{out}/checkpoint-00000002.h5", f"{out}/part")
+    comm.barrier()
+    part = resume(f"{out}/part", comm=comm)
+    if comm.rank == 0:
+        np.testing.assert_array_equal(iterates(part), iterates(whole))
