@@ -90,8 +90,12 @@ class FedSGDAM(Algorithm):
     partial_participation = False
     steps = "Q"
     shared = Record(x="x", y="y", u="x", v="y")
-    client = Record(x="x", y="y")  # before the last step of a round, for "stem"
     message = Record(x="x", y="y", u="x", v="y")
+
+    @property
+    def client(self) -> Record:
+        """The point before the last step of a round, for "stem"."""
+        return Record(x="x", y="y") if self.order == "stem" else Record()
 
     @property
     def start(self) -> tuple[Phase, ...]:
@@ -110,7 +114,8 @@ class FedSGDAM(Algorithm):
             if k < self.Q or self.order == "after":
                 u, v = self.storm(t, oracle, oracle.sample(number=k - 1), new, old, u, v)
         message.x, message.y, message.u, message.v = *new, u, v
-        client.x, client.y = old
+        if self.order == "stem":
+            client.x, client.y = old
 
     def after_average(self, now, shared, client, oracle):
         """The estimators of a round's first step."""

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from mpifed.core.solvers import difference
+
 __all__ = ["Tail", "hill", "lipschitz", "top_values"]
 
 #: Probability with which the interval of the tail index covers it, where its assumptions hold.
@@ -73,7 +75,7 @@ def lipschitz(
         field: F, ``[d]`` → ``[d]``.
         direction: the first v, of any length.
     """
-    width = torch.finfo(point.dtype).eps ** (1 / 3) * max(1.0, float(point.abs().max()))
+    width = difference(point)
     largest, v = 0.0, direction if float(direction.norm()) > 0 else torch.ones_like(point)
     for _ in range(iterations):
         v = v / v.norm()

@@ -130,7 +130,7 @@ class Draws:
                 first, count = low, max(high + 1 - low, min(count - low, DRAWN // (group * width)))
             places = self.members[rows.start : rows.start + max(group, DRAWN // max(1, count * width))]
             rounds = FEW // (len(places) * count * width) if ahead else 1
-            values = self._values(key, places, range(first, first + count), max(1, rounds), draw)
+            values = self._values(key, places, range(first, first + count), rounds, draw)
             held = self._held[key] = _Drawn(rows.start, first, values)
         return held.of(rows, numbers)
 
@@ -139,14 +139,15 @@ class Draws:
     ) -> tuple[torch.Tensor, ...]:
         """The samples ``numbers`` of a round, ``[members, count, ...]``, drawn for some rounds at a time."""
         purpose, r, other = key
+        if rounds < 2:
+            stream = Stream(self.seed, purpose, self.clients[places], r, len(numbers), numbers.start)
+            return draw(stream, places)
         name = purpose, other, int(places[0]), len(places), numbers
         ahead = self._ahead.get(name)
         if ahead is None or not 0 <= r - ahead.first < rounds:
             each = np.tile(places, rounds)
-            which = np.repeat(np.arange(r, r + rounds), len(places)) if rounds > 1 else r
+            which = np.repeat(np.arange(r, r + rounds), len(places))
             stream = Stream(self.seed, purpose, self.clients[each], which, len(numbers), numbers.start)
             values = [array.unflatten(0, (rounds, len(places))) for array in draw(stream, each)]
-            ahead = _Ahead(r, values)
-            if rounds > 1:
-                self._ahead[name] = ahead
+            ahead = self._ahead[name] = _Ahead(r, values)
         return tuple(array[r - ahead.first] for array in ahead.values)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["Budget", "Solved", "maximise", "solve_saddle"]
+__all__ = ["Budget", "Solved", "difference", "maximise", "solve_saddle"]
 
 #: Most variables whose Jacobian is taken by differences.
 FEW = 32
@@ -119,6 +119,11 @@ def solve_saddle(
     return Solved(best.point, best.residual)
 
 
+def difference(point: torch.Tensor) -> float:
+    """The width of a difference about a point by which a field is differentiated."""
+    return torch.finfo(point.dtype).eps ** (1 / 3) * max(1.0, float(point.abs().max()))
+
+
 def _anywhere(point: torch.Tensor) -> torch.Tensor:
     return point
 
@@ -158,7 +163,7 @@ def _newton(best: _Best, point: torch.Tensor, value: torch.Tensor, sound: Callab
 
 def _jacobian(field: Field, point: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """The field's Jacobian by differences ``[d, d]``, exact up to rounding where it is linear."""
-    width = torch.finfo(point.dtype).eps ** (1 / 3) * max(1.0, float(point.abs().max()))
+    width = difference(point)
     columns = []
     for unit in torch.eye(len(point), dtype=point.dtype, device=point.device):
         columns.append((field(point + width * unit) - value) / width)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from games import configuration
+from games import configuration, trace
 
 from mpifed import Blocks
 from mpifed.algorithms import MFCGD
@@ -19,7 +19,6 @@ from mpifed.core.noise import Gaussian
 from mpifed.core.problem import Composition
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 
 DIM, CLIENTS, SIGMA = 16, 2, 0.2
 WEIGHTS = ["alpha", "beta", "varrho"]
@@ -74,13 +73,7 @@ NOISES = [Part(scale=SIGMA), OfJacobian(scale=SIGMA), OfOuter(scale=SIGMA)]
 def simulate(method, problem, rounds, noise=None):
     """The averaged iterate of every round, ``[rounds, d]``."""
     config = configuration(method, problem, "unused", rounds=rounds, noise=noise, batch_size=0, group="all")
-    simulation = Simulation(config, SerialComm())
-    simulation.start()
-    points = []
-    for _ in range(rounds):
-        simulation.step()
-        points.append(simulation.shared.x.numpy().copy())
-    return np.array(points)
+    return trace(config, SerialComm())[0]
 
 
 def stationary(step, weight):

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from fields import DX, Chain
-from games import configuration
+from games import configuration, trace
 
 from mpifed import Blocks, Minimisation
 from mpifed.core.problem import Composition
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.simulation import Simulation
 
 
 def path(method, problem, *, noise=None, rounds=4, **settings):
     """The averaged iterate of every round, ``[rounds, d]``."""
     config = configuration(method, problem, "unused", rounds=rounds, noise=noise, **settings)
-    simulation = Simulation(config, SerialComm())
-    simulation.start()
-    points = []
-    for _ in range(rounds):
-        simulation.step()
-        points.append(simulation.shared.x.numpy().copy())
-    return np.array(points)
+    return trace(config, SerialComm())[0]
 
 
 @dataclass

@@ -18,6 +18,15 @@ def iterates(result) -> np.ndarray:
     return np.concatenate(list(result.iterates.values()), axis=1)
 
 
+def resumed(comm, folder):
+    """What goes on from the checkpoint of round 2 in a run's folder, in ``folder/part``."""
+    if comm.rank == 0:
+        Path(folder, "part").mkdir()
+        shutil.copy(f"{folder}/checkpoint-00000002.h5", f"{folder}/part")
+    comm.barrier()
+    return resume(f"{folder}/part", comm=comm)
+
+
 def assert_path(comm, config, expected: Callable[[], np.ndarray]) -> None:
     """A run has the path of the plain loops, on which every number moves."""
     path, _ = trace(config, comm)
@@ -36,9 +45,6 @@ def assert_goes_on(comm, out, config, expected: Callable[[], np.ndarray]) -> Non
         alone, _ = trace(config, SerialComm())
         np.testing.assert_array_equal(iterates(whole), alone)
         np.testing.assert_allclose(alone, expected(), rtol=1e-10, atol=1e-10)
-        Path(out, "part").mkdir()
-        shutil.copy(f"{out}/checkpoint-00000002.h5", f"{out}/part")
-    comm.barrier()
-    part = resume(f"{out}/part", comm=comm)
+    part = resumed(comm, out)
     if comm.rank == 0:
         np.testing.assert_array_equal(iterates(part), iterates(whole))
