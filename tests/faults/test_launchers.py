@@ -85,8 +85,8 @@ def test_a_script_with_mpi_in_its_own_hands(tmp_path, mpi):
     code, output = launch.launch(2, [OWN_MPI, tmp_path], LIMIT, mpi=mpi)
     assert code == 0, output
     assert output.count("refused: MPI is not initialised: ") == 2, output
-    assert output.count("refused: expected a communicator of mpi4py, got int\n") == 2, output
-    assert output.count("the sum of ranks is 1\n") == 2, output
+    assert output.count("refused: expected a communicator of mpi4py, got int") == 2, output
+    assert output.count("the sum of ranks is 1") == 2, output
     assert output.count("refused: MPI has been finalised: ") == 2, output
 
 
