@@ -1,8 +1,8 @@
 """Real data: files read and checked, and their division among clients."""
 
 from mpifed.data.npz import Omniglot, load_omniglot
-from mpifed.data.partition import PARTITIONS, Partition, thin
-from mpifed.data.registry import DATASETS, TEXTS, Dataset
+from mpifed.data.partition import PARTITIONS, Partition, divide, thin
+from mpifed.data.registry import DATASETS, OWN, OWN_TEXTS, TEXTS, Dataset, TextDataset, read
 from mpifed.data.samples import Images, Labelled, Pixels, Table, Texts
 from mpifed.data.sources import DataError
 
@@ -12,13 +12,18 @@ __all__ = [
     "Dataset",
     "Images",
     "Labelled",
+    "OWN",
+    "OWN_TEXTS",
     "Omniglot",
     "PARTITIONS",
     "Partition",
     "Pixels",
     "TEXTS",
     "Table",
+    "TextDataset",
     "Texts",
+    "divide",
     "load_omniglot",
+    "read",
     "thin",
 ]

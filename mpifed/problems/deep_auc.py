@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mpifed.core.problem import Named
 from mpifed.core.settings import problem_settings
-from mpifed.data import DATASETS, Dataset
+from mpifed.data import Dataset, read
 from mpifed.models import LeNet5, Model
 from mpifed.problems.auc import AUC
 
@@ -30,7 +30,7 @@ class DeepAUC(AUC):
     The classes of a data set are parted into positive and negative ones, and all of w, a, b make up x.
     """
 
-    dataset: Dataset = Field(description="name of the data set")
+    dataset: Dataset = Field(description="data set: a name, a table, a folder or a function of your own")
     model: Model = Field(default=LeNet5(), description="network h")
     positive_classes: tuple[int, ...] | None = Field(
         default=None, description="classes that count as positive; by default the upper half"
@@ -47,7 +47,7 @@ class DeepAUC(AUC):
         Raises:
             ValueError: the data, the model, the partition and the classes do not fit each other.
         """
-        self._images = images = DATASETS[self.dataset](data_dir)
+        self._images = images = read(self.dataset, data_dir)
         self.files = images.files
         self._shapes = self.model.shapes(images.shape, outputs=1)
         self._above, self._below = self._sides(images.classes)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from mpifed.core.problem import Named
 from mpifed.core.settings import problem_settings
-from mpifed.data import DATASETS, Dataset, Partition
+from mpifed.data import Dataset, Partition, read
 from mpifed.data.partition import IID
 from mpifed.models import Linear, Model
 
@@ -22,7 +22,7 @@ CHUNK = 1000
 class LabelledImages:
     """A network with one output a class, and labelled images divided among clients: a part of a problem."""
 
-    dataset: Dataset = Field(description="name of the data set")
+    dataset: Dataset = Field(description="data set: a name, a table, a folder or a function of your own")
     model: Model = Field(default=Linear(), description="network h; linear makes softmax regression")
     clients: int = Field(default=10, ge=1, description="number of clients")
     partition: Partition = Field(default=IID(), description="how samples are divided among clients")
@@ -33,7 +33,7 @@ class LabelledImages:
         Raises:
             ValueError: the data, the model and the partition do not fit each other.
         """
-        self._images = images = DATASETS[self.dataset](data_dir)
+        self._images = images = read(self.dataset, data_dir)
         self.files = images.files
         self._shapes = self.model.shapes(images.shape, outputs=images.classes)
         labels = images.train_labels.numpy()
