@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from pydantic import Field
 
 from mpifed.core.problem import Named
 from mpifed.core.settings import problem_settings
 from mpifed.data import DATASETS, Dataset
+from mpifed.data.splits import parts_of, splits
 from mpifed.models import LeNet5, Model
 from mpifed.problems.auc import AUC
 
@@ -42,7 +42,7 @@ class DeepAUC(AUC):
     )
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read, thin and part the data.
+        """Read, split, thin and part the data.
 
         Raises:
             ValueError: the data, the model, the partition and the classes do not fit each other.
@@ -50,12 +50,9 @@ class DeepAUC(AUC):
         self._images = images = DATASETS[self.dataset](data_dir)
         self.files = images.files
         self._shapes = self.model.shapes(images.shape, outputs=1)
-        self._above, self._below = self._sides(images.classes)
-        labels, test = images.train_labels.numpy(), images.test_labels.numpy()
-        used = [*self._above, *self._below]
-        self._test = np.flatnonzero(np.isin(test, used))
-        kept = np.flatnonzero(np.isin(labels, used))
-        self._divide(labels, kept, np.isin(labels, self._above), np.isin(test[self._test], self._above), seed)
+        above, self._below = self._sides(images.classes)
+        used = [*above, *self._below]
+        self._divide(splits(parts_of(images), self.validation, seed, used), above, seed)
 
     def _sides(self, classes: int) -> tuple[list[int], list[int]]:
         """The positive and the negative classes, sorted."""
@@ -82,10 +79,6 @@ class DeepAUC(AUC):
         signs = dict.fromkeys(self._above, "+") | dict.fromkeys(self._below, "-")
         return [f"{label}{signs.get(label, '')}" for label in range(self._images.classes)]
 
-    def samples(self, rows: torch.Tensor) -> torch.Tensor:
-        """Images ``[n, c, h, w]``, or rows of a table ``[n, d]``."""
-        return self._images.train[rows]
-
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
         """The network's only output for each sample."""
         return self.model(x, samples).squeeze(1)
@@ -93,5 +86,4 @@ class DeepAUC(AUC):
     @torch.no_grad()
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
         """The network's outputs ``[n]``; the sigmoid would not change their order, only make ties."""
-        chunks = self._images.test[torch.from_numpy(self._test[rows])].split(CHUNK)
-        return torch.cat([self.outputs(x, chunk.to(x["a"])) for chunk in chunks])
+        return torch.cat([self.outputs(x, chunk.to(x["a"])) for chunk in self._held[rows].split(CHUNK)])
