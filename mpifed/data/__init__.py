@@ -1,7 +1,7 @@
 """Real data: files read and checked, and their division among clients."""
 
 from mpifed.data.npz import Omniglot, load_omniglot
-from mpifed.data.partition import PARTITIONS, Partition, divide, thin
+from mpifed.data.partition import PARTITIONS, Partition, thin
 from mpifed.data.registry import DATASETS, OWN, OWN_TEXTS, TEXTS, Dataset, TextDataset, read
 from mpifed.data.samples import Images, Labelled, Pixels, Table, Texts
 from mpifed.data.sources import DataError
@@ -22,7 +22,6 @@ __all__ = [
     "Table",
     "TextDataset",
     "Texts",
-    "divide",
     "load_omniglot",
     "read",
     "thin",

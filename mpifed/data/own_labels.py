@@ -1,4 +1,4 @@
-"""What divides the samples of a user's own data set, and what their labels and clients are called."""
+"""The labels and the clients of a user's own samples, as numbers with names, and their splits."""
 
 from __future__ import annotations
 
@@ -8,20 +8,12 @@ import numpy as np
 import torch
 
 from mpifed.core.errors import shown
-from mpifed.core.streams import generator
 from mpifed.data.sources import DataError
 
-__all__ = ["PARTS", "expect_all_classes", "held_out", "in_parts", "numbered", "owned"]
+__all__ = ["PARTS", "expect_all_classes", "in_parts", "numbered", "owned"]
 
 #: The splits of a data set, in the order of their use.
 PARTS = ("train", "validation", "test")
-
-
-def held_out(rows: np.ndarray, share: float, purpose: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that stay and those that are held out, to the nearest row, drawn by address; both sorted."""
-    drawn = generator(seed, purpose).permutation(rows)
-    count = round(share * len(rows))
-    return np.sort(drawn[count:]), np.sort(drawn[:count])
 
 
 def numbered(

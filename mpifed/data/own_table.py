@@ -1,8 +1,8 @@
 """Data sets in a user's own tables: which columns are what, and which rows train, validate and test.
 
-Rows to test on are a share of the file drawn by address, those of a second file, or those that a column
-names. The draw has an address of its own, without the run's seed: like a data set of the package's, a table
-has one test split in all runs.
+Rows to test on are a share of the file, of each class, drawn by address, those of a second file, or those
+that a column names. The draw does not depend on the run's seed: like a data set of the package's, a table has
+one test split in all runs.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from mpifed.core.errors import shown
 from mpifed.core.settings import hyperparameters, near_miss
 from mpifed.data.csv_files import read_csv, read_words
 from mpifed.data.own_files import LABEL, Places, Rows, form, read_arrays_of_rows, read_libsvm
-from mpifed.data.own_labels import PARTS, expect_all_classes, held_out, in_parts, numbered, owned
+from mpifed.data.own_labels import PARTS, expect_all_classes, in_parts, numbered, owned
 from mpifed.data.samples import Labelled, Texts
 from mpifed.data.sources import DataError, Source
+from mpifed.data.splits import hold_out
 
 __all__ = ["OwnTable", "OwnTexts"]
 
@@ -70,11 +71,13 @@ class _Splits:
         """The columns that are no part of the samples."""
         return [name for name in (self.target, self.split, self.client) if name]
 
-    def rows(self, places: Places, columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def rows(
+        self, places: Places, columns: dict[str, np.ndarray], labels: np.ndarray
+    ) -> dict[str, np.ndarray]:
         """Part → numbers of its rows.
 
         Raises:
-            DataError: a row is of no part, or a part has no rows.
+            ValueError: a row is of no part, or a part has no rows.
         """
         if self.split:
             words = columns[self.split].astype(str)
@@ -87,7 +90,8 @@ class _Splits:
         else:
             parts = {part: places.part(number) for number, part in enumerate(self.files)}
             if isinstance(self.test, float):
-                parts |= dict(zip(("train", "test"), held_out(parts["train"], self.test, "test split")))
+                rows = hold_out(labels[parts["train"]], self.test, 0, "test")
+                parts |= dict(zip(("train", "test"), rows))
         if empty := [part for part in ("train", "test") if not len(parts[part])]:
             raise DataError(f"{self.file}: expected rows to {empty[0]} on, found none")
         return {part: rows for part, rows in parts.items() if len(rows)}
@@ -132,8 +136,8 @@ class OwnTable(_Splits):
         """
         source = Source("the data set", [Path()])  # from the working folder
         rows = self._read(source, list(self.files.values()))
-        parts = self.rows(rows.places, rows.columns)
         classes, labels = numbered(rows.columns[self.target], self.target, rows.places.where)
+        parts = self.rows(rows.places, rows.columns, labels)
         expect_all_classes(classes, {part: labels[own] for part, own in parts.items()}, self.file)
         samples = _standardized(rows, parts["train"]) if self.standardize else rows.samples
         samples, labels = torch.from_numpy(samples.astype(np.float32)), torch.from_numpy(labels)
@@ -175,9 +179,8 @@ class OwnTexts(_Splits):
         """
         source = Source("the data set", [Path()])  # from the working folder
         places, columns = read_words(source, list(self.files.values()), [*self.named, self.text])
-        parts = self.rows(places, columns)
         classes, labels = numbered(columns[self.target], self.target, places.where)
-        labels = self._positive(classes, labels)
+        parts, labels = self.rows(places, columns, labels), self._positive(classes, labels)
         names = ("negative", "positive")
         expect_all_classes(names, {part: labels[own] for part, own in parts.items()}, self.file)
         texts = columns[self.text]

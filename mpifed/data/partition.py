@@ -26,7 +26,7 @@ __all__ = [
     "Natural",
     "PARTITIONS",
     "Partition",
-    "divide",
+    "natural_parts",
     "thin",
 ]
 
@@ -193,27 +193,18 @@ PARTITIONS = {
 Partition = choice("partition", PARTITIONS)
 
 
-def divide(
-    partition,
-    labels: np.ndarray,
-    positive: np.ndarray,
-    clients: int,
-    seed: int,
-    owners: np.ndarray | None = None,
-    names: Sequence[str] = (),
-) -> Parts:
-    """What a partition makes of samples, or their owners' parts where the partition is the natural one.
+def natural_parts(partition, owners: np.ndarray, names: Sequence[str], clients: int) -> Parts:
+    """The samples of every owner.
 
     Args:
-        owners: the number of each sample's owner ``[n]``, ``None`` where the data set names none.
+        partition: the partition that the job asks for.
+        owners: the number of each sample's owner ``[n]``.
         names: what the owners are called.
 
     Raises:
-        ValueError: the partition and the data set do not fit, or there are not as many clients as owners with
-            samples.
+        ValueError: another partition than the natural one is asked for, or there are not as many clients as
+            owners with samples.
     """
-    if owners is None:
-        return partition(labels, positive, clients, seed)
     if not isinstance(partition, Natural):
         raise ValueError(
             f"the data set names its samples' clients, which partition = {partition.choice_name!r} would "

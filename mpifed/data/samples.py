@@ -91,6 +91,11 @@ class Labelled:
         """Number of classes."""
         return len(self.class_names) or int(self.train_labels.max()) + 1
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the classes are called, by default their numbers."""
+        return tuple(self.class_names) or tuple(map(str, range(self.classes)))
+
 
 class Images(Labelled):
     """Images ``[n, c, h, w]`` in [0, 1] and their labels."""

@@ -15,6 +15,7 @@ from pydantic import Field
 from mpifed.core.problem import Named
 from mpifed.core.settings import problem_settings
 from mpifed.data import TextDataset, read
+from mpifed.data.splits import splits
 from mpifed.data.vectors import encode, word_vectors, words_of
 from mpifed.models import RNN, SequenceModel
 from mpifed.problems.auc import AUC
@@ -23,6 +24,17 @@ __all__ = ["TextAUC"]
 
 #: Test texts scored at once, which bounds the memory of an evaluation.
 CHUNK = 64
+
+
+class _Numbers:
+    """Texts asked for by rows: rows of the table of vectors for each word ``[n, length]``, int64, then
+    zeros."""
+
+    def __init__(self, stored: np.ndarray):
+        self._stored = stored
+
+    def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self._stored[rows.numpy()].astype(np.int64))
 
 
 @problem_settings
@@ -55,24 +67,24 @@ class TextAUC(AUC):
         """
         texts = read(self.dataset, data_dir)
         vocabulary: dict[str, str] = {}  # each word is held once, however often it stands in the texts
-        train, test = (
-            [[vocabulary.setdefault(word, word) for word in words_of(text)] for text in part]
-            for part in (texts.train, texts.test)
-        )
+        given = {name: getattr(texts, name) for name in ("train", "test", "validation")}
+        words = {
+            name: [[vocabulary.setdefault(word, word) for word in words_of(text)] for text in part]
+            for name, part in given.items()
+            if part is not None
+        }
         vectors = word_vectors(self.vectors, vocabulary, self.dimension, data_dir)
         self.files = {**texts.files, **vectors.files}
         self._table, self._placed = torch.from_numpy(vectors.table), {}
         self._shapes = self.model.shapes((self.length, self._table.shape[1]), outputs=2)
-        self._train, self._test = (encode(part, vectors.rows, self.length) for part in (train, test))
-        labels, kept = texts.train_labels, np.arange(len(train))
-        self._divide(labels, kept, labels == 1, texts.test_labels == 1, seed)
+        parts = {
+            name: (_Numbers(encode(part, vectors.rows, self.length)), getattr(texts, f"{name}_labels"))
+            for name, part in words.items()
+        }
+        self._divide(splits(parts, self.validation, seed), [1], seed, texts)
 
     def class_names(self) -> list[str]:
         return ["negative", "positive"]
-
-    def samples(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of the table of vectors for each word ``[n, length]``, int64, then zeros."""
-        return torch.from_numpy(self._train[rows.numpy()].astype(np.int64))
 
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
         """The positive output less the negative one."""
@@ -85,5 +97,5 @@ class TextAUC(AUC):
     @torch.no_grad()
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
         """The outputs of the test texts ``rows``, ``[n]``."""
-        texts = torch.from_numpy(self._test[rows].astype(np.int64))
-        return torch.cat([self.outputs(x, chunk.to(x["a"].device)) for chunk in texts.split(CHUNK)])
+        chunks = self._held[rows].split(CHUNK)
+        return torch.cat([self.outputs(x, chunk.to(x["a"].device)) for chunk in chunks])

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from mpifed.core.errors import ConfigError
 from mpifed.core.settings import build
 from mpifed.data import OWN, OWN_TEXTS, DataError
-from mpifed.data.own_labels import held_out
+from mpifed.data.own_files import Places
+from mpifed.data.splits import hold_out
 
 #: Rows of numbers that no decimal of few digits is near, with words, truth values and labels.
 NUMBERS = np.random.default_rng(0).standard_normal((12, 2)) * 10.0 ** np.arange(12)[:, None]
@@ -47,6 +48,11 @@ def table(**changes):
     )
 
 
+def halves(labels) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to train and to test on, of rows with these labels."""
+    return hold_out(np.asarray(labels), 0.25, 0, "test")
+
+
 def expected() -> np.ndarray:
     """The samples that the lines are, by hand: a, colour in three columns, b, member."""
     colours = [[word == one for one in ("blue", "green", "red")] for word in WORDS]
@@ -58,7 +64,7 @@ def expected() -> np.ndarray:
 def test_a_table_of_text_is_a_hand_made_array_to_the_last_bit(write, name, separator):
     write(name, [line.replace(",", separator) for line in lines()])
     data = table(file=name)()
-    train, test = held_out(np.arange(12), 0.25, "test split")
+    train, test = halves(LABELS)
     labels = np.array([1, 0] * 6)  # in the order of the alphabet
     for part, rows in (("train", train), ("test", test)):
         samples = getattr(data, part)
@@ -72,7 +78,7 @@ def test_a_table_of_text_is_a_hand_made_array_to_the_last_bit(write, name, separ
 def test_standardized_columns_have_mean_0_and_deviation_1_on_the_rows_to_train_on(write):
     write("mine.csv", lines())
     plain, scaled = table(), table(standardize=True)
-    train, test = held_out(np.arange(12), 0.25, "test split")
+    train, test = halves(LABELS)
     raw = np.column_stack([NUMBERS, np.arange(12) % 2 == 0]).astype(np.float64)
     by_hand = ((raw - raw[train].mean(0)) / raw[train].std(0)).astype(np.float32)
     np.testing.assert_array_equal(scaled().train[:, [0, 4, 5]].numpy(), by_hand[train])
@@ -131,7 +137,7 @@ def test_classes_are_in_order_and_have_names(write, labels, names):
     data = table()()
     assert data.class_names == names
     found = [names[label] for label in torch.cat([data.train_labels, data.test_labels]).tolist()]
-    train, test = held_out(np.arange(12), 0.25, "test split")
+    train, test = halves(labels)
     whole = [str(int(one)) if isinstance(one, float) else str(one) for one in labels]
     assert found == [whole[row] for row in [*train, *test]]
 
@@ -140,7 +146,7 @@ def test_a_column_of_clients(write):
     hospitals = ["north", "south", "east"] * 4
     write("mine.csv", [f"{line},{one}" for line, one in zip(lines(), ["hospital", *hospitals])])
     data = table(client="hospital")()
-    train, _ = held_out(np.arange(12), 0.25, "test split")
+    train, _ = halves(LABELS)
     assert data.owner_names == ("east", "north", "south") and data.shape == (6,)
     assert [data.owner_names[one] for one in data.owners] == [hospitals[row] for row in train]
 
@@ -150,7 +156,7 @@ def test_a_numpy_archive(tmp_path, monkeypatch):
     pictures, labels = np.random.default_rng(1).random((10, 1, 3, 3)), np.arange(10) % 3
     np.savez("mine.npz", pictures=pictures, kind=labels, writer=np.array(list("abcabcabca")))
     data = table(file="mine.npz", client="writer")()
-    train, test = held_out(np.arange(10), 0.25, "test split")
+    train, test = halves(labels)
     np.testing.assert_array_equal(data.train.numpy(), pictures.astype(np.float32)[train])
     np.testing.assert_array_equal(data.test_labels.numpy(), labels[test])
     assert data.shape == (1, 3, 3) and data.owner_names == ("a", "b", "c")
@@ -227,7 +233,8 @@ WRONG_FILES = {
         dict(test=None, split="colour"),
         "row 1: expected train, validation or test .* found 'red'",
     ),
-    "none to test on": (dict(test=0.01), "mine.csv: expected rows to test on, found none"),
+    "none to test on": (dict(test="none.csv"), "none.csv: expected a line of names, .*, found no rows"),
+    "a share of none": (dict(test=0.01), "test = 0.01 of 12 samples holds out 0: expected some"),
 }
 
 
@@ -235,7 +242,8 @@ WRONG_FILES = {
 def test_what_is_wrong_with_the_files(write, settings, says):
     write("mine.csv", lines())
     write("other.csv", ["a,b,member,kind", "1,2,True,good"])
-    with pytest.raises(DataError, match=says):
+    write("none.csv", lines(0))
+    with pytest.raises(ValueError, match=says):
         table(**settings)()
 
 
@@ -306,19 +314,30 @@ def test_what_is_wrong_with_libsvm_text(write):
 
 
 @settings(deadline=None, max_examples=60)  # no deadline: a shared machine may stall any single example
-@given(st.integers(1, 400), st.floats(0, 1), st.integers(0, 2**32))
-def test_held_out_rows_are_a_share_drawn_once_and_the_others_stay(n, share, seed):
-    rows = np.arange(n)
-    stay, held = held_out(rows, share, "test split", seed)
-    np.testing.assert_array_equal(np.sort(np.concatenate([stay, held])), rows)
-    assert (np.diff(stay) > 0).all() and (np.diff(held) > 0).all() and len(held) == round(share * n)
-    for part, again in zip((stay, held), held_out(rows, share, "test split", seed)):
-        np.testing.assert_array_equal(part, again)
-
-
-def test_a_larger_share_holds_out_the_same_rows_and_more():
-    few, more = (set(held_out(np.arange(50), share, "test split")[1]) for share in (0.2, 0.5))
-    assert few < more
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=200), st.floats(0.05, 0.95))
+def test_rows_to_test_on_are_a_share_of_each_class_and_the_others_stay(labels, share):
+    labels = np.array(labels)
+    rows, places = (
+        build(OWN["table"], {"file": "a.csv", "test": share}, "").rows,
+        Places(["a.csv"], [len(labels)]),
+    )
+    try:
+        parts = rows(places, {}, labels)
+    except ValueError as error:
+        assert "expected some, and some to train on" in str(error) and round(share * len(labels)) in (
+            0,
+            len(labels),
+        )
+        return
+    train, test = parts["train"], parts["test"]
+    np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(len(labels)))
+    assert (
+        (np.diff(train) > 0).all() and (np.diff(test) > 0).all() and len(test) == round(share * len(labels))
+    )
+    for label in np.unique(labels):  # rounded up or down once where the class begins and once where it ends
+        assert abs((labels[test] == label).sum() - share * (labels == label).sum()) <= 1
+    again = rows(places, {}, labels)
+    np.testing.assert_array_equal(again["test"], test)
 
 
 def texts(**changes):
@@ -332,7 +351,7 @@ SAID = ["said,mood", '"Good, really",happy', "null,sad", '"He said ""no""",sad',
 def test_texts_and_which_label_counts_as_positive(write):
     write("said.csv", SAID)
     data = texts(positive="happy")()
-    train, test = held_out(np.arange(4), 0.25, "test split")
+    train, test = halves([0, 1, 1, 0])  # happy, sad
     said, positive = ["Good, really", "null", 'He said "no"', "42"], np.array([1, 0, 0, 1])
     assert data.train == [said[row] for row in train] and data.test == [said[row] for row in test]
     np.testing.assert_array_equal(data.train_labels, positive[train])
