@@ -256,7 +256,7 @@ class Game(Operator):
     def __init__(self, problem: Minimax | Minimisation):
         self.problem, self.clients = problem, problem.clients
         self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
-        self.test_rows, self.files = problem.test_rows, problem.files
+        self.test_rows, self.files, self.network = problem.test_rows, problem.files, problem.network
         self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw  # type: ignore[method-assign]
         self._blocks = problem.variables()
         self.split = tuple(self._blocks.sizes.get(block, 0) for block in "xy")

@@ -14,6 +14,7 @@ from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
 from mpifed.data import Partition, thin
 from mpifed.data.partition import IID
+from mpifed.models.base import Shapes
 
 __all__ = ["AUC"]
 
@@ -75,6 +76,11 @@ class AUC(Minimax):
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
         """The network's outputs ``[b]``, the larger the likelier positive."""
         raise NotImplementedError
+
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``, those of x but for a and b."""
+        return self._shapes
 
     def variables(self) -> Blocks:
         return Blocks(x={**self._shapes, "a": (1,), "b": (1,)}, y={"alpha": (1,)})

@@ -23,6 +23,7 @@ from mpifed.core.settings import near_miss, problem_settings
 from mpifed.core.streams import generator
 from mpifed.data import DATASETS, load_omniglot
 from mpifed.models import Conv4, Model
+from mpifed.models.base import Shapes
 from mpifed.problems.maml import MAML
 
 __all__ = ["FewShotMAML"]
@@ -117,6 +118,11 @@ class FewShotMAML(MAML):
         if isinstance(drawings, torch.Tensor):
             return drawings
         return F.adaptive_avg_pool2d(torch.from_numpy(drawings[:, None].astype(np.float32)), self.size)
+
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``, all of x."""
+        return self._shapes
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes)

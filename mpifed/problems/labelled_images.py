@@ -11,6 +11,7 @@ from mpifed.core.settings import problem_settings
 from mpifed.data import DATASETS, Dataset, Partition
 from mpifed.data.partition import IID
 from mpifed.models import Linear, Model
+from mpifed.models.base import Shapes
 
 __all__ = ["LabelledImages", "accuracies"]
 
@@ -38,6 +39,11 @@ class LabelledImages:
         self._shapes = self.model.shapes(images.shape, outputs=images.classes)
         labels = images.train_labels.numpy()
         self._rows = self.partition(labels, labels >= (images.classes + 1) // 2, self.clients, seed)
+
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``."""
+        return self._shapes
 
     def start(self, rng: np.random.Generator) -> torch.Tensor:
         """The network's random start, flat ``[d]`` float64."""

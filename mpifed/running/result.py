@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from mpifed.config.plugins import expect_same_sources, find, make
+from mpifed.core.errors import ConfigError
+from mpifed.core.network import places
 from mpifed.core.records import Blocks
 from mpifed.parallel.comm import SerialComm, share
 from mpifed.simulation.simulation import Simulation
@@ -31,6 +35,7 @@ class Result:
         history: metric name → values, with ``round``.
         costs: cost name → cumulative values by round.
         iterates: with ``record``, block → averaged iterates of rounds 1 to R, ``[R, d]``.
+        network: where in ``parameters`` those of the problem's network are: name → block and name there.
         end: why the run ended; ``None`` for one read while it goes on, or after a crash.
         path: the results file.
     """
@@ -42,8 +47,10 @@ class Result:
     history: dict[str, list[float]]
     costs: dict[str, np.ndarray]
     iterates: dict[str, np.ndarray]
+    network: dict[str, tuple[str, str]]
     end: End | None
     path: Path
+    _model: Any = field(default=None, repr=False)
 
     @property
     def stopped(self) -> str:
@@ -54,6 +61,41 @@ class Result:
     def unfinished(self) -> bool:
         """Whether the run continues when it is started again."""
         return self.end is None or self.end.kind == "signal"
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The network's parameters by name, copies in their shapes: what torch's ``load_state_dict`` takes.
+
+        The problem's other variables, such as a, b and α of DeepAUC, are in ``parameters``.
+
+        Raises:
+            ConfigError: the problem has no network.
+        """
+        if not self.network:
+            blocks = {block: list(named) for block, named in self.parameters.items()}
+            raise ConfigError(
+                f"{self.config['problem']['name'].rpartition(':')[2]} has no network, and so no state_dict: "
+                f"its variables are in result.parameters, {blocks or 'for which version 0.1 kept no names'}"
+            )
+        return {
+            name: self.parameters[block][own].clone().cpu() for name, (block, own) in self.network.items()
+        }
+
+    def model(self) -> torch.nn.Module:
+        """The network as a module in evaluation mode with the weights of the output point, on the CPU.
+
+        It takes samples as the problem holds them, and returns what the problem makes its predictions of:
+        ``[b, outputs]``.
+
+        Raises:
+            ConfigError: the problem has no network, or its source has changed since the run.
+        """
+        weights, network = self.state_dict(), self._model or _model_of(self.config)
+        if not hasattr(network, "module"):
+            raise ConfigError(
+                f"problem.model = {network!r} makes no torch module, expected a mpifed.models.base.Network: "
+                "result.state_dict() has the weights"
+            )
+        return network.module(weights)
 
     @classmethod
     def of(
@@ -70,8 +112,10 @@ class Result:
             history=recorder.metrics,
             costs=recorder.columns(),
             iterates={block: recorder.table(block) for block in recorder.blocks},
+            network=places(simulation.problem),
             end=end,
             path=folder / RUN_FILE,
+            _model=getattr(simulation.config.problem, "model", None),
         )
 
 
@@ -84,16 +128,17 @@ def load(folder: str | Path) -> Result:
         ValueError: there is no results file, or it is damaged; says what was expected and found.
     """
     run, found = results.load(folder), results.outcome(folder)
-    point = {block: torch.from_numpy(values) for block, values in found.point.items()}
+    point = {block: torch.from_numpy(values) for block, values in found.point.flat.items()}
     return Result(
         config=run.config,
         point=point,
-        parameters=_by_name(point, Blocks(**found.shapes)),
+        parameters=_by_name(point, Blocks(**found.point.shapes)),
         metrics=found.metrics,
         history={"round": run.metric_rounds.tolist()}
         | {name: values.tolist() for name, values in run.metrics.items()},
         costs=run.costs,
         iterates=found.iterates,
+        network=found.point.network,
         end=run.end,
         path=run.path,
     )
@@ -114,6 +159,7 @@ def everywhere(result: Result | None, comm: SerialComm) -> Result:
             "config": result.config,
             "end": astuple(result.end),
             "path": str(result.path),
+            "network": result.network,
             "blocks": blocks,
         }
     known = json.loads(share(comm, json.dumps(known) if comm.rank == 0 else None))
@@ -133,9 +179,22 @@ def everywhere(result: Result | None, comm: SerialComm) -> Result:
         history={},
         costs={},
         iterates={},
+        network={name: tuple(place) for name, place in known["network"].items()},
         end=End(*known["end"]),
         path=Path(known["path"]),
     )
+
+
+def _model_of(config: dict):
+    """The network (``models.base.Network``) of stored settings, made anew; the data is not read.
+
+    Raises:
+        ConfigError: the source of the user's problem or network has changed, or is not there.
+    """
+    plugins = {part: one for part, one in config.get("plugins", {}).items() if not part.startswith("algorithm")}
+    expect_same_sources(config | {"plugins": plugins})
+    settings = dict(config["problem"])
+    return getattr(make(find(settings.pop("name"), "problem"), settings, "problem"), "model", None)
 
 
 def _by_name(point: dict[str, torch.Tensor], blocks: Blocks) -> dict[str, dict[str, torch.Tensor]]:
