@@ -83,6 +83,10 @@ class AUC(Minimax):
         return self._shapes
 
     def variables(self) -> Blocks:
+        if both := sorted({"a", "b"} & self._shapes.keys()):
+            raise ValueError(
+                f"the network has a parameter {both[0]!r}, like the problem: give it another name"
+            )
         return Blocks(x={**self._shapes, "a": (1,), "b": (1,)}, y={"alpha": (1,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
