@@ -52,8 +52,8 @@ class Problem:
     maximised: frozenset[str] = frozenset()
     #: Closed convex sets of the blocks; a block without one is the whole space.
     sets: Sets = Sets()
-    #: Names and shapes of the parameters of x that are those of a network, ``model``; known once the problem
-    #: is prepared, empty where there is no network.
+    #: Names and shapes of the parameters of x that are those of a network, a setting ``model`` (``Network``
+    #: in ``mpifed.models.base``); known once the problem is prepared, empty where there is none.
     network: Mapping[str, tuple[int, ...]] = {}
     #: The data files that :meth:`prepare` has read, by name. A run goes on only if all ranks read the same.
     files: dict[str, DataFile] = {}

@@ -63,25 +63,19 @@ class Result:
         return self.end is None or self.end.kind == "signal"
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The network's parameters by name, copies in their shapes: what torch's ``load_state_dict`` takes.
+        """What torch's ``load_state_dict`` of the network takes: its parameters by name, in their shapes.
 
-        The problem's other variables, such as a, b and α of DeepAUC, are in ``parameters``.
+        Of a user's module also its buffers and frozen parameters, and one that layers share under each of its
+        names. The problem's other variables, such as a, b and α of DeepAUC, are in ``parameters``.
 
         Raises:
-            ConfigError: the problem has no network.
+            ConfigError: as for :meth:`model`.
         """
-        if not self.network:
-            blocks = {block: list(named) for block, named in self.parameters.items()}
-            raise ConfigError(
-                f"{self.config['problem']['name'].rpartition(':')[2]} has no network, and so no state_dict: "
-                f"its variables are in result.parameters, {blocks or 'for which version 0.1 kept no names'}"
-            )
-        return {
-            name: self.parameters[block][own].clone().cpu() for name, (block, own) in self.network.items()
-        }
+        return {name: values.clone() for name, values in self.model().state_dict().items()}
 
     def model(self) -> torch.nn.Module:
-        """The network as a module in evaluation mode with the weights of the output point, on the CPU.
+        """The network as a module in evaluation mode with the weights of the output point, on the CPU: of the
+        user's own class, or of one that calls the package's network.
 
         It takes samples as the problem holds them, and returns what the problem makes its predictions of:
         ``[b, outputs]``.
@@ -89,13 +83,16 @@ class Result:
         Raises:
             ConfigError: the problem has no network, or its source has changed since the run.
         """
-        weights, network = self.state_dict(), self._model or _model_of(self.config)
-        if not hasattr(network, "module"):
+        if not self.network:
+            blocks = {block: list(named) for block, named in self.parameters.items()}
             raise ConfigError(
-                f"problem.model = {network!r} makes no torch module, expected a mpifed.models.base.Network: "
-                "result.state_dict() has the weights"
+                f"{self.config['problem']['name'].rpartition(':')[2]} has no network whose weights could be "
+                f"had: its variables are in result.parameters, {blocks or 'in version 0.1 without names'}"
             )
-        return network.module(weights)
+        network = self._model or _model_of(self.config)
+        return network.module(
+            {name: self.parameters[block][own].cpu() for name, (block, own) in self.network.items()}
+        )
 
     @classmethod
     def of(
@@ -191,10 +188,10 @@ def _model_of(config: dict):
     Raises:
         ConfigError: the source of the user's problem or network has changed, or is not there.
     """
-    plugins = {part: one for part, one in config.get("plugins", {}).items() if not part.startswith("algorithm")}
-    expect_same_sources(config | {"plugins": plugins})
+    own = {part: one for part, one in config.get("plugins", {}).items() if part.startswith("problem")}
+    expect_same_sources(config | {"plugins": own})
     settings = dict(config["problem"])
-    return getattr(make(find(settings.pop("name"), "problem"), settings, "problem"), "model", None)
+    return make(find(settings.pop("name"), "problem"), settings, "problem").model
 
 
 def _by_name(point: dict[str, torch.Tensor], blocks: Blocks) -> dict[str, dict[str, torch.Tensor]]:

@@ -4,7 +4,7 @@ start."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,9 +13,11 @@ from mpifed.config.plugins import title
 from mpifed.core.errors import ConfigError, cut, listed
 from mpifed.core.network import placed
 from mpifed.core.problem import DataFile, Problem
-from mpifed.core.settings import near_miss
 
 __all__ = ["Weights"]
+
+#: Parameters that a message names at most.
+NAMED = 5
 
 
 class Weights:
@@ -56,34 +58,56 @@ class Weights:
                 f"initial = {cut(self.file)!r}: {title(own)} has no network that could start from weights: "
                 "leave initial out"
             )
-        if faults := list(self._faults(problem)):
+        faults = list(self._faults(problem.network)) or list(self._faults_of_others(problem.network, own))
+        if faults:
             raise ConfigError(listed(faults, lambda fault: f"initial: {fault}"))
 
-    def _faults(self, problem: Problem) -> Iterator[str]:
-        file, network = cut(self.file), problem.network
-        for name, shape in network.items():
-            tensor = self._tensors.get(name)
-            if tensor is None:
-                near = near_miss(name, self._tensors.keys() - network.keys())
-                yield f"{file} has no {name!r}, which the network has with shape {list(shape)}: {near}"
-            elif tensor.shape != torch.Size(shape):
-                yield f"{name!r} has the shape {list(tensor.shape)} in {file}, expected {list(shape)}"
-            elif not tensor.is_floating_point():
-                kind = str(tensor.dtype).removeprefix("torch.")
+    def _faults(self, network: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+        """What the file lacks of the network's parameters, or has otherwise."""
+        file, here = cut(self.file), self._tensors
+        if lacking := [name for name in network if name not in here]:
+            others = [name for name in here if name not in network]
+            yield (
+                f"{file} lacks {_some(lacking)} of the network"
+                + (f", and has {_some(others)} instead" if others else "")
+            )
+        for name in (name for name in network if name in here):
+            if here[name].shape != torch.Size(network[name]):
+                found = list(here[name].shape)
+                yield f"{name!r} has the shape {found} in {file}, expected {list(network[name])}"
+            elif not here[name].is_floating_point():
+                kind = str(here[name].dtype).removeprefix("torch.")
                 yield f"{name!r} is of {kind} in {file}, expected floating-point numbers"
-            elif not torch.isfinite(tensor).all():
+            elif not torch.isfinite(here[name]).all():
                 yield f"{name!r} has values in {file} that are not finite"
-        for name in self._tensors:
-            if name not in network:
-                yield f"{file} has {cut(name)!r}, which the network has not: {near_miss(name, network)}"
+
+    def _faults_of_others(self, network: Mapping[str, tuple[int, ...]], own: Problem) -> Iterator[str]:
+        """What the file has beside the network's parameters: of a module's state the values that it holds."""
+        held = own.model.module({name: self._tensors[name] for name in network}).state_dict()
+        others = {name: one for name, one in self._tensors.items() if name not in network}
+        if unknown := [name for name in others if name not in held]:
+            yield f"{cut(self.file)} has {_some(unknown)}, which the network ({_some([*network])}) has not"
+        for name in sorted(others.keys() & held.keys()):
+            if not torch.equal(held[name].to(others[name]), others[name]):
+                yield (
+                    f"{name!r} has other values in {cut(self.file)} than in the network, of which it is no "
+                    "parameter of its own but a buffer, frozen or shared: make the network with these values"
+                )
 
     def start(self, problem: Problem, point: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The starting point with these weights in it."""
-        return placed(problem, point, self._tensors) if self._tensors else point
+        weights = {name: self._tensors[name] for name in problem.network} if self._tensors else {}
+        return placed(problem, point, weights) if weights else point
+
+
+def _some(names: Sequence[str]) -> str:
+    """Names, of many the first ones."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(cut(name) for name in names[:NAMED]) + more
 
 
 def _tensors(file: str, content: bytes) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file by name.
+    """The tensors of a safetensors file by name, in the order of the names.
 
     Raises:
         ValueError: it is none.
@@ -92,7 +116,7 @@ def _tensors(file: str, content: bytes) -> dict[str, torch.Tensor]:
     from safetensors.torch import load
 
     try:
-        return load(content)
+        return dict(sorted(load(content).items()))
     except (SafetensorError, KeyError, ValueError) as error:  # of a dtype that torch does not have: KeyError
         raise ValueError(
             f"initial: {cut(file)} is no safetensors file ({cut(str(error))}): `mpifed export` writes one, "

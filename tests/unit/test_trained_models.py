@@ -77,7 +77,8 @@ def test_every_problem_with_a_network_gives_it_and_no_other(tmp_path, problem):
     if "model" not in PROBLEMS[problem].__dataclass_fields__:
         for one in (result, loaded):
             with pytest.raises(
-                ConfigError, match=rf"^{problem} has no network, .* in result.parameters, {{'[xz]"
+                ConfigError,
+                match=rf"^{problem} has no network whose weights .* in result.parameters, {{'[xz]",
             ):
                 one.state_dict()
             with pytest.raises(ConfigError, match="has no network"):
