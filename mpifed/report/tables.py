@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpifed.report.comparison import Rule, Setting, Spread, best_value, columns, final, labels, metrics_of
+from mpifed.report.comparison import Rule, Setting, Spread, columns, labels, metrics_of
+from mpifed.report.values import best_value, final
 from mpifed.storage.results import RunData
 
 __all__ = [
