@@ -15,6 +15,7 @@ from mpifed.core.settings import problem_settings
 from mpifed.data import Labelled, Partition, Texts, thin
 from mpifed.data.partition import IID
 from mpifed.data.splits import Split, divide
+from mpifed.models.base import Shapes
 from mpifed.problems.held_out import HeldOut
 
 __all__ = ["AUC"]
@@ -69,6 +70,11 @@ class AUC(HeldOut, Minimax):
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
         """The network's outputs ``[b]``, the larger the likelier positive."""
         raise NotImplementedError
+
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``, those of x but for a and b."""
+        return self._shapes
 
     def variables(self) -> Blocks:
         if both := sorted({"a", "b"} & self._shapes.keys()):
