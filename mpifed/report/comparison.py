@@ -40,7 +40,7 @@ _EXECUTION = (
 
 
 #: The parts of a job that do not tell settings apart.
-_APART = {"seed", "record", "run", "plugins", "theory"}
+_APART = {"seed", "record", "metrics", "run", "plugins", "theory"}
 
 
 class Spread(NamedTuple):
@@ -238,7 +238,10 @@ def _compared(config: dict) -> dict[str, object]:
     for key, times in theory.get("times", {}).items():
         said = theory["of"] if times == 1 else f"{times:g} x {theory['of']}"
         table["algorithm"] = table["algorithm"] | {key: said}
-    digests = {f"{place}.digest": one["digest"][:12] for place, one in config.get("plugins", {}).items()}
+    own = {
+        place: one for place, one in config.get("plugins", {}).items() if place.split(".")[0] not in _APART
+    }
+    digests = {f"{place}.digest": one["digest"][:12] for place, one in own.items()}
     table["run"] = {key: value for key, value in config.get("run", {}).items() if key in _EXECUTION}
     flat = flatten(table) | digests
     return {key.removesuffix(".value"): value for key, value in flat.items() if value is not None}

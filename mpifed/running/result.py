@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from mpifed.core.details import Details
 from mpifed.core.records import Blocks
 from mpifed.parallel.comm import SerialComm, share
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.format import RUN_FILE, End
 from mpifed.storage.recorder import Recorder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Result", "everywhere", "load"]
 
@@ -33,6 +38,8 @@ class Result:
         iterates: with ``record``, block → averaged iterates of rounds 1 to R, ``[R, d]``.
         end: why the run ended; ``None`` for one read while it goes on, or after a crash.
         path: the results file.
+        details: what the evaluation of the output point has found beside its metrics, for :attr:`confusion`
+            and :attr:`clients`.
     """
 
     config: dict
@@ -44,6 +51,27 @@ class Result:
     iterates: dict[str, np.ndarray]
     end: End | None
     path: Path
+    details: Details = Details()
+
+    @property
+    def confusion(self) -> pd.DataFrame | None:
+        """Test samples by class (rows) and the class that they are taken for at the output point; ``None``
+        for a problem that is no classification."""
+        import pandas as pd  # which takes a while
+
+        counts, classes = self.details.confusion, self.details.classes
+        if counts is None:
+            return None
+        return pd.DataFrame(counts, pd.Index(classes, name="class"), pd.Index(classes, name="taken for"))
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """Metrics on the samples of each client at the output point, a row a client: with
+        ``run.evaluate_on = ["clients"]``."""
+        import pandas as pd
+
+        table = pd.DataFrame(self.details.clients)
+        return table.rename_axis("client")
 
     @property
     def stopped(self) -> str:
@@ -72,6 +100,7 @@ class Result:
             iterates={block: recorder.table(block) for block in recorder.blocks},
             end=end,
             path=folder / RUN_FILE,
+            details=simulation.metrics.details,
         )
 
 
@@ -96,6 +125,7 @@ def load(folder: str | Path) -> Result:
         iterates=found.iterates,
         end=run.end,
         path=run.path,
+        details=run.details,
     )
 
 

@@ -21,6 +21,7 @@ from mpifed.parallel.devices import machine, usage
 from mpifed.simulation.provenance import to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage.atomic import replacing, shielded
+from mpifed.storage.details import write_details
 from mpifed.storage.format import COSTS, RUN_FILE, End, entries
 from mpifed.storage.results import sound
 from mpifed.storage.tensorboard import Scalars
@@ -208,6 +209,8 @@ class Recorder:
                 file[f"final/{block}"] = getattr(self.simulation.output, block).cpu().numpy()
                 file[f"final/{block}"].attrs["parameters"] = json.dumps(shapes)
             file["final"].attrs.update(final)
+            if final:
+                write_details(file, self.simulation.metrics.details)
             for block in self.blocks:
                 file[f"iterates/{block}"] = self.table(block)
             if self.blocks:
