@@ -11,9 +11,10 @@ import torch
 
 from mpifed.core.splits import VALIDATION
 from mpifed.core.streams import generator
-from mpifed.data.samples import Labelled
+from mpifed.data.partition import natural_parts
+from mpifed.data.samples import Labelled, Texts
 
-__all__ = ["Split", "hold_out", "parts_of", "splits"]
+__all__ = ["Split", "divide", "hold_out", "parts_of", "splits"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +82,28 @@ def splits(
     return found
 
 
-def hold_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def divide(
+    partition, train: Split, positive: np.ndarray, clients: int, seed: int, data: Labelled | Texts
+) -> list[np.ndarray]:
+    """The numbers of every client's training samples: by the partition, or by the owners that the data set
+    names.
+
+    Args:
+        positive: the binary label of each sample of ``train``, bool.
+
+    Raises:
+        ValueError: the partition does not fit the samples.
+    """
+    if data.owners is None:
+        parts = partition(train.labels, positive, clients, seed)
+    else:
+        parts = natural_parts(partition, data.owners[train.rows], data.owner_names, clients)
+    return [train.rows[part] for part in parts]
+
+
+def hold_out(
+    labels: np.ndarray, share: float, seed: int, purpose: str = VALIDATION
+) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the samples that stay to train on, and of those held out, each ascending.
 
     Every class gives the share of its samples, to the nearest sample, drawn at random by the seed alone.
@@ -94,9 +116,9 @@ def hold_out(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, n
     counts = np.diff(np.round(ends * share).astype(np.int64), prepend=0)  # they sum to round(share * n)
     if not 0 < counts.sum() < len(labels):
         raise ValueError(
-            f"validation = {share} of {len(labels)} training samples holds out {counts.sum()}: expected "
-            "some, and some to train on"
+            f"{purpose} = {share} of {len(labels)} samples holds out {counts.sum()}: expected some, and some "
+            "to train on"
         )
-    rng = generator(seed, "validation")
+    rng = generator(seed, purpose)
     held = np.concatenate([rng.permutation(members)[:count] for members, count in zip(classes, counts)])
     return np.setdiff1d(np.arange(len(labels)), held), np.sort(held)

@@ -12,9 +12,10 @@ from pydantic import Field
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
-from mpifed.data import Partition, thin
+from mpifed.data import Labelled, Partition, Texts, thin
 from mpifed.data.partition import IID
-from mpifed.data.splits import Split
+from mpifed.data.splits import Split, divide
+from mpifed.models.base import Shapes
 from mpifed.problems.held_out import HeldOut
 
 __all__ = ["AUC"]
@@ -53,14 +54,14 @@ class AUC(HeldOut, Minimax):
     cites = ("huang2024adafgda",)
     maximised = frozenset({"auc"})
 
-    def _divide(self, splits: dict[str, Split], above: list[int], seed: int) -> None:
-        """Thin and part the training data; the splits hold samples of the classes that take part, of which
-        those in ``above`` are positive."""
+    def _divide(self, splits: dict[str, Split], above: list[int], seed: int, data: Labelled | Texts) -> None:
+        """Thin and part the training data; the splits of ``data`` hold samples of the classes that take
+        part, of which those in ``above`` are positive."""
         self._splits, self._above, train = splits, above, splits["train"]
         labels, positive = train.labels, np.isin(train.labels, above)
         kept = thin(labels, positive, self.imbalance, seed)
-        parts = self.partition(labels[kept], positive[kept], self.clients, seed)
-        self._rows = [train.rows[kept[part]] for part in parts]
+        left = train.of(train.rows[kept])
+        self._rows = divide(self.partition, left, positive[kept], self.clients, seed, data)
         every = np.isin(train.all_labels, above)
         self._positive = torch.from_numpy(every)
         self._ratio = float(every[np.concatenate(self._rows)].mean())
@@ -70,7 +71,16 @@ class AUC(HeldOut, Minimax):
         """The network's outputs ``[b]``, the larger the likelier positive."""
         raise NotImplementedError
 
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``, those of x but for a and b."""
+        return self._shapes
+
     def variables(self) -> Blocks:
+        if both := sorted({"a", "b"} & self._shapes.keys()):
+            raise ValueError(
+                f"the network has a parameter {both[0]!r}, like the problem: give it another name"
+            )
         return Blocks(x={**self._shapes, "a": (1,), "b": (1,)}, y={"alpha": (1,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:

@@ -8,10 +8,11 @@ from pydantic import Field
 
 from mpifed.core.problem import Named
 from mpifed.core.settings import problem_settings
-from mpifed.data import DATASETS, Dataset, Partition
+from mpifed.data import Dataset, Partition, read
 from mpifed.data.partition import IID
-from mpifed.data.splits import parts_of, splits
+from mpifed.data.splits import divide, parts_of, splits
 from mpifed.models import Linear, Model
+from mpifed.models.base import Shapes
 from mpifed.problems.held_out import HeldOut
 
 __all__ = ["LabelledImages", "accuracies"]
@@ -24,7 +25,7 @@ CHUNK = 1000
 class LabelledImages(HeldOut):
     """A network with one output a class, and labelled images divided among clients: a part of a problem."""
 
-    dataset: Dataset = Field(description="name of the data set")
+    dataset: Dataset = Field(description="data set: a name, a table, a folder or a function of your own")
     model: Model = Field(default=Linear(), description="network h; linear makes softmax regression")
     clients: int = Field(default=10, ge=1, description="number of clients")
     partition: Partition = Field(default=IID(), description="how samples are divided among clients")
@@ -35,14 +36,19 @@ class LabelledImages(HeldOut):
         Raises:
             ValueError: the data, the model and the partition do not fit each other.
         """
-        self._images = images = DATASETS[self.dataset](data_dir)
+        self._images = images = read(self.dataset, data_dir)
         self.files = images.files
         self._shapes = self.model.shapes(images.shape, outputs=images.classes)
         self._splits = splits(parts_of(images), self.validation, seed)
-        labels, rows = self._splits["train"].labels, self._splits["train"].rows
-        parts = self.partition(labels, labels >= (images.classes + 1) // 2, self.clients, seed)
-        self._rows = [rows[part] for part in parts]
+        train = self._splits["train"]
+        positive = train.labels >= (images.classes + 1) // 2
+        self._rows = divide(self.partition, train, positive, self.clients, seed, images)
         self._test_on("test")
+
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``."""
+        return self._shapes
 
     def start(self, rng: np.random.Generator) -> torch.Tensor:
         """The network's random start, flat ``[d]`` float64."""
@@ -58,6 +64,9 @@ class LabelledImages(HeldOut):
 
     def client_labels(self, client: int) -> np.ndarray:
         return self._images.train_labels.numpy()[self._rows[client]]
+
+    def class_names(self) -> list[str]:
+        return list(self._images.names)
 
     @torch.no_grad()
     def scores(self, x: Named, rows: slice, shift: torch.Tensor | float = 0.0) -> torch.Tensor:

@@ -8,16 +8,13 @@ Vectors stay fixed.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from mpifed.core.errors import shown
 from mpifed.core.problem import Named
-from mpifed.core.settings import near_miss, problem_settings
-from mpifed.data import TEXTS
+from mpifed.core.settings import problem_settings
+from mpifed.data import TextDataset, read
 from mpifed.data.splits import splits
 from mpifed.data.vectors import encode, word_vectors, words_of
 from mpifed.models import RNN, SequenceModel
@@ -27,12 +24,6 @@ __all__ = ["TextAUC"]
 
 #: Test texts scored at once, which bounds the memory of an evaluation.
 CHUNK = 64
-
-
-def _known(name: str) -> str:
-    if name not in TEXTS:
-        raise ValueError(f"unknown set of texts {shown(name)}: {near_miss(name, TEXTS)}")
-    return name
 
 
 class _Numbers:
@@ -54,7 +45,7 @@ class TextAUC(AUC):
     Clients hold numbers of words; the vectors are one table that all share.
     """
 
-    dataset: Annotated[str, AfterValidator(_known)] = Field(description="name of the set of texts")
+    dataset: TextDataset = Field(description='set of texts: a name, your own table "texts", or a function')
     model: SequenceModel = Field(default=RNN(), description="network h, with two outputs")
     length: int = Field(default=40, ge=1, description="words of a text that count")
     vectors: str = Field(
@@ -74,7 +65,7 @@ class TextAUC(AUC):
         Raises:
             ValueError: the data and the partition do not fit each other, or a file is missing.
         """
-        texts = TEXTS[self.dataset](data_dir)
+        texts = read(self.dataset, data_dir)
         vocabulary: dict[str, str] = {}  # each word is held once, however often it stands in the texts
         given = {name: getattr(texts, name) for name in ("train", "test", "validation")}
         words = {
@@ -90,7 +81,7 @@ class TextAUC(AUC):
             name: (_Numbers(encode(part, vectors.rows, self.length)), getattr(texts, f"{name}_labels"))
             for name, part in words.items()
         }
-        self._divide(splits(parts, self.validation, seed), [1], seed)
+        self._divide(splits(parts, self.validation, seed), [1], seed, texts)
 
     def class_names(self) -> list[str]:
         return ["negative", "positive"]

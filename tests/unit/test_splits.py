@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import mpifed
 from mpifed.core.problem import as_family
-from mpifed.data import DATASETS
-from mpifed.data.registry import TEXTS
+from mpifed.data import DATASETS, TEXTS, Texts
 from mpifed.data.splits import hold_out
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import (
@@ -130,14 +129,15 @@ def test_a_data_set_brings_its_own_validation_split(monkeypatch):
 
 
 def test_texts_have_splits_as_well(monkeypatch):
-    class Sentences:
-        train = [f"good film {k}" if k % 2 else f"bad film {k}" for k in range(20)]
-        train_labels = np.arange(20) % 2
-        test, test_labels = ["good", "bad", "film"], np.array([1, 0, 1])
-        validation, validation_labels = ["bad", "good"], np.array([0, 1])
-        files = {}
-
-    monkeypatch.setitem(TEXTS, "sst2", lambda data_dir: Sentences)
+    sentences = Texts(
+        train=[f"good film {k}" if k % 2 else f"bad film {k}" for k in range(20)],
+        train_labels=np.arange(20) % 2,
+        test=["good", "bad", "film"],
+        test_labels=np.array([1, 0, 1]),
+        validation=["bad", "good"],
+        validation_labels=np.array([0, 1]),
+    )
+    monkeypatch.setitem(TEXTS, "sst2", lambda data_dir: sentences)
     problem = prepared(TextAUC(dataset="sst2", vectors="random", dimension=4, length=3, clients=2))
     view, point = problem.tested_on("validation"), start(problem)
     assert view.test_labels().tolist() == [0, 1] and problem.test_labels().tolist() == [1, 0, 1]
@@ -172,5 +172,5 @@ def test_a_run_records_every_split(tmp_path):
 
 
 def test_a_validation_share_of_nothing_is_refused(tmp_path):
-    with pytest.raises(RuntimeError, match=r"validation = 0.0001 of 1438 training samples holds out 0"):
+    with pytest.raises(RuntimeError, match=r"validation = 0.0001 of 1438 samples holds out 0"):
         mpifed.run(job(tmp_path / "run", validation=0.0001), SerialComm())
