@@ -148,7 +148,7 @@ class Rule:
         """Raises:
         ValueError: no run has the metric, or no method a setting of ``each``.
         """
-        known = metrics_of(settings)
+        known = [*dict.fromkeys(metric for one in settings for metric in one.metrics)]
         if self.metric is not None and self.metric not in known:
             raise ValueError(f"no run has the metric {self.metric!r}: {near_miss(self.metric, known)}")
         own = {
@@ -206,6 +206,8 @@ class Rule:
         metric = self.deciding(setting) or ""
         if metric.startswith(of_split(VALIDATION, "")):
             return "the validation data, other metrics are of the test data"
+        if metric.startswith((of_split("train", ""), of_split("client", ""))):
+            return "the training data"
         return "the test data" if all(run.splits.get("test") for run in setting.runs) else None
 
 
@@ -258,8 +260,9 @@ def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
 
 
 def metrics_of(settings: Iterable[Setting]) -> list[str]:
-    """All metrics of the settings, each once."""
-    return list(dict.fromkeys(metric for one in settings for metric in one.metrics))
+    """The metrics that are shown of the settings, each once: those over clients have a table of their own."""
+    every = dict.fromkeys(metric for one in settings for metric in one.metrics)
+    return [metric for metric in every if not metric.startswith(of_split("client", ""))]
 
 
 def differing(settings: Sequence[Setting]) -> list[str]:

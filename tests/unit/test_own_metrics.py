@@ -17,6 +17,9 @@ from mpifed.core.problem import as_family
 from mpifed.data import DATASETS
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Classification, DeepAUC, RobustRegression, Saddle
+from mpifed.report.comparison import Rule, settings_of
+from mpifed.report.evaluated import client_rows, confusion_rows
+from mpifed.report.page import page
 from mpifed.simulation.client_metrics import summary
 from mpifed.simulation.figures import details_of, whole
 from mpifed.storage import results
@@ -240,3 +243,26 @@ def test_confusion_is_of_classes_alone():
 def test_a_metric_is_known_by_its_place_and_source(file):
     one, other = (Metric.of("./own.py:norm", "metric") for _ in range(2))
     assert one == other and one.name == f"{file}:norm" and one.table() == {"name": f"{file}:norm"}
+
+
+def test_tables_of_clients_and_confusion(tmp_path):
+    """Two seeds: quantiles over clients and the worst in the mean over the runs; counts are added up."""
+    runs = []
+    for seed in (0, 1):
+        mpifed.run(table(tmp_path / str(seed), seed=seed), SerialComm())
+        runs.append(results.load(tmp_path / str(seed)))
+    (setting,) = settings_of(runs)
+    first, second = client_rows([setting], ["FedAvg"])
+    shares = [run.details.clients["accuracy"] for run in runs]
+    assert first["metric"] == "accuracy" and second["metric"] == "worst_accuracy" and first["clients"] == 4
+    assert first["50 %"].mean == pytest.approx(np.mean([np.median(values) for values in shares]), abs=1e-15)
+    assert first["worst"].mean == pytest.approx(np.mean([values.min() for values in shares]), abs=1e-15)
+    assert first["worst client"] == ", ".join(str(values.argmin()) for values in shares)
+    rows = confusion_rows(setting)
+    assert [row["class"] for row in rows] == [str(k) for k in range(10)]
+    counts = sum(run.details.confusion for run in runs)
+    assert [[*row.values()][1:] for row in rows] == counts.tolist()
+    text = page([setting], [setting], Rule())
+    assert "<h2>Clients</h2>" in text and "<h2>Confusion</h2>" in text and "client_accuracy_q10" not in text
+    assert "the training data" in Rule("client_accuracy_worst").describe([setting])
+    Rule("client_accuracy_worst").check([setting])
