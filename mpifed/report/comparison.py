@@ -24,9 +24,6 @@ __all__ = [
     "Rule",
     "settings_of",
     "best",
-    "differing",
-    "columns",
-    "labels",
     "metrics_of",
 ]
 
@@ -254,38 +251,3 @@ def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
 def metrics_of(settings: Iterable[Setting]) -> list[str]:
     """All metrics of the settings, each once."""
     return list(dict.fromkeys(metric for one in settings for metric in one.metrics))
-
-
-def differing(settings: Sequence[Setting]) -> list[str]:
-    """The dotted names of the settings that do not have one value throughout."""
-    keys = dict.fromkeys(key for one in settings for key in one.settings)
-    return [key for key in keys if len({json.dumps(one.settings.get(key)) for one in settings}) > 1]
-
-
-def columns(settings: Sequence[Setting]) -> list[str]:
-    """The settings that a table of these shows: the methods' own that vary within a method, and all others
-    that vary."""
-    names = dict.fromkeys(one.name for one in settings)
-    varied = {key for name in names for key in differing([one for one in settings if one.name == name])}
-    return [key for key in differing(settings) if key in varied or not key.startswith("algorithm.")]
-
-
-def labels(settings: Sequence[Setting]) -> list[str]:
-    """A name for each: its method, what sets it apart from others of the method, and its folder where nothing
-    else does."""
-    result = []
-    for one in settings:
-        apart = differing([other for other in settings if other.name == one.name])
-        words = [_word(key, one.settings[key], apart) for key in apart if key in one.settings]
-        result.append(", ".join([one.name, *words]))
-    return [
-        f"{label} ({one.runs[0].folder.name})" if result.count(label) > 1 else label
-        for one, label in zip(settings, result)
-    ]
-
-
-def _word(key: str, value: object, keys: Sequence[str]) -> str:
-    """``gamma=0.1``, with as much of the dotted name as tells it from the others."""
-    last = key.rpartition(".")[2]
-    alone = sum(other.rpartition(".")[2] == last for other in keys) == 1
-    return str(value) if last == "name" and alone else f"{last if alone else key}={value}"

@@ -13,9 +13,10 @@ from jinja2 import Environment, StrictUndefined
 from mpifed.core.settings import flatten
 from mpifed.report.citations import references
 from mpifed.report.client_samples import Holdings, draw, title
-from mpifed.report.comparison import Rule, Setting, Spread, columns, labels, metrics_of
+from mpifed.report.comparison import Rule, Setting, Spread, metrics_of
 from mpifed.report.figures import STYLES, axes_of, panels
-from mpifed.report.tables import cell, cost_rows, run_names, run_rows, setting_rows
+from mpifed.report.names import columns, labels, run_names
+from mpifed.report.tables import cell, cost_rows, run_rows, setting_rows
 from mpifed.report.theory import theory_rows
 from mpifed.storage.results import RunData
 

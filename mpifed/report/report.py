@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from mpifed.report.comparison import Rule, Setting, best, columns, metrics_of, settings_of
+from mpifed.report.comparison import Rule, Setting, best, metrics_of, settings_of
 from mpifed.report.figures import curves
+from mpifed.report.names import columns
 from mpifed.report.page import page
 from mpifed.report.tables import cost_rows, print_table, run_rows, setting_rows, to_csv
 from mpifed.report.theory import theory_rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpifed.report.comparison import Rule, Setting, Spread, best_value, columns, final, labels, metrics_of
+from mpifed.report.comparison import Rule, Setting, Spread, best_value, final, metrics_of
+from mpifed.report.names import columns, labels, run_names
 from mpifed.storage.results import RunData
 
 __all__ = [
@@ -23,21 +23,10 @@ __all__ = [
     "run_rows",
     "setting_rows",
     "cost_rows",
-    "run_names",
     "cell",
     "to_csv",
     "print_table",
 ]
-
-
-def run_names(runs: Sequence[RunData]) -> list[str]:
-    """A name for each run: its algorithm if it is the only one, else as much of its folder's path as sets it
-    apart."""
-    if len(runs) == 1:
-        return [runs[0].name]
-    folders = [str(run.folder) for run in runs]
-    common = os.path.commonpath(folders) if len(set(folders)) > 1 else str(Path(folders[0]).parent)
-    return [os.path.relpath(folder, common) for folder in folders]
 
 
 def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> list[dict]:

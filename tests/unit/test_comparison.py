@@ -9,7 +9,8 @@ import pytest
 from runfiles import write
 
 from mpifed.problems import PROBLEMS
-from mpifed.report.comparison import Rule, Spread, best, columns, labels, settings_of
+from mpifed.report.comparison import Rule, Spread, best, settings_of
+from mpifed.report.names import columns, labels
 from mpifed.storage.results import load
 
 

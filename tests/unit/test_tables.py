@@ -11,7 +11,8 @@ from rich.console import Console
 from runfiles import write
 
 from mpifed.report import tables
-from mpifed.report.comparison import Rule, Spread, columns, settings_of
+from mpifed.report.comparison import Rule, Spread, settings_of
+from mpifed.report.names import columns, run_names
 from mpifed.storage.results import load
 
 
@@ -130,8 +131,8 @@ def test_costs_are_means_over_seeds(tmp_path):
 def test_runs_are_named_by_their_folders(tmp_path):
     paths = [write(tmp_path / folder) for folder in ("q1/s0", "q2/s0", "c")]
     runs = [load(path) for path in paths]
-    assert tables.run_names(runs) == ["q1/s0", "q2/s0", "c"]
-    assert tables.run_names(runs[:2]) == ["q1/s0", "q2/s0"] and tables.run_names(runs[:1]) == ["FGDA"]
+    assert run_names(runs) == ["q1/s0", "q2/s0", "c"]
+    assert run_names(runs[:2]) == ["q1/s0", "q2/s0"] and run_names(runs[:1]) == ["FGDA"]
 
 
 def printed(rows, width=100):
