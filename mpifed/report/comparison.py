@@ -15,6 +15,8 @@ import numpy as np
 
 from mpifed.core.evaluation import Evaluation
 from mpifed.core.settings import flatten, near_miss
+from mpifed.core.splits import VALIDATION, of_split
+from mpifed.report.values import best_value, final, twin
 from mpifed.storage.results import RunData
 
 __all__ = [
@@ -114,7 +116,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Rule:
-    """How the best setting of a method is chosen.
+    """How the best setting of a method is chosen: by the metric on the validation split where the runs have
+    one, whereas what is told of a setting is the metric itself.
 
     Attributes:
         metric: by default the first metric of the runs.
@@ -130,8 +133,13 @@ class Rule:
     each: tuple[str, ...] = ()
 
     def metric_of(self, setting: Setting) -> str | None:
-        """The metric that decides; the first where the setting does not have the one asked for."""
+        """The metric that is told; the first where the setting does not have the one asked for."""
         return self.metric if self.metric in setting.metrics else next(iter(setting.metrics), None)
+
+    def deciding(self, setting: Setting) -> str | None:
+        """The metric that decides: the same on the validation split where all runs have one."""
+        metric = self.metric_of(setting)
+        return metric and twin(metric, setting.metrics)
 
     def check(self, settings: Sequence[Setting]) -> None:
         """Raises:
@@ -159,7 +167,7 @@ class Rule:
     def rank(self, setting: Setting) -> tuple[int, float]:
         """Less is better: runs without a finite figure, then the mean figure, with its sign turned if more is
         better."""
-        metric = self.metric_of(setting)
+        metric = self.deciding(setting)
         if metric is None:
             return 0, 0.0
         values = np.array([self.value(run, metric) for run in setting.runs])
@@ -177,30 +185,25 @@ class Rule:
         return not key.startswith("algorithm.") or key.removeprefix("algorithm.") in self.each
 
     def describe(self, settings: Sequence[Setting]) -> str:
-        """The rule in words."""
+        """The rule in words, and the data that it chooses on."""
         goals = []
-        for metric in dict.fromkeys(filter(None, map(self.metric_of, settings))):
+        for metric in dict.fromkeys(filter(None, map(self.deciding, settings))):
             more = any(one.maximises(metric) for one in settings if metric in one.metrics)
             goals.append(f"the {'largest' if more else 'smallest'} {self.by} {metric}")
         which = "at the last evaluation" if self.by == "final" else "at the run's best evaluation"
+        on = [f"chosen on {data}" for data in dict.fromkeys(filter(None, map(self._data, settings)))]
         return (
             "The best setting of a method has the fewest runs that end in non-finite values, then "
             f"{' or '.join(goals)} "
-            f"({which}; mean over the seeds)."
+            f"({'; '.join([which, 'mean over the seeds', *on])})."
         )
 
-
-def final(run: RunData, metric: str) -> float:
-    """The last value of a metric, NaN where there is none."""
-    return [np.nan, *run.metrics[metric].tolist()][-1]
-
-
-def best_value(run: RunData, metric: str) -> float:
-    """The largest finite value of a metric of which more is better, the smallest of any other; NaN where
-    there is none."""
-    values = run.metrics[metric]
-    pick = max if metric in run.maximised else min
-    return pick(values[np.isfinite(values)].tolist(), default=np.nan)
+    def _data(self, setting: Setting) -> str | None:
+        """What the deciding metric is of; ``None`` where the runs hold nothing out."""
+        metric = self.deciding(setting) or ""
+        if metric.startswith(of_split(VALIDATION, "")):
+            return "the validation data, other metrics are of the test data"
+        return "the test data" if all(run.splits.get("test") for run in setting.runs) else None
 
 
 def settings_of(runs: Iterable[RunData]) -> list[Setting]:

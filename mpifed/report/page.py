@@ -46,7 +46,8 @@ COLUMNS = {
     "not finished": "how many of the runs are still going on or were killed; they count with their values so "
     "far",
     "final": "value of the metric at the last evaluation",
-    "best": "largest value of the metric at any evaluation if more of it is better, else the smallest",
+    "best": "largest value of the metric at any evaluation if more of it is better, else the smallest; with "
+    "a validation split, the value where that of the validation metric is",
     "reached by": "number of runs that reach the target; the mean of the rounds is over these",
     "rounds": "communication rounds done",
     "oracle calls": "gradients or operator values of one sample or batch, added up over all clients",

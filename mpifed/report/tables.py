@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpifed.report.comparison import Rule, Setting, Spread, best_value, final, metrics_of
+from mpifed.report.comparison import Rule, Setting, Spread, metrics_of
 from mpifed.report.names import columns, labels, run_names
+from mpifed.report.values import best_value, final
 from mpifed.storage.results import RunData
 
 __all__ = [
