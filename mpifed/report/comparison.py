@@ -184,6 +184,11 @@ class Rule:
         """Whether a dotted setting says what a method is tuned for; the others are tuned."""
         return not key.startswith("algorithm.") or key.removeprefix("algorithm.") in self.each
 
+    def task(self, setting: Setting) -> str:
+        """What the methods are tuned for, as a text that rivals share."""
+        table = {key: value for key, value in setting.settings.items() if self.is_task(key)}
+        return json.dumps([setting.repetition, table], sort_keys=True)
+
     def describe(self, settings: Sequence[Setting]) -> str:
         """The rule in words, and the data that it chooses on."""
         goals = []
@@ -243,11 +248,9 @@ def _compared(config: dict) -> dict[str, object]:
 
 def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
     """The best setting of each method under each combination of the settings that are not tuned."""
-    rivals: dict[str, list[Setting]] = {}
+    rivals: dict[tuple[object, str], list[Setting]] = {}
     for one in settings:
-        task = {key: value for key, value in one.settings.items() if rule.is_task(key)}
-        method = one.settings["algorithm.name"]
-        rivals.setdefault(json.dumps([method, one.repetition, task], sort_keys=True), []).append(one)
+        rivals.setdefault((one.settings["algorithm.name"], rule.task(one)), []).append(one)
     return [min(group, key=rule.rank) for group in rivals.values()]
 
 
