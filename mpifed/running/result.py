@@ -11,6 +11,7 @@ import torch
 
 from mpifed.core.records import Blocks
 from mpifed.parallel.comm import SerialComm, share
+from mpifed.running.shown import as_html, as_text
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.format import RUN_FILE, End
@@ -19,7 +20,7 @@ from mpifed.storage.recorder import Recorder
 __all__ = ["Result", "everywhere", "load"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """What a run returns on every rank; the dictionaries but for the point are complete on rank 0.
 
@@ -48,6 +49,12 @@ class Result:
     def __fspath__(self) -> str:
         """The results file: a result stands for it wherever runs are read."""
         return str(self.path)
+
+    def __repr__(self) -> str:
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
     @property
     def stopped(self) -> str:
