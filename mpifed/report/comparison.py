@@ -15,6 +15,7 @@ import numpy as np
 
 from mpifed.core.evaluation import Evaluation
 from mpifed.core.settings import flatten, near_miss
+from mpifed.report.names import short_names
 from mpifed.storage.results import RunData
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "differing",
     "columns",
     "labels",
+    "word",
     "metrics_of",
 ]
 
@@ -69,17 +71,13 @@ class Setting:
     """Runs that differ in nothing but the seed, with their settings as ``{dotted name: value}``.
 
     ``repetition`` tells apart settings that are the same altogether, where one seed has been run more than
-    once.
+    once. ``name`` is the method's, short, and no other method's among the settings read together.
     """
 
     runs: tuple[RunData, ...]
     settings: dict[str, object]
     repetition: int
-
-    @property
-    def name(self) -> str:
-        """The method's name."""
-        return self.runs[0].name
+    name: str
 
     @property
     def metrics(self) -> list[str]:
@@ -217,7 +215,11 @@ def settings_of(runs: Iterable[RunData]) -> list[Setting]:
             repetition += 1
         groups.setdefault((key, repetition), []).append(run)
         flat[key] = settings
-    return [Setting(tuple(members), flat[key], repetition) for (key, repetition), members in groups.items()]
+    names = short_names(str(settings["algorithm.name"]) for settings in flat.values())
+    return [
+        Setting(tuple(members), flat[key], repetition, names[str(flat[key]["algorithm.name"])])
+        for (key, repetition), members in groups.items()
+    ]
 
 
 def _seed(run: RunData) -> int | None:
@@ -276,7 +278,7 @@ def labels(settings: Sequence[Setting]) -> list[str]:
     result = []
     for one in settings:
         apart = differing([other for other in settings if other.name == one.name])
-        words = [_word(key, one.settings[key], apart) for key in apart if key in one.settings]
+        words = [word(key, one.settings[key], apart) for key in apart if key in one.settings]
         result.append(", ".join([one.name, *words]))
     return [
         f"{label} ({one.runs[0].folder.name})" if result.count(label) > 1 else label
@@ -284,7 +286,7 @@ def labels(settings: Sequence[Setting]) -> list[str]:
     ]
 
 
-def _word(key: str, value: object, keys: Sequence[str]) -> str:
+def word(key: str, value: object, keys: Sequence[str]) -> str:
     """``gamma=0.1``, with as much of the dotted name as tells it from the others."""
     last = key.rpartition(".")[2]
     alone = sum(other.rpartition(".")[2] == last for other in keys) == 1

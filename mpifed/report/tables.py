@@ -15,12 +15,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpifed.report.comparison import Rule, Setting, Spread, best_value, columns, final, labels, metrics_of
+from mpifed.report.comparison import (
+    Rule,
+    Setting,
+    Spread,
+    best_value,
+    columns,
+    differing,
+    final,
+    labels,
+    metrics_of,
+    word,
+)
 from mpifed.storage.results import RunData
 
 __all__ = [
     "describe_memory",
     "run_rows",
+    "setting_cells",
     "setting_rows",
     "cost_rows",
     "run_names",
@@ -48,12 +60,12 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
     the share of communication in the time spent computing and communicating.
     """
     pairs = [(setting, run) for setting in settings for run in setting.runs]
-    runs, apart = [run for _, run in pairs], [key for key in columns(settings) if key != "rounds"]
+    runs, cells = [run for _, run in pairs], setting_cells(settings, rule)
     seeds = len({run.config.get("seed") for run in runs}) > 1
     rows = []
     for (setting, run), name in zip(pairs, run_names(runs)):
-        row = {"name": name} | ({"method": run.name} if len(runs) > 1 else {})
-        row |= {key: setting.settings.get(key) for key in apart}
+        row = {"name": name} | ({"method": setting.name} if len(runs) > 1 else {})
+        row |= {key: value for key, value in cells[setting].items() if key != "rounds"}
         row |= {"seed": run.config.get("seed")} if seeds else {}
         row["rounds"] = int(run.costs["round"][-1])
         for metric in metrics_of(settings):
@@ -87,12 +99,32 @@ def _target(rule: Rule) -> str:
     return f"rounds to {rule.target:g}"
 
 
-def setting_rows(settings: Sequence[Setting], rule: Rule, apart: Sequence[str]) -> list[dict]:
-    """One row a setting, with its values of the settings ``apart``, how its runs ended, and figures as
+def setting_cells(settings: Sequence[Setting], rule: Rule) -> dict[Setting, dict]:
+    """What tables say of each setting, all with the same columns: what varies between them.
+
+    Methods give one letter to different things. So the settings of a method's own that vary within it stand
+    together in one cell, unless there is one method only, or they belong to the task.
+    """
+    keys, several = columns(settings), len({one.name for one in settings}) > 1
+    own = [key for key in keys if several and not rule.is_task(key)]
+    cells = {}
+    for one in settings:
+        apart = [
+            key for key in differing([other for other in settings if other.name == one.name]) if key in own
+        ]
+        words = [word(key, one.settings[key], apart) for key in apart if key in one.settings]
+        cells[one] = ({"settings": ", ".join(words)} if own else {}) | {
+            key: one.settings.get(key) for key in keys if key not in own
+        }
+    return cells
+
+
+def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting, dict]) -> list[dict]:
+    """One row a setting, with its ``cells`` of :func:`setting_cells`, how its runs ended, and figures as
     :class:`Spread`."""
     rows = []
     for one in settings:
-        row = {"method": one.name} | {key: one.settings.get(key) for key in apart}
+        row = {"method": one.name} | cells[one]
         row |= {"runs": len(one.runs), "diverged": sum(run.diverged for run in one.runs)}
         row |= {"not finished": sum(not run.stopped for run in one.runs)}
         for metric in metrics_of(settings):
