@@ -15,7 +15,9 @@ import numpy as np
 
 from mpifed.core.evaluation import Evaluation
 from mpifed.core.settings import flatten, near_miss
-from mpifed.report.names import short_names
+from mpifed.core.splits import VALIDATION, of_split
+from mpifed.report.short_names import short_names
+from mpifed.report.values import best_value, final, twin
 from mpifed.storage.results import RunData
 
 __all__ = [
@@ -25,10 +27,6 @@ __all__ = [
     "Rule",
     "settings_of",
     "best",
-    "differing",
-    "columns",
-    "labels",
-    "word",
     "metrics_of",
 ]
 
@@ -115,7 +113,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Rule:
-    """How the best setting of a method is chosen.
+    """How the best setting of a method is chosen: by the metric on the validation split where the runs have
+    one, whereas what is told of a setting is the metric itself.
 
     Attributes:
         metric: by default the first metric of the runs.
@@ -131,8 +130,13 @@ class Rule:
     each: tuple[str, ...] = ()
 
     def metric_of(self, setting: Setting) -> str | None:
-        """The metric that decides; the first where the setting does not have the one asked for."""
+        """The metric that is told; the first where the setting does not have the one asked for."""
         return self.metric if self.metric in setting.metrics else next(iter(setting.metrics), None)
+
+    def deciding(self, setting: Setting) -> str | None:
+        """The metric that decides: the same on the validation split where all runs have one."""
+        metric = self.metric_of(setting)
+        return metric and twin(metric, setting.metrics)
 
     def check(self, settings: Sequence[Setting]) -> None:
         """Raises:
@@ -160,7 +164,7 @@ class Rule:
     def rank(self, setting: Setting) -> tuple[int, float]:
         """Less is better: runs without a finite figure, then the mean figure, with its sign turned if more is
         better."""
-        metric = self.metric_of(setting)
+        metric = self.deciding(setting)
         if metric is None:
             return 0, 0.0
         values = np.array([self.value(run, metric) for run in setting.runs])
@@ -178,30 +182,25 @@ class Rule:
         return not key.startswith("algorithm.") or key.removeprefix("algorithm.") in self.each
 
     def describe(self, settings: Sequence[Setting]) -> str:
-        """The rule in words."""
+        """The rule in words, and the data that it chooses on."""
         goals = []
-        for metric in dict.fromkeys(filter(None, map(self.metric_of, settings))):
+        for metric in dict.fromkeys(filter(None, map(self.deciding, settings))):
             more = any(one.maximises(metric) for one in settings if metric in one.metrics)
             goals.append(f"the {'largest' if more else 'smallest'} {self.by} {metric}")
         which = "at the last evaluation" if self.by == "final" else "at the run's best evaluation"
+        on = [f"chosen on {data}" for data in dict.fromkeys(filter(None, map(self._data, settings)))]
         return (
             "The best setting of a method has the fewest runs that end in non-finite values, then "
             f"{' or '.join(goals)} "
-            f"({which}; mean over the seeds)."
+            f"({'; '.join([which, 'mean over the seeds', *on])})."
         )
 
-
-def final(run: RunData, metric: str) -> float:
-    """The last value of a metric, NaN where there is none."""
-    return [np.nan, *run.metrics[metric].tolist()][-1]
-
-
-def best_value(run: RunData, metric: str) -> float:
-    """The largest finite value of a metric of which more is better, the smallest of any other; NaN where
-    there is none."""
-    values = run.metrics[metric]
-    pick = max if metric in run.maximised else min
-    return pick(values[np.isfinite(values)].tolist(), default=np.nan)
+    def _data(self, setting: Setting) -> str | None:
+        """What the deciding metric is of; ``None`` where the runs hold nothing out."""
+        metric = self.deciding(setting) or ""
+        if metric.startswith(of_split(VALIDATION, "")):
+            return "the validation data, other metrics are of the test data"
+        return "the test data" if all(run.splits.get("test") for run in setting.runs) else None
 
 
 def settings_of(runs: Iterable[RunData]) -> list[Setting]:
@@ -256,38 +255,3 @@ def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
 def metrics_of(settings: Iterable[Setting]) -> list[str]:
     """All metrics of the settings, each once."""
     return list(dict.fromkeys(metric for one in settings for metric in one.metrics))
-
-
-def differing(settings: Sequence[Setting]) -> list[str]:
-    """The dotted names of the settings that do not have one value throughout."""
-    keys = dict.fromkeys(key for one in settings for key in one.settings)
-    return [key for key in keys if len({json.dumps(one.settings.get(key)) for one in settings}) > 1]
-
-
-def columns(settings: Sequence[Setting]) -> list[str]:
-    """The settings that a table of these shows: the methods' own that vary within a method, and all others
-    that vary."""
-    names = dict.fromkeys(one.name for one in settings)
-    varied = {key for name in names for key in differing([one for one in settings if one.name == name])}
-    return [key for key in differing(settings) if key in varied or not key.startswith("algorithm.")]
-
-
-def labels(settings: Sequence[Setting]) -> list[str]:
-    """A name for each: its method, what sets it apart from others of the method, and its folder where nothing
-    else does."""
-    result = []
-    for one in settings:
-        apart = differing([other for other in settings if other.name == one.name])
-        words = [word(key, one.settings[key], apart) for key in apart if key in one.settings]
-        result.append(", ".join([one.name, *words]))
-    return [
-        f"{label} ({one.runs[0].folder.name})" if result.count(label) > 1 else label
-        for one, label in zip(settings, result)
-    ]
-
-
-def word(key: str, value: object, keys: Sequence[str]) -> str:
-    """``gamma=0.1``, with as much of the dotted name as tells it from the others."""
-    last = key.rpartition(".")[2]
-    alone = sum(other.rpartition(".")[2] == last for other in keys) == 1
-    return str(value) if last == "name" and alone else f"{last if alone else key}={value}"

@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from mpifed.report.comparison import Curve, Setting, labels, metrics_of
+from mpifed.report.comparison import Curve, Setting, metrics_of
+from mpifed.report.names import labels
 from mpifed.report.theory import bound_of
 from mpifed.storage.ownership import MADE_BY
 from mpifed.storage.results import RunData, expect

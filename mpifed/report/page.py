@@ -13,9 +13,10 @@ from jinja2 import Environment, StrictUndefined
 from mpifed.core.settings import flatten
 from mpifed.report.citations import references
 from mpifed.report.client_samples import Holdings, draw, title
-from mpifed.report.comparison import Rule, Setting, Spread, labels, metrics_of
+from mpifed.report.comparison import Rule, Setting, Spread, metrics_of
 from mpifed.report.figures import STYLES, axes_of, panels
-from mpifed.report.tables import cell, cost_rows, run_names, run_rows, setting_cells, setting_rows
+from mpifed.report.names import labels, run_names, setting_cells
+from mpifed.report.tables import cell, cost_rows, run_rows, setting_rows
 from mpifed.report.theory import theory_rows
 from mpifed.storage.results import RunData
 
@@ -46,7 +47,8 @@ COLUMNS = {
     "not finished": "how many of the runs are still going on or were killed; they count with their values so "
     "far",
     "final": "value of the metric at the last evaluation",
-    "best": "largest value of the metric at any evaluation if more of it is better, else the smallest",
+    "best": "largest value of the metric at any evaluation if more of it is better, else the smallest; with "
+    "a validation split, the value where that of the validation metric is",
     "reached by": "number of runs that reach the target; the mean of the rounds is over these",
     "rounds": "communication rounds done",
     "oracle calls": "gradients or operator values of one sample or batch, added up over all clients",

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from mpifed.report.comparison import Rule, Setting, best, metrics_of, settings_of
 from mpifed.report.figures import curves
+from mpifed.report.names import setting_cells
 from mpifed.report.page import page
-from mpifed.report.tables import cost_rows, print_table, run_rows, setting_cells, setting_rows, to_csv
+from mpifed.report.tables import cost_rows, print_table, run_rows, setting_rows, to_csv
 from mpifed.report.theory import theory_rows
 from mpifed.storage.atomic import replacing
 from mpifed.storage.ownership import REPORT_FILES, TEXT_MARK, expect_own

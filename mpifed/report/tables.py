@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -15,41 +14,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpifed.report.comparison import (
-    Rule,
-    Setting,
-    Spread,
-    best_value,
-    columns,
-    differing,
-    final,
-    labels,
-    metrics_of,
-    word,
-)
+from mpifed.report.comparison import Rule, Setting, Spread, metrics_of
+from mpifed.report.names import labels, run_names, setting_cells
+from mpifed.report.values import best_value, final
 from mpifed.storage.results import RunData
 
 __all__ = [
     "describe_memory",
     "run_rows",
-    "setting_cells",
     "setting_rows",
     "cost_rows",
-    "run_names",
     "cell",
     "to_csv",
     "print_table",
 ]
-
-
-def run_names(runs: Sequence[RunData]) -> list[str]:
-    """A name for each run: its algorithm if it is the only one, else as much of its folder's path as sets it
-    apart."""
-    if len(runs) == 1:
-        return [runs[0].name]
-    folders = [str(run.folder) for run in runs]
-    common = os.path.commonpath(folders) if len(set(folders)) > 1 else str(Path(folders[0]).parent)
-    return [os.path.relpath(folder, common) for folder in folders]
 
 
 def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> list[dict]:
@@ -97,26 +75,6 @@ def _costs(run: RunData, runs: Sequence[RunData]) -> dict:
 
 def _target(rule: Rule) -> str:
     return f"rounds to {rule.target:g}"
-
-
-def setting_cells(settings: Sequence[Setting], rule: Rule) -> dict[Setting, dict]:
-    """What tables say of each setting, all with the same columns: what varies between them.
-
-    Methods give one letter to different things. So the settings of a method's own that vary within it stand
-    together in one cell, unless there is one method only, or they belong to the task.
-    """
-    keys, several = columns(settings), len({one.name for one in settings}) > 1
-    own = [key for key in keys if several and not rule.is_task(key)]
-    cells = {}
-    for one in settings:
-        apart = [
-            key for key in differing([other for other in settings if other.name == one.name]) if key in own
-        ]
-        words = [word(key, one.settings[key], apart) for key in apart if key in one.settings]
-        cells[one] = ({"settings": ", ".join(words)} if own else {}) | {
-            key: one.settings.get(key) for key in keys if key not in own
-        }
-    return cells
 
 
 def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting, dict]) -> list[dict]:

@@ -45,6 +45,10 @@ class Result:
     end: End | None
     path: Path
 
+    def __fspath__(self) -> str:
+        """The results file: a result stands for it wherever runs are read."""
+        return str(self.path)
+
     @property
     def stopped(self) -> str:
         """Why the run ended, in words; "" while it goes on."""

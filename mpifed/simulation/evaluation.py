@@ -95,6 +95,16 @@ class Evaluator:
         self.names: Sequence[str] | None = None
         self._warned: set[str] = set()
 
+    @property
+    def maximised(self) -> frozenset[str]:
+        """The metrics of which more is better."""
+        return self.problem.maximised
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Numbers of held-out samples by split."""
+        return {"test": self.problem.test_rows} if self.problem.test_rows else {}
+
     def __call__(
         self, point: list[torch.Tensor], r: int, measured: dict[str, float] | None = None
     ) -> dict[str, float]:

@@ -230,7 +230,8 @@ class Recorder:
             "versions": json.dumps(versions() | {"mpi": self.comm.mpi}),
             "layout": json.dumps(layout | {"machine": machine(simulation.device)}),
             "data": to_json(simulation.files),
-            "maximised": json.dumps(sorted(simulation.config.problem.maximised)),
+            "maximised": json.dumps(sorted(simulation.metrics.maximised)),
+            "splits": json.dumps(simulation.metrics.rows),
         }
 
 

@@ -29,7 +29,7 @@ class RunData:
     ``layout`` and ``data`` say what the run ran on and which files it read; ``maximised`` are the metrics of
     which more is better; ``end`` is ``None`` while the run goes on. ``ranks`` has one value a rank.
     ``class_counts`` are samples by client and class, ``[N, classes]``, and ``classes`` the classes' names,
-    where samples have any.
+    where samples have any. ``splits`` are the numbers of held-out samples, empty in files of older versions.
     """
 
     path: Path
@@ -46,6 +46,7 @@ class RunData:
     ranks: dict[str, np.ndarray]
     class_counts: np.ndarray | None
     classes: list[str]
+    splits: dict[str, int]
 
     @property
     def folder(self) -> Path:
@@ -235,6 +236,7 @@ def _read(source: h5py.File, file: Path) -> RunData:
         frozenset(maximised),
         ranks,
         *_holdings(source),
+        _json(source, "splits") if "splits" in source.attrs else {},
     )
 
 
