@@ -16,6 +16,7 @@ import numpy as np
 from mpifed.core.evaluation import Evaluation
 from mpifed.core.settings import flatten, near_miss
 from mpifed.core.splits import VALIDATION, of_split
+from mpifed.report.short_names import short_names
 from mpifed.report.values import best_value, final, twin
 from mpifed.storage.results import RunData
 
@@ -68,17 +69,13 @@ class Setting:
     """Runs that differ in nothing but the seed, with their settings as ``{dotted name: value}``.
 
     ``repetition`` tells apart settings that are the same altogether, where one seed has been run more than
-    once.
+    once. ``name`` is the method's, short, and no other method's among the settings read together.
     """
 
     runs: tuple[RunData, ...]
     settings: dict[str, object]
     repetition: int
-
-    @property
-    def name(self) -> str:
-        """The method's name."""
-        return self.runs[0].name
+    name: str
 
     @property
     def metrics(self) -> list[str]:
@@ -222,7 +219,11 @@ def settings_of(runs: Iterable[RunData]) -> list[Setting]:
             repetition += 1
         groups.setdefault((key, repetition), []).append(run)
         flat[key] = settings
-    return [Setting(tuple(members), flat[key], repetition) for (key, repetition), members in groups.items()]
+    names = short_names(str(settings["algorithm.name"]) for settings in flat.values())
+    return [
+        Setting(tuple(members), flat[key], repetition, names[str(flat[key]["algorithm.name"])])
+        for (key, repetition), members in groups.items()
+    ]
 
 
 def _seed(run: RunData) -> int | None:

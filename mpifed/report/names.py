@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from mpifed.report.comparison import Setting
+from mpifed.report.comparison import Rule, Setting
 from mpifed.storage.results import RunData
 
-__all__ = ["differing", "columns", "labels", "run_names"]
+__all__ = ["differing", "columns", "setting_cells", "labels", "run_names"]
 
 
 def differing(settings: Sequence[Setting]) -> list[str]:
@@ -35,6 +35,24 @@ def columns(settings: Sequence[Setting]) -> list[str]:
     that vary."""
     varied = {key for keys in _within(settings).values() for key in keys}
     return [key for key in differing(settings) if key in varied or not key.startswith("algorithm.")]
+
+
+def setting_cells(settings: Sequence[Setting], rule: Rule) -> dict[Setting, dict]:
+    """What tables say of each setting, all with the same columns: what varies between them.
+
+    Methods give one letter to different things. So the settings of a method's own that vary within it stand
+    together in one cell, unless there is one method only, or they belong to the task.
+    """
+    keys, several = columns(settings), len({one.name for one in settings}) > 1
+    own = [key for key in keys if several and not rule.is_task(key)]
+    within, cells = _within(settings), {}
+    for one in settings:
+        apart = [key for key in within[one.name] if key in own]
+        words = [_word(key, one.settings[key], apart) for key in apart if key in one.settings]
+        cells[one] = ({"settings": ", ".join(words)} if own else {}) | {
+            key: one.settings.get(key) for key in keys if key not in own
+        }
+    return cells
 
 
 def labels(settings: Sequence[Setting]) -> list[str]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpifed.report.comparison import Rule, Setting, Spread, metrics_of
-from mpifed.report.names import columns, labels, run_names
+from mpifed.report.names import labels, run_names, setting_cells
 from mpifed.report.values import best_value, final
 from mpifed.storage.results import RunData
 
@@ -38,12 +38,12 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
     the share of communication in the time spent computing and communicating.
     """
     pairs = [(setting, run) for setting in settings for run in setting.runs]
-    runs, apart = [run for _, run in pairs], [key for key in columns(settings) if key != "rounds"]
+    runs, cells = [run for _, run in pairs], setting_cells(settings, rule)
     seeds = len({run.config.get("seed") for run in runs}) > 1
     rows = []
     for (setting, run), name in zip(pairs, run_names(runs)):
-        row = {"name": name} | ({"method": run.name} if len(runs) > 1 else {})
-        row |= {key: setting.settings.get(key) for key in apart}
+        row = {"name": name} | ({"method": setting.name} if len(runs) > 1 else {})
+        row |= {key: value for key, value in cells[setting].items() if key != "rounds"}
         row |= {"seed": run.config.get("seed")} if seeds else {}
         row["rounds"] = int(run.costs["round"][-1])
         for metric in metrics_of(settings):
@@ -77,12 +77,12 @@ def _target(rule: Rule) -> str:
     return f"rounds to {rule.target:g}"
 
 
-def setting_rows(settings: Sequence[Setting], rule: Rule, apart: Sequence[str]) -> list[dict]:
-    """One row a setting, with its values of the settings ``apart``, how its runs ended, and figures as
+def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting, dict]) -> list[dict]:
+    """One row a setting, with its ``cells`` of :func:`setting_cells`, how its runs ended, and figures as
     :class:`Spread`."""
     rows = []
     for one in settings:
-        row = {"method": one.name} | {key: one.settings.get(key) for key in apart}
+        row = {"method": one.name} | cells[one]
         row |= {"runs": len(one.runs), "diverged": sum(run.diverged for run in one.runs)}
         row |= {"not finished": sum(not run.stopped for run in one.runs)}
         for metric in metrics_of(settings):
