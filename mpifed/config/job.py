@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, 
 from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.config.plugins import find, make, plugin, title
+from mpifed.config.plugins import find, make, plugin, sources, title
 from mpifed.config.sections import (
     SECTIONS,
     Clock,
@@ -197,7 +197,8 @@ class Config(Strict, BaseModel):
     def table(self) -> dict[str, Any]:
         """The resolved settings: JSON-able, and :meth:`from_table` builds the same run from them.
 
-        Its ``plugins`` are the names and the digests of the sources of the user's own classes.
+        Its ``plugins`` are the names and the digests of the sources of the user's own classes, and, under
+        ``problem.model`` and so on, of what else of their settings is the user's.
         """
         apart = {"algorithm", "problem", "oracle", "participation", "message"}
         table = self.model_dump(mode="json", exclude=apart)
@@ -210,9 +211,11 @@ class Config(Strict, BaseModel):
         table["output"] = self.output_rule
         table["stop"] = {key: value for key, value in table["stop"].items() if value is not None}
         table = {key: value for key, value in table.items() if value is not None or key not in _OPTIONAL}
-        plugins = {section: plugin(type(part)) for section, part in parts.items()}
-        if any(plugins.values()):
-            table["plugins"] = {section: one._asdict() for section, one in plugins.items() if one}
+        plugins = {
+            place: one for section, part in parts.items() for place, one in sources(section, part).items()
+        }
+        if plugins:
+            table["plugins"] = {place: one._asdict() for place, one in plugins.items()}
         return table
 
 

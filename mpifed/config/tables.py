@@ -10,6 +10,7 @@ from typing import Any
 
 from mpifed.config.plugins import name_of, preset_of
 from mpifed.core.errors import ConfigError, cut, shown
+from mpifed.core.own import Own
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -130,7 +131,9 @@ def put(table: dict, key: str, value) -> None:
 
 
 def describe(value):
-    """Settings as JSON-able values: an object of settings becomes a table with its name."""
+    """Settings as JSON-able values: an object of settings, the user's too, becomes a table with its name."""
+    if isinstance(value, Own):
+        return {key: describe(one) for key, one in value.table().items()}
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(preset_of(value) or value)
         return {

@@ -153,3 +153,23 @@ class Problem:
         where ``test_rows`` is 0.
         """
         return {}
+
+    def tested_on(self, split: str | int) -> Problem | None:
+        """The prepared problem whose held-out rows are others, ``None`` where it has no such split.
+
+        Its ``test_rows``, :meth:`predict`, :meth:`metrics` and :meth:`test_labels` are of these rows. Figures
+        that no held-out row counts in are left to the problem itself.
+
+        Args:
+            split: "validation", "train" (the training samples of all clients), or the number of a client.
+        """
+        return None
+
+    def test_labels(self) -> np.ndarray | None:
+        """Class labels of the held-out rows, ``[n]`` int64; ``None`` where they have no classes."""
+        return None
+
+    def class_scores(self, predictions: torch.Tensor) -> torch.Tensor:
+        """Of :meth:`predict`'s scores those that tell the class of a row: ``[n, classes]``, or ``[n]``, the
+        larger the likelier class 1."""
+        return predictions

@@ -235,7 +235,7 @@ def _seed(run: RunData) -> int | None:
 def _compared(config: dict) -> dict[str, object]:
     """What makes a setting: everything but the seed, what is recorded, and where results go.
 
-    A schedule's value has its name. The digest of a user's own class counts as a setting of it.
+    A schedule's value has its name. The digest of a user's own file counts as a setting of what it defines.
     """
     table = {key: value for key, value in config.items() if key not in _APART}
     # A step from a theorem is another number for each seed, whose constants are others.
@@ -243,10 +243,10 @@ def _compared(config: dict) -> dict[str, object]:
     for key, times in theory.get("times", {}).items():
         said = theory["of"] if times == 1 else f"{times:g} x {theory['of']}"
         table["algorithm"] = table["algorithm"] | {key: said}
-    for section, plugin in config.get("plugins", {}).items():
-        table[section] = table[section] | {"digest": plugin["digest"][:12]}
+    digests = {f"{place}.digest": one["digest"][:12] for place, one in config.get("plugins", {}).items()}
     table["run"] = {key: value for key, value in config.get("run", {}).items() if key in _EXECUTION}
-    return {key.removesuffix(".value"): value for key, value in flatten(table).items() if value is not None}
+    flat = flatten(table) | digests
+    return {key.removesuffix(".value"): value for key, value in flat.items() if value is not None}
 
 
 def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:

@@ -70,7 +70,7 @@ class Simulation:
             participants = Participants(config.participation, config.seed, config.problem)
         self.problem = prepare(config, comm, self.dtype, self.device, participants.files)
         self.files = participants.files | self.problem.files
-        self.metrics = Evaluator(self.problem, comm)
+        self.metrics = Evaluator(self.problem, comm, "train" in config.run.evaluate_on)
         known = np.array(costs, dtype=np.int64)
         self.placement, self.client_costs = place(config, self.problem, comm, known, self.dtype, self.device)
         way = config.run.transport if config.run.on_rank_failure == "abort" else "host"

@@ -3,7 +3,7 @@
 ==============  =======================================================================================
 attributes      ``config``, ``versions``, ``layout``, ``data`` (the files read: path and SHA-256 of
                 each; JSON texts), ``maximised`` (JSON list of the metrics of which more is better),
-                ``splits`` (JSON table: "test", and "validation" where there is one → held-out samples),
+                ``splits`` (JSON table: "test", "validation" ... → samples that metrics are taken on),
                 ``end`` and ``stopped`` (why the run ended, as a kind and as a sentence, :class:`End`;
                 both "" while it runs)
 ``costs/``      cumulative, one value a round, the first for the starting point: ``round``,

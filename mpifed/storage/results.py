@@ -29,7 +29,8 @@ class RunData:
     ``layout`` and ``data`` say what the run ran on and which files it read; ``maximised`` are the metrics of
     which more is better; ``end`` is ``None`` while the run goes on. ``ranks`` has one value a rank.
     ``class_counts`` are samples by client and class, ``[N, classes]``, and ``classes`` the classes' names,
-    where samples have any. ``splits`` are the numbers of held-out samples, empty in files of older versions.
+    where samples have any. ``splits`` are the numbers of samples that metrics are taken on; files of older
+    versions have none.
     """
 
     path: Path
