@@ -28,6 +28,7 @@ from mpifed.config.sections import (
     Regularize,
     Run,
     Stop,
+    WeightsFile,
 )
 from mpifed.config.tables import describe, expect_shallow, override, read_table
 from mpifed.config.theory import fill, prescription_of
@@ -43,8 +44,8 @@ from mpifed.problems import PROBLEMS
 
 __all__ = ["Config"]
 
-#: Sections that a table leaves out where the job has none.
-_OPTIONAL = ("clock", "measures", "regularize", "theory")
+#: Sections and settings that a table leaves out where the job has none.
+_OPTIONAL = ("clock", "initial", "measures", "regularize", "theory")
 
 
 class Config(Strict, BaseModel):
@@ -65,6 +66,11 @@ class Config(Strict, BaseModel):
     )
     record: tuple[str, ...] = Field(
         (), description='blocks whose averaged iterate is stored every round, e.g. ["x", "y"]'
+    )
+    initial: WeightsFile | None = Field(
+        None,
+        description="file of weights (.safetensors) that the problem's network starts from; by default they "
+        "are random",
     )
     oracle: Oracle = Oracle()
     participation: Participation = Participation()
