@@ -13,10 +13,11 @@ from jinja2 import Environment, StrictUndefined
 from mpifed.core.settings import flatten
 from mpifed.report.citations import references
 from mpifed.report.client_samples import Holdings, draw, title
-from mpifed.report.comparison import Rule, Setting, Spread, columns, labels, metrics_of
+from mpifed.report.comparison import Rule, Setting, Spread, metrics_of
 from mpifed.report.evaluated import client_rows, confusion_rows
 from mpifed.report.figures import STYLES, axes_of, panels
-from mpifed.report.tables import cell, cost_rows, run_names, run_rows, setting_rows
+from mpifed.report.names import labels, run_names, setting_cells
+from mpifed.report.tables import cell, cost_rows, run_rows, setting_rows
 from mpifed.report.theory import theory_rows
 from mpifed.storage.results import RunData
 
@@ -31,6 +32,7 @@ COLUMNS = {
     "name": "the run's folder, or its method where there is one run only",
     "method": "the algorithm",
     "setting": "the method, with the settings that set it apart from others of the same method",
+    "settings": "those of the method's own that vary within the method",
     "seed": "first part of the address of every random number of the run, the partition of the data "
     "among them",
     "theorem": "the theorem that the job names",
@@ -102,10 +104,10 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
 
 def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
     """The page's tables by name, ``None`` for one that would say nothing."""
-    apart, choosing = columns(settings), len(chosen) < len(settings)
+    cells, choosing = setting_cells(settings, rule), len(chosen) < len(settings)
     return {
-        "best": _table(setting_rows(chosen, rule, apart)) if len(runs) > len(chosen) else None,
-        "settings": _table(setting_rows(settings, rule, apart), [one in chosen for one in settings])
+        "best": _table(setting_rows(chosen, rule, cells)) if len(runs) > len(chosen) else None,
+        "settings": _table(setting_rows(settings, rule, cells), [one in chosen for one in settings])
         if choosing
         else None,
         "runs": _table(run_rows(settings, rule, costs=False)),

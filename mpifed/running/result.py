@@ -16,6 +16,7 @@ from mpifed.core.errors import ConfigError
 from mpifed.core.network import places
 from mpifed.core.records import Blocks
 from mpifed.parallel.comm import SerialComm, share
+from mpifed.running.shown import as_html, as_text
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.format import RUN_FILE, End
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Result", "everywhere", "load"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """What a run returns on every rank; the dictionaries but for the point are complete on rank 0.
 
@@ -58,6 +59,16 @@ class Result:
     path: Path
     details: Details = Details()
     _model: Any = field(default=None, repr=False)
+
+    def __fspath__(self) -> str:
+        """The results file: a result stands for it wherever runs are read."""
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
     @property
     def confusion(self) -> pd.DataFrame | None:
