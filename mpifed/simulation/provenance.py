@@ -95,8 +95,7 @@ def _agree(comm: SerialComm, files: Files, *words: str) -> None:
 def _difference(
     tables: list[dict],
     what: str = "data file {}",
-    remedy: str = "copy one version to every node; a function returns the same on every rank where it seeds "
-    "what it draws",
+    remedy: str = "copy one version to every node, or let a function seed what it draws",
 ) -> str:
     """In words, the first file by name that some ranks' ``tables`` lack or hold with another digest."""
     for name in sorted(set().union(*tables)):
