@@ -115,6 +115,7 @@ class Module(Own, Network):
 
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
         """Keep buffers and frozen parameters on a device, in a precision."""
+        device = torch.empty(0, device=device).device  # of "cuda" alone the current one
         self._placed[device.type, device.index, dtype] = self._constants(device, dtype)
 
     def _constants(self, device: torch.device, dtype: torch.dtype) -> Tensors:
