@@ -15,7 +15,7 @@ from realdata import real
 
 from mpifed.data import DATASETS, DataError
 from mpifed.data.image_folder import ImageFolder
-from mpifed.problems import FairClassification
+from mpifed.problems import Classification, FairClassification
 
 PETS = ImageFolder("pets", "photos", ("pets",), "https://example.org/pets")
 
@@ -191,3 +191,35 @@ def test_the_real_archive():
     assert torch.bincount(images.test_labels).tolist() == [10] * 50
     part = images.train[::500]
     assert part.shape == (5, 3, 64, 64) and 0 <= part.min() and 0.5 < part.max() <= 1
+
+
+def test_a_folder_of_ones_own_with_a_validation_split(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = write(tmp_path, tree() | {"validation/dog/v.png": png(picture(7))})
+    monkeypatch.chdir(root.parent)
+    images = Classification(dataset={"name": "folder", "path": "photos"}).dataset()
+    assert images.class_names == ["cat", "dog"] and images.shape == (3, 6, 4)
+    assert images.test_labels.tolist() == [0, 1] and images.validation_labels.tolist() == [1]
+    found = (images.validation[:] * 255).round().byte()[0].permute(1, 2, 0).numpy()
+    np.testing.assert_array_equal(found, picture(7))
+    assert list(images.files) == ["photos"]
+
+
+@pytest.mark.parametrize("path", ["photos", "photos.zip"])
+def test_images_are_resized_where_a_size_is_set(tmp_path, monkeypatch, path):
+    flat = np.full((9, 5, 3), 77, np.uint8)  # of one colour, which no way of resizing changes
+    root = write(tmp_path, tree() | {"test/cat/x.png": png(flat)}, archive=path.endswith(".zip"))
+    monkeypatch.chdir(root.parent)
+    images = Classification(dataset={"name": "folder", "path": path, "size": 8}).dataset()
+    assert images.shape == (3, 8, 8) and images.train[:].shape == (6, 3, 8, 8)
+    assert (images.test[0] * 255).round().unique().tolist() == [77]
+    with pytest.raises(DataError, match="test/cat/x.png: expected an image of 6 x 4 pixels, found 9 x 5"):
+        Classification(dataset={"name": "folder", "path": path}).dataset()
+
+
+def test_a_folder_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        DataError, match="expected one of pictures/, pictures.zip, a zip archive of the folder"
+    ):
+        Classification(dataset={"name": "folder", "path": "pictures"}).dataset()

@@ -1,0 +1,75 @@
+"""Own tables and functions: the same bits on any number of ranks, and ranks that were given other samples."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from games import configuration
+
+from mpifed import run
+from mpifed.algorithms import LocalSGDA
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import DeepAUC
+
+pytestmark = pytest.mark.mpi
+
+METHOD = LocalSGDA(q=3, eta_x=0.02, eta_y=0.02)
+
+
+def config(dataset, out, **settings):
+    problem = DeepAUC(dataset=dataset, model="linear", clients=3, **settings)
+    return configuration(METHOD, problem, out, batch_size=4, noise=None, reduction="exact", eval_every=1)
+
+
+def samples(seed: int) -> dict:
+    drawn = np.random.default_rng(seed).standard_normal((30, 4))
+    labels = (drawn.sum(1) > 0).astype(int)
+    return {"train": (drawn, labels), "test": (drawn, labels)}
+
+
+def assert_same_as_alone(comm, out, dataset, **settings):
+    result = run(config(dataset, out, **settings), comm)
+    if comm.rank == 0:
+        alone = run(config(dataset, f"{out}/serial", **settings), SerialComm())
+        np.testing.assert_array_equal(result.point["x"].numpy(), alone.point["x"].numpy())
+        np.testing.assert_array_equal(result.history["auc"], alone.history["auc"])
+
+
+def test_a_table_has_the_same_bits_on_all_numbers_of_ranks(comm, out):
+    file = Path(out).parent / f"{Path(out).name}-mine.csv"
+    if comm.rank == 0:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        rows = [f"{i * 0.37 % 1:.3f},{'rgb'[i % 3]},{'xyz'[i % 3]},{i % 2}" for i in range(40)]
+        file.write_text("\n".join(["a,colour,site,label", *rows]))
+    comm.barrier()
+    dataset = {"name": "table", "file": str(file), "test": 0.25, "client": "site", "standardize": True}
+    assert_same_as_alone(comm, out, dataset, partition="natural")
+
+
+def test_a_function_has_the_same_bits_on_all_numbers_of_ranks(comm, out):
+    def load():
+        return samples(0)
+
+    assert_same_as_alone(comm, out, load)
+
+
+def test_a_function_that_returns_other_samples_on_a_rank_is_found_on_all(comm, out):
+    def load():
+        return samples(comm.rank)
+
+    if comm.size == 1:
+        return
+    with pytest.raises(
+        CollectiveError, match="differs between ranks: .*, or let a function seed what it draws"
+    ):
+        run(config(load, out), comm)
+
+
+def test_a_function_that_raises_on_one_rank_ends_all(comm, out):
+    def load():
+        if comm.rank == comm.size - 1:
+            raise OSError("no such disk")
+        return samples(0)
+
+    with pytest.raises(CollectiveError, match="failed: OSError: no such disk"):
+        run(config(load, out), comm)
