@@ -11,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 from mpifed.core.errors import shown
 from mpifed.core.loading import digest_of, guarded, place_of
@@ -75,13 +76,35 @@ class OwnFunction(Own):
         parts = {}
         for part in (part for part in PARTS if returned.get(part) is not None):
             what = f"{self}, {part}"
-            samples, labels = guarded(f"{self} failed", lambda part=part: _pair(returned[part], what))
+            samples, labels = self._pair(returned[part], what)
             samples, labels = taken(samples, what), _as_labels(labels, what)
             if len(samples) != len(labels) or not len(samples):
                 found = f"{len(samples)} samples and {len(labels)} labels"
                 raise DataError(f"{what}: expected samples and a label for each, found {found}")
             parts[part] = samples, labels
         return parts, self._classes(returned.get("classes"), parts), returned.get("clients")
+
+    def _pair(self, given: Any, what: str) -> tuple[Any, Any]:
+        """Samples and labels; those of a torch ``Dataset`` are read through once.
+
+        Raises:
+            DataError: it is neither a pair nor a data set of pairs.
+        """
+        if isinstance(given, tuple | list) and len(given) == 2:
+            return given[0], given[1]
+        if not isinstance(given, Dataset):
+            raise DataError(
+                f"{what}: expected a pair (samples, labels) or a torch Dataset, found {_described(given)}"
+            )
+        pairs = guarded(
+            f"{self} failed",
+            lambda: [given[row] for row in range(len(given))] if isinstance(given, Sized) else [*given],
+        )
+        for row, one in enumerate(pairs):
+            if not (isinstance(one, tuple | list) and len(one) == 2):
+                found = f"{_described(one)} in row {row}"
+                raise DataError(f"{what}: expected a Dataset of pairs (sample, label), found {found}")
+        return _stacked([one[0] for one in pairs], what), np.asarray([one[1] for one in pairs])
 
     def _classes(self, given: Any, parts: dict[str, Pair]) -> tuple[str, ...]:
         """The names of the classes, by default their numbers."""
@@ -151,36 +174,17 @@ def _described(value: Any) -> str:
     )
 
 
-def _pair(given: Any, what: str) -> tuple[Any, Any]:
-    """Samples and labels; those of a torch ``Dataset`` are read through once.
-
-    Raises:
-        DataError: it is neither a pair nor a data set of pairs.
-    """
-    if isinstance(given, tuple | list) and len(given) == 2:
-        return given[0], given[1]
-    if not isinstance(given, torch.utils.data.Dataset):
-        raise DataError(
-            f"{what}: expected a pair (samples, labels) or a torch Dataset, found {_described(given)}"
-        )
-    sized = hasattr(given, "__len__")
-    pairs = [given[row] for row in range(len(given))] if sized else list(given)  # type: ignore[arg-type]
-    if wrong := [
-        row for row, one in enumerate(pairs) if not (isinstance(one, tuple | list) and len(one) == 2)
-    ]:
-        found = f"{_described(pairs[wrong[0]])} in row {wrong[0]}"
-        raise DataError(f"{what}: expected a Dataset of pairs (sample, label), found {found}")
-    samples, labels = [one[0] for one in pairs], [one[1] for one in pairs]
-    if samples and isinstance(samples[0], str):
-        return samples, np.asarray(labels)
-    if odd := [
-        row for row, one in enumerate(samples) if not (_is_array(one) and one.shape == samples[0].shape)
-    ]:
-        raise DataError(
-            f"{what}: expected samples that are tensors or arrays of one shape, found "
-            f"{_described(samples[odd[0]])} in row {odd[0]}: let the Dataset's transform make them so"
-        )
-    return np.stack([np.asarray(one) for one in samples]) if samples else np.empty((0, 1)), np.asarray(labels)
+def _stacked(samples: list, what: str) -> Any:
+    """Samples of one shape as an array; texts and an empty list as they are."""
+    if not samples or isinstance(samples[0], str):
+        return samples
+    for row, one in enumerate(samples):
+        if not (_is_array(one) and one.shape == samples[0].shape):
+            raise DataError(
+                f"{what}: expected samples that are tensors or arrays of one shape, found {_described(one)} "
+                f"in row {row}: let the Dataset's transform make them so"
+            )
+    return np.stack([_array(one) for one in samples])
 
 
 def _as_numbers(samples: Any, what: str) -> np.ndarray:

@@ -83,7 +83,10 @@ def _difference(tables: list[dict]) -> str:
     for digest, ranks in holders.items():
         read = f"read {digest[:12]} ({tables[ranks[0]][name]['path']})" if digest else "did not read it"
         versions.append(f"{_ranks(ranks)} {read}")
-    return f"data file {name} differs between ranks: {'; '.join(versions)}: copy one version to every node"
+    return (
+        f"data file {name} differs between ranks: {'; '.join(versions)}: copy one version to every node, or "
+        "let a function seed what it draws"
+    )
 
 
 def _ranks(ranks: list[int]) -> str:
