@@ -93,7 +93,10 @@ def _agree(comm: SerialComm, files: Files, *words: str) -> None:
 
 
 def _difference(
-    tables: list[dict], what: str = "data file {}", remedy: str = "copy one version to every node"
+    tables: list[dict],
+    what: str = "data file {}",
+    remedy: str = "copy one version to every node; a function returns the same on every rank where it seeds "
+    "what it draws",
 ) -> str:
     """In words, the first file by name that some ranks' ``tables`` lack or hold with another digest."""
     for name in sorted(set().union(*tables)):
