@@ -29,7 +29,7 @@ import mpifed, torch
 
 two, one = (mpifed.resume(f"runs/{name}") for name in ("two", "one"))
 assert torch.equal(two.point["x"], one.point["x"])
-net = mpifed.Config.from_table(two.config).problem.model.module(two.parameters["x"])
+net = two.model()
 assert net(torch.zeros(3, 1, 8, 8)).shape == (3, 10) and not net.training
 """
 
