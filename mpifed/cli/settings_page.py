@@ -35,7 +35,7 @@ from mpifed.problems.few_shot import TaskDataset
 __all__ = ["TOP", "Row", "default_of", "rows_of", "settings_page"]
 
 #: The settings of a job file that stand in no section.
-TOP = ("seed", "rounds", "output", "record")
+TOP = ("seed", "rounds", "output", "record", "metrics")
 #: Names for annotations that are choices.
 CHOICES = (
     (Rate, "number or schedule"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ LARGEST = 2**20
 
 
 def read_table(path: str | Path) -> dict[str, Any]:
-    """The table of a TOML job file.
+    """The table of a TOML job file, in which a file of weights beside it is named by its path.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -49,6 +50,9 @@ def read_table(path: str | Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{name} is not TOML: {cut(str(error))}") from None
     expect_shallow(table)
+    weights = table.get("initial")
+    if isinstance(weights, str) and os.path.isfile(beside := Path(path).parent / weights):
+        table["initial"] = str(beside)
     return table
 
 

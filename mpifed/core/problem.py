@@ -246,7 +246,7 @@ class Game(Operator):
     def __init__(self, problem: Minimax | Minimisation):
         self.problem, self.clients = problem, problem.clients
         self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
-        self.test_rows, self.files = problem.test_rows, problem.files
+        self.test_rows, self.files, self.network = problem.test_rows, problem.files, problem.network
         self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw  # type: ignore[method-assign]
         self.test_labels, self.class_scores = problem.test_labels, problem.class_scores  # type: ignore[method-assign]
         self._blocks = problem.variables()
@@ -274,7 +274,14 @@ class Game(Operator):
         return {"z": torch.cat(parts)}
 
     def _point(self, z: Named) -> list[Named]:
-        return [{name[2:]: value for name, value in z.items() if name[0] == block} for block in self._blocks]
+        return [*self.blocks_of(z).values()]
+
+    def blocks_of(self, z: Named) -> dict[str, Named]:
+        """The blocks of the minimax problem."""
+        return {
+            block: {name[2:]: value for name, value in z.items() if name[0] == block}
+            for block in self._blocks
+        }
 
     def predict(self, z: Named, rows: slice) -> torch.Tensor:
         return self.problem.predict(*self._point(z), rows)

@@ -5,6 +5,7 @@ The families are in :mod:`mpifed.core.problem`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -51,6 +52,9 @@ class Problem:
     maximised: frozenset[str] = frozenset()
     #: Closed convex sets of the blocks; a block without one is the whole space.
     sets: Sets = Sets()
+    #: Names and shapes of the parameters of x that are those of a network, a setting ``model`` (``Network``
+    #: in ``mpifed.models.base``); known once the problem is prepared, empty where there is none.
+    network: Mapping[str, tuple[int, ...]] = {}
     #: The data files that :meth:`prepare` has read, by name. A run goes on only if all ranks read the same.
     files: dict[str, DataFile] = {}
 

@@ -15,6 +15,7 @@ from mpifed.core.settings import problem_settings
 from mpifed.data import Labelled, Partition, Texts, thin
 from mpifed.data.partition import IID
 from mpifed.data.splits import Split, divide
+from mpifed.models.base import Shapes
 from mpifed.problems.held_out import HeldOut
 
 __all__ = ["AUC"]
@@ -70,7 +71,16 @@ class AUC(HeldOut, Minimax):
         """The network's outputs ``[b]``, the larger the likelier positive."""
         raise NotImplementedError
 
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``, those of x but for a and b."""
+        return self._shapes
+
     def variables(self) -> Blocks:
+        if both := sorted({"a", "b"} & self._shapes.keys()):
+            raise ValueError(
+                f"the network has a parameter {both[0]!r}, like the problem: give it another name"
+            )
         return Blocks(x={**self._shapes, "a": (1,), "b": (1,)}, y={"alpha": (1,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:

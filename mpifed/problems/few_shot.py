@@ -24,6 +24,7 @@ from mpifed.data import DATASETS, OWN, load_omniglot, read
 from mpifed.data.own_functions import OwnFunction
 from mpifed.data.registry import dataset_of
 from mpifed.models import Conv4, Model
+from mpifed.models.base import Shapes
 from mpifed.problems.maml import MAML
 
 __all__ = ["FewShotMAML", "TaskDataset"]
@@ -112,6 +113,11 @@ class FewShotMAML(MAML):
         if isinstance(drawings, torch.Tensor):
             return drawings
         return F.adaptive_avg_pool2d(torch.from_numpy(drawings[:, None].astype(np.float32)), self.size)
+
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``, all of x."""
+        return self._shapes
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes)

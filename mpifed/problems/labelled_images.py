@@ -12,6 +12,7 @@ from mpifed.data import Dataset, Partition, read
 from mpifed.data.partition import IID
 from mpifed.data.splits import divide, parts_of, splits
 from mpifed.models import Linear, Model
+from mpifed.models.base import Shapes
 from mpifed.problems.held_out import HeldOut
 
 __all__ = ["LabelledImages", "accuracies"]
@@ -43,6 +44,11 @@ class LabelledImages(HeldOut):
         positive = train.labels >= (images.classes + 1) // 2
         self._rows = divide(self.partition, train, positive, self.clients, seed, images)
         self._test_on("test")
+
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``."""
+        return self._shapes
 
     def start(self, rng: np.random.Generator) -> torch.Tensor:
         """The network's random start, flat ``[d]`` float64."""

@@ -9,7 +9,8 @@ import pytest
 from runfiles import write
 
 from mpifed.problems import PROBLEMS
-from mpifed.report.comparison import Rule, Spread, best, columns, labels, settings_of
+from mpifed.report.comparison import Rule, Spread, best, settings_of
+from mpifed.report.names import columns, labels, setting_cells
 from mpifed.report.tables import setting_rows
 from mpifed.storage.results import load
 
@@ -184,7 +185,7 @@ def test_the_best_evaluation_is_the_one_that_validation_chooses(at_odds):
     assert [rule.value(run, "validation_auc") for run in first.runs] == [0.7, 0.7]
     assert [rule.value(run, "auc") for run in second.runs] == [0.5, 0.5], "not 0.9, before validation's best"
     assert chosen(at_odds, by="best") == [2] and chosen(at_odds, metric="validation_auc") == [2]
-    (row, _) = setting_rows(at_odds, rule, [])
+    (row, _) = setting_rows(at_odds, rule, setting_cells(at_odds, rule))
     assert row["auc best"].mean == pytest.approx(0.75)
 
 
@@ -255,6 +256,7 @@ def test_problems_declare_what_more_is_better_of():
     assert declared == {
         "DeepAUC": {"auc"}, "TextAUC": {"auc"}, "FairClassification": {"mean_accuracy", "worst_accuracy"},
         "RobustRegression": {"accuracy", "perturbed_accuracy"}, "FewShotMAML": {"accuracy"},
+        "DistributionallyRobust": {"accuracy"},
         "Classification": {"accuracy", "worst_accuracy"},
         "AffineShift": {"accuracy", "shifted_accuracy", "attacked_accuracy"},
     }  # fmt: skip

@@ -1,0 +1,46 @@
+"""A network of the user's, trained on two ranks, checked, and taken out again as a module."""
+
+NET = """
+import torch
+from torch import nn
+
+def Net(width=8):
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3), nn.GroupNorm(2, width), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2),
+        nn.LazyLinear(10),
+    )
+
+class Normalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.BatchNorm1d(12), nn.Linear(12, 10))
+
+    def forward(self, images):
+        return self.layers(images)
+"""
+JOB = """
+rounds = 4
+algorithm = { name = "FedAvg", K = 2, eta = 0.1 }
+problem = { name = "Classification", dataset = "digits", clients = 4, model = "./net.py:Net" }
+run = { progress = false, out = "runs/two", reduction = "exact" }
+"""
+SCRIPT = """
+import mpifed, torch
+
+two, one = (mpifed.resume(f"runs/{name}") for name in ("two", "one"))
+assert torch.equal(two.point["x"], one.point["x"])
+net = mpifed.Config.from_table(two.config).problem.model.module(two.parameters["x"])
+assert net(torch.zeros(3, 1, 8, 8)).shape == (3, 10) and not net.training
+"""
+
+
+def test_an_own_network(user):
+    for name, text in (("net.py", NET), ("job.toml", JOB), ("script.py", SCRIPT)):
+        (user.folder / name).write_text(text)
+    user("mpifed", "run", "job.toml", ranks=2)
+    user("mpifed", "run", "job.toml", "run.out=runs/one")
+    user("python", "script.py")
+    told = user("mpifed", "run", "job.toml", "run.out=runs/no", "problem.model=./net.py:Normalised", code=2)
+    assert "has BatchNorm1d at 'layers.2'" in told and "use GroupNorm, nn.GroupNorm(12, 12)" in told
+    told = user("mpifed", "run", "job.toml", "run.out=runs/no", "problem.model=./net.py:Nett", code=2)
+    assert "./net.py has no 'Nett': did you mean 'Net'?" in told and "Traceback" not in told
