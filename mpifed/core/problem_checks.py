@@ -103,7 +103,7 @@ def _declarations(problem: Problem, algorithm: Algorithm | None) -> Iterator[str
     x = blocks.get("x", {})
     for name, shape in problem.network.items():
         if x.get(name) != tuple(shape):
-            found = f"of shape {list(x[name])}" if name in x else near_miss(name, x)
+            found = f"of shape {list(x[name])}" if name in x else f"not: {near_miss(name, x)}"
             yield f"network has {name!r} of shape {list(shape)}, block x of variables() has it {found}"
     for block in problem.sets:
         if block not in blocks:

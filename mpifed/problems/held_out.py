@@ -44,10 +44,10 @@ class HeldOut:
 
     def _test_on(self, split: str | int) -> None:
         train = self._splits["train"]
+        held: Split = train.of(self._rows[split]) if isinstance(split, int) else self._splits[split]
         if split == "train":  # those that clients have
-            self._held = train.of(np.sort(np.concatenate(self._rows)))
-        else:
-            self._held: Split = train.of(self._rows[split]) if isinstance(split, int) else self._splits[split]
+            held = train.of(np.sort(np.concatenate(self._rows)))
+        self._held = held
         self.split, self.test_rows = split, len(self._held)
 
     def test_labels(self) -> np.ndarray:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from mpifed.config.job import Config
 from mpifed.config.plugins import expect_same_sources, find, make
 from mpifed.core.details import Details
 from mpifed.core.errors import ConfigError
@@ -132,6 +133,11 @@ class Result:
             {name: self.parameters[block][own].cpu() for name, (block, own) in self.network.items()}
         )
 
+    def made_by(self, config: Config) -> Result:
+        """The same result with the network of ``config``, the configuration of its run: a network that was
+        given as an object is in no file."""
+        return replace(self, _model=getattr(config.problem, "model", None))
+
     @classmethod
     def of(
         cls, simulation: Simulation, recorder: Recorder, end: End, metrics: dict[str, float], folder: Path
@@ -151,8 +157,7 @@ class Result:
             end=end,
             path=folder / RUN_FILE,
             details=simulation.metrics.details,
-            _model=getattr(simulation.config.problem, "model", None),
-        )
+        ).made_by(simulation.config)
 
 
 def load(folder: str | Path) -> Result:

@@ -160,7 +160,7 @@ def _carry_out(
         try:
             found = find_saved(comm, look)
             if isinstance(found, Result):
-                return _complete(found, comm), 0
+                return _complete(found.made_by(config), comm), 0
             runner = Runner(config, comm, folder)
             return runner.carry_out(found), runner.signal
         finally:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import h5py
 import numpy as np
 
-from mpifed.core.records import Blocks, State
+if TYPE_CHECKING:
+    from mpifed.core.records import Blocks, State
 
 __all__ = ["Point", "read_point", "write_point"]
 

@@ -227,3 +227,18 @@ def test_a_users_module_comes_out_as_its_class_and_goes_in_again(tmp_path, job):
     with pytest.raises(mpifed.ConfigError, match="the source of problem.model .* has changed"):
         mpifed.load("run").model()
     assert torch.equal(result.model().state_dict()["last.bias"], state["last.bias"]), "it is in this process"
+
+
+def test_a_module_that_was_given_as_an_object_comes_out_of_its_process_alone(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 1))
+    settings = mpifed.Config(
+        algorithm=method("LocalSGDA"),
+        problem=PROBLEMS["DeepAUC"](dataset="digits", clients=2, model=net),
+        rounds=2,
+        run={"out": str(tmp_path / "run"), "progress": False},
+    )
+    first, again = (mpifed.run(settings, COMM).model() for _ in range(2))  # the second finds it complete
+    assert type(first) is type(again) is torch.nn.Sequential and first is not net
+    assert torch.equal(first[1].weight, again[1].weight) and not torch.equal(first[1].weight, net[1].weight)
+    with pytest.raises(mpifed.ConfigError, match="cannot be imported again|given as an object"):
+        mpifed.load(tmp_path / "run").model()

@@ -35,6 +35,7 @@ USERS = {
     "matplotlib": ("report/", "scaling/", "assumptions/"),
     "rich": ("report/", "scaling/", "assumptions/", "cli/"),
     "click": ("cli/",),
+    "safetensors": ("simulation/weights.py", "storage/weights.py"),
 }
 
 

@@ -169,12 +169,27 @@ DECLARED = [
     (Plain, Blocks(x={"w": (4,)}, y={"v": (1,)}), "has the blocks (x, y), expected (x)"),
     (Field, Blocks(x={"z": (4,)}), "has the blocks (x), expected (z)"),
     (Both, Blocks(x={"w": (2, 2)}, y={}), "block 'y' of variables() has no numbers"),
+    (Plain, Blocks(x={"a/w": (4,)}), "variables() has a parameter 'a/w' in 'x': expected text without /"),
+    (Plain, Blocks(x={"": (4,)}), "variables() has a parameter '' in 'x': expected text"),
+    (Plain, Blocks(x={3: (4,)}), "variables() has a parameter 3 in 'x': expected text"),
 ]
 
 
 @pytest.mark.parametrize("cls, blocks, words", DECLARED)
 def test_blocks(cls, blocks, words):
     assert words in faults(cls, variables=lambda self: blocks)[0]
+
+
+@pytest.mark.parametrize(
+    "network, words",
+    [
+        ({"w": (2, 2)}, "network has 'w' of shape [2, 2], block x of variables() has it of shape [4]"),
+        ({"W": (4,)}, "network has 'W' of shape [4], block x of variables() has it not: did you mean 'w'?"),
+    ],
+)
+def test_a_network_of_other_parameters(network, words):
+    (sentence,) = faults(Plain, network=network)
+    assert words in sentence
 
 
 def test_a_set_of_no_block():

@@ -1,0 +1,40 @@
+"""Settings chosen on validation, own metrics, clients and confusion, as a user's files."""
+
+METRICS = """
+def calibration(scores, labels):
+    confidence, taken_for = scores.softmax(dim=1).max(dim=1)
+    return abs(confidence.mean() - (taken_for == labels).double().mean())
+"""
+
+JOB = """
+rounds = 4
+metrics = ["./my_metrics.py:calibration"]
+problem = { name = "Classification", dataset = "digits", clients = 5, validation = 0.2 }
+[run]
+out = "runs"
+progress = false
+evaluate_on = ["train", "clients"]
+[sweep]
+algorithm = { name = "FedAvg", K = 5, eta = [0.01, 0.1] }
+"""
+
+LOOK = """
+import mpifed
+
+result = mpifed.load("runs/eta=0.1")
+assert {"validation_accuracy", "train_accuracy", "validation_calibration"} <= result.metrics.keys()
+counts = result.confusion.to_numpy()
+assert abs(counts.trace() / counts.sum() - result.metrics["accuracy"]) < 1e-12
+worst = result.clients["accuracy"].min()
+assert worst == result.metrics["client_accuracy_worst"] and len(result.clients) == 5
+"""
+
+
+def test_a_sweep_is_chosen_on_validation_and_evaluated_for_every_client(user):
+    for name, text in (("my_metrics.py", METRICS), ("job.toml", JOB), ("look.py", LOOK)):
+        (user.folder / name).write_text(text)
+    user("mpifed", "sweep", "job.toml", ranks=2)
+    told = " ".join(user("mpifed", "report", "runs", "--out", "report").split())
+    assert "largest final validation_accuracy" in told and "chosen on the validation data" in told
+    assert "Confusion" in (user.folder / "report" / "report.html").read_text()
+    user("python", "look.py")
