@@ -182,7 +182,8 @@ def draw_curve(axes, across: np.ndarray, curve: Curve, style: dict, label: str |
     seen = np.pad(np.abs(curve.mean) < DIVERGED, 1)
     alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
     heights = np.where(seen[1:-1], curve.mean, np.nan)
-    axes.plot(across, heights, marker="o", markersize=5, markevery=alone, label=label, **style)
+    dots = {"marker": "o", "markersize": 5, "markevery": alone} if alone else {}
+    axes.plot(across, heights, label=label, **dots, **style)
     around = np.where(curve.deviation < DIVERGED, curve.deviation, np.nan)
     if not np.isnan(around).all():
         low, high = heights - around, heights + around
