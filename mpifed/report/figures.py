@@ -24,7 +24,19 @@ from mpifed.report.theory import bound_of
 from mpifed.storage.ownership import MADE_BY
 from mpifed.storage.results import RunData, expect
 
-__all__ = ["AXES", "STYLES", "Axis", "axes_of", "scales", "curves", "panels", "draw", "set_scale", "style"]
+__all__ = [
+    "AXES",
+    "STYLES",
+    "Axis",
+    "axes_of",
+    "scales",
+    "curves",
+    "still",
+    "draw",
+    "set_scale",
+    "style",
+    "thinned",
+]
 
 
 @dataclass(frozen=True)
@@ -137,9 +149,8 @@ def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = N
     figure.savefig(path, format="png", metadata=MADE_BY)
 
 
-def panels(settings: Sequence[Setting], metric: str, axis: Axis) -> dict[str, bytes]:
-    """One metric against one axis: an SVG for each of :func:`scales`, without a legend, its text in a font of
-    the reader."""
+def still(settings: Sequence[Setting], metric: str, axis: Axis) -> bytes:
+    """One metric against one axis as an SVG, without a legend, its text in a font of the reader."""
     figure = Figure(figsize=(7.2, 4), facecolor="white")
     cell = figure.subplots(
         gridspec_kw=dict(left=0.14, right=0.98, bottom=0.14, top=0.97)
@@ -147,16 +158,10 @@ def panels(settings: Sequence[Setting], metric: str, axis: Axis) -> dict[str, by
     draw(cell, settings, metric, axis, POINTS)
     cell.set_xlabel(axis.scale(settings)[1], fontsize=11)
     cell.set_ylabel(metric, fontsize=11)
-    texts = {}
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpifed"}):
-        for scale in scales(settings, metric):
-            set_scale(cell, settings, metric, scale)
-            with io.BytesIO() as file:
-                figure.savefig(
-                    file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-                )
-                texts[scale] = file.getvalue()
-    return texts
+    set_scale(cell, settings, metric, scales(settings, metric)[0])
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpifed"}), io.BytesIO() as file:
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        return file.getvalue()
 
 
 def style(number: int) -> dict:
@@ -177,7 +182,7 @@ def draw(
     for number, setting in enumerate(settings):
         if metric not in setting.metrics or not axis.suits(setting):
             continue
-        curve = _thinned(setting.curve(metric), points)
+        curve = thinned(setting.curve(metric), points)
         across = np.mean([axis.of(run, curve.rounds) for run in setting.runs], axis=0) / size
         seen = np.pad(np.abs(curve.mean) < DIVERGED, 1)
         alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
@@ -222,7 +227,7 @@ def set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> Non
         cell.set_ylim(bottom=max(cell.get_ylim()[0], least / 3))
 
 
-def _thinned(curve: Curve, points: int | None) -> Curve:
+def thinned(curve: Curve, points: int | None) -> Curve:
     """At most so many of the curve's points, evenly spread, the first and the last among them."""
     if points is None or len(curve.rounds) <= points:
         return curve

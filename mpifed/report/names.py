@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from mpifed.report.comparison import Rule, Setting
 from mpifed.storage.results import RunData
 
@@ -18,6 +16,10 @@ __all__ = ["differing", "columns", "setting_cells", "labels", "run_names"]
 
 def differing(settings: Sequence[Setting]) -> list[str]:
     """The dotted names of the settings that do not have one value throughout."""
+    if len(settings) < 2:
+        return []
+    import pandas as pd  # half a second, which the report of a single run does not need
+
     texts = pd.DataFrame(
         [{key: json.dumps(value) for key, value in one.settings.items()} for one in settings]
     )
