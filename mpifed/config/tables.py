@@ -26,8 +26,8 @@ DEEPEST = 20
 LARGEST = 2**20
 
 
-def read_table(path: str | Path) -> dict[str, Any]:
-    """The table of a TOML job file, in which a file of weights beside it is named by its path.
+def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
+    """The table of a TOML file. In a job file, a file of weights beside it is named by its path.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -38,13 +38,13 @@ def read_table(path: str | Path) -> dict[str, Any]:
             source = file.read(LARGEST + 1)
         text = source.decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"cannot read the job file {name}: {error.strerror}") from None
+        raise ConfigError(f"cannot read the {what} {name}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is not TOML: {error}") from None
     except ValueError as error:  # of the name
-        raise ConfigError(f"cannot read the job file {shown(name)}: {error}") from None
+        raise ConfigError(f"cannot read the {what} {shown(name)}: {error}") from None
     if len(source) > LARGEST:
-        raise ConfigError(f"{name} is no job file: it has more than {LARGEST:,} bytes")
+        raise ConfigError(f"{name} is no {what}: it has more than {LARGEST:,} bytes")
     try:
         table = _loads(text)
     except ValueError as error:

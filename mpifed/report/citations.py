@@ -11,17 +11,22 @@ from mpifed.core.errors import ConfigError
 from mpifed.core.references import cites_of, plain
 from mpifed.core.settings import flatten
 
-__all__ = ["references"]
+__all__ = ["references", "sources"]
 
 
 def references(configs: Iterable[dict[str, Any]]) -> list[str]:
     """One line for each source of the runs with these resolved settings, in the order of first use."""
+    return [plain(key) for key in sources(configs)]
+
+
+def sources(configs: Iterable[dict[str, Any]]) -> list[str]:
+    """The keys of the sources in the bibliography, in the order of first use."""
     keys: dict[str, None] = {}
     for config in configs:
         for setting, value in flatten(config).items():
             if isinstance(value, str):
                 keys |= dict.fromkeys(cites_of(value, _known(setting, value)))
-    return [plain(key) for key in keys]
+    return [*keys]
 
 
 def _known(setting: str, value: str) -> object:

@@ -24,17 +24,31 @@ from mpifed.report.theory import bound_of
 from mpifed.storage.ownership import MADE_BY
 from mpifed.storage.results import RunData, expect
 
-__all__ = ["AXES", "STYLES", "Axis", "axes_of", "scales", "curves", "panels", "draw_curve"]
+__all__ = [
+    "AXES",
+    "STYLES",
+    "Axis",
+    "axes_of",
+    "scales",
+    "curves",
+    "still",
+    "draw",
+    "draw_curve",
+    "set_scale",
+    "style",
+    "thinned",
+]
 
 
 @dataclass(frozen=True)
 class Axis:
     """A horizontal axis: the sum of some cost columns, in the largest of ``units`` that leaves numbers above
-    2.
+    2. ``name`` is what users call it.
 
     An ``optional`` axis is for the runs alone whose cost on it is not zero throughout.
     """
 
+    name: str
     label: str
     columns: tuple[str, ...]
     units: tuple[tuple[float, str], ...] = ((1, ""),)
@@ -49,25 +63,26 @@ class Axis:
         """Whether the setting is drawn against this axis."""
         return not self.optional or all(self.of(run, run.metric_rounds).any() for run in setting.runs)
 
-    def scale(self, settings: Sequence[Setting]) -> tuple[float, str]:
-        """Divisor and label that suit the largest cost of the runs."""
+    def scale(self, settings: Sequence[Setting], label: str | None = None) -> tuple[float, str]:
+        """Divisor that suits the largest cost of the runs, and the label with its unit."""
         largest = max(
             np.max(self.of(run, run.metric_rounds), initial=0) for one in settings for run in one.runs
         )
         size, name = next((unit for unit in reversed(self.units) if largest >= 2 * unit[0]), self.units[0])
-        return size, f"{self.label} ({name})" if name else self.label
+        label = label or self.label
+        return size, f"{label} ({name})" if name else label
 
 
+_COUNT = ((1, ""), (1e3, "thousands"), (1e6, "millions"), (1e9, "billions"))
+_SIZE = ((1, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"))
 _TIME = ((1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h"))
 #: What a metric is drawn against. Bytes are those that federated clients would send and receive.
 AXES = (
-    Axis("rounds", ("round",)),
-    Axis(
-        "oracle calls", ("oracle_calls",), ((1, ""), (1e3, "thousands"), (1e6, "millions"), (1e9, "billions"))
-    ),
-    Axis("bytes, up + down", ("bytes_up", "bytes_down"), ((1, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"))),
-    Axis("wall time without evaluation", ("seconds",), _TIME),
-    Axis("federated wall time", ("federated_seconds",), _TIME, optional=True),
+    Axis("rounds", "rounds", ("round",)),
+    Axis("oracle calls", "oracle calls", ("oracle_calls",), _COUNT),
+    Axis("bytes", "bytes, up + down", ("bytes_up", "bytes_down"), _SIZE),
+    Axis("seconds", "wall time without evaluation", ("seconds",), _TIME),
+    Axis("federated seconds", "federated wall time", ("federated_seconds",), _TIME, optional=True),
 )
 
 # Okabe and Ito's palette without its yellow, which is too faint on white. Seven colours and four dash
@@ -78,6 +93,10 @@ DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 BOUND = (0, (1, 3))  # dots wider apart than any curve's: a theorem's bound
 DIVERGED = 1e100  # what lies beyond flattens the rest of a curve, and overflows in the margins of an axis
 STYLES = [dict(color=COLOURS[i % 7], linestyle=DASHES[i % 4], linewidth=1.7) for i in range(28)]
+#: What else tells lines apart in print without colours; neighbours differ.
+MARKERS = "os^Dv"
+#: About how many a line has.
+MARKED = 8
 #: Most points of a curve in the page.
 POINTS = 200
 
@@ -118,12 +137,12 @@ def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = N
     grid = figure.subplots(len(metrics), len(axes), squeeze=False, sharex="col", sharey="row")
     for row, one in zip(grid, metrics):
         for cell, axis in zip(row, axes):
-            _draw(cell, settings, one, axis)
-        _set_scale(row[0], settings, one, scales(settings, one)[0])
+            draw(cell, settings, one, axis)
+        set_scale(row[0], settings, one, scales(settings, one)[0])
         row[0].set_ylabel(one, fontsize=10)
     for cell, axis in zip(grid[-1], axes):
         cell.set_xlabel(axis.scale(settings)[1], fontsize=10)
-    handles = [Line2D([], [], **_style(number)) for number in range(len(settings))]
+    handles = [Line2D([], [], **style(number)) for number in range(len(settings))]
     figure.legend(
         handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3
     )
@@ -131,44 +150,43 @@ def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = N
     figure.savefig(path, format="png", metadata=MADE_BY)
 
 
-def panels(settings: Sequence[Setting], metric: str, axis: Axis) -> dict[str, bytes]:
-    """One metric against one axis: an SVG for each of :func:`scales`, without a legend, its text in a font of
-    the reader."""
+def still(settings: Sequence[Setting], metric: str, axis: Axis) -> bytes:
+    """One metric against one axis as an SVG, without a legend, its text in a font of the reader."""
     figure = Figure(figsize=(7.2, 4), facecolor="white")
     cell = figure.subplots(
         gridspec_kw=dict(left=0.14, right=0.98, bottom=0.14, top=0.97)
     )  # as good as fitted, in half the time
-    _draw(cell, settings, metric, axis, POINTS)
+    draw(cell, settings, metric, axis, POINTS)
     cell.set_xlabel(axis.scale(settings)[1], fontsize=11)
     cell.set_ylabel(metric, fontsize=11)
-    texts = {}
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpifed"}):
-        for scale in scales(settings, metric):
-            _set_scale(cell, settings, metric, scale)
-            with io.BytesIO() as file:
-                figure.savefig(
-                    file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
-                )
-                texts[scale] = file.getvalue()
-    return texts
+    set_scale(cell, settings, metric, scales(settings, metric)[0])
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpifed"}), io.BytesIO() as file:
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        return file.getvalue()
 
 
-def _style(number: int) -> dict:
+def style(number: int) -> dict:
     return STYLES[number % len(STYLES)]
 
 
-def _draw(cell, settings: Sequence[Setting], metric: str, axis: Axis, points: int | None = None) -> None:
-    """The curves of the settings, and the bounds on them."""
+def draw(
+    cell,
+    settings: Sequence[Setting],
+    metric: str,
+    axis: Axis,
+    points: int | None = None,
+    marked: bool = False,
+) -> None:
+    """The curves of the settings, with :data:`MARKERS` where these are wanted, and the bounds."""
     size = axis.scale(settings)[0]
     for number, setting in enumerate(settings):
         if metric not in setting.metrics or not axis.suits(setting):
             continue
-        curve = _thinned(setting.curve(metric), points)
+        curve = thinned(setting.curve(metric), points)
         across = np.mean([axis.of(run, curve.rounds) for run in setting.runs], axis=0) / size
-        style = _style(number)
-        draw_curve(cell, across, curve, style)
+        draw_curve(cell, across, curve, number, marked)
         if (bound := bound_of(setting, metric)) is not None and bound < DIVERGED:
-            cell.axhline(bound, color=style["color"], linestyle=BOUND, linewidth=1.2)
+            cell.axhline(bound, color=style(number)["color"], linestyle=BOUND, linewidth=1.2)
     cell.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis.columns == ("round",)))
     cell.set_axisbelow(True)
     cell.grid(True, which="major", color="0.88", linewidth=0.8)
@@ -176,20 +194,37 @@ def _draw(cell, settings: Sequence[Setting], metric: str, axis: Axis, points: in
     cell.tick_params(labelsize=9, color="0.4")
 
 
-def draw_curve(axes, across: np.ndarray, curve: Curve, style: dict, label: str | None = None) -> None:
-    """A curve with its band, where there are deviations. Values that diverged or are NaN leave a gap; one
-    alone between gaps is a dot."""
+def draw_curve(
+    axes, across: np.ndarray, curve: Curve, number: int, marked: bool = False, label: str | None = None
+) -> None:
+    """A curve in the style of its number, with its band where there are deviations. Values that diverged or
+    are NaN leave a gap; one alone between gaps is a dot."""
     seen = np.pad(np.abs(curve.mean) < DIVERGED, 1)
     alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
-    heights = np.where(seen[1:-1], curve.mean, np.nan)
-    axes.plot(across, heights, marker="o", markersize=5, markevery=alone, label=label, **style)
+    heights, look = np.where(seen[1:-1], curve.mean, np.nan), style(number)
+    axes.plot(across, heights, label=label, **(look | _marks(number, len(across), alone, marked)))
     around = np.where(curve.deviation < DIVERGED, curve.deviation, np.nan)
     if not np.isnan(around).all():
         low, high = heights - around, heights + around
-        axes.fill_between(across, low, high, color=style["color"], alpha=0.16, linewidth=0)
+        axes.fill_between(across, low, high, color=look["color"], alpha=0.16, linewidth=0)
 
 
-def _set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> None:
+def _marks(number: int, points: int, alone: list[int], marked: bool) -> dict:
+    """Markers of a line: at points alone between gaps, and evenly along it, where each line begins
+    elsewhere."""
+    if not marked and not alone:
+        return {}
+    step = max(points // MARKED, 1)
+    along = range(number % len(MARKERS) * step // len(MARKERS), points, step)
+    size = (
+        dict(marker=MARKERS[number % len(MARKERS)], markersize=3.5)
+        if marked
+        else dict(marker="o", markersize=5)
+    )
+    return size | dict(markevery=sorted({*alone, *along}) if marked else alone)
+
+
+def set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> None:
     """A logarithmic axis ends a little below the means: a band that reaches 0 would stretch it without
     end."""
     cell.set_yscale(scale)
@@ -201,7 +236,7 @@ def _set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> No
         cell.set_ylim(bottom=max(cell.get_ylim()[0], least / 3))
 
 
-def _thinned(curve: Curve, points: int | None) -> Curve:
+def thinned(curve: Curve, points: int | None) -> Curve:
     """At most so many of the curve's points, evenly spread, the first and the last among them."""
     if points is None or len(curve.rounds) <= points:
         return curve

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import pandas as pd
 
 from mpifed.report.comparison import Rule, Setting
 from mpifed.storage.results import RunData
@@ -18,6 +16,10 @@ __all__ = ["differing", "columns", "setting_cells", "labels", "run_names"]
 
 def differing(settings: Sequence[Setting]) -> list[str]:
     """The dotted names of the settings that do not have one value throughout."""
+    if len(settings) < 2:
+        return []
+    import pandas as pd  # half a second, which the report of a single run does not need
+
     texts = pd.DataFrame(
         [{key: json.dumps(value) for key, value in one.settings.items()} for one in settings]
     )
@@ -55,14 +57,19 @@ def setting_cells(settings: Sequence[Setting], rule: Rule) -> dict[Setting, dict
     return cells
 
 
-def labels(settings: Sequence[Setting]) -> list[str]:
+def labels(
+    settings: Sequence[Setting], methods: Mapping[str, str] = {}, keys: Mapping[str, str] = {}
+) -> list[str]:
     """A name for each, which no other has: its method, what sets it apart from others of the method, and its
-    folder where nothing else does."""
+    folder where nothing else does.
+
+    ``methods`` and ``keys`` have other names for methods and for the last words of settings.
+    """
     within, result = _within(settings), []
     for one in settings:
-        keys = within[one.name]
-        words = [_word(key, one.settings[key], keys) for key in keys if key in one.settings]
-        result.append(", ".join([one.name, *words]))
+        apart = within[one.name]
+        words = [_word(key, one.settings[key], apart, keys) for key in apart if key in one.settings]
+        result.append(", ".join([methods.get(one.name, one.name), *words]))
     twice = Counter(result)
     folders = run_names([one.runs[0] for one in settings])
     return [f"{label} ({folder})" if twice[label] > 1 else label for label, folder in zip(result, folders)]
@@ -78,8 +85,9 @@ def run_names(runs: Sequence[RunData]) -> list[str]:
     return [os.path.relpath(folder, common) for folder in folders]
 
 
-def _word(key: str, value: object, keys: Sequence[str]) -> str:
+def _word(key: str, value: object, apart: Sequence[str], keys: Mapping[str, str] = {}) -> str:
     """``gamma=0.1``, with as much of the dotted name as tells it from the others."""
-    last = key.rpartition(".")[2]
-    alone = sum(other.rpartition(".")[2] == last for other in keys) == 1
-    return str(value) if last == "name" and alone else f"{last if alone else key}={value}"
+    first, dot, last = key.rpartition(".")
+    alone = sum(other.rpartition(".")[2] == last for other in apart) == 1
+    named = keys.get(last, last)
+    return str(value) if last == "name" and alone else f"{named if alone else first + dot + named}={value}"

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from importlib import resources
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from mpifed.core.settings import flatten
+from mpifed.report.charts import curves_json, legend, library, points
 from mpifed.report.citations import references
 from mpifed.report.client_samples import Holdings, draw, title
 from mpifed.report.comparison import Rule, Setting, Spread, metrics_of
 from mpifed.report.evaluated import client_rows, confusion_rows
-from mpifed.report.figures import STYLES, axes_of, panels
+from mpifed.report.figures import axes_of, still
 from mpifed.report.names import labels, run_names, setting_cells
 from mpifed.report.tables import cell, cost_rows, run_rows, setting_rows
 from mpifed.report.theory import theory_rows
@@ -77,20 +79,17 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
     """
     runs, choosing = [run for one in settings for run in one.runs], len(chosen) < len(settings)
     common, own = _configs(runs)
-    shows = {"best": chosen} | ({"every": settings} if choosing and len(settings) <= len(STYLES) else {})
     tables = _tables(settings, chosen, runs, rule, own)
-    text = resources.files("mpifed.report").joinpath("templates/report.html").read_text(encoding="utf-8")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(text).render(
+    return environment.from_string(_template("report.html")).render(
         heading=_heading(settings),
         counts=_counts(settings, runs),
         rule=rule.describe(settings),
-        figures=_figures(shows),
+        **_charts(settings, chosen),
         metrics=[(one, one) for one in metrics_of(settings)],
-        axes=[(axis.label, axis.label) for axis in axes_of(settings)],
-        shows={name: _legend(own) for name, own in shows.items()},
+        axes=[(axis.name, axis.name) for axis in axes_of(settings)],
         tables=tables,
         choosing=choosing,
         several=len(runs) > 1,
@@ -143,25 +142,30 @@ def _counts(settings: Sequence[Setting], runs: Sequence[RunData]) -> str:
     return ", ".join(words)
 
 
-def _figures(shows: dict[str, Sequence[Setting]]) -> list[dict]:
-    """Every combination of settings shown, metric, axis and scale as an image; the first of each metric has
-    its better scale."""
-    return [
-        {"show": show, "metric": metric, "axis": axis.label, "scale": scale, "image": _uri(text, "svg+xml")}
-        for show, own in shows.items()
-        for metric in metrics_of(own)
-        for axis in axes_of(own)
-        for scale, text in panels(own, metric, axis).items()
-    ]
+def _charts(settings: Sequence[Setting], chosen: Sequence[Setting]) -> dict:
+    """What the page's charts are made of; no curves where there are no metrics."""
+    if not metrics_of(chosen):
+        return {"curves": ""}
+    most = points(len(settings))
+    long = any(len(one.curve(metric).rounds) > most for one in settings for metric in one.metrics[:1])
+    return {
+        "curves": Markup(curves_json(settings, chosen)),
+        "library": Markup(library()),
+        "script": Markup(_template("charts.js")),
+        "legend": legend(settings, chosen),
+        "still": _still(chosen),
+        "thinned": most if long else 0,
+    }
 
 
-def _legend(settings: Sequence[Setting]) -> list[dict]:
-    entries = []
-    for number, label in enumerate(labels(settings)):
-        style = STYLES[number % len(STYLES)]
-        dashes = [] if style["linestyle"] == "-" else [2 * part for part in style["linestyle"][1]]
-        entries.append({"label": label, "color": style["color"], "dashes": " ".join(map(str, dashes))})
-    return entries
+def _still(chosen: Sequence[Setting]) -> dict:
+    """The first metric against the first axis, for readers without scripts and for paper."""
+    metric, axis = metrics_of(chosen)[0], axes_of(chosen)[0]
+    return {"metric": metric, "axis": axis.label, "image": _uri(still(chosen, metric, axis), "svg+xml")}
+
+
+def _template(name: str) -> str:
+    return resources.files("mpifed.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _uri(content: bytes, kind: str) -> str:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from mpifed.core.settings import near_miss
 from mpifed.report.comparison import Curve
-from mpifed.report.figures import STYLES, draw_curve
+from mpifed.report.figures import draw_curve
 from mpifed.report.frame import frame
 
 __all__ = ["plot"]
@@ -50,8 +50,7 @@ def plot(
         seeds = [run for _, run in own.groupby("run", observed=True)]
         curve = Curve.of((run["round"], run["value"]) for run in seeds)
         across = Curve.of((run["round"], run[x]) for run in seeds).mean
-        style = STYLES[settings.get_loc(setting) % len(STYLES)]
-        draw_curve(ax, across, curve, style, label=str(setting).replace("$", r"\$"))
+        draw_curve(ax, across, curve, settings.get_loc(setting), label=str(setting).replace("$", r"\$"))
     ax.set(xlabel=x.replace("_", " "), ylabel=rows["metric"].iloc[0])
     ax.legend(frameon=False)
     return ax

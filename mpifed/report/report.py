@@ -3,26 +3,40 @@ browser."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from mpifed.core.references import bibtex
+from mpifed.report.citations import sources
 from mpifed.report.comparison import Rule, Setting, best, metrics_of, settings_of
 from mpifed.report.figures import curves
 from mpifed.report.names import setting_cells
 from mpifed.report.page import page
+from mpifed.report.paper import Paper
 from mpifed.report.tables import cost_rows, print_table, run_rows, setting_rows, to_csv
 from mpifed.report.theory import theory_rows
 from mpifed.storage.atomic import replacing
 from mpifed.storage.ownership import REPORT_FILES, TEXT_MARK, expect_own
 from mpifed.storage.results import find_runs, load
 
-__all__ = ["report"]
+__all__ = ["cite", "report"]
 
 
-def report(places: Iterable[str | Path], out: str | Path, rule: Rule = Rule()) -> list[Path]:
+def cite(places: Iterable[str | Path]) -> str:
+    """The BibTeX entries of the methods, problems and data of runs, "" where none has any.
+
+    Raises:
+        ValueError: no runs, or one that cannot be read.
+    """
+    return bibtex(sources(load(path).config for path in find_runs(places)))
+
+
+def report(
+    places: Iterable[str | Path], out: str | Path, rule: Rule = Rule(), paper: Paper | None = None
+) -> list[Path]:
     """Compare runs; write and print what was found.
 
     Args:
@@ -30,6 +44,7 @@ def report(places: Iterable[str | Path], out: str | Path, rule: Rule = Rule()) -
         out: folder for ``report.html``, ``curves.png`` (if there are any metrics), ``table.txt``,
             ``table.csv`` with a row a run, and with several runs ``settings.csv`` with a row for all those
             that differ only in the seed.
+        paper: a figure and a table for a paper.
 
     Returns:
         The files written.
@@ -42,25 +57,33 @@ def report(places: Iterable[str | Path], out: str | Path, rule: Rule = Rule()) -
     rule.check(settings)
     expect_own(out / name for name in REPORT_FILES)
     chosen, rows = best(settings, rule), run_rows(settings, rule)
-    writers = {"report.html": lambda path: path.write_text(page(settings, chosen, rule), encoding="utf-8")}
-    if metrics_of(settings):
-        writers["curves.png"] = lambda path: curves(chosen, path)
-    writers["table.txt"] = lambda path: _to_text(path, settings, chosen, rule, rows)
-    writers["table.csv"] = lambda path: to_csv(rows, path)
-    if len(rows) > 1:
-        writers["settings.csv"] = lambda path: to_csv(
-            setting_rows(settings, rule, setting_cells(settings, rule)), path
-        )
+    wanted = paper.writers(chosen, rule) if paper else {}
+    files = {out / name: write for name, write in _writers(settings, chosen, rule, rows).items()} | wanted
     out.mkdir(parents=True, exist_ok=True)
-    for name, write in writers.items():
-        with replacing(out / name) as path:
+    for file, write in files.items():
+        with replacing(file) as path:
             write(path)
     if len(chosen) == len(rows):
         print_table(rows)
     else:
         _print(Console(), settings, chosen, rule)
     _print_theory(Console(), chosen)
-    return [out / name for name in writers]
+    return [*files]
+
+
+def _writers(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, rows: list[dict]) -> dict:
+    """The files of a report, and what writes them."""
+    found: dict[str, Callable[[Path], object]] = {
+        "report.html": lambda path: path.write_text(page(settings, chosen, rule), encoding="utf-8")
+    }
+    if metrics_of(settings):
+        found["curves.png"] = lambda path: curves(chosen, path)
+    found["table.txt"] = lambda path: _to_text(path, settings, chosen, rule, rows)
+    found["table.csv"] = lambda path: to_csv(rows, path)
+    if len(rows) > 1:
+        averaged = setting_rows(settings, rule, setting_cells(settings, rule))
+        found["settings.csv"] = lambda path: to_csv(averaged, path)
+    return found
 
 
 def _to_text(

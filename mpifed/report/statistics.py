@@ -6,12 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from mpifed.report.comparison import Rule, Setting, Spread
 from mpifed.report.names import labels
 
-__all__ = ["TEST", "holm", "paired_rows"]
+__all__ = ["TEST", "against", "holm", "paired_rows"]
 
 TEST = "two-sided paired t-test over the seeds, p-values corrected by Holm's method"
 
@@ -41,14 +40,23 @@ def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
         first = min(rivals, key=rule.rank)
         metric = rule.metric_of(first)
         others = [one for one in rivals if one is not first and metric in one.metrics]
-        pairs = [_by_seed(one, rule, metric) - _by_seed(first, rule, metric) for one in others]
-        found = pd.DataFrame([_row(pair[np.isfinite(pair)]) for pair in pairs])
+        found = against(first, others, rule, metric)
         if len(found) and (found["seeds"] > 1).any():
             found.insert(0, "setting", [names[one] for one in others])
             found.insert(1, "best", names[first])
             found.insert(2, "metric", metric)
-            rows += found.assign(**{"p (Holm)": holm(found["p"])}).to_dict("records")
+            rows += found.to_dict("records")
     return rows
+
+
+def against(first: Setting, others: Sequence[Setting], rule: Rule, metric: str) -> pd.DataFrame:
+    """A row for each of the others, compared with the first by :data:`TEST`: ``seeds``, ``difference``, ``p``
+    and ``p (Holm)`` as in :func:`paired_rows`."""
+    pairs = [_by_seed(one, rule, metric) - _by_seed(first, rule, metric) for one in others]
+    found = pd.DataFrame(
+        [_row(pair[np.isfinite(pair)]) for pair in pairs], columns=["seeds", "difference", "p"]
+    )
+    return found.assign(**{"p (Holm)": holm(found["p"])})
 
 
 def holm(p: pd.Series) -> pd.Series:
@@ -62,6 +70,9 @@ def _by_seed(setting: Setting, rule: Rule, metric: str) -> pd.Series:
 
 
 def _row(differences: pd.Series) -> dict:
-    equal = np.allclose(differences, differences.mean(), rtol=1e-9, atol=0)  # but for rounding
-    p = np.nan if equal else stats.ttest_1samp(differences, 0).pvalue.item()
+    p = np.nan
+    if not np.allclose(differences, differences.mean(), rtol=1e-9, atol=0):  # equal but for rounding
+        from scipy import stats  # takes a second to import
+
+        p = stats.ttest_1samp(differences, 0).pvalue.item()
     return {"seeds": len(differences), "difference": Spread.of(differences), "p": p}

@@ -17,6 +17,7 @@ from mpifed.storage.format import RUN_FILE
 
 __all__ = [
     "ASSUMPTION_FILES",
+    "FIGURE_MARK",
     "MADE_BY",
     "MAGIC",
     "HISTORY_MAGIC",
@@ -28,6 +29,7 @@ __all__ = [
     "round_of",
     "is_known",
     "is_own",
+    "is_paper",
     "is_figure",
     "is_leftover",
     "is_measurement",
@@ -46,6 +48,8 @@ RESULTS_NAMES = (b"config", b"versions", b"layout", b"maximised", b"stopped")
 MADE_BY = {"Software": "mpifed"}
 #: What follows the length of the header in a safetensors file of this package's.
 WEIGHTS_MARK = b'{"__metadata__":{"mpifed":'
+#: What a figure made of lines names as its creator.
+FIGURE_MARK = "mpifed report"
 #: The first line of a report's text.
 TEXT_MARK = "mpifed report"
 #: How an HDF5 file begins.
@@ -97,6 +101,11 @@ def _columns(head: bytes) -> list[str]:
 def is_figure(head: bytes) -> bool:
     """Whether a file that begins so is a figure of this package's."""
     return head.startswith(b"\x89PNG") and b"Software\0mpifed" in head
+
+
+def is_paper(head: bytes) -> bool:
+    """Whether a file that begins so is a figure or a table of a report's for a paper."""
+    return FIGURE_MARK.encode() in head
 
 
 def is_measurement(head: bytes) -> bool:

@@ -81,7 +81,7 @@ def test_curves_show_every_setting_and_leave_matplotlib_alone(tmp_path):
     assert [has_colour(image, colour) for colour in figures.COLOURS[:4]] == [True, True, True, False]
     assert [has_colour(alone, colour) for colour in figures.COLOURS[:2]] == [True, False]
     assert alone.shape[0] < 0.75 * image.shape[0], "one row of curves is lower than two"
-    figures.panels(settings, "auc", figures.AXES[0])
+    figures.still(settings, "auc", figures.AXES[0])
     assert dict(matplotlib.rcParams) == before
 
 
@@ -176,7 +176,7 @@ def test_points_between_gaps_are_seen(tmp_path):
 
 def test_long_curves_are_thinned_in_the_page_alone(tmp_path, drawn):
     one = single(tmp_path / "a", rounds=5000, every=1, auc=decay(1e-4))
-    figures.panels([one], "auc", figures.AXES[0])
+    figures.still([one], "auc", figures.AXES[0])
     figures.curves([one], tmp_path / "a.png")
     few, all_ = (figure.axes[0].lines[0].get_xdata() for figure in drawn)
     assert len(few) == figures.POINTS and few[0] == 0 and few[-1] == 5000 and len(all_) == 5001

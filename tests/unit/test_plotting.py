@@ -32,6 +32,9 @@ def test_means_and_bands_over_the_seeds(grid):
     assert first.get_xdata().tolist() == [0, 5, 10] and first.get_ydata().tolist() == [5, 3, 1]
     assert second.get_ydata().tolist() == [9, 8, 6] and np.isnan(third.get_ydata()[1])
     assert len(ax.collections) == 2, "a single run has no band"
+    assert [line.get_marker() for line in (first, third)] == ["None", "o"], (
+        "what is alone between gaps is a dot"
+    )
     # Errors 4 and 6 deviate by the root of 2 from their mean, 5.
     edges = ax.collections[0].get_paths()[0].vertices
     assert edges[edges[:, 0] == 0][:, 1].max() == pytest.approx(5 + math.sqrt(2))

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from mpifed import run
 from mpifed.parallel.comm import SerialComm
 from mpifed.report.comparison import Rule, Spread, best, settings_of
-from mpifed.report.figures import AXES, BOUND, _draw, panels
+from mpifed.report.figures import AXES, BOUND, draw, still
 from mpifed.report.page import page
 from mpifed.report.report import report
 from mpifed.report.theory import bound_of, theory_rows
@@ -78,14 +78,14 @@ def test_the_step_used_is_so_many_times_the_theorem_s(settings):
 def test_a_bound_is_a_level_in_the_figure_of_its_metric(settings):
     for metric, levels in (("err_D", 3), ("residual", 0)):
         cell = Figure().subplots()
-        _draw(cell, settings, metric, AXES[0])
+        draw(cell, settings, metric, AXES[0])
         dotted = [line for line in cell.lines if line._unscaled_dash_pattern == BOUND]
         assert len(dotted) == levels
         for line, one in zip(dotted, [one for one in settings if one.name == "LESGD"]):
             assert set(line.get_ydata()) == {bound_of(one, metric)}
             assert line.get_color() == cell.lines[cell.lines.index(line) - 1].get_color()
     assert bound_of(named(settings, 0.1), "err_D") is None
-    assert all(panels(settings, "err_D", AXES[0]).values())
+    assert still(settings, "err_D", AXES[0])
 
 
 def test_the_page_and_the_tables_say_it(folder, settings, tmp_path, capsys):

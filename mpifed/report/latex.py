@@ -1,0 +1,130 @@
+"""The best setting of every method as a LaTeX table."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from mpifed.report.comparison import Rule, Setting, Spread
+from mpifed.report.renaming import Renaming
+from mpifed.report.statistics import TEST, against
+from mpifed.storage.ownership import FIGURE_MARK
+
+__all__ = ["LEVEL", "escape", "number", "table"]
+
+#: What p-values are held against.
+LEVEL = 0.05
+#: Marks what is not told apart from the best.
+MARK = r"\dagger"
+#: Figures from here on are written with a power of ten.
+SMALL, LARGE = 1e-3, 1e5
+_SPECIAL = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
+    **{one: "\\" + one for one in "&%$#_{}"},
+}  # fmt: skip
+
+
+def table(chosen: Sequence[Setting], rule: Rule, metrics: Sequence[str], names: Renaming) -> str:
+    """A table with a row a method and a column a metric, mean ± standard deviation over the seeds.
+
+    In each column the best mean is bold, and what the paired test does not tell apart from it is marked.
+    Methods under other conditions, such as another problem, are rivals among themselves.
+    """
+    tasks: dict[str, list[Setting]] = {}
+    for one in chosen:
+        tasks.setdefault(rule.task(one), []).append(one)
+    labels = dict(zip(chosen, map(_text, names.labels(chosen))))
+    parts, tested = [], False
+    for rivals in tasks.values():
+        columns = [_column(rivals, rule, metric) for metric in metrics]
+        tested |= any(compared for _, compared in columns)
+        rows = zip(*(cells for cells, _ in columns))
+        parts.append("\n".join(f"{labels[one]} & {' & '.join(row)} \\\\" for one, row in zip(rivals, rows)))
+    heads = [_text(names.metrics.get(metric, metric)) + _arrow(chosen, metric) for metric in metrics]
+    body = "\n\\midrule\n".join(parts)
+    return (
+        f"% {FIGURE_MARK}; needs \\usepackage{{booktabs}}\n% {rule.describe(chosen)}\n"
+        f"\\begin{{table}}\n\\centering\n\\caption{{{_caption(chosen, rule, tested, '--' in body)}}}\n"
+        f"\\begin{{tabular}}{{l{'r' * len(metrics)}}}\n\\toprule\n"
+        f"Method & {' & '.join(heads)} \\\\\n\\midrule\n"
+        f"{body}\n\\bottomrule\n\\end{{tabular}}\n\\end{{table}}\n"
+    )
+
+
+def _column(rivals: Sequence[Setting], rule: Rule, metric: str) -> tuple[list[str], bool]:
+    """The cells of one metric, and whether any two methods could be tested."""
+    spreads = [
+        one.spread(lambda run: rule.value(run, metric)) if metric in one.metrics else Spread.of([])
+        for one in rivals
+    ]
+    finite = [place for place, spread in enumerate(spreads) if math.isfinite(spread.mean)]
+    if not finite:
+        return ["--"] * len(rivals), False
+    sign = -1 if rivals[finite[0]].maximises(metric) else 1
+    first = min(finite, key=lambda place: sign * spreads[place].mean)
+    others = [place for place in finite if place != first]
+    found = against(rivals[first], [rivals[place] for place in others], rule, metric)
+    alike = {place for place, p in zip(others, found["p (Holm)"]) if p >= LEVEL}
+    # Of equal seeds there is no p-value.
+    alike |= {place for place, one in zip(others, found["difference"]) if one.mean == one.deviation == 0}
+    best = {place for place in finite if spreads[place].mean == spreads[first].mean}
+    cells = [
+        number(spread, place in best, place in alike - best) if place in finite else "--"
+        for place, spread in enumerate(spreads)
+    ]
+    return cells, bool(len(found) and found["p"].notna().any())
+
+
+def number(spread: Spread, bold: bool = False, marked: bool = False) -> str:
+    """Mean and deviation in mathematics: the deviation with two digits, and the mean with as many decimals;
+    four digits of a mean alone."""
+    power = math.floor(math.log10(abs(spread.mean))) if spread.mean else 0
+    shift = 0 if not spread.mean or SMALL <= abs(spread.mean) < LARGE else power
+    mean, deviation = spread.mean / 10.0**shift, spread.deviation / 10.0**shift
+    last = math.floor(math.log10(deviation)) - 1 if deviation > 0 else power - shift - 3
+    decimals = min(max(-last, 0), 6)
+    around = rf" \pm {deviation:.{decimals}f}" if math.isfinite(deviation) else ""
+    text = f"{mean:.{decimals}f}{around}"
+    if shift:
+        text = (f"({text})" if around else text) + rf" \times 10^{{{shift}}}"
+    text = rf"\mathbf{{{text}}}" if bold else text
+    return f"${text}^{{{MARK}}}$" if marked else f"${text}$"
+
+
+def escape(text: str) -> str:
+    """A text as LaTeX shows it."""
+    return "".join(_SPECIAL.get(one, one) for one in text)
+
+
+def _text(text: str) -> str:
+    """A name as LaTeX shows it; mathematics between dollars stays as it is."""
+    parts = re.split(r"(\$[^$]+\$)", text)
+    return "".join(part if part.startswith("$") and len(part) > 1 else escape(part) for part in parts)
+
+
+def _arrow(chosen: Sequence[Setting], metric: str) -> str:
+    more = any(one.maximises(metric) for one in chosen if metric in one.metrics)
+    return r" $\uparrow$" if more else r" $\downarrow$"
+
+
+def _caption(chosen: Sequence[Setting], rule: Rule, tested: bool, gaps: bool) -> str:
+    """What the figures are, and by which test they were compared."""
+    numbers = sorted({len(one.runs) for one in chosen})
+    seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    which = "the last evaluation" if rule.by == "final" else "the best evaluation"
+    words = [
+        rf"Value at {which}, mean $\pm$ standard deviation over {seeds} seeds."
+        if numbers[-1] > 1
+        else f"Value at {which}, one seed."
+    ]
+    words.append("The best is bold.")
+    if tested:
+        told = f"not told apart from the best at the level {LEVEL:g} ({TEST})"
+        words.append(rf"${MARK}$: {told}.")
+    else:
+        words.append("Too few seeds for a test.")
+    if gaps:
+        words.append("--: a run ended in non-finite values, or has no such figure.")
+    return " ".join(words)

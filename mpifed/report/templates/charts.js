@@ -1,0 +1,118 @@
+"use strict";
+// Draws the page's curves anew at every choice. A line that is hidden stays so.
+const curves = JSON.parse(document.getElementById("curves").textContent);
+Bokeh.logger.set_level("warn");
+const entries = [...document.querySelectorAll(".legend li")];
+const hidden = new Set();
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const chosen = name => document.querySelector(`input[name=${name}]:checked`).value;
+const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const array = values => Float64Array.from(values, one => one ?? NaN);
+let shown = {lines: []}, builds = 0;
+
+// The lines of the choices, with numbers to draw; on a logarithmic scale bands end a little below the means.
+function select(metric, axis, scale) {
+  const all = chosen("show") === "every";
+  const lines = [];
+  curves.lines.forEach((line, number) => {
+    const own = line.y[metric], x = line.x[axis];
+    if (!own || !x || !(all || "best" in entries[number].dataset)) return;
+    lines.push({number, own, x: array(x), y: array(own.mean), around: own.deviation && array(own.deviation)});
+  });
+  const least = Math.min(...lines.flatMap(line => [...line.y].filter(one => one > 0))) / 3;
+  for (const line of lines) if (line.around) {
+    line.low = line.y.map((one, i) => scale === "log" ? Math.max(one - line.around[i], least) : one - line.around[i]);
+    line.high = line.y.map((one, i) => one + line.around[i]);
+  }
+  return lines;
+}
+
+function frame(metric, axis, scale) {
+  const plot = Bokeh.Plotting.figure({
+    height: innerWidth < 640 ? 320 : 430, toolbar_location: innerWidth < 640 ? "above" : "right", sizing_mode: "stretch_width", y_axis_type: scale, tools: "pan,box_zoom,wheel_zoom,reset,save",
+    x_axis_label: curves.axes.find(one => one.name === axis).label, y_axis_label: metric,
+    background_fill_color: null, border_fill_color: null, outline_line_color: null, output_backend: "canvas",
+  });
+  plot.toolbar.logo = null;
+  plot.toolbar.active_drag = plot.toolbar.tools.find(one => one.type === "BoxZoomTool");
+  plot.add_tools(new Bokeh.CrosshairTool({dimensions: "height", visible: false, line_color: style("--soft"), line_alpha: .6}));
+  for (const one of [...plot.xaxes, ...plot.yaxes]) Object.assign(one, {
+    axis_label_text_color: style("--ink"), axis_label_text_font_style: "normal", major_label_text_color: style("--soft"),
+    axis_line_color: style("--soft"), major_tick_line_color: style("--soft"), minor_tick_line_color: null});
+  for (const one of [...plot.xgrids, ...plot.ygrids]) one.grid_line_color = style("--line");
+  plot.y_range.only_visible = true;
+  return plot;
+}
+
+function draw(plot, line) {
+  const data = entries[line.number].dataset, color = dark.matches ? data.dark : data.color;
+  const source = new Bokeh.ColumnDataSource({data: {x: line.x, y: line.y, low: line.low ?? line.y, high: line.high ?? line.y}});
+  const x = {field: "x"}, y = {field: "y"};
+  const parts = [plot.line(x, y, {source, color, line_width: 2, line_dash: JSON.parse(data.dashes)})];
+  if (line.low) parts.push(plot.varea(x, {field: "low"}, {field: "high"}, {source, color, fill_alpha: .18}));
+  const alone = [...line.y.keys()].filter(i => line.y[i] === line.y[i] && !(line.y[i - 1] < Infinity) && !(line.y[i + 1] < Infinity));
+  if (alone.length) parts.push(plot.scatter(alone.map(i => line.x[i]), alone.map(i => line.y[i]), {color, size: 6}));
+  if (line.own.bound !== undefined) {
+    const span = new Bokeh.Span({location: line.own.bound, dimension: "width", line_color: color, line_dash: [1, 3]});
+    plot.add_layout(span);
+    parts.push(span);
+  }
+  line.parts = parts;
+}
+
+// Values of all lines at the evaluation that is nearest to a cost.
+function tell(at) {
+  for (const line of shown.lines) {
+    let nearest = 0;
+    line.x.forEach((one, i) => { if (Math.abs(one - at) < Math.abs(line.x[nearest] - at)) nearest = i; });
+    const [mean, around] = [line.y[nearest], line.around?.[nearest]];
+    const text = mean === mean ? mean.toPrecision(4) + (around >= 0 ? " ± " + around.toPrecision(2) : "") : "–";
+    entries[line.number].querySelector("output").value = at === null ? "" : text;
+  }
+  document.getElementById("at").textContent = at === null ? "" : `${shown.label}: ${at.toPrecision(4)}`;
+}
+
+function hide() {
+  for (const line of shown.lines) for (const part of line.parts) part.visible = !hidden.has(line.number);
+  entries.forEach((one, number) => one.querySelector("button").setAttribute("aria-pressed", !hidden.has(number)));
+}
+
+async function build() {
+  const [metric, axis, scale] = ["metric", "axis", "scale"].map(chosen), number = ++builds;
+  const lines = select(metric, axis, scale), plot = frame(metric, axis, scale);
+  lines.forEach(line => draw(plot, line));
+  tell(null);
+  shown.view?.remove();
+  const chart = document.getElementById("chart");
+  chart.replaceChildren();
+  Bokeh.documents.length = 0;  // that of the chart before
+  shown = {lines, label: plot.xaxis[0]?.axis_label ?? axis};
+  const own = shown;
+  entries.forEach((one, k) => { one.hidden = !lines.some(line => line.number === k); });
+  hide();
+  plot.on_event("mousemove", event => tell(event.x));
+  plot.on_event("mouseleave", () => tell(null));
+  own.view = await Bokeh.Plotting.show(plot, chart);
+  if (number !== builds) own.view.remove();
+  else Object.assign(chart.dataset, {metric, axis, scale, show: chosen("show"), lines: lines.length});
+}
+
+// The first of a metric's scales is the better one, and may be the only one.
+function choose(changed) {
+  const scales = curves.scales[chosen("metric")];
+  const asked = changed !== "metric" && scales.includes(chosen("scale")) ? chosen("scale") : scales[0];
+  for (const one of document.querySelectorAll("input[name=scale]")) {
+    one.disabled = !scales.includes(one.value);
+    one.checked = one.value === asked;
+  }
+  build();
+}
+
+document.documentElement.classList.add("live");
+document.querySelectorAll(".controls input").forEach(one => one.addEventListener("change", () => choose(one.name)));
+entries.forEach((one, number) => one.querySelector("button").addEventListener("click", () => {
+  if (!hidden.delete(number)) hidden.add(number);
+  hide();
+}));
+dark.addEventListener("change", build);
+choose("metric");

@@ -1,0 +1,166 @@
+"""Output for a paper: the figure's size and fonts, the rows of the table, new names, citations."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from click.testing import CliRunner
+from runfiles import decay, write
+
+from mpifed.cli.main import cli
+from mpifed.report.comparison import Rule, Spread, best, settings_of
+from mpifed.report.latex import escape, number, table
+from mpifed.report.paper_figure import inches
+from mpifed.report.renaming import Renaming
+from mpifed.storage.results import find_runs, load
+
+LABELS = """
+[methods]
+FGDA = "FGDA (ours), $\\\\alpha$ & 5 %"
+"LocalSGDA" = "Local_SGDA"
+[metrics]
+error = "distance"
+[axes]
+bytes = "communication"
+"""
+#: The last errors of seeds 0 to 3. By hand: LocalSGDA less FGDA is 1, 0, 1, 0, so t = 0.5 / (0.57735 / 2)
+#: = 1.732, and p = 0.182 with 3 degrees of freedom; CDMA less FGDA is 10, 10.1, 10, 10.1, p < 1e-6.
+LAST = {"FGDA": (2, 3, 2, 3), "LocalSGDA": (3, 3, 3, 3), "CDMA": (12, 13.1, 12, 13.1)}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for method, values in LAST.items():
+        for seed, last in enumerate(values):
+            write(
+                tmp_path / "runs" / f"{method}{seed}",
+                method,
+                config={"seed": seed, "problem": {"name": "DeepAUC", "dataset": "digits"}},
+                maximised=["auc"],
+                error=[100, 50, 20, 10, last],
+                auc=lambda r: r / 40,
+            )
+    (tmp_path / "labels.toml").write_text(LABELS)
+    return tmp_path / "runs"
+
+
+def invoke(runs, *words, code=0):
+    done = CliRunner().invoke(cli, ["report", str(runs), "--out", str(runs.parent / "out"), *map(str, words)])
+    assert done.exit_code == code, done.output
+    return " ".join(done.output.split())
+
+
+def test_the_pdf_has_the_width_and_whole_fonts(runs):
+    file = runs.parent / "fig.pdf"
+    for _ in range(2):  # its own figure may be replaced
+        invoke(runs, "--figure", file, "--width", "3.25in", "--metrics", "error", "--x", "bytes",
+               "--labels", runs.parent / "labels.toml")  # fmt: skip
+    content = file.read_bytes()
+    (box,) = re.findall(rb"/MediaBox \[ 0 0 ([0-9.]+) ([0-9.]+) \]", content)
+    assert float(box[0]) == 234 and 100 < float(box[1]) < 234, "3.25 times 72"
+    # Type 42: the outlines as TrueType has them, in FontFile2; a Type 3 font has procedures.
+    assert b"/FontFile2" in content and b"/Type3" not in content
+
+
+def test_the_svg_has_the_names_and_every_panel(runs, monkeypatch):
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # as a user's matplotlibrc may say
+    file = runs.parent / "fig.svg"
+    invoke(runs, "--figure", file, "--width", "84mm", "--metrics", "error,auc", "--x", "bytes, oracle_calls",
+           "--labels", runs.parent / "labels.toml")  # fmt: skip
+    text = file.read_text()
+    assert float(re.search(r'<svg [^>]*width="([0-9.]+)pt"', text)[1]) == pytest.approx(
+        84 / 25.4 * 72, abs=1e-5
+    )
+    assert all(
+        word in text for word in ("communication (kB)", "oracle calls", "distance", "Local_SGDA", "(ours)")
+    )
+    assert text.count('<g id="axes_') == 4 and len(set(re.findall(r"stroke-dasharray: [0-9.,]+", text))) >= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "width"), [("3.25in", 3.25), ("84 mm", 84 / 25.4), ("240pt", 240 / 72.27), ("8cm", 8 / 2.54)]
+)
+def test_units_of_a_width(text, width):
+    assert inches(text) == pytest.approx(width)
+
+
+def test_the_table_by_hand(runs):
+    file = runs.parent / "table.tex"
+    for _ in range(2):
+        invoke(runs, "--latex", file, "--metrics", "error,auc", "--metric", "error",
+               "--labels", runs.parent / "labels.toml")  # fmt: skip
+    text = file.read_text()
+    body = text.partition("\\midrule\n")[2].partition("\n\\bottomrule")[0].splitlines()
+    assert body == [
+        r"CDMA & $12.55 \pm 0.64$ & $\mathbf{0.5000 \pm 0.0000}$ \\",
+        r"FGDA (ours), $\alpha$ \& 5 \% & $\mathbf{2.50 \pm 0.58}$ & $\mathbf{0.5000 \pm 0.0000}$ \\",
+        r"Local\_SGDA & $3.000 \pm 0.000^{\dagger}$ & $\mathbf{0.5000 \pm 0.0000}$ \\",
+    ]
+    assert r"Method & distance $\downarrow$ & auc $\uparrow$ \\" in text
+    assert r"paired t-test over the seeds, p-values corrected by Holm's method" in text and "4 seeds" in text
+    outside = re.sub(r"(?m)^%.*\n", "", text)
+    assert outside.count("{") == outside.count("}") and outside.count("$") % 2 == 0
+    assert re.findall(r"\\(begin|end)\{(\w+)\}", outside) == [
+        ("begin", "table"), ("begin", "tabular"), ("end", "tabular"), ("end", "table"),
+    ]  # fmt: skip
+    assert {line.count("&") for line in body} == {2, 3}, "one of the names has an ampersand"
+
+
+def test_a_table_of_one_seed_and_of_a_run_that_diverged(tmp_path):
+    write(tmp_path / "r" / "a", "FGDA", error=decay(0.1))
+    write(tmp_path / "r" / "b", "Own_1", error=decay(0.2), stopped="non-finite value in round 9")
+    settings = settings_of(load(path) for path in find_runs([tmp_path / "r"]))
+    text = table(best(settings, Rule()), Rule(), ["error"], Renaming())
+    assert r"Own\_1 & -- \\" in text and r"FGDA & $\mathbf{1.353}$ \\" in text  # 10 exp(-2)
+    assert "Too few seeds for a test" in text and "--: a run ended" in text and "dagger" not in text
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "text"),
+    [(0.98512, 0.0031, r"0.9851 \pm 0.0031"), (1.23e-7, 4.5e-8, r"(1.23 \pm 0.45) \times 10^{-7}"),
+     (1234.5, 12.3, r"1234 \pm 12"), (3e6, float("nan"), r"3.000 \times 10^{6}"),
+     (0.0, float("nan"), "0.000")],
+)  # fmt: skip
+def test_digits_follow_the_deviation(mean, deviation, text):
+    assert number(Spread(mean, deviation)) == f"${text}$"
+
+
+def test_what_latex_reads_as_commands_is_escaped():
+    assert escape(r"a_b & 5% #1 {x} $y$ ~^\ ") == (
+        r"a\_b \& 5\% \#1 \{x\} \$y\$ \textasciitilde{}\textasciicircum{}\textbackslash{} "
+    )
+
+
+def test_the_citations_are_bibtex_alone(runs):
+    said = invoke(runs, "--cite")
+    assert said.startswith("@") and all(key in said for key in ("huang2024adafgda", "deng2021localsgda"))
+    assert not (runs.parent / "out").exists()
+
+
+def test_what_is_not_there_is_refused_before_anything_is_written(runs):
+    fig, labels = runs.parent / "fig.pdf", runs.parent / "labels.toml"
+    for words, says in [
+        (["--figure", fig, "--x", "byte"], "did you mean 'bytes'"),
+        (["--figure", fig, "--x", "federated seconds"], "their jobs have no [clock]"),
+        (["--figure", fig, "--metrics", "erorr"], "did you mean 'error'"),
+        (["--figure", fig, "--width", "3.25"], "such as 3.25in"),
+        (["--figure", fig, "--width", "0.1in"], "from 1in to 30in"),
+        (["--figure", runs.parent / "fig.png"], "ends in .pdf, .svg, .eps"),
+        (["--figure", fig, "--labels", runs / "none.toml"], "cannot read the file of labels"),
+        (["--latex", labels], "labels.toml is a file that mpifed has not written"),
+        (["--width", "3in"], "--width needs --figure FILE"),
+        (["--labels", labels], "--labels needs --figure"),
+        (["--cite", "--latex", "t.tex"], "--cite writes nothing"),
+    ]:  # fmt: skip
+        assert says in invoke(runs, *words, code=2).replace("│ ", ""), words
+    for text, says in [
+        ("[method]\nFGDA = 'a'", "unknown section [method]: did you mean 'methods'"),
+        ("[methods]\nFGD = 'a'", "[methods] has no 'FGD': did you mean 'FGDA'"),
+        ("[axes]\nbytes = 1", "[axes] bytes must be a text, found 1"), ("axes = 1", "axes must be a table"),
+    ]:  # fmt: skip
+        labels.write_text(text)
+        assert says in invoke(runs, "--latex", runs.parent / "t.tex", "--labels", labels, code=2), text
+    assert not (runs.parent / "out").exists() and not fig.exists()
