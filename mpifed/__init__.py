@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mpifed.core.schedules import Rate
     from mpifed.core.sets import Sets
     from mpifed.core.settings import hyperparameters, problem_settings
+    from mpifed.running.callbacks import Event
     from mpifed.running.result import Result, load
     from mpifed.running.run import resume, run
     from mpifed.running.signals import Stopped
@@ -26,6 +27,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "ContractError",
+    "Event",
     "Minimax",
     "Minimisation",
     "Operator",
@@ -57,6 +59,7 @@ _ROOMS = {
     "core.schedules": ("Rate",),
     "core.sets": ("Sets",),
     "core.settings": ("hyperparameters", "problem_settings"),
+    "running.callbacks": ("Event",),
     "running.result": ("Result", "load"),
     "running.run": ("resume", "run"),
     "running.signals": ("Stopped",),

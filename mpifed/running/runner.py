@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 
 import torch
 from tqdm import tqdm
@@ -13,6 +14,7 @@ from mpifed.config.theory import prescription_of, told
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.devices import deterministic, expect_alike, threads
 from mpifed.parallel.heap import keep_freed_memory
+from mpifed.running.callbacks import Callbacks
 from mpifed.running.keeping import Keeper, say
 from mpifed.running.result import Result
 from mpifed.running.resume import complete
@@ -25,6 +27,7 @@ from mpifed.storage.folder import Folder
 from mpifed.storage.format import End
 from mpifed.storage.recorder import Recorder
 from mpifed.storage.snapshot import Snapshot
+from mpifed.storage.tensorboard import Scalars
 
 __all__ = ["Runner"]
 
@@ -36,8 +39,9 @@ class Runner:
         signal: at the end, the number of the signal that came to any of the ranks, 0 for none.
     """
 
-    def __init__(self, config: Config, comm: SerialComm, folder: Folder):
+    def __init__(self, config: Config, comm: SerialComm, folder: Folder, callbacks: Sequence[object]):
         self.config, self.comm, self.folder, self.signal = config, comm, folder, 0
+        self.given = callbacks
         self.signals = StopSignals(comm, self._where)
         self.watchdog = Watchdog(comm, config.run.watchdog)
         self.rule = StopRule(config, comm, self._elapsed)
@@ -66,6 +70,7 @@ class Runner:
                     result = self._begin() if saved is None else self._continue(saved)
             except NonFiniteError as fault:
                 self.keeper.note(End("diverged", str(fault)))
+                self._tell("on_end", {}, str(fault))
                 raise
             self.signal = self.signals.common()
         return result
@@ -81,6 +86,10 @@ class Runner:
                 self.config, self.comm, header.get("client_costs", ()), group=header.get("group")
             )
             self.recorder = Recorder(self.simulation, self.comm)
+            board = [Scalars(run.out)] if self.comm.rank == 0 and run.tensorboard else []
+        self.callbacks = Callbacks(
+            [*board, *self.given], self.simulation, self.recorder, self.comm, self.folder.path
+        )
         self.interval = evaluation_interval(self.config, self.simulation.problem)
         if exact:
             expect_alike(self.comm, self.simulation.device)
@@ -95,8 +104,10 @@ class Runner:
         self.simulation.start()
         self.recorder.note_round()
         with self._progress() as bar:
-            end = self._evaluate(bar)
+            end, metrics = self._measure(bar)
             self.keeper.clear()
+            self._tell("on_start")
+            self._tell("on_evaluation", metrics)
             return self._go(bar, end)
 
     def _continue(self, saved: Snapshot) -> Result:
@@ -104,6 +115,7 @@ class Runner:
         self.rule.take_up(self.recorder.metrics)
         end = complete(saved.end, saved.round, saved.header["config"], self.config)
         if end is None:
+            self._tell("on_start")
             with self._progress() as bar:
                 end = self.rule.after(self.simulation.round)
                 if end and self.rule.evaluated < self.simulation.round:  # a last round that was none before
@@ -135,6 +147,7 @@ class Runner:
             self.watchdog.beat(round, "evaluation")
             metrics = self.simulation.evaluate(self.simulation.output)
         self._save(end, metrics)
+        self._tell("on_end", metrics, end.sentence)
         if end.kind == "signal":
             say(self.comm, f"stopped after round {round}: the same command continues from there")
         return self._result(end, metrics)
@@ -146,6 +159,8 @@ class Runner:
         self.recorder.note_round()
         self.watchdog.beat(simulation.round)
         bar.update()
+        if "on_round" in self.callbacks.wanted:
+            self._tell("on_round")
         end = rule.after(simulation.round)
         if end or simulation.round % self.interval == 0:
             end = self._evaluate(bar) or end
@@ -155,7 +170,15 @@ class Runner:
         return end
 
     def _evaluate(self, bar: tqdm) -> End | None:
-        """Metrics of the current point; the end of the run if they have reached their target. Collective."""
+        """Measure, tell the callbacks; the end of the run if metrics have reached their target. Collective."""
+        end, metrics = self._measure(bar)
+        self._tell("on_evaluation", metrics)
+        return end
+
+    def _measure(self, bar: tqdm) -> tuple[End | None, Mapping[str, float]]:
+        """The end of the run if metrics have reached their target, and the metrics of the current point.
+        Collective.
+        """
         simulation = self.simulation
         self.watchdog.beat(simulation.round, "evaluation")
         averaged = self.config.output_rule == "average"
@@ -165,7 +188,14 @@ class Runner:
             bar.set_postfix({name: f"{value:.4g}" for name, value in metrics.items()}, refresh=False)
         end = self.rule.target(metrics, simulation.round)
         self.watchdog.beat(simulation.round)
-        return end
+        return end, metrics
+
+    def _tell(self, name: str, metrics: Mapping[str, float] | None = None, stopped: str = "") -> None:
+        """Call a method of the callbacks, if one has it. Collective."""
+        if name in self.callbacks.wanted:
+            self.watchdog.beat(self.simulation.round, "callbacks")
+            self.callbacks.tell(name, metrics or {}, stopped)
+            self.watchdog.beat(self.simulation.round)
 
     def _save(self, end: End | None = None, metrics: dict[str, float] | None = None) -> None:
         self.watchdog.beat(self.simulation.round, "checkpoint")
