@@ -20,7 +20,7 @@ PHASES = logging.DEBUG - 1
 
 def say(text: str) -> None:
     """A line on standard error, above progress bars."""
-    if LOG.getEffectiveLevel() <= logging.INFO or not LOG.level:
+    if LOG.level <= logging.INFO:
         _show(f"mpifed: {text}")
     LOG.info(text)
 
@@ -32,6 +32,6 @@ def warn(text: str) -> None:
 
 
 def _show(line: str) -> None:
-    from tqdm import tqdm  # which commands that say nothing need not load
+    from tqdm import tqdm  # type: ignore[import-untyped]  # which commands that say nothing need not load
 
     tqdm.write(line, file=sys.stderr)

@@ -28,6 +28,7 @@ from mpifed.running.signals import stopped_by
 from mpifed.simulation.preparation import settled
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.folder import Folder
+from mpifed.storage.log import RankLog
 from mpifed.storage.recorder import versions
 from mpifed.storage.snapshot import Snapshot
 
@@ -177,14 +178,16 @@ def _carry_out(
     """
 
     def attempt(comm: SerialComm) -> tuple[Result, int]:
-        try:
-            found = find_saved(comm, look)
-            if isinstance(found, Result):
-                return _complete(found, comm), 0
-            runner = Runner(config, comm, folder, callbacks)
-            return runner.carry_out(found), runner.signal
-        finally:
-            folder.close()
+        with RankLog(comm, folder.path) as log:
+            try:
+                found = find_saved(comm, look)
+                if isinstance(found, Result):
+                    return _complete(found, comm), 0
+                log.open()
+                runner = Runner(config, comm, folder, log, callbacks)
+                return runner.carry_out(found), runner.signal
+            finally:
+                folder.close()
 
     result, signal = carry_on(surviving(comm, config.run.on_rank_failure), attempt)
     if signal:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,11 +13,13 @@ from tqdm import tqdm
 from mpifed.config.job import Config
 from mpifed.config.plugins import title
 from mpifed.config.theory import prescription_of, told
+from mpifed.core.telling import LOG, PHASES
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.devices import deterministic, expect_alike, threads
 from mpifed.parallel.heap import keep_freed_memory
 from mpifed.running.callbacks import Callbacks
 from mpifed.running.keeping import Keeper, say
+from mpifed.running.phase_times import PhaseTimes
 from mpifed.running.result import Result
 from mpifed.running.resume import complete
 from mpifed.running.signals import StopSignals
@@ -25,6 +29,7 @@ from mpifed.simulation.evaluation import evaluation_interval
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import End
+from mpifed.storage.log import RankLog
 from mpifed.storage.recorder import Recorder
 from mpifed.storage.snapshot import Snapshot
 from mpifed.storage.tensorboard import Scalars
@@ -39,9 +44,11 @@ class Runner:
         signal: at the end, the number of the signal that came to any of the ranks, 0 for none.
     """
 
-    def __init__(self, config: Config, comm: SerialComm, folder: Folder, callbacks: Sequence[object]):
+    def __init__(
+        self, config: Config, comm: SerialComm, folder: Folder, log: RankLog, callbacks: Sequence[object]
+    ):
         self.config, self.comm, self.folder, self.signal = config, comm, folder, 0
-        self.given = callbacks
+        self.log, self.given, self.timed = log, callbacks, LOG.isEnabledFor(logging.DEBUG)
         self.signals = StopSignals(comm, self._where)
         self.watchdog = Watchdog(comm, config.run.watchdog)
         self.rule = StopRule(config, comm, self._elapsed)
@@ -76,15 +83,15 @@ class Runner:
         return result
 
     def _set_up(self, saved: Snapshot | None) -> None:
-        run = self.config.run
+        run, began = self.config.run, time.perf_counter()
+        observers = [PhaseTimes()] if LOG.isEnabledFor(PHASES) else []
         exact = run.reduction == "exact"
         torch.set_num_threads(threads(run.threads, exact, self.comm.local_size))
         keep_freed_memory()
         with together(self.comm, ValueError, OSError):
             header = saved.header if saved else {}
-            self.simulation = Simulation(
-                self.config, self.comm, header.get("client_costs", ()), group=header.get("group")
-            )
+            costs, group = header.get("client_costs", ()), header.get("group")
+            self.simulation = Simulation(self.config, self.comm, costs, observers, group)
             self.recorder = Recorder(self.simulation, self.comm)
             board = [Scalars(run.out)] if self.comm.rank == 0 and run.tensorboard else []
         self.callbacks = Callbacks(
@@ -98,6 +105,7 @@ class Runner:
         if said := self.simulation.rounds.choice.said:
             say(self.comm, f"{said} (run.group)")
         self.keeper = Keeper(run, self.folder, self.simulation, self.recorder, self.comm)
+        LOG.info("%s; set up in %.3g s", _layout(self.simulation), time.perf_counter() - began)
 
     def _begin(self) -> Result:
         """From the starting point; the job has been checked to the last, and what lies there is replaced."""
@@ -106,6 +114,8 @@ class Runner:
         with self._progress() as bar:
             end, metrics = self._measure(bar)
             self.keeper.clear()
+            if self.config.run.overwrite:
+                self.log.forget()
             self._tell("on_start")
             self._tell("on_evaluation", metrics)
             return self._go(bar, end)
@@ -131,7 +141,7 @@ class Runner:
             total=self.config.rounds,
             initial=self.simulation.round,
             unit="round",
-            disable=not (self.comm.rank == 0 and self.config.run.progress),
+            disable=not (self.comm.rank == 0 and self.config.run.progress and LOG.isEnabledFor(logging.INFO)),
             desc=title(self.config.algorithm),
             dynamic_ncols=True,
             mininterval=0.1 if sys.stderr.isatty() else 2,
@@ -147,6 +157,13 @@ class Runner:
             self.watchdog.beat(round, "evaluation")
             metrics = self.simulation.evaluate(self.simulation.output)
         self._save(end, metrics)
+        costs = self.simulation.rounds.costs
+        LOG.info(
+            "ended: %s; %.4g s in rounds, %.4g s of them waiting for messages",
+            end.sentence,
+            costs.seconds,
+            costs.communication_seconds,
+        )
         self._tell("on_end", metrics, end.sentence)
         if end.kind == "signal":
             say(self.comm, f"stopped after round {round}: the same command continues from there")
@@ -155,7 +172,10 @@ class Runner:
     def _round(self, bar: tqdm) -> End | None:
         """One round and what is due after it."""
         simulation, rule, run = self.simulation, self.rule, self.config.run
+        before = simulation.rounds.costs.seconds
         rule.count(simulation.step(rule.vote(bool(self.signals.requested))))
+        if self.timed:
+            LOG.debug("round %d: %.4g s", simulation.round, simulation.rounds.costs.seconds - before)
         self.recorder.note_round()
         self.watchdog.beat(simulation.round)
         bar.update()
@@ -170,7 +190,9 @@ class Runner:
         return end
 
     def _evaluate(self, bar: tqdm) -> End | None:
-        """Measure, tell the callbacks; the end of the run if metrics have reached their target. Collective."""
+        """Measure and tell the callbacks; the end of the run if metrics have reached their target.
+        Collective.
+        """
         end, metrics = self._measure(bar)
         self._tell("on_evaluation", metrics)
         return end
@@ -179,13 +201,19 @@ class Runner:
         """The end of the run if metrics have reached their target, and the metrics of the current point.
         Collective.
         """
-        simulation = self.simulation
+        simulation, began = self.simulation, time.perf_counter()
         self.watchdog.beat(simulation.round, "evaluation")
         averaged = self.config.output_rule == "average"
         metrics = simulation.evaluate(simulation.output if averaged else simulation.shared)
         if self.comm.rank == 0:
             self.recorder.note_metrics(metrics)
             bar.set_postfix({name: f"{value:.4g}" for name, value in metrics.items()}, refresh=False)
+        LOG.debug(
+            "evaluation after round %d: %.4g s %s",
+            simulation.round,
+            time.perf_counter() - began,
+            metrics or "",
+        )
         end = self.rule.target(metrics, simulation.round)
         self.watchdog.beat(simulation.round)
         return end, metrics
@@ -198,9 +226,27 @@ class Runner:
             self.watchdog.beat(self.simulation.round)
 
     def _save(self, end: End | None = None, metrics: dict[str, float] | None = None) -> None:
-        self.watchdog.beat(self.simulation.round, "checkpoint")
+        round, began = self.simulation.round, time.perf_counter()
+        self.watchdog.beat(round, "checkpoint")
         self.keeper.save(end, metrics, self.rule.asked)
-        self.watchdog.beat(self.simulation.round)
+        self.watchdog.beat(round)
+        LOG.info(
+            "files of round %d: %.3g s; checkpoint: round %d",
+            round,
+            time.perf_counter() - began,
+            self.keeper.safe,
+        )
 
     def _result(self, end: End, metrics: dict[str, float]) -> Result:
         return Result.of(self.simulation, self.recorder, end, metrics, self.folder.path)
+
+
+def _layout(simulation: Simulation) -> str:
+    """What this rank does of a run, and on what."""
+    mine, rounds = simulation.rounds.mine, simulation.rounds
+    clients = f"clients {mine[0]} to {mine[-1]}" if len(mine) else "no clients"
+    return (
+        f"device {simulation.device}, {torch.get_num_threads()} thread(s), {clients} "
+        f"({len(mine)} of {simulation.placement.clients}), group {rounds.choice.group}, messages by "
+        f"{simulation.transport.name}"
+    )

@@ -7,7 +7,6 @@ lacks is NaN there, and one that only a later one has is left out, with a word.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,6 +16,7 @@ from mpifed.config.job import Config
 from mpifed.core.algorithm import local_steps
 from mpifed.core.errors import ContractError, blaming, shown
 from mpifed.core.problem import Problem
+from mpifed.core.telling import warn
 from mpifed.parallel.comm import SerialComm, together
 
 __all__ = ["Evaluator", "evaluation_interval", "expect_metrics"]
@@ -128,10 +128,9 @@ class Evaluator:
         new = [name for name in values if name not in {*self.names, *self._warned}]
         if new:
             self._warned.update(new)
-            print(
-                f"mpifed: warning: {function} returns {', '.join(map(repr, new))} after round {r}, and did "
-                f"not at first: only {', '.join(map(repr, self.names)) or 'no metric'} can be recorded",
-                file=sys.stderr,
+            warn(
+                f"{function} returns {', '.join(map(repr, new))} after round {r}, and did "
+                f"not at first: only {', '.join(map(repr, self.names)) or 'no metric'} can be recorded"
             )
         return {name: values.get(name, float("nan")) for name in self.names}
 
