@@ -29,7 +29,9 @@ def _quieter(context, parameter, quiet: bool) -> None:
 def _set(context, level: int) -> None:
     """The level of this command; the next one in this process has its own."""
     if level:
-        if LOG.level not in (logging.NOTSET, level):
+        before = LOG.level
+        LOG.setLevel(logging.NOTSET)
+        if before not in (logging.NOTSET, level):
             raise click.UsageError("-v and -q exclude each other")
         LOG.setLevel(level)
         context.call_on_close(lambda: LOG.setLevel(logging.NOTSET))

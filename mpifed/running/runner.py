@@ -208,12 +208,8 @@ class Runner:
         if self.comm.rank == 0:
             self.recorder.note_metrics(metrics)
             bar.set_postfix({name: f"{value:.4g}" for name, value in metrics.items()}, refresh=False)
-        LOG.debug(
-            "evaluation after round %d: %.4g s %s",
-            simulation.round,
-            time.perf_counter() - began,
-            metrics or "",
-        )
+        if self.timed:
+            LOG.debug("evaluation: %.4g s %s", time.perf_counter() - began, metrics or "")
         end = self.rule.target(metrics, simulation.round)
         self.watchdog.beat(simulation.round)
         return end, metrics
@@ -230,12 +226,8 @@ class Runner:
         self.watchdog.beat(round, "checkpoint")
         self.keeper.save(end, metrics, self.rule.asked)
         self.watchdog.beat(round)
-        LOG.info(
-            "files of round %d: %.3g s; checkpoint: round %d",
-            round,
-            time.perf_counter() - began,
-            self.keeper.safe,
-        )
+        took, safe = time.perf_counter() - began, self.keeper.safe
+        LOG.info("files of round %d: %.3g s; the newest checkpoint is of round %d", round, took, safe)
 
     def _result(self, end: End, metrics: dict[str, float]) -> Result:
         return Result.of(self.simulation, self.recorder, end, metrics, self.folder.path)

@@ -129,8 +129,9 @@ def test_a_real_terminal_and_a_dumb_one(tmp_path):
     write(tmp_path / "a", auc=decay(0.1))
     for kind, expected in (("xterm", True), ("dumb", False)):
         mine, theirs = pty.openpty()
-        words = [sys.executable, "-m", "mpifed", "status", str(tmp_path), "--follow"]
-        process = subprocess.Popen(words, env=environment() | {"TERM": kind}, stdout=theirs, stderr=theirs)
+        words = [sys.executable, "-m", "mpifed", "status", "--follow"]
+        options = {"env": environment() | {"TERM": kind}, "cwd": tmp_path}
+        process = subprocess.Popen(words, stdout=theirs, stderr=theirs, **options)
         os.close(theirs)
         said = b""
         try:

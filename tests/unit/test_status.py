@@ -255,11 +255,11 @@ def test_a_sweep_and_what_of_it_is_left(tmp_path, monkeypatch):
 
 def test_the_validation_metric_stands_beside_the_first(tmp_path):
     write(tmp_path / "a", auc=decay(0.1), validation_auc=[0.25] * 5)
-    assert "'validation'" in str(lines(tmp_path)[0]) and "'validation_auc 0.25'" in str(lines(tmp_path)[1])
+    assert " validation" in lines(tmp_path)[0] and "validation_auc 0.25" in lines(tmp_path)[1]
     (entry,) = entries(tmp_path)
     assert (entry["validation"], entry["metric"]) == (0.25, "auc")
     write(tmp_path / "b", auc=decay(0.1))
-    assert entries(tmp_path / "b")[0]["validation"] is None and "validation" not in str(lines(tmp_path / "b"))
+    assert entries(tmp_path / "b")[0]["validation"] is None and " validation" not in lines(tmp_path / "b")[0]
 
 
 SWEPT = (
