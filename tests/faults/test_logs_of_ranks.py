@@ -21,7 +21,7 @@ def test_a_rank_that_is_killed_leaves_its_log_and_the_resumption_adds_to_it(tmp_
     for rank, said in enumerate((first, second)):
         assert said.startswith(f"mpifed log of rank {rank} of 2, process ")
         assert f"clients {3 * rank} to {3 * rank + 2} (3 of 6)" in said and " round 6: " in said
-    assert second.rstrip().endswith(" s") and " round 8: " not in second  # the last round that it has done
+    assert " round 7: " not in second
     code, output = started(tmp_path)
     assert code == 0, output
     for before, after in zip((first, second), logs(tmp_path)):
@@ -32,7 +32,7 @@ def test_a_rank_that_is_killed_leaves_its_log_and_the_resumption_adds_to_it(tmp_
 
 def test_the_error_of_a_rank_stands_in_its_log(tmp_path):
     code, output = started(tmp_path, f"1 raise {STEP} 5")
-    assert code and output.count("the dog ate my gradient") == 1
+    assert code and output.count("RuntimeError: the dog ate my gradient") == 1
     first, second = logs(tmp_path)
     assert "critical: the run has ended on this rank with\nTraceback " in second
     assert "RuntimeError: the dog ate my gradient" in second and "the dog" not in first
