@@ -277,6 +277,8 @@ def _note_success() -> None:
 
 def main() -> None:
     """Entry point. An exception on one rank, or a call of sys.exit in the middle of a run, ends all ranks."""
+    if any(name in os.environ for name in RANK_VARIABLES):
+        os.environ["TERM"] = "dumb"  # mpirun shows its ranks a terminal, wherever their output goes
     if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
         warnings.showwarning = lambda *_, **__: None  # rank 0 shows them, and logs have them all
     settings = {"traceback": False}
