@@ -36,6 +36,9 @@ from mpifed.storage.tensorboard import Scalars
 
 __all__ = ["Runner"]
 
+#: Metrics that stand beside the progress bar.
+SHOWN = 6
+
 
 class Runner:
     """One run, from its start or from a checkpoint to its end in this process.
@@ -97,7 +100,7 @@ class Runner:
         self.callbacks = Callbacks(
             [*board, *self.given], self.simulation, self.recorder, self.comm, self.folder.path
         )
-        self.interval = evaluation_interval(self.config, self.simulation.problem)
+        self.interval = evaluation_interval(self.config, sum(self.simulation.metrics.rows.values()))
         if exact:
             expect_alike(self.comm, self.simulation.device)
         if found := prescription_of(self.config.theory):
@@ -207,7 +210,8 @@ class Runner:
         metrics = simulation.evaluate(simulation.output if averaged else simulation.shared)
         if self.comm.rank == 0:
             self.recorder.note_metrics(metrics)
-            bar.set_postfix({name: f"{value:.4g}" for name, value in metrics.items()}, refresh=False)
+            first = [*metrics.items()][:SHOWN]
+            bar.set_postfix({name: f"{value:.4g}" for name, value in first}, refresh=False)
         if self.timed:
             LOG.debug("evaluation: %.4g s %s", time.perf_counter() - began, metrics or "")
         end = self.rule.target(metrics, simulation.round)
