@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mpifed.core.settings import hyperparameters, problem_settings
     from mpifed.report.frame import frame
     from mpifed.report.plotting import plot
+    from mpifed.running.callbacks import Event
     from mpifed.running.result import Result, load
     from mpifed.running.run import resume, run
     from mpifed.running.signals import Stopped
@@ -28,6 +29,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "ContractError",
+    "Event",
     "Minimax",
     "Minimisation",
     "Operator",
@@ -61,6 +63,7 @@ _ROOMS = {
     "core.schedules": ("Rate",),
     "core.sets": ("Sets",),
     "core.settings": ("hyperparameters", "problem_settings"),
+    "running.callbacks": ("Event",),
     "report.frame": ("frame",),
     "report.plotting": ("plot",),
     "running.result": ("Result", "load"),

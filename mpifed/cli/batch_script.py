@@ -15,10 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HEAD", "Batch", "quoted", "sbatch_words", "seconds"]
+from mpifed.storage.arrays import HEAD, share_lines
 
-#: How every script begins; a file that begins otherwise is not replaced.
-HEAD = "#!/bin/bash\n# mpifed launch "
+__all__ = ["Batch", "quoted", "sbatch_words", "seconds"]
 
 _TAIL = """\
 here=$(python -c 'from importlib.util import find_spec; print(find_spec("mpifed")\
@@ -46,6 +45,8 @@ class Batch:
         extra: the words of further ``#SBATCH`` lines, see :func:`sbatch_words`.
         setup: lines of shell to run first.
         command: the arguments that describe this job to ``mpifed launch``.
+        shares: the runs of each element, by the names of their folders beside the script; empty where they
+            lie elsewhere.
     """
 
     job: str
@@ -63,6 +64,7 @@ class Batch:
     extra: tuple[tuple[str, ...], ...] = ()
     setup: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    shares: tuple[tuple[str, ...], ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -92,7 +94,11 @@ class Batch:
         given = [*((option,) for option in options if option), *self.extra]
         lines = [HEAD + _joined(self.command), f"# {self._words()}"]
         lines += ["#SBATCH " + " ".join(map(_directive, words)) for words in given]
-        lines += [*self.setup, *(["export MPIFED_REQUEUE=1"] if self.preemptible else [])]
+        lines += [
+            *share_lines(self.shares),
+            *self.setup,
+            *(["export MPIFED_REQUEUE=1"] if self.preemptible else []),
+        ]
         if self.tasks:
             cases = (f'  {number}) set -- {_joined(task)} "$@" ;;' for number, task in enumerate(self.tasks))
             lines += ['case "${SLURM_ARRAY_TASK_ID-}" in', *cases, _NO_TASK, "esac"]

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from mpifed.cli import launch_options
-from mpifed.cli.batch_script import HEAD, Batch
+from mpifed.cli.batch_script import Batch
+from mpifed.storage.arrays import HEAD, SCRIPT
 
 __all__ = ["launch"]
 
@@ -119,8 +120,9 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     """
     from mpifed.cli.planning import planned
 
-    config, out, tasks, parts = planned(job, list(settings), axes, parts)
-    batch = Batch(job, settings, tasks, parts, command=ctx.meta["arguments"], **sizes)
+    config, out, tasks, parts, shares = planned(job, list(settings), axes, parts)
+    shares = () if path else shares
+    batch = Batch(job, settings, tasks, parts, command=ctx.meta["arguments"], shares=shares, **sizes)
     if batch.preemptible and config.run.overwrite:
         raise click.UsageError(
             "run.overwrite=true would start a preemptible job over each time: leave it out"
@@ -130,7 +132,7 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     if dry_run:
         click.echo(os.fsencode(batch.script()), nl=False)
     else:
-        _write(Path(path or Path(out) / "job.sbatch"), batch.script(), not no_submit)
+        _write(Path(path or Path(out) / SCRIPT), batch.script(), not no_submit)
 
 
 def _write(path: Path, text: str, submit: bool) -> None:

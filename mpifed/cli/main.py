@@ -26,6 +26,7 @@ from mpifed.cli.export import export
 from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
 from mpifed.cli.measure import measure
+from mpifed.cli.run_options import report_option, verbosity
 from mpifed.cli.status import status
 from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import SerialComm, together
@@ -38,13 +39,6 @@ __all__ = ["main"]
 
 #: Commands that a signal ends in order.
 _RUNS = ("run", "resume", "sweep")
-
-_report_option = click.option(
-    "--report/--no-report",
-    "with_report",
-    default=True,
-    help="Draw curves and write the report at the end (default).",
-)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -83,14 +77,15 @@ def cli(context, whole):
     show_default=True,
     help="Continue from a checkpoint of this job in run.out: where there is one, never, or only so.",
 )
-@_report_option
+@report_option
+@verbosity
 @held()
 def run(file, overrides, data_dir, resume_, with_report):
     """Run the job FILE (TOML), with settings changed by KEY=VALUE.
 
     Keys are dotted: rounds=50, algorithm.name=FGDA, problem.partition.alpha=0.3, run.reduction=exact.
     Everything is checked before any work starts. Results go to the folder run.out: run.h5, checkpoints,
-    report.html, curves.png, table.txt.
+    report.html, curves.png, table.txt, and a log of each rank in log/.
 
     SIGUSR1, SIGTERM or Ctrl-C on any rank stop the run after the round in progress, with a checkpoint and
     exit code 85; the same command then continues. A second Ctrl-C ends it at once.
@@ -110,7 +105,8 @@ def run(file, overrides, data_dir, resume_, with_report):
 @cli.command()
 @click.argument("folder", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@_report_option
+@report_option
+@verbosity
 @held()
 def resume(folder, overrides, with_report):
     """Continue the run in FOLDER from its newest sound checkpoint, on any number of ranks.
@@ -135,6 +131,7 @@ def resume(folder, overrides, with_report):
     metavar="I/N",
     help="Every N-th run from the I-th (from 0), for an array of N jobs.",
 )
+@verbosity
 @held()
 def sweep(file, overrides, only_list, part):
     """Carry out all runs of the job FILE's [sweep], one after another, each in a folder of run.out.
@@ -282,8 +279,10 @@ def _note_success() -> None:
 
 def main() -> None:
     """Entry point. An exception on one rank, or a call of sys.exit in the middle of a run, ends all ranks."""
+    if any(name in os.environ for name in RANK_VARIABLES):
+        os.environ["TERM"] = "dumb"  # mpirun shows its ranks a terminal, wherever their output goes
     if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
-        warnings.simplefilter("ignore")  # rank 0 shows them
+        warnings.showwarning = lambda *_, **__: None  # rank 0 shows them, and logs have them all
     settings = {"traceback": False}
     try:
         cli(standalone_mode=False, obj=settings)

@@ -17,16 +17,20 @@ __all__ = ["array_tasks", "planned"]
 
 def planned(
     job: str, settings: list[str], axes: tuple[str, ...], parts: int | None
-) -> tuple[Config, str, tuple, int]:
-    """A configuration to hold the sizes against, the folder of results, ``tasks`` and ``parts``."""
+) -> tuple[Config, str, tuple, int, tuple[tuple[str, ...], ...]]:
+    """A configuration to hold the sizes against, the folder of results, ``tasks``, ``parts`` and ``shares``
+    of the batch job.
+    """
     if "sweep" in read_table(job):
         if axes:
             raise click.UsageError(
                 f"{job} has a [sweep]: --parts N shares its runs among the elements of a job array, "
                 "--array is for other files"
             )
-        config = variants(job, settings)[0].config
-        return config, str(Path(config.run.out).parent), (), parts or 1
+        runs, parts = variants(job, settings), parts or 1
+        config = runs[0].config
+        shares = tuple(tuple(run.name for run in runs[number::parts]) for number in range(parts))
+        return config, str(Path(config.run.out).parent), (), parts, shares
     if parts:
         raise click.UsageError(
             f"--parts is for a job file with a [sweep], which {job} does not have: --array KEY=V1,V2,... "
@@ -36,7 +40,8 @@ def planned(
     tasks = tuple(array_tasks(axes, config.run.out)) if axes else ()
     for task in tasks:
         Config.load(job, [*settings, *task])
-    return config, config.run.out, tasks, 0
+    names = tuple((Path(parse(task[-1].removeprefix("run.out="))).name,) for task in tasks)
+    return config, config.run.out, tasks, 0, names
 
 
 def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:

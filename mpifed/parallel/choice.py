@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from mpifed.core.telling import warn
 from mpifed.parallel.channels import CudaCopies
 from mpifed.parallel.comm import CollectiveError, SerialComm, agree
 from mpifed.parallel.devices import identity
@@ -99,7 +100,7 @@ def _shared(comm: SerialComm, device: torch.device, wanted: str) -> Transport:
         error = f"the ranks of a node cannot share memory: {refusal}"
     agree(comm, f"run.transport = 'shm': {error} (options: auto, host)" if wanted == "shm" else None)
     if comm.rank == 0:
-        print(f"mpifed: warning: messages go through MPI: {error}", file=sys.stderr)
+        warn(f"messages go through MPI: {error}")
     return Host(comm, device)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from mpifed.core.telling import warn
 from mpifed.parallel.comm import CollectiveError, SerialComm, share, together
 
 __all__ = [
@@ -215,10 +216,9 @@ def expect_alike(comm: SerialComm, device: torch.device) -> None:
     machines = [json.loads(share(comm, text, rank)) for rank in range(comm.size)]
     other = next(rank for rank in range(comm.size) if machines[rank] != machines[0])
     if comm.rank == 0:
-        print(
-            "mpifed: warning: run.reduction = 'exact' gives the same bits on machines that are alike, but "
-            f"{differences(machines[0], machines[other], 'on rank 0', f'on rank {other}')}",
-            file=sys.stderr,
+        warn(
+            "run.reduction = 'exact' gives the same bits on machines that are alike, but "
+            f"{differences(machines[0], machines[other], 'on rank 0', f'on rank {other}')}"
         )
 
 

@@ -21,7 +21,6 @@ memory, in an order that no transport changes (:mod:`mpifed.parallel.exchange`).
 from __future__ import annotations
 
 import socket
-import sys
 import time
 import weakref
 from datetime import timedelta
@@ -29,6 +28,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from mpifed.core.telling import warn
 from mpifed.parallel.channels import (
     Channel,
     CudaCopies,
@@ -167,7 +167,7 @@ class Shm(Host):
             return SharedExchange(self._nodes, slots, of_node, size, kind, self.count)
         except CollectiveError as refusal:
             if self.comm.rank == 0 and not self._told:
-                print(f"mpifed: warning: some messages go through MPI: {refusal}", file=sys.stderr)
+                warn(f"some messages go through MPI: {refusal}")
             self._told = True
             return None
 

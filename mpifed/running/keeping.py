@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tqdm import tqdm
-
 from mpifed.config.sections import Run
+from mpifed.core import telling
 from mpifed.parallel.comm import CollectiveError, SerialComm, share, together
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage.folder import Folder
@@ -27,9 +25,11 @@ GROWN = 1 / 32
 
 
 def say(comm: SerialComm, text: str) -> None:
-    """A line on standard error, once, above the progress bar."""
+    """A line on standard error, once, and in the logs of all ranks."""
     if comm.rank == 0:
-        tqdm.write(f"mpifed: {text}", file=sys.stderr)
+        telling.say(text)
+    else:
+        telling.LOG.info(text)
 
 
 class Keeper:
@@ -56,6 +56,7 @@ class Keeper:
         with together(self.comm, OSError):
             if self.comm.rank == 0:
                 self.folder.clear()
+                self.folder.stay()
 
     def restore(self, saved: Snapshot) -> None:
         """Take up the state of a checkpoint that rank 0 has read. Collective."""
@@ -85,8 +86,8 @@ class Keeper:
         fault = self._keep(snapshot, end, metrics)
         if fault and end:
             raise CollectiveError(fault)
-        if fault:
-            say(self.comm, f"warning: {fault}; the run goes on")
+        if fault and self.comm.rank == 0:
+            telling.warn(f"{fault}; the run goes on")
 
     def mend(self, end: End, metrics: dict[str, float]) -> None:
         """Write the results file where a kill came between it and the last checkpoint. Collective.
@@ -103,8 +104,9 @@ class Keeper:
     def note(self, end: End) -> None:
         """Keep the curves of a run that cannot go on; its checkpoints stay as they are. Collective."""
         self.recorder.gather()
-        if fault := self._keep(None, end, None):
-            say(self.comm, f"warning: {fault}")
+        fault = self._keep(None, end, None)
+        if fault and self.comm.rank == 0:
+            telling.warn(fault)
 
     def _keep(self, snapshot: Snapshot | None, end: End | None, metrics: dict[str, float] | None) -> str:
         """Write the results file, and the checkpoint if there is one to write. Collective.

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable
 
+from mpifed.core.telling import say
 from mpifed.parallel.comm import FAULT_TOLERANT, MpiComm, SerialComm, agree
 
 __all__ = ["RankFailure", "SurvivingComm", "surviving", "carry_on"]
@@ -114,9 +114,7 @@ def carry_on(comm: SerialComm, attempt: Callable[[SerialComm], object]):
         if comm.size == before:
             raise failure or RuntimeError("another rank has met an error of MPI, and no rank has died")
         if comm.rank == 0:
-            print(
-                f"mpifed: {before - comm.size} of {before} ranks died: going on with {comm.size} from the "
-                "newest checkpoint",
-                file=sys.stderr,
-                flush=True,
+            say(
+                f"{before - comm.size} of {before} ranks died: going on with {comm.size} from the "
+                "newest checkpoint"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ from mpifed.config.plugins import changed_sources
 from mpifed.core.errors import ConfigError
 from mpifed.core.evaluation import PLAIN, Evaluation
 from mpifed.core.settings import flatten
+from mpifed.core.telling import warn
 from mpifed.parallel.comm import SerialComm, share, together
 from mpifed.running.result import Result, everywhere, load
 from mpifed.storage import checkpoint
@@ -170,7 +170,7 @@ def _sound(folder: Folder) -> Snapshot:
             + "\n".join(complaints)
         )
     for line in complaints:
-        print(f"mpifed: warning: {line}", file=sys.stderr)
+        warn(line)
     return Snapshot(header, arrays, path)
 
 
@@ -268,7 +268,4 @@ def _expect_bits(old: dict, config: Config) -> None:
             "run.reduction = 'exact' promises the bits of a run in one go, which depend on "
             f"{', '.join(changed)}: {way}, or start over with run.overwrite=true"
         )
-    print(
-        "mpifed: warning: run.reduction = 'fused' from here on: the bits are no longer those of every layout",
-        file=sys.stderr,
-    )
+    warn("run.reduction = 'fused' from here on: the bits are no longer those of every layout")

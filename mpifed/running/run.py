@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from mpifed.config.job import Config
 from mpifed.config.plugins import expect_same_sources
@@ -17,6 +18,7 @@ from mpifed.config.tables import override, read_table
 from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import CollectiveError, SerialComm, together
 from mpifed.parallel.world import world
+from mpifed.running.callbacks import expect_callbacks
 from mpifed.running.keeping import say
 from mpifed.running.recovery import carry_on, surviving
 from mpifed.running.result import Result
@@ -26,10 +28,13 @@ from mpifed.running.signals import stopped_by
 from mpifed.simulation.preparation import settled
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.folder import Folder
+from mpifed.storage.log import RankLog
 from mpifed.storage.recorder import versions
 from mpifed.storage.snapshot import Snapshot
 
 __all__ = ["run", "resume"]
+
+T = TypeVar("T")
 
 
 def run(
@@ -37,6 +42,7 @@ def run(
     comm: SerialComm | None = None,
     resume: str = "auto",
     overrides: Sequence[str] = (),
+    callbacks: Sequence[object] = (),
 ) -> Result:
     """Run a job, or continue it where ``run.out`` holds a checkpoint of it. Collective.
 
@@ -48,37 +54,48 @@ def run(
             beginning. ``run.overwrite = true`` makes "auto" start from the beginning, too, and replaces what
             lies in ``run.out``.
         overrides: ``key=value`` changes as on the command line, e.g. ``["rounds=20", "algorithm.q=5"]``.
+        callbacks: objects with any of the methods ``on_start``, ``on_round``, ``on_evaluation`` and
+            ``on_end``, which are called with an :class:`~mpifed.Event`, on rank 0 alone, for what this call
+            computes; one that raises an error ends all ranks.
 
     Raises:
         ConfigError: on all ranks together: settings that are wrong whatever lies in folders and data.
         CollectiveError: on all ranks together: what only shows when the job is set up or runs (missing data,
             an output folder in use or with another job's results, a device that is not there, non-finite
-            values).
+            values, a callback that fails).
         Stopped: on all ranks together, when the files are written: SIGTERM or SIGUSR1 has come. It is a
             SystemExit.
         KeyboardInterrupt: the same for Ctrl-C; its ``result``, too, is what would have been returned.
     """
     comm = world(comm)
-    config = settled(_settings(comm, lambda: _read(job, overrides)), comm)
+    _alike(comm, lambda: expect_callbacks(callbacks))
+    config = settled(_alike(comm, lambda: _read(job, overrides)), comm)
     folder = Folder(config.run.out)
-    return _carry_out(config, comm, folder, lambda: choose(folder, config, resume))
+    return _carry_out(config, comm, folder, lambda: choose(folder, config, resume), callbacks)
 
 
-def resume(folder: str | Path, overrides: Sequence[str] = (), comm: SerialComm | None = None) -> Result:
+def resume(
+    folder: str | Path,
+    overrides: Sequence[str] = (),
+    comm: SerialComm | None = None,
+    callbacks: Sequence[object] = (),
+) -> Result:
     """Continue a run from its newest sound checkpoint, on any number of ranks. Collective.
 
     Args:
         folder: the run's folder.
         overrides: ``key=value`` changes, e.g. more rounds.
+        callbacks: as for :func:`run`.
 
     Raises:
         CollectiveError: there is no checkpoint to continue from, or as for :func:`run`.
         ConfigError, Stopped, KeyboardInterrupt: as for :func:`run`.
     """
     comm, folder = world(comm), Folder(folder)
+    _alike(comm, lambda: expect_callbacks(callbacks))
     stored = find_settings(comm, folder)
-    config = settled(_settings(comm, lambda: _changed(stored, folder.path, overrides)), comm)
-    return _carry_out(config, comm, folder, lambda: go_on(folder, config))
+    config = settled(_alike(comm, lambda: _changed(stored, folder.path, overrides)), comm)
+    return _carry_out(config, comm, folder, lambda: go_on(folder, config), callbacks)
 
 
 def _read(job: Config | dict | str | Path, overrides: Sequence[str]) -> Config:
@@ -136,7 +153,7 @@ def _override(table: dict, overrides: Sequence[str]) -> None:
         override(table, text)
 
 
-def _settings(comm: SerialComm, read: Callable[[], Config]) -> Config:
+def _alike(comm: SerialComm, read: Callable[[], T]) -> T:
     """What every rank reads for itself. Collective.
 
     Raises:
@@ -150,21 +167,27 @@ def _settings(comm: SerialComm, read: Callable[[], Config]) -> Config:
 
 
 def _carry_out(
-    config: Config, comm: SerialComm, folder: Folder, look: Callable[[], Snapshot | Result | None]
+    config: Config,
+    comm: SerialComm,
+    folder: Folder,
+    look: Callable[[], Snapshot | Result | None],
+    callbacks: Sequence[object],
 ) -> Result:
     """Run from what rank 0 finds by ``look``, again after the death of a rank that can be survived.
     Collective.
     """
 
     def attempt(comm: SerialComm) -> tuple[Result, int]:
-        try:
-            found = find_saved(comm, look)
-            if isinstance(found, Result):
-                return _complete(found.made_by(config), comm), 0
-            runner = Runner(config, comm, folder)
-            return runner.carry_out(found), runner.signal
-        finally:
-            folder.close()
+        with RankLog(comm, folder.path) as log:
+            try:
+                found = find_saved(comm, look)
+                if isinstance(found, Result):
+                    return _complete(found.made_by(config), comm), 0
+                log.open()
+                runner = Runner(config, comm, folder, log, callbacks)
+                return runner.carry_out(found), runner.signal
+            finally:
+                folder.close()
 
     result, signal = carry_on(surviving(comm, config.run.on_rank_failure), attempt)
     if signal:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
+from collections.abc import Mapping, Sequence
 
 import torch
 from tqdm import tqdm
@@ -10,10 +13,13 @@ from tqdm import tqdm
 from mpifed.config.job import Config
 from mpifed.config.plugins import title
 from mpifed.config.theory import prescription_of, told
+from mpifed.core.telling import LOG, PHASES
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.devices import deterministic, expect_alike, threads
 from mpifed.parallel.heap import keep_freed_memory
+from mpifed.running.callbacks import Callbacks
 from mpifed.running.keeping import Keeper, say
+from mpifed.running.phase_times import PhaseTimes
 from mpifed.running.result import Result
 from mpifed.running.resume import complete
 from mpifed.running.signals import StopSignals
@@ -23,8 +29,10 @@ from mpifed.simulation.evaluation import evaluation_interval
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import End
+from mpifed.storage.log import RankLog
 from mpifed.storage.recorder import Recorder
 from mpifed.storage.snapshot import Snapshot
+from mpifed.storage.tensorboard import Scalars
 
 __all__ = ["Runner"]
 
@@ -39,8 +47,11 @@ class Runner:
         signal: at the end, the number of the signal that came to any of the ranks, 0 for none.
     """
 
-    def __init__(self, config: Config, comm: SerialComm, folder: Folder):
+    def __init__(
+        self, config: Config, comm: SerialComm, folder: Folder, log: RankLog, callbacks: Sequence[object]
+    ):
         self.config, self.comm, self.folder, self.signal = config, comm, folder, 0
+        self.log, self.given, self.timed = log, callbacks, LOG.isEnabledFor(logging.DEBUG)
         self.signals = StopSignals(comm, self._where)
         self.watchdog = Watchdog(comm, config.run.watchdog)
         self.rule = StopRule(config, comm, self._elapsed)
@@ -69,21 +80,26 @@ class Runner:
                     result = self._begin() if saved is None else self._continue(saved)
             except NonFiniteError as fault:
                 self.keeper.note(End("diverged", str(fault)))
+                self._tell("on_end", {}, str(fault))
                 raise
             self.signal = self.signals.common()
         return result
 
     def _set_up(self, saved: Snapshot | None) -> None:
-        run = self.config.run
+        run, began = self.config.run, time.perf_counter()
+        observers = [PhaseTimes()] if LOG.isEnabledFor(PHASES) else []
         exact = run.reduction == "exact"
         torch.set_num_threads(threads(run.threads, exact, self.comm.local_size))
         keep_freed_memory()
         with together(self.comm, ValueError, OSError):
             header = saved.header if saved else {}
-            self.simulation = Simulation(
-                self.config, self.comm, header.get("client_costs", ()), group=header.get("group")
-            )
+            costs, group = header.get("client_costs", ()), header.get("group")
+            self.simulation = Simulation(self.config, self.comm, costs, observers, group)
             self.recorder = Recorder(self.simulation, self.comm)
+            board = [Scalars(run.out)] if self.comm.rank == 0 and run.tensorboard else []
+        self.callbacks = Callbacks(
+            [*board, *self.given], self.simulation, self.recorder, self.comm, self.folder.path
+        )
         self.interval = evaluation_interval(self.config, sum(self.simulation.metrics.rows.values()))
         if exact:
             expect_alike(self.comm, self.simulation.device)
@@ -92,14 +108,19 @@ class Runner:
         if said := self.simulation.rounds.choice.said:
             say(self.comm, f"{said} (run.group)")
         self.keeper = Keeper(run, self.folder, self.simulation, self.recorder, self.comm)
+        LOG.info("%s; set up in %.3g s", _layout(self.simulation), time.perf_counter() - began)
 
     def _begin(self) -> Result:
         """From the starting point; the job has been checked to the last, and what lies there is replaced."""
         self.simulation.start()
         self.recorder.note_round()
         with self._progress() as bar:
-            end = self._evaluate(bar)
+            end, metrics = self._measure(bar)
             self.keeper.clear()
+            if self.config.run.overwrite:
+                self.log.forget()
+            self._tell("on_start")
+            self._tell("on_evaluation", metrics)
             return self._go(bar, end)
 
     def _continue(self, saved: Snapshot) -> Result:
@@ -107,6 +128,7 @@ class Runner:
         self.rule.take_up(self.recorder.metrics)
         end = complete(saved.end, saved.round, saved.header["config"], self.config)
         if end is None:
+            self._tell("on_start")
             with self._progress() as bar:
                 end = self.rule.after(self.simulation.round)
                 if end and self.rule.evaluated < self.simulation.round:  # a last round that was none before
@@ -122,7 +144,7 @@ class Runner:
             total=self.config.rounds,
             initial=self.simulation.round,
             unit="round",
-            disable=not (self.comm.rank == 0 and self.config.run.progress),
+            disable=not (self.comm.rank == 0 and self.config.run.progress and LOG.isEnabledFor(logging.INFO)),
             desc=title(self.config.algorithm),
             dynamic_ncols=True,
             mininterval=0.1 if sys.stderr.isatty() else 2,
@@ -138,6 +160,14 @@ class Runner:
             self.watchdog.beat(round, "evaluation")
             metrics = self.simulation.evaluate(self.simulation.output)
         self._save(end, metrics)
+        costs = self.simulation.rounds.costs
+        LOG.info(
+            "ended: %s; %.4g s in rounds, %.4g s of them waiting for messages",
+            end.sentence,
+            costs.seconds,
+            costs.communication_seconds,
+        )
+        self._tell("on_end", metrics, end.sentence)
         if end.kind == "signal":
             say(self.comm, f"stopped after round {round}: the same command continues from there")
         return self._result(end, metrics)
@@ -145,10 +175,15 @@ class Runner:
     def _round(self, bar: tqdm) -> End | None:
         """One round and what is due after it."""
         simulation, rule, run = self.simulation, self.rule, self.config.run
+        before = simulation.rounds.costs.seconds
         rule.count(simulation.step(rule.vote(bool(self.signals.requested))))
+        if self.timed:
+            LOG.debug("round %d: %.4g s", simulation.round, simulation.rounds.costs.seconds - before)
         self.recorder.note_round()
         self.watchdog.beat(simulation.round)
         bar.update()
+        if "on_round" in self.callbacks.wanted:
+            self._tell("on_round")
         end = rule.after(simulation.round)
         if end or simulation.round % self.interval == 0:
             end = self._evaluate(bar) or end
@@ -158,8 +193,18 @@ class Runner:
         return end
 
     def _evaluate(self, bar: tqdm) -> End | None:
-        """Metrics of the current point; the end of the run if they have reached their target. Collective."""
-        simulation = self.simulation
+        """Measure and tell the callbacks; the end of the run if metrics have reached their target.
+        Collective.
+        """
+        end, metrics = self._measure(bar)
+        self._tell("on_evaluation", metrics)
+        return end
+
+    def _measure(self, bar: tqdm) -> tuple[End | None, Mapping[str, float]]:
+        """The end of the run if metrics have reached their target, and the metrics of the current point.
+        Collective.
+        """
+        simulation, began = self.simulation, time.perf_counter()
         self.watchdog.beat(simulation.round, "evaluation")
         averaged = self.config.output_rule == "average"
         metrics = simulation.evaluate(simulation.output if averaged else simulation.shared)
@@ -167,14 +212,37 @@ class Runner:
             self.recorder.note_metrics(metrics)
             first = [*metrics.items()][:SHOWN]
             bar.set_postfix({name: f"{value:.4g}" for name, value in first}, refresh=False)
+        if self.timed:
+            LOG.debug("evaluation: %.4g s %s", time.perf_counter() - began, metrics or "")
         end = self.rule.target(metrics, simulation.round)
         self.watchdog.beat(simulation.round)
-        return end
+        return end, metrics
+
+    def _tell(self, name: str, metrics: Mapping[str, float] | None = None, stopped: str = "") -> None:
+        """Call a method of the callbacks, if one has it. Collective."""
+        if name in self.callbacks.wanted:
+            self.watchdog.beat(self.simulation.round, "callbacks")
+            self.callbacks.tell(name, metrics or {}, stopped)
+            self.watchdog.beat(self.simulation.round)
 
     def _save(self, end: End | None = None, metrics: dict[str, float] | None = None) -> None:
-        self.watchdog.beat(self.simulation.round, "checkpoint")
+        round, began = self.simulation.round, time.perf_counter()
+        self.watchdog.beat(round, "checkpoint")
         self.keeper.save(end, metrics, self.rule.asked)
-        self.watchdog.beat(self.simulation.round)
+        self.watchdog.beat(round)
+        took, safe = time.perf_counter() - began, self.keeper.safe
+        LOG.info("files of round %d: %.3g s; the newest checkpoint is of round %d", round, took, safe)
 
     def _result(self, end: End, metrics: dict[str, float]) -> Result:
         return Result.of(self.simulation, self.recorder, end, metrics, self.folder.path)
+
+
+def _layout(simulation: Simulation) -> str:
+    """What this rank does of a run, and on what."""
+    mine, rounds = simulation.rounds.mine, simulation.rounds
+    clients = f"clients {mine[0]} to {mine[-1]}" if len(mine) else "no clients"
+    return (
+        f"device {simulation.device}, {torch.get_num_threads()} thread(s), {clients} "
+        f"({len(mine)} of {simulation.placement.clients}), group {rounds.choice.group}, messages by "
+        f"{simulation.transport.name}"
+    )

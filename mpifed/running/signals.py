@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpifed.core.telling import LOG, say
 from mpifed.running.noted import EXIT_INTERRUPTED, SIGNALS, Noted
 
 if TYPE_CHECKING:
@@ -172,4 +173,6 @@ class StopSignals:
             if not self.requested:
                 self.requested = name
                 if self.comm.rank == 0:
-                    print(f"mpifed: {name} {self.where()}", file=sys.stderr, flush=True)
+                    say(f"{name} {self.where()}")
+                else:
+                    LOG.info("%s received", name)

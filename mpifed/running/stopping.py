@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
 from mpifed.config.job import Config
 from mpifed.core.settings import near_miss
+from mpifed.core.telling import warn
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.storage.format import End
 
@@ -120,10 +120,9 @@ class StopRule:
     def _warn(self, r: int) -> None:
         """Say once that the metric is none with which the run could end."""
         if self.comm.rank == 0 and not self._warned:
-            print(
-                f"mpifed: warning: stop.metric = {self.stop.metric!r} is not a number (nan) after round {r}: "
-                "it ends the run only where it is one",
-                file=sys.stderr,
+            warn(
+                f"stop.metric = {self.stop.metric!r} is not a number (nan) after round {r}: "
+                "it ends the run only where it is one"
             )
         self._warned = True
 

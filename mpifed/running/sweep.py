@@ -6,10 +6,10 @@ non-finite values counts as done: a step size was too large.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 from mpifed.config.grids import Variant
+from mpifed.core.telling import say
 from mpifed.parallel.comm import SerialComm, share
 from mpifed.running.resume import is_done
 from mpifed.running.run import run
@@ -43,13 +43,13 @@ def sweep(runs: list[Variant], comm: SerialComm) -> Outcome:
             outcome.before += 1
         else:
             if comm.rank == 0:
-                print(f"mpifed: run {number} of {len(runs)}: {variant.name}", file=sys.stderr)
+                say(f"run {number} of {len(runs)}: {variant.name}")
             try:
                 run(variant.config, comm)
             except NonFiniteError as error:
                 outcome.diverged += 1
                 if comm.rank == 0:
-                    print(f"mpifed: {variant.name}: {error}", file=sys.stderr)
+                    say(f"{variant.name}: {error}")
         outcome.done += 1
     return outcome
 

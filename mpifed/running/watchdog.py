@@ -23,7 +23,9 @@ import os
 import sys
 import threading
 import time
+import traceback
 
+from mpifed.core.telling import LOG
 from mpifed.parallel.comm import SerialComm
 from mpifed.running.last_resort import LastResort
 
@@ -113,6 +115,7 @@ class Watchdog:
         """End this rank without a word to MPI, of which a part has died."""
         with contextlib.suppress(OSError):  # nor need anybody read any more
             print(f"mpifed: rank {self.comm.rank} ends: its launcher has died", file=sys.stderr, flush=True)
+        LOG.critical("this rank ends: its launcher has died")
         os._exit(EXIT_ORPHAN)
 
     def _expire(self) -> None:
@@ -123,11 +126,16 @@ class Watchdog:
         answers = self.comm.witness(here, GRACE)
         if not call:
             faulthandler.dump_traceback(file=sys.__stderr__)
+        LOG.critical("no progress: this rank %s\n%s", here, self._stack())
         if answers is None or rank != min(answers):
             time.sleep(2 * GRACE)  # the first witness ends all ranks before this
             answers = {rank: here}
         print(self._report(answers), file=sys.stderr, flush=True)
+        LOG.critical(self._report(answers).removeprefix("mpifed: "))
         self.comm.abort(EXIT_HANG)
+
+    def _stack(self) -> str:
+        return "".join(traceback.format_stack(sys._current_frames()[self._main])).rstrip()
 
     def _place(self) -> str:
         frame = sys._current_frames()[self._main]

@@ -7,7 +7,6 @@ lacks is NaN there, and one that only a later one has is left out, with a word.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
@@ -21,6 +20,7 @@ from mpifed.core.details import Details
 from mpifed.core.errors import ContractError, blaming
 from mpifed.core.problem import Problem
 from mpifed.core.splits import VALIDATION, of_split
+from mpifed.core.telling import warn
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.client_metrics import client_table, summary, summary_names
@@ -188,10 +188,9 @@ class Evaluator:
         new = [name for name in values if name not in {*self.names, *self._warned}]
         if new:
             self._warned.update(new)
-            print(
-                f"mpifed: warning: {function} returns {', '.join(map(repr, new))} after round {r}, and did "
-                f"not at first: only {', '.join(map(repr, self.names)) or 'no metric'} can be recorded",
-                file=sys.stderr,
+            warn(
+                f"{function} returns {', '.join(map(repr, new))} after round {r}, and did "
+                f"not at first: only {', '.join(map(repr, self.names)) or 'no metric'} can be recorded"
             )
         return {name: values.get(name, float("nan")) for name in self.names}
 

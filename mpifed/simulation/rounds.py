@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem
 from mpifed.core.records import State
 from mpifed.core.sampling import Sampler
+from mpifed.core.telling import say
 from mpifed.parallel.comm import together
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
@@ -172,10 +172,9 @@ class Rounds:
             The sum of the ranks' control values.
         """
         if not self._told and self.transport.comm.rank == 0:
-            print(
-                f"mpifed: in round {r} no client answers: the rest of such a round is left out, and nothing "
-                "moves in it (said once)",
-                file=sys.stderr,
+            say(
+                f"in round {r} no client answers: the rest of such a round is left out, and nothing "
+                "moves in it (said once)"
             )
         self._told = True
         if cohort.asked:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import sys
 from pathlib import Path
 
+from mpifed.core.telling import warn
 from mpifed.storage.ownership import is_known, is_leftover, is_own
 
 __all__ = ["replacing", "shielded", "remove_leftovers", "sync"]
@@ -45,7 +45,7 @@ def _make_way(path: Path) -> None:
     names = (path.with_name(f"{path.name}.kept{number}") for number in itertools.count(1))
     kept = next(name for name in names if not os.path.lexists(name))
     os.rename(path, kept)
-    print(f"mpifed: warning: {path} is no file of mpifed: it is {kept.name} now", file=sys.stderr)
+    warn(f"{path} is no file of mpifed: it is {kept.name} now")
 
 
 class _Shield:

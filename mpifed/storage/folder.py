@@ -7,17 +7,17 @@ import fcntl
 import os
 import socket
 import stat
-import sys
 import time
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from mpifed.core.errors import ConfigError
+from mpifed.core.telling import warn
 from mpifed.parallel.slurm import slurm_job
 from mpifed.storage.atomic import remove_leftovers, sync
 from mpifed.storage.format import RUN_FILE
-from mpifed.storage.ownership import LOCK_FILE, checkpoints, expect_own, histories, is_own
+from mpifed.storage.ownership import LOCK_FILE, LOG_FOLDER, checkpoints, expect_own, histories, is_own, logs
 
 __all__ = ["Folder", "Holder", "holder"]
 
@@ -90,7 +90,7 @@ class Folder:
             ) from None
         except OSError as fault:
             self._locked = False
-            _warn(
+            warn(
                 f"{self.path} cannot be locked ({fault.strerror}): take care that no second run writes to it"
             )
         if not self._holds():  # its holder has just removed the empty folder
@@ -111,7 +111,7 @@ class Folder:
         """Write into the lock who holds it."""
         before, host = _told(self._lock), socket.gethostname()
         if before and f" on {host}," not in before:
-            _warn(
+            warn(
                 f"{before} has never let go of {self.path}: see that it has ended, two runs must not share it"
             )
         job = f", Slurm job {number}" if (number := slurm_job()) else ""
@@ -163,6 +163,10 @@ class Folder:
                 if _told(self._lock) == self._text:
                     os.ftruncate(self._lock.fileno(), 0)
                 if self._made and not self.results():
+                    for path in filter(is_own, logs(self.path)):
+                        path.unlink()
+                    if (self.path / LOG_FOLDER).is_dir():
+                        (self.path / LOG_FOLDER).rmdir()
                     (self.path / LOCK_FILE).unlink()
                     self.path.rmdir()
         self._drop()
@@ -171,6 +175,10 @@ class Folder:
         """Remove the files of the run that lies here, and no others."""
         for path in filter(is_own, [*self.results(), *histories(self.path)]):
             path.unlink()
+
+    def stay(self) -> None:
+        """A run has begun: the folder that was made for it stays, whatever comes."""
+        self._made = False
 
     def results(self) -> list[Path]:
         """The results file and the checkpoints that lie here."""
@@ -219,7 +227,3 @@ def _told(lock) -> str:
     """The first line of an open lock file."""
     text = os.pread(lock.fileno(), SHOWN, 0).decode(errors="replace")
     return text.partition("\n")[0].strip()
-
-
-def _warn(text: str) -> None:
-    print(f"mpifed: warning: {text}", file=sys.stderr)

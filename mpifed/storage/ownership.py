@@ -22,10 +22,14 @@ __all__ = [
     "MAGIC",
     "HISTORY_MAGIC",
     "LOCK_FILE",
+    "LOG_FOLDER",
+    "LOG_MARK",
     "REPORT_FILES",
     "TEXT_MARK",
     "checkpoints",
     "histories",
+    "logs",
+    "rank_of",
     "round_of",
     "is_known",
     "is_own",
@@ -38,6 +42,8 @@ __all__ = [
 ]
 
 LOCK_FILE = "run.lock"
+#: Where the logs of the ranks lie, and how each begins.
+LOG_FOLDER, LOG_MARK = "log", b"mpifed log "
 #: How a checkpoint begins.
 MAGIC = b"mpifed checkpoint "
 #: How a file of the history beside checkpoints begins.
@@ -64,6 +70,7 @@ REPORT_FILES = ("report.html", "curves.png", "table.txt", "table.csv", "settings
 ASSUMPTION_FILES = ("assumptions.csv", "assumptions.json", "assumptions.png")
 _CHECKPOINT = re.compile(r"checkpoint-([0-9]{8,})\.h5")
 _HISTORY = re.compile(r"history-\w+\.bin")
+_LOG = re.compile(r"rank-([0-9]+)\.txt")
 _LEFTOVER = re.compile(r"(.+)\.tmp\.[0-9]+")
 
 
@@ -73,6 +80,10 @@ def _is_checkpoint(head: bytes) -> bool:
 
 def _is_history(head: bytes) -> bool:
     return _begins(head, HISTORY_MAGIC)
+
+
+def _is_log(head: bytes) -> bool:
+    return _begins(head, LOG_MARK)
 
 
 def _begins(head: bytes, mark: bytes) -> bool:
@@ -149,9 +160,21 @@ def histories(folder: str | Path) -> list[Path]:
     return [path for path in Path(folder).glob("history-*.bin") if _HISTORY.fullmatch(path.name)]
 
 
+def logs(folder: str | Path) -> list[Path]:
+    """The files of a folder's logs that are named like those of ranks."""
+    return [path for path in Path(folder, LOG_FOLDER).glob("rank-*.txt") if _LOG.fullmatch(path.name)]
+
+
+def rank_of(path: Path) -> int:
+    """The rank of a log, by its name."""
+    return int(path.stem.rpartition("-")[2])
+
+
 def _mark(name: str) -> Callable[[bytes], bool] | None:
     if _HISTORY.fullmatch(name):
         return _is_history
+    if _LOG.fullmatch(name):
+        return _is_log
     return _is_checkpoint if _CHECKPOINT.fullmatch(name) else _MARKS.get(name)
 
 

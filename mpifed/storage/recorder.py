@@ -26,7 +26,6 @@ from mpifed.storage.details import write_details
 from mpifed.storage.format import COSTS, RUN_FILE, End, entries
 from mpifed.storage.point import write_point
 from mpifed.storage.results import sound
-from mpifed.storage.tensorboard import Scalars
 
 __all__ = ["Recorder", "ending", "versions"]
 
@@ -45,8 +44,7 @@ class Recorder:
         blocks: the blocks whose averaged iterate is kept every round.
 
     Raises:
-        ValueError: a block does not exist, its iterates would not fit into memory, or there is nothing to
-            write for TensorBoard with.
+        ValueError: a block does not exist, or its iterates would not fit into memory.
     """
 
     def __init__(self, simulation: Simulation, comm: SerialComm):
@@ -74,9 +72,7 @@ class Recorder:
         self.metrics: dict[str, list[float]] = {}
         self._usage: dict[str, np.ndarray] = {}
         self.iterates: dict[str, list[np.ndarray]] = {block: [] for block in self.blocks}
-        first = comm.rank == 0
-        self._scalars = Scalars(config.run.out) if first and config.run.tensorboard else None
-        self._class_counts = config.problem.class_counts() if first else None
+        self._class_counts = config.problem.class_counts() if comm.rank == 0 else None
 
     def note_round(self) -> None:
         """Keep the costs, and on rank 0 the iterates, of the round just done."""
@@ -90,8 +86,6 @@ class Recorder:
         """Keep the metrics of the round just done (rank 0)."""
         for name, value in {"round": self.simulation.round, **values}.items():
             self.metrics.setdefault(name, []).append(value)
-        if self._scalars:
-            self._scalars.write("metrics", values, self.simulation.round)
 
     def gather(self) -> None:
         """Bring the costs of the rounds since the last call, and the memory used, to rank 0. Collective."""
@@ -109,10 +103,6 @@ class Recorder:
         self._base[_CLOCK] = rows[-1, _CLOCK] if len(rows) else self._base[_CLOCK]
         self._keep(rows)
         self._usage = usage(self.comm, self.simulation.device)
-        if self._scalars:
-            for row in rows[np.isin(rows[:, 0], self.metrics["round"][-len(rows) :])]:
-                self._scalars.write("costs", dict(zip(COSTS[1:], row[1:])), int(row[0]))
-            self._scalars.flush()
 
     def _keep(self, rows: np.ndarray) -> None:
         """Add rows to the costs, in room that doubles."""
@@ -125,6 +115,14 @@ class Recorder:
     def costs(self) -> np.ndarray:
         """The gathered costs, one row a round, the first for the starting point."""
         return self._costs[: self._recorded]
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """The costs after the last round that is gathered, by name, counts as whole numbers (rank 0)."""
+        return {
+            name: float(value) if name.endswith("seconds") else int(value)
+            for name, value in zip(COSTS[1:], self.costs[-1, 1:])
+        }
 
     @property
     def tables(self) -> list[str]:

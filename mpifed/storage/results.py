@@ -71,7 +71,8 @@ class RunData:
 class Head(NamedTuple):
     """How far a run has come, by its file: ``config``, ``end`` as in :class:`RunData`; the last ``round``,
     and the ``seconds`` that it has taken up to there; ``pace``, rounds a second of the last rounds, and
-    ``metric``, the name and the latest value of the problem's first, ``None`` where there is none.
+    ``metric``, the name and the latest value of the problem's first, ``None`` where there is none, and
+    ``validation``, the same of the validation split.
     """
 
     config: dict
@@ -80,6 +81,7 @@ class Head(NamedTuple):
     seconds: float
     pace: float | None
     metric: tuple[str, float] | None
+    validation: tuple[str, float] | None
 
 
 class Outcome(NamedTuple):
@@ -130,10 +132,13 @@ def head(path: str | Path) -> Head:
         taken, passed = rounds[-1] - rounds[0], seconds[-1] - seconds[0]
         metrics = source.get("metrics")
         expect(isinstance(metrics, h5py.Group), "a group 'metrics'", metrics)
-        first = next((name for name in metrics if name != "round"), None)
-        metric = (first, float(_last(source, f"metrics/{first}")[-1])) if first else None
+        first = next((name for name in metrics if name != "round"), "")
+        metric, validation = (
+            (name, float(_last(source, f"metrics/{name}")[-1])) if name in metrics else None
+            for name in (first, f"validation_{first}")
+        )
         pace = float(taken / passed) if taken > 0 and passed > 0 else None
-        return Head(config, end, int(rounds[-1]), float(seconds[-1]), pace, metric)
+        return Head(config, end, int(rounds[-1]), float(seconds[-1]), pace, metric, validation)
 
 
 def outcome(path: str | Path) -> Outcome:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 
 from mpifed.core.records import State
+from mpifed.core.telling import warn
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.devices import differences, machine
 from mpifed.simulation.provenance import digests, expect_same
@@ -141,10 +141,7 @@ class Snapshot:
         )
         changed = differences(there, here, "before", "now")
         if changed and comm.rank == 0:
-            print(
-                f"mpifed: warning: {changed}: the bits of run.reduction = 'exact' may be others from here on",
-                file=sys.stderr,
-            )
+            warn(f"{changed}: the bits of run.reduction = 'exact' may be others from here on")
 
 
 def _records(simulation: Simulation) -> dict[str, State]:

@@ -6,17 +6,18 @@ import contextlib
 import os
 import shlex
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mpifed.storage.arrays import SCRIPT, elements
 from mpifed.storage.checkpoint import newest
 from mpifed.storage.folder import Holder, holder
 from mpifed.storage.format import RUN_FILE
 from mpifed.storage.ownership import LOCK_FILE, checkpoints, round_of
 from mpifed.storage.results import Head, expect, head
 
-__all__ = ["Status", "find_folders", "is_run", "status"]
+__all__ = ["Status", "is_run", "status", "survey"]
 
 #: Bytes of a checkpoint up to which it is read, its digest compared; a larger one is known by its name alone.
 READ = 16 * 2**20
@@ -30,10 +31,12 @@ class Status:
         state: "finished"; "running"; "running?" (it runs on another host, or has died there); "stopped" (it
             can be resumed); "failed" (it cannot, or not as it is); "damaged"; "unreadable"; "not begun".
         said: why, or what follows, in words.
-        metric: name and latest value of the problem's first metric.
+        metric, validation: name and latest value of the problem's first metric, and of the same on the
+            validation split.
         age: seconds since a checkpoint or the results were written; of a run that has none, since it began.
         pace: rounds a second, of a run that goes on.
         left: seconds that it takes to do all its rounds, or may still take.
+        script, element: the batch script, and which element of its array is to carry the run out.
     """
 
     folder: Path
@@ -47,25 +50,44 @@ class Status:
     age: float | None = None
     pace: float | None = None
     left: float | None = None
+    validation: tuple[str, float] | None = None
+    script: Path | None = None
+    element: int | None = None
 
 
-def find_folders(places: Iterable[str | Path]) -> list[Path]:
-    """The folders with a run that the places are or hold, at any depth, each once; and those that cannot be
-    looked into.
+def survey(places: Iterable[str | Path]) -> list[Status]:
+    """Where the runs stand that the places are or hold, at any depth, each once; also those that have not
+    begun of the job arrays there, and folders that cannot be looked into.
 
     Raises:
         ValueError: one of the places is no folder, or holds no run.
     """
-    found: dict[Path, Path] = {}
+    found: dict[Path, Status] = {}
     for place in map(Path, places):
         expect(place.is_dir(), f"a folder {place}", "a file" if place.exists() else "none")
-        closed: list[Path] = []
-        walked = os.walk(place, onerror=lambda fault, closed=closed: closed.append(Path(fault.filename)))
-        here = [folder for folder in (Path(folder) for folder, _, _ in walked) if is_run(folder)]
-        expect(here or closed, f"a run in {place} or below", "none")
-        for folder in sorted(here + closed):
-            found.setdefault(folder.resolve(), folder)
+        runs = list(_below(place))
+        expect(runs, f"a run in {place} or below", "none")
+        for run in runs:
+            found.setdefault(run.folder.resolve(), run)
     return list(found.values())
+
+
+def _below(place: Path) -> Iterator[Status]:
+    closed: list[Path] = []
+    walked = [
+        (Path(folder), SCRIPT in files)
+        for folder, _, files in os.walk(place, onerror=lambda fault: closed.append(Path(fault.filename)))
+    ]
+    planned = {
+        run.resolve(): Status(run, "not begun", script=folder / SCRIPT, element=element)
+        for folder, launched in walked
+        if launched
+        for element, run in elements(folder / SCRIPT)
+    }
+    for folder in sorted([*(folder for folder, _ in walked if is_run(folder)), *closed]):
+        plan, run = planned.pop(folder.resolve(), None), status(folder)
+        yield replace(run, script=plan.script, element=plan.element) if plan else run
+    yield from planned.values()
 
 
 def is_run(folder: Path) -> bool:
@@ -100,6 +122,7 @@ def _status(folder: Path) -> Status:
         _age([results, *files] if run or fault or files else [lock]),
         run.pace if goes_on else None,
         _left(run, _age([results, lock])) if goes_on else None,
+        run and run.validation,
     )
 
 

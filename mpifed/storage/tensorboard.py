@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import time
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from mpifed.core.telling import warn
 
 __all__ = ["Scalars"]
 
 
 class Scalars:
-    """The event files of one run, in the folder ``tensorboard`` of its own.
+    """A callback that writes metrics and costs of every evaluation, as ``metrics/NAME`` and ``costs/NAME``,
+    to event files in the folder ``tensorboard`` of a run.
 
     A file that cannot be written, on a full disk say, costs a warning and the scalars from there on, not the
     run.
@@ -30,25 +33,30 @@ class Scalars:
             ) from None
         self._folder, self._writer, self._failed = Path(folder, "tensorboard"), None, False
 
-    def write(self, group: str, values: Mapping[str, float], step: int) -> None:
-        """Add ``group/name`` at a step.
+    def on_evaluation(self, event: Any) -> None:
+        """Add an evaluation.
 
-        The first call of a process starts a file: what earlier files hold of this step and later ones does
+        The first one of a process starts a file: what earlier files hold of this round and later ones does
         not count any more.
         """
+        if self._failed:
+            return
+        try:
+            self._write("metrics", event.metrics, event.round)
+            self._write("costs", event.costs, event.round)
+            self._writer.flush()
+        except OSError as fault:
+            self._failed = True
+            warn(f"no more scalars for TensorBoard: {fault}; the run goes on")
+
+    def _write(self, group: str, values: Mapping[str, float], step: int) -> None:
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 
         figures = [Summary.Value(tag=f"{group}/{name}", simple_value=value) for name, value in values.items()]
-        self._try(
-            lambda: self._opened(step).write_event(
-                Event(wall_time=time.time(), step=step, summary=Summary(value=figures))
-            )
+        self._opened(step).write_event(
+            Event(wall_time=time.time(), step=step, summary=Summary(value=figures))
         )
-
-    def flush(self) -> None:
-        """Bring what was added to disk."""
-        self._try(lambda: self._writer and self._writer.flush())
 
     def _opened(self, step: int):
         from tensorboardX.event_file_writer import (
@@ -66,14 +74,3 @@ class Scalars:
                 Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
             )
         return self._writer
-
-    def _try(self, action) -> None:
-        if self._failed:
-            return
-        try:
-            action()
-        except OSError as fault:
-            self._failed = True
-            print(
-                f"mpifed: warning: no more scalars for TensorBoard: {fault}; the run goes on", file=sys.stderr
-            )

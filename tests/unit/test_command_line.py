@@ -161,6 +161,7 @@ def test_run_resume_report(job, tmp_path):
         "curves.png",
         "table.txt",
         "table.csv",
+        "log",
     }
     written = {path: path.stat().st_mtime_ns for path in out.glob("*.h5")}
     again = invoke("run", job)

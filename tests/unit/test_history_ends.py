@@ -48,7 +48,8 @@ def folder(done, tmp_path):
 
 
 def content(folder) -> dict:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "run.lock"}
+    files = (path for path in folder.iterdir() if path.is_file() and path.name != "run.lock")
+    return {path.name: path.read_bytes() for path in files}
 
 
 def same(one, other) -> None:

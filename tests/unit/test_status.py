@@ -21,6 +21,7 @@ from mpifed import run
 from mpifed.cli.main import cli
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
+from mpifed.storage import arrays
 from mpifed.storage import folder as locks
 from mpifed.storage import status as module
 from mpifed.storage.status import status
@@ -250,6 +251,64 @@ def test_a_sweep_and_what_of_it_is_left(tmp_path, monkeypatch):
     Path("one.toml").write_text(Path("sweep.toml").read_text().partition("[sweep]")[0])
     (entry,) = entries("one.toml")
     assert (entry["state"], entry["method"], entry["rounds"]) == ("not begun", "FGDA", 2)
+
+
+def test_the_validation_metric_stands_beside_the_first(tmp_path):
+    write(tmp_path / "a", auc=decay(0.1), validation_auc=[0.25] * 5)
+    assert " validation" in lines(tmp_path)[0] and "validation_auc 0.25" in lines(tmp_path)[1]
+    (entry,) = entries(tmp_path)
+    assert (entry["validation"], entry["metric"]) == (0.25, "auc")
+    write(tmp_path / "b", auc=decay(0.1))
+    assert entries(tmp_path / "b")[0]["validation"] is None and " validation" not in lines(tmp_path / "b")[0]
+
+
+SWEPT = (
+    "rounds = 2\nalgorithm = { name = 'FGDA', q = 2 }\nproblem = { name = 'Saddle', clients = 3 }\n"
+    "[sweep]\nseed = [0, 1, 2, 3, 4, 5, 6]\n"
+)
+
+
+@pytest.mark.parametrize(
+    "many", [["--array", "seed=0,1,2,3,4,5,6"], ["--parts", "7"]], ids=["array", "sweep"]
+)
+def test_a_job_array_and_its_elements(tmp_path, monkeypatch, killed, many):
+    monkeypatch.chdir(tmp_path)
+    Path("job.toml").write_text(SWEPT if "--parts" in many else SWEPT.partition("[sweep]")[0])
+    launched = CliRunner().invoke(cli, ["launch", "job.toml", "run.out=out", *many, "--no-submit"])
+    assert launched.exit_code == 0, launched.output
+    assert lines("out")[-2:] == [["out/job.sbatch, 7 element(s): 7 waiting (0-6)"], ["7 runs: 7 not begun"]]
+    for seed in (0, 2, 3):
+        write(tmp_path / "out" / f"seed={seed}", auc=decay(0.1))
+    write(tmp_path / "out" / "seed=4", stopped="non-finite value in round 20")
+    shutil.copytree(killed, tmp_path / "out" / "seed=1")
+    holder = locks.Folder(tmp_path / "out" / "seed=5")
+    holder.open(create=True)
+    try:
+        (*rows, array, total) = lines("out")
+        assert array == [
+            "out/job.sbatch, 7 element(s): 3 done (0,2-3), 1 stopped (1), 1 failed (4), 1 running (5), "
+            "1 waiting (6)"
+        ]
+        assert rows[-1][0].strip() == "out/seed=6" and total[0].startswith("7 runs: 3 finished")
+        found = {entry["folder"]: entry for entry in entries("out")}
+        assert [found[f"out/seed={seed}"]["element"] for seed in range(7)] == [*range(7)]
+        assert found["out/seed=5"]["script"] == "out/job.sbatch"
+    finally:
+        holder.close()
+    shutil.move("out", "elsewhere")  # what is copied from a cluster
+    assert "3 done (0,2-3)" in lines("elsewhere")[-2][0] and "element" not in str(lines("elsewhere/seed=0"))
+
+
+def test_runs_that_share_an_element_make_its_state(tmp_path):
+    runs = ["a", "b"], ["c", "d"], ["e", "f"], ["g"]
+    comments = "\n".join(arrays.share_lines(runs))
+    (tmp_path / "job.sbatch").write_text(f"{arrays.HEAD}\n{comments}\n# runs 9: [")
+    for name in "acdf":
+        write(tmp_path / name)
+    write(tmp_path / "e", stopped="non-finite value in round 20", auc=[float("nan")] * 5)
+    assert "4 element(s): 1 stopped (0), 1 done (1), 1 failed (2), 1 waiting (3)" in str(lines(tmp_path))
+    (tmp_path / "job.sbatch").write_text(comments)  # somebody else's
+    assert "element" not in str(lines(tmp_path))
 
 
 def test_runs_are_found_once_and_by_default_here(tmp_path, monkeypatch):

@@ -1,0 +1,184 @@
+"""Callbacks on one rank and several: what they are told and when, resumptions, and callbacks that fail."""
+
+import re
+import signal
+
+import numpy as np
+import pytest
+
+import mpifed
+from mpifed import ConfigError
+from mpifed.parallel.comm import CollectiveError
+from mpifed.running import callbacks as module
+from mpifed.simulation.simulation import NonFiniteError
+from mpifed.storage.format import COSTS
+from mpifed.storage.recorder import Recorder
+
+
+def job(folder, **run) -> dict:
+    return {
+        "rounds": 4,
+        "record": ["x"],
+        "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.01, "eta_y": 0.01},
+        "problem": {"name": "Saddle", "clients": 3, "d": 2},
+        "oracle": {"batch_size": 0},
+        "run": {"progress": False, "eval_every": 2, "checkpoint_every": 2, "out": str(folder), **run},
+    }
+
+
+class Diary:
+    """Notes the events, and copies of what holds only meanwhile."""
+
+    def __init__(self):
+        self.names, self.events, self.points = [], [], []
+
+    def __getattr__(self, name):
+        if name not in module.METHODS:
+            raise AttributeError(name)
+        return lambda event: self._note(name, event)
+
+    def __dir__(self):
+        return module.METHODS
+
+    def _note(self, name, event):
+        self.names.append(f"{name.removeprefix('on_')} {event.round}")
+        self.events.append(event)
+        self.points.append({block: values.copy() for block, values in event.point.items()})
+
+    def of(self, name) -> list:
+        return [event for event, noted in zip(self.events, self.names) if noted.startswith(name)]
+
+
+FIRST = "start 0, evaluation 0, round 1, round 2, evaluation 2, round 3, round 4, evaluation 4, end 4"
+
+
+@pytest.mark.mpi
+def test_callbacks_are_told_of_everything_on_rank_0_alone(out, comm):
+    diary = Diary()
+    result = mpifed.run(job(out), comm, callbacks=[diary])
+    if comm.rank:
+        assert not diary.names
+        return
+    assert ", ".join(diary.names) == FIRST
+    costs = {name: [event.costs[name] for event in diary.of("round")] for name in COSTS[1:]}
+    assert {*diary.events[0].costs} == {*COSTS[1:]}
+    for name, values in costs.items():
+        np.testing.assert_array_equal(values, result.costs[name][1:])
+    for name in ("error", "x_error"):
+        assert [event.metrics[name] for event in diary.of("evaluation")] == result.history[name]
+    rounds = [point["x"] for point, name in zip(diary.points, diary.names) if name.startswith("round")]
+    np.testing.assert_array_equal(rounds, result.iterates["x"])
+    last = diary.events[-1]
+    assert (last.stopped, last.metrics, str(last.folder)) == (result.stopped, result.metrics, out)
+    assert last.config == result.config and not any(event.stopped for event in diary.events[:-1])
+    np.testing.assert_array_equal(diary.points[-1]["y"], result.point["y"])
+
+
+@pytest.mark.mpi
+def test_the_results_are_those_without_callbacks(out, comm):
+    with_, without = (
+        mpifed.run(job(f"{out}/{len(callbacks)}"), comm, callbacks=callbacks) for callbacks in ([Diary()], [])
+    )
+    for name in ("x", "y"):
+        np.testing.assert_array_equal(with_.point[name], without.point[name])
+    for name in () if comm.rank else COSTS:
+        if not name.endswith("seconds"):
+            np.testing.assert_array_equal(with_.costs[name], without.costs[name])
+
+
+@pytest.mark.mpi
+def test_a_run_that_goes_on_tells_of_its_new_rounds(out, comm):
+    mpifed.run(job(out), comm, callbacks=[Diary()])
+    diary, nobody = Diary(), Diary()
+    mpifed.resume(out, ["rounds=5"], comm, callbacks=[diary])
+    mpifed.run(job(out) | {"rounds": 5}, comm, callbacks=[nobody])
+    if not comm.rank:
+        assert diary.names == ["start 4", "round 5", "evaluation 5", "end 5"] and not nobody.names
+
+
+class Failing:
+    def on_round(self, event):
+        if event.round == 3:
+            raise KeyError("auc")
+
+
+class Leaving:
+    def on_evaluation(self, event):
+        raise SystemExit(7)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("callback, words", [
+    (Failing(), "Failing.on_round failed in round 3: KeyError: 'auc'"),
+    (Leaving(), "Leaving.on_evaluation failed in round 0: RuntimeError: sys.exit(7) was called"),
+])  # fmt: skip
+def test_a_callback_that_fails_ends_all_ranks_with_its_name(out, comm, callback, words):
+    with pytest.raises(CollectiveError, match=re.escape(words)):
+        mpifed.run(job(out), comm, callbacks=[callback])
+    if isinstance(callback, Failing):
+        assert mpifed.run(job(out), comm).stopped == "all 4 rounds done"  # on from the checkpoint of round 2
+
+
+class Stopping(Diary):
+    def _note(self, name, event):
+        super()._note(name, event)
+        if (name, event.round) == ("on_evaluation", 2):
+            signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.mpi
+def test_a_signal_from_a_callback_stops_the_run(out, comm):
+    diary = Stopping()
+    with pytest.raises(mpifed.Stopped):
+        mpifed.run(job(out), comm, callbacks=[diary])
+    if not comm.rank:
+        assert diary.names[-2:] == ["round 3", "end 3"]
+        assert diary.events[-1].stopped == "a signal after round 3" and diary.events[-1].metrics == {}
+
+
+@pytest.mark.mpi
+def test_the_end_in_values_that_are_not_finite_is_told(out, comm):
+    diary, table = Diary(), job(out)
+    table["algorithm"] |= {"eta_x": 1e30, "eta_y": 1e30}
+    with pytest.raises(NonFiniteError):
+        mpifed.run(table, comm, callbacks=[diary])
+    if not comm.rank:
+        assert diary.names[-1].startswith("end") and "non-finite" in diary.events[-1].stopped
+
+
+def test_the_point_cannot_be_written_to(out):
+    class Writing:
+        def on_round(self, event):
+            event.point["x"][0] = 1
+
+    with pytest.raises(
+        CollectiveError, match=r"Writing\.on_round failed in round 1: ValueError: .*read-only"
+    ):
+        mpifed.run(job(out), callbacks=[Writing()])
+
+
+class Misspelt:
+    def on_rounds(self, event): ...
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("callbacks, words", [
+    (print, "expected a list of objects"),
+    ([Diary], "expected an object, got the class Diary: call it"),
+    ([Misspelt()], "Misspelt has on_rounds: did you mean 'on_round'?"),
+    ([print], "has none of the methods on_start, on_round, on_evaluation, on_end"),
+])  # fmt: skip
+def test_what_is_no_callback_is_refused_before_any_work(out, comm, callbacks, words):
+    for start in (lambda: mpifed.run(job(f"{out}/a"), comm, callbacks=callbacks), lambda: mpifed.resume(
+        out, comm=comm, callbacks=callbacks
+    )):  # fmt: skip
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            start()
+
+
+def test_without_callbacks_nothing_is_called(out, monkeypatch):
+    called, gather = [], Recorder.gather
+    monkeypatch.setattr(module.Callbacks, "tell", lambda self, name, *rest: called.append(name))
+    monkeypatch.setattr(Recorder, "gather", lambda self: (called.append("gather"), gather(self)))
+    mpifed.run(job(out, checkpoint_every=0))
+    assert called == ["gather"]  # for the files of the end

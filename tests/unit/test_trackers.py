@@ -1,0 +1,61 @@
+"""The callbacks of docs/following.md for trackers, in their offline modes, where they are installed."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import mpifed
+from mpifed.parallel.comm import SerialComm
+
+PAGE = (Path(__file__).parents[2] / "docs" / "following.md").read_text(encoding="utf-8")
+ROUNDS = [0, 2, 4]
+
+
+def shown(name: str):
+    """The class that the page shows in a file."""
+    (text,) = re.findall(rf"^```python\n# {name}\n(.*?)^```", PAGE, re.S | re.M)
+    exec(text, names := {})
+    return next(value for key, value in names.items() if key in ("WandB", "MLflow"))
+
+
+@pytest.fixture
+def track(tmp_path):
+    def run(callback, rounds=4):
+        table = {
+            "rounds": rounds,
+            "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.01, "eta_y": 0.01},
+            "problem": {"name": "Saddle", "clients": 3, "d": 2},
+            "run": {"progress": False, "eval_every": 2, "out": str(tmp_path / "run")},
+        }
+        return mpifed.run(table, SerialComm(), callbacks=[callback])
+
+    return run
+
+
+def test_weights_and_biases(track, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    for name, value in {"MODE": "offline", "SILENT": "true", "DIR": str(tmp_path)}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    logged, log = [], wandb.Run.log
+    monkeypatch.setattr(
+        wandb.Run, "log", lambda self, data, step: (logged.append((step, data)), log(self, data, step=step))
+    )
+    result = track(shown("wandb_callback.py")())
+    assert [step for step, _ in logged] == ROUNDS
+    assert [data["error"] for _, data in logged] == result.history["error"]
+    assert logged[-1][1]["bytes_up"] == result.costs["bytes_up"][-1]
+    assert list((tmp_path / "run").glob("wandb/offline-run-*-run/*.wandb"))
+
+
+def test_mlflow(track, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
+    result = track(shown("mlflow_callback.py")())
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs(["0"])
+    history = sorted(client.get_metric_history(run.info.run_id, "error"), key=lambda one: one.step)
+    assert [one.step for one in history] == ROUNDS
+    assert [one.value for one in history] == result.history["error"]
+    assert run.data.tags["stopped"] == result.stopped and run.info.status == "FINISHED"
