@@ -7,7 +7,7 @@ import inspect
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -26,6 +26,7 @@ from mpifed.core.participation import LAWS, Law, Probabilities
 from mpifed.core.proximal import PROXIMALS, Proximal
 from mpifed.core.schedules import SCHEDULES, Rate
 from mpifed.core.sets import SETS, Set
+from mpifed.core.units import Kind, plain
 from mpifed.data.partition import PARTITIONS, Partition
 from mpifed.data.registry import Dataset
 from mpifed.models import MODELS, Model, SequenceModel
@@ -179,9 +180,15 @@ def _code(default: str) -> str:
 
 def _row(name: str, hint, info, default) -> Row:
     described = isinstance(info, FieldInfo)
-    bounds = [_bound(one) for one in info.metadata] if described else []
-    values = ", ".join(word for word in (_values(hint), *bounds) if word)
-    return Row(name, values, _shown(default), (described and info.description) or "")
+    whole = Annotated[(hint, *info.metadata)] if described and info.metadata else hint
+    return Row(name, _values(whole), _shown(default), (described and info.description) or "")
+
+
+def kind_of(hint) -> Kind | None:
+    """What a number measures, where it may be written with its unit."""
+    functions = (getattr(one, "func", None) for one in getattr(hint, "__metadata__", ()))
+    kinds = (one.keywords["kind"] for one in functions if getattr(one, "func", None) is plain)
+    return next(kinds, None)
 
 
 def _bound(constraint) -> str:
@@ -196,7 +203,9 @@ def _values(hint) -> str:
             return words
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return ", ".join(word for word in (_values(arguments[0]), *map(_bound, arguments[1:])) if word)
+        kind = kind_of(hint)
+        word = f'{kind.unit} or text such as "{kind.example}"' if kind else _values(arguments[0])
+        return ", ".join(word for word in (word, *map(_bound, arguments[1:])) if word)
     if origin is Literal:
         return ", ".join(f'"{one}"' for one in arguments)
     if origin in (typing.Union, types.UnionType):

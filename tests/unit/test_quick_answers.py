@@ -16,6 +16,7 @@ from mpifed.cli.main import cli
 DIGITS = Path(__file__).parents[2] / "jobs" / "digits_auc.toml"
 #: Each takes a tenth of a second or more, torch more than a second.
 LARGE = {"torch", "scipy", "sklearn", "pydantic", "h5py", "mpi4py", "matplotlib", "rich", "jinja2", "PIL"}
+LARGE |= {"pandas", "bokeh", "pint", "safetensors"}
 SCRIPT = """
 import atexit, sys
 sys.argv[0] = "mpifed"
