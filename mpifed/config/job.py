@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ from mpifed.core.evaluation import by_hand
 from mpifed.core.method_checks import check_method
 from mpifed.core.problem import Minimisation, Problem
 from mpifed.core.proximal import Zero
-from mpifed.core.settings import Preset, explain, near_miss
+from mpifed.core.settings import Preset, explain, first, near_miss
 from mpifed.core.strict import Strict
 from mpifed.problems import PROBLEMS
 
@@ -82,7 +82,7 @@ class Config(Strict, BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            raise ConfigError(_explained(error)) from None
+            raise ConfigError(_explained(error, settings)) from None
 
     @model_validator(mode="after")
     def _fits_together(self):
@@ -101,12 +101,12 @@ class Config(Strict, BaseModel):
             kind = f"{'an' if problem.family == 'operator' else 'a'} {problem.family}"
             raise ValueError(
                 f"{name} solves {algorithm.family} problems, {its} is {kind} problem: methods for it are "
-                f"{', '.join(n for n, c in ALGORITHMS.items() if c.family in fits)}"
+                f"{first(n for n, c in ALGORITHMS.items() if c.family in fits)}"
             )
         if problem.family == "operator" and not isinstance(problem.phi, Zero) and not algorithm.composite:
             raise ValueError(
                 f"{its} has a convex part φ = {problem.phi}, which {name} would ignore: methods for it are "
-                f"{', '.join(n for n, c in ALGORITHMS.items() if c.composite)}"
+                f"{first(n for n, c in ALGORITHMS.items() if c.composite)}"
             )
         return self
 
@@ -118,7 +118,7 @@ class Config(Strict, BaseModel):
         if partial and not algorithm.partial_participation:
             raise ValueError(
                 f"{title(algorithm)} needs every client in every round, got {partial}: leave it out, or take "
-                f"one of {', '.join(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
+                f"one of {first(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
             )
         return self
 
@@ -264,16 +264,24 @@ def _expect_settings(part, decorator: str) -> None:
             )
 
 
-def _explained(error: ValidationError) -> str:
+def _explained(error: ValidationError, settings: dict) -> str:
     """The faults of a configuration, one line each, with the near miss of an unknown setting."""
+    places = {name: section.model_fields for name, section in SECTIONS.items()}
+    parts = {name: settings.get(name) for name in ("algorithm", "problem")}
+    places |= {name: vars(part) for name, part in parts.items() if dataclasses.is_dataclass(part)}
     faults = error.errors()
     unknown = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden"]
     rest = [fault for fault in faults if fault["type"] != "extra_forbidden"]
-    return "\n".join(filter(None, [listed(unknown, _unknown), explain(rest, "")]))
+    return "\n".join(
+        filter(None, [listed(unknown, lambda place: _unknown(place, places)), explain(rest, "")])
+    )
 
 
-def _unknown(place: tuple) -> str:
+def _unknown(place: tuple, places: Mapping[str, Iterable[str]]) -> str:
     *path, key = map(str, place)
+    known = [f"{section}.{key}" for section, names in places.items() if key in names]
+    if known and not path:
+        return f"a job file has no setting {shown(key)} outside its sections: did you mean {known[0]!r}?"
     model = SECTIONS.get(path[0] if path else "", Config)
     where = f"[{path[0]}]" if path else "a job file"
     return f"{where} has no setting {shown(key)}: {near_miss(key, model.model_fields)}"

@@ -57,7 +57,7 @@ _TEXT = re.compile(
 def _registry() -> pint.UnitRegistry:
     import pint
 
-    registry = pint.UnitRegistry(None)
+    registry: pint.UnitRegistry = pint.UnitRegistry(None)
     registry.load_definitions(_DEFINITIONS)
     return registry
 
