@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from mpifed.cli.completion import names
 from mpifed.storage.named import expect_place
 from mpifed.storage.ownership import is_figure
 
@@ -24,7 +25,7 @@ def list_(as_json):
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=names)
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
     "--out", type=click.Path(), help="For a job: the figure's file (else JOB.clients.png beside it)."

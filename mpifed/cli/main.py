@@ -19,6 +19,8 @@ import click
 
 from mpifed import __version__
 from mpifed.cli.commands import bench, report, scale
+from mpifed.cli.completion import names
+from mpifed.cli.completion import settings as keys
 from mpifed.cli.entry import loading
 from mpifed.cli.explaining import info, list_, schema
 from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
@@ -71,7 +73,7 @@ def cli(context, whole):
 
 @cli.command()
 @click.argument("file", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=keys)
 @click.option("--data-dir", help="Folder of the data files (else $MPIFED_DATA, else ../shared/data).")
 @click.option(
     "--resume",
@@ -108,7 +110,7 @@ def run(file, overrides, data_dir, resume_, with_report):
 
 @cli.command()
 @click.argument("folder", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=keys)
 @_report_option
 @held()
 def resume(folder, overrides, with_report):
@@ -125,7 +127,7 @@ def resume(folder, overrides, with_report):
 
 @cli.command()
 @click.argument("file", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=keys)
 @click.option("--list", "only_list", is_flag=True, help="Print the names of the runs and end.")
 @click.option(
     "--part",
@@ -163,7 +165,7 @@ def sweep(file, overrides, only_list, part):
 
 
 @cli.command()
-@click.argument("name")
+@click.argument("name", shell_complete=names)
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 def check(name, settings):
     """Run the contract tests on your own method or problem, ./file.py:Class.
