@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mpifed.core.schedules import Rate
     from mpifed.core.sets import Sets
     from mpifed.core.settings import hyperparameters, problem_settings
+    from mpifed.report.frame import frame
+    from mpifed.report.plotting import plot
     from mpifed.running.result import Result, load
     from mpifed.running.run import resume, run
     from mpifed.running.signals import Stopped
@@ -37,9 +39,11 @@ __all__ = [
     "Stopped",
     "adaptive",
     "between",
+    "frame",
     "hyperparameters",
     "kept",
     "load",
+    "plot",
     "problem_settings",
     "resume",
     "run",
@@ -57,6 +61,8 @@ _ROOMS = {
     "core.schedules": ("Rate",),
     "core.sets": ("Sets",),
     "core.settings": ("hyperparameters", "problem_settings"),
+    "report.frame": ("frame",),
+    "report.plotting": ("plot",),
     "running.result": ("Result", "load"),
     "running.run": ("resume", "run"),
     "running.signals": ("Stopped",),

@@ -23,6 +23,7 @@ from mpifed.cli.completion import names
 from mpifed.cli.completion import settings as keys
 from mpifed.cli.entry import loading
 from mpifed.cli.explaining import info, list_, schema
+from mpifed.cli.export import export
 from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
 from mpifed.cli.measure import measure
@@ -61,6 +62,7 @@ def cli(context, whole):
     mpifed resume runs/a                                 after a stop, on any number of ranks
     mpifed status                                        how far the runs below this folder have come
     mpifed report runs                                   curves, tables and a page of all runs in a folder
+    mpifed export runs/a --to model.safetensors          the trained network, for torch
     mpifed list; mpifed info AdaFGDA; mpifed info run    what there is, and what it takes
     mpifed new job; mpifed new method; mpifed new problem   a file to start from
     mpifed measure JOB                                   what theorems assume, measured along its run
@@ -220,7 +222,7 @@ def _carry_out(comm, job, report_in: str | None) -> None:
             raise click.UsageError(f"the run is done, but its report could not be written: {fault}") from None
 
 
-for _command in (bench, info, launch, list_, measure, new, report, scale, schema, status):
+for _command in (bench, export, info, launch, list_, measure, new, report, scale, schema, status):
     cli.add_command(_command)
 
 

@@ -28,9 +28,10 @@ from mpifed.core.schedules import SCHEDULES, Rate
 from mpifed.core.sets import SETS, Set
 from mpifed.core.units import Kind, plain
 from mpifed.data.partition import PARTITIONS, Partition
-from mpifed.data.registry import Dataset
+from mpifed.data.registry import OWN, OWN_TEXTS, Dataset, TextDataset
 from mpifed.models import MODELS, Model, SequenceModel
 from mpifed.problems import PROBLEMS
+from mpifed.problems.few_shot import TaskDataset
 
 __all__ = [
     "SWEEP",
@@ -46,7 +47,7 @@ __all__ = [
 ]
 
 #: The settings of a job file that stand in no section.
-TOP = ("seed", "rounds", "output", "record")
+TOP = ("seed", "rounds", "output", "record", "metrics")
 #: Names for annotations that are choices.
 CHOICES = (
     (Rate, "number or schedule"),
@@ -65,6 +66,8 @@ CHOICES = (
     (Proximal, "convex function"),
     (Mirror, "mirror map"),
     (Dataset, "data set"),
+    (TaskDataset, "data set"),
+    (TextDataset, "set of texts"),
 )
 PLAIN = {bool: "true, false", int: "whole number", float: "number", str: "text"}
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -80,6 +83,12 @@ GROUPS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
     ("Laws of participation", LAWS, "`participation.law`, for every method that takes cohorts."),
     ("Compressions", COMPRESSIONS, "`message.compression`, for every method."),
     ("Partitions", PARTITIONS, "`problem.partition` of the problems with data."),
+    (
+        "Data of your own",
+        {**OWN, **OWN_TEXTS},
+        '`problem.dataset`: a table such as `{ name = "table", file = "mine.csv", target = "label", '
+        "test = 0.2 }`; see [Your own data](own_data.md).",
+    ),
     ("Models", MODELS, "`problem.model` of the problems with a network."),
     ("Sets", SETS, "For the problems that take a set as a setting."),
     ("Convex functions", PROXIMALS, "`problem.phi` of the composite problems."),

@@ -17,7 +17,7 @@ from mpifed.core.participation import LAWS
 from mpifed.core.proximal import PROXIMALS
 from mpifed.core.schedules import SCHEDULES
 from mpifed.core.sets import SETS
-from mpifed.data import DATASETS, TEXTS
+from mpifed.data import DATASETS, OWN, OWN_TEXTS, TEXTS
 from mpifed.data.partition import PARTITIONS
 from mpifed.models import MODELS
 from mpifed.problems import PROBLEMS
@@ -39,6 +39,7 @@ GROUPS = {
     "problems": Group(PROBLEMS, "problem", "problem"),
     "datasets": Group(DATASETS, "dataset", "problem.dataset"),
     "texts": Group(TEXTS, "text", "problem.dataset"),
+    "own data": Group({**OWN, **OWN_TEXTS}, "own", "problem.dataset"),
     "models": Group(MODELS, "model", "problem.model"),
     "partitions": Group(PARTITIONS, "partition", "problem.partition"),
     "matrices": Group(MATRICES, "matrix", "algorithm.matrix"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, 
 from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.config.plugins import find, make, plugin, title
+from mpifed.config.faults import explained
+from mpifed.config.metrics import MetricSetting
+from mpifed.config.plugins import Plugin, find, make, plugin, sources, title
 from mpifed.config.sections import (
-    SECTIONS,
     Clock,
     Measures,
     Message,
@@ -28,23 +29,24 @@ from mpifed.config.sections import (
     Regularize,
     Run,
     Stop,
+    WeightsFile,
 )
 from mpifed.config.tables import describe, expect_shallow, override, read_table
 from mpifed.config.theory import fill, prescription_of
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ConfigError, listed, shown
+from mpifed.core.errors import ConfigError, shown
 from mpifed.core.evaluation import by_hand
 from mpifed.core.method_checks import check_method
 from mpifed.core.problem import Minimisation, Problem
 from mpifed.core.proximal import Zero
-from mpifed.core.settings import Preset, explain, first, near_miss
+from mpifed.core.settings import Preset, first, near_miss
 from mpifed.core.strict import Strict
 from mpifed.problems import PROBLEMS
 
 __all__ = ["Config"]
 
-#: Sections that a table leaves out where the job has none.
-_OPTIONAL = ("clock", "measures", "regularize", "theory")
+#: Sections and settings that a table leaves out where the job has none.
+_OPTIONAL = ("clock", "initial", "measures", "regularize", "theory")
 
 
 class Config(Strict, BaseModel):
@@ -66,6 +68,15 @@ class Config(Strict, BaseModel):
     record: tuple[str, ...] = Field(
         (), description='blocks whose averaged iterate is stored every round, e.g. ["x", "y"]'
     )
+    metrics: tuple[MetricSetting, ...] = Field(
+        (),
+        description='metrics of your own, ["./file.py:name"]: functions of (scores, labels) or of (point)',
+    )
+    initial: WeightsFile | None = Field(
+        None,
+        description="file of weights (.safetensors) that the problem's network starts from; by default they "
+        "are random",
+    )
     oracle: Oracle = Oracle()
     participation: Participation = Participation()
     message: Message = Message()
@@ -82,7 +93,7 @@ class Config(Strict, BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            raise ConfigError(_explained(error, settings)) from None
+            raise ConfigError(explained(error, settings, type(self).model_fields)) from None
 
     @model_validator(mode="after")
     def _fits_together(self):
@@ -197,9 +208,10 @@ class Config(Strict, BaseModel):
     def table(self) -> dict[str, Any]:
         """The resolved settings: JSON-able, and :meth:`from_table` builds the same run from them.
 
-        Its ``plugins`` are the names and the digests of the sources of the user's own classes.
+        Its ``plugins`` are the names and the digests of the sources of the user's own classes, and, under
+        ``problem.model`` and so on, of what else of their settings is the user's.
         """
-        apart = {"algorithm", "problem", "oracle", "participation", "message"}
+        apart = {"algorithm", "problem", "oracle", "participation", "message", "metrics"}
         table = self.model_dump(mode="json", exclude=apart)
         parts = {"algorithm": self.algorithm, "problem": self.problem}
         table |= {section: describe(part) for section, part in parts.items()}
@@ -210,9 +222,14 @@ class Config(Strict, BaseModel):
         table["output"] = self.output_rule
         table["stop"] = {key: value for key, value in table["stop"].items() if value is not None}
         table = {key: value for key, value in table.items() if value is not None or key not in _OPTIONAL}
-        plugins = {section: plugin(type(part)) for section, part in parts.items()}
-        if any(plugins.values()):
-            table["plugins"] = {section: one._asdict() for section, one in plugins.items() if one}
+        plugins = {
+            place: one for section, part in parts.items() for place, one in sources(section, part).items()
+        }
+        if self.metrics:
+            table["metrics"] = [one.name for one in self.metrics]
+            plugins |= {f"metrics.{k}": Plugin(one.name, one.digest) for k, one in enumerate(self.metrics)}
+        if plugins:
+            table["plugins"] = {place: one._asdict() for place, one in plugins.items()}
         return table
 
 
@@ -262,26 +279,3 @@ def _expect_settings(part, decorator: str) -> None:
                 f"{kind.__name__}.{field.name} has no value: decorate the class with "
                 f"mpifed.core.settings.{decorator}, as the class that it derives from, and not with dataclass"
             )
-
-
-def _explained(error: ValidationError, settings: dict) -> str:
-    """The faults of a configuration, one line each, with the near miss of an unknown setting."""
-    places = {name: section.model_fields for name, section in SECTIONS.items()}
-    parts = {name: settings.get(name) for name in ("algorithm", "problem")}
-    places |= {name: vars(part) for name, part in parts.items() if dataclasses.is_dataclass(part)}
-    faults = error.errors()
-    unknown = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden"]
-    rest = [fault for fault in faults if fault["type"] != "extra_forbidden"]
-    return "\n".join(
-        filter(None, [listed(unknown, lambda place: _unknown(place, places)), explain(rest, "")])
-    )
-
-
-def _unknown(place: tuple, places: Mapping[str, Iterable[str]]) -> str:
-    *path, key = map(str, place)
-    known = [f"{section}.{key}" for section, names in places.items() if key in names]
-    if known and not path:
-        return f"a job file has no setting {shown(key)} outside its sections: did you mean {known[0]!r}?"
-    model = SECTIONS.get(path[0] if path else "", Config)
-    where = f"[{path[0]}]" if path else "a job file"
-    return f"{where} has no setting {shown(key)}: {near_miss(key, model.model_fields)}"

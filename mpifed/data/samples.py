@@ -1,7 +1,9 @@
-"""What readers return: labelled samples to train and to test on, and the files that hold them."""
+"""What readers return: labelled samples to train, to validate and to test on, and the files that hold
+them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,8 +44,13 @@ class Labelled:
     """Samples ``[n, ...]``, float32, asked for by rows; their labels ``[n]``, int64 from 0; the files that
     hold them.
 
+    The validation split may be absent: both of its fields are then ``None``. Where samples belong to clients
+    by themselves, ``owners`` has the client of each sample to train on, ``[n]`` int64 from 0, and
+    ``owner_names`` what these are called. Classes that have no names go by their numbers.
+
     Raises:
-        DataError: a sample has a value that is not finite, or samples and labels differ in number.
+        DataError: a sample has a value that is not finite, samples and labels differ in number, or splits
+            have samples of different shapes.
     """
 
     train: torch.Tensor | Pixels
@@ -51,14 +58,24 @@ class Labelled:
     test: torch.Tensor | Pixels
     test_labels: torch.Tensor
     files: dict[str, DataFile] = field(default_factory=dict)
+    validation: torch.Tensor | Pixels | None = None
+    validation_labels: torch.Tensor | None = None
+    class_names: Sequence[str] = ()
+    owners: np.ndarray | None = None
+    owner_names: Sequence[str] = ()
 
     def __post_init__(self):
         where = f" ({', '.join(file.path for file in self.files.values())})" if self.files else ""
-        for part in ("train", "test"):
+        for part in ("train", "test", *(("validation",) if self.validation is not None else ())):
             samples, labels = getattr(self, part), getattr(self, f"{part}_labels")
             if len(samples) != len(labels):
                 raise DataError(
                     f"{part}: expected a label a sample, found {len(samples)} and {len(labels)}{where}"
+                )
+            if samples.shape[1:] != self.train.shape[1:]:
+                raise DataError(
+                    f"{part}: expected samples of shape {self.shape} as in train, found "
+                    f"{tuple(samples.shape[1:])}{where}"
                 )
             if isinstance(samples, torch.Tensor) and (index := first_bad(samples)):
                 found = f"{samples[index].item()} in row {index[0]}"
@@ -72,7 +89,12 @@ class Labelled:
     @property
     def classes(self) -> int:
         """Number of classes."""
-        return int(self.train_labels.max()) + 1
+        return len(self.class_names) or int(self.train_labels.max()) + 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the classes are called, by default their numbers."""
+        return tuple(self.class_names) or tuple(map(str, range(self.classes)))
 
 
 class Images(Labelled):
@@ -85,10 +107,18 @@ class Table(Labelled):
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts and their labels ``[n]``, int64: 1 positive, 0 negative; the files that hold them."""
+    """Texts and their labels ``[n]``, int64: 1 positive, 0 negative; the files that hold them.
+
+    The validation split may be absent: both of its fields are then ``None``. Owners are as in
+    :class:`Labelled`.
+    """
 
     train: list[str]
     train_labels: np.ndarray
     test: list[str]
     test_labels: np.ndarray
     files: dict[str, DataFile] = field(default_factory=dict)
+    validation: list[str] | None = None
+    validation_labels: np.ndarray | None = None
+    owners: np.ndarray | None = None
+    owner_names: Sequence[str] = ()

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from mpifed.core.evaluation import Evaluation
 from mpifed.core.settings import flatten, near_miss
+from mpifed.core.splits import VALIDATION, of_split
+from mpifed.report.short_names import short_names
+from mpifed.report.values import best_value, final, twin
 from mpifed.storage.results import RunData
 
 __all__ = [
@@ -24,9 +28,6 @@ __all__ = [
     "Rule",
     "settings_of",
     "best",
-    "differing",
-    "columns",
-    "labels",
     "metrics_of",
 ]
 
@@ -38,7 +39,7 @@ _EXECUTION = (
 
 
 #: The parts of a job that do not tell settings apart.
-_APART = {"seed", "record", "run", "plugins", "theory"}
+_APART = {"seed", "record", "metrics", "run", "plugins", "theory"}
 
 
 class Spread(NamedTuple):
@@ -63,23 +64,34 @@ class Curve(NamedTuple):
     mean: np.ndarray
     deviation: np.ndarray
 
+    @classmethod
+    def of(cls, runs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Curve:
+        """Mean and deviation over some runs, rounds and values of each, at all rounds that one of them has.
+
+        Between its own rounds a run counts with the straight line. The curve ends where the first run ends,
+        and has a gap (NaN) where a run's value is not finite, so that it always is a mean over the same runs.
+        """
+        runs = [*runs]
+        rounds = np.unique(np.concatenate([taken for taken, _ in runs]))
+        rounds = rounds[rounds <= min(taken.max() for taken, _ in runs)]
+        with np.errstate(all="ignore"):  # of values that diverge
+            values = pd.DataFrame([np.interp(rounds, *run) for run in runs])
+            values = values.where(np.isfinite(values))
+            return cls(rounds, values.mean(skipna=False).to_numpy(), values.std(skipna=False).to_numpy())
+
 
 @dataclass(frozen=True, eq=False)
 class Setting:
     """Runs that differ in nothing but the seed, with their settings as ``{dotted name: value}``.
 
     ``repetition`` tells apart settings that are the same altogether, where one seed has been run more than
-    once.
+    once. ``name`` is the method's, short, and no other method's among the settings read together.
     """
 
     runs: tuple[RunData, ...]
     settings: dict[str, object]
     repetition: int
-
-    @property
-    def name(self) -> str:
-        """The method's name."""
-        return self.runs[0].name
+    name: str
 
     @property
     def metrics(self) -> list[str]:
@@ -97,27 +109,14 @@ class Setting:
         return Spread.of(value(run) for run in self.runs)
 
     def curve(self, metric: str) -> Curve:
-        """Mean and deviation over the runs, at all rounds at which one of them was evaluated.
-
-        Between its own evaluations a run counts with the straight line. The curve ends where the first run
-        ends, and has a gap (NaN) where a run's value is not finite, so that it always is a mean over the same
-        runs.
-        """
-        taken = [run.metric_rounds for run in self.runs]
-        rounds = np.unique(np.concatenate(taken))
-        rounds = rounds[rounds <= min(own[-1] for own in taken)]
-        with np.errstate(all="ignore"):  # of values that diverge
-            values = np.stack(
-                [np.interp(rounds, run.metric_rounds, run.metrics[metric]) for run in self.runs]
-            )
-            values[~np.isfinite(values)] = np.nan
-            deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(len(rounds), np.nan)
-            return Curve(rounds, values.mean(axis=0), deviation)
+        """Mean and deviation over the runs."""
+        return Curve.of((run.metric_rounds, run.metrics[metric]) for run in self.runs)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How the best setting of a method is chosen.
+    """How the best setting of a method is chosen: by the metric on the validation split where the runs have
+    one, whereas what is told of a setting is the metric itself.
 
     Attributes:
         metric: by default the first metric of the runs.
@@ -133,14 +132,19 @@ class Rule:
     each: tuple[str, ...] = ()
 
     def metric_of(self, setting: Setting) -> str | None:
-        """The metric that decides; the first where the setting does not have the one asked for."""
+        """The metric that is told; the first where the setting does not have the one asked for."""
         return self.metric if self.metric in setting.metrics else next(iter(setting.metrics), None)
+
+    def deciding(self, setting: Setting) -> str | None:
+        """The metric that decides: the same on the validation split where all runs have one."""
+        metric = self.metric_of(setting)
+        return metric and twin(metric, setting.metrics)
 
     def check(self, settings: Sequence[Setting]) -> None:
         """Raises:
         ValueError: no run has the metric, or no method a setting of ``each``.
         """
-        known = metrics_of(settings)
+        known = [*dict.fromkeys(metric for one in settings for metric in one.metrics)]
         if self.metric is not None and self.metric not in known:
             raise ValueError(f"no run has the metric {self.metric!r}: {near_miss(self.metric, known)}")
         own = {
@@ -162,7 +166,7 @@ class Rule:
     def rank(self, setting: Setting) -> tuple[int, float]:
         """Less is better: runs without a finite figure, then the mean figure, with its sign turned if more is
         better."""
-        metric = self.metric_of(setting)
+        metric = self.deciding(setting)
         if metric is None:
             return 0, 0.0
         values = np.array([self.value(run, metric) for run in setting.runs])
@@ -179,31 +183,33 @@ class Rule:
         """Whether a dotted setting says what a method is tuned for; the others are tuned."""
         return not key.startswith("algorithm.") or key.removeprefix("algorithm.") in self.each
 
+    def task(self, setting: Setting) -> str:
+        """What the methods are tuned for, as a text that rivals share."""
+        table = {key: value for key, value in setting.settings.items() if self.is_task(key)}
+        return json.dumps([setting.repetition, table], sort_keys=True)
+
     def describe(self, settings: Sequence[Setting]) -> str:
-        """The rule in words."""
+        """The rule in words, and the data that it chooses on."""
         goals = []
-        for metric in dict.fromkeys(filter(None, map(self.metric_of, settings))):
+        for metric in dict.fromkeys(filter(None, map(self.deciding, settings))):
             more = any(one.maximises(metric) for one in settings if metric in one.metrics)
             goals.append(f"the {'largest' if more else 'smallest'} {self.by} {metric}")
         which = "at the last evaluation" if self.by == "final" else "at the run's best evaluation"
+        on = [f"chosen on {data}" for data in dict.fromkeys(filter(None, map(self._data, settings)))]
         return (
             "The best setting of a method has the fewest runs that end in non-finite values, then "
             f"{' or '.join(goals)} "
-            f"({which}; mean over the seeds)."
+            f"({'; '.join([which, 'mean over the seeds', *on])})."
         )
 
-
-def final(run: RunData, metric: str) -> float:
-    """The last value of a metric, NaN where there is none."""
-    return [np.nan, *run.metrics[metric].tolist()][-1]
-
-
-def best_value(run: RunData, metric: str) -> float:
-    """The largest finite value of a metric of which more is better, the smallest of any other; NaN where
-    there is none."""
-    values = run.metrics[metric]
-    pick = max if metric in run.maximised else min
-    return pick(values[np.isfinite(values)].tolist(), default=np.nan)
+    def _data(self, setting: Setting) -> str | None:
+        """What the deciding metric is of; ``None`` where the runs hold nothing out."""
+        metric = self.deciding(setting) or ""
+        if metric.startswith(of_split(VALIDATION, "")):
+            return "the validation data, other metrics are of the test data"
+        if metric.startswith((of_split("train", ""), of_split("client", ""))):
+            return "the training data"
+        return "the test data" if all(run.splits.get("test") for run in setting.runs) else None
 
 
 def settings_of(runs: Iterable[RunData]) -> list[Setting]:
@@ -217,7 +223,11 @@ def settings_of(runs: Iterable[RunData]) -> list[Setting]:
             repetition += 1
         groups.setdefault((key, repetition), []).append(run)
         flat[key] = settings
-    return [Setting(tuple(members), flat[key], repetition) for (key, repetition), members in groups.items()]
+    names = short_names(str(settings["algorithm.name"]) for settings in flat.values())
+    return [
+        Setting(tuple(members), flat[key], repetition, names[str(flat[key]["algorithm.name"])])
+        for (key, repetition), members in groups.items()
+    ]
 
 
 def _seed(run: RunData) -> int | None:
@@ -227,7 +237,7 @@ def _seed(run: RunData) -> int | None:
 def _compared(config: dict) -> dict[str, object]:
     """What makes a setting: everything but the seed, what is recorded, and where results go.
 
-    A schedule's value has its name. The digest of a user's own class counts as a setting of it.
+    A schedule's value has its name. The digest of a user's own file counts as a setting of what it defines.
     """
     table = {key: value for key, value in config.items() if key not in _APART}
     # A step from a theorem is another number for each seed, whose constants are others.
@@ -235,57 +245,24 @@ def _compared(config: dict) -> dict[str, object]:
     for key, times in theory.get("times", {}).items():
         said = theory["of"] if times == 1 else f"{times:g} x {theory['of']}"
         table["algorithm"] = table["algorithm"] | {key: said}
-    for section, plugin in config.get("plugins", {}).items():
-        table[section] = table[section] | {"digest": plugin["digest"][:12]}
+    own = {
+        place: one for place, one in config.get("plugins", {}).items() if place.split(".")[0] not in _APART
+    }
+    digests = {f"{place}.digest": one["digest"][:12] for place, one in own.items()}
     table["run"] = {key: value for key, value in config.get("run", {}).items() if key in _EXECUTION}
-    return {key.removesuffix(".value"): value for key, value in flatten(table).items() if value is not None}
+    flat = flatten(table) | digests
+    return {key.removesuffix(".value"): value for key, value in flat.items() if value is not None}
 
 
 def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
     """The best setting of each method under each combination of the settings that are not tuned."""
-    rivals: dict[str, list[Setting]] = {}
+    rivals: dict[tuple[object, str], list[Setting]] = {}
     for one in settings:
-        task = {key: value for key, value in one.settings.items() if rule.is_task(key)}
-        method = one.settings["algorithm.name"]
-        rivals.setdefault(json.dumps([method, one.repetition, task], sort_keys=True), []).append(one)
+        rivals.setdefault((one.settings["algorithm.name"], rule.task(one)), []).append(one)
     return [min(group, key=rule.rank) for group in rivals.values()]
 
 
 def metrics_of(settings: Iterable[Setting]) -> list[str]:
-    """All metrics of the settings, each once."""
-    return list(dict.fromkeys(metric for one in settings for metric in one.metrics))
-
-
-def differing(settings: Sequence[Setting]) -> list[str]:
-    """The dotted names of the settings that do not have one value throughout."""
-    keys = dict.fromkeys(key for one in settings for key in one.settings)
-    return [key for key in keys if len({json.dumps(one.settings.get(key)) for one in settings}) > 1]
-
-
-def columns(settings: Sequence[Setting]) -> list[str]:
-    """The settings that a table of these shows: the methods' own that vary within a method, and all others
-    that vary."""
-    names = dict.fromkeys(one.name for one in settings)
-    varied = {key for name in names for key in differing([one for one in settings if one.name == name])}
-    return [key for key in differing(settings) if key in varied or not key.startswith("algorithm.")]
-
-
-def labels(settings: Sequence[Setting]) -> list[str]:
-    """A name for each: its method, what sets it apart from others of the method, and its folder where nothing
-    else does."""
-    result = []
-    for one in settings:
-        apart = differing([other for other in settings if other.name == one.name])
-        words = [_word(key, one.settings[key], apart) for key in apart if key in one.settings]
-        result.append(", ".join([one.name, *words]))
-    return [
-        f"{label} ({one.runs[0].folder.name})" if result.count(label) > 1 else label
-        for one, label in zip(settings, result)
-    ]
-
-
-def _word(key: str, value: object, keys: Sequence[str]) -> str:
-    """``gamma=0.1``, with as much of the dotted name as tells it from the others."""
-    last = key.rpartition(".")[2]
-    alone = sum(other.rpartition(".")[2] == last for other in keys) == 1
-    return str(value) if last == "name" and alone else f"{last if alone else key}={value}"
+    """The metrics that are shown of the settings, each once: those over clients have a table of their own."""
+    every = dict.fromkeys(metric for one in settings for metric in one.metrics)
+    return [metric for metric in every if not metric.startswith(of_split("client", ""))]

@@ -18,12 +18,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from mpifed.report.comparison import Curve, Setting, labels, metrics_of
+from mpifed.report.comparison import Curve, Setting, metrics_of
+from mpifed.report.names import labels
 from mpifed.report.theory import bound_of
 from mpifed.storage.ownership import MADE_BY
 from mpifed.storage.results import RunData, expect
 
-__all__ = ["AXES", "STYLES", "Axis", "axes_of", "scales", "curves", "panels"]
+__all__ = ["AXES", "STYLES", "Axis", "axes_of", "scales", "curves", "panels", "draw_curve"]
 
 
 @dataclass(frozen=True)
@@ -157,23 +158,15 @@ def _style(number: int) -> dict:
 
 
 def _draw(cell, settings: Sequence[Setting], metric: str, axis: Axis, points: int | None = None) -> None:
-    """The curves of the settings. Values that diverged or are NaN leave a gap; one alone between gaps is a
-    dot."""
+    """The curves of the settings, and the bounds on them."""
     size = axis.scale(settings)[0]
     for number, setting in enumerate(settings):
         if metric not in setting.metrics or not axis.suits(setting):
             continue
         curve = _thinned(setting.curve(metric), points)
         across = np.mean([axis.of(run, curve.rounds) for run in setting.runs], axis=0) / size
-        seen = np.pad(np.abs(curve.mean) < DIVERGED, 1)
-        alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
-        heights, style = np.where(seen[1:-1], curve.mean, np.nan), _style(number)
-        cell.plot(across, heights, marker="o", markersize=5, markevery=alone, **style)
-        if len(setting.runs) > 1:
-            around = np.where(curve.deviation < DIVERGED, curve.deviation, np.nan)
-            cell.fill_between(
-                across, heights - around, heights + around, color=style["color"], alpha=0.16, linewidth=0
-            )
+        style = _style(number)
+        draw_curve(cell, across, curve, style)
         if (bound := bound_of(setting, metric)) is not None and bound < DIVERGED:
             cell.axhline(bound, color=style["color"], linestyle=BOUND, linewidth=1.2)
     cell.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis.columns == ("round",)))
@@ -181,6 +174,19 @@ def _draw(cell, settings: Sequence[Setting], metric: str, axis: Axis, points: in
     cell.grid(True, which="major", color="0.88", linewidth=0.8)
     cell.spines[["top", "right"]].set_visible(False)
     cell.tick_params(labelsize=9, color="0.4")
+
+
+def draw_curve(axes, across: np.ndarray, curve: Curve, style: dict, label: str | None = None) -> None:
+    """A curve with its band, where there are deviations. Values that diverged or are NaN leave a gap; one
+    alone between gaps is a dot."""
+    seen = np.pad(np.abs(curve.mean) < DIVERGED, 1)
+    alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
+    heights = np.where(seen[1:-1], curve.mean, np.nan)
+    axes.plot(across, heights, marker="o", markersize=5, markevery=alone, label=label, **style)
+    around = np.where(curve.deviation < DIVERGED, curve.deviation, np.nan)
+    if not np.isnan(around).all():
+        low, high = heights - around, heights + around
+        axes.fill_between(across, low, high, color=style["color"], alpha=0.16, linewidth=0)
 
 
 def _set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> None:

@@ -13,16 +13,18 @@ from jinja2 import Environment, StrictUndefined
 from mpifed.core.settings import flatten
 from mpifed.report.citations import references
 from mpifed.report.client_samples import Holdings, draw, title
-from mpifed.report.comparison import Rule, Setting, Spread, columns, labels, metrics_of
+from mpifed.report.comparison import Rule, Setting, Spread, metrics_of
+from mpifed.report.evaluated import client_rows, confusion_rows
 from mpifed.report.figures import STYLES, axes_of, panels
-from mpifed.report.tables import cell, cost_rows, run_names, run_rows, setting_rows
+from mpifed.report.names import labels, run_names, setting_cells
+from mpifed.report.tables import cell, cost_rows, run_rows, setting_rows
 from mpifed.report.theory import theory_rows
 from mpifed.storage.results import RunData
 
 __all__ = ["page"]
 
 #: The tables whose columns are explained.
-_EXPLAINED = ("best", "settings", "runs", "costs", "theory")
+_EXPLAINED = ("best", "settings", "runs", "costs", "theory", "clients")
 #: Texts with more characters than this are broken into lines.
 LONG = 24
 #: What the columns of the tables mean, by their name or the last word of it.
@@ -30,6 +32,7 @@ COLUMNS = {
     "name": "the run's folder, or its method where there is one run only",
     "method": "the algorithm",
     "setting": "the method, with the settings that set it apart from others of the same method",
+    "settings": "those of the method's own that vary within the method",
     "seed": "first part of the address of every random number of the run, the partition of the data "
     "among them",
     "theorem": "the theorem that the job names",
@@ -45,7 +48,8 @@ COLUMNS = {
     "not finished": "how many of the runs are still going on or were killed; they count with their values so "
     "far",
     "final": "value of the metric at the last evaluation",
-    "best": "largest value of the metric at any evaluation if more of it is better, else the smallest",
+    "best": "largest value of the metric at any evaluation if more of it is better, else the smallest; with "
+    "a validation split, the value where that of the validation metric is",
     "reached by": "number of runs that reach the target; the mean of the rounds is over these",
     "rounds": "communication rounds done",
     "oracle calls": "gradients or operator values of one sample or batch, added up over all clients",
@@ -58,6 +62,8 @@ COLUMNS = {
     "communication %": "share of communication in the time that the ranks spent computing and communicating",
     "peak memory per rank": "most memory that a process has held (MB = 1,000,000 bytes), "
     "least to largest over the ranks",
+    "clients": "number of clients",
+    "worst client": "the number of the client with the worst value, in each run",
     "stopped": "why the run ended",
 }
 
@@ -89,6 +95,7 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
         choosing=choosing,
         several=len(runs) > 1,
         glossary=_glossary(tables),
+        confusions=_confusions(chosen),
         holdings=_holdings(settings),
         common=common,
         references=references(run.config for run in runs),
@@ -97,15 +104,16 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
 
 def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
     """The page's tables by name, ``None`` for one that would say nothing."""
-    apart, choosing = columns(settings), len(chosen) < len(settings)
+    cells, choosing = setting_cells(settings, rule), len(chosen) < len(settings)
     return {
-        "best": _table(setting_rows(chosen, rule, apart)) if len(runs) > len(chosen) else None,
-        "settings": _table(setting_rows(settings, rule, apart), [one in chosen for one in settings])
+        "best": _table(setting_rows(chosen, rule, cells)) if len(runs) > len(chosen) else None,
+        "settings": _table(setting_rows(settings, rule, cells), [one in chosen for one in settings])
         if choosing
         else None,
         "runs": _table(run_rows(settings, rule, costs=False)),
         "costs": _table(cost_rows(chosen)),
         "theory": _table(theory_rows(settings)),
+        "clients": _table(client_rows(chosen, labels(chosen))),
         "files": _table(_files(runs)),
         "places": _table(_places(runs)),
         "versions": _table(_versions(runs)),
@@ -194,6 +202,12 @@ def _glossary(tables: dict[str, dict | None]) -> dict[str, str]:
         if column.startswith("rounds to ")
     }
     return meanings | targets
+
+
+def _confusions(chosen: Sequence[Setting]) -> list[tuple[str, dict]]:
+    """The tables of confusion of the best settings, with their names."""
+    tables = ((name, _table(confusion_rows(one))) for one, name in zip(chosen, labels(chosen)))
+    return [(name, table) for name, table in tables if table]
 
 
 def _holdings(settings: Sequence[Setting]) -> list[dict]:

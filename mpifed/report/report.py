@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from mpifed.report.comparison import Rule, Setting, best, columns, metrics_of, settings_of
+from mpifed.report.comparison import Rule, Setting, best, metrics_of, settings_of
 from mpifed.report.figures import curves
+from mpifed.report.names import setting_cells
 from mpifed.report.page import page
 from mpifed.report.tables import cost_rows, print_table, run_rows, setting_rows, to_csv
 from mpifed.report.theory import theory_rows
@@ -47,7 +48,9 @@ def report(places: Iterable[str | Path], out: str | Path, rule: Rule = Rule()) -
     writers["table.txt"] = lambda path: _to_text(path, settings, chosen, rule, rows)
     writers["table.csv"] = lambda path: to_csv(rows, path)
     if len(rows) > 1:
-        writers["settings.csv"] = lambda path: to_csv(setting_rows(settings, rule, columns(settings)), path)
+        writers["settings.csv"] = lambda path: to_csv(
+            setting_rows(settings, rule, setting_cells(settings, rule)), path
+        )
     out.mkdir(parents=True, exist_ok=True)
     for name, write in writers.items():
         with replacing(out / name) as path:
@@ -76,7 +79,7 @@ def _print(console: Console, settings: Sequence[Setting], chosen: Sequence[Setti
     runs = sum(len(one.runs) for one in settings)
     if len(chosen) < runs:
         console.print(Text(f"{runs} runs, {len(settings)} settings. {rule.describe(settings)}"))
-        print_table(setting_rows(chosen, rule, columns(settings)), console)
+        print_table(setting_rows(chosen, rule, setting_cells(settings, rule)), console)
         print_table(cost_rows(chosen), console)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from mpifed.config.theory import prescription_of
 from mpifed.core.settings import flatten
-from mpifed.report.comparison import Rule, Setting, Spread, labels
+from mpifed.report.comparison import Rule, Setting, Spread
+from mpifed.report.names import labels
 from mpifed.storage.results import RunData
 
 __all__ = ["bound_of", "theory_rows"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,10 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
+from mpifed.core.details import Details
+from mpifed.storage.details import read_details
 from mpifed.storage.format import COSTS, RUN_FILE, End
+from mpifed.storage.point import Point, read_point
 
 __all__ = ["RunData", "Head", "Outcome", "find_runs", "load", "head", "outcome", "sound", "expect"]
 
@@ -29,7 +31,8 @@ class RunData:
     ``layout`` and ``data`` say what the run ran on and which files it read; ``maximised`` are the metrics of
     which more is better; ``end`` is ``None`` while the run goes on. ``ranks`` has one value a rank.
     ``class_counts`` are samples by client and class, ``[N, classes]``, and ``classes`` the classes' names,
-    where samples have any.
+    where samples have any. ``splits`` are the numbers of samples that metrics are taken on (older files have
+    none), ``details`` those of the output point.
     """
 
     path: Path
@@ -46,6 +49,8 @@ class RunData:
     ranks: dict[str, np.ndarray]
     class_counts: np.ndarray | None
     classes: list[str]
+    splits: dict[str, int]
+    details: Details
 
     @property
     def folder(self) -> Path:
@@ -78,13 +83,11 @@ class Head(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a run has come to: ``point`` by block, flat; the ``shapes`` of its parameters by block and name
-    (without the blocks of which the file names none); ``metrics`` of the point; recorded ``iterates`` by
-    block, ``[R, d]``.
+    """What a run has come to: its ``point``; ``metrics`` of the point; recorded ``iterates`` by block,
+    ``[R, d]``.
     """
 
-    point: dict[str, np.ndarray]
-    shapes: dict[str, dict[str, list[int]]]
+    point: Point
     metrics: dict[str, float]
     iterates: dict[str, np.ndarray]
 
@@ -142,17 +145,9 @@ def outcome(path: str | Path) -> Outcome:
     with _opened(path) as (source, _):
         final = source.get("final")
         expect(isinstance(final, h5py.Group), "a group 'final'", ", ".join(source) or "an empty file")
-        shapes = {
-            block: _json(data, "parameters") for block, data in final.items() if "parameters" in data.attrs
-        }
-        for block, data in final.items():
-            flat = isinstance(data, h5py.Dataset) and data.ndim == 1 and data.dtype.kind == "f"
-            expect(flat, f"one axis of numbers in 'final/{block}'", data)
-            sizes = [math.prod(shape) for shape in shapes.get(block, {"": [len(data)]}).values()]
-            expect(sum(sizes) == len(data), f"{sum(sizes)} numbers in 'final/{block}'", len(data))
         metrics = {name: float(value) for name, value in final.attrs.items()}
         iterates = {name: data[:] for name, data in source.get("iterates", {}).items() if name != "round"}
-        return Outcome({block: data[:] for block, data in final.items()}, shapes, metrics, iterates)
+        return Outcome(read_point(final), metrics, iterates)
 
 
 def sound(path: str | Path) -> RunData | None:
@@ -201,7 +196,6 @@ def _read(source: h5py.File, file: Path) -> RunData:
     config, versions, layout, data = (
         _json(source, name) for name in ("config", "versions", "layout", "data")
     )
-    maximised = _json(source, "maximised", list)
     algorithm = config.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, dict) else None
     expect(
@@ -232,9 +226,11 @@ def _read(source: h5py.File, file: Path) -> RunData:
         end,
         layout,
         data,
-        frozenset(maximised),
+        frozenset(_json(source, "maximised", list)),
         ranks,
         *_holdings(source),
+        json.loads(source.attrs.get("splits", "{}")),
+        read_details(source),
     )
 
 

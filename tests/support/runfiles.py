@@ -23,6 +23,7 @@ def write(
     config=None,
     maximised=(),
     costs=None,
+    splits=None,
     **metrics,
 ):
     """A run folder: costs grow by :data:`COSTS` a round, metrics are given or functions of the round.
@@ -30,6 +31,7 @@ def write(
     Args:
         config: settings beside seed, rounds and the algorithm's name.
         costs: changes to the costs of a round.
+        splits: numbers of held-out samples; left out as in files of older versions.
     """
     folder.mkdir(parents=True)
     r = np.arange(rounds + 1)
@@ -43,6 +45,7 @@ def write(
             layout=dict(ranks=1, device="cpu"),
             data={},
             maximised=list(maximised),
+            **({"splits": splits} if splits else {}),
         )
         for name, value in attributes.items():
             file.attrs[name] = json.dumps(value)

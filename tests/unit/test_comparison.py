@@ -9,19 +9,21 @@ import pytest
 from runfiles import write
 
 from mpifed.problems import PROBLEMS
-from mpifed.report.comparison import Rule, Spread, best, columns, labels, settings_of
+from mpifed.report.comparison import Rule, Spread, best, settings_of
+from mpifed.report.names import columns, labels, setting_cells
+from mpifed.report.tables import setting_rows
 from mpifed.storage.results import load
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """Write runs and read them: ``runs([dict(seed=1, gamma=0.1, auc=[...]), ...])``; maximised are auc and
-    accuracy."""
+    """Write runs and read them: ``runs([dict(seed=1, gamma=0.1, auc=[...]), ...])``; maximised are auc, also
+    that of validation data, and accuracy."""
 
     def make(descriptions):
         made = []
-        for number, one in enumerate(descriptions):
-            one = dict(one)
+        for one in descriptions:
+            one, number = dict(one), len(list(tmp_path.iterdir()))
             config = {
                 "seed": one.pop("seed", 0),
                 "algorithm": {key: one.pop(key) for key in ("gamma", "eta") if key in one},
@@ -33,7 +35,7 @@ def runs(tmp_path):
                     write(
                         tmp_path / str(number),
                         config=config,
-                        maximised=["auc", "accuracy"],
+                        maximised=["auc", "accuracy", "validation_auc"],
                         **{"rounds": 10} | one,
                     )
                 )
@@ -140,6 +142,64 @@ def test_the_best_has_the_best_mean_in_the_declared_direction(runs):
     assert "then the smallest best accuracy_gap" in Rule("accuracy_gap", "best").describe(settings)
 
 
+@pytest.fixture
+def at_odds(runs):
+    """Two settings of which the validation and the test data say the opposite, two seeds each."""
+    held = {"test": 100, "validation": 50}
+    planted = [
+        (1, [0, 0.6, 0.9], [0, 0.5, 0.7]),
+        (1, [0, 0.6, 0.9], [0, 0.7, 0.5]),
+        (2, [0, 0.9, 0.5], [0, 0.6, 0.9]),
+        (2, [0, 0.7, 0.5], [0, 0.6, 0.9]),
+    ]
+    return settings_of(
+        runs(
+            [
+                dict(gamma=gamma, seed=k % 2, auc=test, validation_auc=validation, splits=held, rounds=10)
+                for k, (gamma, test, validation) in enumerate(planted)
+            ]
+        )
+    )
+
+
+def test_settings_are_chosen_on_validation_and_told_on_test(at_odds):
+    assert chosen(at_odds) == [2], "validation 0.9 against 0.6; the test data would take 1: 0.9 against 0.5"
+    (best_one,) = best(at_odds, Rule())
+    assert [Rule().value(run, "auc") for run in best_one.runs] == [0.5, 0.5], (
+        "what is told is of the test data"
+    )
+    assert (
+        Rule()
+        .describe(at_odds)
+        .endswith(
+            "then the largest final validation_auc (at the last evaluation; mean over the seeds; chosen on "
+            "the validation data, other metrics are of the test data)."
+        )
+    )
+
+
+def test_the_best_evaluation_is_the_one_that_validation_chooses(at_odds):
+    first, second = at_odds
+    rule = Rule(by="best")
+    assert [rule.value(run, "auc") for run in first.runs] == [0.9, 0.6], "at rounds 10 and 5"
+    assert [rule.value(run, "validation_auc") for run in first.runs] == [0.7, 0.7]
+    assert [rule.value(run, "auc") for run in second.runs] == [0.5, 0.5], "not 0.9, before validation's best"
+    assert chosen(at_odds, by="best") == [2] and chosen(at_odds, metric="validation_auc") == [2]
+    (row, _) = setting_rows(at_odds, rule, setting_cells(at_odds, rule))
+    assert row["auc best"].mean == pytest.approx(0.75)
+
+
+def test_it_is_said_where_settings_are_chosen_on_the_test_data(runs):
+    settings = settings_of(runs([dict(gamma=1, auc=[0, 1, 2], splits={"test": 100})]))
+    assert (
+        Rule()
+        .describe(settings)
+        .endswith("(at the last evaluation; mean over the seeds; chosen on the test data).")
+    )
+    without = settings_of(runs([dict(gamma=1, auc=[0, 1, 2])])[:1])
+    assert Rule().describe(without).endswith("(at the last evaluation; mean over the seeds).")
+
+
 def test_a_setting_with_fewer_diverged_runs_comes_first(runs):
     lost = dict(stopped="non-finite value in round 7: client 0")
     settings = settings_of(
@@ -196,6 +256,7 @@ def test_problems_declare_what_more_is_better_of():
     assert declared == {
         "DeepAUC": {"auc"}, "TextAUC": {"auc"}, "FairClassification": {"mean_accuracy", "worst_accuracy"},
         "RobustRegression": {"accuracy", "perturbed_accuracy"}, "FewShotMAML": {"accuracy"},
+        "DistributionallyRobust": {"accuracy"},
         "Classification": {"accuracy", "worst_accuracy"},
         "AffineShift": {"accuracy", "shifted_accuracy", "attacked_accuracy"},
     }  # fmt: skip

@@ -11,7 +11,8 @@ from rich.console import Console
 from runfiles import write
 
 from mpifed.report import tables
-from mpifed.report.comparison import Rule, Spread, columns, settings_of
+from mpifed.report.comparison import Rule, Spread, settings_of
+from mpifed.report.names import run_names, setting_cells
 from mpifed.storage.results import load
 
 
@@ -85,7 +86,7 @@ def test_rows_of_settings_are_means_over_seeds(tmp_path):
         )
     found = settings(*sorted(tmp_path.iterdir()))
     rule = Rule(target=3.5)
-    first, second = tables.setting_rows(found, rule, columns(found))
+    first, second = tables.setting_rows(found, rule, setting_cells(found, rule))
     assert first == {
         "method": "FGDA", "algorithm.gamma": 0.1, "runs": 2, "diverged": 0, "not finished": 1,
         "error final": Spread(2.5, pytest.approx(math.sqrt(4.5))), "error best": Spread(2.0,
@@ -110,6 +111,25 @@ def test_rows_of_settings_are_means_over_seeds(tmp_path):
     )
 
 
+def test_one_letter_of_several_methods_is_no_column(tmp_path):
+    """``eta`` is a client's step in one method and a momentum in another: no column has both."""
+    for method, etas, q in (("FGDA", (0.1, 0.2), 4), ("CDMA", (3, 3), 4), ("CDMA", (3, 3), 8)):
+        for number, eta in enumerate(etas):
+            config = {"algorithm": {"eta": eta, "q": q}, "problem": {"clients": number}}
+            write(tmp_path / f"{method}{number}{q}", method, config=config)
+    found = settings(*sorted(tmp_path.iterdir()))
+    cells = setting_cells(found, Rule())
+    assert [cells[one] for one in found] == [
+        {"settings": words, "problem.clients": clients}
+        for words, clients in (("q=4", 0), ("q=8", 0), ("q=4", 1), ("q=8", 1), ("eta=0.1", 0), ("eta=0.2", 1))
+    ]
+    assert tables.run_rows(found, Rule())[0]["settings"] == "q=4"
+    (each, *_) = setting_cells(found, Rule(each=("q",))).values()
+    assert each == {"settings": "", "algorithm.q": 4, "problem.clients": 0}, "q belongs to the task"
+    alone = [one for one in found if one.name == "FGDA"]
+    assert [*setting_cells(alone, Rule())[alone[0]]] == ["algorithm.eta", "problem.clients"]
+
+
 def test_costs_are_means_over_seeds(tmp_path):
     for seed in range(2):
         write(
@@ -130,8 +150,8 @@ def test_costs_are_means_over_seeds(tmp_path):
 def test_runs_are_named_by_their_folders(tmp_path):
     paths = [write(tmp_path / folder) for folder in ("q1/s0", "q2/s0", "c")]
     runs = [load(path) for path in paths]
-    assert tables.run_names(runs) == ["q1/s0", "q2/s0", "c"]
-    assert tables.run_names(runs[:2]) == ["q1/s0", "q2/s0"] and tables.run_names(runs[:1]) == ["FGDA"]
+    assert run_names(runs) == ["q1/s0", "q2/s0", "c"]
+    assert run_names(runs[:2]) == ["q1/s0", "q2/s0"] and run_names(runs[:1]) == ["FGDA"]
 
 
 def printed(rows, width=100):

@@ -1,0 +1,67 @@
+"""Whether the best method is better than the others, or only luckier in its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from mpifed.report.comparison import Rule, Setting, Spread
+from mpifed.report.names import labels
+
+__all__ = ["TEST", "holm", "paired_rows"]
+
+TEST = "two-sided paired t-test over the seeds, p-values corrected by Holm's method"
+
+
+def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
+    """One row for each setting that is compared with the best one of its task, by :data:`TEST`.
+
+    Runs of one seed are a pair: they share the data's partition and the starting point, so that what differs
+    between them is the method. Seeds at which one of the two has no finite value make no pair.
+
+    Args:
+        chosen: the best setting of each method.
+        rule: what is compared, and which setting is best.
+
+    Returns:
+        ``difference`` is the setting's value less the best one's, mean and deviation over the pairs, of which
+        there are ``seeds``; ``p`` is NaN where there are fewer than two or all differ by the same.
+        ``p (Holm)`` is corrected for the comparisons with the same best. Unless there is a validation split,
+        the best is chosen by the very values that are compared: p is then rather too small.
+    """
+    names = dict(zip(chosen, labels(chosen)))
+    tasks: dict[str, list[Setting]] = {}
+    for one in chosen:
+        tasks.setdefault(rule.task(one), []).append(one)
+    rows = []
+    for rivals in tasks.values():
+        first = min(rivals, key=rule.rank)
+        metric = rule.metric_of(first)
+        others = [one for one in rivals if one is not first and metric in one.metrics]
+        pairs = [_by_seed(one, rule, metric) - _by_seed(first, rule, metric) for one in others]
+        found = pd.DataFrame([_row(pair[np.isfinite(pair)]) for pair in pairs])
+        if len(found) and (found["seeds"] > 1).any():
+            found.insert(0, "setting", [names[one] for one in others])
+            found.insert(1, "best", names[first])
+            found.insert(2, "metric", metric)
+            rows += found.assign(**{"p (Holm)": holm(found["p"])}).to_dict("records")
+    return rows
+
+
+def holm(p: pd.Series) -> pd.Series:
+    """P-values corrected for their number, those that are NaN left out (Holm 1979)."""
+    tests = p.dropna().sort_values()
+    return (tests * np.arange(len(tests), 0, -1)).cummax().clip(upper=1).reindex(p.index)
+
+
+def _by_seed(setting: Setting, rule: Rule, metric: str) -> pd.Series:
+    return pd.Series({run.config.get("seed"): rule.value(run, metric) for run in setting.runs})
+
+
+def _row(differences: pd.Series) -> dict:
+    equal = np.allclose(differences, differences.mean(), rtol=1e-9, atol=0)  # but for rounding
+    p = np.nan if equal else stats.ttest_1samp(differences, 0).pvalue.item()
+    return {"seeds": len(differences), "difference": Spread.of(differences), "p": p}

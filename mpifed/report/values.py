@@ -1,0 +1,35 @@
+"""One figure of a run's metric: the last, or that of the evaluation which the validation data choose."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from mpifed.core.splits import VALIDATION, of_split
+from mpifed.storage.results import RunData
+
+__all__ = ["best_value", "final", "twin"]
+
+
+def twin(metric: str, known: Collection[str]) -> str:
+    """The metric on the validation split if it is known, else the metric."""
+    validated = of_split(VALIDATION, metric)
+    return validated if validated in known else metric
+
+
+def final(run: RunData, metric: str) -> float:
+    """The last value of a metric, NaN where there is none."""
+    return [np.nan, *run.metrics[metric].tolist()][-1]
+
+
+def best_value(run: RunData, metric: str) -> float:
+    """A metric at the run's best evaluation, NaN where there is none.
+
+    It has the largest finite value of the metric if more of it is better, else the smallest, on the
+    validation split where there is one.
+    """
+    judged = twin(metric, run.metrics)
+    values = run.metrics[judged] * (1 if judged in run.maximised else -1)
+    values = np.where(np.isfinite(values), values, -np.inf)
+    return run.metrics[metric][np.argmax(values)].item() if np.isfinite(values).any() else np.nan

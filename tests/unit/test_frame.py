@@ -1,0 +1,122 @@
+"""Results as data: the tidy table of evaluations, against what the files of runs hold."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from runfiles import decay, write
+from small_job import job
+
+import mpifed
+from mpifed.parallel.comm import SerialComm
+from mpifed.storage.format import COSTS
+
+
+def test_a_row_for_each_round_and_metric_with_its_costs(tmp_path):
+    write(tmp_path / "a", rounds=10, auc=[0.5, 0.7, 0.9], error=[3, 2, 1])
+    found = mpifed.frame(tmp_path)
+    assert list(found.columns) == ["run", "method", "setting", "seed", "round", "metric", "value", *COSTS[1:]]
+    assert found["metric"].tolist() == ["auc", "error"] * 3
+    assert found["round"].tolist() == [0, 0, 5, 5, 10, 10]
+    assert found["value"].tolist() == [0.5, 3, 0.7, 2, 0.9, 1]
+    assert found["bytes_down"].tolist() == [0, 0, 15_000, 15_000, 30_000, 30_000]
+    assert found["seconds"].tolist() == [0, 0, 2.5, 2.5, 5, 5]
+    assert found.index.tolist() == [*range(6)]
+
+
+def test_a_real_run_has_the_values_and_types_of_its_file(tmp_path):
+    result = mpifed.run(job(tmp_path), SerialComm())
+    found = mpifed.frame(tmp_path)
+    kinds = found.dtypes.astype(str)
+    assert {*kinds[kinds == "category"].index} == {"run", "method", "setting", "metric"}
+    whole = {"seed", "round", "oracle_calls", "phases", "bytes_up", "bytes_down", "wire_bytes"}
+    assert {*kinds[kinds == "int64"].index} == whole
+    assert {*kinds[kinds == "float64"].index} == {"value", *(name for name in COSTS if "seconds" in name)}
+    with h5py.File(tmp_path / "run" / "run.h5") as file:
+        for metric in file["metrics"]:
+            rows = found[found["metric"] == metric]
+            assert metric == "round" or rows["value"].tolist() == file[f"metrics/{metric}"][:].tolist()
+        last = found.iloc[-1]
+        assert [last[name] for name in COSTS] == [file[f"costs/{name}"][-1] for name in COSTS]
+    assert mpifed.frame([tmp_path / "run" / "run.h5"]).equals(found) and mpifed.frame(result).equals(found)
+
+
+def test_runs_are_named_by_folder_and_settings_by_what_tells_them_apart(tmp_path, monkeypatch):
+    for gamma in (0.1, 0.2):
+        for seed in (0, 1):
+            config = {"seed": seed, "algorithm": {"gamma": gamma}}
+            write(tmp_path / "grid" / f"{gamma}-{seed}", config=config, rounds=5, error=[2, 1])
+    write(tmp_path / "other", "LocalSGDA", rounds=5, auc=[0.5, 0.6])
+    found = mpifed.frame([tmp_path / "grid", tmp_path / "other", tmp_path / "other"])
+    assert len(found) == 10, "a folder that is named twice is read once"
+    runs = found.drop_duplicates("run")
+    assert runs["setting"].tolist() == ["FGDA, gamma=0.1"] * 2 + ["FGDA, gamma=0.2"] * 2 + ["LocalSGDA"]
+    assert runs["method"].tolist() == ["FGDA"] * 4 + ["LocalSGDA"]
+    assert runs["seed"].tolist() == [0, 1, 0, 1, 0]
+    assert runs["run"].iloc[0] == str(tmp_path / "grid" / "0.1-0")
+    monkeypatch.chdir(tmp_path)
+    assert mpifed.frame("grid")["run"].iloc[0] == str(Path("grid") / "0.1-0")
+    assert mpifed.frame("other")["metric"].cat.categories.tolist() == ["auc"]
+
+
+def test_the_same_job_run_twice_is_two_settings(tmp_path):
+    for folder in ("a/s", "b/s"):
+        write(tmp_path / folder, rounds=5, error=[2, 1])
+    assert mpifed.frame(tmp_path)["setting"].cat.categories.tolist() == ["FGDA (a/s)", "FGDA (b/s)"]
+
+
+def test_runs_that_go_on_and_that_diverged_have_the_rows_that_they_have(tmp_path):
+    write(tmp_path / "going", rounds=5, stopped="", error=[3, 2], config={"rounds": 100})
+    lost = "non-finite value in round 9"
+    write(tmp_path / "lost", "CDMA", rounds=10, stopped=lost, error=[3, math.inf, math.nan])
+    write(tmp_path / "begun", "FedAvg", rounds=0, stopped="")
+    found = mpifed.frame(tmp_path).groupby("method", observed=True)["value"].apply(list)
+    assert found["FGDA"] == [3, 2] and found["CDMA"][:2] == [3, math.inf] and math.isnan(found["CDMA"][2])
+    assert "FedAvg" not in found
+    assert mpifed.frame(tmp_path / "begun").shape == (0, 7 + len(COSTS) - 1)
+
+
+def test_what_cannot_be_read_is_told(tmp_path):
+    with pytest.raises(ValueError, match="expected a run file run.h5 in .* or below, found none"):
+        mpifed.frame(tmp_path)
+    (write(tmp_path / "a", error=decay(0.1)) / "run.h5").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match=r"a/run\.h5 is not a readable run file"):
+        mpifed.frame(tmp_path)
+
+
+number = st.floats(width=64)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(
+        st.integers(1, 6).flatmap(
+            lambda evaluations: st.dictionaries(
+                st.sampled_from(["auc", "loss", "error"]),
+                st.lists(number, min_size=evaluations, max_size=evaluations),
+                min_size=1,
+            )
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 4),
+)
+def test_a_pivot_gives_back_the_stored_history(histories, every):
+    with tempfile.TemporaryDirectory() as folder:
+        for seed, history in enumerate(histories):
+            rounds = every * (len(next(iter(history.values()))) - 1)
+            write(Path(folder) / f"{seed}", rounds=rounds, every=every, config={"seed": seed}, **history)
+        found = mpifed.frame(folder)
+    for seed, history in enumerate(histories):
+        wide = found[found["seed"] == seed].pivot(index="round", columns="metric", values="value")
+        for metric, values in history.items():
+            np.testing.assert_array_equal(wide[metric], values)
+        assert wide.index.tolist() == [every * k for k in range(len(wide))]
