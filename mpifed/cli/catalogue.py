@@ -14,51 +14,33 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from mpifed.algorithms import ALGORITHMS
-from mpifed.cli.settings_page import Row, default_of, rows_of, settings_page
+from mpifed.cli.settings_page import SWEEP, THEORY, TOP, Row, default_of, rows_of, settings_page, toml
+from mpifed.cli.topics import EXAMPLES, GROUPS, Group
+from mpifed.config.job import Config
 from mpifed.config.plugins import find
 from mpifed.config.sections import SECTIONS
-from mpifed.core.adaptive import MATRICES
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.compression import COMPRESSIONS
 from mpifed.core.errors import ConfigError
-from mpifed.core.mirrors import MIRRORS
-from mpifed.core.noise import NOISES
-from mpifed.core.participation import LAWS
 from mpifed.core.records import Record
 from mpifed.core.references import bibtex, cites_of
-from mpifed.core.schedules import SCHEDULES
-from mpifed.core.sets import SETS
 from mpifed.core.settings import build, near_miss
-from mpifed.data import DATASETS, OWN, OWN_TEXTS, TEXTS
-from mpifed.data.partition import PARTITIONS
-from mpifed.models import MODELS
-from mpifed.problems import PROBLEMS
+from mpifed.theory import Theorem
+
+#: What stands outside the sections.
+_OUTSIDE = """A job file: settings of the run as a whole, then [algorithm] and [problem], each with a name,
+and sections that may be left out: oracle, participation, message, stop, run, clock, measures, regularize,
+theory, sweep. `mpifed info SECTION` explains each, `mpifed list` has the names."""
+#: Values for settings without a default, by their types.
+_PLAUSIBLE = {"int": 4, "float": 0.1, "Rate": 0.1, "Probabilities": 0.5, "tuple[float, ...]": [0.1, 0.2]}
 
 __all__ = ["catalogue", "print_catalogue", "print_citation", "print_info", "example"]
-
-GROUPS = {
-    "methods": ALGORITHMS,
-    "problems": PROBLEMS,
-    "datasets": DATASETS,
-    "texts": TEXTS,
-    "own data": {**OWN, **OWN_TEXTS},
-    "models": MODELS,
-    "partitions": PARTITIONS,
-    "matrices": MATRICES,
-    "schedules": SCHEDULES,
-    "noises": NOISES,
-    "laws": LAWS,
-    "compressions": COMPRESSIONS,
-    "sets": SETS,
-    "mirrors": MIRRORS,
-}
 
 
 def catalogue() -> dict[str, dict[str, str]]:
     """Group → name → one line."""
     return {
-        group: {name: _first_line(one) for name, one in members.items()} for group, members in GROUPS.items()
+        name: {member: _first_line(one) for member, one in group.members.items()}
+        for name, group in GROUPS.items()
     }
 
 
@@ -96,21 +78,81 @@ def example(cls: type, settings: dict | None = None):
 
 
 def print_info(name: str) -> None:
-    """Everything about a name of the catalogue, a section of a job file, or a user's own class.
+    """Everything about a name of the catalogue, a kind of names, a section or a setting, or a user's class.
 
     ``settings`` prints the page docs/settings.md.
 
     Raises:
         ConfigError: there is no such name.
     """
+    plain = name.strip("[]")
+    section, _, key = plain.partition(".")
+    groups = {word: group for plural, group in GROUPS.items() for word in (plural, group.one)}
     if name == "settings":
         print(settings_page(), end="")
-    elif name.strip("[]") in SECTIONS:
-        section = SECTIONS[name.strip("[]")]
-        _console().print(f"{inspect.getdoc(section)}\n")
-        _print_rows(rows_of(section))
+    elif plain in groups and plain not in ("algorithm", "problem"):
+        _print_group(groups[plain])
+    elif section in EXAMPLES and ":" not in name:
+        _print_setting(section, key) if key else _print_section(section)
     else:
         _print_thing(*_found(name))
+
+
+def _rows(section: str) -> list[Row]:
+    if section == "job":
+        return rows_of(Config, TOP)
+    return rows_of(SECTIONS[section]) if section in SECTIONS else []
+
+
+def _print_section(section: str) -> None:
+    """A section of a job file: what it is for, its settings, an example."""
+    words = {"sweep": "\n".join(SWEEP).strip(), "theory": "\n".join(THEORY).strip(), "job": _OUTSIDE}
+    console = _console()
+    console.print(f"{words.get(section) or inspect.getdoc(SECTIONS[section])}\n")
+    if rows := _rows(section):
+        _print_rows(rows)
+    if section == "theory":
+        console.print(f"Theorems: {', '.join(GROUPS['theorems'].members)}")
+    console.print(f"\nFor example:\n\n{EXAMPLES[section]}")
+
+
+def _print_setting(section: str, key: str) -> None:
+    """One setting of a section; of one that takes a name, also the names."""
+    rows = [row for row in _rows(section) if row.name == key]
+    if not rows:
+        known = [row.name for row in _rows(section)]
+        raise ConfigError(f"[{section}] has no setting {key!r}: {near_miss(key, known)}")
+    _print_rows(rows)
+    for group in GROUPS.values():
+        if group.setting == f"{section}.{key}":
+            _print_group(group)
+
+
+def _print_group(group: Group) -> None:
+    """Things of a kind, and how a job asks for one."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for column in (group.one, "what it is"):
+        table.add_column(column, overflow="fold")
+    for name, thing in group.members.items():
+        table.add_row(name, _first_line(thing))
+    console = _console()
+    console.print(table)
+    some = [text for name, thing in group.members.items() if (text := in_a_job(group, name, thing))]
+    console.print(f"\nFor example: {max(some[:3], key=len)}" if some else "")
+    console.print("The settings of each: mpifed info NAME")
+
+
+def in_a_job(group: Group, name: str, thing) -> str:
+    """How a job asks for a thing, with the settings that have no default; "" where no setting does."""
+    cls = getattr(thing, "cls", thing)
+    if not group.setting or (isinstance(cls, type) and not dataclasses.is_dataclass(cls)):
+        return ""
+    needed = {}
+    for field in dataclasses.fields(thing) if isinstance(cls, type) else ():
+        if field.init and default_of(field) is dataclasses.MISSING:
+            needed[field.name] = _PLAUSIBLE.get(str(getattr(field.type, "__name__", field.type)), "...")
+    needed |= {key: value for key, value in getattr(cls, "example", {}).items() if key in needed}
+    return f"{group.setting} = {toml({'name': name, **needed}) if needed else toml(name)}"
 
 
 def print_citation(name: str) -> None:
@@ -129,12 +171,13 @@ def print_citation(name: str) -> None:
 
 def _found(name: str) -> tuple[str, str, object]:
     """The name as it is written, the group and the thing itself."""
-    for group, members in GROUPS.items():
+    for group, (members, _, _) in GROUPS.items():
         for known, thing in members.items():
             if known.lower() == name.lower():
                 return known, group, thing
     if ":" not in name:
-        names = [*(one for members in GROUPS.values() for one in members), *SECTIONS, "settings"]
+        kinds = [word for plural, group in GROUPS.items() for word in (plural, group.one, *group.members)]
+        names = [*kinds, *EXAMPLES, "settings"]
         raise ConfigError(f"nothing is called {name!r}: {near_miss(name, names)}")
     try:
         return name, "methods", find(name, "algorithm")
@@ -155,8 +198,12 @@ def _print_thing(name: str, group: str, thing) -> None:
     cls = getattr(thing, "cls", thing)
     if isinstance(cls, type) and dataclasses.is_dataclass(cls):
         _print_rows(rows_of(thing))
+    elif isinstance(thing, Theorem):
+        _print_theorem(console, thing)
     elif dataclasses.is_dataclass(thing):
         _print_values(thing)
+    if name in GROUPS[group].members and (text := in_a_job(GROUPS[group], name, thing)):
+        console.print(f"\nFor example: {text}\n")
     if isinstance(cls, type) and issubclass(cls, Algorithm):
         _print_method(console, example(thing))
         console.print(Markdown("---\n" + (inspect.getdoc(sys.modules[cls.__module__]) or "")))
@@ -169,6 +216,16 @@ def _print_rows(rows: Iterable[Row]) -> None:
     for row in rows:
         table.add_row(*row)
     _console().print(table)
+
+
+def _print_theorem(console: Console, theorem: Theorem) -> None:
+    """What a theorem is about, and its constants."""
+    console.print(f"of {', '.join(theorem.methods)}; bounds {theorem.of}")
+    needed = [name for name, given in theorem.constants.items() if given]
+    free = [name for name, given in theorem.constants.items() if not given]
+    console.print(f"constants: {', '.join(needed)}" + (f"; may be given: {', '.join(free)}" if free else ""))
+    known = ", ".join(f"{letter} ({what})" for letter, what in theorem.letters.items())
+    console.print(f"which the job tells: {known}; the problem may tell others" if known else "")
 
 
 def _print_values(reader) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+from mpifed.cli.quantity import Quantity
 from mpifed.core.errors import ConfigError
+from mpifed.core.units import RATE, SIZE, TIME
 from mpifed.parallel.comm import together
 from mpifed.parallel.world import world
 from mpifed.storage.named import expect_place, writing
@@ -33,8 +35,8 @@ def bench():
     "--largest",
     default=2**26,
     show_default=True,
-    type=click.IntRange(64),
-    help="Bytes of the largest message.",
+    type=Quantity(SIZE, 64, 2**40),
+    help="The largest message: bytes, or e.g. 64MiB.",
 )
 def bench_comm(job, overrides, out, largest):
     """Measure messages between ranks, and what a round of JOB computes: mpirun -n P mpifed bench comm [JOB].
@@ -49,7 +51,7 @@ def bench_comm(job, overrides, out, largest):
     with together(comm, ConfigError):
         config = Config.load(job, list(overrides)) if job else None
         expect_place(out, is_measurement)
-    result = bench.measure(comm, largest)
+    result = bench.measure(comm, int(largest))
     if config is not None:
         result["job"] = bench.measure_job(comm, config)
     if comm.rank == 0:
@@ -74,11 +76,9 @@ def bench_comm(job, overrides, out, largest):
     type=click.IntRange(1),
     help="Cores of a node; by default what the system showed when it was measured.",
 )
-@click.option("--latency", help="Between nodes, e.g. 1.5us (as measured, else 1.5us).")
-@click.option("--bandwidth", help="Between nodes, e.g. 12GB/s (as measured, else 12GB/s).")
-@click.option(
-    "--client-seconds", type=click.FloatRange(0, min_open=True), help="Computing of a client in a round."
-)
+@click.option("--latency", type=Quantity(TIME), help="Between nodes (as measured, else 1.5us).")
+@click.option("--bandwidth", type=Quantity(RATE), help="Between nodes (as measured, else 12GB/s).")
+@click.option("--client-seconds", type=Quantity(TIME), help="Computing of a client in a round, e.g. 20ms.")
 @click.option(
     "--out", default="scale.png", show_default=True, type=click.Path(dir_okay=False), help="The figure."
 )
@@ -90,8 +90,6 @@ def scale(job, overrides, measurement, ranks, ranks_per_node, cores, latency, ba
     expect_place(out, is_figure)
     numbers = prediction.rank_numbers(ranks)
     config = Config.load(job, list(overrides)) if job else None
-    latency = latency and prediction.quantity(latency, prediction.SECONDS, "--latency")
-    bandwidth = bandwidth and prediction.quantity(bandwidth, prediction.BYTES_A_SECOND, "--bandwidth")
     measured = prediction.read(measurement)
     machine, about_machine = prediction.machine_of(measured, latency, bandwidth, ranks_per_node, cores)
     work, about_work = prediction.work_of(measured, config, client_seconds)

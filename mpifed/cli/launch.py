@@ -11,6 +11,8 @@ import click
 
 from mpifed.cli import launch_options
 from mpifed.cli.batch_script import Batch
+from mpifed.cli.quantity import Quantity
+from mpifed.core.units import TIME
 from mpifed.storage.arrays import HEAD, SCRIPT
 
 __all__ = ["launch"]
@@ -58,7 +60,7 @@ class _Remembering(click.Command):
     "--time",
     metavar="LIMIT",
     callback=launch_options.time_limit,
-    help="Time limit: minutes, H:M:S or D-H:M:S.",
+    help="Time limit: minutes, H:M:S, D-H:M:S, or e.g. 2h.",
 )
 @click.option("--partition", callback=launch_options.partition, help="Partition (queue).")
 @click.option(
@@ -79,10 +81,11 @@ class _Remembering(click.Command):
 )
 @click.option(
     "--warning",
-    type=click.IntRange(1, MOST),
+    type=Quantity(TIME, 1, MOST),
+    callback=launch_options.whole,
     default=120,
     show_default=True,
-    help="Seconds before the time limit at which the run writes a checkpoint and ends with exit code 85.",
+    help="How long before the time limit (seconds, or 5min) a run writes a checkpoint and ends, code 85.",
 )
 @click.option(
     "--extra",

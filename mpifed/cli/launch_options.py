@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import re
 import subprocess
@@ -9,14 +11,23 @@ import subprocess
 import click
 
 from mpifed.cli.batch_script import sbatch_words, seconds
+from mpifed.core.units import TIME, plain
 
-__all__ = ["extra", "gpus", "partition", "setup", "time_limit"]
+__all__ = ["extra", "gpus", "partition", "setup", "time_limit", "whole"]
 
 
 def time_limit(ctx, parameter, value):
-    if value is not None and seconds(value) is None:
-        raise click.BadParameter(f"expected minutes, H:M:S or D-H:M:S, got {value!r}")
-    return value
+    """Slurm's own forms as they are; a time with its unit in whole minutes, which are one of them."""
+    if value is None or seconds(value) is not None:
+        return value
+    with contextlib.suppress(ValueError):
+        if (limit := plain(value, TIME)) > 0:
+            return str(math.ceil(limit / 60))
+    raise click.BadParameter(f"expected minutes, H:M:S, D-H:M:S or a time such as 2h, got {value!r}")
+
+
+def whole(ctx, parameter, value):
+    return int(value)
 
 
 def extra(ctx, parameter, value):

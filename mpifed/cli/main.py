@@ -8,32 +8,33 @@ by a second Ctrl-C; 1 a rank failed and took the others with it.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from mpifed import __version__
 from mpifed.cli.commands import bench, report, scale
+from mpifed.cli.completion import names
+from mpifed.cli.completion import settings as keys
 from mpifed.cli.entry import loading
+from mpifed.cli.explaining import info, list_, schema
 from mpifed.cli.export import export
 from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
 from mpifed.cli.measure import measure
+from mpifed.cli.new import new
 from mpifed.cli.run_options import report_option, verbosity
 from mpifed.cli.status import status
 from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.world import world
 from mpifed.running.signals import EXIT_RESUME, Stopped, early, held, release
-from mpifed.storage.named import expect_place
-from mpifed.storage.ownership import REPORT_FILES, expect_own, is_figure
+from mpifed.storage.ownership import REPORT_FILES, expect_own
 
 __all__ = ["main"]
 
@@ -56,7 +57,8 @@ def cli(context, whole):
     mpifed status                                        how far the runs below this folder have come
     mpifed report runs                                   curves, tables and a page of all runs in a folder
     mpifed export runs/a --to model.safetensors          the trained network, for torch
-    mpifed list; mpifed info AdaFGDA                     what there is, and what it takes
+    mpifed list; mpifed info AdaFGDA; mpifed info run    what there is, and what it takes
+    mpifed new job; mpifed new method; mpifed new problem   a file to start from
     mpifed measure JOB                                   what theorems assume, measured along its run
     mpirun -n 2 mpifed bench comm JOB; mpifed scale      a round of JOB on up to 4,096 ranks, predicted
     """
@@ -67,7 +69,7 @@ def cli(context, whole):
 
 @cli.command()
 @click.argument("file", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=keys)
 @click.option("--data-dir", help="Folder of the data files (else $MPIFED_DATA, else ../shared/data).")
 @click.option(
     "--resume",
@@ -99,12 +101,13 @@ def run(file, overrides, data_dir, resume_, with_report):
     extra = [f"run.data_dir={as_text(data_dir)}"] if data_dir else []
     with together(comm, ConfigError):
         config = Config.load(file, [*overrides, *extra])
+    _note_idle(comm, config.problem.clients)
     _carry_out(comm, lambda: run_job(config, comm, resume_), config.run.out if with_report else None)
 
 
 @cli.command()
 @click.argument("folder", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=keys)
 @report_option
 @verbosity
 @held()
@@ -122,7 +125,7 @@ def resume(folder, overrides, with_report):
 
 @cli.command()
 @click.argument("file", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=keys)
 @click.option("--list", "only_list", is_flag=True, help="Print the names of the runs and end.")
 @click.option(
     "--part",
@@ -160,57 +163,8 @@ def sweep(file, overrides, only_list, part):
         )
 
 
-@cli.command("list")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-def list_(as_json):
-    """List methods, problems, data sets, models, partitions, matrices, schedules, noises and sets."""
-    from mpifed.cli.catalogue import catalogue, print_catalogue
-
-    click.echo(json.dumps(catalogue(), indent=2)) if as_json else print_catalogue()
-
-
 @cli.command()
-@click.argument("name")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option(
-    "--out", type=click.Path(), help="For a job: the figure's file (else JOB.clients.png beside it)."
-)
-@click.option("--cite", is_flag=True, help="Print the BibTeX entries of NAME's sources instead.")
-def info(name, overrides, out, cite):
-    """Explain NAME: settings with values, default and effect, records, phases, cost per round, source,
-    readings.
-
-    NAME is anything that `mpifed list` shows, your own ./file.py:Class, a section of a job file (run, oracle,
-    participation, stop, clock, measures), or `settings` for all settings as one page. For a job file, with
-    settings changed by KEY=VALUE, show who holds what: the samples of every class on every client, as a table
-    and a figure.
-    """
-    if name.endswith(".toml"):
-        click.echo(_show_clients(name, overrides, out))
-        return
-    if overrides or out:
-        raise click.UsageError(f"KEY=VALUE and --out are for job files (.toml), not for {name}")
-    from mpifed.cli.catalogue import print_citation, print_info
-
-    print_citation(name) if cite else print_info(name)
-
-
-def _show_clients(job: str, overrides: Sequence[str], out: str | None) -> Path:
-    """Show who holds what of a job file; the path of the figure."""
-    from mpifed.config.job import Config
-    from mpifed.report.client_samples import show
-    from mpifed.simulation.memory import expect_constants
-
-    figure = Path(out) if out else Path(job).with_suffix(".clients.png")
-    expect_place(figure, is_figure)
-    config = Config.load(job, overrides)
-    expect_constants(config.problem)
-    show(config, figure)
-    return figure
-
-
-@cli.command()
-@click.argument("name")
+@click.argument("name", shell_complete=names)
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 def check(name, settings):
     """Run the contract tests on your own method or problem, ./file.py:Class.
@@ -233,6 +187,13 @@ def _ranks() -> SerialComm:
             click.echo(text, err=True)
         end(EXIT_RESUME)
     return comm
+
+
+def _note_idle(comm, clients: int) -> None:
+    """Say that there are ranks without work."""
+    if comm.rank == 0 and comm.size > clients:
+        text = f"{comm.size} ranks for {clients} clients: {comm.size - clients} will have nothing to do"
+        click.echo(f"mpifed: warning: {text}", err=True)
 
 
 def _carry_out(comm, job, report_in: str | None) -> None:
@@ -258,7 +219,7 @@ def _carry_out(comm, job, report_in: str | None) -> None:
             raise click.UsageError(f"the run is done, but its report could not be written: {fault}") from None
 
 
-for _command in (bench, export, launch, measure, report, scale, status):
+for _command in (bench, export, info, launch, list_, measure, new, report, scale, schema, status):
     cli.add_command(_command)
 
 

@@ -6,8 +6,8 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -26,13 +26,25 @@ from mpifed.core.participation import LAWS, Law, Probabilities
 from mpifed.core.proximal import PROXIMALS, Proximal
 from mpifed.core.schedules import SCHEDULES, Rate
 from mpifed.core.sets import SETS, Set
+from mpifed.core.units import Kind, plain
 from mpifed.data.partition import PARTITIONS, Partition
 from mpifed.data.registry import OWN, OWN_TEXTS, Dataset, TextDataset
 from mpifed.models import MODELS, Model, SequenceModel
 from mpifed.problems import PROBLEMS
 from mpifed.problems.few_shot import TaskDataset
 
-__all__ = ["TOP", "Row", "default_of", "rows_of", "settings_page"]
+__all__ = [
+    "SWEEP",
+    "THEORY",
+    "TOP",
+    "Row",
+    "default_of",
+    "hints_of",
+    "kind_of",
+    "rows_of",
+    "settings_page",
+    "toml",
+]
 
 #: The settings of a job file that stand in no section.
 TOP = ("seed", "rounds", "output", "record", "metrics")
@@ -86,6 +98,19 @@ GROUPS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
         '`algorithm.mirror` of the dual methods: `{ name = "blockwise", y = "entropy" }`.',
     ),
 )
+#: What is said of sections that are no classes.
+THEORY = (
+    "The name of a theorem, `of`, and constants that it is to take. A step of `[algorithm]` may then be",
+    '`"theorem"`, or a table with `name = "theorem"`, which may have `of` and constants itself, and',
+    "`times`, a multiple of the step. See [Theory](theory.md).",
+    "",
+)
+SWEEP = (
+    "Lists of settings by their dotted names: every combination is a run. Of several `[[sweep]]`",
+    "tables each is expanded by itself. `algorithm` and `problem` may be lists of tables, whose own",
+    "settings may be lists again.",
+    "",
+)
 
 
 class Row(typing.NamedTuple):
@@ -97,11 +122,12 @@ class Row(typing.NamedTuple):
     effect: str
 
 
-def rows_of(cls) -> list[Row]:
-    """The settings of a section, of a class of settings or of a preset, in order."""
+def rows_of(cls, names: Sequence[str] | None = None) -> list[Row]:
+    """The settings of a section (all, or those of some names), of a class of settings or of a preset."""
     if isinstance(cls, type) and issubclass(cls, BaseModel):
-        return [_row(name, info.annotation, info, _value(info)) for name, info in cls.model_fields.items()]
-    hints = _hints(getattr(cls, "cls", cls))
+        fields = {name: cls.model_fields[name] for name in names or cls.model_fields}
+        return [_row(name, info.annotation, info, _value(info)) for name, info in fields.items()]
+    hints = hints_of(getattr(cls, "cls", cls))
     return [
         _row(field.name, hints.get(field.name), field.default, default_of(field))
         for field in dataclasses.fields(cls)
@@ -118,7 +144,6 @@ def default_of(field: dataclasses.Field):
 
 def settings_page() -> str:
     """The text of docs/settings.md."""
-    top = [(name, Config.model_fields[name]) for name in TOP]
     return "\n".join(
         [
             "# Settings",
@@ -130,35 +155,13 @@ def settings_page() -> str:
             "",
             "## The run as a whole",
             "",
-            *_table([_row(name, info.annotation, info, _value(info)) for name, info in top]),
+            *_table(rows_of(Config, TOP)),
             *(line for name, section in SECTIONS.items() for line in _part(f"`[{name}]`", section, 2)),
-            *_theory(),
-            *_sweep(),
+            *("## `[theory]`", "", *THEORY),
+            *("## `[sweep]`", "", *SWEEP),
             *(line for heading, members, how in GROUPS for line in _group(heading, members, how)),
         ]
     )
-
-
-def _theory() -> list[str]:
-    return [
-        "## `[theory]`",
-        "",
-        "The name of a theorem, `of`, and constants that it is to take. A step of `[algorithm]` may then be",
-        '`"theorem"`, or a table with `name = "theorem"`, which may have `of` and constants itself, and',
-        "`times`, a multiple of the step. See [Theory](theory.md).",
-        "",
-    ]
-
-
-def _sweep() -> list[str]:
-    return [
-        "## `[sweep]`",
-        "",
-        "Lists of settings by their dotted names: every combination is a run. Of several `[[sweep]]`",
-        "tables each is expanded by itself. `algorithm` and `problem` may be lists of tables, whose own",
-        "settings may be lists again.",
-        "",
-    ]
 
 
 def _group(heading: str, members: Mapping[str, Any], how: str) -> list[str]:
@@ -188,9 +191,15 @@ def _code(default: str) -> str:
 
 def _row(name: str, hint, info, default) -> Row:
     described = isinstance(info, FieldInfo)
-    bounds = [_bound(one) for one in info.metadata] if described else []
-    values = ", ".join(word for word in (_values(hint), *bounds) if word)
-    return Row(name, values, _shown(default), (described and info.description) or "")
+    whole = Annotated[(hint, *info.metadata)] if described and info.metadata else hint
+    return Row(name, _values(whole), _shown(default), (described and info.description) or "")
+
+
+def kind_of(hint) -> Kind | None:
+    """What a number measures, where it may be written with its unit."""
+    functions = (getattr(one, "func", None) for one in getattr(hint, "__metadata__", ()))
+    kinds = (one.keywords["kind"] for one in functions if getattr(one, "func", None) is plain)
+    return next(kinds, None)
 
 
 def _bound(constraint) -> str:
@@ -205,7 +214,9 @@ def _values(hint) -> str:
             return words
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        return ", ".join(word for word in (_values(arguments[0]), *map(_bound, arguments[1:])) if word)
+        kind = kind_of(hint)
+        word = f'{kind.unit} or text such as "{kind.example}"' if kind else _values(arguments[0])
+        return ", ".join(word for word in (word, *map(_bound, arguments[1:])) if word)
     if origin is Literal:
         return ", ".join(f'"{one}"' for one in arguments)
     if origin in (typing.Union, types.UnionType):
@@ -219,21 +230,21 @@ def _values(hint) -> str:
 def _shown(default) -> str:
     if default is dataclasses.MISSING:
         return "required"
-    return "unset" if default is None else _toml(describe(default))
+    return "unset" if default is None else toml(describe(default))
 
 
-def _toml(value) -> str:
+def toml(value) -> str:
     """A value as a job file has it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, dict) and value.get("name") == "constant":
-        return _toml(value["value"])
+        return toml(value["value"])
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{key} = {_toml(one)}' for key, one in value.items())} }}"
+        return f"{{ {', '.join(f'{key} = {toml(one)}' for key, one in value.items())} }}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
+        return f"[{', '.join(map(toml, value))}]"
     return "unset" if value is None else str(value)
 
 
@@ -241,7 +252,7 @@ def _value(info: FieldInfo):
     return dataclasses.MISSING if info.is_required() else info.get_default(call_default_factory=True)
 
 
-def _hints(cls: type) -> dict[str, Any]:
+def hints_of(cls: type) -> dict[str, Any]:
     """The resolved annotations; none where a user's class names what cannot be found."""
     try:
         return typing.get_type_hints(cls, include_extras=True)

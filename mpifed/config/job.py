@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, 
 from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
+from mpifed.config.faults import explained
 from mpifed.config.metrics import MetricSetting
 from mpifed.config.plugins import Plugin, find, make, plugin, sources, title
 from mpifed.config.sections import (
-    SECTIONS,
     Clock,
     Measures,
     Message,
@@ -34,12 +34,12 @@ from mpifed.config.sections import (
 from mpifed.config.tables import describe, expect_shallow, override, read_table
 from mpifed.config.theory import fill, prescription_of
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ConfigError, listed, shown
+from mpifed.core.errors import ConfigError, shown
 from mpifed.core.evaluation import by_hand
 from mpifed.core.method_checks import check_method
 from mpifed.core.problem import Minimisation, Problem
 from mpifed.core.proximal import Zero
-from mpifed.core.settings import Preset, explain, near_miss
+from mpifed.core.settings import Preset, first, near_miss
 from mpifed.core.strict import Strict
 from mpifed.problems import PROBLEMS
 
@@ -93,7 +93,7 @@ class Config(Strict, BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            raise ConfigError(_explained(error)) from None
+            raise ConfigError(explained(error, settings, type(self).model_fields)) from None
 
     @model_validator(mode="after")
     def _fits_together(self):
@@ -112,12 +112,12 @@ class Config(Strict, BaseModel):
             kind = f"{'an' if problem.family == 'operator' else 'a'} {problem.family}"
             raise ValueError(
                 f"{name} solves {algorithm.family} problems, {its} is {kind} problem: methods for it are "
-                f"{', '.join(n for n, c in ALGORITHMS.items() if c.family in fits)}"
+                f"{first(n for n, c in ALGORITHMS.items() if c.family in fits)}"
             )
         if problem.family == "operator" and not isinstance(problem.phi, Zero) and not algorithm.composite:
             raise ValueError(
                 f"{its} has a convex part φ = {problem.phi}, which {name} would ignore: methods for it are "
-                f"{', '.join(n for n, c in ALGORITHMS.items() if c.composite)}"
+                f"{first(n for n, c in ALGORITHMS.items() if c.composite)}"
             )
         return self
 
@@ -129,7 +129,7 @@ class Config(Strict, BaseModel):
         if partial and not algorithm.partial_participation:
             raise ValueError(
                 f"{title(algorithm)} needs every client in every round, got {partial}: leave it out, or take "
-                f"one of {', '.join(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
+                f"one of {first(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
             )
         return self
 
@@ -279,18 +279,3 @@ def _expect_settings(part, decorator: str) -> None:
                 f"{kind.__name__}.{field.name} has no value: decorate the class with "
                 f"mpifed.core.settings.{decorator}, as the class that it derives from, and not with dataclass"
             )
-
-
-def _explained(error: ValidationError) -> str:
-    """The faults of a configuration, one line each, with the near miss of an unknown setting."""
-    faults = error.errors()
-    unknown = [fault["loc"] for fault in faults if fault["type"] == "extra_forbidden"]
-    rest = [fault for fault in faults if fault["type"] != "extra_forbidden"]
-    return "\n".join(filter(None, [listed(unknown, _unknown), explain(rest, "")]))
-
-
-def _unknown(place: tuple) -> str:
-    *path, key = map(str, place)
-    model = SECTIONS.get(path[0] if path else "", Config)
-    where = f"[{path[0]}]" if path else "a job file"
-    return f"{where} has no setting {shown(key)}: {near_miss(key, model.model_fields)}"

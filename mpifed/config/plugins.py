@@ -63,6 +63,8 @@ def find(name: str, section: str) -> type | Preset:
         found = attribute_of(module, place, attribute, lambda one: _is_plugin(one, base))
     else:
         points = {point.name: point for point in importlib.metadata.entry_points(group=f"mpifed.{section}s")}
+        if name.endswith(".py"):
+            raise ConfigError(f"{cut(name)} names a file and no class in it: expected {cut(name)}:Class")
         if name not in points:
             hint = near_miss(name, [*known, *points])
             raise ConfigError(

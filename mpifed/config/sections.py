@@ -17,7 +17,7 @@ from pydantic import (
 
 from mpifed.config.clients import Message, Participation
 from mpifed.config.objective import Measures, Regularize
-from mpifed.config.section import Section
+from mpifed.config.section import IN_SECONDS, BytesPerSecond, GradientsPerSecond, Seconds, Section
 from mpifed.core.errors import shown
 from mpifed.core.evaluation import Evaluation
 from mpifed.core.noise import Noise
@@ -97,7 +97,7 @@ class Stop(Section):
     metric: str | None = Field(None, description="metric whose value ends the run")
     at_least: float | None = Field(None, description="stop once the metric is at least this")
     at_most: float | None = Field(None, description="stop once the metric is at most this")
-    seconds: float | None = Field(None, gt=0, description="wall-time budget; evaluation is not counted")
+    seconds: Seconds | None = Field(None, gt=0, description="wall-time budget; evaluation is not counted")
 
     @model_validator(mode="after")
     def _one_target(self):
@@ -182,10 +182,10 @@ class Run(Section):
         description="torch threads a rank; when left out 1 with reduction = exact, whose bits depend on it, "
         "else cores / ranks of the node",
     )
-    watchdog: Annotated[float, BeforeValidator(_seconds)] = Field(
+    watchdog: Annotated[float, BeforeValidator(_seconds), IN_SECONDS] = Field(
         60.0,
         ge=0,
-        description="least seconds without progress that end the run, ten times as many before the first "
+        description="least time without progress that ends the run, ten times as many before the first "
         "round is done; 0 switches it off",
     )
     on_rank_failure: Literal["abort", "shrink"] = Field(
@@ -248,10 +248,10 @@ class Run(Section):
 class Clock(Section):
     """[clock]: what federated clients are like. With it a run counts the wall time that they would take."""
 
-    bandwidth_down: float = Field(gt=0, description="bytes a second from the server to a client")
-    bandwidth_up: float = Field(gt=0, description="bytes a second from a client to the server")
-    gradients_per_second: float = Field(gt=0, description="oracle calls a second of the median client")
-    latency: float = Field(0.0, ge=0, description="seconds of a message one way; a phase takes two messages")
+    bandwidth_down: BytesPerSecond = Field(gt=0, description="of the way from the server to a client")
+    bandwidth_up: BytesPerSecond = Field(gt=0, description="of the way from a client to the server")
+    gradients_per_second: GradientsPerSecond = Field(gt=0, description="oracle calls of the median client")
+    latency: Seconds = Field(0.0, ge=0, description="of a message one way; a phase takes two messages")
     stragglers: float = Field(
         0.0, ge=0, description="σ of the lognormal factor, drawn once a client, on its compute time"
     )
@@ -261,13 +261,13 @@ class Clock(Section):
     dropout: float = Field(
         0.0, ge=0, lt=1, description="probability that an attempt of a client in a phase is lost and repeated"
     )
-    timeout: float | None = Field(
+    timeout: Seconds | None = Field(
         None,
         gt=0,
-        description="seconds after which the server takes an attempt for lost, and a client that does not "
+        description="after which the server takes an attempt for lost, and a client that does not "
         "answer for dropped out; needed with dropout",
     )
-    server_seconds: float = Field(0.0, ge=0, description="seconds of the server after each phase")
+    server_seconds: Seconds = Field(0.0, ge=0, description="what the server takes after each phase")
 
     @model_validator(mode="after")
     def _timeout_with_dropout(self):

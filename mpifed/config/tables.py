@@ -12,13 +12,14 @@ from typing import Any
 from mpifed.config.plugins import name_of, preset_of
 from mpifed.core.errors import ConfigError, cut, shown
 from mpifed.core.own import Own
+from mpifed.core.settings import near_miss
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-__all__ = ["as_text", "describe", "expect_shallow", "override", "parse", "put", "read_table"]
+__all__ = ["as_text", "describe", "expect_shallow", "loads", "override", "parse", "put", "read_table"]
 
 #: Tables and lists within each other, at most: a sweep over a plugin's nested lists has half as many.
 DEEPEST = 20
@@ -38,7 +39,7 @@ def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
             source = file.read(LARGEST + 1)
         text = source.decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"cannot read the {what} {name}: {error.strerror}") from None
+        raise ConfigError(f"cannot read the {what} {name}: {error.strerror}{_beside(path)}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is not TOML: {error}") from None
     except ValueError as error:  # of the name
@@ -46,7 +47,7 @@ def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
     if len(source) > LARGEST:
         raise ConfigError(f"{name} is no {what}: it has more than {LARGEST:,} bytes")
     try:
-        table = _loads(text)
+        table = loads(text)
     except ValueError as error:
         raise ConfigError(f"{name} is not TOML: {cut(str(error))}") from None
     expect_shallow(table)
@@ -56,7 +57,19 @@ def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
     return table
 
 
-def _loads(text: str) -> dict[str, Any]:
+def _beside(path: str | Path) -> str:
+    """The job files in the folder of one that cannot be read: the near miss, or where there is none."""
+    folder = Path(path).parent
+    try:
+        names = sorted(str(one) for one in folder.glob("*.toml") if one.is_file())
+    except OSError:
+        return ""
+    return (
+        f": {near_miss(str(path), names)}" if names else f": no job file (.toml) lies in {folder.resolve()}"
+    )
+
+
+def loads(text: str) -> dict[str, Any]:
     """The table of a TOML text.
 
     Raises:
@@ -89,7 +102,7 @@ def expect_shallow(table: dict) -> None:
 def parse(text: str) -> Any:
     """The value of a setting on the command line: TOML, or else the text itself."""
     try:
-        table = _loads(f"value = {text}")
+        table = loads(f"value = {text}")
     except ValueError:
         return text
     return table["value"] if len(table) == 1 else text

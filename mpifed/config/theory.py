@@ -106,9 +106,14 @@ def _named(name) -> Theorem:
 
 
 def _theorem(name, method: type[Algorithm] | Preset) -> Theorem:
+    mine = [one for one, other in THEOREMS.items() if method.__name__ in other.methods]
+    if name is None and mine:
+        raise ConfigError(
+            f'a step of the theorem needs to know which: theory.of is missing, e.g. theory.of = "{mine[0]}" '
+            f"(about {method.__name__}: {', '.join(mine)})"
+        )
     theorem = _named(name)
     if method.__name__ not in theorem.methods:
-        mine = [one for one, other in THEOREMS.items() if method.__name__ in other.methods]
         raise ConfigError(
             f"theory.of: {theorem.name} is about {', '.join(theorem.methods)}, not {method.__name__}"
             + (f", of which there are {', '.join(mine)}" if mine else "")

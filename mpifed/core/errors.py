@@ -20,6 +20,7 @@ __all__ = [
     "listed",
     "shown",
     "told",
+    "hint",
     "user_frames",
 ]
 
@@ -119,14 +120,24 @@ def blaming(
             raise
         many = f"s {clients[0]} to {clients[-1]}" if len(clients) > 1 else ""
         whom = f" for client{many or f' {clients[0]}'}" if len(clients) else ""
-        words = f"{type(error).__name__}: {error}".removesuffix(": ") + _hint(error)
+        words = f"{type(error).__name__}: {error}".removesuffix(": ") + hint(error)
         raise PluginError(f"{what} failed{when}{whom}: {words}", round, phase, clients) from error
 
 
-def _hint(error: Exception) -> str:
-    """What an error of arithmetic with ``now`` is likely to mean."""
-    is_now = isinstance(error, TypeError) and "'Now'" in str(error)
-    return " (the first argument is `now`; the round's number is now.round)" if is_now else ""
+#: Words of errors of torch and Python, and what they are likely to mean in a method or a problem.
+_MEANINGS = {
+    "'Now'": "the first argument is `now`; the round's number is now.round",
+    "doesn't match the broadcast shape": "clients read `shared` [d] and never write it: take a new name, "
+    "x = shared.x - ..., which is [C, d]",
+    "does not require grad": "the loss does not depend on the parameters: .detach(), .item() or .numpy()?",
+    " is out of bounds": "labels are whole numbers from 0 to the number of outputs - 1",
+    "shapes cannot be multiplied": "a problem's functions see the rows of one client, [b, ...]",
+}
+
+
+def hint(error: Exception) -> str:
+    """What an error in a user's function is likely to mean, in brackets; "" where nothing is known of it."""
+    return next((f" ({meaning})" for words, meaning in _MEANINGS.items() if words in str(error)), "")
 
 
 def told(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ContractError, shown, user_frames
+from mpifed.core.errors import ContractError, hint, shown, user_frames
 from mpifed.core.problem import Problem, defines
 from mpifed.core.problem_values import address, faults_of_values, samples_of, two_clients
 from mpifed.core.proximal import PROXIMALS, Zero
@@ -71,7 +71,7 @@ def _guarded(problem: Problem, stage: Callable[[], Iterator[str]]) -> list[str]:
         lines = user_frames(error)
         if isinstance(error, ContractError) or (isinstance(error, ValueError | OSError) and not lines):
             raise
-        raised = f"{type(error).__name__}: {error}"
+        raised = f"{type(error).__name__}: {error}{hint(error)}"
         text = f"{type(problem).__name__} fails at its starting point: {raised}\n{lines}"
         raise ContractError(text.rstrip()) from None
 

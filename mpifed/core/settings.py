@@ -26,6 +26,7 @@ __all__ = [
     "build",
     "choice",
     "explain",
+    "first",
     "flatten",
     "hyperparameters",
     "near_miss",
@@ -34,6 +35,12 @@ __all__ = [
 
 #: Validated on construction, unknown names refused; what checks it is made when it is first needed.
 _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, defer_build=True)
+
+#: What pydantic calls a setting that is not there.
+_MISSING = {"missing", "missing_argument"}
+
+#: Options of which a message shows all, and how many of more.
+MANY, SHOWN = 30, 5
 
 #: How people write truth values, and how job files do.
 _TRUTH = dict.fromkeys(("true", "yes", "on", "1"), "true") | dict.fromkeys(
@@ -130,13 +137,21 @@ def _settable(cls) -> list[str]:
 
 
 def near_miss(name: str, options: Iterable[str]) -> str:
-    """The tail of an error message: a suggestion when one is near, and all options."""
+    """The tail of an error message: a suggestion when one is near, and the options; of many the nearest."""
     options = sorted(options)
     lower = {option.lower(): option for option in options}
     # No name is as long as what is cut, which would take minutes to compare.
-    close = difflib.get_close_matches(cut(name).lower(), lower, n=1)
+    close = difflib.get_close_matches(cut(name).lower(), lower, n=SHOWN)
     hint = f"did you mean {lower[close[0]]!r}? " if close else ""
+    if len(options) > MANY:
+        return f"{hint}(options: {', '.join([*(lower[one] for one in close), '...'])}, see `mpifed list`)"
     return f"{hint}(options: {', '.join(options)})" if options else "(nothing can be set here)"
+
+
+def first(names: Iterable[str]) -> str:
+    """Some names as a message lists them, of many the first."""
+    names = list(names)
+    return ", ".join(names if len(names) <= MANY else [*names[: MANY // 3], "... (see `mpifed list`)"])
 
 
 def build(cls: type | Preset, settings: dict[str, Any], what: str):
@@ -159,7 +174,10 @@ def build(cls: type | Preset, settings: dict[str, Any], what: str):
         adapter: TypeAdapter = TypeAdapter(Annotated[kind, Strict])  # type: ignore[arg-type]
         return adapter.validate_python(settings | fixed)
     except ValidationError as error:
-        raise ConfigError(explain(error.errors(), what)) from None
+        faults = error.errors()
+        lacks = any(fault["type"] in _MISSING for fault in faults) and kind.__module__.startswith("mpifed.")
+        hint = f"\n`mpifed info {getattr(kind, 'choice_name', cls.__name__)}` explains it" if lacks else ""
+        raise ConfigError(explain(faults, what) + hint) from None
     finally:
         _restore(kind)
 
@@ -180,7 +198,7 @@ def _sentence(fault, what: str, known: Iterable[str]) -> str:
     path = [cut(str(part)) for part in fault["loc"] if not str(part).startswith(("function-", "tuple["))]
     where = ".".join([what, *path] if what else path)
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
-    if fault["type"] in {"missing", "missing_argument"}:
+    if fault["type"] in _MISSING:
         return f"{where} is missing: it has no default"
     if fault["type"] == "unexpected_keyword_argument":
         return f"{what} has no setting {shown(fault['loc'][-1])}: {near_miss(path[-1], known)}"

@@ -35,7 +35,8 @@ class LeNet5(Network):
         """
         channels, *size = sample_shape
         if size not in ([28, 28], [32, 32]):
-            raise ValueError(f"lenet5 takes images of 28 x 28 or 32 x 32, got {' x '.join(map(str, size))}")
+            got = " x ".join(map(str, size)) or f"rows of {channels} numbers: take mlp or linear"
+            raise ValueError(f"lenet5 takes images of 28 x 28 or 32 x 32, got {got}")
         return layers(
             conv1=(6, channels, 5, 5), conv2=(16, 6, 5, 5), fc1=(120, 400), fc2=(84, 120), fc3=(outputs, 84)
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,16 +16,14 @@ from rich.table import Table
 from mpifed.config.job import Config, ConfigError
 from mpifed.config.plugins import title
 from mpifed.core.evaluation import Evaluation
-from mpifed.core.settings import near_miss
 from mpifed.scaling.model import PARAMETERS, Link, Machine, Prediction, Work, phases_of
 from mpifed.storage.ownership import MADE_BY
 
-__all__ = ["Row", "quantity", "rank_numbers", "read", "machine_of", "work_of", "rows", "print_rows", "draw"]
+__all__ = ["Row", "rank_numbers", "read", "machine_of", "work_of", "rows", "print_rows", "draw"]
 
 #: The link between nodes where it is neither measured nor given: a 100 Gbit/s fabric of today.
 LATENCY, BANDWIDTH = 1.5e-6, 12e9
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-BYTES_A_SECOND = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8}
 
 
 @dataclass(frozen=True)
@@ -41,24 +38,6 @@ class Row:
     weak: Prediction
     strong_efficiency: float
     weak_efficiency: float
-
-
-def quantity(text: str, units: dict[str, float], option: str) -> float:
-    """A positive number with its unit, e.g. ``1.5us``.
-
-    Raises:
-        ConfigError: it is something else.
-    """
-    found = re.fullmatch(r"\s*([0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([^0-9.\s]\S*)\s*", text)
-    try:
-        number, unit = float(found[1]), found[2]
-    except (TypeError, ValueError):
-        raise ConfigError(f"{option} needs a number with a unit ({', '.join(units)}), got {text!r}") from None
-    if unit not in units:
-        raise ConfigError(f"{option} = {text!r}: unknown unit {unit!r}: {near_miss(unit, units)}")
-    if not number > 0:
-        raise ConfigError(f"{option} needs a positive number, got {text!r}")
-    return number * units[unit]
 
 
 def rank_numbers(text: str) -> list[int]:

@@ -11,7 +11,11 @@ from click.testing import CliRunner
 from mpifed.algorithms import ALGORITHMS
 from mpifed.cli.main import cli
 from mpifed.cli.settings_page import rows_of, settings_page
+from mpifed.cli.topics import EXAMPLES, GROUPS
+from mpifed.config.grids import expand
+from mpifed.config.job import Config
 from mpifed.config.sections import SECTIONS
+from mpifed.config.tables import loads
 from mpifed.problems import PROBLEMS
 
 PAGE = Path(__file__).parents[2] / "docs/settings.md"
@@ -32,6 +36,40 @@ def test_the_page_in_docs_is_the_one_that_the_classes_make():
 def test_a_section_shows_every_setting(name):
     shown = {line.split()[0] for line in info(name).splitlines() if line.strip()}
     assert set(SECTIONS[name].model_fields) <= shown
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_section_has_an_example_that_a_job_takes(name):
+    assert EXAMPLES[name] in info(name)
+    base = {
+        "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.1, "eta_y": 0.1},
+        "problem": {"name": "Saddle", "clients": 8},
+    }
+    table = base | loads(EXAMPLES[name])
+    if name == "sweep":
+        assert len(expand(table["sweep"])) == 6
+    else:
+        Config.from_table(table)
+
+
+@pytest.mark.parametrize("plural", GROUPS)
+def test_a_kind_lists_its_members_by_either_name(plural):
+    group = GROUPS[plural]
+    for word in (plural, group.one) if plural not in ("methods", "problems") else (plural,):
+        output = info(word)
+        assert all(name in output for name in group.members)
+        assert "For example: " in output or not group.setting
+
+
+def test_one_setting_and_what_it_may_be():
+    assert "clients of a rank stepped" in info("run.group") and "checkpoint_every" not in info("run.group")
+    assert "bernoulli" in info("participation.law") and 'text such as "10MB/s"' in info("clock.bandwidth_up")
+    assert 'problem.partition = { name = "dirichlet", alpha = 0.1 }' in info("dirichlet")
+    assert "constants: L, sigma, K, R, M, D" in info("wang-kale-2")
+
+
+def test_captured_output_has_no_escape_codes():
+    assert not any("\x1b" in info(name) for name in ("run", "AdaFGDA", "partition"))
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *PROBLEMS])

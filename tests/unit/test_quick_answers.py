@@ -11,23 +11,16 @@ import pytest
 from runfiles import decay, write
 from small_job import LIMIT
 
+from mpifed.algorithms import ALGORITHMS
+from mpifed.cli.completion import names, settings
 from mpifed.cli.main import cli
+from mpifed.config.sections import SECTIONS
+from mpifed.problems import PROBLEMS
 
 DIGITS = Path(__file__).parents[2] / "jobs" / "digits_auc.toml"
 #: Each takes a tenth of a second or more, torch more than a second.
-LARGE = {
-    "torch",
-    "scipy",
-    "sklearn",
-    "pydantic",
-    "h5py",
-    "mpi4py",
-    "matplotlib",
-    "rich",
-    "jinja2",
-    "PIL",
-    "safetensors",
-}
+LARGE = {"torch", "scipy", "sklearn", "pydantic", "h5py", "mpi4py", "matplotlib", "rich", "jinja2", "PIL"}
+LARGE |= {"pandas", "bokeh", "pint", "safetensors"}
 SCRIPT = """
 import atexit, sys
 sys.argv[0] = "mpifed"
@@ -71,7 +64,14 @@ def test_the_version_loads_no_large_library():
     assert "mpifed" in said and not loaded & LARGE
 
 
-@pytest.mark.parametrize("words, expected", [("mpifed re", "resume"), ("mpifed run --re", "--resume")])
+COMPLETED = [
+    *(("mpifed re", "resume"), ("mpifed run --re", "--resume"), ("mpifed info Ada", "AdaFGDA")),
+    *(("mpifed check WG", "WGAN"), ("mpifed run job.toml run.ev", "run.eval_every=")),
+    ("mpifed sweep job.toml participation.co", "participation.cohort="),
+]
+
+
+@pytest.mark.parametrize("words, expected", COMPLETED)
 def test_completion_loads_no_large_library(words, expected):
     number = str(len(words.split()) - 1)
     said, loaded = answer(_MPIFED_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=number)
@@ -92,3 +92,9 @@ def test_a_run_loads_only_what_it_uses(tmp_path):
     _, loaded = answer("run", str(DIGITS), "--no-report", *settings)
     assert loaded & LARGE == {"torch", "pydantic", "h5py"}
     assert "torch._refs" not in loaded  # a half of torch's own time (mpifed.core.later)
+
+
+def test_completion_knows_every_method_problem_section_and_setting():
+    assert {*ALGORITHMS, *PROBLEMS, *SECTIONS} == set(names(None, None, ""))
+    keys = {f"{name}.{key}=" for name, section in SECTIONS.items() for key in section.model_fields}
+    assert keys <= set(settings(None, None, ""))

@@ -15,10 +15,7 @@ from mpifed.core.records import Blocks, Record, kept
 from mpifed.parallel.comm import SerialComm
 from mpifed.scaling.model import Link, Machine, Work, allreduce, bcast, fit_link, fit_rate, phases_of, reduce
 from mpifed.scaling.prediction import (
-    BYTES_A_SECOND,
-    SECONDS,
     machine_of,
-    quantity,
     rank_numbers,
     read,
     rows,
@@ -221,23 +218,7 @@ def test_bytes_by_hand():
     assert phases_of(huge) == ((4 * (4 * 10**9 + 1), 0),), "no data is made for it"
 
 
-def test_quantities():
-    assert quantity("1.5us", SECONDS, "--latency") == 1.5e-6 == quantity(" 1.5 µs", SECONDS, "--latency")
-    assert quantity("12GB/s", BYTES_A_SECOND, "--bandwidth") == 12e9
-    assert quantity("100Gb/s", BYTES_A_SECOND, "--bandwidth") == 12.5e9
-    bandwidths = {"B/s": 1, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "Mb/s": 125e3, "Gb/s": 125e6}
-    assert {unit: quantity(f"1{unit}", BYTES_A_SECOND, "") for unit in bandwidths} == bandwidths
-    times = {"s": 1, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-    assert {unit: quantity(f"1{unit}", SECONDS, "") for unit in times} == times
-    for wrong, words in (
-        ("12", "number with a unit"),
-        ("fast", "number with a unit"),
-        ("1..2us", "number"),
-        ("0us", "positive"),
-        ("3uss", "did you mean 'us'"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            quantity(wrong, SECONDS, "--latency")
+def test_numbers_of_ranks():
     assert rank_numbers("1, 2,64") == [1, 2, 64]
     for wrong in ("", "1,0", "2;4", "-1", "1,,2"):
         with pytest.raises(ConfigError, match="positive numbers"):

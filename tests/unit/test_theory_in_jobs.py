@@ -135,7 +135,7 @@ def test_a_run_that_goes_on_keeps_its_step(tmp_path):
     "changes, words",
     [
         ([("algorithm.eta.of", "wang-kale-9")], "theory.of: unknown theorem 'wang-kale-9': did you mean"),
-        ([("algorithm.eta", "theorem")], "theory.of: unknown theorem None: "),
+        ([("algorithm.eta", "theorem")], 'theory.of is missing, e.g. theory.of = "wang-kale-1"'),
         (
             [("algorithm.eta.of", "wang-kale-6")],
             "wang-kale-6 is about LSGD, not LESGD, of which there are wang",

@@ -1,0 +1,66 @@
+"""`mpifed new`: files that hold and run as they stand, with what comes next, and none replaced."""
+
+import re
+import shlex
+
+import pytest
+from click.testing import CliRunner
+
+from mpifed import Config
+from mpifed.cli.job_template import job_text
+from mpifed.cli.main import cli
+from mpifed.cli.settings_page import rows_of
+from mpifed.config.plugins import find
+from mpifed.config.tables import loads
+
+
+def mpifed(*words: str) -> str:
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, (words, done.output, done.exception)
+    return done.output
+
+
+def said(output: str) -> list[str]:
+    """The command that is said to come next, as words."""
+    return shlex.split(re.search(r"mpifed ((check|run) [^,\n]*)", output)[1])
+
+
+@pytest.mark.parametrize("kind, file", [("method", "local_extra.py"), ("problem", "local_extra.py")])
+def test_what_it_says_next_works(kind, file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    output = mpifed("new", kind, "LocalExtra")
+    assert "class LocalExtra(" in (tmp_path / file).read_text()
+    checked = mpifed(*said(output))
+    assert "FAILS" not in checked and "holds" in checked
+    written = mpifed(*shlex.split(output.splitlines()[-1].partition("mpifed ")[2]))
+    mpifed(*said(written), "rounds=1", "run.progress=false", "--no-report")
+    assert (tmp_path / "runs/job/run.h5").exists()
+
+
+def test_nothing_is_replaced(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words, file in ((["method", "Mine"], "mine.py"), (["job"], "job.toml")):
+        (tmp_path / file).write_text("mine")
+        done = CliRunner().invoke(cli, ["new", *words])
+        assert f"{file} exists and is left as it is" in str(done.exception)
+        assert (tmp_path / file).read_text() == "mine"
+    assert "expected the name of a class" in str(CliRunner().invoke(cli, ["new", "method", "a-b"]).exception)
+
+
+@pytest.mark.parametrize("method, problem", [("FedAvg", None), ("LSGD", None), (None, "SinusoidMAML")])
+def test_a_job_has_every_setting_of_its_parts(method, problem):
+    text = job_text(method, problem, "here")
+    assert Config.from_table(loads(text)).run.out == "runs/here"
+    for part, name in (("algorithm", method), ("problem", problem)):
+        section = text.partition(f"[{part}]\n")[2].partition("\n\n")[0]
+        for row in rows_of(find(name, part)) if name else ():
+            assert re.search(rf"^(# )?{row.name} = ", section, re.M), row.name
+
+
+def test_what_stands_behind_the_sign_are_the_defaults():
+    """With all of them in force the job is the same."""
+    text = job_text("AdaFGDA", "Saddle", "here")
+    head, sign, rest = text.partition("# [oracle]")
+    free = re.sub(r"^# (?=\w+ = (?!\.\.\.))", "", head, flags=re.M)
+    assert free != head
+    assert Config.from_table(loads(free + sign + rest)).table() == Config.from_table(loads(text)).table()

@@ -1,0 +1,116 @@
+"""Times, sizes and rates with their units, in job files, in changes of them and in options."""
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from mpifed import Config, ConfigError
+from mpifed.cli.launch_options import time_limit
+from mpifed.cli.main import cli
+from mpifed.cli.quantity import Quantity
+from mpifed.core.units import GRADIENT_RATE, RATE, SIZE, TIME, plain
+
+JOB = """
+algorithm = { name = "FGDA", q = 2 }
+problem = { name = "Saddle", clients = 4 }
+clock = { bandwidth_down = "100Mbit/s", bandwidth_up = "10MB/s", gradients_per_second = "500/s", latency = "20 ms" }
+"""  # noqa: E501
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.mark.parametrize(
+    "kind, texts",
+    [
+        (TIME, {"2h": 7200, "90 s": 90, "1.5 hours": 5400, "5m": 300, "5 min": 300, "1d": 86400, "-2s": -2}),
+        (TIME, {"1ns": 1e-9, "1us": 1e-6, " 1 µs ": 1e-6, "20ms": 0.02, ".5e3 seconds": 500}),
+        (RATE, {"1B/s": 1, "10MB/s": 1e7, "12 GB/min": 2e8, "1 MiB per second": 2**20, "10MBps": 1e7}),
+        (RATE, {"8bit/s": 1, "100Mbit/s": 125e5, "100 Mbps": 125e5, "1Gb/s": 125e6, "1 kbit/s": 125}),
+        (SIZE, {"64MiB": 2**26, "1kB": 1000, "1KB": 1000, "8 Mbit": 1e6, "2 gigabytes": 2e9}),
+        (GRADIENT_RATE, {"500/s": 500, "5/ms": 5000, "120 gradients/min": 2}),
+    ],
+)
+def test_texts_with_a_unit(kind, texts):
+    """To the last bit: one multiplication, and rounding of the factor."""
+    assert {text: plain(text, kind) for text in texts} == pytest.approx(texts, rel=1e-15)
+    assert plain(3, kind) == 3 and plain(None, kind) is None
+
+
+@pytest.mark.parametrize(
+    "kind, text, says",
+    [
+        (RATE, "10 MBs", "expected a rate in bytes/second, or with its unit such as \"10MB/s\""),
+        (RATE, "10 MBs", "got '10 MBs': did you mean \"10MB/s\"?"),
+        (RATE, "10MB", 'did you mean "10MB/s"?'),
+        (RATE, "10mb/s", 'did you mean "10MB/s"?'),  # not millibits
+        (RATE, "2h", "(units: B/s, kB/s, MB/s, GB/s, kbit/s, Mbit/s, Gbit/s)"),
+        (TIME, "3usx", 'did you mean "3us"?'),
+        (TIME, "60", "got '60': write 60"),
+        (TIME, "fast", "a time in seconds, or with its unit such as \"2h\", got 'fast' (units: ns, "),
+        (TIME, "2h30min", "(units: "),
+        (TIME, "1..2s", "(units: "),
+        (TIME, "nan s", "(units: "),
+        (TIME, "9**9**9 s", "(units: "),
+        (TIME, "9" * 100_000 + "s", "100,001 characters"),
+        (SIZE, "10 mB", 'did you mean "10MB"?'),
+        (GRADIENT_RATE, "500", "write 500"),
+    ],
+)  # fmt: skip
+def test_what_is_no_such_text(kind, text, says):
+    with pytest.raises(ValueError) as refused:
+        plain(text, kind)
+    assert says in str(refused.value) and len(str(refused.value)) < 500
+
+
+def test_a_job_stores_plain_numbers(job):
+    config = Config.load(job, ["stop.seconds=2h", "run.watchdog=5min", "clock.timeout=1 min"])
+    clock = config.clock
+    assert (clock.bandwidth_down, clock.bandwidth_up, clock.gradients_per_second) == (125e5, 1e7, 500)
+    assert (clock.latency, clock.timeout, config.stop.seconds, config.run.watchdog) == (0.02, 60, 7200, 300)
+    table = config.table()
+    assert table["clock"]["bandwidth_up"] == 1e7 and table["stop"] == {"seconds": 7200.0}
+    assert Config.from_table(table).table() == table
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ("clock.bandwidth_up=10 MBs", 'clock.bandwidth_up: expected a rate in bytes/second, or with'),
+        ("stop.seconds=-2h", "stop.seconds: Input should be greater than 0, got '-2h'"),
+        ("stop.seconds=true", "stop.seconds: Input should be a valid number, got True"),
+        ("run.watchdog=9999d", "run.watchdog: expected at most 1e+08 seconds"),
+        ("clock.stragglers=2s", "clock.stragglers: Input should be a valid number, got '2s'"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_setting(job, change, says):
+    with pytest.raises(ConfigError) as refused:
+        Config.load(job, [change])
+    assert says in str(refused.value)
+
+
+def test_options_take_units():
+    assert [Quantity(TIME).convert(text, None, None) for text in ("2us", "0.5", "1 min")] == [2e-6, 0.5, 60]
+    for wrong, says in (("0us", "more than 0 seconds"), ("-1", "more than 0"), ("nan", "more"), ("x", "2h")):
+        with pytest.raises(click.BadParameter, match=says):
+            Quantity(TIME).convert(wrong, None, None)
+    with pytest.raises(click.BadParameter, match="expected 64 to 1024 bytes, got '2KiB'"):
+        Quantity(SIZE, 64, 1024).convert("2KiB", None, None)
+
+
+def test_limits_of_batch_jobs(job):
+    assert [time_limit(None, None, one) for one in ("2h", "90 s", "2:00:00", "30")] == [
+        "120",
+        "2",
+        "2:00:00",
+        "30",
+    ]
+    with pytest.raises(click.BadParameter, match="or a time such as 2h, got '2 hrs'"):
+        time_limit(None, None, "2 hrs")
+    words = ["launch", str(job), "--dry-run", "--preemptible", "--time", "2h", "--warning", "5min"]
+    script = CliRunner().invoke(cli, words).output
+    assert "#SBATCH --time=120\n" in script and "--signal=B:USR1@300" in script
