@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mpifed.core.sets import Sets
     from mpifed.core.settings import hyperparameters, problem_settings
     from mpifed.report.frame import frame
+    from mpifed.report.plotting import plot
     from mpifed.running.result import Result, load
     from mpifed.running.run import resume, run
     from mpifed.running.signals import Stopped
@@ -42,6 +43,7 @@ __all__ = [
     "hyperparameters",
     "kept",
     "load",
+    "plot",
     "problem_settings",
     "resume",
     "run",
@@ -60,6 +62,7 @@ _ROOMS = {
     "core.sets": ("Sets",),
     "core.settings": ("hyperparameters", "problem_settings"),
     "report.frame": ("frame",),
+    "report.plotting": ("plot",),
     "running.result": ("Result", "load"),
     "running.run": ("resume", "run"),
     "running.signals": ("Stopped",),

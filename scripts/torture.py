@@ -134,7 +134,7 @@ def final(folder: Path) -> bytes:
     with h5py.File(folder / "run.h5") as file:
         if not file.attrs["stopped"].startswith("all "):
             return b""
-        return file["final/x"][...].tobytes() + file["final/y"][...].tobytes()
+        return file["final/x/x"][...].tobytes() + file["final/y/y"][...].tobytes()
 
 
 def main() -> None:

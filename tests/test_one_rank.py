@@ -28,7 +28,7 @@ def test_a_run_moves_between_the_libraries(tmp_path):
         with h5py.File(tmp_path / name / "run.h5") as file:
             used = file.attrs["versions"]
             assert {"openmpi": "Open MPI", "mpich": "MPICH"}[mpi] in used or not ranks, used
-            return np.concatenate([file["final/x"][...], file["final/y"][...]])
+            return np.concatenate([file["final/x/x"][...], file["final/y/y"][...]])
 
     whole = point("whole", 6, 0)
     point("moved", 3, 2, "openmpi")

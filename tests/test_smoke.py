@@ -21,5 +21,5 @@ def test_two_ranks_end_in_the_bits_of_one_process(tmp_path):
         code, output = launch(ranks, ["-m", "mpifed", "run", SADDLE, "--no-report", *settings], limit=240)
         assert code == 0, output
         with h5py.File(tmp_path / str(ranks) / "run.h5") as file:
-            points.append([file["final/x"][...], file["final/y"][...]])
+            points.append([file["final/x/x"][...], file["final/y/y"][...]])
     np.testing.assert_array_equal(*points)

@@ -22,6 +22,7 @@ import click
 from mpifed import __version__
 from mpifed.cli.commands import bench, report, scale
 from mpifed.cli.entry import loading
+from mpifed.cli.export import export
 from mpifed.cli.faults import EXPLAINED, RANK_VARIABLES, end, explain, rank
 from mpifed.cli.launch import launch
 from mpifed.cli.measure import measure
@@ -60,6 +61,7 @@ def cli(context, whole):
     mpifed resume runs/a                                 after a stop, on any number of ranks
     mpifed status                                        how far the runs below this folder have come
     mpifed report runs                                   curves, tables and a page of all runs in a folder
+    mpifed export runs/a --to model.safetensors          the trained network, for torch
     mpifed list; mpifed info AdaFGDA                     what there is, and what it takes
     mpifed measure JOB                                   what theorems assume, measured along its run
     mpirun -n 2 mpifed bench comm JOB; mpifed scale      a round of JOB on up to 4,096 ranks, predicted
@@ -259,7 +261,7 @@ def _carry_out(comm, job, report_in: str | None) -> None:
             raise click.UsageError(f"the run is done, but its report could not be written: {fault}") from None
 
 
-for _command in (bench, launch, measure, report, scale, status):
+for _command in (bench, export, launch, measure, report, scale, status):
     cli.add_command(_command)
 
 

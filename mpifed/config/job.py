@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, 
 from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.config.plugins import find, make, plugin, title
+from mpifed.config.plugins import find, make, plugin, sources, title
 from mpifed.config.sections import (
     SECTIONS,
     Clock,
@@ -28,6 +28,7 @@ from mpifed.config.sections import (
     Regularize,
     Run,
     Stop,
+    WeightsFile,
 )
 from mpifed.config.tables import describe, expect_shallow, override, read_table
 from mpifed.config.theory import fill, prescription_of
@@ -43,8 +44,8 @@ from mpifed.problems import PROBLEMS
 
 __all__ = ["Config"]
 
-#: Sections that a table leaves out where the job has none.
-_OPTIONAL = ("clock", "measures", "regularize", "theory")
+#: Sections and settings that a table leaves out where the job has none.
+_OPTIONAL = ("clock", "initial", "measures", "regularize", "theory")
 
 
 class Config(Strict, BaseModel):
@@ -65,6 +66,11 @@ class Config(Strict, BaseModel):
     )
     record: tuple[str, ...] = Field(
         (), description='blocks whose averaged iterate is stored every round, e.g. ["x", "y"]'
+    )
+    initial: WeightsFile | None = Field(
+        None,
+        description="file of weights (.safetensors) that the problem's network starts from; by default they "
+        "are random",
     )
     oracle: Oracle = Oracle()
     participation: Participation = Participation()
@@ -197,7 +203,8 @@ class Config(Strict, BaseModel):
     def table(self) -> dict[str, Any]:
         """The resolved settings: JSON-able, and :meth:`from_table` builds the same run from them.
 
-        Its ``plugins`` are the names and the digests of the sources of the user's own classes.
+        Its ``plugins`` are the names and the digests of the sources of the user's own classes, and, under
+        ``problem.model`` and so on, of what else of their settings is the user's.
         """
         apart = {"algorithm", "problem", "oracle", "participation", "message"}
         table = self.model_dump(mode="json", exclude=apart)
@@ -210,9 +217,11 @@ class Config(Strict, BaseModel):
         table["output"] = self.output_rule
         table["stop"] = {key: value for key, value in table["stop"].items() if value is not None}
         table = {key: value for key, value in table.items() if value is not None or key not in _OPTIONAL}
-        plugins = {section: plugin(type(part)) for section, part in parts.items()}
-        if any(plugins.values()):
-            table["plugins"] = {section: one._asdict() for section, one in plugins.items() if one}
+        plugins = {
+            place: one for section, part in parts.items() for place, one in sources(section, part).items()
+        }
+        if plugins:
+            table["plugins"] = {place: one._asdict() for place, one in plugins.items()}
         return table
 
 

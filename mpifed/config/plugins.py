@@ -8,19 +8,18 @@ defines it, so that no run goes on with another.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.metadata
-import operator
 import sys
-from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.config.loading import digest_of, digest_on_disk, guarded, import_module, is_loaded, load_file
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError, cut, shown
 from mpifed.core.later import make_up
+from mpifed.core.loading import attribute_of, digest_of, digest_on_disk, guarded, module_of, place_of
+from mpifed.core.own import Own, is_instance
 from mpifed.core.problem import Problem
 from mpifed.core.settings import Preset, build, near_miss
 from mpifed.problems import PROBLEMS
@@ -34,6 +33,7 @@ __all__ = [
     "name_of",
     "plugin",
     "preset_of",
+    "sources",
     "title",
 ]
 
@@ -59,8 +59,8 @@ def find(name: str, section: str) -> type | Preset:
     make_up()
     place, colon, attribute = name.rpartition(":")
     if colon:
-        module = load_file(place) if place.endswith(".py") else import_module(place, name)
-        found = _attribute(module, place, attribute, base)
+        module = module_of(place, name)
+        found = attribute_of(module, place, attribute, lambda one: _is_plugin(one, base))
     else:
         points = {point.name: point for point in importlib.metadata.entry_points(group=f"mpifed.{section}s")}
         if name not in points:
@@ -76,17 +76,8 @@ def find(name: str, section: str) -> type | Preset:
     return found
 
 
-def _attribute(module: ModuleType, place: str, attribute: str, base: type):
-    try:
-        return operator.attrgetter(attribute)(module)
-    except AttributeError:
-        own = [
-            key for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, base)
-        ]
-        options = [key for key in own if plugin(vars(module)[key])]
-        raise ConfigError(
-            f"{cut(place)} has no {shown(attribute)}: {near_miss(attribute, options)}"
-        ) from None
+def _is_plugin(value, base: type) -> bool:
+    return isinstance(value, type) and issubclass(value, base) and plugin(value) is not None
 
 
 def make(cls: type | Preset, settings: dict[str, Any], section: str):
@@ -107,11 +98,25 @@ def plugin(cls: type | Preset) -> Plugin | None:
         cls is one or cls is getattr(one, "cls", None) for one in (*ALGORITHMS.values(), *PROBLEMS.values())
     ):
         return None
-    module = cls.__module__
-    file = getattr(sys.modules.get(module), "__file__", None)
-    by_file = file and (module == "__main__" or is_loaded(module))
-    place = str(Path(file).resolve()) if by_file else module
-    return Plugin(f"{place}:{cls.__qualname__}", digest_of(module))
+    module = sys.modules.get(cls.__module__)
+    place = place_of(module) if module else cls.__module__
+    return Plugin(f"{place}:{cls.__qualname__}", digest_of(cls.__module__))
+
+
+def sources(section: str, instance) -> dict[str, Plugin]:
+    """What of a method or a problem is the user's: its class under ``section``, choices among its settings
+    under ``section.setting``.
+    """
+    fields = {
+        field.name: getattr(instance, field.name) for field in dataclasses.fields(instance) if field.init
+    }
+    own = {
+        f"{section}.{key}": Plugin(one.name, one.digest)
+        for key, one in fields.items()
+        if isinstance(one, Own)
+    }
+    kind = plugin(type(instance))
+    return ({section: kind} if kind else {}) | own
 
 
 def preset_of(instance) -> Preset | None:
@@ -155,11 +160,12 @@ def expect_same_sources(table: dict) -> None:
     """
     for section, stored in table.get("plugins", {}).items():
         name, digest = stored["name"], stored["digest"]
-        settings = table.get(section)
+        settings = functools.reduce(_inside, section.split("."), table)
         if name != (settings.get("name") if isinstance(settings, dict) else settings):
             continue
         place, _, attribute = name.rpartition(":")
-        found = digest_on_disk(place) if place != "__main__" and "<locals>" not in attribute else ""
+        lost = place == "__main__" or "<locals>" in attribute or is_instance(name)
+        found = "" if lost else digest_on_disk(place)
         if not found:
             raise ConfigError(
                 f"{section} {name} cannot be imported again: continue with its Config, "
@@ -170,6 +176,10 @@ def expect_same_sources(table: dict) -> None:
                 f"{_said(section, name, digest, found)}: undo the change, or start over with `mpifed run` "
                 "and run.overwrite=true"
             )
+
+
+def _inside(table, key: str):
+    return table.get(key) if isinstance(table, dict) else None
 
 
 def _said(section: str, name: str, old: str, new: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -31,6 +32,7 @@ __all__ = [
     "Measures",
     "Regularize",
     "SECTIONS",
+    "WeightsFile",
 ]
 
 
@@ -45,6 +47,20 @@ def _path(text: str) -> str:
     if "\0" in text:
         raise ValueError(f"the name of a folder has no NUL character, got {shown(text)}")
     return text
+
+
+def _weights(text: str) -> str:
+    """The absolute path of a file of weights, by which a resumption finds it from anywhere."""
+    if "\0" in text or Path(text).suffix != ".safetensors":
+        raise ValueError(
+            "expected a .safetensors file (`mpifed export` writes one, and "
+            f"safetensors.torch.save_file(module.state_dict(), FILE)), got {shown(text)}"
+        )
+    return str(Path(text).absolute())
+
+
+#: The name of a file of weights.
+WeightsFile = Annotated[str, AfterValidator(_weights)]
 
 
 def _seconds(value):
@@ -142,6 +158,11 @@ class Run(Section):
         ge=1,
         description="rounds between evaluations, beside the first and the last; when left out 10, or as many "
         "as keep the scoring of held-out rows below a tenth of the run",
+    )
+    evaluate_on: tuple[Literal["train"], ...] = Field(
+        (),
+        description="what metrics are taken on beside the test and the validation split; train: all training "
+        "samples of the clients, train_...",
     )
     checkpoint_every: int = Field(
         50, ge=0, description="rounds between checkpoints; 0 writes one only when a signal ends the run"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from mpifed.config.plugins import name_of, preset_of
 from mpifed.core.errors import ConfigError, cut, shown
+from mpifed.core.own import Own
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,7 +27,7 @@ LARGEST = 2**20
 
 
 def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
-    """The table of a TOML file.
+    """The table of a TOML file. In a job file, a file of weights beside it is named by its path.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -48,6 +50,9 @@ def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{name} is not TOML: {cut(str(error))}") from None
     expect_shallow(table)
+    weights = table.get("initial")
+    if isinstance(weights, str) and os.path.isfile(beside := Path(path).parent / weights):
+        table["initial"] = str(beside)
     return table
 
 
@@ -130,7 +135,9 @@ def put(table: dict, key: str, value) -> None:
 
 
 def describe(value):
-    """Settings as JSON-able values: an object of settings becomes a table with its name."""
+    """Settings as JSON-able values: an object of settings, the user's too, becomes a table with its name."""
+    if isinstance(value, Own):
+        return {key: describe(one) for key, one in value.table().items()}
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(preset_of(value) or value)
         return {

@@ -14,9 +14,9 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mpifed.config.loading import guarded
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError, shown
+from mpifed.core.loading import guarded
 from mpifed.core.noise import Gaussian, StudentT
 from mpifed.core.problem import Problem
 from mpifed.core.settings import Preset, flatten, near_miss

@@ -79,7 +79,7 @@ class Gradients:
         """The named parameters of a point, ``[..., *shape]``, as leaves that share its memory."""
         return [
             {
-                name: part.view(*flat.shape[:-1], *shape).requires_grad_()
+                name: part.view((*flat.shape[:-1], *shape)).requires_grad_()
                 for part, (name, shape) in zip(flat.detach().split(sizes, -1), self._blocks[block].items())
             }
             for block, sizes, flat in zip(self._blocks, self._sizes, point)

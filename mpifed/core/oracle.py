@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch.utils._pytree import tree_map
 
+from mpifed.core.dropout import Addressed
 from mpifed.core.errors import ContractError
 from mpifed.core.evaluation import PLAIN
 from mpifed.core.gradients import Gradients
@@ -46,7 +47,7 @@ class MinimaxOracle(Oracle):
 
     def __init__(self, problem: Minimax | Minimisation, sampler: Sampler, batched: bool, evaluation=PLAIN):
         super().__init__(problem, sampler, batched, evaluation)
-        self._loss = self._mixed(problem.loss)
+        self._loss = self._differentiable(problem.loss)
         self._gradients = Gradients(self._loss, self.blocks)
         self._split = tuple(self.blocks.sizes.values())
         by_blocks = torch.func.grad(self._loss_at, tuple(range(len(self.blocks))))
@@ -76,9 +77,9 @@ class MinimaxOracle(Oracle):
         elif self.problem.gradients is not None:
             gradients = self._tuple(self.problem.gradients(*self._alike(point), xi.batch))
         elif self._compiled is not None:
-            gradients = self._compiled(*(block.expand(self._count, -1) for block in point), tuple(xi.batch))
+            gradients = self._compiled(*(block.expand(self._count, -1) for block in point), xi.evaluated)
         else:
-            gradients = self._differentiate(point, xi.batch, self._count, self.batched)
+            gradients = self._differentiate(point, xi.evaluated, self._count, self.batched)
         if xi.noise is not None:
             gradients = [g + noise for g, noise in zip(gradients, xi.noise.split(self._split, dim=-1))]
         for block, weight, centre in self._pulls:
@@ -121,8 +122,15 @@ class MinimaxOracle(Oracle):
         if batched:
             gradient = self._gradients.together(point, batch, count)
         else:
-            gradient = self._gradients.alone(point, tuple([column[0] for column in batch]))
+            gradient = self._gradients.alone(point, _of_first(batch))
         return torch.split_with_sizes(gradient, self._split, 1)  # a fourth of the time of Tensor.split
+
+
+def _of_first(batch):
+    """The minibatch of the only client, without the client axis."""
+    if isinstance(batch, Addressed):
+        return Addressed(_of_first(batch.columns), batch.address[0])
+    return tuple([column[0] for column in batch])
 
 
 class OperatorOracle(Oracle):
@@ -181,7 +189,7 @@ class CompositionOracle(Oracle):
                 warnings.simplefilter("ignore", DeprecationWarning)
                 torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
         jacobian = torch.func.jacrev if self._p <= self._d else torch.func.jacfwd
-        self._inner, outer = self._mixed(problem.inner), self._mixed(problem.outer)
+        self._inner, outer = self._differentiable(problem.inner), self._differentiable(problem.outer)
         functions = (self._value, jacobian(self._value_twice, has_aux=True), torch.func.grad(outer))
         self._g, self._derive, self._gradient = [(one, self._mapped(one)) for one in functions]
 
@@ -209,7 +217,7 @@ class CompositionOracle(Oracle):
         point = point.expand(self._count, -1)
         if by_hand is None:
             one, mapped = automatic
-            return self._each(one, point) if xi.batch is None else mapped(point, xi.batch)
+            return self._each(one, point) if xi.batch is None else mapped(point, xi.evaluated)
         if xi.batch is not None:
             return by_hand(point, xi.batch)
         return self._each(

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
+from mpifed.core.dropout import drawing
 from mpifed.core.errors import ContractError
 from mpifed.core.evaluation import PLAIN, Evaluation
 from mpifed.core.mapping import mapped
 from mpifed.core.problem import Problem
 from mpifed.core.records import Blocks
 from mpifed.core.sampling import Sample, Sampler
+from mpifed.core.streams import key
 
 __all__ = ["Oracle"]
 
@@ -153,8 +155,11 @@ class Oracle:
         ]
         return tree_map(lambda *parts: torch.stack(parts), rows[0], *rows[1:])
 
-    def _mixed(self, function):
-        """A function of the problem in the precision that is asked for."""
+    def _differentiable(self, function):
+        """A function of the problem, dropping by the samples' addresses, in the precision that is asked
+        for."""
+        if self.sampler.drops:
+            function = drawing(function, key(self.sampler.seed, "dropout"))
         return self.evaluation.mixed(function, self.sampler.device)
 
     def _mapped(self, function):

@@ -34,7 +34,7 @@ from mpifed.core.errors import ContractError
 from mpifed.core.problem_base import Batch, DataFile, Named, Problem
 from mpifed.core.proximal import Separable, Zero
 from mpifed.core.records import Blocks
-from mpifed.core.sets import Sets
+from mpifed.core.sets import IndicatorOf, Sets
 
 __all__ = [
     "Problem",
@@ -234,16 +234,6 @@ def defines(problem: Problem, name: str) -> bool:
     return function is not None and getattr(function, "__func__", function) not in _STUBS
 
 
-class _IndicatorOf:
-    """The indicator of a set of the user's, through its proximal map."""
-
-    def __init__(self, set):
-        self.set = set
-
-    def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
-        return self.set(v)
-
-
 class Game(Operator):
     """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f).
 
@@ -256,11 +246,12 @@ class Game(Operator):
     def __init__(self, problem: Minimax | Minimisation):
         self.problem, self.clients = problem, problem.clients
         self.source, self.cites, self.maximised = problem.source, problem.cites, problem.maximised
-        self.test_rows, self.files = problem.test_rows, problem.files
+        self.test_rows, self.files, self.network = problem.test_rows, problem.files, problem.network
         self.client_data, self.client_size, self.draw = problem.client_data, problem.client_size, problem.draw  # type: ignore[method-assign]
+        self.test_labels, self.class_scores = problem.test_labels, problem.class_scores  # type: ignore[method-assign]
         self._blocks = problem.variables()
         self.split = tuple(self._blocks.sizes.get(block, 0) for block in "xy")
-        sets = {block: _IndicatorOf(getattr(problem.sets, block)) for block in self._blocks}
+        sets = {block: IndicatorOf(getattr(problem.sets, block)) for block in self._blocks}
         self.phi = Separable(sets, tuple(self._blocks.sizes.values()))
         self.sets = Sets(z=lambda z: self.phi(z, 0.0))
 
@@ -290,6 +281,10 @@ class Game(Operator):
 
     def metrics(self, z: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         return self.problem.metrics(*self._point(z), predictions)
+
+    def tested_on(self, split: str | int) -> Problem | None:
+        other = self.problem.tested_on(split)
+        return other and Game(cast("Minimax | Minimisation", other))
 
 
 def as_family(problem: Problem, family: str) -> Problem:

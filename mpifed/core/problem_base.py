@@ -5,6 +5,7 @@ The families are in :mod:`mpifed.core.problem`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -51,6 +52,9 @@ class Problem:
     maximised: frozenset[str] = frozenset()
     #: Closed convex sets of the blocks; a block without one is the whole space.
     sets: Sets = Sets()
+    #: Names and shapes of the parameters of x that are those of a network, a setting ``model`` (``Network``
+    #: in ``mpifed.models.base``); known once the problem is prepared, empty where there is none.
+    network: Mapping[str, tuple[int, ...]] = {}
     #: The data files that :meth:`prepare` has read, by name. A run goes on only if all ranks read the same.
     files: dict[str, DataFile] = {}
 
@@ -153,3 +157,23 @@ class Problem:
         where ``test_rows`` is 0.
         """
         return {}
+
+    def tested_on(self, split: str | int) -> Problem | None:
+        """The prepared problem whose held-out rows are others, ``None`` where it has no such split.
+
+        Its ``test_rows``, :meth:`predict`, :meth:`metrics` and :meth:`test_labels` are of these rows. Figures
+        that no held-out row counts in are left to the problem itself.
+
+        Args:
+            split: "validation", "train" (the training samples of all clients), or the number of a client.
+        """
+        return None
+
+    def test_labels(self) -> np.ndarray | None:
+        """Class labels of the held-out rows, ``[n]`` int64; ``None`` where they have no classes."""
+        return None
+
+    def class_scores(self, predictions: torch.Tensor) -> torch.Tensor:
+        """Of :meth:`predict`'s scores those that tell the class of a row: ``[n, classes]``, or ``[n]``, the
+        larger the likelier class 1."""
+        return predictions

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ContractError, user_frames
+from mpifed.core.errors import ContractError, shown, user_frames
 from mpifed.core.problem import Problem, defines
 from mpifed.core.problem_values import address, faults_of_values, samples_of, two_clients
 from mpifed.core.proximal import PROXIMALS, Zero
@@ -97,9 +97,22 @@ def _declarations(problem: Problem, algorithm: Algorithm | None) -> Iterator[str
     for block, size in blocks.sizes.items():
         if not size:
             yield f"block {block!r} of variables() has no numbers: leave it out"
+        for name in blocks[block]:
+            if not _can_be_stored(name):
+                yield f"variables() has a parameter {shown(name)} in {block!r}: expected text without /"
+    x = blocks.get("x", {})
+    for name, shape in problem.network.items():
+        if x.get(name) != tuple(shape):
+            found = f"of shape {list(x[name])}" if name in x else near_miss(name, x)
+            yield f"network has {name!r} of shape {list(shape)}, block x of variables() has it {found}"
     for block in problem.sets:
         if block not in blocks:
             yield f"sets has a set for {block!r}, which is no block: {near_miss(block, blocks)}"
+
+
+def _can_be_stored(name) -> bool:
+    """Whether a parameter's name can be that of a dataset in the results file."""
+    return isinstance(name, str) and name.isprintable() and "/" not in name and name not in ("", ".")
 
 
 def _phi(problem: Problem, algorithm: Algorithm | None) -> Iterator[str]:

@@ -74,7 +74,7 @@ class Blocks(Mapping):
         views, start = {}, 0
         for name, shape in self._shapes[block].items():
             stop = start + math.prod(shape)
-            views[name] = flat[..., start:stop].view(*flat.shape[:-1], *shape)
+            views[name] = flat[..., start:stop].view((*flat.shape[:-1], *shape))
             start = stop
         return views
 

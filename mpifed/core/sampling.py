@@ -8,7 +8,7 @@ allows, and rows of data are gathered for as many samples of a group as stay in 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 from mpifed.core import draws
 from mpifed.core.client_data import load_clients
 from mpifed.core.draws import Draws, Numbers
+from mpifed.core.dropout import Addressed, network_of
 from mpifed.core.errors import ContractError
 from mpifed.core.finite import first_bad
 from mpifed.core.problem import Problem
@@ -33,11 +34,20 @@ class Sample(NamedTuple):
     """One sample ξ of C clients: tensors ``[C, b, ...]`` and, with noise, one vector a client ``[C, d]`` over
     all blocks.
 
-    ``batch`` is ``None`` for all data of each client.
+    ``batch`` is ``None`` for all data of each client. ``address`` is (number, round, client) of each, int64
+    ``[C, 3]``, where the problem's network drops (see ``core.dropout``).
     """
 
     batch: tuple[torch.Tensor, ...] | None
     noise: torch.Tensor | None
+    address: torch.Tensor | None = None
+
+    @property
+    def evaluated(self) -> tuple[torch.Tensor, ...] | Addressed:
+        """What the functions that are differentiated get: the minibatch, with the address where there is
+        one."""
+        assert self.batch is not None
+        return tuple(self.batch) if self.address is None else Addressed(tuple(self.batch), self.address)
 
 
 class _Dealt(NamedTuple):
@@ -62,6 +72,7 @@ class Sampler:
     Attributes:
         numbers: how many samples each of the clients has been dealt in this round, ``[clients]``.
         way: how the samples of this round are asked for: "counted", "named", "" before the first.
+        drops: whether the problem's network drops, so that samples carry their addresses.
     """
 
     def __init__(
@@ -71,6 +82,10 @@ class Sampler:
         self.clients = np.asarray(clients, dtype=np.int64)
         self.dtype, self.device = dtype, torch.device(device)
         self.width = noise_width
+        network = network_of(problem)
+        self.drops = getattr(network, "drops", False)
+        if hasattr(network, "place"):
+            network.place(self.device, dtype)
         self.data, self.sizes = load_clients(problem, self.clients, self._load)
         self.offsets = np.cumsum(self.sizes) - self.sizes
         self._row_bytes = sum(column[:1].nbytes for column in self.data)
@@ -181,15 +196,25 @@ class Sampler:
     def _samples(self, key: tuple[int, int, str], rows: slice, numbers: Numbers) -> list[Sample]:
         """Samples of a group: a range of them, or a single one of one number a client ``[C]``."""
         round, size, of = key
-        batches = self._batches(key, rows, numbers)
+        batches, addresses = self._batches(key, rows, numbers), self._addresses(round, rows, numbers)
         if self.noise is None:
-            return [Sample(batch, None) for batch in batches]
+            return [Sample(batch, None, address) for batch, address in zip(batches, addresses)]
 
         def draw(stream: Stream, places: np.ndarray) -> tuple[torch.Tensor]:
             return (self._load(torch.from_numpy(self.noise(stream, self.width))),)
 
         drawn = self._draws.of(("noise", round, None), rows, numbers, self.width, draw)[0]
-        return list(map(Sample, batches, drawn.unbind(1) if isinstance(numbers, range) else [drawn]))
+        noise = drawn.unbind(1) if isinstance(numbers, range) else [drawn]
+        return list(map(Sample, batches, noise, addresses))
+
+    def _addresses(self, round: int, rows: slice, numbers: Numbers) -> Sequence[torch.Tensor | None]:
+        """The samples' addresses, where the network drops."""
+        count = len(numbers) if isinstance(numbers, range) else 1
+        if not self.drops:
+            return [None] * count
+        k = np.asarray(numbers).reshape(-1, 1) if isinstance(numbers, range) else numbers[None]
+        address = np.broadcast_arrays(k, np.int64(round), self.clients[self.members[rows]])
+        return torch.from_numpy(np.stack(address, axis=-1)).to(self.device).unbind()
 
     def _batches(
         self, key: tuple[int, int, str], rows: slice, numbers: Numbers

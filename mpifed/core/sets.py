@@ -11,7 +11,7 @@ from pydantic import Field
 
 from mpifed.core.settings import choice, hyperparameters
 
-__all__ = ["Space", "Ball", "Box", "Simplex", "Sets", "SETS", "Set"]
+__all__ = ["Space", "Ball", "Box", "Simplex", "IndicatorOf", "Sets", "SETS", "Set"]
 
 
 @hyperparameters
@@ -85,3 +85,13 @@ class Sets:
 
     def __getattr__(self, block: str):
         return self._sets.get(block) or _WHOLE
+
+
+class IndicatorOf:
+    """The indicator of a set, through its proximal map, the projection."""
+
+    def __init__(self, set):
+        self.set = set
+
+    def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
+        return self.set(v)

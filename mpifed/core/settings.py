@@ -75,6 +75,8 @@ def _restore(cls) -> None:
 if TYPE_CHECKING:  # a type checker knows pydantic's dataclasses
     from pydantic.dataclasses import dataclass as hyperparameters
     from pydantic.dataclasses import dataclass as problem_settings
+
+    from mpifed.core.own import Own
 else:
     #: Decorator of every record of settings: frozen.
     hyperparameters = _in_sentences(_dataclass(frozen=True, config=_STRICT))
@@ -219,12 +221,19 @@ def flatten(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def choice(kind: str, classes: Mapping[str, Any]) -> Any:
-    """The annotation of a setting that takes one of ``classes`` by name. ``kind`` is used in messages."""
+def choice(kind: str, classes: Mapping[str, Any], own: type[Own] | None = None) -> Any:
+    """The annotation of a setting that takes one of ``classes`` by name. ``kind`` is used in messages.
+
+    Args:
+        own: what the setting takes of a user's, ``"./file.py:Name"`` or an object (see ``core.own``).
+    """
     for name, cls in classes.items():
         cls.choice_name = name
+    yours = f'; your own: "./file.py:Name", {own.kind}' if own else ""
 
     def resolve(value):
+        if own is not None and (found := own.of(value, kind)) is not None:
+            return found
         if isinstance(value, str):
             value = {"name": value}
         if not isinstance(value, dict):
@@ -232,13 +241,13 @@ def choice(kind: str, classes: Mapping[str, Any]) -> Any:
                 return value
             raise ValueError(
                 f"expected the name of a {kind} or a table with one, got {shown(value)}: "
-                f"{near_miss('', classes)}"
+                f"{near_miss('', classes)}{yours}"
             )
         settings = dict(value)
         name = settings.pop("name", None)
         if not isinstance(name, str) or name not in classes:
             near = near_miss(name if isinstance(name, str) else "", classes)
-            raise ValueError(f"unknown {kind} {shown(name)}: {near}")
+            raise ValueError(f"unknown {kind} {shown(name)}: {near}{yours}")
         return build(classes[name], settings, f"{kind} {name!r}")
 
     return Annotated[InstanceOf[object], BeforeValidator(resolve)]

@@ -20,7 +20,7 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["BYTES_A_DRAW", "Stream", "generator", "philox"]
+__all__ = ["BYTES_A_DRAW", "Stream", "generator", "key", "philox"]
 
 #: Bytes of a number, uniform or normal, while many of them are drawn.
 BYTES_A_DRAW = 40
@@ -62,6 +62,12 @@ def generator(seed: int, purpose: str, client: int = 0, round: int = 0) -> np.ra
     return np.random.Generator(np.random.Philox(key=key))
 
 
+def key(seed: int, purpose: str) -> tuple[int, int]:
+    """The key of all streams of a purpose, two words of 32 bits."""
+    digest = _digest(seed, purpose, size=8)
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
 class Stream:
     """The draws of some clients in one round, for samples ``first .. first + count - 1`` of that round.
 
@@ -82,8 +88,7 @@ class Stream:
     """
 
     def __init__(self, seed: int, purpose: str, clients=(0,), round=0, count: int = 1, first: int = 0):
-        digest = _digest(seed, purpose, size=8)
-        self._key = (int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little"))
+        self._key = key(seed, purpose)
         self.clients = np.asarray(clients, dtype=np.int64)
         self.round, self.count, self.first, self._lane = round, count, first, 0
         self.of = ""

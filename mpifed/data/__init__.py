@@ -2,7 +2,7 @@
 
 from mpifed.data.npz import Omniglot, load_omniglot
 from mpifed.data.partition import PARTITIONS, Partition, thin
-from mpifed.data.registry import DATASETS, TEXTS, Dataset
+from mpifed.data.registry import DATASETS, OWN, OWN_TEXTS, TEXTS, Dataset, TextDataset, read
 from mpifed.data.samples import Images, Labelled, Pixels, Table, Texts
 from mpifed.data.sources import DataError
 
@@ -12,13 +12,17 @@ __all__ = [
     "Dataset",
     "Images",
     "Labelled",
+    "OWN",
+    "OWN_TEXTS",
     "Omniglot",
     "PARTITIONS",
     "Partition",
     "Pixels",
     "TEXTS",
     "Table",
+    "TextDataset",
     "Texts",
     "load_omniglot",
+    "read",
     "thin",
 ]

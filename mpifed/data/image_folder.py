@@ -1,7 +1,8 @@
 """Folders of image files, or a zip archive of one, through Pillow.
 
-Two layouts: ``train/CLASS/**`` and ``test/CLASS/**``, and that of Tiny ImageNet, ``train/CLASS/images/*``
-with ``val/images/*`` whose classes are in ``val/val_annotations.txt``. Classes are numbered in the order of
+Two layouts: ``train/CLASS/**`` and ``test/CLASS/**``, with ``validation/CLASS/**`` or ``val/CLASS/**`` where
+there is a validation split, and that of Tiny ImageNet, ``train/CLASS/images/*`` with ``val/images/*`` to test
+on, whose classes are in ``val/val_annotations.txt``. Classes are numbered in the order of
 their names. Training images are decoded when a rank first asks for them, so each rank decodes those of its
 own clients.
 """
@@ -19,14 +20,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from pydantic import Field
 
+from mpifed.core.settings import hyperparameters
 from mpifed.data.samples import Images, Pixels
 from mpifed.data.sources import DataError, Source, opened, parsing
 
 if TYPE_CHECKING:
     import PIL.Image
 
-__all__ = ["ImageFolder"]
+__all__ = ["ImageFolder", "OwnFolder"]
 
 _KINDS = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm")
 #: Their formats as Pillow calls them: it knows others, of which one runs a program.
@@ -49,10 +52,10 @@ class _Tree:
 
 class _Decoded:
     """Image files as an array of bytes ``[n, 3, h, w]`` whose rows are decoded when they are first asked
-    for."""
+    for; of ``size``, or with ``resized`` brought to it."""
 
-    def __init__(self, tree: _Tree, names: list[str], size: tuple[int, int]):
-        self._tree, self._names, self._size = tree, names, size
+    def __init__(self, tree: _Tree, names: list[str], size: tuple[int, int], resized: bool):
+        self._tree, self._names, self._size, self._resized = tree, names, size, resized
         self.shape = (len(names), 3, *size)
         self._pixels = np.empty(self.shape, np.uint8)  # memory that nobody writes to costs nothing
         self._known = np.zeros(len(names), bool)
@@ -69,17 +72,22 @@ class _Decoded:
 
     def _decode(self, name: str) -> np.ndarray:
         height, width = self._size
-        where, expected = f"{self._tree.path}, {name}", f"an image of {height} x {width} pixels"
+        where, expected = f"{self._tree.path}, {name}", "an image"
+        if not self._resized:
+            expected += f" of {height} x {width} pixels"
         with parsing(where, expected, "a file that cannot be decoded: "), _opened(self._tree, name) as image:
             # Before it is decoded: a small file can hold as many pixels as it likes.
-            if image.size != (width, height):
+            if image.size != (width, height) and not self._resized:
                 raise DataError(
                     f"{where}: expected {expected}, found {image.size[1]} x {image.size[0]}: all images have "
                     "the size of the first to train on"
                 )
             if image.mode.startswith(_WIDE):
                 raise DataError(f"{where}: expected a byte a channel, found pixels of mode {image.mode}")
-            return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+            coloured = image.convert("RGB")
+            if coloured.size != (width, height):
+                coloured = coloured.resize((width, height))
+            return np.asarray(coloured).transpose(2, 0, 1)
 
 
 def _opened(tree: _Tree, name: str) -> PIL.Image.Image:
@@ -115,56 +123,100 @@ class ImageFolder:
                 decoded.
         """
         with opened(self.name, self.home, data_dir, *self.folders) as source:
-            tree = self._tree(source)
-            train, test = _classified(tree, "train"), _classified(tree, "test") or _annotated(tree)
-            if not train or not test:
-                part = "test or val" if train else "train"
-                raise DataError(f"{tree.path}: expected images in {part}, a folder a class, found none")
-            classes = sorted(set(train.values()))
-            if strange := set(test.values()) - set(classes):
-                raise DataError(
-                    f"{tree.path}: expected the classes of train in test, found {sorted(strange)[0]!r} too"
-                )
-            size = _size(tree, next(iter(train)))
-            with parsing(tree.path, f"{len(train)} images of {size[0]} x {size[1]} pixels"):
-                pixels = _Decoded(tree, list(train), size)
-            held_out = Pixels(
-                _Decoded(tree, list(test), size)[:]
-            )  # at once, since every evaluation needs them
-            return Images(
-                Pixels(pixels),
-                _numbers(train, classes),
-                held_out,
-                _numbers(test, classes),
-                source.files,
-            )
+            return _images(source, self.root)
 
-    def _tree(self, source: Source) -> _Tree:
-        """The folder, or else the archive."""
-        folder = source.folder / self.root if source.folder else None
-        if folder and folder.is_dir():
-            names = sorted(
-                path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-            )
-            with parsing(folder, "a folder of images", "a file that cannot be read: "):
-                source.note(self.root, folder, *_contents(folder, names))
-            return _Tree(folder, names, lambda name: _read(folder / name))
-        expected = f"a zip archive of the folder {self.root}"
-        archive = f"{self.root}.zip"
-        if not source.find(archive):
-            raise source.missing(f"{self.root}/, {archive}", expected)
-        path, packed = source.read(archive, expected)
-        start = f"{self.root}/"
-        with parsing(path, expected):
-            content = zipfile.ZipFile(io.BytesIO(packed) if isinstance(packed, bytes) else path)
-            members = {info.filename.removeprefix(start): info for info in content.infolist()
-                       if info.filename.startswith(start) and not info.is_dir()}  # fmt: skip
 
-        def read(name: str) -> bytes:
-            _check_length(members[name].file_size)  # what the archive states, which is read at most
-            return content.read(members[name])
+@hyperparameters
+class OwnFolder:
+    """A folder of your own images, or a zip archive of one: train/CLASS/, test/CLASS/ and, if there is a
+    validation split, validation/CLASS/."""
 
-        return _Tree(path, sorted(members), read)
+    path: str = Field(description="the folder, or its archive with or without .zip, from the working folder")
+    size: int | None = Field(
+        default=None,
+        ge=1,
+        description="height and width that images are resized to; by default all have the size of the first",
+    )
+
+    def __call__(self, data_dir: str | None = None) -> Images:
+        """Read the tree.
+
+        Raises:
+            DataError: as for :class:`ImageFolder`.
+        """
+        return _images(Source("the data set", [Path()]), self.path.removesuffix(".zip"), self.size)
+
+    def __str__(self) -> str:
+        return self.path
+
+
+def _images(source: Source, root: str, size: int | None = None) -> Images:
+    """The images of the folder ``root`` or its archive, resized where ``size`` is given."""
+    tree = _tree(source, root)
+    train, validation, test = _parts(tree)
+    if not train or not test:
+        part = "test or val" if train else "train"
+        raise DataError(f"{tree.path}: expected images in {part}, a folder a class, found none")
+    classes = sorted(set(train.values()))
+    for part, files in (("validation", validation), ("test", test)):
+        if strange := sorted(set(files.values()) - set(classes)):
+            raise DataError(f"{tree.path}: expected the classes of train in {part}, found {strange[0]!r} too")
+    shape = (size, size) if size else _size(tree, next(iter(train)))
+    with parsing(tree.path, f"{len(train)} images of {shape[0]} x {shape[1]} pixels"):
+        pixels = {
+            part: _Decoded(tree, list(files), shape, resized=size is not None)
+            for part, files in (("train", train), ("validation", validation), ("test", test))
+            if files
+        }
+    held_out = {
+        part: Pixels(own[:]) for part, own in pixels.items() if part != "train"
+    }  # which all ranks need
+    return Images(
+        train=Pixels(pixels["train"]),
+        train_labels=_numbers(train, classes),
+        **held_out,
+        test_labels=_numbers(test, classes),
+        validation_labels=_numbers(validation, classes) if validation else None,
+        files=source.files,
+        class_names=classes,
+    )
+
+
+def _parts(tree: _Tree) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """File → class of the images to train, to validate and to test on. What is called validation is to test
+    on where nothing else is."""
+    train = _classified(tree, "train")
+    if _ANNOTATIONS in tree.names:
+        return train, {}, _annotated(tree)
+    validation = _classified(tree, "validation") or _classified(tree, "val")
+    test = _classified(tree, "test")
+    return (train, validation, test) if test else (train, {}, validation)
+
+
+def _tree(source: Source, root: str) -> _Tree:
+    """The folder, or else the archive."""
+    folder = source.folder / root if source.folder else None
+    if folder and folder.is_dir():
+        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        with parsing(folder, "a folder of images", "a file that cannot be read: "):
+            source.note(root, folder, *_contents(folder, names))
+        return _Tree(folder, names, lambda name: _read(folder / name))
+    expected = f"a zip archive of the folder {root}"
+    archive = f"{root}.zip"
+    if not source.find(archive):
+        raise source.missing(f"{root}/, {archive}", expected)
+    path, packed = source.read(archive, expected)
+    start = f"{Path(root).name}/"
+    with parsing(path, expected):
+        content = zipfile.ZipFile(io.BytesIO(packed) if isinstance(packed, bytes) else path)
+        members = {info.filename.removeprefix(start): info for info in content.infolist()
+                   if info.filename.startswith(start) and not info.is_dir()}  # fmt: skip
+
+    def read(name: str) -> bytes:
+        _check_length(members[name].file_size)  # what the archive states, which is read at most
+        return content.read(members[name])
+
+    return _Tree(path, sorted(members), read)
 
 
 def _contents(folder: Path, names: list[str]) -> Iterator[bytes]:
@@ -193,9 +245,7 @@ def _classified(tree: _Tree, part: str) -> dict[str, str]:
 
 
 def _annotated(tree: _Tree) -> dict[str, str]:
-    """File → class of the images in ``val/images``, by the list beside them; else those in ``val/CLASS/``."""
-    if _ANNOTATIONS not in tree.names:
-        return _classified(tree, "val")
+    """File → class of the images in ``val/images``, by the list beside them."""
     where = f"{tree.path}, {_ANNOTATIONS}"
     expected = "a line for each image of val/images, its name, a tab and its class"
     with parsing(where, expected, "a file that cannot be read: "):

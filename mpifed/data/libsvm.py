@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,7 +12,10 @@ import torch
 from mpifed.data.samples import Table
 from mpifed.data.sources import DataError, Source, opened, parsing
 
-__all__ = ["LibSVM"]
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+__all__ = ["LibSVM", "read_rows"]
 
 #: Characters of a row's label, and of one of its columns, at most.
 _LABEL, _CELL = 64, 64
@@ -51,32 +55,11 @@ class LibSVM:
 
     def _read(self, source: Source, name: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows ``[n, d]``, float32, and labels 0 or 1."""
-        from sklearn.datasets import (
-            load_svmlight_file,
-        )  # here, because it takes a second that others need not pay
-
         low, high = self.labels
         expected = f"{count} rows of LIBSVM text with labels {low} and {high} and columns 1 to {self.columns}"
-        path, content = source.read(name, expected, count * (_LABEL + _CELL * self.columns))
-
-        def parse(text: bytes):
-            return load_svmlight_file(
-                io.BytesIO(text), n_features=self.columns, dtype=np.float32, zero_based=False
-            )
-
-        text = bytes(content)
-        with parsing(path, expected):
-            try:
-                sparse, labels = parse(text)
-            except Exception:  # the parser does not say in which line
-                number, line = _first_bad(list(io.BytesIO(text)), parse)
-                with parsing(path, expected, f"in line {number}: "):
-                    parse(line)
-                raise
-        bad, rows = ~np.isfinite(sparse.data), np.repeat(np.arange(len(labels)), np.diff(sparse.indptr))
-        if bad.any():
-            where = f"row {rows[bad][0] + 1}, column {sparse.indices[bad][0] + 1}"
-            raise DataError(f"{path}: expected finite numbers, found {sparse.data[bad][0]} in {where}")
+        limit = count * (_LABEL + _CELL * self.columns)
+        sparse, labels = read_rows(source, name, expected, self.columns, limit)
+        path = source.files[name].path
         if len(labels) != count:
             raise DataError(f"{path}: expected {expected}, found {len(labels)} rows")
         known = np.isin(labels, self.labels)
@@ -84,6 +67,44 @@ class LibSVM:
             row = int(known.argmin())
             raise DataError(f"{path}: expected {expected}, found the label {labels[row]:g} in row {row + 1}")
         return torch.from_numpy(sparse.toarray()), torch.from_numpy((labels == high).astype(np.int64))
+
+
+def read_rows(
+    source: Source, name: str, expected: str, columns: int | None = None, limit: int | None = None
+) -> tuple[csr_matrix, np.ndarray]:
+    """Rows ``[n, d]``, sparse, float32, and labels ``[n]``, float64, of a file.
+
+    Args:
+        expected: what the file should be, for messages.
+        columns: number of columns, by default the largest that occurs.
+        limit: bytes that the file has at most.
+
+    Raises:
+        DataError: the file is missing or damaged, or has values that are not finite.
+    """
+    from sklearn.datasets import (
+        load_svmlight_file,
+    )  # here, because it takes a second that others need not pay
+
+    path, content = source.read(name, expected, limit)
+
+    def parse(text: bytes):
+        return load_svmlight_file(io.BytesIO(text), n_features=columns, dtype=np.float32, zero_based=False)
+
+    text = bytes(content)
+    with parsing(path, expected):
+        try:
+            sparse, labels = parse(text)
+        except Exception:  # the parser does not say in which line
+            number, line = _first_bad(list(io.BytesIO(text)), parse)
+            with parsing(path, expected, f"in line {number}: "):
+                parse(line)
+            raise
+    bad, rows = ~np.isfinite(sparse.data), np.repeat(np.arange(len(labels)), np.diff(sparse.indptr))
+    if bad.any():
+        where = f"row {rows[bad][0] + 1}, column {sparse.indices[bad][0] + 1}"
+        raise DataError(f"{path}: expected finite numbers, found {sparse.data[bad][0]} in {where}")
+    return sparse, labels
 
 
 def _first_bad(lines: list[bytes], parse) -> tuple[int, bytes]:

@@ -43,14 +43,38 @@ def read_arrays(source: Source, name: str, wanted: Wanted) -> tuple[Path, str, A
         if lacking := [key for key in wanted if key not in members]:
             raise ValueError(f"no {', '.join(lacking)} among {', '.join(members) or 'no arrays'}")
         for key, (kind, shape) in wanted.items():
-            with archive.open(members[key]) as member:
-                _check_header(member, key, kind, shape, members[key].file_size)
             if (room := room - members[key].file_size) < 0:
                 raise ValueError(f"more than {bound(path)} bytes, {key} among them")
-            with archive.open(members[key]) as member:
-                arrays[key] = np.lib.format.read_array(member, allow_pickle=False)
-                member.read(1)  # the checksum is looked at where the member ends
+            arrays[key] = _array(archive, members[key], key, kind, shape)
     return path, expected, arrays
+
+
+def read_all(source: Source, name: str) -> Arrays:
+    """All arrays of an archive, of numbers or of words.
+
+    Raises:
+        DataError: the file is missing or damaged, or has an array of anything else.
+    """
+    expected = "a NumPy archive with arrays of numbers and words"
+    path, content = source.read(name, expected)
+    arrays, room = {}, bound(path)
+    with parsing(path, expected), zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for info in archive.infolist():
+            if (room := room - info.file_size) < 0:
+                raise ValueError(f"more than {bound(path)} bytes, {info.filename} among them")
+            key = info.filename.removesuffix(".npy")
+            arrays[key] = _array(archive, info, key, np.generic, None)
+    return arrays
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, key: str, kind: type, shape) -> np.ndarray:
+    """An array whose header is as wanted."""
+    with archive.open(info) as member:
+        _check_header(member, key, kind, shape, info.file_size)
+    with archive.open(info) as member:
+        array = np.lib.format.read_array(member, allow_pickle=False)
+        member.read(1)  # the checksum is looked at where the member ends
+    return array
 
 
 def _described(kind: type, shape: int | tuple[int, ...]) -> str:
@@ -59,14 +83,14 @@ def _described(kind: type, shape: int | tuple[int, ...]) -> str:
     )
 
 
-def _check_header(member, key: str, kind: type, shape: int | tuple[int, ...], size: int) -> None:
+def _check_header(member, key: str, kind: type, shape: int | tuple[int, ...] | None, size: int) -> None:
     """Hold an array's header against what is wanted and against the length of the archive's member."""
     version = np.lib.format.read_magic(member)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"{key} in version {version} of the format")
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     found, _, dtype = read(member)
-    same = len(found) == shape if isinstance(shape, int) else found == shape
+    same = shape is None or (len(found) == shape if isinstance(shape, int) else found == shape)
     if not np.issubdtype(dtype, kind) or not same:
         raise ValueError(f"{key} of type {dtype} and shape {found}")
     if (length := member.tell() + math.prod(found) * dtype.itemsize) != size:

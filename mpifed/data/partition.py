@@ -8,6 +8,7 @@ positives out. A ValueError says where that is impossible.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -16,7 +17,18 @@ from pydantic import Field
 from mpifed.core.settings import choice, hyperparameters
 from mpifed.core.streams import generator
 
-__all__ = ["IID", "Dirichlet", "ByClass", "PositiveRatios", "Quantity", "PARTITIONS", "Partition", "thin"]
+__all__ = [
+    "IID",
+    "Dirichlet",
+    "ByClass",
+    "PositiveRatios",
+    "Quantity",
+    "Natural",
+    "PARTITIONS",
+    "Partition",
+    "natural_parts",
+    "thin",
+]
 
 Parts = list[np.ndarray]
 
@@ -156,16 +168,58 @@ class Quantity:
         return [np.sort(part) for part in np.split(rng.permutation(len(labels)), cuts)]
 
 
+@hyperparameters
+class Natural:
+    """Samples stay with the clients that the data set names, such as hospitals or writers, in the order of
+    these names."""
+
+    def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
+        raise ValueError(
+            "the partition 'natural' is for data sets that name their samples' clients, such as a table with "
+            'client = "hospital": expected another partition'
+        )
+
+
 PARTITIONS = {
     "iid": IID,
     "dirichlet": Dirichlet,
     "by_class": ByClass,
     "positive_ratios": PositiveRatios,
     "quantity": Quantity,
+    "natural": Natural,
 }
 
 #: A partition by name, table or instance.
 Partition = choice("partition", PARTITIONS)
+
+
+def natural_parts(partition, owners: np.ndarray, names: Sequence[str], clients: int) -> Parts:
+    """The samples of every owner.
+
+    Args:
+        partition: the partition that the job asks for.
+        owners: the number of each sample's owner ``[n]``.
+        names: what the owners are called.
+
+    Raises:
+        ValueError: another partition than the natural one is asked for, or there are not as many clients as
+            owners with samples.
+    """
+    if not isinstance(partition, Natural):
+        raise ValueError(
+            f"the data set names its samples' clients, which partition = {partition.choice_name!r} would "
+            'ignore: set problem.partition = "natural", or let the data set name no clients'
+        )
+    if clients != len(names):
+        some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise ValueError(
+            f"the data set names {len(names)} clients ({some}), problem.clients is {clients}: set "
+            f"problem.clients = {len(names)}"
+        )
+    parts = [np.flatnonzero(owners == client) for client in range(clients)]
+    if empty := [name for name, part in zip(names, parts) if not len(part)]:
+        raise ValueError(f"no samples to train on are left for the client {empty[0]} of the data set")
+    return parts
 
 
 def thin(labels: np.ndarray, positive: np.ndarray, ratio: float | None, seed: int) -> np.ndarray:

@@ -1,22 +1,26 @@
-"""Data sets by name: ``DATASETS[name](data_dir)`` reads labelled samples, ``TEXTS[name](data_dir)`` labelled
-texts."""
+"""Data sets: those of the package by name, ``DATASETS[name](data_dir)`` and ``TEXTS[name](data_dir)``, and a
+user's own, in files or from a function."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import BeforeValidator, InstanceOf
 
 from mpifed.core.errors import shown
-from mpifed.core.settings import near_miss
+from mpifed.core.own import Own
+from mpifed.core.settings import build, near_miss
 from mpifed.data.cifar import CIFAR10_MD5, CIFAR100_MD5, Cifar
-from mpifed.data.image_folder import ImageFolder
+from mpifed.data.image_folder import ImageFolder, OwnFolder
 from mpifed.data.images import IdxImages, load_digits
 from mpifed.data.libsvm import LibSVM
 from mpifed.data.npz import MedMnist
+from mpifed.data.own_functions import OwnFunction, OwnTextFunction
+from mpifed.data.own_table import OwnTable, OwnTexts
 from mpifed.data.texts import TextColumns, TextLines, TextSet
 
-__all__ = ["DATASETS", "TEXTS", "Dataset"]
+__all__ = ["DATASETS", "OWN", "OWN_TEXTS", "TEXTS", "Dataset", "TextDataset", "dataset_of", "read"]
 
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
@@ -53,7 +57,6 @@ DATASETS = {
         ("tiny-imagenet", "tiny-imagenet-200_subset"),
         "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
     ),
-    "images": ImageFolder("images", "images", (".",), "a folder images/ or images.zip of your own"),
     "a9a": LibSVM("a9a", 32_561, 16_281, 123, (-1, 1)),
     "w8a": LibSVM("w8a", 49_749, 14_951, 300, (-1, 1)),
     "mushrooms": LibSVM("mushrooms", 8_124, 0, 112, (1, 2)),
@@ -122,11 +125,55 @@ TEXTS = {
 }
 
 
-def _known(name: str) -> str:
-    if name not in DATASETS:
-        raise ValueError(f"unknown data set {shown(name)}: {near_miss(name, DATASETS)}")
-    return name
+#: Samples and texts of a user's own in files, by the name of their kind.
+OWN = {"table": OwnTable, "folder": OwnFolder}
+OWN_TEXTS = {"texts": OwnTexts}
 
 
-#: The name of a data set of samples.
-Dataset = Annotated[str, AfterValidator(_known)]
+def dataset_of(
+    named: Mapping[str, Callable], own: Mapping[str, Any], function: type[Own], kind: str = "data set"
+) -> Any:
+    """The annotation of a setting that takes a data set: a name, a table of settings with the name of one of
+    ``own``, or a user's function, ``"./data.py:load"``. Names stay as they are; whatever else is called like
+    a reader.
+
+    Args:
+        named: the package's readers.
+        kind: what is said in messages.
+    """
+    for name, cls in own.items():
+        cls.choice_name = name
+
+    def resolve(value):
+        if (found := function.of(value, kind)) is not None:
+            return found
+        if isinstance(value, tuple(own.values())):
+            return value
+        settings = dict(value) if isinstance(value, dict) else {"name": value}
+        name = settings.pop("name", None)
+        if isinstance(name, str) and name in own:
+            return build(own[name], settings, f"{kind} {name!r}")
+        if isinstance(name, str) and name in named:
+            if settings:
+                raise ValueError(f"{kind} {name!r} has no settings, got {shown(settings)}")
+            return name
+        near = near_miss(name if isinstance(name, str) else "", [*named, *own])
+        raise ValueError(f'unknown {kind} {shown(name)}: {near}; your own: "./file.py:Name", {function.kind}')
+
+    return Annotated[InstanceOf[object], BeforeValidator(resolve)]
+
+
+def read(dataset: Any, data_dir: str | None = None) -> Any:
+    """The samples or texts of a data set as a setting holds it.
+
+    Raises:
+        DataError: they cannot be read.
+    """
+    if isinstance(dataset, str):
+        return (DATASETS[dataset] if dataset in DATASETS else TEXTS[dataset])(data_dir)
+    return dataset(data_dir)
+
+
+#: A data set of samples, and one of texts.
+Dataset = dataset_of(DATASETS, OWN, OwnFunction)
+TextDataset = dataset_of(TEXTS, OWN_TEXTS, OwnTextFunction, "set of texts")

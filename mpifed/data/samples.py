@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,7 +44,9 @@ class Labelled:
     """Samples ``[n, ...]``, float32, asked for by rows; their labels ``[n]``, int64 from 0; the files that
     hold them.
 
-    The validation split may be absent: both of its fields are then ``None``.
+    The validation split may be absent: both of its fields are then ``None``. Where samples belong to clients
+    by themselves, ``owners`` has the client of each sample to train on, ``[n]`` int64 from 0, and
+    ``owner_names`` what these are called. Classes that have no names go by their numbers.
 
     Raises:
         DataError: a sample has a value that is not finite, samples and labels differ in number, or splits
@@ -57,6 +60,9 @@ class Labelled:
     files: dict[str, DataFile] = field(default_factory=dict)
     validation: torch.Tensor | Pixels | None = None
     validation_labels: torch.Tensor | None = None
+    class_names: Sequence[str] = ()
+    owners: np.ndarray | None = None
+    owner_names: Sequence[str] = ()
 
     def __post_init__(self):
         where = f" ({', '.join(file.path for file in self.files.values())})" if self.files else ""
@@ -83,7 +89,12 @@ class Labelled:
     @property
     def classes(self) -> int:
         """Number of classes."""
-        return int(self.train_labels.max()) + 1
+        return len(self.class_names) or int(self.train_labels.max()) + 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the classes are called, by default their numbers."""
+        return tuple(self.class_names) or tuple(map(str, range(self.classes)))
 
 
 class Images(Labelled):
@@ -98,7 +109,8 @@ class Table(Labelled):
 class Texts:
     """Texts and their labels ``[n]``, int64: 1 positive, 0 negative; the files that hold them.
 
-    The validation split may be absent: both of its fields are then ``None``.
+    The validation split may be absent: both of its fields are then ``None``. Owners are as in
+    :class:`Labelled`.
     """
 
     train: list[str]
@@ -108,3 +120,5 @@ class Texts:
     files: dict[str, DataFile] = field(default_factory=dict)
     validation: list[str] | None = None
     validation_labels: np.ndarray | None = None
+    owners: np.ndarray | None = None
+    owner_names: Sequence[str] = ()

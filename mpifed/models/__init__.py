@@ -1,8 +1,9 @@
-"""Networks as pure functions of named parameters."""
+"""Networks as pure functions of named parameters: the package's, and users' modules."""
 
 from mpifed.core.settings import choice
 from mpifed.models.convolutional import CNN, CNN7, Conv4, LeNet5
 from mpifed.models.dense import MLP, Linear
+from mpifed.models.modules import Module, SequenceModule
 from mpifed.models.recurrent import RNN
 from mpifed.models.resnet import ResNet
 
@@ -18,11 +19,11 @@ MODELS = {
     "rnn": RNN,
 }
 
-#: A network by name, table or instance.
-Model = choice("model", MODELS)
+#: A network by name, table or instance; a module of the user's.
+Model = choice("model", MODELS, Module)
 
-#: A network that reads sequences of vectors.
-SequenceModel = choice("model", {"rnn": RNN})
+#: A network that reads sequences of vectors; a module of the user's.
+SequenceModel = choice("model", {"rnn": RNN}, SequenceModule)
 
 __all__ = [
     "MODELS",
@@ -34,6 +35,7 @@ __all__ = [
     "CNN",
     "CNN7",
     "Conv4",
+    "Module",
     "ResNet",
     "RNN",
 ]

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from mpifed.models.exported import Exported
+
 __all__ = ["ACTIVATIONS", "Network", "Params", "Shapes", "he", "layers", "uniform"]
 
 Shapes = dict[str, tuple[int, ...]]
@@ -51,3 +53,8 @@ class Network:
             fan_in = math.prod(shapes[name.replace("bias", "weight")][1:])
             params[name] = uniform(fan_in**-0.5, shape, rng)
         return params
+
+    def module(self, params: Params) -> torch.nn.Module:
+        """The network with these parameters as a module in evaluation mode, whose ``state_dict`` has their
+        names."""
+        return Exported(self, params).eval()

@@ -12,14 +12,17 @@ from pydantic import Field
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
-from mpifed.data import Partition, thin
+from mpifed.data import Labelled, Partition, Texts, thin
 from mpifed.data.partition import IID
+from mpifed.data.splits import Split, divide
+from mpifed.models.base import Shapes
+from mpifed.problems.held_out import HeldOut
 
 __all__ = ["AUC"]
 
 
 @problem_settings
-class AUC(Minimax):
+class AUC(HeldOut, Minimax):
     """min over (w, a, b), max over α of the batch mean of the bracket of Huang et al. 2024, eq. 13, for a
     scoring function h(w; ·).
 
@@ -28,7 +31,7 @@ class AUC(Minimax):
         (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   both less p(1-p) α²
 
     w, a and b make up x, α is y. A subclass sets ``model`` and ``_shapes``, calls :meth:`_divide` in
-    ``prepare``, and defines :meth:`samples` and :meth:`outputs`.
+    ``prepare``, and defines :meth:`outputs`.
     """
 
     clients: int = Field(default=10, ge=1, description="number of clients")
@@ -51,32 +54,33 @@ class AUC(Minimax):
     cites = ("huang2024adafgda",)
     maximised = frozenset({"auc"})
 
-    def _divide(
-        self, labels: np.ndarray, kept: np.ndarray, positive: np.ndarray, test_positive: np.ndarray, seed: int
-    ) -> None:
-        """Thin and part the training data, and note what the test data are.
-
-        Args:
-            labels, positive: class and binary label of every training sample, ``[n]``.
-            kept: numbers of the training samples that take part.
-            test_positive: binary labels of the test samples, ``[m]``, bool.
-        """
-        kept = kept[thin(labels[kept], positive[kept], self.imbalance, seed)]
-        parts = self.partition(labels[kept], positive[kept], self.clients, seed)
-        self._rows = [kept[part] for part in parts]
-        self._labels, self._positive = labels, torch.from_numpy(positive)
-        self._ratio = float(positive[np.concatenate(self._rows)].mean())
-        self._test_positive, self.test_rows = test_positive, len(test_positive)
-
-    def samples(self, rows: torch.Tensor) -> torch.Tensor:
-        """What :meth:`outputs` is given of the training samples ``rows``."""
-        raise NotImplementedError
+    def _divide(self, splits: dict[str, Split], above: list[int], seed: int, data: Labelled | Texts) -> None:
+        """Thin and part the training data; the splits of ``data`` hold samples of the classes that take
+        part, of which those in ``above`` are positive."""
+        self._splits, self._above, train = splits, above, splits["train"]
+        labels, positive = train.labels, np.isin(train.labels, above)
+        kept = thin(labels, positive, self.imbalance, seed)
+        left = train.of(train.rows[kept])
+        self._rows = divide(self.partition, left, positive[kept], self.clients, seed, data)
+        every = np.isin(train.all_labels, above)
+        self._positive = torch.from_numpy(every)
+        self._ratio = float(every[np.concatenate(self._rows)].mean())
+        self._test_on("test")
 
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
         """The network's outputs ``[b]``, the larger the likelier positive."""
         raise NotImplementedError
 
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``, those of x but for a and b."""
+        return self._shapes
+
     def variables(self) -> Blocks:
+        if both := sorted({"a", "b"} & self._shapes.keys()):
+            raise ValueError(
+                f"the network has a parameter {both[0]!r}, like the problem: give it another name"
+            )
         return Blocks(x={**self._shapes, "a": (1,), "b": (1,)}, y={"alpha": (1,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
@@ -90,14 +94,18 @@ class AUC(Minimax):
         "client"``."""
         rows = torch.from_numpy(self._rows[client])
         positive = self._positive[rows].double()
-        data = self.samples(rows), positive
+        data = self._splits["train"].samples[rows], positive
         return data if self.p == "pooled" else (*data, positive.mean().expand(len(rows)))
 
     def client_size(self, client: int) -> int:
         return len(self._rows[client])
 
     def client_labels(self, client: int) -> np.ndarray:
-        return self._labels[self._rows[client]]
+        return self._splits["train"].all_labels[self._rows[client]]
+
+    def test_labels(self) -> np.ndarray:
+        """1 of a positive sample, 0 of a negative one."""
+        return np.isin(super().test_labels(), self._above).astype(np.int64)
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         samples, positive, *own = batch
@@ -114,8 +122,8 @@ class AUC(Minimax):
         """``auc``: area under the ROC curve of the test samples, NaN where an output is not finite."""
         if not torch.isfinite(predictions).all():
             return {"auc": float("nan")}
-        scores = predictions.cpu().numpy()
-        return {"auc": _auc(scores[self._test_positive], scores[~self._test_positive])}
+        scores, positive = predictions.cpu().numpy(), self.test_labels() == 1
+        return {"auc": _auc(scores[positive], scores[~positive])}
 
 
 def _auc(above: np.ndarray, below: np.ndarray) -> float:

@@ -10,7 +10,7 @@ from pydantic import Field
 from mpifed.core.problem import Minimisation, Named
 from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
-from mpifed.problems.labelled_images import LabelledImages, accuracies
+from mpifed.problems.labelled_images import LabelledImages
 
 __all__ = ["Classification"]
 
@@ -25,11 +25,6 @@ class Classification(LabelledImages, Minimisation):
     weight_decay: float = Field(default=0.0, ge=0, description="λ, on all parameters of the network")
 
     maximised = frozenset({"accuracy", "worst_accuracy"})
-
-    def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read and part the data, as for every classification problem."""
-        super().prepare(seed, data_dir)
-        self.test_rows = len(self._images.test_labels)
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes)
@@ -52,9 +47,5 @@ class Classification(LabelledImages, Minimisation):
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Share of test images classified rightly: ``accuracy`` of all, ``worst_accuracy`` of the class with
         the smallest share."""
-        labels = self._images.test_labels
-        by_class, counts = accuracies(predictions, labels), labels.unique(return_counts=True)[1].numpy()
-        return {
-            "accuracy": float(np.average(by_class, weights=counts)),
-            "worst_accuracy": float(by_class.min()),
-        }
+        share, by_class = self.accuracies(predictions)
+        return {"accuracy": share, "worst_accuracy": float(by_class.min())}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+
 import torch
 from pydantic import Field
 
+from mpifed.core.errors import cut
 from mpifed.core.problem import Named
 from mpifed.core.settings import problem_settings
-from mpifed.data import DATASETS, Dataset
+from mpifed.data import Dataset, read
+from mpifed.data.splits import parts_of, splits
 from mpifed.models import LeNet5, Model
 from mpifed.problems.auc import AUC
 
@@ -30,61 +33,55 @@ class DeepAUC(AUC):
     The classes of a data set are parted into positive and negative ones, and all of w, a, b make up x.
     """
 
-    dataset: Dataset = Field(description="name of the data set")
+    dataset: Dataset = Field(description="data set: a name, a table, a folder or a function of your own")
     model: Model = Field(default=LeNet5(), description="network h")
-    positive_classes: tuple[int, ...] | None = Field(
-        default=None, description="classes that count as positive; by default the upper half"
+    positive_classes: tuple[int | str, ...] | None = Field(
+        default=None,
+        description="classes that count as positive, by their numbers or names; by default the upper half",
     )
-    negative_classes: tuple[int, ...] | None = Field(
+    negative_classes: tuple[int | str, ...] | None = Field(
         default=None,
         description="classes that count as negative, others being left out; by default all but the positive "
         "ones",
     )
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read, thin and part the data.
+        """Read, split, thin and part the data.
 
         Raises:
             ValueError: the data, the model, the partition and the classes do not fit each other.
         """
-        self._images = images = DATASETS[self.dataset](data_dir)
+        self._images = images = read(self.dataset, data_dir)
         self.files = images.files
         self._shapes = self.model.shapes(images.shape, outputs=1)
-        self._above, self._below = self._sides(images.classes)
-        labels, test = images.train_labels.numpy(), images.test_labels.numpy()
-        used = [*self._above, *self._below]
-        self._test = np.flatnonzero(np.isin(test, used))
-        kept = np.flatnonzero(np.isin(labels, used))
-        self._divide(labels, kept, np.isin(labels, self._above), np.isin(test[self._test], self._above), seed)
+        above, self._below = self._sides(images.names)
+        used = [*above, *self._below]
+        self._divide(splits(parts_of(images), self.validation, seed, used), above, seed, images)
 
-    def _sides(self, classes: int) -> tuple[list[int], list[int]]:
-        """The positive and the negative classes, sorted."""
-        everything = set(range(classes))
-        above = set(
-            range((classes + 1) // 2, classes) if self.positive_classes is None else self.positive_classes
-        )
-        below = everything - above if self.negative_classes is None else set(self.negative_classes)
-        if not above or not below or not above | below <= everything:
+    def _sides(self, names: Sequence[str]) -> tuple[list[int], list[int]]:
+        """The numbers of the positive and of the negative classes, sorted, of classes of these names."""
+        given = [self.positive_classes, self.negative_classes]
+        upper = range((len(names) + 1) // 2, len(names))
+        chosen = [None if one is None else {str(name) for name in one} for one in given]
+        above = {names[i] for i in upper} if chosen[0] is None else chosen[0]
+        below = set(names) - above if chosen[1] is None else chosen[1]
+        if not above or not below or not above | below <= set(names):
             raise ValueError(
-                "positive_classes and negative_classes: expected some but not all of the classes 0 to "
-                f"{classes - 1} of "
-                f"{self.dataset}, got {sorted(above)} as positive and {sorted(below)} as negative"
+                f"positive_classes and negative_classes: expected some but not all of the classes "
+                f"{cut(', '.join(names))} of {self.dataset}, got {_listed(above)} as positive and "
+                f"{_listed(below)} as negative"
             )
         if both := above & below:
             raise ValueError(
-                f"the classes {sorted(both)} are in positive_classes and in negative_classes: expected one "
-                "of these"
+                f"{_listed(both)} stand in positive_classes and in negative_classes: expected one of these"
             )
-        return sorted(above), sorted(below)
+        positive, negative = ([i for i, name in enumerate(names) if name in side] for side in (above, below))
+        return positive, negative
 
     def class_names(self) -> list[str]:
-        """Numbers of the classes, each with the sign of its part, if it has one."""
+        """The names of the classes, each with the sign of its part, if it has one."""
         signs = dict.fromkeys(self._above, "+") | dict.fromkeys(self._below, "-")
-        return [f"{label}{signs.get(label, '')}" for label in range(self._images.classes)]
-
-    def samples(self, rows: torch.Tensor) -> torch.Tensor:
-        """Images ``[n, c, h, w]``, or rows of a table ``[n, d]``."""
-        return self._images.train[rows]
+        return [f"{name}{signs.get(label, '')}" for label, name in enumerate(self._images.names)]
 
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
         """The network's only output for each sample."""
@@ -93,5 +90,8 @@ class DeepAUC(AUC):
     @torch.no_grad()
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
         """The network's outputs ``[n]``; the sigmoid would not change their order, only make ties."""
-        chunks = self._images.test[torch.from_numpy(self._test[rows])].split(CHUNK)
-        return torch.cat([self.outputs(x, chunk.to(x["a"])) for chunk in chunks])
+        return torch.cat([self.outputs(x, chunk.to(x["a"])) for chunk in self._held[rows].split(CHUNK)])
+
+
+def _listed(names: set[str]) -> str:
+    return cut(", ".join(sorted(names))) or "none"

@@ -46,6 +46,7 @@ class DistributionallyRobust(LabelledImages, Composition):
 
     source = "Huang n.d., eq. 3"
     cites = ("huang_nd_mfcgd",)
+    maximised = frozenset({"accuracy"})
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes)
@@ -82,9 +83,18 @@ class DistributionallyRobust(LabelledImages, Composition):
         weights = torch.exp(losses / self.lam)
         return self.lam * weights.mean(), weights @ gradients / self.clients
 
+    def predict(self, x: Named, rows: slice) -> torch.Tensor:
+        """The network's outputs, ``[n, classes]``."""
+        return self.scores(x, rows)
+
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Of all training data: ``objective`` F, ``grad_norm`` ‖∇F‖, ``robust_loss`` λ log(F/λ), and the
-        clients' ``mean_loss`` and ``worst_loss``, between which the robust loss lies."""
+        clients' ``mean_loss`` and ``worst_loss``, between which the robust loss lies. Of the test images:
+        ``accuracy``, the share that is classified rightly."""
+        held = {"accuracy": self.accuracies(predictions)[0]}
+        return self._of_training(x) | held if self.split == "test" else held
+
+    def _of_training(self, x: Named) -> dict[str, float]:
         losses, gradients = self.client_losses(x)
         objective, gradient = self._composed(losses, gradients)
         return {

@@ -16,7 +16,7 @@ from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets, Simplex
 from mpifed.core.settings import problem_settings
-from mpifed.problems.labelled_images import LabelledImages, accuracies
+from mpifed.problems.labelled_images import LabelledImages
 
 __all__ = ["FairClassification"]
 
@@ -36,7 +36,6 @@ class FairClassification(LabelledImages, Minimax):
         super().prepare(seed, data_dir)
         held = self._images.train_labels[np.concatenate(self._rows)]
         self._inverse_share = len(held) / torch.bincount(held, minlength=self._images.classes).double()
-        self.test_rows = len(self._images.test_labels)
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes, y={"y": (self._images.classes,)})
@@ -62,5 +61,5 @@ class FairClassification(LabelledImages, Minimax):
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Test accuracy of a class: ``mean_accuracy`` over the classes, ``worst_accuracy`` of the worst."""
-        by_class = accuracies(predictions, self._images.test_labels)
+        by_class = self.accuracies(predictions)[1]
         return {"mean_accuracy": float(by_class.mean()), "worst_accuracy": float(by_class.min())}

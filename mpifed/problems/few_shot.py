@@ -9,20 +9,22 @@ of MFCGD holds d² numbers: with 8 filters ``conv4`` has d = 1,877 (a Jacobian o
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections import ChainMap
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from mpifed.core.errors import shown
 from mpifed.core.problem import Named
 from mpifed.core.records import Blocks
-from mpifed.core.settings import near_miss, problem_settings
+from mpifed.core.settings import problem_settings
 from mpifed.core.streams import generator
-from mpifed.data import DATASETS, load_omniglot
+from mpifed.data import DATASETS, OWN, load_omniglot, read
+from mpifed.data.own_functions import OwnFunction
+from mpifed.data.registry import dataset_of
 from mpifed.models import Conv4, Model
+from mpifed.models.base import Shapes
 from mpifed.problems.maml import MAML
 
 __all__ = ["FewShotMAML"]
@@ -31,11 +33,7 @@ __all__ = ["FewShotMAML"]
 _DRAWINGS, _LEAST = 20, 64
 
 
-def _known(name: str) -> str:
-    options = {"omniglot", *DATASETS}
-    if name not in options:
-        raise ValueError(f"unknown data set {shown(name)}: {near_miss(name, options)}")
-    return name
+_Dataset = dataset_of(ChainMap({"omniglot": load_omniglot}, DATASETS), OWN, OwnFunction)
 
 
 @problem_settings
@@ -48,9 +46,7 @@ class FewShotMAML(MAML):
     held-out tasks test images.
     """
 
-    dataset: Annotated[str, AfterValidator(_known)] = Field(
-        default="omniglot", description="omniglot, or another data set"
-    )
+    dataset: _Dataset = Field(default="omniglot", description="omniglot, or another data set")
     model: Model = Field(default=Conv4(), description="network with one output a class of a task")
     clients: int = Field(default=10, ge=1, description="number of clients, each with a task of its own")
     ways: int = Field(default=5, ge=2, description="classes of a task")
@@ -97,7 +93,7 @@ class FewShotMAML(MAML):
             drawings = load_omniglot(data_dir)
             self.files = drawings.files
             return [drawings.background[:, : self.samples], drawings.evaluation[:, : self.samples]]
-        images = DATASETS[self.dataset](data_dir)
+        images = read(self.dataset, data_dir)
         self.files, pools = images.files, []
         for samples, labels in ((images.train, images.train_labels), (images.test, images.test_labels)):
             number = min(self.samples, int(torch.bincount(labels, minlength=images.classes).min()))
@@ -117,6 +113,11 @@ class FewShotMAML(MAML):
         if isinstance(drawings, torch.Tensor):
             return drawings
         return F.adaptive_avg_pool2d(torch.from_numpy(drawings[:, None].astype(np.float32)), self.size)
+
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``, all of x."""
+        return self._shapes
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes)

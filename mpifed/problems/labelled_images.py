@@ -8,9 +8,12 @@ from pydantic import Field
 
 from mpifed.core.problem import Named
 from mpifed.core.settings import problem_settings
-from mpifed.data import DATASETS, Dataset, Partition
+from mpifed.data import Dataset, Partition, read
 from mpifed.data.partition import IID
+from mpifed.data.splits import divide, parts_of, splits
 from mpifed.models import Linear, Model
+from mpifed.models.base import Shapes
+from mpifed.problems.held_out import HeldOut
 
 __all__ = ["LabelledImages", "accuracies"]
 
@@ -19,25 +22,33 @@ CHUNK = 1000
 
 
 @problem_settings
-class LabelledImages:
+class LabelledImages(HeldOut):
     """A network with one output a class, and labelled images divided among clients: a part of a problem."""
 
-    dataset: Dataset = Field(description="name of the data set")
+    dataset: Dataset = Field(description="data set: a name, a table, a folder or a function of your own")
     model: Model = Field(default=Linear(), description="network h; linear makes softmax regression")
     clients: int = Field(default=10, ge=1, description="number of clients")
     partition: Partition = Field(default=IID(), description="how samples are divided among clients")
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read and part the data; the upper half of the classes counts as positive for the partition.
+        """Read, split and part the data; the upper half of the classes counts as positive for the partition.
 
         Raises:
             ValueError: the data, the model and the partition do not fit each other.
         """
-        self._images = images = DATASETS[self.dataset](data_dir)
+        self._images = images = read(self.dataset, data_dir)
         self.files = images.files
         self._shapes = self.model.shapes(images.shape, outputs=images.classes)
-        labels = images.train_labels.numpy()
-        self._rows = self.partition(labels, labels >= (images.classes + 1) // 2, self.clients, seed)
+        self._splits = splits(parts_of(images), self.validation, seed)
+        train = self._splits["train"]
+        positive = train.labels >= (images.classes + 1) // 2
+        self._rows = divide(self.partition, train, positive, self.clients, seed, images)
+        self._test_on("test")
+
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``."""
+        return self._shapes
 
     def start(self, rng: np.random.Generator) -> torch.Tensor:
         """The network's random start, flat ``[d]`` float64."""
@@ -54,12 +65,26 @@ class LabelledImages:
     def client_labels(self, client: int) -> np.ndarray:
         return self._images.train_labels.numpy()[self._rows[client]]
 
+    def class_names(self) -> list[str]:
+        return list(self._images.names)
+
     @torch.no_grad()
     def scores(self, x: Named, rows: slice, shift: torch.Tensor | float = 0.0) -> torch.Tensor:
-        """The network's outputs ``[n, classes]`` for the test images ``rows``, each moved by ``shift``."""
+        """The network's outputs ``[n, classes]`` for held-out images, each moved by ``shift``."""
         like = next(iter(x.values()))
-        chunks = self._images.test[rows].split(CHUNK)
+        chunks = self._held[rows].split(CHUNK)
         return torch.cat([self.model(x, chunk.to(like) + shift) for chunk in chunks])
+
+    def class_scores(self, predictions: torch.Tensor) -> torch.Tensor:
+        """The outputs for the images as they are, which come first, ``[n, classes]``."""
+        return predictions[:, : self._images.classes]
+
+    def accuracies(self, scores: torch.Tensor) -> tuple[float, np.ndarray]:
+        """Share of the held-out images that scores ``[n, classes]`` classify rightly: of all, and of each
+        class that occurs among them."""
+        labels = torch.from_numpy(self.test_labels())
+        by_class, counts = accuracies(scores, labels), labels.unique(return_counts=True)[1].numpy()
+        return float(np.average(by_class, weights=counts)), by_class
 
 
 def accuracies(scores: torch.Tensor, labels: torch.Tensor) -> np.ndarray:

@@ -18,7 +18,7 @@ from mpifed.core.records import Blocks
 from mpifed.core.sets import Ball, Sets
 from mpifed.core.settings import problem_settings
 from mpifed.models import MLP, Model
-from mpifed.problems.labelled_images import LabelledImages, accuracies
+from mpifed.problems.labelled_images import LabelledImages
 
 __all__ = ["RobustRegression"]
 
@@ -44,11 +44,6 @@ class RobustRegression(LabelledImages, Minimax):
         """The ball of ν."""
         return Sets(y=Ball(self.radius))
 
-    def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read and part the data, as for every classification problem."""
-        super().prepare(seed, data_dir)
-        self.test_rows = len(self._images.test_labels)
-
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes, y={"nu": self._images.shape})
 
@@ -72,10 +67,5 @@ class RobustRegression(LabelledImages, Minimax):
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """Share of test images classified rightly: ``accuracy`` clean, ``perturbed_accuracy`` at the point's
         ν."""
-        labels = self._images.test_labels
-        counts = labels.unique(return_counts=True)[1].numpy()
-        clean, perturbed = (
-            float(np.average(accuracies(part, labels), weights=counts))
-            for part in predictions.chunk(2, dim=1)
-        )
+        clean, perturbed = (self.accuracies(part)[0] for part in predictions.chunk(2, dim=1))
         return {"accuracy": clean, "perturbed_accuracy": perturbed}

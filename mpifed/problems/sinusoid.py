@@ -13,6 +13,7 @@ from mpifed.core.records import Blocks
 from mpifed.core.settings import problem_settings
 from mpifed.core.streams import BYTES_A_DRAW, Stream
 from mpifed.models import MLP, Model
+from mpifed.models.base import Shapes
 from mpifed.problems.maml import MAML
 
 __all__ = ["SinusoidMAML"]
@@ -60,6 +61,11 @@ class SinusoidMAML(MAML):
         held_out = Stream(seed, "sinusoid test", np.arange(self.tests))
         self._support, self._query = _rows(held_out, self.shots)
         self.test_rows = self.tests
+
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``, all of x."""
+        return self._shapes
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes)

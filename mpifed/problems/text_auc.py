@@ -8,16 +8,14 @@ Vectors stay fixed.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
 import torch
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from mpifed.core.errors import shown
 from mpifed.core.problem import Named
-from mpifed.core.settings import near_miss, problem_settings
-from mpifed.data import TEXTS
+from mpifed.core.settings import problem_settings
+from mpifed.data import TextDataset, read
+from mpifed.data.splits import splits
 from mpifed.data.vectors import encode, word_vectors, words_of
 from mpifed.models import RNN, SequenceModel
 from mpifed.problems.auc import AUC
@@ -28,10 +26,15 @@ __all__ = ["TextAUC"]
 CHUNK = 64
 
 
-def _known(name: str) -> str:
-    if name not in TEXTS:
-        raise ValueError(f"unknown set of texts {shown(name)}: {near_miss(name, TEXTS)}")
-    return name
+class _Numbers:
+    """Texts asked for by rows: rows of the table of vectors for each word ``[n, length]``, int64, then
+    zeros."""
+
+    def __init__(self, stored: np.ndarray):
+        self._stored = stored
+
+    def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self._stored[rows.numpy()].astype(np.int64))
 
 
 @problem_settings
@@ -42,7 +45,7 @@ class TextAUC(AUC):
     Clients hold numbers of words; the vectors are one table that all share.
     """
 
-    dataset: Annotated[str, AfterValidator(_known)] = Field(description="name of the set of texts")
+    dataset: TextDataset = Field(description='set of texts: a name, your own table "texts", or a function')
     model: SequenceModel = Field(default=RNN(), description="network h, with two outputs")
     length: int = Field(default=40, ge=1, description="words of a text that count")
     vectors: str = Field(
@@ -62,26 +65,26 @@ class TextAUC(AUC):
         Raises:
             ValueError: the data and the partition do not fit each other, or a file is missing.
         """
-        texts = TEXTS[self.dataset](data_dir)
+        texts = read(self.dataset, data_dir)
         vocabulary: dict[str, str] = {}  # each word is held once, however often it stands in the texts
-        train, test = (
-            [[vocabulary.setdefault(word, word) for word in words_of(text)] for text in part]
-            for part in (texts.train, texts.test)
-        )
+        given = {name: getattr(texts, name) for name in ("train", "test", "validation")}
+        words = {
+            name: [[vocabulary.setdefault(word, word) for word in words_of(text)] for text in part]
+            for name, part in given.items()
+            if part is not None
+        }
         vectors = word_vectors(self.vectors, vocabulary, self.dimension, data_dir)
         self.files = {**texts.files, **vectors.files}
         self._table, self._placed = torch.from_numpy(vectors.table), {}
         self._shapes = self.model.shapes((self.length, self._table.shape[1]), outputs=2)
-        self._train, self._test = (encode(part, vectors.rows, self.length) for part in (train, test))
-        labels, kept = texts.train_labels, np.arange(len(train))
-        self._divide(labels, kept, labels == 1, texts.test_labels == 1, seed)
+        parts = {
+            name: (_Numbers(encode(part, vectors.rows, self.length)), getattr(texts, f"{name}_labels"))
+            for name, part in words.items()
+        }
+        self._divide(splits(parts, self.validation, seed), [1], seed, texts)
 
     def class_names(self) -> list[str]:
         return ["negative", "positive"]
-
-    def samples(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of the table of vectors for each word ``[n, length]``, int64, then zeros."""
-        return torch.from_numpy(self._train[rows.numpy()].astype(np.int64))
 
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
         """The positive output less the negative one."""
@@ -94,5 +97,5 @@ class TextAUC(AUC):
     @torch.no_grad()
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
         """The outputs of the test texts ``rows``, ``[n]``."""
-        texts = torch.from_numpy(self._test[rows].astype(np.int64))
-        return torch.cat([self.outputs(x, chunk.to(x["a"].device)) for chunk in texts.split(CHUNK)])
+        chunks = self._held[rows].split(CHUNK)
+        return torch.cat([self.outputs(x, chunk.to(x["a"].device)) for chunk in chunks])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from mpifed.core.evaluation import Evaluation
 from mpifed.core.settings import flatten, near_miss
@@ -63,6 +64,21 @@ class Curve(NamedTuple):
     mean: np.ndarray
     deviation: np.ndarray
 
+    @classmethod
+    def of(cls, runs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Curve:
+        """Mean and deviation over some runs, rounds and values of each, at all rounds that one of them has.
+
+        Between its own rounds a run counts with the straight line. The curve ends where the first run ends,
+        and has a gap (NaN) where a run's value is not finite, so that it always is a mean over the same runs.
+        """
+        runs = [*runs]
+        rounds = np.unique(np.concatenate([taken for taken, _ in runs]))
+        rounds = rounds[rounds <= min(taken.max() for taken, _ in runs)]
+        with np.errstate(all="ignore"):  # of values that diverge
+            values = pd.DataFrame([np.interp(rounds, *run) for run in runs])
+            values = values.where(np.isfinite(values))
+            return cls(rounds, values.mean(skipna=False).to_numpy(), values.std(skipna=False).to_numpy())
+
 
 @dataclass(frozen=True, eq=False)
 class Setting:
@@ -93,22 +109,8 @@ class Setting:
         return Spread.of(value(run) for run in self.runs)
 
     def curve(self, metric: str) -> Curve:
-        """Mean and deviation over the runs, at all rounds at which one of them was evaluated.
-
-        Between its own evaluations a run counts with the straight line. The curve ends where the first run
-        ends, and has a gap (NaN) where a run's value is not finite, so that it always is a mean over the same
-        runs.
-        """
-        taken = [run.metric_rounds for run in self.runs]
-        rounds = np.unique(np.concatenate(taken))
-        rounds = rounds[rounds <= min(own[-1] for own in taken)]
-        with np.errstate(all="ignore"):  # of values that diverge
-            values = np.stack(
-                [np.interp(rounds, run.metric_rounds, run.metrics[metric]) for run in self.runs]
-            )
-            values[~np.isfinite(values)] = np.nan
-            deviation = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(len(rounds), np.nan)
-            return Curve(rounds, values.mean(axis=0), deviation)
+        """Mean and deviation over the runs."""
+        return Curve.of((run.metric_rounds, run.metrics[metric]) for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ def _seed(run: RunData) -> int | None:
 def _compared(config: dict) -> dict[str, object]:
     """What makes a setting: everything but the seed, what is recorded, and where results go.
 
-    A schedule's value has its name. The digest of a user's own class counts as a setting of it.
+    A schedule's value has its name. The digest of a user's own file counts as a setting of what it defines.
     """
     table = {key: value for key, value in config.items() if key not in _APART}
     # A step from a theorem is another number for each seed, whose constants are others.
@@ -241,10 +243,10 @@ def _compared(config: dict) -> dict[str, object]:
     for key, times in theory.get("times", {}).items():
         said = theory["of"] if times == 1 else f"{times:g} x {theory['of']}"
         table["algorithm"] = table["algorithm"] | {key: said}
-    for section, plugin in config.get("plugins", {}).items():
-        table[section] = table[section] | {"digest": plugin["digest"][:12]}
+    digests = {f"{place}.digest": one["digest"][:12] for place, one in config.get("plugins", {}).items()}
     table["run"] = {key: value for key, value in config.get("run", {}).items() if key in _EXECUTION}
-    return {key.removesuffix(".value"): value for key, value in flatten(table).items() if value is not None}
+    flat = flatten(table) | digests
+    return {key.removesuffix(".value"): value for key, value in flat.items() if value is not None}
 
 
 def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:

@@ -33,6 +33,7 @@ __all__ = [
     "curves",
     "still",
     "draw",
+    "draw_curve",
     "set_scale",
     "style",
     "thinned",
@@ -176,25 +177,16 @@ def draw(
     points: int | None = None,
     marked: bool = False,
 ) -> None:
-    """The curves of the settings, with :data:`MARKERS` where these are wanted. Values that diverged or are
-    NaN leave a gap; one alone between gaps is a dot."""
+    """The curves of the settings, with :data:`MARKERS` where these are wanted, and the bounds."""
     size = axis.scale(settings)[0]
     for number, setting in enumerate(settings):
         if metric not in setting.metrics or not axis.suits(setting):
             continue
         curve = thinned(setting.curve(metric), points)
         across = np.mean([axis.of(run, curve.rounds) for run in setting.runs], axis=0) / size
-        seen = np.pad(np.abs(curve.mean) < DIVERGED, 1)
-        alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
-        heights, look = np.where(seen[1:-1], curve.mean, np.nan), style(number)
-        cell.plot(across, heights, **(look | _marks(number, len(across), alone, marked)))
-        if len(setting.runs) > 1:
-            around = np.where(curve.deviation < DIVERGED, curve.deviation, np.nan)
-            cell.fill_between(
-                across, heights - around, heights + around, color=look["color"], alpha=0.16, linewidth=0
-            )
+        draw_curve(cell, across, curve, number, marked)
         if (bound := bound_of(setting, metric)) is not None and bound < DIVERGED:
-            cell.axhline(bound, color=look["color"], linestyle=BOUND, linewidth=1.2)
+            cell.axhline(bound, color=style(number)["color"], linestyle=BOUND, linewidth=1.2)
     cell.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis.columns == ("round",)))
     cell.set_axisbelow(True)
     cell.grid(True, which="major", color="0.88", linewidth=0.8)
@@ -202,9 +194,26 @@ def draw(
     cell.tick_params(labelsize=9, color="0.4")
 
 
+def draw_curve(
+    axes, across: np.ndarray, curve: Curve, number: int, marked: bool = False, label: str | None = None
+) -> None:
+    """A curve in the style of its number, with its band where there are deviations. Values that diverged or
+    are NaN leave a gap; one alone between gaps is a dot."""
+    seen = np.pad(np.abs(curve.mean) < DIVERGED, 1)
+    alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
+    heights, look = np.where(seen[1:-1], curve.mean, np.nan), style(number)
+    axes.plot(across, heights, label=label, **(look | _marks(number, len(across), alone, marked)))
+    around = np.where(curve.deviation < DIVERGED, curve.deviation, np.nan)
+    if not np.isnan(around).all():
+        low, high = heights - around, heights + around
+        axes.fill_between(across, low, high, color=look["color"], alpha=0.16, linewidth=0)
+
+
 def _marks(number: int, points: int, alone: list[int], marked: bool) -> dict:
     """Markers of a line: at points alone between gaps, and evenly along it, where each line begins
     elsewhere."""
+    if not marked and not alone:
+        return {}
     step = max(points // MARKED, 1)
     along = range(number % len(MARKERS) * step // len(MARKERS), points, step)
     size = (

@@ -42,19 +42,19 @@ def frame(places: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFra
 def tidy(runs: Iterable[RunData]) -> pd.DataFrame:
     """The evaluations of runs as :func:`frame` gives them."""
     settings = settings_of(runs)
-    tables = [_of(run, name) for one, name in zip(settings, labels(settings)) for run in one.runs]
+    tables = [_of(run, one.name, name) for one, name in zip(settings, labels(settings)) for run in one.runs]
     found = pd.concat(tables, ignore_index=True)
     for column in ("run", "method", "setting", "metric"):
         found[column] = pd.Categorical(found[column], categories=found[column].unique())
     return found
 
 
-def _of(run: RunData, setting: str) -> pd.DataFrame:
+def _of(run: RunData, method: str, setting: str) -> pd.DataFrame:
     """The rows of one run."""
     metrics, at = np.array([*run.metrics], dtype=str), np.searchsorted(run.costs["round"], run.metric_rounds)
     rows = {
         "run": _seen(run.folder),
-        "method": run.name,
+        "method": method,
         "setting": setting,
         "seed": run.config.get("seed"),
         "round": run.metric_rounds.repeat(len(metrics)),

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from mpifed.report.comparison import Rule, Setting, Spread
 from mpifed.report.names import labels
@@ -71,6 +70,8 @@ def _by_seed(setting: Setting, rule: Rule, metric: str) -> pd.Series:
 
 
 def _row(differences: pd.Series) -> dict:
+    from scipy import stats  # takes a second to import, for which most reports have no use
+
     equal = np.allclose(differences, differences.mean(), rtol=1e-9, atol=0)  # but for rounding
     p = np.nan if equal else stats.ttest_1samp(differences, 0).pvalue.item()
     return {"seeds": len(differences), "difference": Spread.of(differences), "p": p}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from rich import box, filesize
 from rich.console import Console
 from rich.table import Table
@@ -29,6 +29,10 @@ __all__ = [
     "print_table",
 ]
 
+#: The costs of a run, and those of a setting.
+RUN_COSTS = ("oracle calls", "bytes", "wire bytes", "seconds")
+SETTING_COSTS = ("rounds", "oracle calls", "phases", "bytes up", "bytes down", "wire bytes", "seconds")
+
 
 def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> list[dict]:
     """One row a run, with or without its costs, all rows with the same keys; ``None`` where a run does not
@@ -40,8 +44,10 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
     pairs = [(setting, run) for setting in settings for run in setting.runs]
     runs, cells = [run for _, run in pairs], setting_cells(settings, rule)
     seeds = len({run.config.get("seed") for run in runs}) > 1
+    spent = _spent(_totals(runs), RUN_COSTS) if costs else [{} for _ in runs]
+    memory = costs and any(run.ranks for run in runs)
     rows = []
-    for (setting, run), name in zip(pairs, run_names(runs)):
+    for (setting, run), name, cost in zip(pairs, run_names(runs), spent):
         row = {"name": name} | ({"method": setting.name} if len(runs) > 1 else {})
         row |= {key: value for key, value in cells[setting].items() if key != "rounds"}
         row |= {"seed": run.config.get("seed")} if seeds else {}
@@ -52,25 +58,27 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
             row[f"{metric} best"] = best_value(run, metric) if has else None
         if rule.target is not None:
             row[_target(rule)] = rule.rounds_to_target(run, rule.metric_of(setting))
-        rows.append(row | (_costs(run, runs) if costs else {}) | {"stopped": run.stopped})
+        row |= cost | ({"peak memory per rank": _memory([run])} if memory else {})
+        rows.append(row | {"stopped": run.stopped})
     return rows
 
 
-def _costs(run: RunData, runs: Sequence[RunData]) -> dict:
-    """Total costs of a run; columns that are empty for all runs are left out."""
-    last = {
-        name: values[-1].item() if "seconds" in name else int(values[-1])
-        for name, values in run.costs.items()
-    }
-    busy = last["compute_seconds"] + last["communication_seconds"]
-    row = {"oracle calls": last["oracle_calls"], "bytes": last["bytes_up"] + last["bytes_down"]}
-    row |= {"wire bytes": last["wire_bytes"], "seconds": last["seconds"]}
-    if any(other.costs["federated_seconds"].any() for other in runs):
-        row |= {"federated seconds": last["federated_seconds"] or None}
-    row |= {"communication %": 100 * last["communication_seconds"] / busy if busy > 0 else math.nan}
-    if any(other.ranks for other in runs):
-        row |= {"peak memory per rank": describe_memory(run.ranks) if run.ranks else None}
-    return row
+def _totals(runs: Sequence[RunData]) -> pd.DataFrame:
+    """What runs have cost in all, a row a run; columns have the names of tables."""
+    total = pd.DataFrame([{name: values[-1] for name, values in run.costs.items()} for run in runs])
+    total = total.astype({name: int for name in total if "seconds" not in name}).rename(
+        columns=lambda name: "rounds" if name == "round" else name.replace("_", " ")
+    )
+    return total.assign(bytes=total["bytes up"] + total["bytes down"])
+
+
+def _spent(total: pd.DataFrame, names: Sequence[str]) -> list[dict]:
+    """The rows of some costs, with the share of communication. The clock of a federation has a column where
+    one of them has one."""
+    talk, clock = total["communication seconds"], total["federated seconds"]
+    clocked = {clock.name: clock.astype(object).where(clock > 0, None)} if clock.any() else {}
+    share = 100 * talk / (talk + total["compute seconds"])
+    return total[[*names]].assign(**clocked, **{"communication %": share}).to_dict("records")
 
 
 def _target(rule: Rule) -> str:
@@ -85,14 +93,13 @@ def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting
         row = {"method": one.name} | cells[one]
         row |= {"runs": len(one.runs), "diverged": sum(run.diverged for run in one.runs)}
         row |= {"not finished": sum(not run.stopped for run in one.runs)}
-        for metric in metrics_of(settings):
-            has = metric in one.metrics
-            row[f"{metric} final"] = (
-                one.spread(lambda run: Rule(by="final").value(run, metric)) if has else None
-            )
-            row[f"{metric} best"] = (
-                one.spread(lambda run: Rule(by="best").value(run, metric)) if has else None
-            )
+        row |= {
+            f"{metric} {by}": one.spread(lambda run: Rule(by=by).value(run, metric))
+            if metric in one.metrics
+            else None
+            for metric in metrics_of(settings)
+            for by in ("final", "best")
+        }
         if rule.target is not None:
             metric = rule.metric_of(one)
             taken = [rounds for run in one.runs if (rounds := rule.rounds_to_target(run, metric)) is not None]
@@ -103,32 +110,11 @@ def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting
 
 def cost_rows(settings: Sequence[Setting]) -> list[dict]:
     """One row a setting with what it has cost, in the mean over its runs."""
-    clocked = any(run.costs["federated_seconds"].any() for one in settings for run in one.runs)
-    rows = []
-    for one, name in zip(settings, labels(settings)):
-        total = {
-            column: np.mean([run.costs[column][-1] for run in one.runs]).item()
-            for column in one.runs[0].costs
-        }
-        busy = total["compute_seconds"] + total["communication_seconds"]
-        row = {
-            "setting": name,
-            "rounds": total["round"],
-            "oracle calls": total["oracle_calls"],
-            "phases": total["phases"],
-        }
-        row |= {
-            "bytes up": total["bytes_up"],
-            "bytes down": total["bytes_down"],
-            "wire bytes": total["wire_bytes"],
-        }
-        row |= {"seconds": total["seconds"]}
-        row |= {"federated seconds": total["federated_seconds"] or None} if clocked else {}
-        row |= {"communication %": 100 * total["communication_seconds"] / busy if busy > 0 else math.nan}
-        ranks = [run.ranks for run in one.runs if run.ranks]
-        memory = {name: np.concatenate([own[name] for own in ranks]) for name in ranks[0]} if ranks else None
-        rows.append(row | {"peak memory per rank": describe_memory(memory) if memory else None})
-    return rows
+    total = pd.DataFrame([_totals(one.runs).mean() for one in settings])
+    return [
+        {"setting": name} | row | {"peak memory per rank": _memory(one.runs)}
+        for one, name, row in zip(settings, labels(settings), _spent(total, SETTING_COSTS))
+    ]
 
 
 def cell(column: str, value) -> str:
@@ -154,19 +140,16 @@ def cell(column: str, value) -> str:
 def to_csv(rows: Sequence[dict], path: str | Path) -> None:
     """Write rows with full precision; what a row does not have is left empty, and a spread takes two
     columns."""
-    flat = []
-    for row in rows:
-        flat.append({})
-        for column, value in row.items():
-            spread = any(isinstance(other[column], Spread) for other in rows)
-            mean, deviation = value if isinstance(value, Spread) else (value, None)
-            flat[-1] |= (
-                {f"{column} mean": mean, f"{column} deviation": deviation} if spread else {column: value}
-            )
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(flat[0]))
-        writer.writeheader()
-        writer.writerows(flat)
+    spread = {column for row in rows for column, value in row.items() if isinstance(value, Spread)}
+
+    def cells(column: str, value) -> dict:
+        """What has no value is empty; a value that is no number is told."""
+        if column not in spread:
+            return {column: "" if value is None else value}
+        return {f"{column} {part}": getattr(value, part, "") for part in Spread._fields}
+
+    flat = [{key: text for cell in row.items() for key, text in cells(*cell).items()} for row in rows]
+    pd.DataFrame(flat, dtype=object).to_csv(path, index=False, na_rep="nan")
 
 
 def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
@@ -201,6 +184,11 @@ def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
         pages[-1].append(column)
     for part in pages:
         console.print(page(part))
+
+
+def _memory(runs: Sequence[RunData]) -> str | None:
+    told = [pd.DataFrame(run.ranks) for run in runs if run.ranks]
+    return describe_memory(pd.concat(told)) if told else None
 
 
 def describe_memory(ranks: Mapping[str, np.ndarray]) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from mpifed.config.plugins import expect_same_sources, find, make
+from mpifed.core.errors import ConfigError
+from mpifed.core.network import places
 from mpifed.core.records import Blocks
 from mpifed.parallel.comm import SerialComm, share
 from mpifed.running.shown import as_html, as_text
@@ -32,6 +36,7 @@ class Result:
         history: metric name → values, with ``round``.
         costs: cost name → cumulative values by round.
         iterates: with ``record``, block → averaged iterates of rounds 1 to R, ``[R, d]``.
+        network: where in ``parameters`` those of the problem's network are: name → block and name there.
         end: why the run ended; ``None`` for one read while it goes on, or after a crash.
         path: the results file.
     """
@@ -43,8 +48,10 @@ class Result:
     history: dict[str, list[float]]
     costs: dict[str, np.ndarray]
     iterates: dict[str, np.ndarray]
+    network: dict[str, tuple[str, str]]
     end: End | None
     path: Path
+    _model: Any = field(default=None, repr=False)
 
     def __fspath__(self) -> str:
         """The results file: a result stands for it wherever runs are read."""
@@ -66,6 +73,38 @@ class Result:
         """Whether the run continues when it is started again."""
         return self.end is None or self.end.kind == "signal"
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What torch's ``load_state_dict`` of the network takes: its parameters by name, in their shapes.
+
+        Of a user's module also its buffers and frozen parameters, and one that layers share under each of its
+        names. The problem's other variables, such as a, b and α of DeepAUC, are in ``parameters``.
+
+        Raises:
+            ConfigError: as for :meth:`model`.
+        """
+        return {name: values.clone() for name, values in self.model().state_dict().items()}
+
+    def model(self) -> torch.nn.Module:
+        """The network as a module in evaluation mode with the weights of the output point, on the CPU: of the
+        user's own class, or of one that calls the package's network.
+
+        It takes samples as the problem holds them, and returns what the problem makes its predictions of:
+        ``[b, outputs]``.
+
+        Raises:
+            ConfigError: the problem has no network, or its source has changed since the run.
+        """
+        if not self.network:
+            blocks = {block: list(named) for block, named in self.parameters.items()}
+            raise ConfigError(
+                f"{self.config['problem']['name'].rpartition(':')[2]} has no network whose weights could be "
+                f"had: its variables are in result.parameters, {blocks or 'in version 0.1 without names'}"
+            )
+        network = self._model or _model_of(self.config)
+        return network.module(
+            {name: self.parameters[block][own].cpu() for name, (block, own) in self.network.items()}
+        )
+
     @classmethod
     def of(
         cls, simulation: Simulation, recorder: Recorder, end: End, metrics: dict[str, float], folder: Path
@@ -81,8 +120,10 @@ class Result:
             history=recorder.metrics,
             costs=recorder.columns(),
             iterates={block: recorder.table(block) for block in recorder.blocks},
+            network=places(simulation.problem),
             end=end,
             path=folder / RUN_FILE,
+            _model=getattr(simulation.config.problem, "model", None),
         )
 
 
@@ -95,16 +136,17 @@ def load(folder: str | Path) -> Result:
         ValueError: there is no results file, or it is damaged; says what was expected and found.
     """
     run, found = results.load(folder), results.outcome(folder)
-    point = {block: torch.from_numpy(values) for block, values in found.point.items()}
+    point = {block: torch.from_numpy(values) for block, values in found.point.flat.items()}
     return Result(
         config=run.config,
         point=point,
-        parameters=_by_name(point, Blocks(**found.shapes)),
+        parameters=_by_name(point, Blocks(**found.point.shapes)),
         metrics=found.metrics,
         history={"round": run.metric_rounds.tolist()}
         | {name: values.tolist() for name, values in run.metrics.items()},
         costs=run.costs,
         iterates=found.iterates,
+        network=found.point.network,
         end=run.end,
         path=run.path,
     )
@@ -125,6 +167,7 @@ def everywhere(result: Result | None, comm: SerialComm) -> Result:
             "config": result.config,
             "end": astuple(result.end),
             "path": str(result.path),
+            "network": result.network,
             "blocks": blocks,
         }
     known = json.loads(share(comm, json.dumps(known) if comm.rank == 0 else None))
@@ -144,9 +187,22 @@ def everywhere(result: Result | None, comm: SerialComm) -> Result:
         history={},
         costs={},
         iterates={},
+        network={name: tuple(place) for name, place in known["network"].items()},
         end=End(*known["end"]),
         path=Path(known["path"]),
     )
+
+
+def _model_of(config: dict):
+    """The network (``models.base.Network``) of stored settings, made anew; the data is not read.
+
+    Raises:
+        ConfigError: the source of the user's problem or network has changed, or is not there.
+    """
+    own = {part: one for part, one in config.get("plugins", {}).items() if part.startswith("problem")}
+    expect_same_sources(config | {"plugins": own})
+    settings = dict(config["problem"])
+    return make(find(settings.pop("name"), "problem"), settings, "problem").model
 
 
 def _by_name(point: dict[str, torch.Tensor], blocks: Blocks) -> dict[str, dict[str, torch.Tensor]]:

@@ -81,7 +81,7 @@ class Runner:
                 self.config, self.comm, header.get("client_costs", ()), group=header.get("group")
             )
             self.recorder = Recorder(self.simulation, self.comm)
-        self.interval = evaluation_interval(self.config, self.simulation.problem)
+        self.interval = evaluation_interval(self.config, sum(self.simulation.metrics.rows.values()))
         if exact:
             expect_alike(self.comm, self.simulation.device)
         if found := prescription_of(self.config.theory):

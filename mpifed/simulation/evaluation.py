@@ -17,6 +17,7 @@ from mpifed.config.job import Config
 from mpifed.core.algorithm import local_steps
 from mpifed.core.errors import ContractError, blaming, shown
 from mpifed.core.problem import Problem
+from mpifed.core.splits import VALIDATION, of_split
 from mpifed.parallel.comm import SerialComm, together
 
 __all__ = ["Evaluator", "evaluation_interval", "expect_metrics"]
@@ -30,18 +31,21 @@ LONGEST = 100
 LEAST, SHARE, SCORED = 10, 0.1, 3
 
 
-def evaluation_interval(config: Config, problem: Problem) -> int:
+def evaluation_interval(config: Config, scored: int) -> int:
     """Rounds between evaluations: as set, else by a count of what a round and an evaluation compute.
 
     The count follows from the job alone, never from a clock, since the rounds that are evaluated are part of
     the results. Full local gradients go through all training rows, beside which the held-out ones are few.
+
+    Args:
+        scored: rows that an evaluation scores.
     """
     batch, method = config.oracle.batch_size, config.algorithm
     if config.run.eval_every or not batch:
         return config.run.eval_every or LEAST
-    cohort = config.participation.members(problem.clients)
+    cohort = config.participation.members(config.problem.clients)
     rows = cohort * local_steps(method) * method.calls_per_step * batch
-    return max(LEAST, math.ceil(problem.test_rows / (SCORED * SHARE * rows)))
+    return max(LEAST, math.ceil(scored / (SCORED * SHARE * rows)))
 
 
 def expect_metrics(values) -> dict[str, float]:
@@ -83,27 +87,35 @@ def _number(name: str, value) -> float:
 
 
 class Evaluator:
-    """Evaluates a problem on the ranks of a run.
+    """Evaluates a problem on the ranks of a run, on all splits of its data.
+
+    Args:
+        train: also on the training samples of all clients.
 
     Attributes:
+        splits: the problem by split, whose held-out rows are those of the split; "test" is the problem
+            itself.
         names: of the metrics, as the first evaluation or an earlier process of the run has fixed them (rank
             0); ``None`` before.
     """
 
-    def __init__(self, problem: Problem, comm: SerialComm):
+    def __init__(self, problem: Problem, comm: SerialComm, train: bool = False):
         self.problem, self.comm = problem, comm
         self.names: Sequence[str] | None = None
         self._warned: set[str] = set()
+        with together(comm, ValueError), blaming(f"{type(problem).__name__}.tested_on"):
+            others = {name: problem.tested_on(name) for name in (VALIDATION, *(["train"] if train else []))}
+        self.splits = {"test": problem} | {name: one for name, one in others.items() if one}
 
     @property
     def maximised(self) -> frozenset[str]:
         """The metrics of which more is better."""
-        return self.problem.maximised
+        return frozenset(_title(split, name) for split in self.splits for name in self.problem.maximised)
 
     @property
     def rows(self) -> dict[str, int]:
-        """Numbers of held-out samples by split."""
-        return {"test": self.problem.test_rows} if self.problem.test_rows else {}
+        """Numbers of samples that are scored, by split."""
+        return {split: problem.test_rows for split, problem in self.splits.items() if problem.test_rows}
 
     def __call__(
         self, point: list[torch.Tensor], r: int, measured: dict[str, float] | None = None
@@ -119,20 +131,33 @@ class Evaluator:
         """
         blocks = self.problem.variables()
         named = [blocks.unflatten(block, flat) for block, flat in zip(blocks, point)]
-        predictions = _predict(self.problem, self.comm, named) if self.problem.test_rows else None
+        values: dict[str, float] = {}
+        for split, problem in self.splits.items():
+            predictions = _predict(problem, self.comm, named) if problem.test_rows else None
+            with together(self.comm, ValueError):
+                own = self._values(problem, named, predictions, r) if self.comm.rank == 0 else {}
+            values |= {_title(split, name): value for name, value in own.items()}
         with together(self.comm, ValueError):
-            return self._columns(named, predictions, r, measured or {}) if self.comm.rank == 0 else {}
+            return self._columns(values, r, measured or {}) if self.comm.rank == 0 else {}
 
-    def _columns(self, point, predictions: torch.Tensor | None, r: int, measured: dict) -> dict[str, float]:
-        function = f"{type(self.problem).__name__}.metrics"
+    def _values(self, problem: Problem, point, predictions: torch.Tensor | None, r: int) -> dict[str, float]:
+        """What the problem's function returns, as numbers."""
+        function = f"{type(problem).__name__}.metrics"
         with blaming(function):
-            values = self.problem.metrics(*point, predictions)
+            values = problem.metrics(*point, predictions)
         try:
-            values = expect_metrics(values)
-            if twice := sorted(values.keys() & measured):
-                raise ContractError(f"the metric {twice[0]!r} is a measure, too: expected another name")
+            return expect_metrics(values)
         except ContractError as fault:
             raise ContractError(f"{function} after round {r}: {fault}") from None
+
+    def _columns(self, values: dict[str, float], r: int, measured: dict[str, float]) -> dict[str, float]:
+        """The columns of the history."""
+        function = f"{type(self.problem).__name__}.metrics"
+        if twice := sorted(values.keys() & measured):
+            raise ContractError(
+                f"{function} after round {r}: the metric {twice[0]!r} is a measure, too: expected another "
+                "name"
+            )
         values |= measured
         self.names = list(values) if self.names is None else self.names
         new = [name for name in values if name not in {*self.names, *self._warned}]
@@ -146,6 +171,10 @@ class Evaluator:
         return {name: values.get(name, float("nan")) for name in self.names}
 
 
+def _title(split: str, metric: str) -> str:
+    return metric if split == "test" else of_split(split, metric)
+
+
 @torch.no_grad()
 def _predict(problem: Problem, comm: SerialComm, point) -> torch.Tensor:
     """Scores of all held-out rows, computed in blocks spread over the ranks."""
@@ -153,7 +182,7 @@ def _predict(problem: Problem, comm: SerialComm, point) -> torch.Tensor:
     blocks = -(-total // SCORE_ROWS)
     edges = [min(total, rank * blocks // comm.size * SCORE_ROWS) for rank in range(comm.size + 1)]
     first, last = edges[comm.rank], edges[comm.rank + 1]
-    with blaming(f"{type(problem).__name__}.predict"):
+    with together(comm, ValueError), blaming(f"{type(problem).__name__}.predict"):
         parts = [
             problem.predict(*point, slice(start, min(start + SCORE_ROWS, last)))
             for start in range(first, last, SCORE_ROWS)

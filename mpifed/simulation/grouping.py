@@ -89,7 +89,8 @@ def choose_group(
     it has chosen (``known``, else ``None``). Collective; the same on all ranks.
 
     Raises:
-        ConfigError: on all ranks: full batches of different sizes are set to go together, or to be compiled.
+        ConfigError: on all ranks: full batches of different sizes are set to go together, or to be compiled;
+            functions that cannot be mapped are set to go together.
     """
     auto = config.run.group == "auto"
     asked = known if auto else config.run.group
@@ -101,19 +102,41 @@ def choose_group(
             f"full batches of clients {what} need clients of one size, got {least} to {most} rows: set "
             f"oracle.batch_size, or run.{way}"
         )
-    if asked == 1 or not auto:
-        return Choice(asked)
-    if known is None and (least < most or reason_for_loop(config, problem)):
+    if asked == 1:
+        return Choice(1)
+    if asked is None and (least < most or reason_for_loop(config, problem)):
         return Choice(1)
     oracle = ORACLES[problem.family](problem, sampler, True, config.run.evaluation._replace(compile="none"))
     point = point_of(problem, sampler.dtype, sampler.device)
-    if known is None and (fault := _fault(oracle, point, 2, comm)):
+    mapped = known not in (None, 1) or not (auto or _differentiated(problem))
+    fault = "" if mapped else _fault(oracle, point, 2, comm)
+    if not auto:
+        _expect_mapped(asked, fault)
+        sampler.begin(0)
+        return Choice(asked)
+    if fault:
         return Choice(1, f"clients go one after another, their functions cannot be mapped over them: {fault}")
     members = min(max(placement.counts), config.participation.members(problem.clients))
     most = max(2, members)  # one alone goes beside its copy
     size = _size(config, oracle, point, most, comm)
     sampler.begin(0)
     return Choice(size, f"clients go together, {'all of a rank' if size == most else size} at a time")
+
+
+def _expect_mapped(asked: Group, fault: str) -> None:
+    """Raises:
+    ConfigError: the clients' functions are set to go together, and cannot be mapped.
+    """
+    if fault:
+        raise ConfigError(
+            f"run.group = {asked!r} steps clients together, and their functions cannot be mapped over them, "
+            f"{fault}: set run.group = 1, which steps them one after another"
+        )
+
+
+def _differentiated(problem: Problem) -> bool:
+    """Whether the package differentiates functions of the problem, or of the one that a game is made of."""
+    return not by_hand(problem.problem if isinstance(problem, Game) else problem)
 
 
 def _sizes(sampler: Sampler, comm: SerialComm) -> tuple[int, int]:
@@ -128,7 +151,7 @@ def reason_for_loop(config: Config, problem: Problem) -> str:
     """Why a job's clients are stepped one after another, "" where they go together."""
     members = config.participation.members(problem.clients)
     source = problem.problem if isinstance(problem, Game) else problem
-    blocks, no_loss = source.variables(), by_hand(source)
+    blocks, no_loss = source.variables(), not _differentiated(problem)
     numbers = sum(blocks.sizes.values()) + sum(source.kinds().values())
     least, most = (MEMBERS_BY_HAND, NUMBERS_BY_HAND) if no_loss else (MEMBERS, NUMBERS)
     if members < least:

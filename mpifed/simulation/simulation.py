@@ -31,6 +31,7 @@ from mpifed.simulation.participants import Participants
 from mpifed.simulation.preparation import default_dtype, place, prepare, settled
 from mpifed.simulation.regularizing import Regularizer
 from mpifed.simulation.rounds import Rounds
+from mpifed.simulation.weights import Weights
 
 __all__ = ["NonFiniteError", "Observer", "Simulation"]
 
@@ -68,9 +69,12 @@ class Simulation:
         self.device = choose_device(comm, config.run.device, config.run.gpus)
         with together(comm, ValueError, OSError):  # a rank alone may not find a file
             participants = Participants(config.participation, config.seed, config.problem)
-        self.problem = prepare(config, comm, self.dtype, self.device, participants.files)
-        self.files = participants.files | self.problem.files
-        self.metrics = Evaluator(self.problem, comm)
+            self._weights = Weights(config.initial)
+        files = participants.files | self._weights.files
+        self.problem = prepare(config, comm, self.dtype, self.device, files)
+        self._weights.expect_fit(self.problem, config.problem)
+        self.files = files | self.problem.files
+        self.metrics = Evaluator(self.problem, comm, "train" in config.run.evaluate_on)
         known = np.array(costs, dtype=np.int64)
         self.placement, self.client_costs = place(config, self.problem, comm, known, self.dtype, self.device)
         way = config.run.transport if config.run.on_rank_failure == "abort" else "host"
@@ -96,6 +100,7 @@ class Simulation:
         with default_dtype(self.dtype):
             with blaming(f"{type(self.problem).__name__}.initial", 0):
                 point = self.problem.initial(generator(self.config.seed, "initial"))
+                point = self._weights.start(self.problem, point)
                 for block in self.blocks:
                     if block in point:
                         value = torch.as_tensor(point[block]).reshape(-1).to(self.dtype)

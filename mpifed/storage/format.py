@@ -3,7 +3,7 @@
 ==============  =======================================================================================
 attributes      ``config``, ``versions``, ``layout``, ``data`` (the files read: path and SHA-256 of
                 each; JSON texts), ``maximised`` (JSON list of the metrics of which more is better),
-                ``splits`` (JSON table: "test", and "validation" where there is one → held-out samples),
+                ``splits`` (JSON table: "test", "validation" ... → samples that metrics are taken on),
                 ``end`` and ``stopped`` (why the run ended, as a kind and as a sentence, :class:`End`;
                 both "" while it runs)
 ``costs/``      cumulative, one value a round, the first for the starting point: ``round``,
@@ -16,8 +16,9 @@ attributes      ``config``, ``versions``, ``layout``, ``data`` (the files read: 
 ``metrics/``    ``round`` and one dataset a metric, one value an evaluation
 ``holdings``    samples by client and class, with the classes' names in the attribute ``classes``; only
                 where samples have them
-``final/``      the output point, one flat dataset a block, each with the attribute ``parameters`` (JSON
-                table: name → shape, in order); metrics of the point as attributes of the group
+``final/``      the output point, one group a block with a dataset a parameter, in its name and shape and in
+                the order of the flat vector; the parameters of the problem's network carry their names
+                there as the attribute ``network``; metrics of the point as attributes of the group
 ``iterates/``   with ``record``: ``round`` and the averaged iterate of every round, one dataset a block
 ==============  =======================================================================================
 """

@@ -33,6 +33,7 @@ __all__ = [
     "is_figure",
     "is_leftover",
     "is_measurement",
+    "is_weights",
     "expect_own",
 ]
 
@@ -45,6 +46,8 @@ HISTORY_MAGIC = b"mpifed history 1\n"
 RESULTS_NAMES = (b"config", b"versions", b"layout", b"maximised", b"stopped")
 #: What a figure's PNG says of itself, by which it is known.
 MADE_BY = {"Software": "mpifed"}
+#: What follows the length of the header in a safetensors file of this package's.
+WEIGHTS_MARK = b'{"__metadata__":{"mpifed":'
 #: What a figure made of lines names as its creator.
 FIGURE_MARK = "mpifed report"
 #: The first line of a report's text.
@@ -108,6 +111,11 @@ def is_paper(head: bytes) -> bool:
 def is_measurement(head: bytes) -> bool:
     """Whether a file that begins so is a result of ``mpifed bench comm``."""
     return head.startswith(b"{") and all(name in head for name in (b'"cores_per_node"', b'"gamma"'))
+
+
+def is_weights(head: bytes) -> bool:
+    """Whether a file that begins so holds weights that ``mpifed export`` has written."""
+    return head[8:].startswith(WEIGHTS_MARK)
 
 
 #: Name → whether the beginning of a file is that of one of these.

@@ -16,12 +16,14 @@ import h5py
 import numpy as np
 import torch
 
+from mpifed.core.network import places
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import machine, usage
 from mpifed.simulation.provenance import to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage.atomic import replacing, shielded
 from mpifed.storage.format import COSTS, RUN_FILE, End, entries
+from mpifed.storage.point import write_point
 from mpifed.storage.results import sound
 from mpifed.storage.tensorboard import Scalars
 
@@ -204,10 +206,9 @@ class Recorder:
                 counts, classes = self._class_counts
                 file["holdings"] = counts.astype(np.int32)
                 file["holdings"].attrs["classes"] = json.dumps(classes)
-            for block, shapes in self.simulation.blocks.items():
-                file[f"final/{block}"] = getattr(self.simulation.output, block).cpu().numpy()
-                file[f"final/{block}"].attrs["parameters"] = json.dumps(shapes)
-            file["final"].attrs.update(final)
+            simulation = self.simulation
+            point = write_point(file, simulation.blocks, simulation.output, places(simulation.problem))
+            point.attrs.update(final)
             for block in self.blocks:
                 file[f"iterates/{block}"] = self.table(block)
             if self.blocks:

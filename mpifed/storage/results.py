@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import h5py
 import numpy as np
 
 from mpifed.storage.format import COSTS, RUN_FILE, End
+from mpifed.storage.point import Point, read_point
 
 __all__ = ["RunData", "Head", "Outcome", "find_runs", "load", "head", "outcome", "sound", "expect"]
 
@@ -29,7 +29,8 @@ class RunData:
     ``layout`` and ``data`` say what the run ran on and which files it read; ``maximised`` are the metrics of
     which more is better; ``end`` is ``None`` while the run goes on. ``ranks`` has one value a rank.
     ``class_counts`` are samples by client and class, ``[N, classes]``, and ``classes`` the classes' names,
-    where samples have any. ``splits`` are the numbers of held-out samples, empty in files of older versions.
+    where samples have any. ``splits`` are the numbers of samples that metrics are taken on; files of older
+    versions have none.
     """
 
     path: Path
@@ -79,13 +80,11 @@ class Head(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a run has come to: ``point`` by block, flat; the ``shapes`` of its parameters by block and name
-    (without the blocks of which the file names none); ``metrics`` of the point; recorded ``iterates`` by
-    block, ``[R, d]``.
+    """What a run has come to: its ``point``; ``metrics`` of the point; recorded ``iterates`` by block,
+    ``[R, d]``.
     """
 
-    point: dict[str, np.ndarray]
-    shapes: dict[str, dict[str, list[int]]]
+    point: Point
     metrics: dict[str, float]
     iterates: dict[str, np.ndarray]
 
@@ -143,17 +142,9 @@ def outcome(path: str | Path) -> Outcome:
     with _opened(path) as (source, _):
         final = source.get("final")
         expect(isinstance(final, h5py.Group), "a group 'final'", ", ".join(source) or "an empty file")
-        shapes = {
-            block: _json(data, "parameters") for block, data in final.items() if "parameters" in data.attrs
-        }
-        for block, data in final.items():
-            flat = isinstance(data, h5py.Dataset) and data.ndim == 1 and data.dtype.kind == "f"
-            expect(flat, f"one axis of numbers in 'final/{block}'", data)
-            sizes = [math.prod(shape) for shape in shapes.get(block, {"": [len(data)]}).values()]
-            expect(sum(sizes) == len(data), f"{sum(sizes)} numbers in 'final/{block}'", len(data))
         metrics = {name: float(value) for name, value in final.attrs.items()}
         iterates = {name: data[:] for name, data in source.get("iterates", {}).items() if name != "round"}
-        return Outcome({block: data[:] for block, data in final.items()}, shapes, metrics, iterates)
+        return Outcome(read_point(final), metrics, iterates)
 
 
 def sound(path: str | Path) -> RunData | None:

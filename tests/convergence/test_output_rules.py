@@ -24,7 +24,7 @@ def output(method, out, rule, rounds=5, seed=1):
     )
     result = run(config, SerialComm())
     with h5py.File(result.path) as file:
-        final = np.concatenate([file["final/x"][...], file["final/y"][...]])
+        final = np.concatenate([file["final/x/x"][...], file["final/y/y"][...]])
         iterates = np.concatenate([file["iterates/x"][...], file["iterates/y"][...]], axis=1)
         assert result.metrics == dict(file["final"].attrs)
     point = np.concatenate([result.point["x"].numpy(), result.point["y"].numpy()])

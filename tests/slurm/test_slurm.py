@@ -41,7 +41,7 @@ def point(folder: Path, ranks: int | None = None) -> np.ndarray:
     with h5py.File(folder / "run.h5") as file:
         assert file.attrs["stopped"].startswith("all "), file.attrs["stopped"]
         assert ranks is None or f'"ranks": {ranks}' in file.attrs["layout"], file.attrs["layout"]
-        return np.concatenate([file["final/x"][...], file["final/y"][...]])
+        return np.concatenate([file["final/x/x"][...], file["final/y/y"][...]])
 
 
 def uninterrupted(folder: Path, settings: str) -> np.ndarray:

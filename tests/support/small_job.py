@@ -57,7 +57,7 @@ def final(folder: Path, rounds: int = ROUNDS) -> np.ndarray:
     """The output point of a run that has done all its rounds."""
     with h5py.File(folder / "run" / "run.h5") as file:
         assert file.attrs["stopped"] == f"all {rounds} rounds done" and file["costs/round"][-1] == rounds
-        return np.concatenate([file["final/x"][...], file["final/y"][...]])
+        return np.concatenate([file["final/x/x"][...], file["final/y/y"][...]])
 
 
 def end(folder: Path, resume: str = "must", rounds: int = ROUNDS) -> np.ndarray:

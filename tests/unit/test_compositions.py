@@ -40,6 +40,10 @@ def named(problem, x):
     return problem.variables().unflatten("x", x)
 
 
+def figures(problem, x):
+    return problem.metrics(x, problem.predict(x, slice(None)) if problem.test_rows else None)
+
+
 def objective(problem, x: torch.Tensor) -> float:
     """F(x) on all data from the loss functions as printed, client by client."""
     total = 0.0
@@ -114,7 +118,7 @@ def test_chain_rule_on_full_batches_gives_the_gradient_of_the_exact_objective(ca
         )
     # Truncation is of order h² = 1e-12, rounding some ulps of values of about 10, 1e-14 over h.
     torch.testing.assert_close(gradient, differences(lambda v: objective(problem, v), x), rtol=0, atol=1e-7)
-    metrics = problem.metrics(named(problem, x), None)
+    metrics = figures(problem, named(problem, x))
     # Sums of at most 60 numbers of about one in another order.
     assert metrics["objective"] == pytest.approx(objective(problem, x), rel=1e-12)
     assert metrics["grad_norm"] == pytest.approx(gradient.norm().item(), rel=1e-12)
@@ -144,7 +148,7 @@ def test_robust_loss_is_the_value_of_the_penalised_maximum():
     def penalised(p):
         return float(p @ losses - lam * (p * torch.log(3 * p)).sum())
 
-    metrics = problem.metrics(x, None)
+    metrics = figures(problem, x)
     # A handful of operations on numbers of about one.
     assert metrics["robust_loss"] == pytest.approx(penalised(p), abs=1e-13)
     assert metrics["robust_loss"] == pytest.approx(lam * np.log(metrics["objective"] / lam), abs=1e-13)
@@ -159,7 +163,7 @@ def test_robust_loss_is_the_value_of_the_penalised_maximum():
 @pytest.mark.parametrize("lam, limit, tolerance", [(1e4, "mean_loss", 1e-4), (3e-3, "worst_loss", 4e-3)])
 def test_robust_loss_runs_from_the_mean_to_the_worst(lam, limit, tolerance):
     problem = prepared(DistributionallyRobust(dataset="patches", clients=3, model=SMOOTH, lam=lam))
-    metrics = problem.metrics(named(problem, problem.initial(np.random.default_rng(0))["x"]), None)
+    metrics = figures(problem, named(problem, problem.initial(np.random.default_rng(0))["x"]))
     # It is var / 2λ above the mean for large λ, with a variance below 1, and λ log 3 below the worst at the
     # most.
     assert metrics["robust_loss"] == pytest.approx(metrics[limit], abs=tolerance)

@@ -31,13 +31,13 @@ def table(folder="run", q=1, batch_size=2, **run) -> dict:
 def test_it_follows_from_the_rows_that_are_scored_and_those_that_gradients_take(settings, expected):
     config = Config.from_table(table(**settings))
     config.problem.prepare(0)
-    assert evaluation_interval(config, config.problem) == expected
+    assert evaluation_interval(config, config.problem.test_rows) == expected
 
 
 def test_a_cohort_is_what_takes_part():
     config = Config.from_table(table(batch_size=20) | {"participation": {"cohort": 2}})
     config.problem.prepare(0)
-    assert evaluation_interval(config, config.problem) == 30
+    assert evaluation_interval(config, config.problem.test_rows) == 30
 
 
 def test_the_rounds_that_are_recorded(tmp_path):

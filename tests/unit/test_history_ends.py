@@ -147,6 +147,11 @@ def dataset(name, value=None, **attributes):
     return change
 
 
+def nested(file):
+    del file["final/x/x"]
+    file["final/x/x/x"] = np.zeros(2)
+
+
 def settings(**values):
     """Change the stored settings; ``None`` takes one out."""
 
@@ -161,8 +166,10 @@ AMISS = {
     "a kind of end that is no text": attribute(end=3),
     "no point": dataset("final"),
     "a point of text": dataset("final/x", np.array([b"a", b"b"])),
-    "a point of two axes": dataset("final/x", np.zeros((1, 2))),
-    "parameters of another size": dataset("final/x", parameters=json.dumps({"x": [77]})),
+    "a flat point of two axes": dataset("final/x", np.zeros((1, 2))),
+    "a parameter of text": dataset("final/x/x", np.array([b"a", b"b"])),
+    "a group for a parameter": nested,
+    "a block without parameters": dataset("final/x/x"),
     "a metric of the point that is text": dataset("final", error="a"),
     "no section for the run": settings(run=5),
     "no stopping rule": settings(stop=None),

@@ -259,7 +259,7 @@ def test_results_that_a_kill_left_behind_the_checkpoint_are_written(done, tmp_pa
     monkeypatch.undo()
     assert run(config(tmp_path), COMM).end == ending(tmp_path)[1] == End("rounds", "all 6 rounds done")
     with h5py.File(tmp_path / "run.h5") as file:
-        np.testing.assert_array_equal(file["final/x"][...], done[0].point["x"].numpy())
+        np.testing.assert_array_equal(file["final/x/x"][...], done[0].point["x"].numpy())
         assert file["costs/round"][-1] == 6 and file["final"].attrs["error"] == done[0].metrics["error"]
 
 

@@ -177,15 +177,13 @@ def test_classes_on_neither_side_are_left_out():
 
     test = load_digits().target[4::5]  # every fifth image is a test image
     used = test[np.isin(test, (1, 3, 5, 8))]
-    assert (
-        problem.test_rows == len(used) and problem._test_positive.tolist() == np.isin(used, (3, 8)).tolist()
-    )
+    assert problem.test_rows == len(used) and problem.test_labels().tolist() == np.isin(used, (3, 8)).tolist()
     x = problem.variables().unflatten("x", problem.initial(np.random.default_rng(0))["x"])
     whole = torch.from_numpy(load_digits().images[4::5] / 16).unsqueeze(1)
     expected = problem.model(x, whole)[np.isin(test, (1, 3, 5, 8)), 0]
     scores = torch.cat([problem.predict(x, {}, rows) for rows in (slice(0, 50), slice(50, None))])
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)  # kernels add in another order
-    with pytest.raises(ValueError, match=r"classes \[3\] are in positive_classes and in negative_classes"):
+    with pytest.raises(ValueError, match="3 stand in positive_classes and in negative_classes"):
         DeepAUC(**{**settings, "negative_classes": (3, 5)}).prepare(0)
 
 

@@ -12,19 +12,67 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from mpifed.core.errors import ConfigError, cut, shown, user_frames
+from mpifed.core.settings import near_miss
 
-__all__ = ["digest_of", "digest_on_disk", "guarded", "import_module", "is_loaded", "load_file"]
+__all__ = [
+    "attribute_of",
+    "digest_of",
+    "digest_on_disk",
+    "guarded",
+    "load_file",
+    "module_of",
+    "place_of",
+]
 
 #: Name of a module loaded from a file → digest of the source that was run.
 _loaded: dict[str, str] = {}
 #: Folders of such files: what lies there can be imported.
 _folders: set[Path] = set()
+
+
+def module_of(place: str, name: str) -> ModuleType:
+    """The module of a file ``./file.py`` or of ``package.module``, in which ``name`` is to be found.
+
+    Raises:
+        ConfigError: there is none, or it cannot be run; shows where.
+    """
+    return load_file(place) if place.endswith(".py") else _import(place, name)
+
+
+def attribute_of(module: ModuleType, place: str, attribute: str, fits: Callable[[Any], bool]) -> Any:
+    """What a module has under a name, which may be dotted.
+
+    Args:
+        fits: whether a value is of the kind that is looked for; those of the module's own are the options.
+
+    Raises:
+        ConfigError: it has nothing of this name.
+    """
+    try:
+        return operator.attrgetter(attribute)(module)
+    except AttributeError:
+        own = {
+            key: one for key, one in vars(module).items() if getattr(one, "__module__", "") == module.__name__
+        }
+        options = [key for key, one in own.items() if fits(one)]
+        hint = near_miss(attribute, options) if options else "(there is nothing in it that could stand here)"
+        raise ConfigError(f"{cut(place)} has no {shown(attribute)}: {hint}") from None
+
+
+def place_of(module: ModuleType) -> str:
+    """By what a module is found again: the file that it was loaded from, or its name."""
+    file = getattr(module, "__file__", None)
+    if file and (module.__name__ == "__main__" or module.__name__ in _loaded):
+        return str(Path(file).resolve())
+    return module.__name__
 
 
 def load_file(path: str) -> ModuleType:
@@ -41,7 +89,8 @@ def load_file(path: str) -> ModuleType:
     if not found:
         raise ConfigError(f"there is no file {cut(path)} (looked in {Path.cwd()})")
     main = sys.modules["__main__"]
-    if getattr(main, "__file__", None) and Path(main.__file__).resolve() == file:
+    script = getattr(main, "__file__", None)
+    if script and Path(script).resolve() == file:
         return main  # the script that is running: not once more
     source = file.read_bytes()
     name = f"mpifed_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
@@ -53,7 +102,8 @@ def load_file(path: str) -> ModuleType:
 def _run(file: Path, source: bytes, name: str) -> None:
     tree = ast.parse(source, str(file))
     _expect_own_neighbours(tree, file)
-    module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(name, file))
+    spec: Any = importlib.util.spec_from_file_location(name, file)
+    module = importlib.util.module_from_spec(spec)
     before, sys.modules[name] = sys.modules.get(name), module  # dataclasses look their module up
     try:
         with _first_on_path(file.parent):
@@ -101,7 +151,7 @@ def _expect_own_neighbours(tree: ast.Module, file: Path) -> None:
             )
 
 
-def import_module(module: str, name: str) -> ModuleType:
+def _import(module: str, name: str) -> ModuleType:
     """The module that ``name`` is to be found in.
 
     Raises:
@@ -137,11 +187,6 @@ def guarded(what: str, work: Callable):
         words = error.msg if isinstance(error, SyntaxError) else error
         told = f"{what}: {type(error).__name__}: {words}\n{user_frames(error)}"
         raise ConfigError(told.rstrip()) from error
-
-
-def is_loaded(module: str) -> bool:
-    """Whether a module of this name was loaded from a file."""
-    return module in _loaded
 
 
 def digest_of(module: str) -> str:

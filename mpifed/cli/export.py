@@ -1,0 +1,91 @@
+"""``mpifed export``: the trained network as a file of weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from mpifed.core.errors import ConfigError
+from mpifed.storage.named import expect_place
+from mpifed.storage.ownership import checkpoints, is_weights
+
+__all__ = ["export"]
+
+
+@click.command()
+@click.argument("run", type=click.Path())
+@click.option(
+    "--to",
+    required=True,
+    type=click.Path(dir_okay=False),
+    metavar="FILE.safetensors",
+    help="The file of weights.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it is an earlier export.")
+def export(run, to, overwrite):
+    """Write the weights of RUN's network to a safetensors file, by the parameters' names.
+
+    \b
+    mpifed export runs/digits --to model.safetensors
+    mpifed run JOB initial=model.safetensors                          # a run that starts from them
+    python -c 'import mpifed; print(mpifed.load("runs/digits").model())'   # the same as a torch module
+
+    In plain torch: net.load_state_dict(safetensors.torch.load_file("model.safetensors")). RUN is a run's
+    folder; of one that has not ended, the weights are those of its latest results. The file says in its
+    metadata where they are from: run, method, problem, round, metrics, versions, digest of the settings. What
+    a problem has beside its network, such as a, b and alpha of DeepAUC, stays in RUN/run.h5.
+    """
+    if Path(to).suffix != ".safetensors":
+        raise click.UsageError(
+            f"--to {to}: expected a name that ends in .safetensors; for another format, "
+            f"torch.save(mpifed.load({run!r}).state_dict(), FILE)"
+        )
+    expect_place(to, is_weights)
+    if os.path.lexists(to) and not overwrite:
+        raise click.UsageError(f"{to} is there already: --overwrite replaces it")
+    _expect_results(Path(run))
+    click.echo(_write(run, to))
+
+
+def _expect_results(run: Path) -> None:
+    """Raises:
+    UsageError: the folder holds no results; says where there are some, or how they come about.
+    """
+    from mpifed.storage.format import RUN_FILE
+
+    if run.is_file() or (run / RUN_FILE).is_file():
+        return
+    if checkpoints(run):
+        raise click.UsageError(
+            f"{run} has checkpoints and no {RUN_FILE}: `mpifed resume {run}` goes on and writes it"
+        )
+    below = sorted(path.parent for path in run.rglob(RUN_FILE))
+    hint = f"name one of the {len(below)} runs in it, e.g. {below[0]}" if below else "expected a run's folder"
+    raise click.UsageError(f"there is no {RUN_FILE} in {run}: {hint}")
+
+
+def _write(run: str, to: str) -> str:
+    """Write the file; its name."""
+    from mpifed.running.result import load
+    from mpifed.storage import results
+    from mpifed.storage.weights import about, write_weights
+
+    try:
+        data, result = results.load(run), load(run)
+    except ValueError as fault:
+        raise click.UsageError(str(fault)) from None
+    weights = result.state_dict()
+    broken = [name for name, values in weights.items() if not values.isfinite().all()]
+    said = about(data, result.metrics)
+    if broken:
+        raise ConfigError(
+            f"the weights of {run} after round {said['round']} are not finite ({', '.join(broken[:3])}): "
+            f"{result.stopped or 'the run has not ended'}"
+        )
+    write_weights(to, weights, said)
+    if result.end is None:
+        text = f"mpifed: {run} has not ended: these are its weights after round {said['round']}"
+        click.echo(f"{text} of {data.config['rounds']}", err=True)
+    return to
