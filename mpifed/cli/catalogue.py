@@ -30,7 +30,7 @@ from mpifed.core.references import bibtex, cites_of
 from mpifed.core.schedules import SCHEDULES
 from mpifed.core.sets import SETS
 from mpifed.core.settings import build, near_miss
-from mpifed.data import DATASETS, TEXTS
+from mpifed.data import DATASETS, OWN, OWN_TEXTS, TEXTS
 from mpifed.data.partition import PARTITIONS
 from mpifed.models import MODELS
 from mpifed.problems import PROBLEMS
@@ -42,6 +42,7 @@ GROUPS = {
     "problems": PROBLEMS,
     "datasets": DATASETS,
     "texts": TEXTS,
+    "own data": {**OWN, **OWN_TEXTS},
     "models": MODELS,
     "partitions": PARTITIONS,
     "matrices": MATRICES,

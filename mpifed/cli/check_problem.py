@@ -27,7 +27,7 @@ from mpifed.core.problem_checks import check_problem
 from mpifed.core.problem_values import address, samples_of
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.evaluation import expect_metrics
+from mpifed.simulation.figures import expect_metrics
 from mpifed.simulation.memory import expect_constants
 from mpifed.simulation.preparation import default_dtype
 

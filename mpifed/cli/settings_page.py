@@ -27,14 +27,15 @@ from mpifed.core.proximal import PROXIMALS, Proximal
 from mpifed.core.schedules import SCHEDULES, Rate
 from mpifed.core.sets import SETS, Set
 from mpifed.data.partition import PARTITIONS, Partition
-from mpifed.data.registry import Dataset
+from mpifed.data.registry import OWN, OWN_TEXTS, Dataset, TextDataset
 from mpifed.models import MODELS, Model, SequenceModel
 from mpifed.problems import PROBLEMS
+from mpifed.problems.few_shot import TaskDataset
 
 __all__ = ["TOP", "Row", "default_of", "rows_of", "settings_page"]
 
 #: The settings of a job file that stand in no section.
-TOP = ("seed", "rounds", "output", "record")
+TOP = ("seed", "rounds", "output", "record", "metrics")
 #: Names for annotations that are choices.
 CHOICES = (
     (Rate, "number or schedule"),
@@ -53,6 +54,8 @@ CHOICES = (
     (Proximal, "convex function"),
     (Mirror, "mirror map"),
     (Dataset, "data set"),
+    (TaskDataset, "data set"),
+    (TextDataset, "set of texts"),
 )
 PLAIN = {bool: "true, false", int: "whole number", float: "number", str: "text"}
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
@@ -68,6 +71,12 @@ GROUPS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
     ("Laws of participation", LAWS, "`participation.law`, for every method that takes cohorts."),
     ("Compressions", COMPRESSIONS, "`message.compression`, for every method."),
     ("Partitions", PARTITIONS, "`problem.partition` of the problems with data."),
+    (
+        "Data of your own",
+        {**OWN, **OWN_TEXTS},
+        '`problem.dataset`: a table such as `{ name = "table", file = "mine.csv", target = "label", '
+        "test = 0.2 }`; see [Your own data](own_data.md).",
+    ),
     ("Models", MODELS, "`problem.model` of the problems with a network."),
     ("Sets", SETS, "For the problems that take a set as a setting."),
     ("Convex functions", PROXIMALS, "`problem.phi` of the composite problems."),

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, 
 from pydantic.fields import FieldInfo
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.config.plugins import find, make, plugin, sources, title
+from mpifed.config.metrics import MetricSetting
+from mpifed.config.plugins import Plugin, find, make, plugin, sources, title
 from mpifed.config.sections import (
     SECTIONS,
     Clock,
@@ -66,6 +67,10 @@ class Config(Strict, BaseModel):
     )
     record: tuple[str, ...] = Field(
         (), description='blocks whose averaged iterate is stored every round, e.g. ["x", "y"]'
+    )
+    metrics: tuple[MetricSetting, ...] = Field(
+        (),
+        description='metrics of your own, ["./file.py:name"]: functions of (scores, labels) or of (point)',
     )
     initial: WeightsFile | None = Field(
         None,
@@ -206,7 +211,7 @@ class Config(Strict, BaseModel):
         Its ``plugins`` are the names and the digests of the sources of the user's own classes, and, under
         ``problem.model`` and so on, of what else of their settings is the user's.
         """
-        apart = {"algorithm", "problem", "oracle", "participation", "message"}
+        apart = {"algorithm", "problem", "oracle", "participation", "message", "metrics"}
         table = self.model_dump(mode="json", exclude=apart)
         parts = {"algorithm": self.algorithm, "problem": self.problem}
         table |= {section: describe(part) for section, part in parts.items()}
@@ -220,6 +225,9 @@ class Config(Strict, BaseModel):
         plugins = {
             place: one for section, part in parts.items() for place, one in sources(section, part).items()
         }
+        if self.metrics:
+            table["metrics"] = [one.name for one in self.metrics]
+            plugins |= {f"metrics.{k}": Plugin(one.name, one.digest) for k, one in enumerate(self.metrics)}
         if plugins:
             table["plugins"] = {place: one._asdict() for place, one in plugins.items()}
         return table

@@ -179,6 +179,8 @@ def expect_same_sources(table: dict) -> None:
 
 
 def _inside(table, key: str):
+    if isinstance(table, list | tuple):
+        return table[int(key)] if key.isdecimal() and int(key) < len(table) else None
     return table.get(key) if isinstance(table, dict) else None
 
 

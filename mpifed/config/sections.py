@@ -159,10 +159,10 @@ class Run(Section):
         description="rounds between evaluations, beside the first and the last; when left out 10, or as many "
         "as keep the scoring of held-out rows below a tenth of the run",
     )
-    evaluate_on: tuple[Literal["train"], ...] = Field(
+    evaluate_on: tuple[Literal["train", "clients"], ...] = Field(
         (),
         description="what metrics are taken on beside the test and the validation split; train: all training "
-        "samples of the clients, train_...",
+        "samples; clients: those of each client, with quantiles and the worst",
     )
     checkpoint_every: int = Field(
         50, ge=0, description="rounds between checkpoints; 0 writes one only when a signal ends the run"

@@ -64,7 +64,8 @@ def attribute_of(module: ModuleType, place: str, attribute: str, fits: Callable[
         }
         options = [key for key, one in own.items() if fits(one)]
         hint = near_miss(attribute, options) if options else "(there is nothing in it that could stand here)"
-        raise ConfigError(f"{cut(place)} has no {shown(attribute)}: {hint}") from None
+        lack = f"has no {shown(attribute)}" if attribute else f"is a file, expected {cut(place)}:Name"
+        raise ConfigError(f"{cut(place)} {lack}: {hint}") from None
 
 
 def place_of(module: ModuleType) -> str:

@@ -102,8 +102,15 @@ class Own:
         given = attribute_of(module, place, attribute, cls.fits)
         if not cls.fits(given):
             raise ConfigError(f"{cut(name)}: expected {cls.kind}, got {shown(given)}")
-        _expect_arguments(given, settings, f"{what} {attribute}")
+        cls._expect(given, settings, f"{what} {attribute}")
         return cls(f"{place_of(module)}:{attribute}", digest_of(module.__name__), settings, given)
+
+    @classmethod
+    def _expect(cls, given: Any, settings: dict[str, Any], what: str) -> None:
+        """Raises:
+        ConfigError: what a file has under a name does not take these settings.
+        """
+        _expect_arguments(given, settings, what)
 
     @classmethod
     def _of_instance(cls, value: Any) -> Own | None:

@@ -274,7 +274,14 @@ class Game(Operator):
         return {"z": torch.cat(parts)}
 
     def _point(self, z: Named) -> list[Named]:
-        return [{name[2:]: value for name, value in z.items() if name[0] == block} for block in self._blocks]
+        return [*self.blocks_of(z).values()]
+
+    def blocks_of(self, z: Named) -> dict[str, Named]:
+        """The blocks of the minimax problem."""
+        return {
+            block: {name[2:]: value for name, value in z.items() if name[0] == block}
+            for block in self._blocks
+        }
 
     def predict(self, z: Named, rows: slice) -> torch.Tensor:
         return self.problem.predict(*self._point(z), rows)

@@ -229,7 +229,7 @@ def choice(kind: str, classes: Mapping[str, Any], own: type[Own] | None = None) 
     """
     for name, cls in classes.items():
         cls.choice_name = name
-    yours = f'; your own: "./file.py:Name", {own.kind}' if own else ""
+    yours = f'; your own: "./file.py:Name" of {own.kind}, or an object of it' if own else ""
 
     def resolve(value):
         if own is not None and (found := own.of(value, kind)) is not None:

@@ -160,6 +160,7 @@ class OwnTable(_Splits):
 class OwnTexts(_Splits):
     """Texts with two kinds of labels in a file of your own, .csv or .tsv, a text a row."""
 
+    file: str = Field(description="the file, .csv or .tsv, from the working folder")
     text: str = Field(default="text", description="column of the texts")
     positive: str | None = Field(
         default=None, description="label that counts as positive; by default the later one of two in order"

@@ -34,6 +34,7 @@ from mpifed.models.module_checks import (
     Fault,
     Tensors,
     call,
+    cast,
     constants,
     expect_network,
     expect_same,
@@ -98,7 +99,7 @@ class Module(Own, Network):
             expect_same(
                 self._held, constants(self._made(1)), "is drawn, and no parameter: expected a constant"
             )
-            made = made.to(torch.get_default_dtype())
+            made = made._apply(lambda tensor: cast(tensor, torch.device("cpu"), torch.get_default_dtype()))
             self.drops = expect_network(made, self._inputs(), outputs)
         self._train, self._eval = made.train(), copy.deepcopy(made).eval()
         self._names = first_names(made)
@@ -117,12 +118,7 @@ class Module(Own, Network):
         self._placed[device.type, device.index, dtype] = self._constants(device, dtype)
 
     def _constants(self, device: torch.device, dtype: torch.dtype) -> Tensors:
-        def cast(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.is_complex():
-                return tensor.to(device, dtype.to_complex())
-            return tensor.to(device, dtype if tensor.is_floating_point() else None)
-
-        return {name: cast(tensor) for name, tensor in self._held.items()}
+        return {name: cast(tensor, device, dtype) for name, tensor in self._held.items()}
 
     def __call__(self, params: Params, *inputs: torch.Tensor) -> torch.Tensor:
         """Outputs ``[b, outputs]`` for samples ``[b, ...]``; units are dropped where a sample's address is
@@ -152,7 +148,10 @@ class Module(Own, Network):
             }
             if lacking := sorted(first_names(made).keys() - values.keys()):
                 raise Fault(f"has the parameter {lacking[0]!r}, which is not among the weights")
-        made.to("cpu", next(iter(values.values())).dtype).load_state_dict(values, strict=False)
+        dtype = next(iter(values.values())).dtype
+        made._apply(lambda tensor: cast(tensor, torch.device("cpu"), dtype)).load_state_dict(
+            values, strict=False
+        )
         return made.eval()
 
     def _some(self, shape: tuple[int, ...]) -> torch.Tensor:

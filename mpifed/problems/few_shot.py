@@ -27,13 +27,13 @@ from mpifed.models import Conv4, Model
 from mpifed.models.base import Shapes
 from mpifed.problems.maml import MAML
 
-__all__ = ["FewShotMAML"]
+__all__ = ["FewShotMAML", "TaskDataset"]
 
 #: Drawings of each of Omniglot's characters, and numbers in the smallest sample of the other data sets.
 _DRAWINGS, _LEAST = 20, 64
 
-
-_Dataset = dataset_of(ChainMap({"omniglot": load_omniglot}, DATASETS), OWN, OwnFunction)
+#: A data set that tasks are drawn from.
+TaskDataset = dataset_of(ChainMap({"omniglot": load_omniglot}, DATASETS), OWN, OwnFunction)
 
 
 @problem_settings
@@ -46,7 +46,7 @@ class FewShotMAML(MAML):
     held-out tasks test images.
     """
 
-    dataset: _Dataset = Field(default="omniglot", description="omniglot, or another data set")
+    dataset: TaskDataset = Field(default="omniglot", description="omniglot, or another data set")
     model: Model = Field(default=Conv4(), description="network with one output a class of a task")
     clients: int = Field(default=10, ge=1, description="number of clients, each with a task of its own")
     ways: int = Field(default=5, ge=2, description="classes of a task")

@@ -74,11 +74,18 @@ def show(config: Config, path: Path) -> None:
 def title(config: dict) -> str:
     """The problem, its data and who gets what, from the table of a job's settings."""
     settings = config["problem"]
-    words = [str(settings[key]) for key in ("name", "dataset") if key in settings]
+    words = [_called(settings[key]) for key in ("name", "dataset") if key in settings]
     if isinstance(partition := settings.get("partition"), dict):
         options = ", ".join(f"{key} = {value}" for key, value in partition.items() if key != "name")
         words.append(f"{partition['name']} ({options})" if options else partition["name"])
     return ", ".join([*words, f"{settings['clients']} clients", f"seed {config['seed']}"])
+
+
+def _called(value) -> str:
+    """A name, or of a table of settings the file that it is about."""
+    if not isinstance(value, dict):
+        return str(value)
+    return Path(next(value[key] for key in ("file", "path", "name") if key in value)).name
 
 
 def print_holdings(held: Holdings, console: Console | None = None) -> None:

@@ -39,7 +39,7 @@ _EXECUTION = (
 
 
 #: The parts of a job that do not tell settings apart.
-_APART = {"seed", "record", "run", "plugins", "theory"}
+_APART = {"seed", "record", "metrics", "run", "plugins", "theory"}
 
 
 class Spread(NamedTuple):
@@ -144,7 +144,7 @@ class Rule:
         """Raises:
         ValueError: no run has the metric, or no method a setting of ``each``.
         """
-        known = metrics_of(settings)
+        known = [*dict.fromkeys(metric for one in settings for metric in one.metrics)]
         if self.metric is not None and self.metric not in known:
             raise ValueError(f"no run has the metric {self.metric!r}: {near_miss(self.metric, known)}")
         own = {
@@ -207,6 +207,8 @@ class Rule:
         metric = self.deciding(setting) or ""
         if metric.startswith(of_split(VALIDATION, "")):
             return "the validation data, other metrics are of the test data"
+        if metric.startswith((of_split("train", ""), of_split("client", ""))):
+            return "the training data"
         return "the test data" if all(run.splits.get("test") for run in setting.runs) else None
 
 
@@ -243,7 +245,10 @@ def _compared(config: dict) -> dict[str, object]:
     for key, times in theory.get("times", {}).items():
         said = theory["of"] if times == 1 else f"{times:g} x {theory['of']}"
         table["algorithm"] = table["algorithm"] | {key: said}
-    digests = {f"{place}.digest": one["digest"][:12] for place, one in config.get("plugins", {}).items()}
+    own = {
+        place: one for place, one in config.get("plugins", {}).items() if place.split(".")[0] not in _APART
+    }
+    digests = {f"{place}.digest": one["digest"][:12] for place, one in own.items()}
     table["run"] = {key: value for key, value in config.get("run", {}).items() if key in _EXECUTION}
     flat = flatten(table) | digests
     return {key.removesuffix(".value"): value for key, value in flat.items() if value is not None}
@@ -258,5 +263,6 @@ def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
 
 
 def metrics_of(settings: Iterable[Setting]) -> list[str]:
-    """All metrics of the settings, each once."""
-    return list(dict.fromkeys(metric for one in settings for metric in one.metrics))
+    """The metrics that are shown of the settings, each once: those over clients have a table of their own."""
+    every = dict.fromkeys(metric for one in settings for metric in one.metrics)
+    return [metric for metric in every if not metric.startswith(of_split("client", ""))]

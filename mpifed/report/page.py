@@ -16,8 +16,9 @@ from mpifed.report.charts import curves_json, legend, library, points
 from mpifed.report.citations import references
 from mpifed.report.client_samples import Holdings, draw, title
 from mpifed.report.comparison import Rule, Setting, Spread, metrics_of
+from mpifed.report.evaluated import client_rows, confusion_rows
 from mpifed.report.figures import axes_of, still
-from mpifed.report.names import run_names, setting_cells
+from mpifed.report.names import labels, run_names, setting_cells
 from mpifed.report.tables import cell, cost_rows, run_rows, setting_rows
 from mpifed.report.theory import theory_rows
 from mpifed.storage.results import RunData
@@ -25,7 +26,7 @@ from mpifed.storage.results import RunData
 __all__ = ["page"]
 
 #: The tables whose columns are explained.
-_EXPLAINED = ("best", "settings", "runs", "costs", "theory")
+_EXPLAINED = ("best", "settings", "runs", "costs", "theory", "clients")
 #: Texts with more characters than this are broken into lines.
 LONG = 24
 #: What the columns of the tables mean, by their name or the last word of it.
@@ -63,6 +64,8 @@ COLUMNS = {
     "communication %": "share of communication in the time that the ranks spent computing and communicating",
     "peak memory per rank": "most memory that a process has held (MB = 1,000,000 bytes), "
     "least to largest over the ranks",
+    "clients": "number of clients",
+    "worst client": "the number of the client with the worst value, in each run",
     "stopped": "why the run ended",
 }
 
@@ -91,6 +94,7 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
         choosing=choosing,
         several=len(runs) > 1,
         glossary=_glossary(tables),
+        confusions=_confusions(chosen),
         holdings=_holdings(settings),
         common=common,
         references=references(run.config for run in runs),
@@ -108,6 +112,7 @@ def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
         "runs": _table(run_rows(settings, rule, costs=False)),
         "costs": _table(cost_rows(chosen)),
         "theory": _table(theory_rows(settings)),
+        "clients": _table(client_rows(chosen, labels(chosen))),
         "files": _table(_files(runs)),
         "places": _table(_places(runs)),
         "versions": _table(_versions(runs)),
@@ -201,6 +206,12 @@ def _glossary(tables: dict[str, dict | None]) -> dict[str, str]:
         if column.startswith("rounds to ")
     }
     return meanings | targets
+
+
+def _confusions(chosen: Sequence[Setting]) -> list[tuple[str, dict]]:
+    """The tables of confusion of the best settings, with their names."""
+    tables = ((name, _table(confusion_rows(one))) for one, name in zip(chosen, labels(chosen)))
+    return [(name, table) for name, table in tables if table]
 
 
 def _holdings(settings: Sequence[Setting]) -> list[dict]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from mpifed.config.plugins import expect_same_sources, find, make
+from mpifed.core.details import Details
 from mpifed.core.errors import ConfigError
 from mpifed.core.network import places
 from mpifed.core.records import Blocks
@@ -20,6 +21,9 @@ from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.format import RUN_FILE, End
 from mpifed.storage.recorder import Recorder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Result", "everywhere", "load"]
 
@@ -39,6 +43,8 @@ class Result:
         network: where in ``parameters`` those of the problem's network are: name → block and name there.
         end: why the run ended; ``None`` for one read while it goes on, or after a crash.
         path: the results file.
+        details: what the evaluation of the output point has found beside its metrics, for :attr:`confusion`
+            and :attr:`clients`.
     """
 
     config: dict
@@ -51,6 +57,7 @@ class Result:
     network: dict[str, tuple[str, str]]
     end: End | None
     path: Path
+    details: Details = Details()
     _model: Any = field(default=None, repr=False)
 
     def __fspath__(self) -> str:
@@ -62,6 +69,26 @@ class Result:
 
     def _repr_html_(self) -> str:
         return as_html(self)
+
+    @property
+    def confusion(self) -> pd.DataFrame | None:
+        """Test samples by class (rows) and the class that they are taken for at the output point; ``None``
+        for a problem that is no classification."""
+        import pandas as pd  # which takes a while
+
+        counts, classes = self.details.confusion, self.details.classes
+        if counts is None:
+            return None
+        return pd.DataFrame(counts, pd.Index(classes, name="class"), pd.Index(classes, name="taken for"))
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """Metrics on the samples of each client at the output point, a row a client: with
+        ``run.evaluate_on = ["clients"]``."""
+        import pandas as pd
+
+        table = pd.DataFrame(self.details.clients)
+        return table.rename_axis("client")
 
     @property
     def stopped(self) -> str:
@@ -123,6 +150,7 @@ class Result:
             network=places(simulation.problem),
             end=end,
             path=folder / RUN_FILE,
+            details=simulation.metrics.details,
             _model=getattr(simulation.config.problem, "model", None),
         )
 
@@ -149,6 +177,7 @@ def load(folder: str | Path) -> Result:
         network=found.point.network,
         end=run.end,
         path=run.path,
+        details=run.details,
     )
 
 

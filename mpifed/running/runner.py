@@ -28,6 +28,9 @@ from mpifed.storage.snapshot import Snapshot
 
 __all__ = ["Runner"]
 
+#: Metrics that stand beside the progress bar.
+SHOWN = 6
+
 
 class Runner:
     """One run, from its start or from a checkpoint to its end in this process.
@@ -162,7 +165,8 @@ class Runner:
         metrics = simulation.evaluate(simulation.output if averaged else simulation.shared)
         if self.comm.rank == 0:
             self.recorder.note_metrics(metrics)
-            bar.set_postfix({name: f"{value:.4g}" for name, value in metrics.items()}, refresh=False)
+            first = [*metrics.items()][:SHOWN]
+            bar.set_postfix({name: f"{value:.4g}" for name, value in first}, refresh=False)
         end = self.rule.target(metrics, simulation.round)
         self.watchdog.beat(simulation.round)
         return end

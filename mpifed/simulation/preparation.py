@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from mpifed.config.job import Config
+from mpifed.config.plugins import sources
 from mpifed.config.sections import Participation
 from mpifed.core.errors import blaming, told
 from mpifed.core.mirrors import expect_mirror
@@ -21,7 +22,7 @@ from mpifed.parallel.devices import choose_device
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.client_costs import client_costs
 from mpifed.simulation.memory import expect_room
-from mpifed.simulation.provenance import agree_on_data
+from mpifed.simulation.provenance import agree_on_data, agree_on_sources
 
 __all__ = ["default_dtype", "place", "prepare", "settled"]
 
@@ -64,6 +65,7 @@ def prepare(
             between ranks.
     """
     problem, fault = config.problem, None
+    agree_on_sources(comm, sources("algorithm", config.algorithm) | sources("problem", problem))
     try:
         with default_dtype(dtype), blaming(type(problem).__name__):
             if problem.footprint():  # else the data say how large the blocks are

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 
 import numpy as np
 
 from mpifed.core.problem import DataFile
 from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share
 
-__all__ = ["agree_on_data", "digests", "expect_same", "to_json"]
+__all__ = ["agree_on_data", "agree_on_sources", "digests", "expect_same", "to_json"]
 
 Files = dict[str, DataFile]
 
@@ -61,6 +62,26 @@ def agree_on_data(comm: SerialComm, files: Files, error: str | None) -> None:
             have it.
     """
     agree(comm, error)
+    _agree(comm, files)
+
+
+def agree_on_sources(comm: SerialComm, sources: Mapping[str, tuple[str, str]]) -> None:
+    """Go on only if what is the user's is the same on all ranks. Collective.
+
+    Args:
+        sources: name and digest of each class, and of what else of the settings is the user's.
+
+    Raises:
+        CollectiveError: on all ranks, with the first one that differs.
+    """
+    files = {place: DataFile(*one) for place, one in sources.items()}
+    _agree(comm, files, "{}", "copy one version to every node, and seed what an object is drawn from")
+
+
+def _agree(comm: SerialComm, files: Files, *words: str) -> None:
+    """Raises:
+    CollectiveError: on all ranks, with the first file that differs and the ranks that have it.
+    """
     contents = json.dumps([(name, file.digest) for name, file in sorted(files.items())])
     least = np.frombuffer(hashlib.sha256(contents.encode()).digest()[:8], np.int64).copy()
     most = least.copy()
@@ -68,10 +89,15 @@ def agree_on_data(comm: SerialComm, files: Files, error: str | None) -> None:
     comm.allreduce_(most, "max")
     if least[0] != most[0]:
         tables = [json.loads(share(comm, to_json(files), rank)) for rank in range(comm.size)]
-        raise CollectiveError(_difference(tables))
+        raise CollectiveError(_difference(tables, *words))
 
 
-def _difference(tables: list[dict]) -> str:
+def _difference(
+    tables: list[dict],
+    what: str = "data file {}",
+    remedy: str = "copy one version to every node; a function returns the same on every rank where it seeds "
+    "what it draws",
+) -> str:
     """In words, the first file by name that some ranks' ``tables`` lack or hold with another digest."""
     for name in sorted(set().union(*tables)):
         holders: dict[str | None, list[int]] = {}
@@ -83,7 +109,7 @@ def _difference(tables: list[dict]) -> str:
     for digest, ranks in holders.items():
         read = f"read {digest[:12]} ({tables[ranks[0]][name]['path']})" if digest else "did not read it"
         versions.append(f"{_ranks(ranks)} {read}")
-    return f"data file {name} differs between ranks: {'; '.join(versions)}: copy one version to every node"
+    return f"{what.format(name)} differs between ranks: {'; '.join(versions)}: {remedy}"
 
 
 def _ranks(ranks: list[int]) -> str:

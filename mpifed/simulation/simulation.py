@@ -74,9 +74,9 @@ class Simulation:
         self.problem = prepare(config, comm, self.dtype, self.device, files)
         self._weights.expect_fit(self.problem, config.problem)
         self.files = files | self.problem.files
-        self.metrics = Evaluator(self.problem, comm, "train" in config.run.evaluate_on)
         known = np.array(costs, dtype=np.int64)
         self.placement, self.client_costs = place(config, self.problem, comm, known, self.dtype, self.device)
+        self.metrics = Evaluator(self.problem, comm, config.run.evaluate_on, config.metrics, self.placement)
         way = config.run.transport if config.run.on_rank_failure == "abort" else "host"
         self.transport = choose_transport(comm, self.device, way, config.run.reduction == "exact")
         clients = len(self.placement.of(comm.rank))

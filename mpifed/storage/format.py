@@ -16,6 +16,10 @@ attributes      ``config``, ``versions``, ``layout``, ``data`` (the files read: 
 ``metrics/``    ``round`` and one dataset a metric, one value an evaluation
 ``holdings``    samples by client and class, with the classes' names in the attribute ``classes``; only
                 where samples have them
+``confusion``   of the output point: test samples by class (rows) and by the class that they are taken
+                for, with the classes' names in the attribute ``classes``; only for classification
+``clients/``    with ``run.evaluate_on = ["clients"]``: one dataset a metric, its value on the samples of
+                each client at the output point
 ``final/``      the output point, one group a block with a dataset a parameter, in its name and shape and in
                 the order of the flat vector; the parameters of the problem's network carry their names
                 there as the attribute ``network``; metrics of the point as attributes of the group

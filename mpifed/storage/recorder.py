@@ -22,6 +22,7 @@ from mpifed.parallel.devices import machine, usage
 from mpifed.simulation.provenance import to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage.atomic import replacing, shielded
+from mpifed.storage.details import write_details
 from mpifed.storage.format import COSTS, RUN_FILE, End, entries
 from mpifed.storage.point import write_point
 from mpifed.storage.results import sound
@@ -209,6 +210,8 @@ class Recorder:
             simulation = self.simulation
             point = write_point(file, simulation.blocks, simulation.output, places(simulation.problem))
             point.attrs.update(final)
+            if final:
+                write_details(file, simulation.metrics.details)
             for block in self.blocks:
                 file[f"iterates/{block}"] = self.table(block)
             if self.blocks:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import h5py
 import numpy as np
 
+from mpifed.core.details import Details
+from mpifed.storage.details import read_details
 from mpifed.storage.format import COSTS, RUN_FILE, End
 from mpifed.storage.point import Point, read_point
 
@@ -29,8 +31,8 @@ class RunData:
     ``layout`` and ``data`` say what the run ran on and which files it read; ``maximised`` are the metrics of
     which more is better; ``end`` is ``None`` while the run goes on. ``ranks`` has one value a rank.
     ``class_counts`` are samples by client and class, ``[N, classes]``, and ``classes`` the classes' names,
-    where samples have any. ``splits`` are the numbers of samples that metrics are taken on; files of older
-    versions have none.
+    where samples have any. ``splits`` are the numbers of samples that metrics are taken on (older files have
+    none), ``details`` those of the output point.
     """
 
     path: Path
@@ -48,6 +50,7 @@ class RunData:
     class_counts: np.ndarray | None
     classes: list[str]
     splits: dict[str, int]
+    details: Details
 
     @property
     def folder(self) -> Path:
@@ -193,7 +196,6 @@ def _read(source: h5py.File, file: Path) -> RunData:
     config, versions, layout, data = (
         _json(source, name) for name in ("config", "versions", "layout", "data")
     )
-    maximised = _json(source, "maximised", list)
     algorithm = config.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, dict) else None
     expect(
@@ -224,10 +226,11 @@ def _read(source: h5py.File, file: Path) -> RunData:
         end,
         layout,
         data,
-        frozenset(maximised),
+        frozenset(_json(source, "maximised", list)),
         ranks,
         *_holdings(source),
-        _json(source, "splits") if "splits" in source.attrs else {},
+        json.loads(source.attrs.get("splits", "{}")),
+        read_details(source),
     )
 
 

@@ -256,6 +256,7 @@ def test_problems_declare_what_more_is_better_of():
     assert declared == {
         "DeepAUC": {"auc"}, "TextAUC": {"auc"}, "FairClassification": {"mean_accuracy", "worst_accuracy"},
         "RobustRegression": {"accuracy", "perturbed_accuracy"}, "FewShotMAML": {"accuracy"},
+        "DistributionallyRobust": {"accuracy"},
         "Classification": {"accuracy", "worst_accuracy"},
         "AffineShift": {"accuracy", "shifted_accuracy", "attacked_accuracy"},
     }  # fmt: skip

@@ -15,7 +15,7 @@ from mpifed.cli.main import main
 from mpifed.config.sections import Stop
 from mpifed.core.errors import ContractError
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.simulation.evaluation import expect_metrics
+from mpifed.simulation.figures import expect_metrics
 from mpifed.storage.format import End
 
 COMM, NAN = SerialComm(), math.nan

@@ -95,7 +95,7 @@ def test_an_object_is_known_by_what_it_holds():
             "./shapes.py:Shap",
             "./shapes.py has no 'Shap': did you mean 'Shape'? (options: Shape, broken, square)",
         ),
-        ("./shapes.py", "./shapes.py has no '': (options: Shape, broken, square)"),
+        ("./shapes.py", "./shapes.py is a file, expected ./shapes.py:Name: (options: Shape, broken, square)"),
         (
             "./shapes.py:number",
             "./shapes.py:number: expected a class or a function that makes a shape, got 3",

@@ -1,0 +1,90 @@
+"""Splits, clients and own metrics on every number of ranks: the bits of one process, errors on all ranks."""
+
+import numpy as np
+import pytest
+import torch
+
+from mpifed import Config, load, run
+from mpifed.algorithms import FedAvg, LocalSGDA
+from mpifed.parallel.comm import CollectiveError, SerialComm, share
+from mpifed.problems import Classification, DeepAUC, FairClassification
+from mpifed.simulation.simulation import Simulation
+
+pytestmark = pytest.mark.mpi
+
+
+def margin(scores, labels):
+    top = scores.topk(2, dim=-1).values if scores.dim() == 2 else scores[:, None].expand(-1, 2)
+    return {"margin": (top[:, 0] - top[:, 1]).mean(), "share": labels.double().mean()}
+
+
+def norm(point):
+    return torch.cat([value.flatten() for value in point["x"].values()]).norm()
+
+
+JOBS = {
+    "plain": (Classification, FedAvg(K=2, eta=0.1)),
+    "auc": (DeepAUC, LocalSGDA(q=2, eta_x=0.1, eta_y=0.1)),
+    "fair": (FairClassification, LocalSGDA(q=2, eta_x=0.1, eta_y=0.1)),
+}
+
+
+def job(name, out="unused", metrics=(margin, norm), **settings) -> Config:
+    kind, method = JOBS[name]
+    problem = kind(dataset="digits", model="linear", clients=5, validation=0.2, **settings)
+    execution = {"evaluate_on": ["train", "clients"], "out": out, "progress": False, "reduction": "exact"}
+    return Config(algorithm=method, problem=problem, rounds=2, metrics=metrics, run=execution)
+
+
+def found(config, comm):
+    simulation = Simulation(config, comm)
+    with simulation.transport:
+        simulation.start()
+        simulation.step()
+        return simulation.evaluate(simulation.shared), simulation.metrics.details
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_bits_of_one_process(comm, name):
+    (figures, details), (alone, own) = (found(job(name), one) for one in (comm, SerialComm()))
+    assert figures == (alone if comm.rank == 0 else {})
+    assert {"margin", "train_share", "client_share_worst", "validation_margin", "norm"} <= alone.keys()
+    assert "train_norm" not in alone and "client_norm_q10" not in alone, "it is of the point alone"
+    if comm.rank == 0:
+        assert (details.confusion is None) == (name == "auc") and np.array_equal(
+            details.confusion, own.confusion
+        )
+        assert details.clients.keys() == own.clients.keys()
+        assert all(np.array_equal(details.clients[key], own.clients[key]) for key in own.clients)
+
+
+def test_the_file_of_a_run(comm, tmp_path_factory):
+    """What the run has returned is read back; other ranks have none of it."""
+    folder = share(comm, str(tmp_path_factory.mktemp("run")))
+    result = run(job("plain", folder), comm)
+    alone = run(job("plain", f"{folder}/alone"), SerialComm()) if comm.rank == 0 else None
+    if comm.rank:
+        assert result.confusion is None
+        return
+    again = load(folder)
+    assert again.confusion.equals(result.confusion) and again.confusion.equals(alone.confusion)
+    assert again.clients.equals(result.clients) and again.clients.equals(alone.clients)
+    assert again.confusion.to_numpy().sum() == 359 and len(again.clients) == 5
+    assert again.metrics == result.metrics == alone.metrics
+
+
+def test_a_metric_that_fails_for_a_client_of_one_rank_ends_all(comm):
+    hosted = Simulation(job("plain"), comm).placement.of(comm.size - 1).tolist()
+
+    def fragile(scores, labels):
+        if len(labels) == sizes[hosted[0]]:
+            raise KeyError("no such bin")
+        return 0.0
+
+    problem = job("plain", partition={"name": "quantity", "alpha": 0.5}).problem
+    problem.prepare(0)
+    sizes = [problem.client_size(client) for client in range(5)]
+    assert len(set(sizes)) == 5
+    config = job("plain", metrics=(fragile,), partition={"name": "quantity", "alpha": 0.5})
+    with pytest.raises(CollectiveError, match=f"the metric fragile failed for client {hosted[0]}: KeyError"):
+        found(config, comm)

@@ -1,0 +1,43 @@
+"""A user's network gives the same bits on any number of ranks, and ranks that have another one are told."""
+
+import networks
+import pytest
+import torch
+from networks import Net
+
+import mpifed
+from mpifed.parallel.comm import CollectiveError, SerialComm
+
+pytestmark = pytest.mark.mpi
+
+
+def table(model, out, **run) -> dict:
+    return {
+        "rounds": 3,
+        "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.1, "eta_y": 0.1},
+        "problem": {"name": "DeepAUC", "dataset": "digits", "clients": 5, "model": model},
+        "oracle": {"batch_size": 4},
+        "run": {"out": str(out), "progress": False, "reduction": "exact", "eval_every": 3, **run},
+    }
+
+
+@pytest.mark.parametrize("group", [1, 2, "all"])
+def test_ranks_give_the_bits_of_one(comm, out, tmp_path, group):
+    """Dropout included: what is dropped depends on client, round and step alone."""
+    model = f"{networks.__file__}:dropping"
+    together = mpifed.run(table(model, out, group=group), comm).point
+    alone = mpifed.run(table(model, tmp_path / "alone", group=group), SerialComm()).point
+    assert all(torch.equal(together[block], alone[block]) for block in "xy")
+
+
+def test_an_object_that_differs_between_ranks_is_refused(comm, out):
+    torch.manual_seed(comm.rank)
+    settings = table("linear", out)
+    settings["problem"] = {**settings["problem"], "model": Net()}
+    if comm.size == 1:
+        assert mpifed.run(settings, comm).point["x"].shape == (64 * 6 + 6 + 6 + 1 + 2,)
+        return
+    with pytest.raises(
+        CollectiveError, match="problem.model differs between ranks: rank 0 .*seed what an object"
+    ):
+        mpifed.run(settings, comm)

@@ -1,0 +1,74 @@
+"""Networks as users write them, by name: ``./networks.py:LeNet``."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class LeNet(nn.Module):
+    """LeNet-5 with one output, as the package's lenet5 in torch's own words."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
+        self.fc1, self.fc2, self.fc3 = nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, 1)
+
+    def forward(self, images):
+        h = F.max_pool2d(F.relu(self.conv1(images)), 2)
+        h = F.max_pool2d(F.relu(self.conv2(h)), 2).flatten(1)
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(h)))))
+
+
+class Net(nn.Module):
+    """A small network over digits, of any layer between its two."""
+
+    def __init__(self, middle=None, outputs=1, width=6):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, width), nn.Linear(width, outputs)
+        self.middle = middle or nn.Identity()
+
+    def forward(self, images):
+        return self.last(self.middle(torch.tanh(self.first(images.flatten(1)))))
+
+
+def dropping(p=0.5, outputs=1):
+    return Net(nn.Dropout(p), outputs)
+
+
+class Tied(nn.Module):
+    """An encoder whose weight is the decoder's, transposed, and a second layer that is the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.again = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+        self.again.weight = self.inner.weight
+        self.out = nn.Linear(64, 1)
+
+    def forward(self, images):
+        return self.out(torch.tanh(self.again(torch.tanh(self.inner(images.flatten(1))))))
+
+
+class Branches(nn.Module):
+    """What depends on data in Python's branches cannot be mapped."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 1), nn.Linear(64, 1)
+
+    def forward(self, images):
+        rows = images.flatten(1)
+        return self.a(rows) if rows.sum() > 0 else self.b(rows)
+
+
+class Reader(nn.Module):
+    """Two scores for sequences of vectors, of which the first ``lengths`` count."""
+
+    def __init__(self, dimension, width=5, p=0.0):
+        super().__init__()
+        self.read, self.drop = nn.LSTM(dimension, width, batch_first=True), nn.Dropout(p)
+        self.scores = nn.Linear(width, 2)
+
+    def forward(self, vectors, lengths):
+        states, _ = self.read(vectors)
+        last = states[torch.arange(len(states)), lengths.clamp(min=1) - 1]
+        return self.scores(self.drop(last))

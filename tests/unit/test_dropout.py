@@ -1,0 +1,186 @@
+"""Dropout by address: which words it takes, what it does to values, and when there is none."""
+
+import networks
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import mpifed
+from mpifed.core.dropout import Addressed, Dropping, Words, drawing, held
+from mpifed.core.streams import Stream, generator, key
+from mpifed.data import TEXTS, Texts
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import DeepAUC
+
+KEY = key(7, "dropout")
+
+
+def words(number=3, round=5, client=2) -> Words:
+    return Words(KEY, torch.tensor([number, round, client]))
+
+
+def test_the_words_are_those_of_the_stream_in_order():
+    own, stream = words(), Stream(7, "dropout", [2], 5, 1, 3)
+    for count in (5, 1, 8):
+        assert own.take(count).tolist() == stream.words(count)[0, 0].tolist()
+
+
+def test_they_are_the_same_mapped_over_clients():
+    addresses = torch.tensor([[3, 5, client] for client in range(4)])
+    together = torch.func.vmap(lambda address: Words(KEY, address).take(9))(addresses)
+    assert torch.equal(together, torch.stack([words(client=client).take(9) for client in range(4)]))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("layer", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d])
+def test_units_and_channels_are_dropped_and_the_rest_scaled(layer, p):
+    shape = (40, 30, *{nn.Dropout1d: (4,), nn.Dropout2d: (2, 2), nn.Dropout3d: (2, 1, 2)}.get(layer, ()))
+    with Dropping(words()) as mode:
+        value = layer(p)(torch.ones(shape))
+    channels = value.reshape(1200, -1)
+    assert (channels == channels[:, :1]).all() and mode.used == (p > 0)
+    kept = {0.0: {1.0}, 0.3: {0.0, 1 / 0.7}, 1.0: {0.0}}[p]
+    assert {round(one, 5) for one in value.unique().tolist()} == {round(one, 5) for one in kept}
+    # Of 1200 units a share of 0.3 has a standard deviation of 0.013; this is five of them.
+    assert abs(float((channels[:, 0] == 0).double().mean()) - p) < 0.066
+
+
+@pytest.mark.parametrize("layer", [nn.AlphaDropout(0.4), nn.FeatureAlphaDropout(0.4)])
+def test_alpha_dropout_keeps_mean_and_variance(layer):
+    values = torch.from_numpy(generator(0, "values").standard_normal((400, 250)))
+    with Dropping(words()):
+        dropped = layer(values)
+    # 100,000 numbers: five standard deviations of their mean and of their variance, of fourth moment about 4.
+    assert abs(float(dropped.mean())) < 0.016 and abs(float(dropped.var()) - 1) < 0.03
+
+
+def test_in_place_and_without_training():
+    values = torch.ones(6, 5)
+    with Dropping(words()) as mode:
+        assert F.dropout(values, 0.5, training=False) is values and not mode.used
+        assert F.dropout(values, 0.5, True, True) is values and {*values.flatten().tolist()} == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_drops_weights_and_is_torchs_without(need_weights, causal):
+    torch.manual_seed(0)
+    attention, x = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True), torch.rand(3, 4, 8)
+    mask = torch.ones(4, 4, dtype=torch.bool).triu(1) if causal else None
+    expected = attention.eval()(x, x, x, attn_mask=mask, need_weights=need_weights)[0]
+    values = []
+    for p in (1e-12, 0.5, 0.5):  # of the first, no word is small enough
+        attention.dropout = p
+        with Dropping(words()) as mode:
+            values.append(attention.train()(x, x, x, attn_mask=mask, need_weights=need_weights)[0])
+        assert mode.used
+    torch.testing.assert_close(values[0], expected, rtol=1e-5, atol=1e-6)  # other kernels, float32
+    assert torch.equal(values[1], values[2]) and not torch.allclose(values[1], expected, atol=1e-2)
+
+
+def test_an_address_is_held_while_a_function_runs_and_no_longer():
+    def function(x, batch):
+        assert [column.tolist() for column in batch] == [[1.0]]
+        return held()
+
+    addressed = drawing(function, KEY)
+    batch = (torch.ones(1),)
+    assert addressed(0, batch) is None
+    assert (
+        addressed(0, Addressed(batch, torch.tensor([3, 5, 2]))).take(4).tolist() == words().take(4).tolist()
+    )
+    assert held() is None
+    with pytest.raises(AssertionError):
+        addressed(0, Addressed((torch.zeros(1),), torch.tensor([3, 5, 2])))
+    assert held() is None
+
+
+def go(out, model, rounds=2, clients=4, **run) -> dict:
+    table = {
+        "rounds": rounds,
+        "algorithm": {"name": "LocalSGDA", "q": 3, "eta_x": 0.1, "eta_y": 0.1},
+        "problem": {"name": "DeepAUC", "dataset": "digits", "clients": clients, "model": model},
+        "oracle": {"batch_size": 4},
+        "run": {"out": str(out), "progress": False, "dtype": "float64", **run},
+    }
+    return mpifed.run(table, SerialComm()).point["x"]
+
+
+def test_a_round_by_hand(tmp_path):
+    """One client's three steps, with the masks of (number, round 1, client 0)."""
+    found = go(tmp_path, f"{networks.__file__}:dropping", rounds=1, clients=1)
+    problem = DeepAUC(dataset="digits", clients=1, model=f"{networks.__file__}:dropping")
+    problem.prepare(0)
+    start = problem.initial(generator(0, "initial"))["x"].double()
+    x, y, blocks = start.clone(), torch.zeros(1, dtype=torch.float64), problem.variables()
+    images, positive = (column.double() for column in problem.client_data(0))
+    for k in range(3):
+        chosen = Stream(0, "sample", [0], 1, 1, k).integers([len(images)], 4)[0, 0]
+        keep = Stream(0, "dropout", [0], 1, 1, k).words(24).reshape(4, 6) >= 2**31
+        point = [one.detach().clone().requires_grad_() for one in (x, y)]
+        named = blocks.unflatten("x", point[0])
+        h = torch.tanh(images[chosen].flatten(1) @ named["first.weight"].T + named["first.bias"])
+        h = torch.from_numpy(keep) * h * 2
+        h = (h @ named["last.weight"].T + named["last.bias"])[:, 0]
+        p, one = problem._ratio, positive[chosen]
+        slope = 2 * (1 + point[1]) * h
+        above = (1 - p) * one * ((h - named["a"]) ** 2 - slope)
+        below = p * (1 - one) * ((h - named["b"]) ** 2 + slope)
+        gx, gy = torch.autograd.grad((above + below - p * (1 - p) * point[1] ** 2).mean(), point)
+        x, y = x - 0.1 * gx, y + 0.1 * gy
+    # Three steps in float64, with products in another order.
+    np.testing.assert_allclose(found, x, rtol=1e-10, atol=1e-12)
+
+
+def test_groups_drop_the_same_units(tmp_path):
+    model = f"{networks.__file__}:dropping"
+    alone, pairs, together = (
+        go(tmp_path / str(group), model, group=group, reduction="exact") for group in (1, 2, "all")
+    )
+    assert torch.equal(pairs, together)
+    # The loop has other kernels: ulps of float64 after six steps.
+    torch.testing.assert_close(alone, pairs, rtol=1e-10, atol=1e-12)
+    assert not torch.allclose(alone, go(tmp_path / "none", {"name": model, "p": 0.0}), atol=1e-3)
+
+
+def test_evaluations_drop_nothing():
+    problem, none = (
+        DeepAUC(dataset="digits", clients=2, model={"name": f"{networks.__file__}:dropping", "p": p})
+        for p in (0.5, 0.0)
+    )
+    for one in (problem, none):
+        one.prepare(0)
+    assert problem.model.drops and not none.model.drops
+    x = problem.variables().unflatten("x", problem.initial(generator(0, "initial"))["x"].float())
+    y, rows = {"alpha": torch.zeros(1)}, slice(0, 20)
+    assert torch.equal(problem.predict(x, y, rows), none.predict(x, y, rows))
+
+
+def test_texts(tmp_path, monkeypatch):
+    words = ["good", "fine", "bad", "poor", "day", "night"]
+    rng = generator(0, "texts")
+    labels = rng.integers(0, 2, 60)
+    texts = [" ".join([words[2 * (1 - one) + rng.integers(2)], *rng.choice(words[4:], 3)]) for one in labels]
+    made = Texts(texts[:40], labels[:40], texts[40:], labels[40:])
+    monkeypatch.setitem(TEXTS, "made", lambda data_dir=None: made)
+    model = {"name": f"{networks.__file__}:Reader", "dimension": 6, "p": 0.3}
+    table = {
+        "rounds": 2,
+        "algorithm": {"name": "LocalSGDA", "q": 3, "eta_x": 0.1, "eta_y": 0.1},
+        "problem": {
+            "name": "TextAUC", "dataset": "made", "clients": 4, "vectors": "random", "dimension": 6,
+            "length": 5, "model": model,
+        },
+        "oracle": {"batch_size": 4},
+        "run": {"out": str(tmp_path), "progress": False},
+    }  # fmt: skip
+    result = mpifed.run(table, SerialComm())
+    assert list(result.parameters["x"])[:2] == ["read.weight_ih_l0", "read.weight_hh_l0"]
+    wrong = table | {"problem": table["problem"] | {"model": f"{networks.__file__}:Net"}}
+    wrong["run"] = table["run"] | {"overwrite": True}
+    with pytest.raises(
+        CollectiveError, match=r"does not take samples of shape \[3, 5, 6\] \(batch, length, d\) with lengths"
+    ):
+        mpifed.run(wrong, SerialComm())

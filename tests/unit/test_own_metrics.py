@@ -1,0 +1,268 @@
+"""Metrics of the user's, metrics of clients, the confusion of the output point: against hand computations."""
+
+from __future__ import annotations
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import mpifed
+from mpifed import Config
+from mpifed.config.metrics import Metric
+from mpifed.core.errors import ConfigError
+from mpifed.core.problem import as_family
+from mpifed.data import DATASETS
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import Classification, DeepAUC, RobustRegression, Saddle
+from mpifed.report.comparison import Rule, settings_of
+from mpifed.report.evaluated import client_rows, confusion_rows
+from mpifed.report.page import page
+from mpifed.simulation.client_metrics import summary
+from mpifed.simulation.figures import details_of, whole
+from mpifed.storage import results
+
+SOURCE = """
+import torch
+
+def confidence(scores, labels):
+    assert scores.dtype == torch.float64 and labels.dtype == torch.int64
+    return scores.softmax(1).max(1).values.mean()
+
+def top(scores, labels, count=2):
+    best = scores.topk(count, dim=1).indices
+    return {"top2": (best == labels[:, None]).any(1).double().mean(), "wrong": 0.5}
+
+top.maximise = {"top2"}
+
+def norm(point):
+    total = sum(float((value ** 2).sum()) for block in point.values() for value in block.values())
+    for block in point.values():
+        for value in block.values():
+            value.zero_()  # a copy
+    return total ** 0.5
+
+norm.maximise = True
+
+def three(one, two, more):
+    return 0.0
+
+class Kind:
+    pass
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(SOURCE)
+    return tmp_path / "own.py"
+
+
+def table(out="run", problem=None, **settings):
+    digits = {"name": "Classification", "dataset": "digits", "clients": 4, "partition": "iid"}
+    execution = {"progress": False, "out": str(out), "eval_every": 2, "evaluate_on": ["clients"]}
+    return {
+        "rounds": 2,
+        "algorithm": {"name": "FedAvg", "K": 2, "eta": 0.1},
+        "problem": digits | (problem or {}),
+        "run": execution,
+        **settings,
+    }
+
+
+def test_own_metrics_by_hand(file):
+    job = table(metrics=["./own.py:confidence", "./own.py:top", "./own.py:norm"], problem={"validation": 0.2})
+    result = mpifed.run(job, SerialComm())
+    images, network = DATASETS["digits"](), result.parameters["x"]
+    scores = images.test.flatten(1) @ network["fc1.weight"].T + network["fc1.bias"]
+    best = scores.argsort(dim=1, descending=True)[:, :2]
+    right = [(label in pair) for label, pair in zip(images.test_labels.tolist(), best.tolist())]
+    # Outputs of some units in single precision, in blocks of rows and as a whole.
+    assert result.metrics["confidence"] == pytest.approx(scores.softmax(1).amax(1).mean().item(), abs=1e-5)
+    assert (
+        result.metrics["top2"] == pytest.approx(np.mean(right), abs=1e-12) and result.metrics["wrong"] == 0.5
+    )
+    norm = np.sqrt(sum(float((value.double() ** 2).sum()) for value in network.values()))
+    assert result.metrics["norm"] == pytest.approx(norm, rel=1e-6)  # squares of single precision
+    assert {"validation_confidence", "client_top2_q50"} <= result.metrics.keys()
+    assert not {"validation_norm", "client_norm_q50"} & result.metrics.keys()
+    run = results.load("run")
+    assert {"top2", "norm", "validation_top2", "client_top2_worst"} <= run.maximised
+    assert not {"wrong", "confidence", "validation_norm"} & run.maximised
+
+
+def test_their_source_belongs_to_the_run(file):
+    job = table(metrics=["./own.py:norm"])
+    stored = mpifed.run(job, SerialComm()).config
+    assert stored["metrics"] == [f"{file}:norm"] and stored["plugins"]["metrics.0"]["name"] == f"{file}:norm"
+    file.write_text(SOURCE + "\n# changed\n")
+    with pytest.raises(ConfigError, match=r"the source of metrics.0 .*own.py:norm has changed"):
+        mpifed.resume("run", ["rounds=4"], SerialComm())
+    file.write_text(SOURCE)
+    assert len(mpifed.resume("run", ["rounds=4"], SerialComm()).history["norm"]) == 3
+
+
+def test_functions_from_python():
+    def largest(point):
+        return max(value.abs().max() for value in point["x"].values())
+
+    config = Config.from_table(table() | {"metrics": [largest]})
+    assert [one.title for one in config.metrics] == ["largest"] and not config.metrics[0].of_scores
+    assert Config(**dict(config)).metrics == config.metrics
+
+
+@pytest.mark.parametrize(
+    ("named", "words"),
+    [
+        ("./own.py:confidenc", "own.py has no 'confidenc': did you mean 'confidence'"),
+        ("./none.py:x", "there is no file ./none.py"),
+        ("./own.py:three", r"own.py:three: expected a function of \(scores, labels\) or of \(point\), got"),
+        ("./own.py:Kind", r"own.py:Kind: expected a function of \(scores, labels\) or of \(point\), got"),
+        ("accuracy", r'expected "./file.py:name" of a function of .*got \'accuracy\''),
+        ({"name": "./own.py:top", "count": 3}, "metric top has no settings, got {'count': 3}"),
+    ],
+)
+def test_mistakes_are_told_before_any_work(file, named, words):
+    with pytest.raises(ConfigError, match=words):
+        Config.from_table(table(metrics=[named]))
+
+
+def two(scores, labels):
+    return [1.0, 2.0]
+
+
+def text(point):
+    return {"a": "1"}
+
+
+def accuracy(point):
+    return 1.0
+
+
+def broken(scores, labels):
+    return scores[:, 100].mean()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (two, r"the metric two after round 0: the metric 'two' is \[1.0, 2.0\], expected a number"),
+        (text, "the metric text after round 0: the metric 'a' is '1', expected a number"),
+        (accuracy, "the metric accuracy after round 0: there is a metric 'accuracy' already"),
+        (broken, r"the metric broken failed: IndexError(.|\n)*in broken"),
+    ],
+)
+def test_a_metric_that_fails_is_named(tmp_path, function, words):
+    with pytest.raises(CollectiveError, match=words):
+        mpifed.run(table(tmp_path / "run", metrics=[function]), SerialComm())
+
+
+def test_what_a_problem_does_not_have_is_refused(tmp_path):
+    saddle = {
+        "rounds": 1, "algorithm": {"name": "FGDA", "q": 1, "gamma": 0.1, "lam": 0.1},
+        "problem": {"name": "Saddle", "clients": 2}, "run": {"out": str(tmp_path / "run"), "progress": False},
+    }  # fmt: skip
+    with pytest.raises(
+        CollectiveError, match="the metric two is a function of .* Saddle holds out no labelled"
+    ):
+        mpifed.run(saddle | {"metrics": [two]}, SerialComm())
+    with pytest.raises(CollectiveError, match=r"evaluate_on = \['clients'\]: Saddle does not say"):
+        mpifed.run(saddle | {"run": saddle["run"] | {"evaluate_on": ["clients"]}}, SerialComm())
+
+
+def test_a_point_is_that_of_the_problem_under_methods_for_operators():
+    problem = Saddle(clients=2, d=2)
+    problem.prepare(0)
+    game = as_family(problem, "operator")
+    sizes = game.variables()
+    found = whole(game, [sizes.unflatten("z", torch.arange(4.0))])
+    values = {
+        block: {name: value.tolist() for name, value in named.items()} for block, named in found.items()
+    }
+    assert values == {"x": {"x": [0.0, 1.0]}, "y": {"y": [2.0, 3.0]}}
+
+
+def test_quantiles_and_the_worst_client_by_hand():
+    shares = np.array([0.5, 0.9, np.nan, 0.1, 0.7, 0.3])
+    found = summary({"share": shares, "loss": shares}, {"share"})
+    # Of 0.1, 0.3, 0.5, 0.7, 0.9: 10 % lie 0.4 of the way from the first to the second.
+    assert list(found) == [
+        f"client_{name}_{of}" for name in ("share", "loss") for of in ("q10", "q50", "q90", "worst")
+    ]
+    assert [*found.values()] == pytest.approx([0.18, 0.5, 0.82, 0.1, 0.18, 0.5, 0.82, 0.9], abs=1e-15)
+    assert all(np.isnan([*summary({"share": np.full(3, np.nan)}, ()).values()]))
+
+
+def test_metrics_of_clients_and_confusion_by_hand(tmp_path):
+    result = mpifed.run(table(tmp_path / "run"), SerialComm())
+    problem, network = Classification(dataset="digits", clients=4), result.parameters["x"]
+    problem.prepare(0)
+
+    def taken_for(images):
+        return (images.flatten(1) @ network["fc1.weight"].T + network["fc1.bias"]).argmax(1).numpy()
+
+    shares = [
+        float((taken_for(images) == labels.numpy()).mean())
+        for images, labels in map(problem.client_data, range(4))
+    ]
+    assert result.clients["accuracy"].tolist() == pytest.approx(shares, abs=1e-12)
+    assert result.clients.index.name == "client" and result.metrics["client_accuracy_worst"] == min(shares)
+    images = DATASETS["digits"]()
+    expected = np.zeros((10, 10), dtype=int)
+    np.add.at(expected, (images.test_labels.numpy(), taken_for(images.test)), 1)
+    assert result.confusion.to_numpy().tolist() == expected.tolist()
+    assert np.trace(expected) / 359 == pytest.approx(result.metrics["accuracy"], abs=1e-12)
+    again = mpifed.load(tmp_path / "run")
+    assert again.confusion.equals(result.confusion) and again.clients.equals(result.clients)
+    with h5py.File(tmp_path / "run" / "run.h5", "r+") as file:
+        assert json.loads(file["confusion"].attrs["classes"]) == [str(k) for k in range(10)]
+        assert file["clients/accuracy"][:].tolist() == result.clients["accuracy"].tolist()
+        file["confusion"].attrs["classes"] = json.dumps(["a"])
+    with pytest.raises(ValueError, match=r"expected 1 rows and columns in 'confusion', found \(10, 10\)"):
+        mpifed.load(tmp_path / "run")
+
+
+def test_confusion_is_of_classes_alone():
+    """Of clean images where perturbed ones are scored as well; not of a score without a threshold, nor of
+    one that is no number."""
+    robust = RobustRegression(dataset="digits", clients=2)
+    robust.prepare(0)
+    labels = torch.from_numpy(robust.test_labels())
+    scores = torch.nn.functional.one_hot(labels, 10).double()
+    details = details_of(robust, torch.cat([scores, 2 * scores.flip(1)], dim=1))
+    assert details.confusion.tolist() == np.diag(np.bincount(labels)).tolist()
+    assert details_of(robust, torch.full((359, 20), torch.nan)).confusion is None
+    auc = DeepAUC(dataset="digits", model="linear", clients=2)
+    auc.prepare(0)
+    assert details_of(auc, torch.zeros(359)).confusion is None
+
+
+def test_a_metric_is_known_by_its_place_and_source(file):
+    one, other = (Metric.of("./own.py:norm", "metric") for _ in range(2))
+    assert one == other and one.name == f"{file}:norm" and one.table() == {"name": f"{file}:norm"}
+
+
+def test_tables_of_clients_and_confusion(tmp_path):
+    """Two seeds: quantiles over clients and the worst in the mean over the runs; counts are added up."""
+    runs = []
+    for seed in (0, 1):
+        mpifed.run(table(tmp_path / str(seed), seed=seed), SerialComm())
+        runs.append(results.load(tmp_path / str(seed)))
+    (setting,) = settings_of(runs)
+    first, second = client_rows([setting], ["FedAvg"])
+    shares = [run.details.clients["accuracy"] for run in runs]
+    assert first["metric"] == "accuracy" and second["metric"] == "worst_accuracy" and first["clients"] == 4
+    assert first["50 %"].mean == pytest.approx(np.mean([np.median(values) for values in shares]), abs=1e-15)
+    assert first["worst"].mean == pytest.approx(np.mean([values.min() for values in shares]), abs=1e-15)
+    assert first["worst client"] == ", ".join(str(values.argmin()) for values in shares)
+    rows = confusion_rows(setting)
+    assert [row["class"] for row in rows] == [str(k) for k in range(10)]
+    counts = sum(run.details.confusion for run in runs)
+    assert [[*row.values()][1:] for row in rows] == counts.tolist()
+    text = page([setting], [setting], Rule())
+    assert "<h2>Clients</h2>" in text and "<h2>Confusion</h2>" in text and "client_accuracy_q10" not in text
+    assert "the training data" in Rule("client_accuracy_worst").describe([setting])
+    Rule("client_accuracy_worst").check([setting])
