@@ -19,6 +19,7 @@ from mpifed.report.comparison import Rule, Setting, Spread, metrics_of
 from mpifed.report.evaluated import client_rows, confusion_rows
 from mpifed.report.figures import axes_of, still
 from mpifed.report.names import labels, run_names, setting_cells
+from mpifed.report.statistics import TEST, paired_rows
 from mpifed.report.tables import cell, cost_rows, run_rows, setting_rows
 from mpifed.report.theory import theory_rows
 from mpifed.storage.results import RunData
@@ -35,8 +36,14 @@ COLUMNS = {
     "method": "the algorithm",
     "setting": "the method, with the settings that set it apart from others of the same method",
     "settings": "those of the method's own that vary within the method",
+    "seeds": "pairs of runs that are compared, one a seed",
     "seed": "first part of the address of every random number of the run, the partition of the data "
     "among them",
+    "difference": "the setting's value less that of the best one, mean ± standard deviation over the pairs",
+    "against": "the best setting of the same task",
+    "p": "how often chance alone would make a difference as large; NaN where there are fewer than two pairs, "
+    "or all differ by the same",
+    "p (Holm)": "the same, corrected for the number of comparisons",
     "theorem": "the theorem that the job names",
     "bound on": "what the theorem bounds, with its own steps",
     "bound": "its value; a dotted level in the figure of the metric that it bounds",
@@ -91,6 +98,7 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
         metrics=[(one, one) for one in metrics_of(settings)],
         axes=[(axis.name, axis.name) for axis in axes_of(settings)],
         tables=tables,
+        test=TEST,
         choosing=choosing,
         several=len(runs) > 1,
         glossary=_glossary(tables),
@@ -111,6 +119,7 @@ def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
         else None,
         "runs": _table(run_rows(settings, rule, costs=False)),
         "costs": _table(cost_rows(chosen)),
+        "paired": _table(paired_rows(chosen, rule)),
         "theory": _table(theory_rows(settings)),
         "clients": _table(client_rows(chosen, labels(chosen))),
         "files": _table(_files(runs)),

@@ -16,6 +16,7 @@ from mpifed.report.figures import curves
 from mpifed.report.names import setting_cells
 from mpifed.report.page import page
 from mpifed.report.paper import Paper
+from mpifed.report.statistics import TEST, paired_rows
 from mpifed.report.tables import cost_rows, print_table, run_rows, setting_rows, to_csv
 from mpifed.report.theory import theory_rows
 from mpifed.storage.atomic import replacing
@@ -98,12 +99,16 @@ def _to_text(
 
 
 def _print(console: Console, settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> None:
-    """The best settings and their costs, where there is something to choose from or to average."""
+    """The best settings, their costs and what chance may have to do with it, where there is something to
+    choose from or to average."""
     runs = sum(len(one.runs) for one in settings)
     if len(chosen) < runs:
         console.print(Text(f"{runs} runs, {len(settings)} settings. {rule.describe(settings)}"))
         print_table(setting_rows(chosen, rule, setting_cells(settings, rule)), console)
         print_table(cost_rows(chosen), console)
+    if rows := paired_rows(chosen, rule):
+        console.print(Text(f"Every method against the best one: {TEST}."))
+        print_table(rows, console)
 
 
 def _print_theory(console: Console, chosen: Sequence[Setting]) -> None:

@@ -43,7 +43,7 @@ def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
         found = against(first, others, rule, metric)
         if len(found) and (found["seeds"] > 1).any():
             found.insert(0, "setting", [names[one] for one in others])
-            found.insert(1, "best", names[first])
+            found.insert(1, "against", names[first])
             found.insert(2, "metric", metric)
             rows += found.to_dict("records")
     return rows

@@ -59,6 +59,9 @@ class Mine(Algorithm):
 """
 FILES = {"job.toml": JOB, "auc.toml": AUC, "own.toml": OWN, "method.toml": METHOD}
 FILES |= {"own.py": PROBLEM, "method.py": ALGORITHM, "broken.toml": "rounds = 3\n[algorithm\n"}
+FILES |= {
+    "net.py": "import torch\n\ndef Net():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 7))\n"
+}
 FILES |= {"sweep.toml": JOB + '[sweep]\n"algorithm.gama" = [0.1, 0.2]\n'}
 
 #: What was done: the command, changes of a file's text, and words of what is to be said.
@@ -241,6 +244,16 @@ MISTAKES = {
         "run own.toml",
         {"rng = np": 'open(f"{client}.npz")\n        rng = np'},
         ["FileNotFoundError", "0.npz"],
+    ),
+    "outputs of one's own network": (
+        "run auc.toml problem.model=./net.py:Net",
+        {},
+        ["net.py:Net", "expected"],
+    ),
+    "a table that is not there": (
+        """run auc.toml 'problem.dataset={name="table", file="mine.csv", target="label", test=0.2}'""",
+        {},
+        ["mine.csv", "expected"],
     ),
     "a name for info": ("info oracel", {}, ["did you mean 'oracle'?"]),
     "a setting for info": ("info run.grup", {}, ["[run] has no setting 'grup'", "did you mean 'group'?"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 
 import numpy as np
@@ -11,7 +12,8 @@ from runfiles import write
 from scipy import stats
 
 from mpifed.report.comparison import Rule, Spread, best, settings_of
-from mpifed.report.statistics import holm, paired_rows
+from mpifed.report.report import report
+from mpifed.report.statistics import TEST, holm, paired_rows
 from mpifed.storage.results import load
 
 FIRST, SECOND, THIRD = [0.9, 0.8, 0.85, 0.95], [0.7, 0.75, 0.8, 0.7], [0.88, 0.81, 0.83, 0.9]
@@ -36,7 +38,7 @@ def compared(tmp_path):
 
 def test_each_method_is_compared_with_the_best_by_a_paired_t_test(compared):
     second, third = compared(A=FIRST, B=SECOND, C=THIRD)
-    assert (second["setting"], second["best"], second["metric"], second["seeds"]) == ("B", "A", "auc", 4)
+    assert (second["setting"], second["against"], second["metric"], second["seeds"]) == ("B", "A", "auc", 4)
     assert second["difference"] == Spread.of(np.subtract(SECOND, FIRST))
     p = [stats.ttest_rel(other, FIRST).pvalue for other in (SECOND, THIRD)]
     # The same sums in another order, of numbers near 1.
@@ -54,7 +56,7 @@ def test_the_figures_of_a_test_by_hand(compared):
 def test_only_seeds_of_both_with_finite_values_are_pairs(compared):
     compared(A=[3, 4, 5, 6])
     (row,) = compared(B=[2, 2, 2, math.nan], seeds=[1, 2, 3, 0])
-    assert row["best"] == "A" and row["seeds"] == 3 and row["difference"] == Spread(-3.0, 1.0)
+    assert row["against"] == "A" and row["seeds"] == 3 and row["difference"] == Spread(-3.0, 1.0)
     compared(stopped="non-finite value in round 3", C=[9, 9, 9])
     rows = compared()
     assert [(row["setting"], row["seeds"]) for row in rows] == [("B", 3), ("C", 0)]
@@ -75,7 +77,7 @@ def test_a_single_seed_gives_no_rows(compared):
 def test_every_task_has_a_best_of_its_own(compared):
     compared(A=FIRST, B=SECOND)
     rows = compared(task=1, A=SECOND, B=FIRST)
-    assert [row["best"].split(",")[0] for row in rows] == ["A", "B"]
+    assert [row["against"].split(",")[0] for row in rows] == ["A", "B"]
     assert [row["p (Holm)"] == row["p"] for row in rows] == [True, True]
 
 
@@ -84,3 +86,21 @@ def test_correction_by_holm_by_hand():
     assert found.tolist()[:2] == [0.04, pytest.approx(0.09)] and math.isnan(found[2])
     assert found.tolist()[3:] == [0.09, 0.6], "no p-value falls below a smaller one's"
     assert holm(pd.Series([0.7, 0.8])).tolist() == [1, 1]
+
+
+def test_page_and_text_tell_whether_it_is_luck(tmp_path, compared, capsys):
+    (row,) = compared(A=FIRST, B=SECOND)
+    report(sorted(tmp_path.iterdir()), tmp_path / "report")
+    said = f"{row['p (Holm)']:.4g}"
+    assert TEST in " ".join(capsys.readouterr().out.split())
+    for name in ("report.html", "table.txt"):
+        text = html.unescape((tmp_path / "report" / name).read_text())
+        assert TEST in " ".join(text.split()) and "p (Holm)" in text and said in text, text
+
+
+def test_a_single_seed_tells_nothing_of_luck(tmp_path, compared, capsys):
+    assert compared(A=FIRST[:1], B=SECOND[:1]) == []
+    report(sorted(tmp_path.iterdir()), tmp_path / "report")
+    assert (
+        "Every method against" not in (tmp_path / "report/report.html").read_text() + capsys.readouterr().out
+    )
