@@ -59,9 +59,7 @@ class Mine(Algorithm):
 """
 FILES = {"job.toml": JOB, "auc.toml": AUC, "own.toml": OWN, "method.toml": METHOD}
 FILES |= {"own.py": PROBLEM, "method.py": ALGORITHM, "broken.toml": "rounds = 3\n[algorithm\n"}
-FILES |= {
-    "net.py": "import torch\n\ndef Net():\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 7))\n"
-}
+FILES |= {"net.py": "from torch.nn import *\n\nNet = lambda: Sequential(Flatten(), Linear(64, 7))\n"}
 FILES |= {"sweep.toml": JOB + '[sweep]\n"algorithm.gama" = [0.1, 0.2]\n'}
 
 #: What was done: the command, changes of a file's text, and words of what is to be said.
