@@ -83,7 +83,7 @@ def _line(setting: Setting, axes: Sequence, most: int) -> dict:
     """The curves of a setting: costs by axis; by metric the mean, the deviation and a bound of theory."""
     x: dict[str, list] = {}
     y: dict[str, dict] = {}
-    for metric in setting.metrics:
+    for metric in metrics_of([setting]):
         curve = thinned(setting.curve(metric), most)
         own = {"mean": _numbers(curve.mean)}
         if len(setting.runs) > 1:

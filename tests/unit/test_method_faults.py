@@ -573,7 +573,7 @@ def test_other_functions_that_fail(method, problem, words, screen):
 def test_predictions_that_fail(screen):
     problem = game("predict")
     problem.test_rows = 2
-    with pytest.raises(PluginError) as error:
+    with pytest.raises(CollectiveError) as error:
         run(Sound(), problem)
     text = screen(error.value)
     assert "Faulty.predict failed: ZeroDivisionError" in text and "test_method_faults.py" in text

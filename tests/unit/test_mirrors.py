@@ -34,7 +34,7 @@ def inside(*shape, total=2.0):
 def test_entropy_is_strongly_convex_in_the_sum_of_absolute_values():
     """h(u) - h(w) - ⟨∇h(w), u - w⟩ is at least half of ‖u - w‖₁², and comes near it for near points."""
     u, w = inside(500, 4), inside(500, 4).flip(0)
-    w = torch.cat([w, u + 1e-3 * (torch.rand(500, 4, dtype=torch.float64) - 0.5)])
+    w = torch.cat([w, u * torch.from_numpy(np.random.default_rng(0).uniform(0.999, 1.001, (500, 4)))])
     w, u = 2 * w / w.sum(-1, keepdim=True), torch.cat([u, u])
     gradient = 2 * (w.log() + 1)
     divergence = h(u) - h(w) - (gradient * (u - w)).sum(-1)

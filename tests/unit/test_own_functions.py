@@ -226,7 +226,7 @@ def test_names_that_are_no_data_set():
         Classification(dataset="digit")
     with pytest.raises(ConfigError, match="data set 'digits' has no settings, got {'size': 3}"):
         Classification(dataset={"name": "digits", "size": 3})
-    with pytest.raises(ConfigError, match="unknown set of texts 'digits': .*options: sentiment140"):
+    with pytest.raises(ConfigError, match="unknown set of texts 'digits': .*options: .*sentiment140"):
         TextAUC(dataset="digits")
     assert Classification(dataset={"name": "digits"}).dataset == "digits"
 
