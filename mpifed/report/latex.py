@@ -123,7 +123,7 @@ def _caption(chosen: Sequence[Setting], rule: Rule, tested: bool, gaps: bool) ->
     if tested:
         told = f"not told apart from the best at the level {LEVEL:g} ({TEST})"
         words.append(rf"${MARK}$: {told}.")
-    else:
+    elif len(chosen) > 1:
         words.append("Too few seeds for a test.")
     if gaps:
         words.append("--: a run ended in non-finite values, or has no such figure.")

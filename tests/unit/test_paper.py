@@ -116,6 +116,9 @@ def test_a_table_of_one_seed_and_of_a_run_that_diverged(tmp_path):
     text = table(best(settings, Rule()), Rule(), ["error"], Renaming())
     assert r"Own\_1 & -- \\" in text and r"FGDA & $\mathbf{1.353}$ \\" in text  # 10 exp(-2)
     assert "Too few seeds for a test" in text and "--: a run ended" in text and "dagger" not in text
+    assert "for a test" not in table(best(settings, Rule())[:1], Rule(), ["error"], Renaming()), (
+        "of one method"
+    )
 
 
 @pytest.mark.parametrize(
