@@ -30,6 +30,8 @@ __all__ = ["FusedReduction", "ExactReduction", "REDUCTIONS"]
 
 #: Bytes of rows that are added up at a time: what a core's cache holds.
 BLOCK = 2**18
+#: Numbers that are not finite are found and named by the run; what numpy says of their sums is no news.
+_silently = np.errstate(all="ignore")
 
 
 class _Reduction:
@@ -74,6 +76,7 @@ class _Reduction:
             rows = self.rows[: members.stop - members.start]
             rows *= torch.as_tensor(weights[members], dtype=rows.dtype, device=rows.device)[:, None]
 
+    @_silently
     def add(self, members: slice) -> None:
         """Add the messages of ``cohort.local[members]``, in the first rows of ``rows``, which may change."""
         self._weigh(members)
@@ -130,6 +133,7 @@ class FusedReduction(_Reduction):
         others = own.new_zeros(placement.most_sums(self._rank, self._rank + 1) - 1, size)
         self._make([own, *others], capacity, placement.counts[self._rank])
 
+    @_silently
     def finish(self, control: float = 0.0) -> float:
         """Average over the cohort. Collective.
 
@@ -158,6 +162,7 @@ class ExactReduction(_Reduction):
         self._slots = self._host.to(transport.device)
         self._make(list(self._slots), capacity, placement.counts[self._rank])
 
+    @_silently
     def finish(self, control: float = 0.0) -> float:
         """As :meth:`FusedReduction.finish`."""
         sums = self._cohort.tree.sums
