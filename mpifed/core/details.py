@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Details"]
+__all__ = ["QUANTILES", "Details"]
+
+#: Per cent of the clients below a figure that is told.
+QUANTILES = (10, 50, 90)
 
 
 class Details(NamedTuple):

@@ -188,6 +188,13 @@ class Rule:
         table = {key: value for key, value in setting.settings.items() if self.is_task(key)}
         return json.dumps([setting.repetition, table], sort_keys=True)
 
+    def rivals(self, settings: Sequence[Setting]) -> list[list[Setting]]:
+        """The settings of each task, in their order."""
+        tasks: dict[str, list[Setting]] = {}
+        for one in settings:
+            tasks.setdefault(self.task(one), []).append(one)
+        return [*tasks.values()]
+
     def describe(self, settings: Sequence[Setting]) -> str:
         """The rule in words, and the data that it chooses on."""
         goals = []

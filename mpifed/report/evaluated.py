@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mpifed.core.details import QUANTILES
 from mpifed.report.comparison import Setting, Spread
 from mpifed.storage.results import RunData
 
 __all__ = ["client_rows", "confusion_rows"]
 
-#: Per cent of the clients below a figure that is told.
-QUANTILES = (10, 50, 90)
 #: Classes of which a table of the confusion is shown, at most.
 MOST = 30
 

@@ -32,12 +32,9 @@ def table(chosen: Sequence[Setting], rule: Rule, metrics: Sequence[str], names: 
     In each column the best mean is bold, and what the paired test does not tell apart from it is marked.
     Methods under other conditions, such as another problem, are rivals among themselves.
     """
-    tasks: dict[str, list[Setting]] = {}
-    for one in chosen:
-        tasks.setdefault(rule.task(one), []).append(one)
     labels = dict(zip(chosen, map(_text, names.labels(chosen))))
     parts, tested = [], False
-    for rivals in tasks.values():
+    for rivals in rule.rivals(chosen):
         columns = [_column(rivals, rule, metric) for metric in metrics]
         tested |= any(compared for _, compared in columns)
         rows = zip(*(cells for cells, _ in columns))

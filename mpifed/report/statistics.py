@@ -32,11 +32,8 @@ def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
         the best is chosen by the very values that are compared: p is then rather too small.
     """
     names = dict(zip(chosen, labels(chosen)))
-    tasks: dict[str, list[Setting]] = {}
-    for one in chosen:
-        tasks.setdefault(rule.task(one), []).append(one)
     rows = []
-    for rivals in tasks.values():
+    for rivals in rule.rivals(chosen):
         first = min(rivals, key=rule.rank)
         metric = rule.metric_of(first)
         others = [one for one in rivals if one is not first and metric in one.metrics]

@@ -7,15 +7,13 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
+from mpifed.core.details import QUANTILES
 from mpifed.core.problem import Problem
 from mpifed.core.splits import of_split
 from mpifed.parallel.comm import SerialComm, share, together
 from mpifed.parallel.placement import Placement
 
-__all__ = ["QUANTILES", "client_table", "summary", "summary_names"]
-
-#: Per cent of the clients below a figure that is told.
-QUANTILES = (10, 50, 90)
+__all__ = ["client_table", "summary", "summary_names"]
 
 
 def client_table(
