@@ -36,7 +36,6 @@ from claims.carrying_out import carry_out, commands, launch
 from claims.entries import Book, read
 from claims.figures import draw
 from claims.panels import Panel, read_panel
-
 from mpifed.config.tables import read_table
 from mpifed.core.errors import ConfigError
 from mpifed.core.settings import near_miss

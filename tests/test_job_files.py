@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from claims.entries import read
 from launch import environment, launch
 from realdata import ROOT as DATA
 from realdata import real
 
+from claims.entries import read
 from mpifed.algorithms import ALGORITHMS
 from mpifed.config.grids import variants
 from mpifed.config.plugins import title

@@ -155,7 +155,7 @@ def _with_spread(setting: Setting, metric: str) -> str:
     mean, deviation = setting.spread(lambda run: math.nan if run.diverged else final(run, metric))
     if math.isnan(mean):
         return "**not finite**"
-    return f"**{mean:.3g}**" + ("" if math.isnan(deviation) else f" ± {deviation:.1g}")
+    return f"**{mean:.3g}**" + ("" if math.isnan(deviation) else f" ± {deviation:.2g}")
 
 
 def difference(value: float, claim: Claim) -> str:
@@ -179,20 +179,7 @@ def sides(pair: Pair, claim: Claim) -> str:
     if claim.trend:
         rival = f" over {pair.rival}" if pair.rival else ""
         return f"{pair.subject}{rival}: {first} to {last}"
-    return f"{pair.subject} {first}, {_named(pair.rival, last)}"
-
-
-def _named(rival: str, value: str) -> str:
-    """A method with its value; a level is its own name."""
-    return rival if _is_number(rival) else f"{rival} {value}"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    return f"{pair.subject} {first}, {pair.rival} {last}"
 
 
 def duration(seconds: float) -> str:

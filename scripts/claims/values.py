@@ -37,8 +37,7 @@ def _figure(run: RunData, claim: Claim) -> float:
         return math.nan
     if claim.statistic in COSTS:
         reached = values >= claim.target if claim.metric in run.maximised else values <= claim.target
-        at = np.searchsorted(run.costs["round"], run.metric_rounds[np.argmax(reached)])
-        return _cost(run, claim, at) if reached.any() else math.nan
+        return _cost(run, claim, np.argmax(reached)) if reached.any() else math.nan
     if claim.statistic == "slope":
         return np.polyfit(run.metric_rounds, np.log10(values), 1)[0].item()
     if claim.statistic == "best":
@@ -46,20 +45,27 @@ def _figure(run: RunData, claim: Claim) -> float:
     return values.mean().item() if claim.statistic == "mean" else final(run, claim.metric)
 
 
-def _cost(run: RunData, claim: Claim, row: int) -> float:
-    """The cost of a row, one at least: a target that the starting point has reached costs no less."""
+def _cost(run: RunData, claim: Claim, evaluation: int) -> float:
+    """The cost up to an evaluation, one at least: what the starting point has reached costs no less."""
+    row = np.searchsorted(run.costs["round"], run.metric_rounds[evaluation])
     return max(sum(run.costs[column][row].item() for column in COSTS[claim.statistic]), 1)
+
+
+def _longer(run: RunData, claim: Claim) -> float:
+    """The cost of one evaluation more than the run has."""
+    last, before = (_cost(run, claim, max(len(run.metric_rounds) - back, 0)) for back in (1, 2))
+    return 2 * last - before
 
 
 def worst(settings: Iterable[Setting], claim: Claim) -> float:
     """What counts for a run without a figure: the worst that any of the compared runs has shown.
 
-    Of a metric, at any of their evaluations; of a slope, none at all if that is worse; of a target, the
-    longest of the runs, which is less than it would have taken.
+    Of a metric, at any of their evaluations; of a slope, none at all if that is worse; of a target, one
+    evaluation more than the longest of the runs has, which is the least that it can have taken.
     """
     runs = [run for one in settings for run in one.runs]
     if claim.statistic in COSTS:
-        return max(_cost(run, claim, -1) for run in runs)
+        return max(_longer(run, claim) for run in runs)
     if claim.statistic == "slope":
         found = np.array([0.0, *(_figure(run, claim) for run in runs)])
     else:

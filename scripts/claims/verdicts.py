@@ -181,7 +181,7 @@ def _reached(step: Mapping[str, Setting], claim: Claim, subject: str, rival: str
 def _rival(claim: Claim, rival: str) -> str:
     if claim.than_bound is not None:
         return f"bound of {claim.than_bound}"
-    return rival or ("" if claim.level is None else f"{claim.level:g}")
+    return rival or ("" if claim.level is None else "level")
 
 
 def _together(pairs: Sequence[Pair], claim: Claim) -> Judgement:
@@ -223,9 +223,9 @@ def verdict(tuned: Judgement, stated: Judgement | None) -> Verdict:
     if stated is None or stated.state == FAILS:
         return Verdict(REFUTED, "", "tuned", tuned.deciding)
     word = {HOLDS: STATED, UNDECIDED: TOO_SMALL, NOT_RUN: NOT_RUN}[stated.state]
-    detail = {UNDECIDED: f"not when tuned; at the stated settings {advice(stated)}"}.get(
-        stated.state, stated.missing
-    )
+    detail = stated.missing
+    if stated.state == UNDECIDED:
+        detail = f"not when tuned; at the stated settings {advice(stated)}"
     return Verdict(word, detail, "stated", stated.deciding)
 
 
