@@ -22,7 +22,6 @@ from pathlib import Path
 from gallery_figure import picture, thumbnail
 from gallery_pages import index, page
 from gallery_standings import standings
-
 from mpifed.config.tuning import tuning
 from mpifed.core.settings import near_miss
 from mpifed.tuning.found import BEST

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from gallery_standings import PAID, Entry, Standings
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
+from gallery_standings import PAID, Entry, Standings
 from mpifed.report.figures import DIVERGED, Axis, draw_curve
 
 #: Methods in colour in the panels above, and in each of those below.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from claims.interval import interval
-
 from mpifed.config.tuning import Tuning, tuning
 from mpifed.report.comparison import Rule, Setting, Spread, settings_of
 from mpifed.report.figures import AXES, Axis
@@ -109,8 +108,7 @@ class Standings:
 
     def behind(self, one: Entry) -> tuple[float, float]:
         """The interval of what a method is behind the first at the end: of a factor or a difference."""
-        own, best = self.scaled(one), self.scaled(self.entries[0])
-        low, high = interval([own[seed] - best[seed] for seed in best])
+        low, high = _gap(self.scaled(one), self.scaled(self.entries[0]))
         return (10**low, 10**high) if self.ratios else (low, high)
 
     def lead(self, axis: Axis) -> Lead | None:
@@ -124,8 +122,10 @@ class Standings:
 def _lead(ranked: Sequence[tuple[Entry, Mapping[int, float]]], ratio: bool) -> Lead:
     """The lead of the first, where less is better; of ratios the values are logarithms."""
     (first, best), *others = ranked
-    gaps = [interval([own[seed] - best[seed] for seed in best]) for _, own in others]
-    behind = sum(low > 0 or math.isnan(math.fsum(own.values())) for (_, own), (low, _) in zip(others, gaps))
+    gaps = [_gap(own, best) for _, own in others]
+    behind = sum(
+        low > 0 or not all(map(math.isfinite, own.values())) for (_, own), (low, _) in zip(others, gaps)
+    )
     said = (math.nan,) * 3
     if others:
         own = others[0][1]
@@ -133,6 +133,12 @@ def _lead(ranked: Sequence[tuple[Entry, Mapping[int, float]]], ratio: bool) -> L
     ahead, low, high = (10**value for value in said) if ratio else said
     second = others[0][0] if others else None
     return Lead(first, second, ahead, low, high, behind, len(others), ratio)
+
+
+def _gap(own: Mapping[int, float], best: Mapping[int, float]) -> tuple[float, float]:
+    """The interval of the difference, seed by seed; NaN where a value is not finite."""
+    gaps = [own[seed] - best[seed] for seed in best]
+    return interval(gaps) if all(map(math.isfinite, gaps)) else (math.nan, math.nan)
 
 
 def standings(job: Path) -> Standings:
@@ -168,7 +174,7 @@ def _rank(values, maximised: bool) -> tuple[int, float]:
 
 
 def _level(means: Sequence[float], maximised: bool) -> float:
-    """The mean of the middle one of the methods, the best first, to two digits to the side where it is met."""
+    """The middle one of the means, the best first, to two digits on the side where it is met."""
     finite = [mean for mean in means if math.isfinite(mean)]
     middle = finite[min(len(means) // 2, len(finite) - 1)]
     if not middle:
