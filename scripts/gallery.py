@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""The gallery: every method that solves a problem, tuned alike, in one picture a problem.
+
+python scripts/gallery.py [PROBLEM ...] [options]
+
+For each PROBLEM, a file of jobs/gallery (by default all of them), `mpifed tune` finds the best settings of
+every method, `mpifed sweep` carries these out on seeds that have chosen nothing, and
+docs/gallery/PROBLEM.md is written with its picture, then docs/gallery/index.md from all pages there are.
+What is done already is passed over, so the same command goes on after an interruption.
+
+python scripts/gallery.py Saddle
+python scripts/gallery.py --draw
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+from gallery_figure import picture, thumbnail
+from gallery_pages import index, page
+from gallery_standings import standings
+from mpifed.config.tuning import tuning
+from mpifed.core.settings import near_miss
+from mpifed.tuning.found import BEST
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def carry_out(job: Path) -> int:
+    """Search, then run what was found; the first exit code that is not 0."""
+    best = tuning(job).out / BEST
+    for command in (["tune", str(job)], ["sweep", str(best)]):
+        if code := subprocess.run([sys.executable, "-m", "mpifed", *command]).returncode:
+            return code
+    return 0
+
+
+def publish(job: Path, pages: Path) -> Path:
+    """Write the page of a problem and its pictures."""
+    found = standings(job)
+    pages.mkdir(parents=True, exist_ok=True)
+    picture(found, pages / f"{job.stem}.png")
+    thumbnail(found, pages / f"{job.stem}_small.png")
+    path = pages / f"{job.stem}.md"
+    path.write_text(page(found, job), encoding="utf-8")
+    return path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="PROBLEM", help="a file of the jobs without its ending")
+    parser.add_argument("--draw", action="store_true", help="write pages of what is there, run nothing")
+    parser.add_argument("--jobs", type=Path, default=ROOT / "jobs/gallery", help="folder of the job files")
+    parser.add_argument("--pages", type=Path, default=ROOT / "docs/gallery", help="folder of the pages")
+    given = parser.parse_args()
+    known = sorted(path.stem for path in given.jobs.glob("*.toml"))
+    for name in given.names:
+        if name not in known:
+            parser.error(f"no job {name!r} in {given.jobs}: {near_miss(name, known)}")
+    for name in given.names or known:
+        job = given.jobs / f"{name}.toml"
+        if not given.draw and (code := carry_out(job)):
+            return code
+        print(publish(job, given.pages))
+    (given.pages / "index.md").write_text(index(given.pages), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

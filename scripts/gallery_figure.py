@@ -1,0 +1,115 @@
+"""The pictures of the gallery: the best methods in colour, all others in grey behind them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+from gallery_standings import PAID, Entry, Standings
+from mpifed.report.figures import DIVERGED, Axis, draw_curve
+
+#: Methods in colour in the panels above, and in each of those below.
+SHOWN = 6
+#: Panels in a row.
+ACROSS = 3
+DPI = 100
+#: Pixels of the picture and of its thumbnail.
+WIDTH, SMALL = 1200, (220, 132)
+#: Colours of a file: few enough to keep it small.
+COLOURS = 96
+
+
+def picture(found: Standings, path: Path) -> None:
+    """The metric against rounds, oracle calls and bytes with the best in colour; below, where there are more,
+    all methods by six, in the order of the page's table, against oracle calls."""
+    above, rest = found.entries[:SHOWN], found.entries[SHOWN:]
+    groups = [rest[start : start + SHOWN] for start in range(0, len(rest), SHOWN)]
+    rows = 1 + -(-len(groups) // ACROSS)
+    height = 4.0 + 2.9 * (rows - 1)
+    figure = Figure(figsize=(WIDTH / DPI, height), dpi=DPI, layout="constrained", facecolor="white")
+    grid = figure.subplots(rows, ACROSS, squeeze=False, height_ratios=[4.0, *[2.9] * (rows - 1)])
+    for cell, axis in zip(grid[0], PAID):
+        _draw(cell, found, axis, above)
+    grid[0, 0].legend(fontsize=8.5, frameon=False, title="best at the end", title_fontsize=8.5)
+    for number, (cell, group) in enumerate(zip(grid[1:].flat, groups)):
+        _draw(cell, found, PAID[1], group)
+        first = SHOWN * (number + 1) + 1
+        cell.legend(
+            fontsize=8, frameon=False, title=f"places {first} to {first + len(group) - 1}", title_fontsize=8
+        )
+    for cell in grid[1:].flat[len(groups) :]:
+        cell.remove()
+    for row in grid:
+        row[0].set_ylabel(found.metric, fontsize=10)
+    _save(figure, path)
+
+
+def thumbnail(found: Standings, path: Path) -> None:
+    """The best against rounds, without words."""
+    figure = Figure(figsize=(SMALL[0] / DPI, SMALL[1] / DPI), dpi=DPI, facecolor="white")
+    cell = figure.subplots(gridspec_kw=dict(left=0.02, right=0.98, bottom=0.03, top=0.97))
+    _draw(cell, found, PAID[0], found.entries[:SHOWN])
+    cell.tick_params(which="both", length=0, labelleft=False, labelbottom=False)
+    cell.grid(False)
+    cell.set(xlabel="")
+    for line in cell.lines:
+        line.set_linewidth(min(line.get_linewidth(), 1.2))
+    _save(figure, path)
+
+
+def _draw(cell, found: Standings, axis: Axis, shown: Sequence[Entry]) -> None:
+    size, label = axis.scale(found.settings)
+    for one in found.entries:
+        if one not in shown:
+            across, curve = _curve(one, found, axis, size)
+            heights = np.where(np.abs(curve.mean) < DIVERGED, curve.mean, np.nan)
+            cell.plot(across, heights, color="0.84", linewidth=0.8, zorder=0.5)
+    for number, one in enumerate(shown):
+        across, curve = _curve(one, found, axis, size)
+        draw_curve(cell, across, curve, number, label=one.name)
+    cell.axhline(found.level, color="0.45", linewidth=0.8, linestyle=(0, (1, 2)), zorder=0.6)
+    low, high, scale = _heights(found)
+    cell.set_yscale(scale)
+    cell.set_ylim(low, high)
+    cell.set_xlim(left=0)
+    cell.set_xlabel(label, fontsize=9)
+    cell.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    cell.grid(True, which="major", color="0.92", linewidth=0.8)
+    cell.set_axisbelow(True)
+    cell.spines[["top", "right"]].set_visible(False)
+    cell.tick_params(labelsize=8.5, color="0.4")
+
+
+def _curve(one: Entry, found: Standings, axis: Axis, size: float):
+    curve = one.setting.curve(found.metric)
+    across = np.mean([axis.of(run, curve.rounds) for run in one.setting.runs], axis=0) / size
+    return across, curve
+
+
+def _heights(found: Standings) -> tuple[float, float, str]:
+    """From a little past the best value to a little past the start: what diverges leaves the picture."""
+    curves = [one.setting.curve(found.metric).mean for one in found.entries]
+    start = float(np.nanmedian([curve[0] for curve in curves]))
+    values = np.concatenate(curves)
+    values = values[np.abs(values) < DIVERGED]
+    if found.maximised:
+        best, least = float(values.max()), min(start, float(np.quantile(values, 0.01)))
+        room = 0.04 * (best - least)
+        return least - room, best + room, "linear"
+    best = float(values.min())
+    if best > 0:
+        return best / 1.3, start * 1.5, "log"
+    return best - 0.04 * (start - best), start + 0.1 * (start - best), "linear"
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """As a PNG with a palette."""
+    with io.BytesIO() as file:
+        figure.savefig(file, format="png")
+        Image.open(file).convert("RGB").quantize(COLOURS).save(path, optimize=True)

@@ -1,0 +1,173 @@
+"""The pages of the gallery, as text."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from gallery_standings import PAID, Entry, Lead, Standings
+from mpifed.core.settings import flatten
+from mpifed.report.figures import Axis
+
+MARK = "<!-- written by scripts/gallery.py -->"
+#: The head of a page has a line of these for each cost, from which the index is made.
+FIRST = "first by"
+#: Problems without a page.
+ABSENT = {
+    "TextAUC": "its texts do not come with the package",
+    "FewShotMAML": "in a few rounds nothing is learnt that tells methods apart",
+}
+INDEX = f"""{MARK}
+
+# Gallery
+
+Every problem of the package with every method that solves it, at its best. The search for a method's settings
+(`mpifed tune`) takes the same number of oracle calls for each, validation data choose where there are any, and
+pages show seeds that have chosen nothing. The problems are small, so that two cores do all of it in an hour:
+who is first here is first at this size. One command makes a page anew:
+
+```
+python scripts/gallery.py Saddle
+```
+
+A page names a level, what half of the methods end at or better. First is who pays least for it, mean over the
+seeds; the page says by how much, with an interval.
+
+"""
+AFTER = """
+How much is luck: with global steps of 1, as here, FSGDA, LocalSGDA and CDMANC are one method, searched three
+times. What lies between their rows on a page is what the search leaves to chance. FLRA keeps an adversary at each
+client, and so solves another problem than its rivals where clients differ.
+"""
+
+
+def page(found: Standings, job: Path) -> str:
+    """The page of a problem."""
+    name, metric = found.problem.__name__, found.metric
+    level = f"{metric} {'≥' if found.maximised else '≤'} {found.level:g}"
+    about = " ".join((found.problem.__doc__ or "").strip().split("\n\n")[0].split())
+    source = getattr(found.problem, "source", "")
+    parts = [
+        "\n".join(["---", *(f"{FIRST} {axis.name}: {_first(found.lead(axis))}" for axis in PAID), "---"]),
+        MARK,
+        f"# {name}",
+        f"{about}{f' ({source})' if source else ''}",
+        _setting(found, job),
+        f"![{metric} against rounds, oracle calls and bytes]({name}.png)",
+        "*Mean of the seeds, bands of one standard deviation. Grey: the other methods. Dotted: the level, "
+        f"{level}. Methods come in the order of the table.*",
+        "## Who wins",
+        "\n".join(_sentences(found)),
+        "## All methods",
+        f"{metric}: at the end, mean and standard deviation. *behind*: the interval of what the method is behind "
+        f"the first, {'a factor' if found.ratios else 'a difference'}, seed by seed. Then what it pays to come "
+        f"to {level} with every seed.",
+        "\n".join(_table(found)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _setting(found: Standings, job: Path) -> str:
+    """The task and the search."""
+    table, tune = found.tuning.table, found.tuning.tune
+    with job.open(encoding="utf-8") as file:
+        title = file.readline().removeprefix("#").strip()
+    own = {key: value for key, value in table["problem"].items() if key != "name"}
+    rest = {key: value for key, value in table.items() if key not in ("run", "problem")}
+    words = ", ".join(f"{key} = {value}" for key, value in (flatten(own) | flatten(rest)).items())
+    return (
+        f"{title} `{words}`. The search for each method takes as many oracle calls as {tune.runs} whole runs of "
+        f"the costliest; {tune.fresh or tune.seeds} other seeds are shown. All settings: `jobs/gallery/{job.name}`."
+    )
+
+
+def _sentences(found: Standings) -> list[str]:
+    """Who is first at the end and by each cost, and by how much."""
+    lead = found.final_lead()
+    value = f"{found.metric} {_number(lead.first.spread.mean)}"
+    said = [f"- **At the end**: {lead.first.name}, {value}{_ahead(lead)}"]
+    for axis in PAID:
+        by_cost = found.lead(axis)
+        if by_cost is None:
+            said.append(f"- **By {axis.name}**: no method comes to the level with every seed.")
+        else:
+            size, unit = _unit(axis, found)
+            words = axis.name if axis.name != "bytes" else unit
+            cost = _number(_mean(by_cost.first, axis) / (size if axis.name == "bytes" else 1))
+            said.append(f"- **By {axis.name}**: {by_cost.first.name}, {cost} {words}{_ahead(by_cost)}")
+    return said
+
+
+def _ahead(lead: Lead) -> str:
+    if lead.second is None:
+        return "."
+    gap = f"{'a factor of ' if lead.ratio else ''}{_number(lead.ahead)}"
+    doubt = "" if lead.low > (1 if lead.ratio else 0) else ", not told apart"
+    return (
+        f". The next, {lead.second.name}, is {gap} behind ({_ends(lead.low, lead.high)}{doubt}). Of {lead.rivals} "
+        f"rivals, {lead.behind} are behind by the whole interval."
+    )
+
+
+def _table(found: Standings) -> list[str]:
+    heads = [axis.scale(found.settings)[1] for axis in PAID]
+    lines = [
+        f"| | method | settings found | {found.metric} | behind | {' | '.join(heads)} |",
+        "|---" * (5 + len(heads)) + "|",
+    ]
+    for place, one in enumerate(found.entries, 1):
+        costs = [_number(_mean(one, axis) / _unit(axis, found)[0]) if one.paid else "–" for axis in PAID]
+        cells = [str(place), one.name, one.tuned, _spread(one), _behind(one, found), *costs]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _spread(one: Entry) -> str:
+    mean, deviation = one.spread
+    if math.isnan(mean):
+        return "not finite"
+    return _number(mean) if math.isnan(deviation) else f"{_number(mean)} ± {_number(deviation)}"
+
+
+def _behind(one: Entry, found: Standings) -> str:
+    low, high = found.behind(one)
+    return "" if one is found.entries[0] or math.isnan(low) else _ends(low, high)
+
+
+def _ends(low: float, high: float) -> str:
+    return f"{_number(low)} to {_number(high)}"
+
+
+def _mean(one: Entry, axis: Axis) -> float:
+    """What the level costs the method."""
+    paid = one.paid[axis.name].values()
+    return math.fsum(paid) / len(paid)
+
+
+def _unit(axis: Axis, found: Standings) -> tuple[float, str]:
+    """The unit of an axis: its size and its name."""
+    size = axis.scale(found.settings)[0]
+    return size, dict(axis.units)[size]
+
+
+def _number(value: float) -> str:
+    """Three digits."""
+    return f"{value:.3g}" if abs(value) < 1000 or abs(value) >= 1e6 else f"{value:.0f}"
+
+
+def _first(lead: Lead | None) -> str:
+    return lead.first.name if lead else "none"
+
+
+def index(pages: Path) -> str:
+    """The first page, from the others that there are."""
+    heads = [f"{FIRST} {axis.name}" for axis in PAID]
+    rows = [f"| problem | {' | '.join(heads)} | |", "|---" * (2 + len(heads)) + "|"]
+    for path in sorted(pages.glob("*.md")):
+        if path.name != "index.md":
+            lines = path.read_text(encoding="utf-8").splitlines()[1 : 1 + len(heads)]
+            first = " | ".join(line.rpartition(": ")[2] for line in lines)
+            small = f"[![{path.stem}]({path.stem}_small.png)]({path.name})"
+            rows.append(f"| [{path.stem}]({path.name}) | {first} | {small} |")
+    absent = [f"No page: {name}, {reason}." for name, reason in ABSENT.items()]
+    return INDEX + "\n".join(rows) + "\n" + AFTER + "\n" + " ".join(absent) + "\n"

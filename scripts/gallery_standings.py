@@ -1,0 +1,200 @@
+"""How the methods stand on a problem: what each ends with, and what each pays to come to a level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from claims.interval import interval
+from mpifed.config.tuning import Tuning, tuning
+from mpifed.report.comparison import Rule, Setting, Spread, settings_of
+from mpifed.report.figures import AXES, Axis
+from mpifed.storage.results import find_runs, load
+
+#: What a level is paid in. Seconds would be those of the machine at hand.
+PAID = AXES[:3]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A method at its best.
+
+    Attributes:
+        setting: its runs, on seeds that have chosen nothing.
+        tuned: what the search has found, in words.
+        finals: seed → the metric at the end, NaN of a run that diverged.
+        paid: name of an axis → seed → what the run had cost when it came to the level; no axes where a seed
+            does not come to it.
+    """
+
+    setting: Setting
+    tuned: str
+    finals: Mapping[int, float]
+    paid: Mapping[str, Mapping[int, float]]
+
+    @property
+    def name(self) -> str:
+        return self.setting.name
+
+    @property
+    def spread(self) -> Spread:
+        """Of the final values."""
+        return Spread.of(self.finals.values())
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The first by some count, and by how much.
+
+    Attributes:
+        first, second: the best and the next, ``None`` where there is no next.
+        ahead, low, high: by how much the first is ahead of the next, mean over the seeds and the ends of its
+            interval: a factor of ``ratio``, else a difference.
+        behind: of how many ``rivals`` the interval says that they are behind the first.
+    """
+
+    first: Entry
+    second: Entry | None
+    ahead: float
+    low: float
+    high: float
+    behind: int
+    rivals: int
+    ratio: bool
+
+
+@dataclass(frozen=True)
+class Standings:
+    """The methods on a problem, the best first.
+
+    Attributes:
+        problem: its class.
+        metric: what is compared; more of it is better where ``maximised``.
+        level: the value that costs are told for: half of the methods end there or better.
+        tuning: the search.
+    """
+
+    problem: type
+    metric: str
+    maximised: bool
+    level: float
+    entries: Sequence[Entry]
+    tuning: Tuning
+
+    @property
+    def settings(self) -> list[Setting]:
+        return [one.setting for one in self.entries]
+
+    @property
+    def ratios(self) -> bool:
+        """Whether final values are compared by their ratios: errors, where none is 0."""
+        return not self.maximised and all(
+            value > 0 or math.isnan(value) for one in self.entries for value in one.finals.values()
+        )
+
+    def scaled(self, one: Entry) -> dict[int, float]:
+        """Final values by seed such that less is better and differences are what is told: of ratios the
+        logarithms."""
+        sign = -1 if self.maximised else 1
+        return {
+            seed: math.log10(value) if self.ratios else sign * value for seed, value in one.finals.items()
+        }
+
+    def final_lead(self) -> Lead:
+        """Who ends ahead."""
+        return _lead([(one, self.scaled(one)) for one in self.entries], self.ratios)
+
+    def behind(self, one: Entry) -> tuple[float, float]:
+        """The interval of what a method is behind the first at the end: of a factor or a difference."""
+        low, high = _gap(self.scaled(one), self.scaled(self.entries[0]))
+        return (10**low, 10**high) if self.ratios else (low, high)
+
+    def lead(self, axis: Axis) -> Lead | None:
+        """Who comes to the level at the least cost; ``None`` where nobody does with all seeds."""
+        paid = [(one, one.paid[axis.name]) for one in self.entries if one.paid]
+        paid.sort(key=lambda pair: math.fsum(pair[1].values()))
+        logs = [(one, {seed: math.log10(max(cost, 1)) for seed, cost in cost.items()}) for one, cost in paid]
+        return _lead(logs, True) if logs else None
+
+
+def _lead(ranked: Sequence[tuple[Entry, Mapping[int, float]]], ratio: bool) -> Lead:
+    """The lead of the first, where less is better; of ratios the values are logarithms."""
+    (first, best), *others = ranked
+    gaps = [_gap(own, best) for _, own in others]
+    behind = sum(
+        low > 0 or not all(map(math.isfinite, own.values())) for (_, own), (low, _) in zip(others, gaps)
+    )
+    said = (math.nan,) * 3
+    if others:
+        own = others[0][1]
+        said = (math.fsum(own[seed] - best[seed] for seed in best) / len(best), *gaps[0])
+    ahead, low, high = (10**value for value in said) if ratio else said
+    second = others[0][0] if others else None
+    return Lead(first, second, ahead, low, high, behind, len(others), ratio)
+
+
+def _gap(own: Mapping[int, float], best: Mapping[int, float]) -> tuple[float, float]:
+    """The interval of the difference, seed by seed; NaN where a value is not finite."""
+    gaps = [own[seed] - best[seed] for seed in best]
+    return interval(gaps) if all(map(math.isfinite, gaps)) else (math.nan, math.nan)
+
+
+def standings(job: Path) -> Standings:
+    """What the runs of a job's best settings have come to.
+
+    Raises:
+        ValueError: some of the methods have not been run.
+    """
+    search = tuning(job)
+    settings = settings_of([load(path) for path in find_runs([search.out / "best"])])
+    lacking = {cell.space.name for cell in search.cells} - {one.name for one in settings}
+    if lacking:
+        raise ValueError(f"{job}: no runs of {', '.join(sorted(lacking))} in {search.out / 'best'}")
+    first = settings[0]
+    metric = search.tune.metric or first.metrics[0]
+    maximised = first.maximises(metric)
+    rule = Rule(metric)
+    finals = {one: {run.config["seed"]: rule.value(run, metric) for run in one.runs} for one in settings}
+    settings.sort(key=lambda one: _rank(finals[one].values(), maximised))
+    level = _level([Spread.of(finals[one].values()).mean for one in settings], maximised)
+    reached = Rule(metric, target=level)
+    entries = [Entry(one, _tuned(one, search), finals[one], _paid(one, reached)) for one in settings]
+    problem = type(search.cells[0].config(search.cells[0].space.costliest).problem)
+    return Standings(problem, metric, maximised, level, entries, search)
+
+
+def _rank(values, maximised: bool) -> tuple[int, float]:
+    """Less is better: seeds without a finite value, then the mean."""
+    values = [*values]
+    lost = sum(not math.isfinite(value) for value in values)
+    mean = math.fsum(values) / len(values)
+    return lost, 0.0 if lost else -mean if maximised else mean
+
+
+def _level(means: Sequence[float], maximised: bool) -> float:
+    """The middle one of the means, the best first, to two digits on the side where it is met."""
+    finite = [mean for mean in means if math.isfinite(mean)]
+    middle = finite[min(len(means) // 2, len(finite) - 1)]
+    if not middle:
+        return middle
+    size = 10.0 ** (math.floor(math.log10(abs(middle))) - 1)
+    towards: Callable[[float], int] = math.floor if maximised else math.ceil
+    return float(f"{towards(middle / size) * size:.6g}")
+
+
+def _paid(setting: Setting, rule: Rule) -> dict[str, dict[int, float]]:
+    rounds = {run: rule.rounds_to_target(run, rule.metric) for run in setting.runs}
+    if any(at is None for at in rounds.values()):
+        return {}
+    return {
+        axis.name: {run.config["seed"]: float(axis.of(run, [at])[0]) for run, at in rounds.items()}
+        for axis in PAID
+    }
+
+
+def _tuned(setting: Setting, search: Tuning) -> str:
+    (space,) = {cell.method: cell.space for cell in search.cells if cell.space.name == setting.name}.values()
+    values = {key: setting.settings.get(f"algorithm.{key}") for key in space.open}
+    return ", ".join(f"{key} = {value}" for key, value in values.items() if value is not None)
