@@ -40,7 +40,11 @@ from mpifed.simulation.measures import Functions
 from mpifed.simulation.preparation import default_dtype, settled
 from mpifed.simulation.simulation import Simulation
 
-__all__ = ["Options", "measure"]
+__all__ = ["ALL", "Options", "measure"]
+
+#: What can be measured: Lipschitz constants, PL constants, and the noise with its tails. The first two take
+#: tens of gradients on all data at every point.
+ALL = ("L", "pl", "noise")
 
 #: Samples of the meter belong to rounds that no run has: the address of round r is this and r.
 ROUNDS = 2**31
@@ -56,13 +60,15 @@ Row = dict[str, float | int | str]
 
 class Options(NamedTuple):
     """How much is measured: points of the run, samples of each client at each of them, the largest values
-    that the tail index takes (``None``: by the number of samples), iterations for a Lipschitz constant.
+    that the tail index takes (``None``: by the number of samples), iterations for a Lipschitz constant; and
+    what of :data:`ALL`, where the columns of the rest are NaN.
     """
 
     points: int = 5
     samples: int = 1000
     top: int | None = None
     iterations: int = 20
+    of: tuple[str, ...] = ALL
 
 
 def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any]:
@@ -148,6 +154,8 @@ class _Meter:
     def _noise(self, place: int, r: int, point: torch.Tensor, local: torch.Tensor) -> np.ndarray:
         """Squared lengths of a client's gradient noise, by block ``[samples, blocks]``."""
         squares = np.empty((self.options.samples, len(self.blocks)))
+        if "noise" not in self.options.of:
+            return np.full_like(squares, math.nan)
         for number in range(self.options.samples):
             noise = self.full.sample(place, number, ROUNDS + r, point) - local
             squares[number] = [float(part.double().square().sum()) for part in noise.split(self._split)]
@@ -155,6 +163,8 @@ class _Meter:
 
     def _steepness(self, field, point: torch.Tensor, value: torch.Tensor) -> float:
         """The largest difference quotient of a field that is met."""
+        if "L" not in self.options.of:
+            return math.nan
         found, direction = 0.0, value
         if self._before is not None and float((way := point - self._before).norm()) > 0:
             found, direction = float((value - field(self._before)).norm() / way.norm()), way
@@ -162,7 +172,8 @@ class _Meter:
 
     def _pl(self, point: torch.Tensor, whole: torch.Tensor) -> Row:
         """``pl``, and the residual of the best response that Φ is taken at; NaN where there is none."""
-        if not self.minimax or "y" not in self.blocks or "y" in self.full.problem.sets:
+        has_pl = self.minimax and "y" in self.blocks and "y" not in self.full.problem.sets
+        if "pl" not in self.options.of or not has_pl:
             return {"pl": math.nan, "pl_residual": math.nan}
         x, y = point.split(self._split)
         best = Functions(self.full, BEST_RESPONSE).best_response(x, y)
