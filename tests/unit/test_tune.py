@@ -210,7 +210,7 @@ def test_validation_chooses_although_the_test_data_disagree(tmp_path):
         JOB.replace("OUT", str(tmp_path / "out")).replace("Saddle", f"{tmp_path}/planted.py:Planted")
         .replace('[tune.tasks]\n"problem.clients" = [2, 3]\n', "")
     )  # fmt: skip
-    found = tuner.tune(tuning(job), SerialComm())
+    found = tuner.tune(tuning(job, ["tune.runs=9"]), SerialComm())
     assert [one.metric for one in found] == ["validation_loss"] * 2
     ended = {}
     for path in find_runs([tmp_path / "out/trials/FGDA"]):
