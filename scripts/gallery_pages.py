@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 from gallery_standings import PAID, Entry, Lead, Standings
 from mpifed.core.settings import flatten
+from mpifed.problems import PROBLEMS
 from mpifed.report.figures import Axis
 
 MARK = "<!-- written by scripts/gallery.py -->"
@@ -74,7 +76,7 @@ def _setting(found: Standings, job: Path) -> str:
         title = file.readline().removeprefix("#").strip()
     own = {key: value for key, value in table["problem"].items() if key != "name"}
     rest = {key: value for key, value in table.items() if key not in ("run", "problem")}
-    words = ", ".join(f"{key} = {value}" for key, value in (flatten(own) | flatten(rest)).items())
+    words = ", ".join(f"{key} = {json.dumps(value)}" for key, value in (flatten(own) | flatten(rest)).items())
     return (
         f"{title} `{words}`. The search for each method takes as many oracle calls as {tune.runs} whole runs "
         f"of the costliest; {tune.fresh or tune.seeds} other seeds are shown. All settings: "
@@ -161,14 +163,14 @@ def _first(lead: Lead | None) -> str:
 
 
 def index(pages: Path) -> str:
-    """The first page, from the others that there are."""
+    """The first page, from the others that there are; it names the problems that have none."""
     heads = [f"{FIRST} {axis.name}" for axis in PAID]
     rows = [f"| problem | {' | '.join(heads)} | |", "|---" * (2 + len(heads)) + "|"]
-    for path in sorted(pages.glob("*.md")):
-        if path.name != "index.md":
-            lines = path.read_text(encoding="utf-8").splitlines()[1 : 1 + len(heads)]
-            first = " | ".join(line.rpartition(": ")[2] for line in lines)
-            small = f"[![{path.stem}]({path.stem}_small.png)]({path.name})"
-            rows.append(f"| [{path.stem}]({path.name}) | {first} | {small} |")
-    absent = [f"No page: {name}, {reason}." for name, reason in ABSENT.items()]
+    there = {path.stem: path for path in sorted(pages.glob("*.md")) if path.name != "index.md"}
+    for name, path in there.items():
+        lines = path.read_text(encoding="utf-8").splitlines()[1 : 1 + len(heads)]
+        first = " | ".join(line.rpartition(": ")[2] for line in lines)
+        rows.append(f"| [{name}]({name}.md) | {first} | [![{name}]({name}_small.png)]({name}.md) |")
+    lacking = {name: ABSENT.get(name, "not run yet") for name in PROBLEMS if name not in there}
+    absent = [f"No page: {name}, {reason}." for name, reason in lacking.items()]
     return INDEX + "\n".join(rows) + "\n" + AFTER + "\n" + " ".join(absent) + "\n"
