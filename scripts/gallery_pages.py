@@ -32,8 +32,8 @@ who is first here is first at this size. One command makes a page anew:
 python scripts/gallery.py Saddle
 ```
 
-A page names a level, what half of the methods end at or better. First is who pays least for it, mean over the
-seeds; the page says by how much, with an interval.
+A page names a level, what half of the methods come to with every seed. First is who pays least for it, mean
+over the seeds; the page says by how much, with an interval.
 
 """
 AFTER = """
@@ -172,5 +172,5 @@ def index(pages: Path) -> str:
         first = " | ".join(line.rpartition(": ")[2] for line in lines)
         rows.append(f"| [{name}]({name}.md) | {first} | [![{name}]({name}_small.png)]({name}.md) |")
     lacking = {name: ABSENT.get(name, "not run yet") for name in PROBLEMS if name not in there}
-    absent = [f"No page: {name}, {reason}." for name, reason in lacking.items()]
-    return INDEX + "\n".join(rows) + "\n" + AFTER + "\n" + " ".join(absent) + "\n"
+    absent = "; ".join(f"{name}, {reason}" for name, reason in lacking.items())
+    return INDEX + "\n".join(rows) + "\n" + AFTER + f"\nNo page: {absent}.\n"
