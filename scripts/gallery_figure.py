@@ -22,7 +22,7 @@ DPI = 100
 #: Pixels of the picture and of its thumbnail.
 WIDTH, SMALL = 1200, (220, 132)
 #: Colours of a file: few enough to keep it small.
-COLOURS = 96
+COLOURS = 40
 
 
 def picture(found: Standings, path: Path) -> None:
@@ -36,13 +36,11 @@ def picture(found: Standings, path: Path) -> None:
     grid = figure.subplots(rows, ACROSS, squeeze=False, height_ratios=[4.0, *[2.9] * (rows - 1)])
     for cell, axis in zip(grid[0], PAID):
         _draw(cell, found, axis, above)
-    grid[0, 0].legend(fontsize=8.5, frameon=False, title="best at the end", title_fontsize=8.5)
+    _legend(grid[0, 0], "best at the end" if rest else "")
     for number, (cell, group) in enumerate(zip(grid[1:].flat, groups)):
         _draw(cell, found, PAID[1], group)
         first = SHOWN * (number + 1) + 1
-        cell.legend(
-            fontsize=8, frameon=False, title=f"places {first} to {first + len(group) - 1}", title_fontsize=8
-        )
+        _legend(cell, f"places {first} to {first + len(group) - 1}")
     for cell in grid[1:].flat[len(groups) :]:
         cell.remove()
     for row in grid:
@@ -84,6 +82,10 @@ def _draw(cell, found: Standings, axis: Axis, shown: Sequence[Entry]) -> None:
     cell.set_axisbelow(True)
     cell.spines[["top", "right"]].set_visible(False)
     cell.tick_params(labelsize=8.5, color="0.4")
+
+
+def _legend(cell, title: str) -> None:
+    cell.legend(title=title, fontsize=8, title_fontsize=8, framealpha=0.8, edgecolor="none", borderpad=0.2)
 
 
 def _curve(one: Entry, found: Standings, axis: Axis, size: float):

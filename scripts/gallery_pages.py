@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 from gallery_standings import PAID, Entry, Lead, Standings
 from mpifed.core.settings import flatten
+from mpifed.problems import PROBLEMS
 from mpifed.report.figures import Axis
 
 MARK = "<!-- written by scripts/gallery.py -->"
@@ -22,22 +24,22 @@ INDEX = f"""{MARK}
 # Gallery
 
 Every problem of the package with every method that solves it, at its best. The search for a method's settings
-(`mpifed tune`) takes the same number of oracle calls for each, validation data choose where there are any, and
-pages show seeds that have chosen nothing. The problems are small, so that two cores do all of it in an hour:
+(`mpifed tune`) takes the same number of oracle calls for each. Validation data choose where there are any,
+and pages show seeds that have chosen nothing. Problems and searches are small, some minutes each on one core:
 who is first here is first at this size. One command makes a page anew:
 
 ```
 python scripts/gallery.py Saddle
 ```
 
-A page names a level, what half of the methods end at or better. First is who pays least for it, mean over the
-seeds; the page says by how much, with an interval.
+A page names a level, what half of the methods come to with every seed. First is who pays least for it, mean
+over the seeds; the page says by how much, with an interval.
 
 """
 AFTER = """
 How much is luck: with global steps of 1, as here, FSGDA, LocalSGDA and CDMANC are one method, searched three
-times. What lies between their rows on a page is what the search leaves to chance. FLRA keeps an adversary at each
-client, and so solves another problem than its rivals where clients differ.
+times. What lies between their rows on a page is what the search leaves to chance. FLRA keeps an adversary at
+each client, and so solves another problem than its rivals where clients differ.
 """
 
 
@@ -59,9 +61,9 @@ def page(found: Standings, job: Path) -> str:
         "## Who wins",
         "\n".join(_sentences(found)),
         "## All methods",
-        f"{metric}: at the end, mean and standard deviation. *behind*: the interval of what the method is behind "
-        f"the first, {'a factor' if found.ratios else 'a difference'}, seed by seed. Then what it pays to come "
-        f"to {level} with every seed.",
+        f"{metric}: at the end, mean and standard deviation. *behind*: interval of what the method is behind "
+        f"the first, {'a factor' if found.ratios else 'a difference'}, seed by seed. Then what it pays "
+        f"to come to {level} with every seed.",
         "\n".join(_table(found)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -74,10 +76,11 @@ def _setting(found: Standings, job: Path) -> str:
         title = file.readline().removeprefix("#").strip()
     own = {key: value for key, value in table["problem"].items() if key != "name"}
     rest = {key: value for key, value in table.items() if key not in ("run", "problem")}
-    words = ", ".join(f"{key} = {value}" for key, value in (flatten(own) | flatten(rest)).items())
+    words = ", ".join(f"{key} = {json.dumps(value)}" for key, value in (flatten(own) | flatten(rest)).items())
     return (
-        f"{title} `{words}`. The search for each method takes as many oracle calls as {tune.runs} whole runs of "
-        f"the costliest; {tune.fresh or tune.seeds} other seeds are shown. All settings: `jobs/gallery/{job.name}`."
+        f"{title} `{words}`. The search for each method takes as many oracle calls as {tune.runs} whole runs "
+        f"of the costliest; {tune.fresh or tune.seeds} other seeds are shown. All settings: "
+        f"`jobs/gallery/{job.name}`."
     )
 
 
@@ -104,8 +107,8 @@ def _ahead(lead: Lead) -> str:
     gap = f"{'a factor of ' if lead.ratio else ''}{_number(lead.ahead)}"
     doubt = "" if lead.low > (1 if lead.ratio else 0) else ", not told apart"
     return (
-        f". The next, {lead.second.name}, is {gap} behind ({_ends(lead.low, lead.high)}{doubt}). Of {lead.rivals} "
-        f"rivals, {lead.behind} are behind by the whole interval."
+        f". The next, {lead.second.name}, is {gap} behind ({_ends(lead.low, lead.high)}{doubt}). "
+        f"{lead.behind} of {lead.rivals} are behind by their whole interval."
     )
 
 
@@ -160,14 +163,14 @@ def _first(lead: Lead | None) -> str:
 
 
 def index(pages: Path) -> str:
-    """The first page, from the others that there are."""
+    """The first page, from the others that there are; it names the problems that have none."""
     heads = [f"{FIRST} {axis.name}" for axis in PAID]
     rows = [f"| problem | {' | '.join(heads)} | |", "|---" * (2 + len(heads)) + "|"]
-    for path in sorted(pages.glob("*.md")):
-        if path.name != "index.md":
-            lines = path.read_text(encoding="utf-8").splitlines()[1 : 1 + len(heads)]
-            first = " | ".join(line.rpartition(": ")[2] for line in lines)
-            small = f"[![{path.stem}]({path.stem}_small.png)]({path.name})"
-            rows.append(f"| [{path.stem}]({path.name}) | {first} | {small} |")
-    absent = [f"No page: {name}, {reason}." for name, reason in ABSENT.items()]
-    return INDEX + "\n".join(rows) + "\n" + AFTER + "\n" + " ".join(absent) + "\n"
+    there = {path.stem: path for path in sorted(pages.glob("*.md")) if path.name != "index.md"}
+    for name, path in there.items():
+        lines = path.read_text(encoding="utf-8").splitlines()[1 : 1 + len(heads)]
+        first = " | ".join(line.rpartition(": ")[2] for line in lines)
+        rows.append(f"| [{name}]({name}.md) | {first} | [![{name}]({name}_small.png)]({name}.md) |")
+    lacking = {name: ABSENT.get(name, "not run yet") for name in PROBLEMS if name not in there}
+    absent = "; ".join(f"{name}, {reason}" for name, reason in lacking.items())
+    return INDEX + "\n".join(rows) + "\n" + AFTER + f"\nNo page: {absent}.\n"

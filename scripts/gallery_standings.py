@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from claims.interval import interval
 from mpifed.config.tuning import Tuning, tuning
 from mpifed.report.comparison import Rule, Setting, Spread, settings_of
@@ -72,7 +74,7 @@ class Standings:
     Attributes:
         problem: its class.
         metric: what is compared; more of it is better where ``maximised``.
-        level: the value that costs are told for: half of the methods end there or better.
+        level: the value that costs are told for: half of the methods come to it, with every seed.
         tuning: the search.
     """
 
@@ -158,7 +160,7 @@ def standings(job: Path) -> Standings:
     rule = Rule(metric)
     finals = {one: {run.config["seed"]: rule.value(run, metric) for run in one.runs} for one in settings}
     settings.sort(key=lambda one: _rank(finals[one].values(), maximised))
-    level = _level([Spread.of(finals[one].values()).mean for one in settings], maximised)
+    level = _level([_reached(one, metric) for one in settings], maximised)
     reached = Rule(metric, target=level)
     entries = [Entry(one, _tuned(one, search), finals[one], _paid(one, reached)) for one in settings]
     problem = type(search.cells[0].config(search.cells[0].space.costliest).problem)
@@ -173,10 +175,16 @@ def _rank(values, maximised: bool) -> tuple[int, float]:
     return lost, 0.0 if lost else -mean if maximised else mean
 
 
-def _level(means: Sequence[float], maximised: bool) -> float:
-    """The middle one of the means, the best first, to two digits on the side where it is met."""
-    finite = [mean for mean in means if math.isfinite(mean)]
-    middle = finite[min(len(means) // 2, len(finite) - 1)]
+def _reached(setting: Setting, metric: str) -> float:
+    """The best value that a method comes to with every seed: that of its worst seed."""
+    best, worst = (np.nanmax, min) if setting.maximises(metric) else (np.nanmin, max)
+    return float(worst(best(run.metrics[metric]) for run in setting.runs))
+
+
+def _level(reached: Sequence[float], maximised: bool) -> float:
+    """The middle one of the values that methods come to, to two digits on the side where it is met."""
+    ranked = sorted(reached, reverse=maximised)
+    middle = ranked[len(ranked) // 2]
     if not middle:
         return middle
     size = 10.0 ** (math.floor(math.log10(abs(middle))) - 1)

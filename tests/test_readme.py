@@ -98,7 +98,10 @@ def test_the_front_page_is_short():
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     notebooks = {f"notebooks/{path.stem}.md" for path in (ROOT / "docs" / "notebooks").iterdir()}
-    assert set(re.findall(r"(\S+\.md)", navigation)) == {page.name for page in PAGES[1:]} | notebooks
+    gallery = {f"gallery/{path.name}" for path in (ROOT / "docs" / "gallery").glob("*.md")}
+    assert (
+        set(re.findall(r"(\S+\.md)", navigation)) == {page.name for page in PAGES[1:]} | notebooks | gallery
+    )
 
 
 def test_every_job_file_is_valid():

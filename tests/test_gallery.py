@@ -1,0 +1,174 @@
+"""The gallery: its jobs leave out no method, its pages are of these jobs, and one command makes a page."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from everything import METHODS
+from PIL import Image
+
+from gallery import main
+from gallery_pages import ABSENT, index, page
+from gallery_standings import PAID, _lead, _level, standings
+from mpifed.algorithms import ALGORITHMS
+from mpifed.config.job import Config
+from mpifed.config.tuning import tuning
+from mpifed.core.errors import ConfigError
+from mpifed.problems import PROBLEMS
+
+ROOT = Path(__file__).parent.parent
+JOBS = {path.stem: path for path in sorted((ROOT / "jobs/gallery").glob("*.toml"))}
+PAGES = ROOT / "docs/gallery"
+SHOWN = sorted(path.stem for path in PAGES.glob("*.md") if path.stem != "index")
+TWO = """# Two methods.
+rounds = 9
+[problem]
+name = "Saddle"
+clients = 2
+d = 3
+[oracle]
+noise = { name = "gaussian", scale = 0.1 }
+[run]
+group = "all"
+eval_every = 3
+out = "runs/Saddle"
+[tune]
+runs = 2
+seeds = 1
+fresh = 3
+methods = [{ name = "LocalSGDA", q = 2 }, { name = "SmoothedGDA", eta_x = 0.1, eta_y = 0.1, p = [0.1, 1.0] }]
+"""
+
+
+def solves(method: str, table: dict) -> bool:
+    """Whether the package takes the method for the problem of a job."""
+    try:
+        Config.from_table(table | {"algorithm": {"name": method, **METHODS[method][0]}})
+    except ConfigError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("problem", JOBS)
+def test_a_job_lists_every_method_that_solves_its_problem(problem):
+    search = tuning(JOBS[problem])
+    table = search.table
+    listed = [cell.space.name for cell in search.cells]
+    fitting = {method for method in ALGORITHMS if solves(method, table)}
+    assert set(listed) == fitting and len(listed) == len(fitting), (
+        f"jobs/gallery/{problem}.toml lacks {sorted(fitting - set(listed))}, has beside what solves its "
+        f"problem {sorted(set(listed) - fitting)}"
+    )
+    assert table["problem"]["name"] == problem and search.out == Path("runs/gallery", problem)
+
+
+def test_every_problem_has_a_job_or_a_reason():
+    assert set(JOBS) | set(ABSENT) == set(PROBLEMS) and not set(JOBS) & set(ABSENT)
+
+
+@pytest.mark.parametrize("problem", SHOWN)
+def test_a_page_is_of_its_job(problem):
+    """It is generated from runs that are not here: it has the methods of the job, each once."""
+    lines = (PAGES / f"{problem}.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.split(" | ") for line in lines if line[:2] == "| " and line[2].isdigit()]
+    listed = [cell.space.name for cell in tuning(JOBS[problem]).cells]
+    assert sorted(row[1] for row in rows) == sorted(listed)
+    path = PAGES / f"{problem}.png"
+    assert Image.open(path).width == 1200 and path.stat().st_size < 120_000
+    assert (PAGES / f"{problem}_small.png").stat().st_size < 12_000
+
+
+def test_the_index_is_of_the_pages():
+    assert (PAGES / "index.md").read_text(encoding="utf-8") == index(PAGES)
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert re.findall(r"gallery/(\w+)\.md", nav) == ["index", *SHOWN]
+
+
+def test_one_command_makes_a_page(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gallery.py", "--jobs", "jobs", "--pages", "docs", "Saddle"])
+    Path("jobs").mkdir()
+    Path("jobs/Saddle.toml").write_text(TWO)
+    assert main() == 0, capfd.readouterr().err
+    text = Path("docs/Saddle.md").read_text(encoding="utf-8")
+    assert "| 2 | " in text and "| 3 | " not in text and "p = " in text and "rounds = 9" in text
+    assert Image.open("docs/Saddle.png").width == 1200
+    assert "[Saddle](Saddle.md)" in Path("docs/index.md").read_text(encoding="utf-8")
+
+
+def test_a_name_without_a_job_is_told(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["gallery.py", "Sadle"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and "no job 'Sadle'" in error and "'Saddle'" in error
+
+
+class Named:
+    """What a lead asks of an entry."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+
+def test_leads_are_told_by_ratio_and_interval():
+    ahead, next_, lost, level = (Named(name) for name in ("ahead", "next", "lost", "level"))
+    lead = _lead(
+        [
+            (ahead, {1: 1.0, 2: 1.1, 3: 0.9}),
+            (level, {1: 1.2, 2: 0.9, 3: 1.1}),
+            (next_, {1: 2.0, 2: 2.1, 3: 1.9}),
+            (lost, {1: 3.0, 2: np.nan, 3: 3.0}),
+        ],
+        True,
+    )
+    assert (lead.first, lead.second, lead.rivals, lead.behind) == (ahead, level, 3, 2)
+    assert lead.ahead == pytest.approx(10 ** (0.2 / 3)) and lead.low < 1 < lead.high
+
+
+def test_the_level_is_what_the_middle_method_comes_to():
+    assert _level([0.7, 0.012, 0.0345], maximised=False) == 0.035
+    assert _level([0.3, 0.9449, 0.958, 0.2], maximised=True) == 0.3
+    assert _level([0.3, 0.9449, 0.958], maximised=True) == 0.94
+    assert _level([0.0, 0.0, 0.4], maximised=True) == 0
+
+
+def test_costs_are_those_of_the_first_evaluation_at_the_level(tmp_path, monkeypatch):
+    """By hand, from the runs' own numbers."""
+    import mpifed
+
+    monkeypatch.chdir(tmp_path)
+    Path("Saddle.toml").write_text(TWO)
+    search = tuning("Saddle.toml")
+    for cell in search.cells:
+        for seed in (100, 101):
+            settings = cell.space.costliest
+            table = cell.config(settings, seed).table()
+            table["run"]["out"] = f"runs/Saddle/best/{cell.method}-{seed}"
+            mpifed.run(Config.from_table(table))
+    found = standings(Path("Saddle.toml"))
+    first = found.entries[0]
+    assert len(first.paid) == len(PAID) == 3
+    for run in first.setting.runs:
+        values = run.metrics["error"]
+        at = int(run.metric_rounds[np.flatnonzero(values <= found.level)[0]])
+        paid = {axis: cost[run.config["seed"]] for axis, cost in first.paid.items()}
+        row = np.searchsorted(run.costs["round"], at)
+        sent = run.costs["bytes_up"][row] + run.costs["bytes_down"][row]
+        assert paid == {"rounds": at, "oracle calls": run.costs["oracle_calls"][row], "bytes": sent}
+    finals = [np.mean([*one.finals.values()]) for one in found.entries]
+    assert finals == sorted(finals) and found.ratios
+    worst = [max(min(run.metrics["error"]) for run in one.setting.runs) for one in found.entries]
+    assert 1 <= found.level / max(worst) <= 1.1  # of two methods the second one counts, rounded up
+    assert page(found, Path("Saddle.toml")).count("\n| ") == 2 + 1
+
+
+def test_runs_that_lack_are_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("Saddle.toml").write_text(TWO)
+    with pytest.raises(ValueError, match="expected a run file"):
+        standings(Path("Saddle.toml"))
