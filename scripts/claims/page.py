@@ -191,10 +191,9 @@ def sides(pair: Pair, claim: Claim) -> str:
 
 def outcome(pairs: Sequence[Pair]) -> str:
     """Whether a method's pairs hold, with their rivals where they do not agree."""
-    states = {
-        state: [one.rival for one in pairs if one.state == state] for state in (HOLDS, FAILS, UNDECIDED)
-    }
-    found = {state: rivals for state, rivals in states.items() if rivals}
+    found: dict[str, list[str]] = {}
+    for one in pairs:
+        found.setdefault(one.state, []).append(one.rival)
     if len(found) == 1:
         return next(iter(found)) + (" against all" if len(pairs) > 1 else "")
     return "; ".join(f"{state}: {', '.join(rivals)}" for state, rivals in found.items())
