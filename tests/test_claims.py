@@ -18,6 +18,7 @@ from scipy import stats
 from claims.entries import Claim, Experiment, read
 from claims.figures import draw
 from claims.interval import interval, seeds_needed
+from claims.page import outcome
 from claims.panels import matches, task_title
 from claims.values import figures, worst
 from claims.verdicts import judge, verdict
@@ -146,9 +147,9 @@ def test_every_pair_has_to_hold_and_one_of_several_where_that_is_claimed():
         for name, end in (("New", 0.1), ("Newer", 0.7), ("Old", 0.5))
         for seed in range(3)
     ]
-    both = claim(better=["New", "Newer"])
-    found = judge(both, panel(*runs))
+    found = judge(claim(better=["New", "Newer"]), panel(*runs))
     assert found.state == "fails" and found.deciding.subject == "Newer" and len(found.pairs) == 2
+    assert [outcome(found.pairs), outcome(found.pairs[:1])] == ["holds: Old; fails: Old", "holds"]
     assert state(claim(better=["New", "Newer"], all=False), panel(*runs)) == "holds"
     assert state(claim(better=["Newer"], than=["New", "Old"], all=False), panel(*runs)) == "fails"
 
