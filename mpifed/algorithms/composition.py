@@ -38,7 +38,7 @@ from pydantic import Field
 from mpifed.core.adaptive import FirstMatrix, Identity, Matrix, adaptive
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
-from mpifed.core.schedules import Rate
+from mpifed.core.schedules import Rate, Weight
 from mpifed.core.settings import Preset, hyperparameters
 
 __all__ = ["MFCGD", "AdaMFCGD", "chain_rule"]
@@ -51,13 +51,13 @@ class AdaMFCGD(Algorithm):
     q: int = Field(ge=1, description="steps per round: q - 1 local ones and the aggregated one")
     gamma: float = Field(default=0.1, ge=0, description="step size γ")
     eta: Rate = Field(default=1.0, validate_default=True, description="step η_t, multiplies γ")
-    alpha: Rate = Field(
+    alpha: Weight = Field(
         default=0.1, validate_default=True, description="weight α_{t+1} of the fresh value in h"
     )
-    beta: Rate = Field(
+    beta: Weight = Field(
         default=0.1, validate_default=True, description="weight β_{t+1} of the fresh Jacobian in u"
     )
-    varrho: Rate = Field(
+    varrho: Weight = Field(
         default=0.1, validate_default=True, description="weight ϱ_{t+1} of the fresh gradient in v"
     )
     C_g: float = Field(default=math.inf, gt=0, description="bound on the Frobenius norm of u")

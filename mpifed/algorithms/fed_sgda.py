@@ -27,7 +27,7 @@ from pydantic import Field
 from mpifed.algorithms.snapshots import gradients, keep_snapshot, snapshot_of
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
-from mpifed.core.schedules import Rate
+from mpifed.core.schedules import Rate, Weight
 from mpifed.core.settings import hyperparameters
 
 __all__ = ["FedSGDAM", "FedSGDAPlus"]
@@ -72,10 +72,10 @@ class FedSGDAM(Algorithm):
     Q: int = Field(ge=1, description="local steps per round")
     eta_x: Rate = Field(description="step size of x (descent)")
     eta_y: Rate = Field(description="step size of y (ascent)")
-    alpha: Rate = Field(
+    alpha: Weight = Field(
         default=0.1, validate_default=True, description="weight of the fresh gradient in u (x)"
     )
-    beta: Rate = Field(
+    beta: Weight = Field(
         default=0.1, validate_default=True, description="weight of the fresh gradient in v (y)"
     )
     order: Literal["stem", "after"] = Field(

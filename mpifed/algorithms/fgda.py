@@ -39,7 +39,7 @@ from mpifed.algorithms.fgda_readings import READINGS, STEPS_OF_Y
 from mpifed.core.adaptive import FirstMatrix, Identity, Matrix, adaptive
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
-from mpifed.core.schedules import Rate
+from mpifed.core.schedules import Rate, Weight
 from mpifed.core.settings import Preset, hyperparameters
 
 __all__ = ["FGDA", "AdaFGDA"]
@@ -55,10 +55,10 @@ class AdaFGDA(Algorithm):
     gamma: float = Field(default=0.1, ge=0, description="step size γ of x")
     lam: float = Field(default=0.1, ge=0, description="step size λ of y")
     eta: Rate = Field(default=1.0, validate_default=True, description="mixing step η_t of both blocks")
-    alpha: Rate = Field(
+    alpha: Weight = Field(
         default=0.1, validate_default=True, description="weight α_{t+1} of the fresh gradient in v (y)"
     )
-    beta: Rate = Field(
+    beta: Weight = Field(
         default=0.1, validate_default=True, description="weight β_{t+1} of the fresh gradient in w (x)"
     )
     sync_estimator: Literal["stem", "local", "mean_after", "box"] = Field(

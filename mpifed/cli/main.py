@@ -30,6 +30,7 @@ from mpifed.cli.measure import measure
 from mpifed.cli.new import new
 from mpifed.cli.run_options import report_option, verbosity
 from mpifed.cli.status import status
+from mpifed.cli.tune import tune
 from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.world import world
@@ -39,7 +40,7 @@ from mpifed.storage.ownership import REPORT_FILES, expect_own
 __all__ = ["main"]
 
 #: Commands that a signal ends in order.
-_RUNS = ("run", "resume", "sweep")
+_RUNS = ("run", "resume", "sweep", "tune")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -59,6 +60,7 @@ def cli(context, whole):
     mpifed export runs/a --to model.safetensors          the trained network, for torch
     mpifed list; mpifed info AdaFGDA; mpifed info run    what there is, and what it takes
     mpifed new job; mpifed new method; mpifed new problem   a file to start from
+    mpifed tune JOB                                      the best settings of every method, at the same cost
     mpifed measure JOB                                   what theorems assume, measured along its run
     mpirun -n 2 mpifed bench comm JOB; mpifed scale      a round of JOB on up to 4,096 ranks, predicted
     """
@@ -219,7 +221,7 @@ def _carry_out(comm, job, report_in: str | None) -> None:
             raise click.UsageError(f"the run is done, but its report could not be written: {fault}") from None
 
 
-for _command in (bench, export, info, launch, list_, measure, new, report, scale, schema, status):
+for _command in (bench, export, info, launch, list_, measure, new, report, scale, schema, status, tune):
     cli.add_command(_command)
 
 

@@ -24,7 +24,7 @@ from mpifed.core.mirrors import MIRRORS, Mirror
 from mpifed.core.noise import NOISES, Noise
 from mpifed.core.participation import LAWS, Law, Probabilities
 from mpifed.core.proximal import PROXIMALS, Proximal
-from mpifed.core.schedules import SCHEDULES, Rate
+from mpifed.core.schedules import SCHEDULES, Rate, Weight
 from mpifed.core.sets import SETS, Set
 from mpifed.core.units import Kind, plain
 from mpifed.data.partition import PARTITIONS, Partition
@@ -51,6 +51,7 @@ TOP = ("seed", "rounds", "output", "record", "metrics")
 #: Names for annotations that are choices.
 CHOICES = (
     (Rate, "number or schedule"),
+    (Weight, "number or schedule"),
     (Decay, "number or schedule, < 1"),
     (Matrix, "matrix"),
     (Noise, "noise"),

@@ -33,7 +33,7 @@ from mpifed.config.job import Config
 from mpifed.config.tables import expect_shallow, override, put, read_table
 from mpifed.core.errors import ConfigError, cut, shown
 
-__all__ = ["Variant", "expand", "folder_names", "taken", "twice", "variants"]
+__all__ = ["Variant", "expand", "folder_names", "settings_name", "taken", "twice", "variants"]
 
 #: Longest name of a run's folder; a longer one is cut and ends in a digest.
 LONGEST = 120
@@ -90,6 +90,11 @@ def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
     for text in overrides:
         override(table, text)
     expect_shallow(table)
+    if "tune" in table:
+        raise ConfigError(
+            f"{cut(str(path))} has a [tune], a search for the best settings: start it with `mpifed tune`, "
+            "which writes a file with a [sweep]"
+        )
     choices = table.pop("sweep", None)
     tables = choices if isinstance(choices, list) else [choices]
     if not tables or not all(isinstance(one, dict) and one for one in tables):
@@ -151,6 +156,11 @@ def folder_names(combinations: list[dict]) -> list[str]:
         if not twice(names):
             break
     return names
+
+
+def settings_name(settings: dict) -> str:
+    """A name for the folder of one flat table, which has all of its settings."""
+    return _name({_short(key, list(settings)): value for key, value in settings.items()})
 
 
 def twice(names: list[str]) -> str:

@@ -195,6 +195,10 @@ class Config(Strict, BaseModel):
             raise ConfigError(
                 "the job file has a [sweep], which makes many runs: start it with `mpifed sweep`"
             )
+        if "tune" in table:
+            raise ConfigError(
+                "the job file has a [tune], a search for the best settings: start it with `mpifed tune`"
+            )
         settings = {key: value for key, value in table.items() if key != "plugins"}
         (method, rest), (kind, of_problem) = (
             _part(settings, section, group)

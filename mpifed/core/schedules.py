@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 from mpifed.core.errors import shown
 from mpifed.core.settings import choice, hyperparameters
 
-__all__ = ["Constant", "Power", "Squared", "Steps", "Rate", "SCHEDULES", "largest"]
+__all__ = ["Constant", "Power", "Squared", "Steps", "Rate", "Weight", "SCHEDULES", "largest"]
 
 
 @hyperparameters
@@ -87,6 +87,9 @@ def _number(value):
 
 #: A constant or a schedule.
 Rate: Any = Annotated[choice("schedule", SCHEDULES), BeforeValidator(_number)]
+#: A rate that weighs what is fresh against what is kept: it takes what a rate takes, and a search goes no
+#: further than 1.
+Weight: Any = Annotated[Rate, "weight"]
 
 
 def largest(rate: Rate) -> float:

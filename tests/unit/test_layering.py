@@ -25,6 +25,7 @@ RULES = {
     "storage": "simulation parallel core",
     "running": "storage simulation config parallel core",
     "report": "storage config theory core",
+    "tuning": "report running storage simulation config parallel core",
     "scaling": "simulation storage config parallel core",
     "assumptions": "simulation storage config parallel core",
 }
@@ -35,6 +36,7 @@ USERS = {
     "matplotlib": ("report/", "scaling/", "assumptions/"),
     "rich": ("report/", "scaling/", "assumptions/", "cli/"),
     "click": ("cli/",),
+    "optuna": ("tuning/proposals.py",),
     "safetensors": ("simulation/weights.py", "storage/weights.py"),
 }
 

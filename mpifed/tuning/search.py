@@ -1,0 +1,227 @@
+"""The search for one method under one task: brackets of successive halving until the budget is spent.
+
+A bracket begins with some settings for a ninth of the rounds. The best third goes on to a third of the rounds
+with several seeds, and the best third of these to all rounds. The first bracket covers the space evenly,
+later ones follow what has been found; a share of the budget is kept for going on past the end of a range that
+the best lies at.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpifed.config.ranges import Range
+from mpifed.config.tuning import Cell
+from mpifed.core.errors import ConfigError
+from mpifed.tuning.proposals import Point, guided, settings_of, spread
+from mpifed.tuning.trials import Asked, Probe, Seen
+
+__all__ = ["Search", "Trial", "levels"]
+
+#: One of so many goes on to the next rung, which has so many times as many rounds.
+THIRD = 3
+#: Settings that a bracket begins with, and at the most.
+USUAL, MOST = 9, 27
+#: Share of the budget that is kept for what lies past the ends of ranges.
+KEPT = 0.25
+#: How far past an end other settings may move away from the best, in the logarithm of 10.
+AROUND = 0.5
+#: Times that settings which cannot be run are replaced.
+ATTEMPTS = 5
+
+
+def levels(rounds: int) -> list[int]:
+    """The rounds of the rungs: a ninth, a third and all, each at least 1."""
+    return sorted({max(1, round(rounds / THIRD**k)) for k in range(3)})
+
+
+@dataclass
+class Trial:
+    """Some values of the open settings, and what they have come to.
+
+    Attributes:
+        point: the values as numbers; ``settings`` themselves, by their dotted names.
+        bracket: the number of the bracket that they were proposed in.
+        seen: (rounds, seed) → what was found.
+    """
+
+    point: Point
+    settings: dict[str, Any]
+    bracket: int
+    seen: dict[tuple[int, int], Seen] = field(default_factory=dict)
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of the last rung that it was in."""
+        return max(rounds for rounds, _ in self.seen)
+
+    def values(self, rounds: int) -> list[float]:
+        """One a seed, after ``rounds``."""
+        return [one.value for (reached, _), one in self.seen.items() if reached == rounds]
+
+    @property
+    def calls(self) -> int:
+        """Oracle calls of all its runs."""
+        seeds = {seed for _, seed in self.seen}
+        return sum(max(one.calls for (_, own), one in self.seen.items() if own == seed) for seed in seeds)
+
+
+class Search:
+    """One method under one task. It asks for runs and is told what they have come to; it computes nothing.
+
+    Args:
+        budget: oracle calls.
+        sign: 1 where less of the metric is better, -1 where more is.
+    """
+
+    def __init__(self, cell: Cell, seeds: int, budget: int, probe: Probe, sign: int):
+        self.cell, self.budget, self.probe, self.sign = cell, budget, probe, sign
+        self.seeds = [cell.seed + k for k in range(seeds)]
+        self.rungs = levels(cell.rounds)
+        self.open = dict(cell.space.open)
+        self.trials: list[Trial] = []
+        self.refused: list[Point] = []
+        self.dropped: list[Trial] = []
+
+    @property
+    def spent(self) -> int:
+        """Oracle calls so far."""
+        return sum(trial.calls for trial in self.trials)
+
+    @property
+    def best(self) -> Trial | None:
+        """The best of those that were run for all rounds; ``None`` before there are any."""
+        done = [trial for trial in self.trials if trial.seen and trial.rounds == self.rungs[-1]]
+        return min(done, key=lambda trial: self.rank(trial, self.rungs[-1]), default=None)
+
+    def rank(self, trial: Trial, rounds: int) -> tuple[int, float]:
+        """Less is better: runs without a finite value, then the mean."""
+        values = trial.values(rounds)
+        mean = self.sign * math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.inf
+        return sum(not math.isfinite(value) for value in values), mean
+
+    def edges(self) -> dict[str, Range]:
+        """The settings of the best that lie at the end of their range, and what is past it."""
+        best = self.best
+        found = {
+            key: one.beyond(number)
+            for (key, one), number in zip(self.open.items(), best.point if best else ())
+            if isinstance(one, Range)
+        }
+        return {key: more for key, more in found.items() if more}
+
+    def carry_out(self) -> Generator[list[Asked], Sequence[Seen], None]:
+        """Yield the runs of one rung after another, and take what each has come to."""
+        if not self.open:
+            yield from self._bracket([()], [self.rungs[-1]])
+            return
+        kept = self._kept()
+        while True:
+            left = self.budget - self.spent
+            count, edges = self._fitting(left - kept), {}
+            if not count:
+                count, edges = self._fitting(left), self.edges()
+            points = self._proposed(count, edges) if count else []
+            if not points:
+                return
+            yield from self._bracket(points, self.rungs)
+
+    def _kept(self) -> float:
+        """What is kept for past the ends of ranges, which one bracket at least must be able to use."""
+        extends = any(isinstance(one, Range) and not one.whole for one in self.open.values())
+        least = self._cost(THIRD)
+        return max(KEPT * self.budget, least) if extends and self.budget >= 2 * least else 0
+
+    def _seeds(self, rung: int, rungs: Sequence[int]) -> list[int]:
+        """One seed at first, all of them from the middle on."""
+        return self.seeds[:1] if rung == 0 and len(rungs) > 1 else self.seeds
+
+    def _cost(self, count: int) -> int:
+        """Oracle calls of a bracket of ``count`` settings, at the most."""
+        total = 0
+        for rung, rounds in enumerate(self.rungs):
+            before = (
+                len(self._seeds(rung - 1, self.rungs)) * self.probe.calls(self.rungs[rung - 1]) if rung else 0
+            )
+            total += count * (len(self._seeds(rung, self.rungs)) * self.probe.calls(rounds) - before)
+            count = _third(count)
+        return total
+
+    def _fitting(self, budget: float) -> int:
+        """Settings of the next of some brackets of about the usual size that use up a budget, 0 for none."""
+        share = budget / max(1, budget // self._cost(USUAL))
+        return max((count for count in range(1, MOST + 1) if self._cost(count) <= share), default=0)
+
+    def _proposed(self, count: int, edges: Mapping[str, Range]) -> list[Point]:
+        """New settings that can be run, fewer where there are no more.
+
+        Raises:
+            ConfigError: none of those that were proposed can be run; says why the last one cannot.
+        """
+        within = self._past(edges) if edges else self.open
+        self.open |= {key: self.open[key].with_(more) for key, more in edges.items()}
+        sound: list[Point] = []
+        fault = None
+        for attempt in range(ATTEMPTS):
+            label = f"{self.cell.seed} {self.cell.task} {self.cell.method} {len(self.trials)} {attempt}"
+            seed, known = (
+                zlib.crc32(label.encode()),
+                [trial.point for trial in self.trials] + self.refused + sound,
+            )
+            if edges or not self.trials:
+                points = spread(within, count - len(sound), seed, known)
+            else:
+                points = guided(self.open, count - len(sound), seed, self._ranked() + self.refused + sound)
+            for point in points:
+                try:
+                    self.cell.config(settings_of(self.open, point))
+                    sound.append(point)
+                except ConfigError as error:
+                    self.refused.append(point)
+                    fault = error
+            if len(sound) == count:
+                break
+        if fault and not self.trials and not sound:
+            raise fault
+        return sound
+
+    def _past(self, edges: Mapping[str, Range]) -> dict:
+        """The space past the ends: the next decade of the settings at one, the others around the best."""
+        near = {}
+        for (key, one), number in zip(self.open.items(), self.best.point):
+            if isinstance(one, Range) and not one.whole:
+                low, high = number / 10**AROUND, number * 10**AROUND
+                one = edges.get(key) or one.within(low, high)
+            near[key] = one
+        return near
+
+    def _ranked(self) -> list[Point]:
+        """The points so far, the best first: those that have gone further, then the better ones there."""
+        key = {trial.point: (-trial.rounds, *self.rank(trial, trial.rounds)) for trial in self.trials}
+        return sorted(key, key=key.__getitem__)
+
+    def _bracket(
+        self, points: Sequence[Point], rungs: Sequence[int]
+    ) -> Generator[list[Asked], Sequence[Seen], None]:
+        number = self.trials[-1].bracket + 1 if self.trials else 1
+        trials = [Trial(point, settings_of(self.open, point), number) for point in points]
+        self.trials += trials
+        for rung, rounds in enumerate(rungs):
+            wanted = [(trial, seed) for trial in trials for seed in self._seeds(rung, rungs)]
+            begun = {(id(trial), seed) for trial in trials for _, seed in trial.seen}
+            seen = yield [
+                Asked(trial.settings, seed, rounds, (id(trial), seed) not in begun) for trial, seed in wanted
+            ]
+            for (trial, seed), one in zip(wanted, seen, strict=True):
+                trial.seen[rounds, seed] = one
+            ranked = sorted(trials, key=lambda trial: self.rank(trial, rounds))
+            trials = ranked[: _third(len(ranked))] if rounds != rungs[-1] else []
+            self.dropped += ranked[len(trials) :]
+
+
+def _third(count: int) -> int:
+    return max(1, count // THIRD)

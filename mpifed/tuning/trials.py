@@ -1,0 +1,168 @@
+"""What a search computes: two rounds of each method, to learn what it costs, then runs in folders."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpifed.config.grids import settings_name
+from mpifed.config.job import Config
+from mpifed.config.tuning import Cell
+from mpifed.core.errors import ConfigError
+from mpifed.core.settings import near_miss
+from mpifed.core.splits import of_split
+from mpifed.parallel.comm import SerialComm
+from mpifed.report.values import twin
+from mpifed.running.resume import is_done
+from mpifed.running.run import run
+from mpifed.simulation.simulation import NonFiniteError, Simulation
+from mpifed.storage.folder import Folder
+from mpifed.storage.ownership import is_own
+from mpifed.storage.results import load
+
+__all__ = ["Alone", "Asked", "Probe", "Seen", "carry_out", "discard", "place", "probe"]
+
+#: Rounds between checkpoints of trials of a job that wants none: the next rung goes on from the last one.
+CHECKPOINTS = 50
+
+
+class Alone(SerialComm):
+    """One rank of many, which computes by itself, on its own share of the node's devices and cores."""
+
+    def __init__(self, comm: SerialComm):
+        self.local_rank, self.local_size = comm.local_rank, comm.local_size
+
+
+class Asked(NamedTuple):
+    """A run that a search wants: values of the open settings by their dotted names, a seed, how many rounds.
+
+    ``begins`` is false where an earlier rung has run it for fewer rounds.
+    """
+
+    settings: dict[str, Any]
+    seed: int
+    rounds: int
+    begins: bool
+
+
+class Seen(NamedTuple):
+    """What a run has come to: the deciding metric, NaN where it has diverged, and its oracle calls."""
+
+    value: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the first rounds tell of a method under a task.
+
+    Attributes:
+        first, each: oracle calls of the start and round 1, and of a later round, with the largest whole
+            numbers.
+        metrics: the names, those that decide on a split of their own among them.
+        maximised: those of which more is better.
+        held_out: the metrics of test samples, if there are any.
+    """
+
+    first: int
+    each: int
+    metrics: list[str]
+    maximised: list[str]
+    held_out: bool
+
+    def calls(self, rounds: int) -> int:
+        """Oracle calls of a run, about; as many at the most where every round costs the same."""
+        return self.first + (rounds - 1) * self.each
+
+    def deciding(self, metric: str | None) -> str:
+        """The metric that decides.
+
+        Raises:
+            ConfigError: there is no such metric, or it is of the test data.
+        """
+        if not self.metrics:
+            raise ConfigError("the problem has no metrics, by which settings could be chosen")
+        metric = metric or self.metrics[0]
+        if metric not in self.metrics:
+            raise ConfigError(f"tune.metric: no metric {metric!r}: {near_miss(metric, self.metrics)}")
+        judged = twin(metric, self.metrics)
+        elsewhere = metric.startswith(
+            (of_split("train", ""), of_split("client", ""), of_split("validation", ""))
+        )
+        if self.held_out and judged == metric and not elsewhere:
+            raise ConfigError(
+                f"{metric} is a metric of the test data, which must not choose settings: set "
+                "problem.validation, e.g. to 0.2, to hold out a share of the training data for that"
+            )
+        return judged
+
+
+def probe(cell: Cell, comm: SerialComm) -> Probe:
+    """Start the method, evaluate, and go two rounds; no files are written.
+
+    Raises:
+        CollectiveError: the job cannot be set up.
+    """
+    simulation = Simulation(cell.config(cell.space.costliest), comm)
+    with simulation.transport:
+        simulation.start()
+        metrics = simulation.evaluate(simulation.shared)
+        simulation.step()
+        first = simulation.rounds.costs.oracle_calls
+        simulation.step()
+    each = simulation.rounds.costs.oracle_calls - first
+    held_out = bool(simulation.problem.test_rows)
+    return Probe(first, each, [*metrics], sorted(simulation.metrics.maximised), held_out)
+
+
+def place(out: Path, cell: Cell, settings: dict[str, Any], seed: int) -> Path:
+    """The folder of a run, named by its open settings."""
+    name = settings_name(settings) if settings else "fixed"
+    return out / "trials" / cell.task / cell.method / name / f"seed={seed}"
+
+
+def carry_out(folder: Path, cell: Cell, asked: Asked, metric: str, comm: SerialComm) -> Seen:
+    """Run to a number of rounds, from where an earlier rung or an interruption has left it.
+
+    Raises:
+        Stopped, KeyboardInterrupt: a signal came.
+        CollectiveError: the run cannot be carried out.
+    """
+    config = _config(cell.config(asked.settings, asked.seed), asked, folder)
+    if not is_done(Folder(folder), config):
+        with contextlib.suppress(NonFiniteError):
+            run(config, comm)
+    return _seen(folder, asked.rounds, metric)
+
+
+def _config(config: Config, asked: Asked, folder: Path) -> Config:
+    """A run with fewer rounds; steps by theorems stay those of the whole run."""
+    changes = {
+        "out": str(folder),
+        "checkpoint_every": config.run.checkpoint_every or CHECKPOINTS,
+        "keep": 1,
+        "progress": False,
+        "tensorboard": False,
+        "on_rank_failure": "abort",
+        "overwrite": config.run.overwrite and asked.begins,
+    }
+    return config.model_copy(update={"rounds": asked.rounds, "run": config.run.model_copy(update=changes)})
+
+
+def _seen(folder: Path, rounds: int, metric: str) -> Seen:
+    """What a run had come to after ``rounds``, however far it has gone since."""
+    found = load(folder)
+    calls = int(found.costs["oracle_calls"][found.costs["round"] <= rounds][-1])
+    values = found.metrics[metric][found.metric_rounds <= rounds]
+    diverged = found.diverged and found.costs["round"][-1] <= rounds
+    return Seen(float("nan") if diverged or not len(values) else float(np.float64(values[-1])), calls)
+
+
+def discard(folder: Path) -> None:
+    """Drop the checkpoints of a run that does not go on; its results stay."""
+    for path in filter(is_own, Folder(folder).checkpoints()):
+        path.unlink(missing_ok=True)
