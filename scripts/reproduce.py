@@ -1,18 +1,25 @@
 #!/usr/bin/env python3
-"""The papers' figures, from the job files in jobs/papers.
+"""The papers' experiments and claims, from the job files in jobs/papers.
 
 python scripts/reproduce.py [NAME ...] [options] [KEY=VALUE ...]
+python scripts/reproduce.py --claims [FILE] [NAME ...] [options]
 
-Without a NAME it lists them. With some, with ``all``, or with ``--paper`` and the key of a paper, it carries
-out the sweeps, draws ``figure.png`` with the best setting of every method in each panel, and writes the
-report beside it. What is done already is passed over, so the same command goes on after an interruption.
+Without a NAME it lists the experiments. With some, with ``all``, or with ``--paper`` and the key of a paper,
+it searches each method's settings, runs what it has found and what the paper states, draws ``figure.png``
+and writes the report beside it. What is done already is passed over, so the same command goes on after an
+interruption.
 
-The job files are small enough for two cores and some minutes; ``--full`` takes the sizes of the papers.
+``--claims`` runs what is missing for the claims of a file (those of jobs/papers/claims.toml; or for the
+experiments and claims named), judges them, and writes docs/experiments.md. Job files are looked for beside
+the file.
+
+The job files are small enough for two cores and some minutes; ``--full`` takes those of the papers' sizes.
 ``--launch`` makes a job array for Slurm of each instead; draw with the same command and ``--draw`` when it
 has ended.
 
 python scripts/reproduce.py wgan_by_regularisation
 python scripts/reproduce.py --paper shen2024
+python scripts/reproduce.py --claims --draw
 python scripts/reproduce.py fair_classes --full --launch "--ranks-per-node 10 --parts 18 --time 1-0"
 python scripts/reproduce.py fair_classes --full --draw
 """
@@ -20,212 +27,27 @@ python scripts/reproduce.py fair_classes --full --draw
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import shlex
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from matplotlib.figure import Figure
-
+from claims import page
+from claims.carrying_out import carry_out, commands, launch
+from claims.entries import Book, read
+from claims.figures import draw
+from claims.panels import Panel, read_panel
 from mpifed.config.tables import read_table
+from mpifed.core.errors import ConfigError
 from mpifed.core.settings import near_miss
-from mpifed.report.comparison import Rule, Setting, best, settings_of
-from mpifed.report.figures import STYLES
+from mpifed.report.comparison import Rule
 from mpifed.report.report import report
-from mpifed.storage.results import find_runs, load
-from mpifed.theory import Prescription
-from mpifed.theory.wang_kale import theorem_2, theorem_6
 
-JOBS = Path(__file__).resolve().parent.parent / "jobs/papers"
-SEEDS = "sweep.seed=[0, 1, 2, 3, 4]"
+ROOT = Path(__file__).resolve().parent.parent
+CLAIMS = ROOT / "jobs/papers/claims.toml"
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """What a figure shows.
-
-    Attributes:
-        source: the paper's key in references.bib.
-        metric: decides which setting is best, and is drawn.
-        panels: settings of which every value has its own panel; ``a|b`` where methods name it differently.
-        full: changes to the job file that take it to the paper's size.
-        also: further metrics, a row of panels each.
-        bound: what a theorem says of the metric at the end, drawn as a level.
-    """
-
-    source: str
-    metric: str
-    panels: tuple[str, ...] = ()
-    full: tuple[str, ...] = (SEEDS,)
-    also: tuple[str, ...] = ()
-    bound: Callable[[Setting], float] | None = None
-
-
-def theorem_of(setting: Setting) -> Prescription:
-    """The step and the bound of Wang & Kale n.d.: Theorem 2 for LESGD, Theorem 6 for LSGD."""
-    settings = setting.settings
-    L, sigma = (
-        settings["problem.smooth"] + settings["problem.skew"],
-        settings["oracle.noise.scale"] * math.sqrt(settings["problem.d"]),
-    )
-    rest = (
-        settings["algorithm.K"],
-        settings["rounds"],
-        settings["problem.clients"],
-        settings["problem.radius"],
-    )
-    return (theorem_2 if setting.name == "LESGD" else theorem_6)(L, sigma, *rest)
-
-
-# The papers, by their keys in references.bib.
-ADAFGDA = "huang2024adafgda"
-FEDNSGDAM = "zhang_nd_fednsgdam"
-SLIPPAX = "wang_nd_slippax"
-MFCGD = "huang_nd_mfcgd"
-FESSGDA = "shen2024fessgda"
-
-AUC = (SEEDS, "rounds=1000", "oracle.batch_size=64")
-RESNET_AUC = (*AUC, "algorithm.q=20", 'problem.model={name="resnet50"}')
-TEXT = (SEEDS, 'problem.model={name="rnn", hidden=4096}', "problem.length=40", "rounds=2000")
-EXPERIMENTS = {
-    "saddle_by_heterogeneity": Experiment(ADAFGDA, "error", ("problem.s",)),
-    "auc_mnist": Experiment(ADAFGDA, "auc", full=AUC),
-    "auc_cifar10": Experiment(ADAFGDA, "auc", full=(*AUC, 'problem.model="cnn7"')),
-    "auc_cifar100": Experiment(ADAFGDA, "auc", full=(*RESNET_AUC, 'problem.dataset="cifar100"')),
-    "auc_tiny_imagenet": Experiment(ADAFGDA, "auc", full=RESNET_AUC),
-    "auc_pneumonia": Experiment(ADAFGDA, "auc", full=RESNET_AUC),
-    "universal_perturbation": Experiment(
-        ADAFGDA, "perturbed_accuracy", ("problem.dataset", "algorithm.q"), AUC, also=("accuracy",)
-    ),
-    "auc_texts": Experiment(FEDNSGDAM, "auc", ("problem.dataset", "algorithm.q|algorithm.p"), TEXT),
-    "auc_texts_unequal_ratios": Experiment(FEDNSGDAM, "auc", ("problem.dataset",), TEXT),
-    "heavy_tails_on_a_saddle": Experiment(FEDNSGDAM, "error"),
-    "affine_games": Experiment(SLIPPAX, "err_D", ("problem.smooth", "oracle.noise.name")),
-    "bounds_of_the_theorems": Experiment(
-        SLIPPAX, "err_D", ("rounds",), (), bound=lambda setting: theorem_of(setting).bound
-    ),
-    "composite_game": Experiment(SLIPPAX, "err_c"),
-    "worst_client": Experiment(
-        MFCGD, "objective", full=(SEEDS, "rounds=1000", 'problem.model="mlp"'), also=("worst_loss",)
-    ),
-    "maml_sinusoids": Experiment(MFCGD, "adapted_error", full=(SEEDS, "rounds=5000", 'problem.model="mlp"')),
-    "maml_omniglot": Experiment(
-        MFCGD,
-        "accuracy",
-        (),
-        (SEEDS, "rounds=5000", 'problem.model="conv4"', "problem.size=28", "problem.tests=200"),
-        also=("objective",),
-    ),
-    "wgan_by_regularisation": Experiment(FESSGDA, "squared_distance", ("problem.lam",)),
-    "fair_classes": Experiment(
-        FESSGDA,
-        "worst_accuracy",
-        ("algorithm.K",),
-        (SEEDS, "rounds=2000", "oracle.batch_size=100", 'problem.model="cnn"'),
-        also=("mean_accuracy",),
-    ),
-}
-
-
-def place(name: str, full: bool) -> Path:
-    """The folder of a sweep's runs."""
-    return Path(f"{read_table(JOBS / f'{name}.toml')['run']['out']}{'-full' if full else ''}")
-
-
-def arguments(name: str, full: bool, changes: Sequence[str]) -> list[str]:
-    """The job file and the changes to it."""
-    sizes = EXPERIMENTS[name].full if full else ()
-    return [str(JOBS / f"{name}.toml"), f"run.out={place(name, full)}", *sizes, *changes]
-
-
-def panel_of(setting: Setting, keys: Sequence[str]) -> tuple:
-    """The panel that a setting belongs to: its values of the experiment's ``panels``."""
-    names = (key.split("|") for key in keys)
-    return tuple(next(setting.settings[name] for name in own if name in setting.settings) for own in names)
-
-
-def title_of(panel: tuple, keys: Sequence[str]) -> str:
-    """A panel's values; numbers with their setting's name."""
-    names = (key.partition("|")[0].rpartition(".")[2] for key in keys)
-    return ", ".join(
-        value if isinstance(value, str) else f"{name} = {value}" for name, value in zip(names, panel)
-    )
-
-
-def label_of(setting: Setting, rivals: Sequence[Setting]) -> str:
-    """The method with the settings that were tuned."""
-    own = [one for one in rivals if one.name == setting.name]
-    tuned = [
-        key
-        for key in setting.settings
-        if key.startswith("algorithm.") and len({json.dumps(one.settings.get(key)) for one in own}) > 1
-    ]
-    return " ".join(
-        [setting.name, *(f"{key.removeprefix('algorithm.')}={setting.settings[key]}" for key in tuned)]
-    )
-
-
-def draw(name: str, folder: Path) -> Path:
-    """``figure.png``: for each metric a panel for each value of the experiment's settings."""
-    what = EXPERIMENTS[name]
-    settings = settings_of([load(path) for path in find_runs([folder])])
-    each = tuple(
-        key.removeprefix("algorithm.")
-        for names in what.panels
-        for key in names.split("|")
-        if key.startswith("algorithm.")
-    )
-    rule, groups = Rule(what.metric, each=each), {}
-    for one in settings:
-        groups.setdefault(panel_of(one, what.panels), []).append(one)
-    metrics = (what.metric, *what.also)
-    columns = 2 if len(groups) == 4 else min(3, len(groups))
-    rows = -(-len(groups) // columns)
-    figure = Figure(
-        figsize=(0.8 + 3.4 * columns, 0.4 + 3 * rows * len(metrics)), dpi=100, layout="constrained"
-    )
-    grid = figure.subplots(rows * len(metrics), columns, squeeze=False).reshape(len(metrics), -1)
-    for number, (panel, rivals) in enumerate(sorted(groups.items())):
-        chosen = best(rivals, rule)
-        for cell, metric in zip(grid[:, number], metrics):
-            _draw(cell, metric, {label_of(one, rivals): one for one in chosen}, what.bound)
-            cell.set_title(title_of(panel, what.panels), fontsize=10)
-    for cell in grid[:, len(groups) :].flat:
-        cell.remove()
-    path = folder / "figure.png"
-    figure.savefig(path)
-    report([folder], folder, rule)
-    return path
-
-
-def _draw(cell, metric: str, settings: dict[str, Setting], bound: Callable[[Setting], float] | None) -> None:
-    """Curves with the seeds' deviation.
-
-    The axis is logarithmic where less is better; the band then ends at a tenth of the mean.
-    """
-    for (label, one), style in zip(settings.items(), STYLES):
-        curve, more = one.curve(metric), one.maximises(metric)
-        lower = (
-            curve.mean - curve.deviation
-            if more
-            else np.maximum(curve.mean - curve.deviation, curve.mean / 10)
-        )
-        cell.plot(curve.rounds, curve.mean, label=label, **style)
-        cell.fill_between(curve.rounds, lower, curve.mean + curve.deviation, color=style["color"], alpha=0.16)
-        if bound:
-            cell.axhline(bound(one), color=style["color"], linestyle=":", label=f"bound of {one.name}")
-        cell.set_yscale("linear" if more else "log")
-    cell.set_ylabel(metric)
-    cell.set_xlabel("rounds", fontsize=8)
-    cell.legend(fontsize=6, frameon=False)
-
-
-def main() -> int:
+def options() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -236,52 +58,113 @@ def main() -> int:
         help="a file of jobs/papers without its ending, or all; KEY=VALUE changes settings",
     )
     parser.add_argument(
+        "--claims",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="judge the claims of a file (default jobs/papers/claims.toml) and write the page of them",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs", help="the folder of the page and its pictures (docs)"
+    )
+    parser.add_argument(
         "--paper",
         metavar="KEY",
         help="all of one paper's, by the beginning of its key: huang2024, zhang, wang ...",
     )
     parser.add_argument("--full", action="store_true", help="the papers' sizes, for a cluster")
-    parser.add_argument("--ranks", type=int, default=2, help="MPI ranks (default 2)")
+    parser.add_argument("--ranks", type=int, default=1, help="MPI ranks (default 1, without mpirun)")
     parser.add_argument(
         "--launch", metavar="OPTIONS", help="a Slurm job array of each, with these options of `mpifed launch`"
     )
     parser.add_argument("--draw", action="store_true", help="draw what is there, run nothing")
+    return parser
+
+
+def main() -> int:
+    parser = options()
     given = parser.parse_args()
-    names, changes = (
-        [one for one in given.names if "=" not in one],
-        [one for one in given.names if "=" in one],
-    )
+    judged, file = given.claims is not None, CLAIMS
+    if given.claims and given.claims.endswith(".toml"):
+        file = Path(given.claims)
+    elif given.claims:  # the name of an experiment stands where a file may
+        given.names.insert(0, given.claims)
+    changes = [one for one in given.names if "=" in one]
+    if judged and (changes or given.full or given.launch is not None):
+        parser.error("--claims takes the jobs as they are: no KEY=VALUE, --full or --launch with it")
+    try:
+        book = read(file)
+        names = chosen(book, [one for one in given.names if "=" not in one], given.paper, judged)
+        if judged:
+            return claims(book, file, names, given)
+        if not names:
+            print("\n".join(f"{one.name:26}{one.title}" for one in book.experiments.values()))
+        return experiments(book, names, changes, given)
+    except (ConfigError, ValueError) as error:
+        parser.error(str(error))
+
+
+def chosen(book: Book, names: Sequence[str], paper: str | None, judged: bool) -> list[str]:
+    """The experiments named, each once: all where claims are judged and none is named.
+
+    Raises:
+        ConfigError: there is none of a name, or none of a paper.
+    """
+    jobs = {one.name: one.job for one in book.claims} if judged else {}
+    known = {name: name for name in book.experiments} | jobs
     for name in names:
-        if name not in (*EXPERIMENTS, "all"):
-            parser.error(f"no experiment {name!r}: {near_miss(name, [*EXPERIMENTS, 'all'])}")
-    if given.paper:
-        own = [name for name, one in EXPERIMENTS.items() if one.source.startswith(given.paper)]
+        if name not in (*known, "all"):
+            raise ConfigError(f"no experiment {name!r}: {near_miss(name, [*known, 'all'])}")
+    found = [known[name] for name in names if name != "all"]
+    if paper:
+        own = [name for name, one in book.experiments.items() if one.source.startswith(paper)]
         if not own:
-            keys = dict.fromkeys(one.source for one in EXPERIMENTS.values())
-            parser.error(f"no experiment of {given.paper!r}: {near_miss(given.paper, keys)}")
-        names += [name for name in own if name not in names]
-    if not names:
-        print(
-            "\n".join(
-                (JOBS / f"{name}.toml")
-                .read_text()
-                .splitlines()[0]
-                .removeprefix("# ")
-                .join([f"{name:26}", ""])
-                for name in EXPERIMENTS
-            )
-        )
-    for name in EXPERIMENTS if "all" in names else names:
-        job, folder = arguments(name, given.full, changes), place(name, given.full)
-        if given.launch is not None:
-            command = ["mpifed", "launch", *shlex.split(given.launch), *job]
-        else:
-            command = ["mpirun", "-n", str(given.ranks), sys.executable, "-m", "mpifed", "sweep", *job]
-        if not given.draw and (code := subprocess.run(command).returncode):
-            return code
-        if given.launch is None:
-            print(draw(name, folder))
+            keys = dict.fromkeys(one.source for one in book.experiments.values())
+            raise ConfigError(f"no experiment of {paper!r}: {near_miss(paper, keys)}")
+        found += own
+    every = "all" in names or (judged and not names and not paper)
+    return [*book.experiments] if every else [*dict.fromkeys(found)]
+
+
+def claims(book: Book, file: Path, names: Sequence[str], given: argparse.Namespace) -> int:
+    """Run what is missing, write the page, and say the verdicts."""
+    for name in [] if given.draw else names:
+        for command in commands(book, name, ()):
+            if code := carry_out(command, given.ranks):
+                return code
+    source = "" if file == CLAIMS else f"{file} "
+    path = page.write(book, source, given.out)
+    print("\n".join([*page.summary(page.sections(book)), str(path)]))
     return 0
+
+
+def experiments(book: Book, names: Sequence[str], changes: Sequence[str], given: argparse.Namespace) -> int:
+    """Run, launch or draw experiments."""
+    for name in names:
+        if given.launch is not None:
+            if code := launch(book, name, changes, given.full, given.launch):
+                return code
+            continue
+        for command in [] if given.draw else commands(book, name, changes, given.full):
+            if code := carry_out(command, given.ranks):
+                return code
+        print(figure(book, name, given.full))
+    return 0
+
+
+def figure(book: Book, name: str, full: bool) -> Path:
+    """``figure.png`` and the report of an experiment's runs, in the folder of its job."""
+    one = book.experiments[name]
+    panels = [full_panel(book, name)] if full else page.panels_of(book, one)
+    folder = Path(read_table(book.full(name) if full else book.job(name))["run"]["out"])
+    draw(one, panels, folder / "figure.png")
+    report([panel.folder for panel in panels if panel.settings], folder, Rule(one.metric))
+    return folder / "figure.png"
+
+
+def full_panel(book: Book, name: str) -> Panel:
+    """The runs at the paper's size."""
+    return read_panel("full", Path(read_table(book.full(name))["run"]["out"]), book.experiments[name].panels)
 
 
 if __name__ == "__main__":

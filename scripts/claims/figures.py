@@ -1,0 +1,57 @@
+"""The picture of an experiment: each task tuned and at the stated settings, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from claims.entries import Experiment
+from claims.panels import Panel, task_title
+from mpifed.report.comparison import Setting
+from mpifed.report.figures import BOUND, draw_curve, scales, set_scale, style
+from mpifed.report.theory import bound_of
+
+
+def draw(experiment: Experiment, panels: Sequence[Panel], path: Path) -> None:
+    """A cell for each task, panel and metric, with the best setting of every method; a method has one colour
+    throughout."""
+    panels = [one for one in panels if one.settings]
+    chosen = {one.name: one.best(experiment.metric) for one in panels}
+    tasks = list(dict.fromkeys(task for own in chosen.values() for task in own))
+    methods = list(dict.fromkeys(one.name for panel in panels for one in panel.settings))
+    metrics = (experiment.metric, *experiment.also)
+    beside = (2 if len(tasks) in (2, 4) else min(3, len(tasks))) if len(panels) == 1 else 1 + (len(tasks) > 3)
+    across, down = beside * len(panels), -(-len(tasks) // beside) * len(metrics)
+    figure = Figure(figsize=(0.8 + 3.4 * across, 0.4 + 2.8 * down), dpi=100, layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False)
+    for number, task in enumerate(tasks):
+        for row, metric in enumerate(metrics, number // beside * len(metrics)):
+            cells = grid[row, number % beside * len(panels) :]
+            for cell, panel in zip(cells, panels):
+                _cell(cell, metric, chosen[panel.name].get(task, []), methods)
+                words = [panel.name] if len(panels) > 1 else []
+                cell.set_title(", ".join([*words, task_title(task, panel.keys)]).strip(", "), fontsize=10)
+    for cell in grid.flat:
+        if not cell.has_data():
+            cell.remove()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Software": None})
+
+
+def _cell(cell, metric: str, settings: Sequence[Setting], methods: Sequence[str]) -> None:
+    """Curves with the seeds' deviation, and the bounds of theorems."""
+    settings = [one for one in settings if metric in one.metrics]
+    if not settings:
+        return
+    for one in settings:
+        curve, number = one.curve(metric), methods.index(one.name)
+        draw_curve(cell, curve.rounds, curve, number, label=one.name)
+        if (bound := bound_of(one, metric)) is not None:
+            label = f"bound of {one.name}"
+            cell.axhline(bound, color=style(number)["color"], linestyle=BOUND, linewidth=1.2, label=label)
+    set_scale(cell, settings, metric, scales(settings, metric)[0])
+    cell.set_ylabel(metric)
+    cell.set_xlabel("rounds", fontsize=8)
+    cell.legend(fontsize=6, frameon=False)

@@ -1,0 +1,240 @@
+"""What the runs say of a claim.
+
+A pair is one method against another (a level, a bound) on one task. Its differences over the seeds have an
+interval; the claim holds for the pair if the interval is above the margin, and fails if it is not above it
+anywhere. All pairs of a claim have to hold, and one that fails is enough against it: each is judged at the
+same 95 %, so a claim with many pairs is the harder to confirm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from claims.entries import GROWS, Claim
+from claims.interval import interval, seeds_needed
+from claims.panels import Panel, taken, task_title
+from claims.values import figures, middle, more_is_better, scaled, worst
+from mpifed.core.errors import ConfigError
+from mpifed.report.comparison import Setting
+from mpifed.report.theory import bound_of
+
+HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "fails", "not decided", "not run"
+REPRODUCED, STATED, REFUTED = "reproduced", "only at the stated settings", "not reproduced"
+TOO_SMALL = "not decided at this size"
+#: Above this a number of seeds is no advice.
+MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A comparison on a task.
+
+    Attributes:
+        ours, theirs: what the two sides come to; of a trend, the lead at its two ends.
+        mean, low, high: the difference, positive where the claim is right, and its interval; in log10 units
+            where the claim's scale is logarithmic.
+        needed: the seeds that would decide; NaN where seeds are not what is missing.
+    """
+
+    task: str
+    subject: str
+    rival: str
+    ours: float
+    theirs: float
+    mean: float
+    low: float
+    high: float
+    seeds: int
+    state: str
+    needed: float
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one panel says; ``deciding`` is the pair that it hangs on."""
+
+    state: str
+    pairs: Sequence[Pair] = ()
+    deciding: Pair | None = None
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the panels say together; ``panel`` is the name of the one that decides, ``pair`` its pair."""
+
+    word: str
+    detail: str = ""
+    panel: str = ""
+    pair: Pair | None = None
+
+
+def judge(claim: Claim, panel: Panel) -> Judgement:
+    """The claim in one panel.
+
+    Raises:
+        ConfigError: the runs do not have what the claim names.
+    """
+    along = claim.trend["along"] if claim.trend else None
+    panel = taken(panel, claim.where)
+    if along and panel.settings and along not in panel.keys:
+        raise ConfigError(
+            f"claim {claim.name!r}: a trend along {along}, of which the tasks are not: {panel.keys}"
+        )
+    keys = [key for key in panel.keys if key != along]
+    pairs: list[Pair] = []
+    for task, settings in panel.tasks(without=along).items():
+        steps = _steps(panel, settings, along, claim)
+        lacking = {name for step in steps for name, one in step.items() if one is None}
+        if lacking or (along and len(steps) < 2):
+            return Judgement(NOT_RUN, missing=", ".join(sorted(lacking)) or f"two values of {along}")
+        pairs += [
+            _pair(claim, steps, subject, rival, task_title(task, keys))
+            for subject in claim.subjects
+            for rival in claim.than or [""]
+        ]
+    return _together(pairs, claim) if pairs else Judgement(NOT_RUN, missing=_where(claim))
+
+
+def _where(claim: Claim) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in claim.where.items())
+
+
+def _steps(
+    panel: Panel, settings: Sequence[Setting], along: str | None, claim: Claim
+) -> list[dict[str, Setting | None]]:
+    """The claim's methods in a task; of a trend at each value of its setting, in the order in which the claim
+    says that the lead grows."""
+    by = "best" if claim.statistic == "best" else "final"
+    part = replace(panel, keys=[along] if along else [], settings=settings)
+    steps = [
+        {name: panel.pick(own, name, claim.metric, by) for name in (*claim.subjects, *claim.than)}
+        for own in part.tasks().values()
+    ]
+    return steps[::-1] if claim.trend and GROWS[claim.trend["grows"]] else steps
+
+
+def _pair(claim: Claim, steps: Sequence[Mapping[str, Setting]], subject: str, rival: str, task: str) -> Pair:
+    sides = [_sides(claim, step, subject, rival) for step in steps]
+    leads = [_leads(claim, step, *side) for step, side in zip(steps, sides)]
+    seeds = sorted(set.intersection(*map(set, leads)))
+    if not seeds:
+        raise ConfigError(f"claim {claim.name!r}: no seed is shared by {subject} and {rival}")
+    table = np.array([[lead[seed] for seed in seeds] for lead in leads])
+    if claim.trend:
+        differences = np.polyfit(range(len(table)), table, 1)[0]
+        ends = tuple(10 ** row.mean() if claim.scale == "log" else row.mean() for row in table[[0, -1]])
+    else:
+        differences = table[0] * (-1 if claim.worse_than_level is not None else 1)
+        ends = tuple(middle([*side.values()], claim) for side in sides[0])
+    low, high = interval(differences)
+    state = HOLDS if low > claim.margin else FAILS if high <= claim.margin else UNDECIDED
+    needed = max(seeds_needed(differences, claim.margin), len(seeds) + 1) if state == UNDECIDED else math.nan
+    if claim.target is not None and not any(_reached(step, claim, subject, rival) for step in steps):
+        state, needed = UNDECIDED, math.nan
+    shown = _rival(claim, rival)
+    return Pair(task, subject, shown, *ends, differences.mean().item(), low, high, len(seeds), state, needed)
+
+
+def _sides(claim: Claim, step: Mapping[str, Setting], subject: str, rival: str) -> list[dict[int, float]]:
+    """The figures of both sides by seed, with :func:`claims.values.worst` for a run that has none."""
+    least = worst(step.values(), claim)
+    ours = _filled(figures(step[subject], claim), least)
+    if rival:
+        return [ours, _filled(figures(step[rival], claim), least)]
+    level = claim.level
+    if claim.than_bound is not None:
+        level = bound_of(step[subject], claim.metric)
+        if level is None:
+            raise ConfigError(
+                f"claim {claim.name!r}: the job of {subject} names no theorem that bounds {claim.metric}"
+            )
+    return [ours] if level is None else [ours, dict.fromkeys(ours, float(level))]
+
+
+def _filled(values: Mapping[int, float], least: float) -> dict[int, float]:
+    return {seed: one if math.isfinite(one) else least for seed, one in values.items()}
+
+
+def _leads(claim: Claim, step: Mapping[str, Setting], *sides: Mapping[int, float]) -> dict[int, float]:
+    """By how much the first side is better, by seed that all have; without a second, how good it is."""
+    sign = 1 if more_is_better(next(iter(step.values())).runs[0], claim) else -1
+    ours, *others = ({seed: sign * scaled(one, claim) for seed, one in side.items()} for side in sides)
+    return {
+        seed: one - sum(other[seed] for other in others)
+        for seed, one in ours.items()
+        if all(seed in other for other in others)
+    }
+
+
+def _reached(step: Mapping[str, Setting], claim: Claim, subject: str, rival: str) -> bool:
+    """Whether a run of one of the two has reached the target."""
+    return any(
+        math.isfinite(one) for name in (subject, rival) if name for one in figures(step[name], claim).values()
+    )
+
+
+def _rival(claim: Claim, rival: str) -> str:
+    if claim.than_bound is not None:
+        return f"bound of {claim.than_bound}"
+    return rival or ("" if claim.level is None else "level")
+
+
+def _together(pairs: Sequence[Pair], claim: Claim) -> Judgement:
+    """All pairs have to hold; where one method of several is enough, those of one on all its tasks."""
+    if claim.all:
+        return _all(pairs)
+    each = [_all([one for one in pairs if one.subject == name]) for name in claim.subjects]
+    order = (HOLDS, UNDECIDED, FAILS)
+    first = min(each, key=lambda one: order.index(one.state))
+    return Judgement(first.state, pairs, first.deciding)
+
+
+def _all(pairs: Sequence[Pair]) -> Judgement:
+    for state in (FAILS, UNDECIDED, HOLDS):
+        own = [one for one in pairs if one.state == state]
+        if own:
+            return Judgement(state, pairs, _weakest(own))
+    raise AssertionError("a claim has pairs")
+
+
+def _weakest(pairs: Iterable[Pair]) -> Pair:
+    """The pair that is the farthest from what the claim says, by the seeds needed or by its interval."""
+    return max(pairs, key=lambda one: (one.needed if math.isfinite(one.needed) else 0, -one.mean))
+
+
+def verdict(tuned: Judgement, stated: Judgement | None) -> Verdict:
+    """The panels together: ``stated`` is ``None`` where the paper states no settings.
+
+    What holds for methods that are all tuned alike is reproduced. What fails there may still hold at the
+    settings that the paper states.
+    """
+    if tuned.state == HOLDS:
+        also = {FAILS: "tuned; not at the stated settings", UNDECIDED: "tuned; open at the stated settings"}
+        return Verdict(REPRODUCED, also.get(stated.state, "") if stated else "", "tuned", tuned.deciding)
+    if tuned.state == NOT_RUN:
+        return Verdict(NOT_RUN, tuned.missing, "tuned")
+    if tuned.state == UNDECIDED:
+        return Verdict(TOO_SMALL, advice(tuned), "tuned", tuned.deciding)
+    if stated is None or stated.state == FAILS:
+        return Verdict(REFUTED, "", "tuned", tuned.deciding)
+    word = {HOLDS: STATED, UNDECIDED: TOO_SMALL, NOT_RUN: NOT_RUN}[stated.state]
+    detail = stated.missing
+    if stated.state == UNDECIDED:
+        detail = f"not when tuned; at the stated settings {advice(stated)}"
+    return Verdict(word, detail, "stated", stated.deciding)
+
+
+def advice(judgement: Judgement) -> str:
+    """What would decide."""
+    needed = [one.needed for one in judgement.pairs if one.state == UNDECIDED]
+    if any(math.isnan(one) for one in needed):
+        return "no run reaches the target"
+    most = max(needed)
+    return (
+        f"about {most:.0f} seeds needed" if most <= MOST_SEEDS else f"more than {MOST_SEEDS:,} seeds needed"
+    )

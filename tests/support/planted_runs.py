@@ -1,0 +1,48 @@
+"""Runs with planted curves, as they are read from files: what a verdict on them has to be is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from claims.panels import Panel
+from mpifed.report.comparison import settings_of
+from mpifed.storage.format import COSTS, End
+from mpifed.storage.results import RunData
+
+
+def planted(
+    method: str, seed: int, curve: Sequence[float], maximised: bool = False, end: str = "rounds", **config
+) -> RunData:
+    """A run with a metric ``error`` at rounds 0, 10, 20 ...; a round costs 2 oracle calls, 3 bytes up and 4
+    down and a second. ``config`` are sections: ``problem={"s": 10}``."""
+    rounds = 10 * np.arange(len(curve))
+    each = {"round": 1, "oracle_calls": 2, "bytes_up": 3, "bytes_down": 4, "seconds": 1.0}
+    table = {"seed": seed, "algorithm": {"name": method}, "problem": {"name": "Planted"}}
+    for section, own in config.items():
+        table[section] = table.get(section, {}) | own
+    return RunData(
+        path=Path(f"{method}-{seed}/run.h5"),
+        name=method,
+        config=table,
+        versions={},
+        costs={name: rounds * each.get(name, 0) for name in COSTS},
+        metric_rounds=rounds,
+        metrics={"error": np.array(curve, dtype=float)},
+        end=End(end, "all rounds are done"),
+        layout={},
+        data={},
+        maximised=frozenset({"error"} if maximised else ()),
+        ranks={},
+        class_counts=None,
+        classes=[],
+        splits={},
+        details=None,
+    )
+
+
+def panel(*runs: RunData, keys: Sequence[str] = (), name: str = "tuned") -> Panel:
+    """The runs as a panel."""
+    return Panel(name, Path(), keys, settings_of(runs))

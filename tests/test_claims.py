@@ -1,0 +1,417 @@
+"""Claims: known curves get the verdict that they have planted, and the page is made from an empty folder."""
+
+from __future__ import annotations
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launch import environment
+from planted_runs import panel, planted
+from scipy import stats
+
+from claims.entries import Claim, read
+from claims.interval import interval, seeds_needed
+from claims.panels import matches, task_title
+from claims.values import figures, worst
+from claims.verdicts import judge, verdict
+from mpifed.core.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "scripts/reproduce.py"
+
+
+def claim(**changes) -> Claim:
+    """New's error ends below Old's."""
+    table = dict(
+        name="planted",
+        paper="huang2024adafgda",
+        place="here",
+        says="New is better than Old",
+        job="planted",
+        metric="error",
+        better=["New"],
+        than=["Old"],
+    )
+    return Claim(**(table | changes))
+
+
+def against(new, old, **changes):
+    """A panel in which New ends at these errors, by seed, and Old at those."""
+    runs = [planted(name, seed, [1, end], **changes) for name, ends in (("New", new), ("Old", old))
+            for seed, end in enumerate(ends)]  # fmt: skip
+    return panel(*runs)
+
+
+def state(it: Claim, where) -> str:
+    return judge(it, where).state
+
+
+AHEAD, BEHIND = against([0.1, 0.12, 0.09], [0.5, 0.55, 0.52]), against([0.5, 0.55, 0.52], [0.1, 0.12, 0.09])
+#: Differences with mean 0.5 and deviation 1 exactly.
+NOISE = 0.5 + stats.zscore(np.random.default_rng(2).standard_normal(8), ddof=1)
+NOISY = against([5.0] * 8, 5 + NOISE)
+EQUAL = against([0.5, 0.52, 0.51], [0.5, 0.521, 0.508])
+
+
+def test_a_planted_true_claim_is_reproduced_and_a_false_one_is_not():
+    assert verdict(judge(claim(), AHEAD), None).word == "reproduced"
+    assert verdict(judge(claim(), BEHIND), None).word == "not reproduced"
+    found = verdict(judge(claim(), AHEAD), judge(claim(), BEHIND))
+    assert (found.word, found.detail) == ("reproduced", "tuned; not at the stated settings")
+
+
+def test_one_true_only_literally_holds_at_the_stated_settings():
+    for tuned in (judge(claim(), BEHIND), judge(claim(margin=0.1), EQUAL)):
+        found = verdict(tuned, judge(claim(margin=0.1), AHEAD))
+        assert (found.word, found.panel) == ("only at the stated settings", "stated")
+        assert verdict(tuned, judge(claim(margin=0.1), BEHIND)).word == "not reproduced"
+
+
+def test_noise_decides_nothing_and_the_seeds_needed_are_those_of_the_planted_law():
+    """34 seeds tell a mean of half a deviation from 0 four times in five: tables of the paired t-test."""
+    found = judge(claim(), NOISY)
+    assert found.state == "not decided" and found.deciding.needed == 34
+    assert verdict(found, judge(claim(), AHEAD)).word == "not decided at this size"
+    assert verdict(found, None).detail == "about 34 seeds needed"
+    rng = np.random.default_rng(0)
+    decided = [interval(rng.normal(0.5, 1, 34))[0] > 0 for _ in range(200)]
+    # Four in five, within three standard errors of 200 trials, which is 0.085.
+    assert 0.715 < np.mean(decided) < 0.885
+
+
+@pytest.mark.parametrize("effect, seeds", [(1.0, 10), (0.5, 34), (0.2, 199)])
+def test_seeds_needed_are_those_of_published_tables(effect, seeds):
+    """G*Power, two-sided paired t-test, 5 %, power 0.8."""
+    differences = effect + stats.zscore([0.3, -1, 2, 0.1], ddof=1)
+    assert seeds_needed(differences, 0.0) == seeds_needed(differences + 3, 3.0) == seeds
+
+
+def test_seeds_needed_where_there_is_nothing_to_estimate():
+    assert seeds_needed([0.4], 0.0) == 3
+    assert seeds_needed([0.1, 0.2, 0.3], 0.2) == math.inf
+    assert seeds_needed([0.5, 0.5, 0.5], 0.0) == 2
+
+
+@pytest.mark.parametrize(
+    "law, seeds, least",
+    [("normal", 3, 0.95), ("normal", 5, 0.95), ("exponential", 3, 0.90), ("exponential", 5, 0.93),
+     ("lognormal", 3, 0.85), ("lognormal", 5, 0.90)],
+)  # fmt: skip
+def test_the_interval_covers_the_mean_as_often_as_it_says(law, seeds, least):
+    """The figures of the module's table, within three standard errors of 400 samples."""
+    rng = np.random.default_rng(7)
+    mean = {"normal": 0, "exponential": 1, "lognormal": math.exp(0.5)}[law]
+    ends = np.array([interval(getattr(rng, law)(size=seeds)) for _ in range(400)])
+    covered = np.mean((ends[:, 0] <= mean) & (mean <= ends[:, 1]))
+    assert covered > least - 3 * math.sqrt(least * (1 - least) / 400)
+
+
+def test_interval_of_few_and_of_equal_differences():
+    assert all(map(math.isnan, interval([0.3])))
+    assert interval([0.3, 0.3, 0.3]) == pytest.approx((0.3, 0.3))
+    low, high = interval([0.1, 0.2, 0.4])
+    student = stats.ttest_1samp([0.1, 0.2, 0.4], 0).confidence_interval()
+    assert low <= student.low and high >= student.high
+    assert interval([0.1, 0.2, 0.4]) == (low, high)
+
+
+def test_a_margin_is_no_difference():
+    assert state(claim(), EQUAL) == "not decided"
+    assert state(claim(margin=0.1), EQUAL) == "fails"
+    assert state(claim(margin=0.3), AHEAD) == "holds"
+    assert state(claim(margin=0.5), AHEAD) == "fails"
+
+
+def test_more_is_better_where_the_metric_says_so():
+    assert state(claim(), against([0.9, 0.91, 0.92], [0.5, 0.51, 0.5], maximised=True)) == "holds"
+
+
+def test_logarithms_compare_ratios():
+    found = judge(claim(scale="log"), against([1e-3, 1e-4, 1e-5], [1e-1, 1e-2, 1e-3]))
+    assert found.deciding.mean == pytest.approx(2) and found.deciding.ours == pytest.approx(1e-4)
+    with pytest.raises(ConfigError, match="needs positive figures, found 0"):
+        judge(claim(scale="log"), against([0.0, 0.0], [1.0, 1.0]))
+
+
+def test_every_pair_has_to_hold_and_one_of_several_where_that_is_claimed():
+    runs = [
+        planted(name, seed, [1, end + seed / 100])
+        for name, end in (("New", 0.1), ("Newer", 0.7), ("Old", 0.5))
+        for seed in range(3)
+    ]
+    both = claim(better=["New", "Newer"])
+    found = judge(both, panel(*runs))
+    assert found.state == "fails" and found.deciding.subject == "Newer" and len(found.pairs) == 2
+    assert state(claim(better=["New", "Newer"], all=False), panel(*runs)) == "holds"
+    assert state(claim(better=["Newer"], than=["New", "Old"], all=False), panel(*runs)) == "fails"
+
+
+def test_every_task_has_to_hold_and_where_takes_some():
+    runs = [
+        planted(name, seed, [1, end + seed / 100], problem={"s": s})
+        for s, name, end in ((1, "New", 0.1), (1, "Old", 0.5), (10, "New", 0.6), (10, "Old", 0.5))
+        for seed in range(3)
+    ]
+    tasks = panel(*runs, keys=["problem.s"])
+    assert [one.task for one in judge(claim(), tasks).pairs] == ["s = 1", "s = 10"]
+    assert state(claim(), tasks) == "fails"
+    assert state(claim(where={"problem.s": 1}), tasks) == "holds"
+    assert state(claim(where={"problem.s": [1, 10]}), tasks) == "fails"
+    assert state(claim(where={"problem.s": 7}), tasks) == "not run"
+    with pytest.raises(ConfigError, match=r"no run has the setting 'problem.q'.*problem.s"):
+        judge(claim(where={"problem.q": 7}), tasks)
+    with pytest.raises(ConfigError, match=r"the runs of New differ in problem.s"):
+        judge(claim(), panel(*runs))
+
+
+def test_a_grid_counts_with_the_best_of_each_method():
+    runs = [
+        planted(name, seed, [1, end + seed / 100], algorithm={"gamma": gamma})
+        for name, gamma, end in (("New", 0.1, 0.2), ("New", 1.0, 0.9), ("Old", 0.1, 0.5), ("Old", 1.0, 0.4))
+        for seed in range(3)
+    ]
+    found = judge(claim(), panel(*runs)).deciding
+    assert (found.ours, found.theirs) == pytest.approx((0.21, 0.41))
+    assert state(claim(better=["New,gamma=1.0"]), panel(*runs)) == "fails"
+
+
+def test_runs_that_end_in_non_finite_values_count_as_the_worst_that_was_seen():
+    old = [planted("Old", seed, [3, 2, 0.5 + seed / 100]) for seed in range(3)]
+    new = [planted("New", seed, [3, np.nan], end="diverged") for seed in range(3)]
+    found = judge(claim(), panel(*old, *new))
+    assert found.state == "fails" and found.deciding.ours == 3
+    assert state(claim(better=["Old"], than=["New"]), panel(*old, *new)) == "holds"
+    assert state(claim(statistic="slope"), panel(*old, *new)) == "fails"
+
+
+def test_rounds_calls_and_bytes_to_a_target():
+    one = panel(planted("New", 0, [1, 0.5, 0.1, 0.1]), planted("Old", 0, [1, 0.9, 0.8, 0.7]))
+    it = claim(statistic="rounds_to", target=0.2)
+    for statistic, cost in (("rounds_to", 20), ("calls_to", 40), ("bytes_to", 140)):
+        it = claim(statistic=statistic, target=0.2)
+        assert figures(one.settings[0], it) == {0: cost}
+        assert math.isnan(figures(one.settings[1], it)[0]) and worst(one.settings, it) == cost * 2
+
+
+def test_a_target_that_none_reaches_decides_nothing_and_one_that_a_side_reaches_does():
+    it = claim(statistic="rounds_to", target=0.2)
+    assert state(it, AHEAD) == "holds" and state(it, BEHIND) == "fails"
+    found = judge(claim(statistic="rounds_to", target=1e-6), AHEAD)
+    assert found.state == "not decided" and verdict(found, None).detail == "no run reaches the target"
+
+
+def test_slopes_means_and_bests():
+    falling, rising = [1, 0.1, 0.01], [0.01, 0.1, 1]
+    one = panel(planted("New", 0, falling), planted("Old", 0, rising)).settings
+    assert figures(one[0], claim(statistic="slope"))[0] == pytest.approx(-0.1)  # log10, ten rounds each
+    assert figures(one[0], claim(statistic="mean"))[0] == pytest.approx(0.37)
+    assert figures(one[1], claim(statistic="best"))[0] == 0.01
+
+
+def test_levels_and_failures_to_converge():
+    above = claim(than=(), than_level=0.3)
+    assert state(above, AHEAD) == "holds" and state(above, BEHIND) == "fails"
+    stuck = claim(better=(), methods=["New"], than=(), worse_than_level=0.3)
+    assert state(stuck, BEHIND) == "holds" and state(stuck, AHEAD) == "fails"
+
+
+def test_the_bound_is_that_of_the_runs_own_theorem():
+    theory = dict(of="wang-kale-2", L=2.0, sigma=0.3, K=10, R=80, M=8, D=10.0)
+    runs = [planted("New", seed, [9, 0.1 + seed / 100], theory=theory) for seed in range(3)]
+    for one in runs:
+        one.metrics["err_D"] = one.metrics["error"]
+    it = claim(than=(), than_bound="wang-kale-2", metric="err_D")
+    found = judge(it, panel(*runs))
+    assert found.state == "holds" and found.deciding.theirs == pytest.approx(7.8, abs=2)
+    with pytest.raises(ConfigError, match="names no theorem that bounds error"):
+        judge(claim(than=(), than_bound="wang-kale-2"), AHEAD)
+
+
+@pytest.mark.parametrize("grows, expected", [("falling", "holds"), ("rising", "fails")])
+def test_a_lead_that_grows_along_a_setting(grows, expected):
+    runs = [
+        planted(name, seed, [1, end * (1 + seed / 100)], problem={"lam": lam})
+        for lam, new, old in ((0.1, 0.1, 0.2), (0.01, 0.1, 0.4), (0.001, 0.1, 0.8))
+        for name, end in (("New", new), ("Old", old))
+        for seed in range(3)
+    ]
+    it = claim(scale="log", trend={"along": "problem.lam", "grows": grows})
+    found = judge(it, panel(*runs, keys=["problem.lam"]))
+    assert found.state == expected
+    assert abs(found.deciding.mean) == pytest.approx(math.log10(2))  # the ratio doubles from one to the next
+    alone = claim(better=["Old"], than=(), trend={"along": "problem.lam", "grows": "rising"})
+    assert state(alone, panel(*runs, keys=["problem.lam"])) == "holds"
+    with pytest.raises(ConfigError, match=r"a trend along problem.lam"):
+        judge(it, panel(*runs, keys=["problem.s"]))
+
+
+def test_what_has_not_run_is_said():
+    only = panel(planted("New", 0, [1, 0.1]))
+    found = judge(claim(), only)
+    assert (found.state, found.missing) == ("not run", "Old")
+    assert state(claim(), panel()) == "not run"
+    assert verdict(judge(claim(), BEHIND), judge(claim(), panel())).word == "not run"
+    assert verdict(judge(claim(), AHEAD), judge(claim(), panel())).word == "reproduced"
+
+
+def test_one_seed_decides_nothing():
+    found = judge(claim(), panel(planted("New", 0, [1, 0.1]), planted("Old", 0, [1, 0.9])))
+    assert found.state == "not decided" and verdict(found, None).detail == "about 3 seeds needed"
+
+
+def test_methods_are_named_with_settings_and_tasks_by_values():
+    setting = panel(planted("New", 0, [1], algorithm={"p": 0.0, "q": 4})).settings[0]
+    assert matches(setting, "New,p=0.0,q=4") and not matches(setting, "New,p=0.1")
+    assert task_title(("mnist", 4), ["problem.dataset", "algorithm.q|algorithm.p"]) == "mnist, q = 4"
+
+
+def written(folder: Path, text: str) -> Path:
+    """A file of claims beside a job."""
+    (folder / "job.toml").write_text("# A job.\n")
+    path = folder / "claims.toml"
+    path.write_text(text)
+    return path
+
+
+ENTRY = """
+[[claim]]
+name = "one"
+paper = "huang2024adafgda"
+place = "here"
+says = "New is better"
+job = "job"
+metric = "error"
+better = ["New"]
+than = ["Old"]
+"""
+
+
+def test_an_experiment_is_shown_by_what_is_claimed_of_it(tmp_path):
+    book = read(written(tmp_path, ENTRY))
+    one = book.experiments["job"]
+    assert (one.title, one.metric, one.source) == ("A job", "error", "huang2024adafgda")
+    book = read(written(tmp_path, ENTRY + '[experiment.job]\nsource = "wang_nd_slippax"\nmetric = "gap"'))
+    assert (book.experiments["job"].metric, book.experiments["job"].title) == ("gap", "A job")
+
+
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        ("[[claim]]", "[[claims]]", "unknown 'claims': did you mean 'claim'"),
+        ("better =", "beter =", "claim 'one': unknown 'beter': did you mean 'better'"),
+        ('metric = "error"', "", "claim 'one': expected 'metric', which is missing"),
+        ('job = "job"', 'job = "jop"', "no job file jop.toml in .*did you mean 'job'"),
+        ("huang2024adafgda", "huang2024adafgd", "no key 'huang2024adafgd' in references.bib: did you mean"),
+        ('["New"]', '"New"', 'expected better = Sequence.str., got "New"'),
+        ('than = ["Old"]', "", "expected one of than, than_level, than_bound, worse_than_level, or a trend"),
+        ('than = ["Old"]', 'than = ["Old"]\nthan_level = 1', "got .'than', 'than_level'."),
+        ('than = ["Old"]', "worse_than_level = 1", "expected the methods in 'methods'"),
+        ('than = ["Old"]', 'than_bound = "wang-kale-22"', "no theorem 'wang-kale-22': did you mean"),
+        ("better =", 'statistic = "finale"\nbetter =', "no statistic 'finale': did you mean 'final'"),
+        ("better =", 'statistic = "rounds_to"\nbetter =', "a target belongs to rounds_to"),
+        ("better =", 'statistic = "slope"\nscale = "log"\nbetter =', "a slope is of the logarithm already"),
+        ("better =", "margin = -1\nbetter =", "expected a margin of at least 0, got -1"),
+        ("better =", 'trend = { along = "problem.s" }\nbetter =', "expected trend = "),
+        ("[[claim]]", ENTRY + "[[claim]]", "two claims are called 'one'"),
+        ("[[claim]]", "[experiment.jop]\n[[claim]]", r"\[experiment.jop\]: no job file jop.toml"),
+    ],
+)
+def test_what_is_wrong_in_a_file_of_claims_is_said(old, new, said, tmp_path):
+    with pytest.raises(ConfigError, match=said):
+        read(written(tmp_path, ENTRY.replace(old, new, 1)))
+
+
+JOB = """# {title}.
+rounds = 20
+output = "last"
+
+[problem]
+name = "AffineGame"
+clients = 2
+smooth = 0.0
+d = 2
+
+[oracle]
+noise = {{ name = "gaussian", scale = 0.01 }}
+
+[run]
+eval_every = 5
+out = "{out}"
+"""
+CLAIM = """
+[[claim]]
+name = "{}"
+paper = "wang_nd_slippax"
+place = "here"
+says = "One is ahead of the other"
+job = "{}"
+metric = "err_D"
+scale = "log"
+better = ["{}"]
+than = ["{}"]
+"""
+SWEEP = """
+[sweep]
+seed = [0, 1, 2]
+algorithm = [
+    {{ name = "LSGD", K = 5, eta = {lsgd} }},
+    {{ name = "LESGD", K = 5, eta = {lesgd} }},
+]
+"""
+
+
+def test_the_page_is_made_from_an_empty_folder(tmp_path):
+    """On a rotation LESGD is ahead of LSGD, and behind where its step is too large."""
+    jobs = tmp_path / "jobs"
+    (jobs / "stated").mkdir(parents=True)
+    for name, out, own in (
+        ("rotation", "runs/rotation", SWEEP.format(lsgd=[0.03, 0.1], lesgd=[0.03, 0.1])),
+        ("stated/rotation", "runs/stated", SWEEP.format(lsgd=0.03, lesgd=3.0)),
+        ("later", "runs/later", SWEEP.format(lsgd=0.1, lesgd=0.1)),
+    ):
+        (jobs / f"{name}.toml").write_text(JOB.format(title=f"A rotation, {name}", out=out) + own)
+    entries = {"true": ("rotation", "LESGD", "LSGD"), "false": ("rotation", "LSGD", "LESGD"),
+               "open": ("later", "LESGD", "LSGD")}  # fmt: skip
+    (jobs / "claims.toml").write_text("".join(CLAIM.format(name, *own) for name, own in entries.items()))
+    expected = {
+        "true": "reproduced",
+        "false": "only at the stated settings",
+        "open": "not run",
+    }
+    for more in (["true"], ["--draw"]):
+        assert verdicts(tmp_path, "jobs/claims.toml", *more) == expected
+    page = (tmp_path / "docs/experiments.md").read_text()
+    assert "LESGD" in page and "`python scripts/reproduce.py --claims jobs/claims.toml later`" in page
+    assert (tmp_path / "docs/papers/rotation.png").read_bytes()[:4] == b"\x89PNG"
+    assert verdicts(tmp_path, "jobs/claims.toml", "later")["open"] == "reproduced"
+
+
+def verdicts(folder: Path, *arguments: str) -> dict[str, str]:
+    """What reproduce.py says of each claim."""
+    command = [sys.executable, SCRIPT, "--claims", *arguments, "--out", "docs"]
+    done = subprocess.run(command, cwd=folder, env=environment(), timeout=200, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *lines, page = done.stdout.splitlines()
+    said = [re.split(" {2,}", line) for line in lines if "  " in line]
+    return {name.partition(" (")[0]: word for word, name in said}
+
+
+def test_a_mistake_in_a_file_of_claims_ends_before_anything_runs(tmp_path):
+    path = written(tmp_path, ENTRY.replace("better =", "beter ="))
+    for arguments, said in (
+        (["--claims", path], "unknown 'beter'"),
+        (["--claims", "rounds=3"], "no KEY=VALUE"),
+    ):
+        done = subprocess.run(
+            [sys.executable, SCRIPT, *arguments],
+            env=environment(),
+            timeout=60,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2 and said in done.stderr
