@@ -45,7 +45,10 @@ def plain_phi(of: WGAN, mu: float, sigma: float) -> float:
 
 
 def at(mu: float, sigma: float) -> dict[str, torch.Tensor]:
-    return {"mu": torch.tensor([mu], dtype=torch.float64), "sigma": torch.tensor([sigma], dtype=torch.float64)}
+    return {
+        "mu": torch.tensor([mu], dtype=torch.float64),
+        "sigma": torch.tensor([sigma], dtype=torch.float64),
+    }
 
 
 @LATENTS
