@@ -114,7 +114,7 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     mpifed launch jobs/mnist_auc.toml --nodes 2 --ranks-per-node 4 --gpus-per-node 4 --time 2:00:00
     mpifed launch jobs/saddle.toml --ranks-per-node 4 --array seed=0,1,2 --partition cpu --dry-run
     mpifed launch jobs/mnist_auc.toml --gpus-per-node 1 --preemptible --time 30 --partition preempt
-    mpifed launch jobs/papers/wgan_by_regularisation.toml --ranks-per-node 2 --parts 8
+    mpifed launch jobs/papers/full/wgan_by_regularisation.toml --ranks-per-node 2 --parts 8
 
     The script finds out how to start the ranks: srun with PMIx or PMI2, or the MPI's own mpirun;
     MPIFED_LAUNCHER=pmix, pmi2 or mpirun settles it by hand. Submit from inside the environment of mpifed,
