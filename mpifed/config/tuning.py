@@ -44,7 +44,10 @@ class Tune(Section):
         3,
         ge=1,
         le=100,
-        description="seeds of what is run for a third of the rounds or longer, and of best.toml",
+        description="seeds of what is run for a third of the rounds or longer",
+    )
+    fresh: int | None = Field(
+        None, ge=1, le=100, description="seeds of best.toml, which have chosen nothing; as many when left out"
     )
     metric: str | None = Field(
         None,

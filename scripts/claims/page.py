@@ -13,9 +13,8 @@ from jinja2 import Environment, StrictUndefined
 
 from claims.entries import Book, Claim, Experiment
 from claims.figures import draw
-from claims.panels import Panel, read_panel, task_title, tuned_folder
+from claims.panels import Panel, read_panel, task_title
 from claims.verdicts import NOT_RUN, Judgement, Pair, Verdict, judge, verdict
-from mpifed.config.tables import read_table
 from mpifed.report.comparison import Setting
 from mpifed.report.values import final
 
@@ -69,7 +68,7 @@ class Section:
 
     def _judged(self, claim: Claim) -> Judged:
         judgements = {panel.name: judge(claim, panel) for panel in self.read}
-        return Judged(claim, judgements, verdict(judgements["tuned"], judgements.get("stated")))
+        return Judged(claim, judgements, verdict(*judgements.values()))
 
     @property
     def methods(self) -> list[str]:
@@ -99,22 +98,18 @@ def sections(book: Book) -> list[Section]:
     return [Section(book, one, panels_of(book, one)) for one in book.experiments.values()]
 
 
-def panels_of(book: Book, one: Experiment) -> list[Panel]:
+def panels_of(book: Book, one: Experiment, changes: Sequence[str] = ()) -> list[Panel]:
     """The panels of an experiment that have job files: tuned, and stated."""
-    panels = [read_panel("tuned", tuned_folder(book.job(one.name)), one.panels)]
-    stated = book.stated(one.name)
-    if stated.is_file():
-        panels.append(read_panel("stated", Path(read_table(stated)["run"]["out"]), one.panels))
-    return panels
+    files = (book.job(one.name), book.stated(one.name))
+    return [read_panel(file, one.panels, changes) for file in files if file.is_file()]
 
 
-def write(book: Book, source: str, out: Path) -> Path:
+def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
     """The page ``experiments.md`` and its pictures ``papers/NAME.png`` in a folder.
 
     Args:
         source: the file of claims as a command names it.
     """
-    parts = sections(book)
     for part in parts:
         if part.panels:
             draw(part.experiment, part.panels, out / "papers" / f"{part.experiment.name}.png")
@@ -200,7 +195,7 @@ def slug(heading: str) -> str:
 def summary(parts: Sequence[Section]) -> list[str]:
     """A line for each claim and its verdict."""
     return [
-        f"{one.verdict.word:26} {one.claim.name}" + (f" ({one.verdict.detail})" if one.verdict.detail else "")
+        f"{one.verdict.word:28} {one.claim.name}" + (f" ({one.verdict.detail})" if one.verdict.detail else "")
         for part in parts
         for one in part.claims
     ]
