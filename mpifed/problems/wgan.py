@@ -55,6 +55,10 @@ class WGAN(Minimax):
     source = "Shen et al. 2024, section 4.1"
     cites = ("shen2024fessgda", "arjovsky2017wgan")
 
+    def __post_init__(self):
+        if self.clients * self.samples == 1:
+            raise ValueError("samples: expected 2 pairs and more of all clients, whose z has a spread, got 1")
+
     def footprint(self) -> int:
         means = 2 * BYTES_A_DRAW * self.clients  # of a number alone, twice as many
         return max(means, BYTES_A_DRAW * self.clients * self.samples)

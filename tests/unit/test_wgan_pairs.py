@@ -9,6 +9,7 @@ from games import configuration
 from oracles import oracle_of, prepared
 
 from mpifed.algorithms import FedNormSGDA
+from mpifed.core.settings import build
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import WGAN
@@ -128,3 +129,8 @@ def test_full_batches_are_taken_where_pairs_are_held(tmp_path):
     expected = [phi + 0.02 * (gap - 2 * 0.3 * phi) for phi, gap in zip(y, gaps)]
     # Sums of 21 numbers of about one in another order.
     assert simulation.shared.y.double().tolist() == pytest.approx(expected, abs=1e-13)
+
+
+def test_one_pair_is_refused():
+    with pytest.raises(ValueError, match="samples: expected 2 pairs and more"):
+        build(WGAN, {"clients": 1, "samples": 1}, "problem")
