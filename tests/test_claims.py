@@ -11,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import environment
+from matplotlib.image import imread
 from planted_runs import panel, planted
 from scipy import stats
 
-from claims.entries import Claim, read
+from claims.entries import Claim, Experiment, read
+from claims.figures import draw
 from claims.interval import interval, seeds_needed
 from claims.page import outcome
 from claims.panels import matches, task_title
@@ -168,6 +170,15 @@ def test_every_task_has_to_hold_and_where_takes_some():
         judge(claim(where={"problem.q": 7}), tasks)
     with pytest.raises(ConfigError, match=r"the runs of New differ in problem.s"):
         judge(claim(), panel(*runs))
+
+
+def test_a_figure_has_a_cell_for_each_task_that_is_drawn(tmp_path):
+    runs = panel(*[planted("New", 0, [1, 0.1], problem={"s": s}) for s in (1, 10)], keys=["problem.s"])
+    for drawn, cells in (({}, 2), ({"problem.s": 10}, 1), ({"problem.s": 7}, 2)):
+        shown = Experiment("planted", "huang2024adafgda", "Planted", "error", drawn=drawn)
+        draw(shown, [runs], tmp_path / "figure.png")
+        width = imread(tmp_path / "figure.png").shape[1]
+        assert width == 80 + 340 * cells  # 3.4 inches a cell
 
 
 def test_a_grid_counts_with_the_best_of_each_method():
