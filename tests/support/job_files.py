@@ -2,10 +2,14 @@
 
 Usage: mpirun -n P python job_files.py RESULT DATA FILE...
 
-RESULT becomes a JSON table of the metrics before and after: {FILE: {METHOD: [{...}, {...}]}}. Of a file in a
-folder ``full`` networks, batches and local steps are made small: what they are is checked when it is read.
+RESULT becomes a JSON table of the metrics before and after: {FILE: {METHOD: [{...}, {...}]}}. Data sets are
+read once, and a part of their samples is taken; batches, numbers of local steps, and the networks of the
+files in a folder ``full`` are made small. What the files have is held against what there may be when they are
+read.
 """
 
+import dataclasses
+import functools
 import json
 import sys
 import warnings
@@ -17,6 +21,7 @@ from mpifed.config.plugins import title
 from mpifed.config.ranges import Range
 from mpifed.config.tables import read_table
 from mpifed.config.tuning import Cell, tuning
+from mpifed.data import DATASETS, TEXTS
 from mpifed.parallel.world import world
 from mpifed.simulation.simulation import Simulation
 
@@ -28,6 +33,29 @@ NETWORKS = {
     "rnn": {"hidden": 8},
     "mlp": {"hidden": [8]},
 }
+
+
+#: Samples of a data set that are taken.
+SAMPLES = {"train": 3000, "test": 500, "validation": 500}
+
+
+def thinned(read):
+    """A reader of a data set that reads once, and takes every so many of its samples."""
+
+    @functools.cache
+    def part(data_dir):
+        data = read(data_dir)
+        if data.owners is not None:
+            return data
+        taken = {}
+        for name, most in SAMPLES.items():
+            samples, labels = getattr(data, name), getattr(data, f"{name}_labels")
+            if samples is not None:
+                step = slice(None, None, max(len(samples) // most, 1))
+                taken |= {name: samples[step], f"{name}_labels": labels[step]}
+        return dataclasses.replace(data, **taken)
+
+    return part
 
 
 def configs(file: str) -> dict[str, Config]:
@@ -48,15 +76,15 @@ def _least(cell: Cell) -> Config:
     )
 
 
-def cut(config: Config) -> Config:
-    """The job with small networks, batches and numbers of local steps."""
+def cut(config: Config, networks: bool) -> Config:
+    """The job with small batches, numbers of local steps, and perhaps networks."""
     table = config.table()
     for key, value in table["algorithm"].items():
         if isinstance(value, int) and not isinstance(value, bool):
             table["algorithm"][key] = min(value, 2)
     table["oracle"]["batch_size"] = min(table["oracle"]["batch_size"], 4)
     model = table["problem"].get("model")
-    if isinstance(model, dict) and model["name"] in NETWORKS:
+    if networks and isinstance(model, dict) and model["name"] in NETWORKS:
         table["problem"]["model"] = model | NETWORKS[model["name"]]
     return Config.from_table(table)
 
@@ -70,16 +98,18 @@ def two_rounds(config: Config, data: str) -> list[dict[str, float]]:
         before = simulation.evaluate(simulation.shared)
         simulation.step()
         simulation.step()
-        return [before, simulation.evaluate(simulation.output())]
+        return [before, simulation.evaluate(simulation.output)]
 
 
 def main() -> None:
     warnings.filterwarnings("ignore", ".* are absent")  # a part of CIFAR-10's files will do
     result, data, *files = sys.argv[1:]
+    for sets in (DATASETS, TEXTS):
+        sets.update({name: thinned(one) for name, one in sets.items()})
     found = {}
     for file in files:
-        small = cut if Path(file).parent.name == "full" else lambda config: config
-        found[file] = {name: two_rounds(small(one), data) for name, one in configs(file).items()}
+        full = Path(file).parent.name == "full"
+        found[file] = {name: two_rounds(cut(one, full), data) for name, one in configs(file).items()}
     if world().rank == 0:
         Path(result).write_text(json.dumps(found))
 
