@@ -22,7 +22,7 @@ DPI = 100
 #: Pixels of the picture and of its thumbnail.
 WIDTH, SMALL = 1200, (220, 132)
 #: Colours of a file: few enough to keep it small.
-COLOURS = 128
+COLOURS = 64
 
 
 def picture(found: Standings, path: Path) -> None:
@@ -67,7 +67,7 @@ def _draw(cell, found: Standings, axis: Axis, shown: Sequence[Entry]) -> None:
         if one not in shown:
             across, curve = _curve(one, found, axis, size)
             heights = np.where(np.abs(curve.mean) < DIVERGED, curve.mean, np.nan)
-            cell.plot(across, heights, color="0.84", linewidth=0.8, zorder=0.5)
+            cell.plot(across, heights, color="0.86", linewidth=0.8, zorder=0.5, antialiased=False)
     for number, one in enumerate(shown):
         across, curve = _curve(one, found, axis, size)
         draw_curve(cell, across, curve, number, label=one.name)
