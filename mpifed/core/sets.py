@@ -60,7 +60,8 @@ class Simplex:
         ordered = point.sort(dim=-1, descending=True).values
         excess = ordered.cumsum(-1) - self.total
         count = torch.arange(1, point.shape[-1] + 1, dtype=point.dtype, device=point.device)
-        kept = (ordered - excess / count > 0).sum(-1, keepdim=True)
+        # The first is always kept, but for values that are not finite: NaN comes out of these.
+        kept = (ordered - excess / count > 0).sum(-1, keepdim=True).clamp(min=1)
         return (point - excess.gather(-1, kept - 1) / kept).clamp(min=0)
 
 

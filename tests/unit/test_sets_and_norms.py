@@ -29,3 +29,10 @@ def test_the_nuclear_norm_has_its_weight():
 def test_a_box_has_an_inside():
     with pytest.raises(ValueError, match="low < high"):
         Box(low=0.5, high=0.5)
+
+
+def test_what_is_not_finite_comes_out_of_the_simplex_as_nan():
+    for value in (torch.nan, torch.inf):
+        point = torch.tensor([0.2, value, 0.3])
+        assert Simplex()(point).isnan().any()
+        assert Simplex()(torch.stack([torch.full((3,), 1 / 3), point]))[0].sum() == pytest.approx(1)
