@@ -35,7 +35,7 @@ from claims import page
 from claims.carrying_out import carry_out, commands, launch
 from claims.entries import Book, read
 from claims.figures import draw
-from claims.panels import Panel, read_panel
+from claims.panels import read_panel
 from mpifed.config.tables import read_table
 from mpifed.core.errors import ConfigError
 from mpifed.core.settings import near_miss
@@ -133,8 +133,9 @@ def claims(book: Book, file: Path, names: Sequence[str], given: argparse.Namespa
             if code := carry_out(command, given.ranks):
                 return code
     source = "" if file == CLAIMS else f"{file} "
-    path = page.write(book, source, given.out)
-    print("\n".join([*page.summary(page.sections(book)), str(path)]))
+    parts = page.sections(book)
+    path = page.write(book, parts, source, given.out)
+    print("\n".join([*page.summary(parts), str(path)]))
     return 0
 
 
@@ -148,23 +149,22 @@ def experiments(book: Book, names: Sequence[str], changes: Sequence[str], given:
         for command in [] if given.draw else commands(book, name, changes, given.full):
             if code := carry_out(command, given.ranks):
                 return code
-        print(figure(book, name, given.full))
+        print(figure(book, name, changes, given.full))
     return 0
 
 
-def figure(book: Book, name: str, full: bool) -> Path:
+def figure(book: Book, name: str, changes: Sequence[str], full: bool) -> Path:
     """``figure.png`` and the report of an experiment's runs, in the folder of its job."""
     one = book.experiments[name]
-    panels = [full_panel(book, name)] if full else page.panels_of(book, one)
-    folder = Path(read_table(book.full(name) if full else book.job(name))["run"]["out"])
+    file = book.full(name) if full else book.job(name)
+    panels = [read_panel(file, one.panels, changes)] if full else page.panels_of(book, one, changes)
+    runs = [run.folder for panel in panels for setting in panel.settings for run in setting.runs]
+    if not runs:
+        raise ConfigError(f"{name} has no finished run to draw: run it first, without --draw")
+    folder = Path(read_table(file)["run"]["out"])
     draw(one, panels, folder / "figure.png")
-    report([panel.folder for panel in panels if panel.settings], folder, Rule(one.metric))
+    report(runs, folder, Rule(one.metric))
     return folder / "figure.png"
-
-
-def full_panel(book: Book, name: str) -> Panel:
-    """The runs at the paper's size."""
-    return read_panel("full", Path(read_table(book.full(name))["run"]["out"]), book.experiments[name].panels)
 
 
 if __name__ == "__main__":

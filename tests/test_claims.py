@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import environment
+from matplotlib.image import imread
 from planted_runs import panel, planted
 from scipy import stats
 
-from claims.entries import Claim, read
+from claims.entries import Claim, Experiment, read
+from claims.figures import draw
 from claims.interval import interval, seeds_needed
+from claims.page import outcome
 from claims.panels import matches, task_title
 from claims.values import figures, worst
 from claims.verdicts import judge, verdict
@@ -59,8 +62,8 @@ EQUAL = against([0.5, 0.52, 0.51], [0.5, 0.521, 0.508])
 
 
 def test_a_planted_true_claim_is_reproduced_and_a_false_one_is_not():
-    assert verdict(judge(claim(), AHEAD), None).word == "reproduced"
-    assert verdict(judge(claim(), BEHIND), None).word == "not reproduced"
+    assert verdict(judge(claim(), AHEAD)).word == "reproduced"
+    assert verdict(judge(claim(), BEHIND)).word == "not reproduced"
     found = verdict(judge(claim(), AHEAD), judge(claim(), BEHIND))
     assert (found.word, found.detail) == ("reproduced", "tuned; not at the stated settings")
 
@@ -68,7 +71,7 @@ def test_a_planted_true_claim_is_reproduced_and_a_false_one_is_not():
 def test_one_true_only_literally_holds_at_the_stated_settings():
     for tuned in (judge(claim(), BEHIND), judge(claim(margin=0.1), EQUAL)):
         found = verdict(tuned, judge(claim(margin=0.1), AHEAD))
-        assert (found.word, found.panel) == ("only at the stated settings", "stated")
+        assert found.word == "only at the stated settings" and found.pair.state == "holds"
         assert verdict(tuned, judge(claim(margin=0.1), BEHIND)).word == "not reproduced"
 
 
@@ -77,7 +80,7 @@ def test_noise_decides_nothing_and_the_seeds_needed_are_those_of_the_planted_law
     found = judge(claim(), NOISY)
     assert found.state == "not decided" and found.deciding.needed == 34
     assert verdict(found, judge(claim(), AHEAD)).word == "not decided at this size"
-    assert verdict(found, None).detail == "about 34 seeds needed"
+    assert verdict(found).detail == "about 34 seeds needed"
     rng = np.random.default_rng(0)
     decided = [interval(rng.normal(0.5, 1, 34))[0] > 0 for _ in range(200)]
     # Four in five, within three standard errors of 200 trials, which is 0.085.
@@ -144,9 +147,9 @@ def test_every_pair_has_to_hold_and_one_of_several_where_that_is_claimed():
         for name, end in (("New", 0.1), ("Newer", 0.7), ("Old", 0.5))
         for seed in range(3)
     ]
-    both = claim(better=["New", "Newer"])
-    found = judge(both, panel(*runs))
+    found = judge(claim(better=["New", "Newer"]), panel(*runs))
     assert found.state == "fails" and found.deciding.subject == "Newer" and len(found.pairs) == 2
+    assert [outcome(found.pairs), outcome(found.pairs[:1])] == ["holds: Old; fails: Old", "holds"]
     assert state(claim(better=["New", "Newer"], all=False), panel(*runs)) == "holds"
     assert state(claim(better=["Newer"], than=["New", "Old"], all=False), panel(*runs)) == "fails"
 
@@ -167,6 +170,15 @@ def test_every_task_has_to_hold_and_where_takes_some():
         judge(claim(where={"problem.q": 7}), tasks)
     with pytest.raises(ConfigError, match=r"the runs of New differ in problem.s"):
         judge(claim(), panel(*runs))
+
+
+def test_a_figure_has_a_cell_for_each_task_that_is_drawn(tmp_path):
+    runs = panel(*[planted("New", 0, [1, 0.1], problem={"s": s}) for s in (1, 10)], keys=["problem.s"])
+    for drawn, cells in (({}, 2), ({"problem.s": 10}, 1), ({"problem.s": 7}, 2)):
+        shown = Experiment("planted", "huang2024adafgda", "Planted", "error", drawn=drawn)
+        draw(shown, [runs], tmp_path / "figure.png")
+        width = imread(tmp_path / "figure.png").shape[1]
+        assert width == 80 + 340 * cells  # 3.4 inches a cell
 
 
 def test_a_grid_counts_with_the_best_of_each_method():
@@ -202,7 +214,7 @@ def test_a_target_that_none_reaches_decides_nothing_and_one_that_a_side_reaches_
     it = claim(statistic="rounds_to", target=0.2)
     assert state(it, AHEAD) == "holds" and state(it, BEHIND) == "fails"
     found = judge(claim(statistic="rounds_to", target=1e-6), AHEAD)
-    assert found.state == "not decided" and verdict(found, None).detail == "no run reaches the target"
+    assert found.state == "not decided" and verdict(found).detail == "no run reaches the target"
 
 
 def test_slopes_means_and_bests():
@@ -261,7 +273,7 @@ def test_what_has_not_run_is_said():
 
 def test_one_seed_decides_nothing():
     found = judge(claim(), panel(planted("New", 0, [1, 0.1]), planted("Old", 0, [1, 0.9])))
-    assert found.state == "not decided" and verdict(found, None).detail == "about 3 seeds needed"
+    assert found.state == "not decided" and verdict(found).detail == "about 3 seeds needed"
 
 
 def test_methods_are_named_with_settings_and_tasks_by_values():
@@ -355,6 +367,20 @@ scale = "log"
 better = ["{}"]
 than = ["{}"]
 """
+TUNE = """
+[tune]
+runs = 3
+seeds = 1
+fresh = 3
+[[tune.methods]]
+name = "LSGD"
+K = 5
+eta = [0.03, 0.3]
+[[tune.methods]]
+name = "LESGD"
+K = 5
+eta = {{ low = 0.09, high = 0.1 }}
+"""
 SWEEP = """
 [sweep]
 seed = [0, 1, 2]
@@ -370,7 +396,7 @@ def test_the_page_is_made_from_an_empty_folder(tmp_path):
     jobs = tmp_path / "jobs"
     (jobs / "stated").mkdir(parents=True)
     for name, out, own in (
-        ("rotation", "runs/rotation", SWEEP.format(lsgd=[0.03, 0.1], lesgd=[0.03, 0.1])),
+        ("rotation", "runs/rotation", TUNE.format()),
         ("stated/rotation", "runs/stated", SWEEP.format(lsgd=0.03, lesgd=3.0)),
         ("later", "runs/later", SWEEP.format(lsgd=0.1, lesgd=0.1)),
     ):
@@ -396,22 +422,15 @@ def verdicts(folder: Path, *arguments: str) -> dict[str, str]:
     command = [sys.executable, SCRIPT, "--claims", *arguments, "--out", "docs"]
     done = subprocess.run(command, cwd=folder, env=environment(), timeout=200, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    *lines, page = done.stdout.splitlines()
-    said = [re.split(" {2,}", line) for line in lines if "  " in line]
+    *_, first, second, third, _ = done.stdout.splitlines()
+    said = [re.split(" {2,}", line) for line in (first, second, third)]
     return {name.partition(" (")[0]: word for word, name in said}
 
 
 def test_a_mistake_in_a_file_of_claims_ends_before_anything_runs(tmp_path):
     path = written(tmp_path, ENTRY.replace("better =", "beter ="))
-    for arguments, said in (
-        (["--claims", path], "unknown 'beter'"),
-        (["--claims", "rounds=3"], "no KEY=VALUE"),
-    ):
-        done = subprocess.run(
-            [sys.executable, SCRIPT, *arguments],
-            env=environment(),
-            timeout=60,
-            capture_output=True,
-            text=True,
-        )
+    cases = ((["--claims", path], "unknown 'beter'"), (["--claims", "rounds=3"], "no KEY=VALUE"))
+    for arguments, said in cases:
+        command = [sys.executable, SCRIPT, *arguments]
+        done = subprocess.run(command, env=environment(), timeout=60, capture_output=True, text=True)
         assert done.returncode == 2 and said in done.stderr

@@ -37,7 +37,9 @@ class Batch:
         job: the job file.
         settings: ``key=value`` changes to it.
         tasks: further changes, one list for each element of a job array; empty for a single job.
-        parts: elements of a job array that share the runs of the job file's ``[sweep]``; 0 where it has none.
+        parts: elements of a job array that share a sweep's runs or the methods and tasks of a search; 0 for
+            another job.
+        verb: the command of mpifed that carries the job out: run, sweep or tune.
         gpus_per_node: a number, or type and number as in ``a100:4``; ``None`` asks for none.
         time: the time limit in a form that Slurm takes; ``None`` leaves it to the partition.
         warning: seconds before the time limit at which the run is told to write a checkpoint and end.
@@ -53,6 +55,7 @@ class Batch:
     settings: tuple[str, ...] = ()
     tasks: tuple[tuple[str, ...], ...] = ()
     parts: int = 0
+    verb: str = "run"
     nodes: int = 1
     ranks_per_node: int = 1
     cpus_per_rank: int = 1
@@ -108,18 +111,19 @@ class Batch:
         part = f' --part "${{SLURM_ARRAY_TASK_ID:-0}}/{self.parts}"' if self.parts > 1 else ""
         # A file name that looks like an option, or like the mark between two commands of mpirun
         job = f"./{self.job}" if self.job.startswith(("-", ":")) else self.job
-        return ("sweep " if self.parts else "run ") + _joined([job, *self.settings]) + part
+        return f"{self.verb} {_joined([job, *self.settings])}{part}"
 
     def _words(self) -> str:
         share = f"{self.ranks_per_node} rank(s)" + (f" on {self.gpus} GPU(s)" if self.gpus else ", CPU only")
         again = "; goes back into the queue when preempted or out of time" if self.preemptible else ""
-        runs = f"a sweep in {self.parts} part(s)" if self.parts else f"{len(self.tasks) or 1} run(s)"
+        what = {"sweep": "a sweep", "tune": "a search"}.get(self.verb, "")
+        runs = f"{what} in {self.parts} part(s)" if self.parts else f"{len(self.tasks) or 1} run(s)"
         return f"{runs}; {self.nodes} node(s), on each {share}{again}."
 
     def warnings(self, clients: int) -> list[str]:
         """What is allowed and surely not meant, one line each."""
         found = []
-        if self.ranks > clients:
+        if self.ranks > clients and self.verb != "tune":  # whose ranks have runs of their own
             found.append(
                 f"{self.ranks} ranks for {clients} clients: {self.ranks - clients} would have nothing to do"
             )

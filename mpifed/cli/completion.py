@@ -10,7 +10,7 @@ __all__ = ["names", "settings"]
 _PACKAGE = Path(__file__).parents[1]
 #: File → its table of methods or problems.
 _LISTS = {"algorithms/__init__.py": "ALGORITHMS", "problems/__init__.py": "PROBLEMS"}
-_SECTIONS = ("config/sections.py", "config/clients.py", "config/objective.py")
+_SECTIONS = ("config/sections.py", "config/clients.py", "config/objective.py", "config/tuning.py")
 
 
 def names(ctx, param, incomplete: str) -> list[str]:

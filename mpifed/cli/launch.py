@@ -74,7 +74,8 @@ class _Remembering(click.Command):
     "--parts",
     type=click.IntRange(1, 10**6),
     metavar="N",
-    help="A job array of N elements that share the runs of the job file's [sweep].  [default: 1]",
+    help="A job array of N elements that share the runs of the job file's [sweep], or the methods and tasks "
+    "of its [tune].  [default: 1]",
 )
 @click.option(
     "--preemptible", is_flag=True, help="Back into the queue, to resume, when preempted or out of time."
@@ -115,6 +116,7 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     mpifed launch jobs/saddle.toml --ranks-per-node 4 --array seed=0,1,2 --partition cpu --dry-run
     mpifed launch jobs/mnist_auc.toml --gpus-per-node 1 --preemptible --time 30 --partition preempt
     mpifed launch jobs/papers/wgan_by_regularisation.toml --ranks-per-node 2 --parts 8
+    mpifed launch JOB --ranks-per-node 16 --parts 6      a [tune]: 6 methods, the runs of each on 16 ranks
 
     The script finds out how to start the ranks: srun with PMIx or PMI2, or the MPI's own mpirun;
     MPIFED_LAUNCHER=pmix, pmi2 or mpirun settles it by hand. Submit from inside the environment of mpifed,
@@ -123,19 +125,20 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     """
     from mpifed.cli.planning import planned
 
-    config, out, tasks, parts, shares = planned(job, list(settings), axes, parts)
-    shares = () if path else shares
-    batch = Batch(job, settings, tasks, parts, command=ctx.meta["arguments"], shares=shares, **sizes)
-    if batch.preemptible and config.run.overwrite:
+    plan = planned(job, list(settings), axes, parts)
+    shares = () if path else plan.shares
+    command = ctx.meta["arguments"]
+    batch = Batch(job, settings, plan.tasks, plan.parts, plan.verb, command=command, shares=shares, **sizes)
+    if batch.preemptible and plan.config.run.overwrite:
         raise click.UsageError(
             "run.overwrite=true would start a preemptible job over each time: leave it out"
         )
-    for line in batch.warnings(config.problem.clients):
+    for line in batch.warnings(plan.config.problem.clients):
         click.echo(f"mpifed: warning: {line}", err=True)
     if dry_run:
         click.echo(os.fsencode(batch.script()), nl=False)
     else:
-        _write(Path(path or Path(out) / SCRIPT), batch.script(), not no_submit)
+        _write(Path(path or Path(plan.out) / SCRIPT), batch.script(), not no_submit)
 
 
 def _write(path: Path, text: str, submit: bool) -> None:

@@ -3,45 +3,60 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
 from mpifed.config.grids import expand, folder_names, twice, variants
 from mpifed.config.job import Config
 from mpifed.config.tables import as_text, parse, read_table
+from mpifed.config.tuning import tuning
 from mpifed.core.errors import ConfigError
 from mpifed.core.settings import flatten
 
-__all__ = ["array_tasks", "planned"]
+__all__ = ["Planned", "array_tasks", "planned"]
 
 
-def planned(
-    job: str, settings: list[str], axes: tuple[str, ...], parts: int | None
-) -> tuple[Config, str, tuple, int, tuple[tuple[str, ...], ...]]:
-    """A configuration to hold the sizes against, the folder of results, ``tasks``, ``parts`` and ``shares``
-    of the batch job.
+class Planned(NamedTuple):
+    """A configuration to hold the sizes against, the folder of results, and of the batch job ``verb``,
+    ``tasks``, ``parts`` and ``shares``.
     """
-    if "sweep" in read_table(job):
-        if axes:
-            raise click.UsageError(
-                f"{job} has a [sweep]: --parts N shares its runs among the elements of a job array, "
-                "--array is for other files"
-            )
+
+    config: Config
+    out: str
+    verb: str = "run"
+    tasks: tuple[tuple[str, ...], ...] = ()
+    parts: int = 0
+    shares: tuple[tuple[str, ...], ...] = ()
+
+
+def planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | None) -> Planned:
+    """What a job file is launched as: a run, or one for each value of ``axes``, a sweep, or a search."""
+    section = next((name for name in ("sweep", "tune") if name in read_table(job)), None)
+    if section and axes:
+        raise click.UsageError(
+            f"{job} has a [{section}]: --parts N shares its runs among the elements of a job array, "
+            "--array is for other files"
+        )
+    if section == "tune":
+        search = tuning(job, settings)
+        return Planned(search.config, str(search.out), "tune", parts=parts or 1)
+    if section:
         runs, parts = variants(job, settings), parts or 1
         config = runs[0].config
         shares = tuple(tuple(run.name for run in runs[number::parts]) for number in range(parts))
-        return config, str(Path(config.run.out).parent), (), parts, shares
+        return Planned(config, str(Path(config.run.out).parent), "sweep", parts=parts, shares=shares)
     if parts:
         raise click.UsageError(
-            f"--parts is for a job file with a [sweep], which {job} does not have: --array KEY=V1,V2,... "
-            "makes an array"
+            f"--parts is for a job file with a [sweep] or a [tune], which {job} does not have: --array "
+            "KEY=V1,V2,... makes an array"
         )
     config = Config.load(job, settings)
     tasks = tuple(array_tasks(axes, config.run.out)) if axes else ()
     for task in tasks:
         Config.load(job, [*settings, *task])
     names = tuple((Path(parse(task[-1].removeprefix("run.out="))).name,) for task in tasks)
-    return config, config.run.out, tasks, 0, names
+    return Planned(config, config.run.out, tasks=tasks, shares=names)
 
 
 def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:

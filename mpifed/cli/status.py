@@ -73,8 +73,12 @@ def _runs_of(job: str) -> Iterator[Status]:
     from mpifed.config.tables import read_table
     from mpifed.storage.status import Status
 
-    many = "sweep" in read_table(job)
-    for config in [run.config for run in variants(job)] if many else [Config.load(job)]:
+    table = read_table(job)
+    if "tune" in table:
+        raise click.UsageError(
+            f"{job} has a [tune], whose runs come one from another: give its folder, run.out"
+        )
+    for config in [run.config for run in variants(job)] if "sweep" in table else [Config.load(job)]:
         method, problem = title(config.algorithm), title(config.problem)
         yield Status(Path(config.run.out), "not begun", "", method, problem, rounds=config.rounds)
 

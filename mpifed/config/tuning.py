@@ -28,7 +28,7 @@ seeds = 3
 name = "FGDA"
 q = 10                              # fixed
 alpha = [0.1, 0.5, 0.9]             # one of them
-gamma = { low = 1e-3, high = 1.0 }  # a range; floats left out, here lam and beta, have their own
+gamma = { low = 1e-3, high = 1.0 }  # a range; lam and beta, left out, have their own
 """
 
 
@@ -44,7 +44,10 @@ class Tune(Section):
         3,
         ge=1,
         le=100,
-        description="seeds of what is run for a third of the rounds or longer, and of best.toml",
+        description="seeds of what is run for a third of the rounds or longer",
+    )
+    fresh: int | None = Field(
+        None, ge=1, le=100, description="seeds of best.toml, which have chosen nothing; as many when left out"
     )
     metric: str | None = Field(
         None,
@@ -101,13 +104,18 @@ class Tuning:
     Attributes:
         tune: its section; ``table``: the rest of the job, without [algorithm].
         cells: the methods of the first task, then of the next.
-        out: the folder of its files.
+        config: a run of the first cell.
     """
 
     tune: Tune
     table: dict[str, Any]
     cells: tuple[Cell, ...]
-    out: Path
+    config: Config
+
+    @property
+    def out(self) -> Path:
+        """The folder of its files."""
+        return Path(self.config.run.out)
 
 
 def tuning(path: str | Path, overrides: list[str] = ()) -> Tuning:
@@ -141,7 +149,7 @@ def tuning(path: str | Path, overrides: list[str] = ()) -> Tuning:
         for method, space in spaces.items()
     ]
     _expect_fair(cells, tune)
-    return Tuning(tune, table, tuple(cells), Path(cells[0].config(cells[0].space.costliest).run.out))
+    return Tuning(tune, table, tuple(cells), cells[0].config(cells[0].space.costliest))
 
 
 def _section(said: dict[str, Any]) -> Tune:

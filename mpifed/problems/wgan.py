@@ -1,11 +1,11 @@
 """The regularised one-dimensional Wasserstein GAN of Shen et al. 2024, section 4.1.
 
-Objective and optimum are in closed form.
+Objective and optimum are in closed form, of the law and of a fixed set of pairs alike.
 
-Readings. The paper fixes 10,000 pairs (z, μ̂ + σ̂ z) and divides them evenly, which makes all clients alike;
-here every batch is drawn fresh from that law. A pair shares its z, so at the optimum the gradients of alike
-clients carry no noise; ``latent = "fresh"`` draws the generator's z apart from the real data, as a GAN would.
-The paper does not state the start.
+Readings. The paper fixes 10,000 pairs (z, μ̂ + σ̂ z) and divides them evenly among ten clients: ``samples =
+1000``. By default every batch is drawn fresh from that law. A pair shares its z, so at the optimum the
+gradients of alike clients carry no noise; ``latent = "fresh"`` draws the generator's z apart from the real
+data, as a GAN would. The paper does not state the start.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class WGAN(Minimax):
     """min over (μ, σ), max over φ of E[D(x_real) - D(μ + σz)] - λ‖φ‖² with D(x) = φ_1 x + φ_2 x².
 
     x holds the generator's μ and σ, y the discriminator's φ. The real data of client k is N(μ_k, σ̂²) with
-    μ_k ~ N(μ̂, s²), the same for all clients where s = 0. Samples are drawn, not stored.
+    μ_k ~ N(μ̂, s²), the same for all clients where s = 0. Pairs of real data and z are drawn as they are
+    needed, or once, ``samples`` a client.
     """
 
     clients: int = Field(default=10, ge=1, description="number of clients")
@@ -45,16 +46,34 @@ class WGAN(Minimax):
         default="paired",
         description="z of the generator: the one behind the real datum, or an independent one",
     )
+    samples: int = Field(
+        default=0,
+        ge=0,
+        description="pairs of real datum and z that each client holds; 0 draws every batch anew",
+    )
 
     source = "Shen et al. 2024, section 4.1"
     cites = ("shen2024fessgda", "arjovsky2017wgan")
 
+    def __post_init__(self):
+        if self.clients * self.samples == 1:
+            raise ValueError("samples: expected 2 pairs and more of all clients, whose z has a spread, got 1")
+
     def footprint(self) -> int:
-        return 2 * BYTES_A_DRAW * self.clients  # of a number alone, twice as many
+        means = 2 * BYTES_A_DRAW * self.clients  # of a number alone, twice as many
+        return max(means, BYTES_A_DRAW * self.clients * self.samples)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        stream = Stream(seed, "wgan", np.arange(self.clients))
-        self._means = self.mean + self.s * stream.normal()[:, 0]
+        numbers = np.arange(self.clients)
+        self._means = self.mean + self.s * Stream(seed, "wgan", numbers).normal()[:, 0]
+        self._law = float(self._means.mean()), float(np.hypot(self.std, self._means.std()))
+        self._latent = 0.0, 1.0
+        if self.samples:
+            held = self._pairs(Stream(seed, "wgan pairs", numbers), self.samples)
+            self._real, self._z = (torch.from_numpy(column[:, 0]) for column in held)
+            self._law, self._latent = (
+                (float(column.mean()), float(column.std(correction=0))) for column in (self._real, self._z)
+            )
 
     def variables(self) -> Blocks:
         return Blocks(x={"mu": (1,), "sigma": (1,)}, y={"phi": (2,)})
@@ -67,18 +86,27 @@ class WGAN(Minimax):
             "y": torch.tensor(phi, dtype=torch.float64),
         }
 
-    def client_size(self, client: int) -> int:
-        """1: clients draw their samples, so all count alike."""
-        return 1
+    def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
+        """Real data and latent z ``[samples]``, nothing where batches are drawn anew."""
+        return (self._real[client], self._z[client]) if self.samples else ()
 
-    def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...]:
-        """Real data and latent z, each ``[C, count, size]``.
+    def client_size(self, client: int) -> int:
+        """``samples``, or 1 where clients draw them: all count alike."""
+        return max(1, self.samples)
+
+    def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
+        """Real data and latent z, each ``[C, count, size]``; ``None`` where clients hold them.
 
         Raises:
             ValueError: ``size`` is 0; the data are a law, of which there is no full batch.
         """
+        if self.samples:
+            return None
         if not size:
             raise ValueError("WGAN draws its samples: it needs [oracle] batch_size >= 1, got 0 (all data)")
+        return self._pairs(stream, size)
+
+    def _pairs(self, stream: Stream, size: int) -> tuple[np.ndarray, np.ndarray]:
         z = stream.normal(size)
         real = self._means[stream.clients][:, None, None] + self.std * z
         return real, z if self.latent == "paired" else stream.normal(size)
@@ -89,30 +117,50 @@ class WGAN(Minimax):
         fake = x["mu"] + x["sigma"] * z
         return phi[0] * (real - fake).mean() + phi[1] * (real**2 - fake**2).mean() - self.lam * (phi**2).sum()
 
-    def optimum(self) -> tuple[float, float]:
-        """μ* and |σ*|, those of the clients' pooled data; at an optimum φ* = 0."""
-        return float(self._means.mean()), float(np.hypot(self.std, self._means.std()))
+    def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
+        real, z = batch
+        fake = x[..., :1] + x[..., 1:] * z
+        slope = y[..., :1] + 2 * y[..., 1:] * fake  # D'(μ + σz)
+        gap = real - fake
+        gx = -torch.stack([slope, slope * z], dim=-2).mean(-1)
+        gy = torch.stack([gap, gap * (real + fake)], dim=-2).mean(-1)
+        return gx, gy - 2 * self.lam * y
+
+    def optimum(self, sign: int = 1) -> tuple[float, float]:
+        """μ* and σ* of the given sign, where the generator has the mean and the spread of the real data of
+        all clients; at an optimum φ* = 0."""
+        (mean, std), (centre, scale) = self._law, self._latent
+        sigma = sign * std / scale
+        return mean - sigma * centre, sigma
 
     def gaps(self, x: Named) -> tuple[float, float]:
-        """Expected first and second moment of the pooled real data, less those of the generator at ``x``."""
-        mu, sigma = float(x["mu"]), float(x["sigma"])
-        mean, std = self.optimum()
-        return mean - mu, mean**2 + std**2 - mu**2 - sigma**2
+        """First and second moment of the pooled real data, less those of the generator at ``x``: of the
+        pairs that clients hold, or expected ones."""
+        (mean, std), (own, spread) = self._law, self._generated(x)
+        return mean - own, mean**2 + std**2 - own**2 - spread**2
+
+    def _generated(self, x: Named) -> tuple[float, float]:
+        """Mean of μ + σz, and its standard deviation with the sign of σ."""
+        (centre, scale), sigma = self._latent, float(x["sigma"])
+        return float(x["mu"]) + sigma * centre, sigma * scale
 
     def best_response(self, x: Named) -> torch.Tensor:
         """φ*(x) = gaps / 2λ, ``[2]`` float64, where f = φ·gaps - λ‖φ‖² is largest."""
         return torch.tensor(self.gaps(x), dtype=torch.float64) / (2 * self.lam)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``squared_distance``: the figure of Shen et al. 2024, (μ - μ*)² + (|σ| - σ*)², as -σ generates what
-        σ does.
+        """``squared_distance``: the figure of Shen et al. 2024, (μ - μ*)² + (σ - σ*)², from the optimum with
+        the sign of σ, as -σ generates what σ does.
 
-        ``grad_norm``: ‖∇Φ‖ for Φ(x) = max_φ f = ‖gaps‖²/4λ, by Danskin's theorem -(φ_1* + 2μφ_2*, 2σφ_2*).
+        ``grad_norm``: ‖∇Φ‖ for Φ(x) = max_φ f = ‖gaps‖²/4λ, by Danskin's theorem the gradient in x of
+        -(φ_1* m + φ_2* (m² + v²)) with the generator's mean m and deviation v.
         """
         mu, sigma = float(x["mu"]), float(x["sigma"])
-        mean, std = self.optimum()
+        mean, std = self.optimum(-1 if sigma < 0 else 1)
+        (centre, scale), (own, spread) = self._latent, self._generated(x)
         first, second = self.best_response(x).tolist()
+        slope = first + 2 * own * second
         return {
-            "squared_distance": (mu - mean) ** 2 + (abs(sigma) - std) ** 2,
-            "grad_norm": float(np.hypot(first + 2 * mu * second, 2 * sigma * second)),
+            "squared_distance": (mu - mean) ** 2 + (sigma - std) ** 2,
+            "grad_norm": float(np.hypot(slope, centre * slope + 2 * scale * spread * second)),
         }

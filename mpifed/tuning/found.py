@@ -145,7 +145,7 @@ def _best(tuning: Tuning, found: Sequence[Found | None]) -> str:
             lines += ["", f"[{_key(key)}]", *_settings(value)]
     for cell, one in done:
         algorithm = cell.space.table(one.settings)
-        seeds = [cell.seed + FRESH + k for k in range(tuning.tune.seeds)]
+        seeds = [cell.seed + FRESH + k for k in range(tuning.tune.fresh or tuning.tune.seeds)]
         lines += ["", f"# {_line(cell, one)}", *(f"# Warning: {text}." for text in one.warnings)]
         lines += [
             "[[sweep]]",

@@ -1,9 +1,11 @@
 """The search for one method under one task: brackets of successive halving until the budget is spent.
 
 A bracket begins with some settings for a ninth of the rounds. The best third goes on to a third of the rounds
-with several seeds, and the best third of these to all rounds. The first bracket covers the space evenly,
-later ones follow what has been found; a share of the budget is kept for going on past the end of a range that
-the best lies at.
+with several seeds, and the best third of these to all rounds. What is best after few rounds is often too
+large a step for many, so the brackets after the first begin later: with a third of the rounds, then with all,
+then again with a ninth. The first one covers the space evenly, the others follow what has been found; those
+of whole runs stay near the best. A share of the budget is kept for going on past the end of a range that the
+best lies at.
 """
 
 from __future__ import annotations
@@ -24,19 +26,20 @@ __all__ = ["Search", "Trial", "levels"]
 
 #: One of so many goes on to the next rung, which has so many times as many rounds.
 THIRD = 3
-#: Settings that a bracket begins with, and at the most.
-USUAL, MOST = 9, 27
-#: Share of the budget that is kept for what lies past the ends of ranges.
-KEPT = 0.25
-#: How far past an end other settings may move away from the best, in the logarithm of 10.
-AROUND = 0.5
+#: Settings that a bracket has which begins with a ninth of the rounds, with a third, with all.
+USUAL = (9, 5, 4)
+#: Brackets after which the end of a range where the best lies is gone past, and the share of the budget that
+#: is kept for that until then.
+SURE, KEPT = 2, 0.25
+#: How far from the best one looks near it, in the logarithm of 10, and by what that falls each time.
+AROUND, CLOSER = 0.5, 0.5
 #: Times that settings which cannot be run are replaced.
 ATTEMPTS = 5
 
 
 def levels(rounds: int) -> list[int]:
     """The rounds of the rungs: a ninth, a third and all, each at least 1."""
-    return sorted({max(1, round(rounds / THIRD**k)) for k in range(3)})
+    return sorted({max(1, rounds // THIRD**k) for k in range(3)})
 
 
 @dataclass
@@ -95,7 +98,7 @@ class Search:
     @property
     def best(self) -> Trial | None:
         """The best of those that were run for all rounds; ``None`` before there are any."""
-        done = [trial for trial in self.trials if trial.seen and trial.rounds == self.rungs[-1]]
+        done = [one for one in self.trials if len(one.values(self.rungs[-1])) == len(self.seeds)]
         return min(done, key=lambda trial: self.rank(trial, self.rungs[-1]), default=None)
 
     def rank(self, trial: Trial, rounds: int) -> tuple[int, float]:
@@ -117,65 +120,68 @@ class Search:
     def carry_out(self) -> Generator[list[Asked], Sequence[Seen], None]:
         """Yield the runs of one rung after another, and take what each has come to."""
         if not self.open:
-            yield from self._bracket([()], [self.rungs[-1]])
+            yield from self._bracket([()], [(self.rungs[-1], len(self.seeds))])
             return
-        kept = self._kept()
+        kept, number = self._kept(), 0
         while True:
-            left = self.budget - self.spent
-            count, edges = self._fitting(left - kept), {}
-            if not count:
-                count, edges = self._fitting(left), self.edges()
-            points = self._proposed(count, edges) if count else []
+            left, begin = self.budget - self.spent, number % len(USUAL)
+            count = self._fitting(begin, left - kept) if number < SURE else 0
+            edges = {} if count else self.edges()
+            begin = len(USUAL) - 1 if edges else begin
+            count = count or self._fitting(begin, left)
+            points = self._proposed(count, begin, edges) if count else []
             if not points:
                 return
-            yield from self._bracket(points, self.rungs)
+            yield from self._bracket(points, self._stages(begin))
+            number += not edges
 
     def _kept(self) -> float:
         """What is kept for past the ends of ranges, which one bracket at least must be able to use."""
         extends = any(isinstance(one, Range) and not one.whole for one in self.open.values())
-        least = self._cost(THIRD)
+        least = self._cost(THIRD, self._stages(0))
         return max(KEPT * self.budget, least) if extends and self.budget >= 2 * least else 0
 
-    def _seeds(self, rung: int, rungs: Sequence[int]) -> list[int]:
-        """One seed at first, all of them from the middle on."""
-        return self.seeds[:1] if rung == 0 and len(rungs) > 1 else self.seeds
+    def _stages(self, begin: int) -> list[tuple[int, int]]:
+        """Rounds and numbers of seeds of a bracket: one seed at first, then all of them."""
+        rungs = self.rungs[min(begin, len(self.rungs) - 1) :]
+        later = rungs[1:] or rungs
+        return [(rungs[0], 1), *((rounds, len(self.seeds)) for rounds in later)]
 
-    def _cost(self, count: int) -> int:
+    def _cost(self, count: int, stages: Sequence[tuple[int, int]]) -> int:
         """Oracle calls of a bracket of ``count`` settings, at the most."""
-        total = 0
-        for rung, rounds in enumerate(self.rungs):
-            before = (
-                len(self._seeds(rung - 1, self.rungs)) * self.probe.calls(self.rungs[rung - 1]) if rung else 0
-            )
-            total += count * (len(self._seeds(rung, self.rungs)) * self.probe.calls(rounds) - before)
-            count = _third(count)
+        total = before = 0
+        for rounds, seeds in stages:
+            calls = seeds * self.probe.calls(rounds)
+            total += count * (calls - before)
+            before, count = calls, _third(count)
         return total
 
-    def _fitting(self, budget: float) -> int:
-        """Settings of the next of some brackets of about the usual size that use up a budget, 0 for none."""
-        share = budget / max(1, budget // self._cost(USUAL))
-        return max((count for count in range(1, MOST + 1) if self._cost(count) <= share), default=0)
+    def _fitting(self, begin: int, budget: float) -> int:
+        """How many settings the next bracket can have, 0 where the budget is too small."""
+        stages = self._stages(begin)
+        return max(
+            (count for count in range(1, USUAL[begin] + 1) if self._cost(count, stages) <= budget), default=0
+        )
 
-    def _proposed(self, count: int, edges: Mapping[str, Range]) -> list[Point]:
+    def _proposed(self, count: int, begin: int, edges: Mapping[str, Range]) -> list[Point]:
         """New settings that can be run, fewer where there are no more.
 
         Raises:
             ConfigError: none of those that were proposed can be run; says why the last one cannot.
         """
-        within = self._past(edges) if edges else self.open
         self.open |= {key: self.open[key].with_(more) for key, more in edges.items()}
+        near = self._near(edges) if edges or begin == len(USUAL) - 1 else {}
         sound: list[Point] = []
         fault = None
         for attempt in range(ATTEMPTS):
             label = f"{self.cell.seed} {self.cell.task} {self.cell.method} {len(self.trials)} {attempt}"
-            seed, known = (
-                zlib.crc32(label.encode()),
-                [trial.point for trial in self.trials] + self.refused + sound,
-            )
-            if edges or not self.trials:
-                points = spread(within, count - len(sound), seed, known)
+            seed, known = zlib.crc32(label.encode()), self._ranked() + self.refused + sound
+            if near:
+                points = self._beside(near, count - len(sound), seed, known)
+            elif self.trials:
+                points = guided(self.open, count - len(sound), seed, known)
             else:
-                points = guided(self.open, count - len(sound), seed, self._ranked() + self.refused + sound)
+                points = spread(self.open, count - len(sound), seed, known)
             for point in points:
                 try:
                     self.cell.config(settings_of(self.open, point))
@@ -189,15 +195,23 @@ class Search:
             raise fault
         return sound
 
-    def _past(self, edges: Mapping[str, Range]) -> dict:
-        """The space past the ends: the next decade of the settings at one, the others around the best."""
-        near = {}
-        for (key, one), number in zip(self.open.items(), self.best.point):
-            if isinstance(one, Range) and not one.whole:
-                low, high = number / 10**AROUND, number * 10**AROUND
-                one = edges.get(key) or one.within(low, high)
-            near[key] = one
-        return near
+    def _near(self, edges: Mapping[str, Range]) -> dict[str, Range]:
+        """The ranges near the best; of settings at an edge also what is past it."""
+        looks = sum(trial.bracket != before.bracket for before, trial in zip(self.trials, self.trials[1:]))
+        factor = 10 ** (AROUND * CLOSER ** (looks // len(USUAL)))
+        near = {
+            key: one.within(number / factor, number * factor)
+            for (key, one), number in zip(self.open.items(), self.best.point)
+            if isinstance(one, Range)
+        }
+        return near | {key: near[key].with_(more) for key, more in edges.items()}
+
+    def _beside(self, near: dict[str, Range], count: int, seed: int, known: Sequence[Point]) -> list[Point]:
+        """New points that differ from the best in ranges alone."""
+        moved = spread(near, count, seed, ())
+        best = dict(zip(self.open, self.best.point))
+        points = [tuple((best | dict(zip(near, point))).values()) for point in moved]
+        return [point for point in points if point not in known]
 
     def _ranked(self) -> list[Point]:
         """The points so far, the best first: those that have gone further, then the better ones there."""
@@ -205,21 +219,27 @@ class Search:
         return sorted(key, key=key.__getitem__)
 
     def _bracket(
-        self, points: Sequence[Point], rungs: Sequence[int]
+        self, points: Sequence[Point], stages: Sequence[tuple[int, int]]
     ) -> Generator[list[Asked], Sequence[Seen], None]:
         number = self.trials[-1].bracket + 1 if self.trials else 1
         trials = [Trial(point, settings_of(self.open, point), number) for point in points]
         self.trials += trials
-        for rung, rounds in enumerate(rungs):
-            wanted = [(trial, seed) for trial in trials for seed in self._seeds(rung, rungs)]
+        for stage, (rounds, seeds) in enumerate(stages, 1):
+            wanted = [
+                (trial, seed)
+                for trial in trials
+                for seed in self.seeds[:seeds]
+                if (rounds, seed) not in trial.seen
+            ]
             begun = {(id(trial), seed) for trial in trials for _, seed in trial.seen}
-            seen = yield [
+            asked = [
                 Asked(trial.settings, seed, rounds, (id(trial), seed) not in begun) for trial, seed in wanted
             ]
+            seen = (yield asked) if asked else ()  # with one seed, whole runs have been run
             for (trial, seed), one in zip(wanted, seen, strict=True):
                 trial.seen[rounds, seed] = one
             ranked = sorted(trials, key=lambda trial: self.rank(trial, rounds))
-            trials = ranked[: _third(len(ranked))] if rounds != rungs[-1] else []
+            trials = ranked[: _third(len(ranked))] if stage < len(stages) else []
             self.dropped += ranked[len(trials) :]
 
 

@@ -13,9 +13,8 @@ from jinja2 import Environment, StrictUndefined
 
 from claims.entries import Book, Claim, Experiment
 from claims.figures import draw
-from claims.panels import Panel, read_panel, task_title, tuned_folder
-from claims.verdicts import NOT_RUN, Judgement, Pair, Verdict, judge, verdict
-from mpifed.config.tables import read_table
+from claims.panels import Panel, read_panel, task_title
+from claims.verdicts import Judgement, Pair, Verdict, all_of, judge, verdict
 from mpifed.report.comparison import Setting
 from mpifed.report.values import final
 
@@ -38,6 +37,18 @@ class Judged:
     claim: Claim
     judgements: dict[str, Judgement]
     verdict: Verdict
+
+    @property
+    def rows(self) -> list[tuple[str, Pair, str]]:
+        """Of each panel, task and method the pair that is the farthest from the claim, and in words which
+        rivals it holds against."""
+        rows = []
+        for name, judgement in self.judgements.items():
+            groups: dict[tuple, list[Pair]] = {}
+            for pair in judgement.pairs:
+                groups.setdefault((pair.task, pair.subject), []).append(pair)
+            rows += [(name, all_of(own).deciding, outcome(own)) for own in groups.values()]
+        return rows
 
     @property
     def measure(self) -> str:
@@ -69,7 +80,7 @@ class Section:
 
     def _judged(self, claim: Claim) -> Judged:
         judgements = {panel.name: judge(claim, panel) for panel in self.read}
-        return Judged(claim, judgements, verdict(judgements["tuned"], judgements.get("stated")))
+        return Judged(claim, judgements, verdict(*judgements.values()))
 
     @property
     def methods(self) -> list[str]:
@@ -99,22 +110,18 @@ def sections(book: Book) -> list[Section]:
     return [Section(book, one, panels_of(book, one)) for one in book.experiments.values()]
 
 
-def panels_of(book: Book, one: Experiment) -> list[Panel]:
+def panels_of(book: Book, one: Experiment, changes: Sequence[str] = ()) -> list[Panel]:
     """The panels of an experiment that have job files: tuned, and stated."""
-    panels = [read_panel("tuned", tuned_folder(book.job(one.name)), one.panels)]
-    stated = book.stated(one.name)
-    if stated.is_file():
-        panels.append(read_panel("stated", Path(read_table(stated)["run"]["out"]), one.panels))
-    return panels
+    files = (book.job(one.name), book.stated(one.name))
+    return [read_panel(file, one.panels, changes) for file in files if file.is_file()]
 
 
-def write(book: Book, source: str, out: Path) -> Path:
+def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
     """The page ``experiments.md`` and its pictures ``papers/NAME.png`` in a folder.
 
     Args:
         source: the file of claims as a command names it.
     """
-    parts = sections(book)
     for part in parts:
         if part.panels:
             draw(part.experiment, part.panels, out / "papers" / f"{part.experiment.name}.png")
@@ -133,7 +140,7 @@ def write(book: Book, source: str, out: Path) -> Path:
         for key in dict.fromkeys([*book.papers, *(part.experiment.source for part in parts)])
     }
     text = environment.from_string(TEMPLATE.read_text()).render(
-        book=book, papers={key: own for key, own in papers.items() if own}, source=source, NOT_RUN=NOT_RUN
+        book=book, papers={key: own for key, own in papers.items() if own}, source=source
     )
     out.mkdir(parents=True, exist_ok=True)
     path = out / "experiments.md"
@@ -182,6 +189,16 @@ def sides(pair: Pair, claim: Claim) -> str:
     return f"{pair.subject} {first}, {pair.rival} {last}"
 
 
+def outcome(pairs: Sequence[Pair]) -> str:
+    """Whether a method's pairs hold, with their rivals where they do not agree."""
+    found: dict[str, list[str]] = {}
+    for one in pairs:
+        found.setdefault(one.state, []).append(one.rival)
+    if len(found) == 1:
+        return next(iter(found)) + (" against all" if len(pairs) > 1 else "")
+    return "; ".join(f"{state}: {', '.join(rivals)}" for state, rivals in found.items())
+
+
 def duration(seconds: float) -> str:
     """Seconds in the unit that suits."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
@@ -200,7 +217,7 @@ def slug(heading: str) -> str:
 def summary(parts: Sequence[Section]) -> list[str]:
     """A line for each claim and its verdict."""
     return [
-        f"{one.verdict.word:26} {one.claim.name}" + (f" ({one.verdict.detail})" if one.verdict.detail else "")
+        f"{one.verdict.word:28} {one.claim.name}" + (f" ({one.verdict.detail})" if one.verdict.detail else "")
         for part in parts
         for one in part.claims
     ]

@@ -8,16 +8,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mpifed.config.grids import variants
 from mpifed.config.tables import parse, read_table
 from mpifed.core.errors import ConfigError
 from mpifed.core.settings import near_miss
 from mpifed.report.comparison import Rule, Setting, best, settings_of
 from mpifed.report.names import differing
+from mpifed.running.resume import is_done
+from mpifed.storage.folder import Folder
 from mpifed.storage.format import RUN_FILE
-from mpifed.storage.results import load
+from mpifed.storage.results import head, load
+from mpifed.tuning.found import BEST
 
 #: What a task has in the place of a setting that one of its methods lacks.
 NONE = "none"
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search for the settings took: wall ``seconds`` of its runs' rounds, and what it warns of."""
+
+    seconds: float = 0.0
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -25,18 +37,19 @@ class Panel:
     """Finished runs.
 
     Attributes:
-        name: "tuned", "stated" or "full".
-        folder: where they lie.
+        name: "tuned" where a search has chosen the settings, "as given" where a job has them, "stated" where
+            it has those that the paper states, "full" where it is of the paper's size.
+        file: the job that they are of.
         keys: the settings whose values make a task.
         settings: the runs by their settings.
-        searched: wall seconds that the search took which chose them, 0 without one.
+        search: which has chosen them, if one has.
     """
 
     name: str
-    folder: Path
+    file: Path
     keys: Sequence[str]
     settings: Sequence[Setting]
-    searched: float = 0.0
+    search: Search = Search()
 
     @property
     def seconds(self) -> float:
@@ -76,22 +89,39 @@ class Panel:
         return min(own, key=rule.rank) if own else None
 
 
-def read_panel(name: str, folder: Path, keys: Sequence[str], searched: float = 0.0) -> Panel:
-    """The finished runs in a folder, of which there may be none.
+def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = ()) -> Panel:
+    """The finished runs of a job file, or of what the search in it has found: none where nothing ran.
 
-    Without ``keys``, every setting outside the methods that varies makes tasks.
+    Runs that lie beside them and are not the job's as it stands now do not count. Without ``keys``, every
+    setting outside the methods that varies makes tasks.
     """
-    runs = [load(path) for path in sorted(folder.rglob(RUN_FILE))]
-    settings = settings_of([run for run in runs if run.end is not None])
+    table, search = read_table(file), Search()
+    out, name = Path(table["run"]["out"]), file.parent.name
+    changes = without(changes, "tune")
+    if "tune" in table:
+        file, search, name, changes = out / BEST, _search(out), "tuned", without(changes, "sweep")
+    listed = variants(file, changes) if file.is_file() else []
+    done = [load(one.config.run.out) for one in listed if is_done(Folder(one.config.run.out), one.config)]
+    settings = settings_of(done)
     keys = keys or [key for key in differing(settings) if not key.startswith("algorithm.")]
-    return Panel(name, folder, keys, settings, searched)
+    name = name if name in ("tuned", "stated", "full") else "as given"
+    return Panel(name, file, keys, settings, search)
 
 
-def tuned_folder(job: Path) -> Path:
-    """Where the runs of an experiment's small job lie: of one with a search, those of its best settings."""
-    table = read_table(job)
-    out = Path(table["run"]["out"])
-    return out / "best" if "tune" in table else out
+def without(changes: Sequence[str], section: str) -> list[str]:
+    """The changes KEY=VALUE of other sections."""
+    return [one for one in changes if not one.startswith(f"{section}.")]
+
+
+def _search(out: Path) -> Search:
+    """The search whose files lie in a folder."""
+    found = sorted(out.glob("trials/**/tried.json"))
+    warnings = [
+        f"{' '.join(path.relative_to(out / 'trials').parts[:-1])}: {text}"
+        for path in found
+        for text in json.loads(path.read_text())["warnings"]
+    ]
+    return Search(sum(head(path).seconds for path in out.glob(f"trials/**/{RUN_FILE}")), warnings)
 
 
 def value(setting: Setting, key: str) -> Any:

@@ -65,11 +65,10 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the panels say together; ``panel`` is the name of the one that decides, ``pair`` its pair."""
+    """What the panels say together; ``pair`` is the one that it hangs on."""
 
     word: str
     detail: str = ""
-    panel: str = ""
     pair: Pair | None = None
 
 
@@ -187,14 +186,15 @@ def _rival(claim: Claim, rival: str) -> str:
 def _together(pairs: Sequence[Pair], claim: Claim) -> Judgement:
     """All pairs have to hold; where one method of several is enough, those of one on all its tasks."""
     if claim.all:
-        return _all(pairs)
-    each = [_all([one for one in pairs if one.subject == name]) for name in claim.subjects]
+        return all_of(pairs)
+    each = [all_of([one for one in pairs if one.subject == name]) for name in claim.subjects]
     order = (HOLDS, UNDECIDED, FAILS)
     first = min(each, key=lambda one: order.index(one.state))
     return Judgement(first.state, pairs, first.deciding)
 
 
-def _all(pairs: Sequence[Pair]) -> Judgement:
+def all_of(pairs: Sequence[Pair]) -> Judgement:
+    """What pairs say that all have to hold."""
     for state in (FAILS, UNDECIDED, HOLDS):
         own = [one for one in pairs if one.state == state]
         if own:
@@ -207,7 +207,7 @@ def _weakest(pairs: Iterable[Pair]) -> Pair:
     return max(pairs, key=lambda one: (one.needed if math.isfinite(one.needed) else 0, -one.mean))
 
 
-def verdict(tuned: Judgement, stated: Judgement | None) -> Verdict:
+def verdict(tuned: Judgement, stated: Judgement | None = None) -> Verdict:
     """The panels together: ``stated`` is ``None`` where the paper states no settings.
 
     What holds for methods that are all tuned alike is reproduced. What fails there may still hold at the
@@ -215,18 +215,18 @@ def verdict(tuned: Judgement, stated: Judgement | None) -> Verdict:
     """
     if tuned.state == HOLDS:
         also = {FAILS: "tuned; not at the stated settings", UNDECIDED: "tuned; open at the stated settings"}
-        return Verdict(REPRODUCED, also.get(stated.state, "") if stated else "", "tuned", tuned.deciding)
+        return Verdict(REPRODUCED, also.get(stated.state, "") if stated else "", tuned.deciding)
     if tuned.state == NOT_RUN:
-        return Verdict(NOT_RUN, tuned.missing, "tuned")
+        return Verdict(NOT_RUN, tuned.missing)
     if tuned.state == UNDECIDED:
-        return Verdict(TOO_SMALL, advice(tuned), "tuned", tuned.deciding)
+        return Verdict(TOO_SMALL, advice(tuned), tuned.deciding)
     if stated is None or stated.state == FAILS:
-        return Verdict(REFUTED, "", "tuned", tuned.deciding)
+        return Verdict(REFUTED, "", tuned.deciding)
     word = {HOLDS: STATED, UNDECIDED: TOO_SMALL, NOT_RUN: NOT_RUN}[stated.state]
     detail = stated.missing
     if stated.state == UNDECIDED:
         detail = f"not when tuned; at the stated settings {advice(stated)}"
-    return Verdict(word, detail, "stated", stated.deciding)
+    return Verdict(word, detail, stated.deciding)
 
 
 def advice(judgement: Judgement) -> str:

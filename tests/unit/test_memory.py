@@ -40,10 +40,10 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("name", LARGE)
-def test_constants_take_what_is_foretold(name):
+@pytest.mark.parametrize("name, settings", [*LARGE.items(), ("WGAN", {"clients": 50, "samples": 5000})])
+def test_constants_take_what_is_foretold(name, settings):
     """Never less, or jobs would be refused that fit; and by half at least, or the guard would be none."""
-    made = build(PROBLEMS[name], LARGE[name], name)
+    made = build(PROBLEMS[name], settings, name)
     tracemalloc.start()
     made.prepare(0)
     peak = tracemalloc.get_traced_memory()[1]

@@ -1,0 +1,136 @@
+"""The WGAN on a fixed set of pairs, against sums over all of them in plain loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from games import configuration
+from oracles import oracle_of, prepared
+
+from mpifed.algorithms import FedNormSGDA
+from mpifed.core.settings import build
+from mpifed.core.streams import Stream
+from mpifed.parallel.comm import SerialComm
+from mpifed.problems import WGAN
+from mpifed.simulation.simulation import Simulation
+
+LATENTS = pytest.mark.parametrize("latent", ["paired", "fresh"])
+
+
+def problem(**settings) -> WGAN:
+    """Three unlike clients with so few pairs that their moments are far from those of the law."""
+    return prepared(WGAN(**dict(clients=3, samples=7, lam=0.3, mean=0.4, std=0.6, s=0.8) | settings))
+
+
+def pairs(of: WGAN) -> list[tuple[float, float]]:
+    """All clients' pairs (real, z)."""
+    return [
+        (float(real), float(z)) for k in range(of.clients) for real, z in zip(*of.client_data(k), strict=True)
+    ]
+
+
+def plain_gaps(of: WGAN, mu: float, sigma: float) -> tuple[float, float]:
+    """Means over the pairs of real - (μ + σz) and of the difference of the squares."""
+    held, first, second = pairs(of), 0.0, 0.0
+    for real, z in held:
+        first += (real - (mu + sigma * z)) / len(held)
+        second += (real**2 - (mu + sigma * z) ** 2) / len(held)
+    return first, second
+
+
+def plain_phi(of: WGAN, mu: float, sigma: float) -> float:
+    """max_φ of the mean over the pairs: the parabola φ·gaps - λ‖φ‖² at its top."""
+    first, second = plain_gaps(of, mu, sigma)
+    return (first**2 + second**2) / (4 * of.lam)
+
+
+def at(mu: float, sigma: float) -> dict[str, torch.Tensor]:
+    return {
+        "mu": torch.tensor([mu], dtype=torch.float64),
+        "sigma": torch.tensor([sigma], dtype=torch.float64),
+    }
+
+
+@LATENTS
+def test_pairs_are_drawn_once_by_the_clients_number(latent):
+    of, more = problem(latent=latent), problem(latent=latent, clients=9)
+    for k in range(3):
+        stream = Stream(0, "wgan pairs", [k])
+        z, other = stream.normal(7)[0, 0], stream.normal(7)[0, 0]
+        mean = 0.4 + 0.8 * float(Stream(0, "wgan", [k]).normal()[0, 0])
+        for found in (of.client_data(k), more.client_data(k)):
+            np.testing.assert_array_equal(found[0], mean + 0.6 * z)
+            np.testing.assert_array_equal(found[1], z if latent == "paired" else other)
+        assert of.client_size(k) == 7
+    assert WGAN().client_data(0) == () and WGAN().client_size(0) == 1  # drawn anew: nothing is held
+    assert not torch.equal(of.client_data(0)[1], of.client_data(1)[1])
+
+
+def test_batches_are_rows_of_the_clients_pairs():
+    of = problem()
+    held = [set(zip(*(column.tolist() for column in of.client_data(k)))) for k in range(3)]
+    real, z = oracle_of(of, batch_size=40, batched=True).sample(number=0).batch
+    drawn = [set(zip(real[k].tolist(), z[k].tolist())) for k in range(3)]
+    # Each of seven rows is missing from forty draws with probability 0.002, by a fixed seed from none here.
+    assert drawn == held
+
+
+@LATENTS
+def test_closed_forms_are_those_of_the_pairs(latent):
+    of, h = problem(latent=latent), 1e-5
+    mu, sigma = 0.7, -1.1
+    x = at(mu, sigma)
+    # Sums of 21 numbers of about one, in another order and from other moments.
+    assert of.gaps(x) == pytest.approx(plain_gaps(of, mu, sigma), abs=1e-13)
+    slopes = [
+        (plain_phi(of, mu + a, sigma + b) - plain_phi(of, mu - a, sigma - b)) / (2 * h)
+        for a, b in ((h, 0.0), (0.0, h))
+    ]
+    # A quartic of values of about 10: truncation h² = 1e-10, rounding 1e-15 / h.
+    assert of.metrics(x, {}, None)["grad_norm"] == pytest.approx(np.hypot(*slopes), abs=1e-7)
+    oracle = oracle_of(of, batched=True)  # on all pairs
+    point = torch.cat([x["mu"], x["sigma"]]), of.best_response(x)
+    gx, gy = (gradient.mean(0) for gradient in oracle.grad(*point, oracle.everything))
+    torch.testing.assert_close(gx, torch.tensor(slopes, dtype=torch.float64), rtol=0, atol=1e-7)
+    torch.testing.assert_close(gy, torch.zeros(2).double(), rtol=0, atol=1e-13)
+
+
+@LATENTS
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_optimum_of_the_pairs_has_their_moments(latent, sign):
+    of = problem(latent=latent)
+    best = of.optimum(sign)
+    assert np.sign(best[1]) == sign
+    assert plain_gaps(of, *best) == pytest.approx((0, 0), abs=1e-13)
+    # Squares, and a gradient over 2λ, of some ulps of numbers of about one.
+    assert of.metrics(at(*best), {}, None) == pytest.approx(
+        {"squared_distance": 0, "grad_norm": 0}, abs=1e-12
+    )
+    moved = of.metrics(at(best[0] + 3, best[1] + 4 * sign), {}, None)
+    assert moved["squared_distance"] == pytest.approx(25, abs=1e-12)
+
+
+def test_alike_clients_with_pairs_have_the_optimum_of_the_law():
+    """Real data are μ̂ + σ̂ z, so the fixed set changes nothing, however far its moments lie from the law's."""
+    assert problem(s=0.0).optimum() == pytest.approx((0.4, 0.6), abs=1e-15)
+
+
+def test_full_batches_are_taken_where_pairs_are_held(tmp_path):
+    """An exact step of Fed-Norm-SGDA from the start, by hand."""
+    of = WGAN(clients=3, samples=7, lam=0.3, s=0.8)
+    step = dict(eta_x=0.01, eta_y=0.02, gamma_x=0.01, gamma_y=0.02)
+    config = configuration(FedNormSGDA(tau=1, **step), of, tmp_path, batch_size=0, noise=0)
+    simulation = Simulation(config, SerialComm())
+    simulation.start()
+    (mu, sigma), y = simulation.shared.x.double().tolist(), simulation.shared.y.double().tolist()
+    simulation.step()
+    gaps = plain_gaps(simulation.problem, mu, sigma)
+    expected = [phi + 0.02 * (gap - 2 * 0.3 * phi) for phi, gap in zip(y, gaps)]
+    # Sums of 21 numbers of about one in another order.
+    assert simulation.shared.y.double().tolist() == pytest.approx(expected, abs=1e-13)
+
+
+def test_one_pair_is_refused():
+    with pytest.raises(ValueError, match="samples: expected 2 pairs and more"):
+        build(WGAN, {"clients": 1, "samples": 1}, "problem")
