@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import environment
+from matplotlib.image import imread
 from planted_runs import panel, planted
 from scipy import stats
 
-from claims.entries import Claim, read
+from claims.entries import Claim, Experiment, read
+from claims.figures import draw
 from claims.interval import interval, seeds_needed
+from claims.page import outcome
 from claims.panels import matches, task_title
 from claims.values import figures, worst
 from claims.verdicts import judge, verdict
@@ -144,9 +147,9 @@ def test_every_pair_has_to_hold_and_one_of_several_where_that_is_claimed():
         for name, end in (("New", 0.1), ("Newer", 0.7), ("Old", 0.5))
         for seed in range(3)
     ]
-    both = claim(better=["New", "Newer"])
-    found = judge(both, panel(*runs))
+    found = judge(claim(better=["New", "Newer"]), panel(*runs))
     assert found.state == "fails" and found.deciding.subject == "Newer" and len(found.pairs) == 2
+    assert [outcome(found.pairs), outcome(found.pairs[:1])] == ["holds: Old; fails: Old", "holds"]
     assert state(claim(better=["New", "Newer"], all=False), panel(*runs)) == "holds"
     assert state(claim(better=["Newer"], than=["New", "Old"], all=False), panel(*runs)) == "fails"
 
@@ -167,6 +170,15 @@ def test_every_task_has_to_hold_and_where_takes_some():
         judge(claim(where={"problem.q": 7}), tasks)
     with pytest.raises(ConfigError, match=r"the runs of New differ in problem.s"):
         judge(claim(), panel(*runs))
+
+
+def test_a_figure_has_a_cell_for_each_task_that_is_drawn(tmp_path):
+    runs = panel(*[planted("New", 0, [1, 0.1], problem={"s": s}) for s in (1, 10)], keys=["problem.s"])
+    for drawn, cells in (({}, 2), ({"problem.s": 10}, 1), ({"problem.s": 7}, 2)):
+        shown = Experiment("planted", "huang2024adafgda", "Planted", "error", drawn=drawn)
+        draw(shown, [runs], tmp_path / "figure.png")
+        width = imread(tmp_path / "figure.png").shape[1]
+        assert width == 80 + 340 * cells  # 3.4 inches a cell
 
 
 def test_a_grid_counts_with_the_best_of_each_method():

@@ -1,9 +1,11 @@
-"""The experiments of jobs/papers: every combination is valid, and the last method of each goes two rounds on
-two ranks."""
+"""The job files of jobs/papers and their claims: every combination is valid, every method of every file goes
+two rounds on two ranks, and claims name what there is."""
 
 from __future__ import annotations
 
+import json
 import lzma
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,15 +21,18 @@ from mpifed.algorithms import ALGORITHMS
 from mpifed.config.grids import variants
 from mpifed.config.plugins import title
 from mpifed.config.tables import read_table
+from mpifed.config.tuning import tuning
 from mpifed.storage.results import find_runs, load
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts/reproduce.py"
-BOOK = read(ROOT / "jobs/papers/claims.toml")
-EXPERIMENTS = BOOK.experiments
+JOBS = ROOT / "jobs/papers"
+BOOKS = [read(path) for path in sorted(JOBS.glob("claims*.toml"))]
+CLAIMS = {one.name: one for book in BOOKS for one in book.claims}
+EXPERIMENTS = {name: one for book in BOOKS for name, one in book.experiments.items()}
 FILES = {
-    path.stem: path
-    for path in sorted((ROOT / "jobs/papers").glob("*.toml"))
+    path.relative_to(JOBS).with_suffix("").as_posix(): path
+    for path in sorted(JOBS.rglob("*.toml"))
     if not path.stem.startswith("claims")
 }
 
@@ -45,37 +50,65 @@ def unpacked(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """All files in one job, since starting Python is what takes longest; without the data sets, those that
-    need none."""
+def metrics(tmp_path_factory):
+    """The metrics of the start and after two rounds, by file and method. All files in one job, since starting
+    Python is what takes longest; without the data sets, those that need none."""
     folder, data = tmp_path_factory.mktemp("papers"), tmp_path_factory.mktemp("data")
     files = [str(path) for path in FILES.values() if DATA.exists() or "dataset" not in path.read_text()]
     if DATA.exists():
         unpacked(data)
-    code, output = launch(2, [str(ROOT / "tests/support/job_files.py"), str(folder), str(data), *files], 300)
+    result = folder / "metrics.json"
+    code, output = launch(2, [str(ROOT / "tests/support/job_files.py"), result, data, *files], 600)
     assert code == 0, output
-    return folder
+    return json.loads(result.read_text())
+
+
+def methods(path: Path) -> set[str]:
+    """The names of the methods of a job file, all of whose combinations are held against what there may be."""
+    if "tune" in read_table(path):
+        return {cell.space.name for cell in tuning(path, []).cells}
+    return {title(one.config.algorithm) for one in variants(path)}
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_two_rounds_on_two_ranks(name, folder):
+def test_every_method_of_a_file_goes_two_rounds_on_two_ranks(name, metrics):
     if "dataset" in FILES[name].read_text():
         real("mnist")
-    (run,) = [load(path) for path in find_runs([folder / name])]
-    assert run.metric_rounds.tolist() == [0, 2]
-    shown = [EXPERIMENTS[name].metric, *EXPERIMENTS[name].also]
-    assert all(np.isfinite(run.metrics[metric]).all() for metric in shown), run.metrics
-    assert all(
-        panel.partition(".")[0] in ("problem", "algorithm", "oracle", "rounds")
-        for panel in EXPERIMENTS[name].panels
-    )
+    found, shown = metrics[str(FILES[name])], EXPERIMENTS[FILES[name].stem]
+    assert set(found) == methods(FILES[name])
+    for method, values in found.items():
+        for point in values:
+            missing = {shown.metric, *shown.also} - set(point)
+            assert not missing and np.isfinite(point[shown.metric]), (method, values)
 
 
-def test_every_file_has_its_experiment_and_folder():
-    assert set(FILES) == set(EXPERIMENTS)
-    assert {name: read_table(path)["run"]["out"] for name, path in FILES.items()} == {
-        name: f"runs/papers/{name}" for name in FILES
-    }
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_says_where_its_runs_go_and_what_it_is(name):
+    assert read_table(FILES[name])["run"]["out"] == f"runs/papers/{name}"
+    first = FILES[name].read_text().splitlines()[0]
+    assert first.startswith("# ") and first.endswith(".")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("full/")])
+def test_five_seeds_at_the_size_of_the_paper(name):
+    assert {one.config.seed for one in variants(FILES[name])} == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_names_metrics_and_methods_of_its_job(name, metrics):
+    claim = CLAIMS[name]
+    path = JOBS / f"{claim.job}.toml"
+    named = {method.partition(",")[0] for method in (*claim.subjects, *claim.than)}
+    assert named <= methods(path), claim
+    if str(path) in metrics:
+        assert all(claim.metric in point for values in metrics[str(path)].values() for point in values)
+
+
+def test_every_experiment_has_its_claim_and_its_file():
+    assert {Path(name).stem for name in FILES} == set(EXPERIMENTS)
+    assert {claim.job for claim in CLAIMS.values()} == set(EXPERIMENTS)
+    headings = [one.title for one in EXPERIMENTS.values()]
+    assert len(set(headings)) == len(headings)
 
 
 @pytest.mark.parametrize(
@@ -97,19 +130,19 @@ def test_every_baseline_improves_on_real_data(name, metric, tmp_path):
 def test_what_no_figure_shows_has_a_baseline_file():
     """Every method is in some job file."""
     files = [*FILES.values(), *(ROOT / "jobs/baselines").glob("*.toml")]
-    shown = {title(run.config.algorithm) for file in files for run in variants(file)}
-    assert shown == set(ALGORITHMS)
+    assert set.union(*map(methods, files)) == set(ALGORITHMS)
 
 
 def test_reproduce_runs_draws_and_goes_on(tmp_path):
-    command = [sys.executable, str(SCRIPT), "composite_game", "rounds=4", "sweep.seed=[0, 1]"]
-    for before, more in ((0, []), (8, ["--ranks", "1"])):
+    changes = ["rounds=2", "tune.runs=2", "tune.seeds=1", "run.progress=false"]
+    command = [sys.executable, str(SCRIPT), "composite_game", *changes]
+    for more in ([], ["--ranks", "2"]):
         done = subprocess.run(
-            [*command, *more], cwd=tmp_path, env=environment(), timeout=120, capture_output=True, text=True
+            [*command, *more], cwd=tmp_path, env=environment(), timeout=200, capture_output=True, text=True
         )
-        assert done.returncode == 0 and f"8 runs done, {before} of them before" in done.stdout, (
-            done.stdout + done.stderr
-        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        sweeps = re.findall(r"(\d+) runs done, (\d+) of them before", done.stdout)
+        assert sweeps and all(before == (runs if more else "0") for runs, before in sweeps)
     folder = tmp_path / "runs/papers/composite_game"
     assert (folder / "figure.png").read_bytes()[:4] == b"\x89PNG" and (folder / "report.html").exists()
     wrong = subprocess.run(

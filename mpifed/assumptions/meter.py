@@ -28,41 +28,42 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from mpifed.assumptions.estimates import hill, lipschitz, top_values
 from mpifed.config.job import Config
 from mpifed.config.plugins import title
 from mpifed.core.errors import blaming
+from mpifed.core.estimates import hill, lipschitz, top_values
 from mpifed.core.solvers import Budget
 from mpifed.parallel.comm import SerialComm, together
 from mpifed.parallel.devices import deterministic, threads
 from mpifed.simulation.full_data import FullData
+from mpifed.simulation.gradient_noise import TAIL, gathered, noise, rounding, tail_of
 from mpifed.simulation.measures import Functions
 from mpifed.simulation.preparation import default_dtype, settled
 from mpifed.simulation.simulation import Simulation
 
-__all__ = ["Options", "measure"]
+__all__ = ["ALL", "Options", "measure"]
 
-#: Samples of the meter belong to rounds that no run has: the address of round r is this and r.
-ROUNDS = 2**31
-#: What is below so many roundings of a vector is 0.
-ROUNDING = 100
+#: What can be measured: Lipschitz constants, PL constants, and the noise with its tails. The first two take
+#: tens of gradients on all data at every point.
+ALL = ("L", "pl", "noise")
+
 #: How well a best response of y is sought, and at what price.
 BEST_RESPONSE = Budget(accuracy=1e-8, evaluations=300)
-#: Columns of a tail index.
-TAIL = ("tail", "tail_low", "tail_high")
 
 Row = dict[str, float | int | str]
 
 
 class Options(NamedTuple):
     """How much is measured: points of the run, samples of each client at each of them, the largest values
-    that the tail index takes (``None``: by the number of samples), iterations for a Lipschitz constant.
+    that the tail index takes (``None``: by the number of samples), iterations for a Lipschitz constant; and
+    what of :data:`ALL`, where the columns of the rest are NaN.
     """
 
     points: int = 5
     samples: int = 1000
     top: int | None = None
     iterations: int = 20
+    of: tuple[str, ...] = ALL
 
 
 def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any]:
@@ -117,12 +118,12 @@ class _Meter:
         mean: Row = {"L": self._steepness(self.full.gradient, point, whole)} | self._pl(point, whole)
         with together(self.comm, ValueError):
             own, own_lengths = self._own(r, point, whole)
-        clients, lengths = self._gathered(own), self._gathered(own_lengths)
+        clients, lengths = (gathered(self.comm, self.counts, each) for each in (own, own_lengths))
         self._before = point
         if self.comm.rank:
             return []
         rows = [dict(zip(self._columns(), values)) for values in clients.tolist()]
-        mean |= self._spread(clients) | dict(zip(TAIL, hill(_scaled(lengths).reshape(-1))))
+        mean |= self._spread(clients) | dict(zip(TAIL, tail_of(lengths)))
         numbered = {"all": mean} | dict(enumerate(rows))
         return [{"round": r, "client": client} | row for client, row in numbered.items()]
 
@@ -147,14 +148,14 @@ class _Meter:
 
     def _noise(self, place: int, r: int, point: torch.Tensor, local: torch.Tensor) -> np.ndarray:
         """Squared lengths of a client's gradient noise, by block ``[samples, blocks]``."""
-        squares = np.empty((self.options.samples, len(self.blocks)))
-        for number in range(self.options.samples):
-            noise = self.full.sample(place, number, ROUNDS + r, point) - local
-            squares[number] = [float(part.double().square().sum()) for part in noise.split(self._split)]
-        return np.where(squares.sum(axis=1, keepdims=True) > _rounding(local) ** 2, squares, 0.0)
+        if "noise" not in self.options.of:
+            return np.full((self.options.samples, len(self.blocks)), math.nan)
+        return noise(self.full, place, r, self.options.samples, point, local)
 
     def _steepness(self, field, point: torch.Tensor, value: torch.Tensor) -> float:
         """The largest difference quotient of a field that is met."""
+        if "L" not in self.options.of:
+            return math.nan
         found, direction = 0.0, value
         if self._before is not None and float((way := point - self._before).norm()) > 0:
             found, direction = float((value - field(self._before)).norm() / way.norm()), way
@@ -162,14 +163,15 @@ class _Meter:
 
     def _pl(self, point: torch.Tensor, whole: torch.Tensor) -> Row:
         """``pl``, and the residual of the best response that Φ is taken at; NaN where there is none."""
-        if not self.minimax or "y" not in self.blocks or "y" in self.full.problem.sets:
+        has_pl = self.minimax and "y" in self.blocks and "y" not in self.full.problem.sets
+        if "pl" not in self.options.of or not has_pl:
             return {"pl": math.nan, "pl_residual": math.nan}
         x, y = point.split(self._split)
         best = Functions(self.full, BEST_RESPONSE).best_response(x, y)
         gap = self.full.difference(point, torch.cat([x, best.point]))
         slope = float(whole.split(self._split)[1].double().norm())
         away = float((best.point - y).norm())
-        told = gap > 0 and away > _rounding(point, least=1.0)  # else y is best already, and the ratio 0 / 0
+        told = gap > 0 and away > rounding(point, least=1.0)  # else y is best already, and the ratio 0 / 0
         return {"pl": slope**2 / (2 * gap) if told else math.nan, "pl_residual": best.residual}
 
     def _spread(self, clients: np.ndarray) -> Row:
@@ -177,21 +179,3 @@ class _Meter:
         names, weights = self._columns()[1:-3], self.full.weights
         means = np.sqrt(np.average(clients[:, 1:-3] ** 2, axis=0, weights=weights))
         return dict(zip(names, means.tolist()))
-
-    def _gathered(self, own: np.ndarray) -> np.ndarray:
-        """The rows of all ranks' clients, ``[N, columns]``. Collective."""
-        width = own.shape[1]
-        every = np.empty(sum(self.counts) * width)
-        self.comm.allgatherv(np.ascontiguousarray(own).reshape(-1), every, [n * width for n in self.counts])
-        return every.reshape(-1, width)
-
-
-def _rounding(vector: torch.Tensor, least: float = 0.0) -> float:
-    """The length of what may be rounding in a vector, which counts as one of length ``least`` at least."""
-    return ROUNDING * torch.finfo(vector.dtype).eps * max(least, float(vector.norm()))
-
-
-def _scaled(lengths: np.ndarray) -> np.ndarray:
-    """Each client's lengths, over their median where that is not 0."""
-    medians = np.median(lengths, axis=1, keepdims=True)
-    return lengths / np.where(medians > 0, medians, 1.0)

@@ -68,12 +68,23 @@ def print_tables(found: dict[str, Any]) -> None:
     _print(console, f"each client after round {last}", "client", clients[:CLIENTS])
     if len(clients) > CLIENTS:
         console.print(f"... and {len(clients) - CLIENTS} more clients, in {ASSUMPTION_FILES[0]}")
-    unsolved = max((row.get("pl_residual", math.nan) for row in everyone), default=math.nan)
-    console.print(
-        f"L: lower bounds. μ: upper bounds, natural residual of y*(x) at most {unsolved:.1g}. Tail index: "
-        f"Hill's with 95 % intervals, the largest {found['top']} of {found['samples']} lengths of noise a "
-        f"client, {found['top_of_all']} of all"
-    )
+    console.print(_explained(found, everyone))
+
+
+def _explained(found: dict[str, Any], everyone: list[Row]) -> str:
+    """What the columns are that the tables show."""
+    columns, lines = _columns(everyone), []
+    if "L" in columns:
+        lines.append("L: lower bounds.")
+    if "pl" in columns:
+        unsolved = max(row["pl_residual"] for row in everyone)
+        lines.append(f"μ: upper bounds, natural residual of y*(x) at most {unsolved:.1g}.")
+    if "tail" in columns:
+        lines.append(
+            f"Tail index: Hill's with 95 % intervals, the largest {found['top']} of {found['samples']} "
+            f"lengths of noise a client, {found['top_of_all']} of all"
+        )
+    return " ".join(lines)
 
 
 def _print(console: Console, title: str, first: str, rows: list[Row]) -> None:

@@ -37,9 +37,9 @@ class Batch:
         job: the job file.
         settings: ``key=value`` changes to it.
         tasks: further changes, one list for each element of a job array; empty for a single job.
-        verb: the command of mpifed that carries the job out: run, sweep or tune.
         parts: elements of a job array that share a sweep's runs or the methods and tasks of a search; 0 for
             another job.
+        verb: the command of mpifed that carries the job out: run, sweep or tune.
         gpus_per_node: a number, or type and number as in ``a100:4``; ``None`` asks for none.
         time: the time limit in a form that Slurm takes; ``None`` leaves it to the partition.
         warning: seconds before the time limit at which the run is told to write a checkpoint and end.
@@ -53,9 +53,9 @@ class Batch:
 
     job: str
     settings: tuple[str, ...] = ()
-    verb: str = "run"
     tasks: tuple[tuple[str, ...], ...] = ()
     parts: int = 0
+    verb: str = "run"
     nodes: int = 1
     ranks_per_node: int = 1
     cpus_per_rank: int = 1

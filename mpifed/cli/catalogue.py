@@ -14,11 +14,12 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from mpifed.cli.settings_page import SWEEP, THEORY, TOP, Row, default_of, rows_of, settings_page, toml
+from mpifed.cli.settings_page import SWEEP, THEORY, TOP, TUNE, Row, default_of, rows_of, settings_page, toml
 from mpifed.cli.topics import EXAMPLES, GROUPS, Group
 from mpifed.config.job import Config
 from mpifed.config.plugins import find
 from mpifed.config.sections import SECTIONS
+from mpifed.config.tuning import Tune
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError
 from mpifed.core.records import Record
@@ -29,7 +30,7 @@ from mpifed.theory import Theorem
 #: What stands outside the sections.
 _OUTSIDE = """A job file: settings of the run as a whole, then [algorithm] and [problem], each with a name,
 and sections that may be left out: oracle, participation, message, stop, run, clock, measures, regularize,
-theory, sweep. `mpifed info SECTION` explains each, `mpifed list` has the names."""
+theory, sweep, tune. `mpifed info SECTION` explains each, `mpifed list` has the names."""
 #: Values for settings without a default, by their types.
 _PLAUSIBLE = {"int": 4, "float": 0.1, "Rate": 0.1, "Probabilities": 0.5, "tuple[float, ...]": [0.1, 0.2]}
 
@@ -101,12 +102,15 @@ def print_info(name: str) -> None:
 def _rows(section: str) -> list[Row]:
     if section == "job":
         return rows_of(Config, TOP)
+    if section == "tune":
+        return rows_of(Tune)
     return rows_of(SECTIONS[section]) if section in SECTIONS else []
 
 
 def _print_section(section: str) -> None:
     """A section of a job file: what it is for, its settings, an example."""
-    words = {"sweep": "\n".join(SWEEP).strip(), "theory": "\n".join(THEORY).strip(), "job": _OUTSIDE}
+    parts = {"sweep": SWEEP, "theory": THEORY, "tune": TUNE}
+    words = {name: "\n".join(lines).strip() for name, lines in parts.items()} | {"job": _OUTSIDE}
     console = _console()
     console.print(f"{words.get(section) or inspect.getdoc(SECTIONS[section])}\n")
     if rows := _rows(section):

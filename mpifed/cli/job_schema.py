@@ -18,6 +18,7 @@ from mpifed.cli.settings_page import CHOICES, GROUPS, TOP, default_of, hints_of,
 from mpifed.config.job import Config
 from mpifed.config.sections import SECTIONS
 from mpifed.config.tables import describe
+from mpifed.config.tuning import Tune
 
 __all__ = ["job_schema"]
 
@@ -59,6 +60,7 @@ def job_schema() -> dict[str, Any]:
             "problem": _named(groups["Problems"]),
             **sections,
             "theory": free | {"description": "a theorem, of = its name, and its constants"},
+            "tune": _class(Tune),
             "sweep": {"anyOf": [free, {"type": "array", "items": free}], "description": "lists of settings"},
         },
         "definitions": {heading: _named(members) for heading, members in groups.items()},

@@ -128,7 +128,7 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     plan = planned(job, list(settings), axes, parts)
     shares = () if path else plan.shares
     command = ctx.meta["arguments"]
-    batch = Batch(job, settings, plan.verb, plan.tasks, plan.parts, command=command, shares=shares, **sizes)
+    batch = Batch(job, settings, plan.tasks, plan.parts, plan.verb, command=command, shares=shares, **sizes)
     if batch.preemptible and plan.config.run.overwrite:
         raise click.UsageError(
             "run.overwrite=true would start a preemptible job over each time: leave it out"

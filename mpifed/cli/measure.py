@@ -42,13 +42,19 @@ __all__ = ["measure"]
     type=click.IntRange(1),
     help="Steps of the power iteration for L.",
 )
-def measure(job, overrides, points, samples, top, iterations):
+@click.option(
+    "--of",
+    multiple=True,
+    type=click.Choice(["L", "pl", "noise"]),
+    help="What is measured, several times for several; by default all. The noise alone is the cheapest.",
+)
+def measure(job, overrides, points, samples, top, iterations, of):
     """Estimate along the run of JOB what theorems assume: L, the PL constant, noise, heterogeneity, tails.
 
     The job is carried out anew, with settings changed by KEY=VALUE, alone or under mpirun. Tables are
     printed; assumptions.csv, assumptions.json and assumptions.png go to the folder run.out.
     """
-    from mpifed.assumptions.meter import Options
+    from mpifed.assumptions.meter import ALL, Options
     from mpifed.assumptions.meter import measure as measure_job
     from mpifed.config.job import Config
 
@@ -61,7 +67,7 @@ def measure(job, overrides, points, samples, top, iterations):
     with together(comm, ConfigError):
         if comm.rank == 0:
             _expect_places(folder)
-    found = measure_job(comm, config, Options(points, samples, top, iterations))
+    found = measure_job(comm, config, Options(points, samples, top, iterations, of or ALL))
     with together(comm, ConfigError):
         if comm.rank == 0:
             _show(found, folder)

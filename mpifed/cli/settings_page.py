@@ -17,6 +17,7 @@ from mpifed.algorithms.fedavg import SERVERS, Server
 from mpifed.config.job import Config
 from mpifed.config.sections import SECTIONS
 from mpifed.config.tables import describe
+from mpifed.config.tuning import Tune
 from mpifed.core.adaptive import MATRICES, Decay, Matrix
 from mpifed.core.compression import COMPRESSIONS, Compression
 from mpifed.core.directions import DIRECTIONS, Direction
@@ -112,6 +113,15 @@ SWEEP = (
     "settings may be lists again.",
     "",
 )
+TUNE = (
+    "A search for the best settings of several methods, at the same cost for each: `mpifed tune`. In the",
+    "table of a method a value is fixed, a list is a choice, `{ low = 1e-3, high = 1.0 }` is a range that is",
+    "searched in the logarithm, and nested tables are read alike. Floats that are left out are searched in",
+    "ranges of their own: weights from .01 to 1, decays by 1 minus them from .001 to 1, others from 1e-4 to",
+    "1; those whose default is 1, none or infinite keep it, and so do whole numbers. See",
+    "[Tuning](tuning.md).",
+    "",
+)
 
 
 class Row(typing.NamedTuple):
@@ -160,6 +170,7 @@ def settings_page() -> str:
             *(line for name, section in SECTIONS.items() for line in _part(f"`[{name}]`", section, 2)),
             *("## `[theory]`", "", *THEORY),
             *("## `[sweep]`", "", *SWEEP),
+            *("## `[tune]`", "", *TUNE, *_table(rows_of(Tune))),
             *(line for heading, members, how in GROUPS for line in _group(heading, members, how)),
         ]
     )

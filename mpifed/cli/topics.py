@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.algorithms.fedavg import SERVERS
+from mpifed.config.tuning import EXAMPLE
 from mpifed.core.adaptive import MATRICES
 from mpifed.core.compression import COMPRESSIONS
 from mpifed.core.directions import DIRECTIONS
@@ -121,4 +122,5 @@ D = 10.0""",
 [sweep]
 seed = [0, 1, 2]
 "algorithm.gamma" = [0.01, 0.1]    # with three seeds, six runs: mpifed sweep JOB""",
+    "tune": EXAMPLE.strip(),
 }

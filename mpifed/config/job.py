@@ -254,6 +254,8 @@ def _faults_of_measures(config: Config) -> Iterator[str]:
         yield f"expected a minimax problem, {title(problem)} has the family {problem.family!r}"
     if measures.ell is None and "moreau" in measures.of:
         yield "moreau needs the smoothness of f, measures.ell"
+    if "tail" in measures.of and not config.oracle.batch_size and config.oracle.noise is None:
+        yield "tail is of the gradient noise: expected oracle.batch_size or oracle.noise"
     smooths = method.family == "minimax" and "z" in method.shared.fields and getattr(method, "p", 0) > 0
     if "potential" in measures.of and not smooths:
         yield f"potential needs a method with a smoothing point z and a weight p > 0, got {title(method)}"

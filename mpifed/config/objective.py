@@ -14,10 +14,10 @@ __all__ = ["Measures", "Regularize"]
 class Measures(Section):
     """[measures]: figures that theorems bound, on all data, at every evaluation, beside the metrics."""
 
-    of: tuple[Literal["stationarity", "phi", "nuclear_norm", "moreau", "potential"], ...] = Field(
+    of: tuple[Literal["stationarity", "phi", "nuclear_norm", "moreau", "potential", "tail"], ...] = Field(
         min_length=1,
         description="stationarity: ‖∇_x f‖, ℓ‖P_Y(y + ∇_y f/ℓ) - y‖; phi: ‖∇Φ‖; nuclear_norm: that of ∇Φ; "
-        "moreau: ‖∇Φ_{1/2ℓ}‖; potential: V of FESSGDA and SmoothedGDA",
+        "moreau: ‖∇Φ_{1/2ℓ}‖; potential: V of FESSGDA and SmoothedGDA; tail: tail index of the noise",
     )
     ell: float | None = Field(
         None, gt=0, description="smoothness ℓ of f, for moreau, and for stationarity where y has a set"
@@ -25,6 +25,9 @@ class Measures(Section):
     accuracy: float = Field(1e-6, ge=0, description="natural residual at which an inner problem is solved")
     evaluations: int = Field(
         1000, ge=1, description="most gradients on all data that an inner problem may take"
+    )
+    samples: int = Field(
+        100, ge=10, description="stochastic gradients of each client at each evaluation, for tail"
     )
 
 

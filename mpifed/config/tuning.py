@@ -28,7 +28,7 @@ seeds = 3
 name = "FGDA"
 q = 10                              # fixed
 alpha = [0.1, 0.5, 0.9]             # one of them
-gamma = { low = 1e-3, high = 1.0 }  # a range; floats left out, here lam and beta, have their own
+gamma = { low = 1e-3, high = 1.0 }  # a range; lam and beta, left out, have their own
 """
 
 

@@ -50,6 +50,8 @@ class Problem:
     test_rows: int = 0
     #: The metrics of which more is better, such as an accuracy; of all others less is.
     maximised: frozenset[str] = frozenset()
+    #: The metrics that no held-out sample counts in: settings may be chosen by them.
+    of_training: frozenset[str] = frozenset()
     #: Closed convex sets of the blocks; a block without one is the whole space.
     sets: Sets = Sets()
     #: Names and shapes of the parameters of x that are those of a network, a setting ``model`` (``Network``

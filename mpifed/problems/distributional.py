@@ -47,6 +47,7 @@ class DistributionallyRobust(LabelledImages, Composition):
     source = "Huang n.d., eq. 3"
     cites = ("huang_nd_mfcgd",)
     maximised = frozenset({"accuracy"})
+    of_training = frozenset({"objective", "grad_norm", "robust_loss", "mean_loss", "worst_loss"})
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes)

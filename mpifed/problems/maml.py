@@ -29,6 +29,7 @@ class MAML(Composition):
 
     source = "Huang n.d., eq. 2"
     cites = ("huang_nd_mfcgd",)
+    of_training = frozenset({"objective", "grad_norm"})
 
     @property
     def inner_size(self) -> int:

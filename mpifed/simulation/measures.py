@@ -12,6 +12,9 @@ With Φ(x) = max over y in Y of f(x, y), on all data of all clients:
                   (Definitions 2.3 and 2.4)
 ``potential``     ``potential`` V = f̂ - 2Ψ + 2P of the method's z and p: f̂ = f + (p/2)‖x - z‖², Ψ its
                   minimum over x, P that of its maximum over y (section A)
+``tail``          ``tail``, Hill's estimate of the tail index of ‖∇f_n(ξ) - ∇f_n‖ over all clients, each over
+                  its client's median, and its interval, ``tail_low`` to ``tail_high`` (Zhang & Gao n.d.,
+                  Assumption 3.3: moments of an order in (1, 2])
 ================  ============================================================================================
 
 Each that needs an inner problem solved tells how well that is done: ``phi_residual`` and its like are the
@@ -32,6 +35,7 @@ from mpifed.core.errors import ConfigError, blaming
 from mpifed.core.solvers import Budget, Solved, maximise, solve_saddle
 from mpifed.parallel.comm import together
 from mpifed.simulation.full_data import FullData
+from mpifed.simulation.gradient_noise import TAIL, tail
 
 if TYPE_CHECKING:
     from mpifed.simulation.simulation import Simulation
@@ -120,16 +124,18 @@ class Measures:
         self.method: Any = simulation.config.algorithm
         budget = Budget(self.settings.accuracy, self.settings.evaluations)
         self.functions = Functions(FullData(simulation), budget)
+        self.counts = simulation.placement.counts
         with together(simulation.comm, ValueError):
             if "stationarity" in self.settings.of and self.functions.bounded and self.settings.ell is None:
                 raise ConfigError("stationarity needs the smoothness of f where y has a set: measures.ell")
 
-    def __call__(self, point: Sequence[torch.Tensor], z: torch.Tensor | None) -> dict[str, float]:
+    def __call__(self, point: Sequence[torch.Tensor], z: torch.Tensor | None, r: int) -> dict[str, float]:
         """Figures by name, the same on all ranks; NaN where they are not finite. Collective.
 
         Args:
             point: the blocks of the method's problem, flat.
             z: the method's smoothing point, where it has one.
+            r: the round before, which the samples of the noise belong to.
         """
         x, y = torch.cat(list(point)).split(self.functions.sizes)
         figures: dict[str, float] = {}
@@ -140,6 +146,9 @@ class Measures:
                 figures |= self._moreau(x, y)
             elif name == "potential":
                 figures |= self._potential(x, y, z)
+            elif name == "tail":
+                found = tail(self.functions.full, self.counts, r, self.settings.samples, torch.cat([x, y]))
+                figures |= dict(zip(TAIL, found))
         return figures | self._of_phi(x, y)
 
     def _stationarity(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:

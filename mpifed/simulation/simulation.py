@@ -191,5 +191,5 @@ class Simulation:
         with default_dtype(self.dtype):
             point = [of(name) for name in self.blocks]
             z = self.shared.z if "z" in self.shared else None
-            measured = self.measures(point, z) if self.measures else {}
+            measured = self.measures(point, z, self.round) if self.measures else {}
             return self.metrics(point, self.round, measured)

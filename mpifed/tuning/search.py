@@ -28,8 +28,9 @@ __all__ = ["Search", "Trial", "levels"]
 THIRD = 3
 #: Settings that a bracket has which begins with a ninth of the rounds, with a third, with all.
 USUAL = (9, 5, 4)
-#: Share of the budget that is kept for what lies past the ends of ranges.
-KEPT = 0.25
+#: Brackets after which the end of a range where the best lies is gone past, and the share of the budget that
+#: is kept for that until then.
+SURE, KEPT = 2, 0.25
 #: How far from the best one looks near it, in the logarithm of 10, and by what that falls each time.
 AROUND, CLOSER = 0.5, 0.5
 #: Times that settings which cannot be run are replaced.
@@ -124,11 +125,10 @@ class Search:
         kept, number = self._kept(), 0
         while True:
             left, begin = self.budget - self.spent, number % len(USUAL)
-            count, edges = self._fitting(begin, left - kept), {}
-            if not count:
-                edges = self.edges()
-                begin = len(USUAL) - 1 if edges else begin
-                count = self._fitting(begin, left)
+            count = self._fitting(begin, left - kept) if number < SURE else 0
+            edges = {} if count else self.edges()
+            begin = len(USUAL) - 1 if edges else begin
+            count = count or self._fitting(begin, left)
             points = self._proposed(count, begin, edges) if count else []
             if not points:
                 return
@@ -231,12 +231,11 @@ class Search:
                 for seed in self.seeds[:seeds]
                 if (rounds, seed) not in trial.seen
             ]
-            if not wanted:  # the last rung with one seed, which it began with
-                break
             begun = {(id(trial), seed) for trial in trials for _, seed in trial.seen}
-            seen = yield [
+            asked = [
                 Asked(trial.settings, seed, rounds, (id(trial), seed) not in begun) for trial, seed in wanted
             ]
+            seen = (yield asked) if asked else ()  # with one seed, whole runs have been run
             for (trial, seed), one in zip(wanted, seen, strict=True):
                 trial.seen[rounds, seed] = one
             ranked = sorted(trials, key=lambda trial: self.rank(trial, rounds))

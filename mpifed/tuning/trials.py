@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from mpifed.config.grids import settings_name
 from mpifed.config.job import Config
 from mpifed.config.tuning import Cell
 from mpifed.core.errors import ConfigError
+from mpifed.core.problem import Problem
 from mpifed.core.settings import near_miss
 from mpifed.core.splits import of_split
 from mpifed.parallel.comm import SerialComm
@@ -65,14 +67,14 @@ class Probe:
             numbers.
         metrics: the names, those that decide on a split of their own among them.
         maximised: those of which more is better.
-        held_out: the metrics of test samples, if there are any.
+        held_out: those of test samples, which must not choose.
     """
 
     first: int
     each: int
     metrics: list[str]
     maximised: list[str]
-    held_out: bool
+    held_out: list[str]
 
     def calls(self, rounds: int) -> int:
         """Oracle calls of a run, about; as many at the most where every round costs the same."""
@@ -90,10 +92,7 @@ class Probe:
         if metric not in self.metrics:
             raise ConfigError(f"tune.metric: no metric {metric!r}: {near_miss(metric, self.metrics)}")
         judged = twin(metric, self.metrics)
-        elsewhere = metric.startswith(
-            (of_split("train", ""), of_split("client", ""), of_split("validation", ""))
-        )
-        if self.held_out and judged == metric and not elsewhere:
+        if judged in self.held_out:
             raise ConfigError(
                 f"{metric} is a metric of the test data, which must not choose settings: set "
                 "problem.validation, e.g. to 0.2, to hold out a share of the training data for that"
@@ -115,8 +114,16 @@ def probe(cell: Cell, comm: SerialComm) -> Probe:
         first = simulation.rounds.costs.oracle_calls
         simulation.step()
     each = simulation.rounds.costs.oracle_calls - first
-    held_out = bool(simulation.problem.test_rows)
-    return Probe(first, each, [*metrics], sorted(simulation.metrics.maximised), held_out)
+    return Probe(
+        first, each, [*metrics], sorted(simulation.metrics.maximised), _held_out(simulation.problem, metrics)
+    )
+
+
+def _held_out(problem: Problem, metrics: Collection[str]) -> list[str]:
+    """The metrics of a problem's test samples."""
+    apart = tuple(of_split(split, "") for split in ("train", "client", "validation"))
+    own = [name for name in metrics if not name.startswith(apart)]
+    return [name for name in own if name not in problem.of_training] if problem.test_rows else []
 
 
 def place(out: Path, cell: Cell, settings: dict[str, Any], seed: int) -> Path:

@@ -9,22 +9,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from claims.entries import Book
+from claims.panels import without
 from mpifed.config.tables import read_table
 
 
 def commands(book: Book, name: str, changes: Sequence[str], full: bool = False) -> list[list[str]]:
     """Of one experiment: the search and the runs of what it has found, or the runs of a job without a search,
-    then the runs at the stated settings; or those at the paper's size."""
+    then the runs at the stated settings; or those at the paper's size.
+
+    Changes of [tune] are the search's, those of [sweep] the sweeps' that the job files have.
+    """
+    sweeps = without(changes, "tune")
     if full:
-        return [["sweep", str(book.full(name)), *changes]]
+        return [["sweep", str(book.full(name)), *sweeps]]
     job = book.job(name)
     table = read_table(job)
     if "tune" in table:
         found = Path(table["run"]["out"]) / "best.toml"
-        made = [["tune", str(job), *changes], ["sweep", str(found), *changes]]
+        made = [
+            ["tune", str(job), *without(changes, "sweep")],
+            ["sweep", str(found), *without(sweeps, "sweep")],
+        ]
     else:
-        made = [["sweep", str(job), *changes]]
-    return made + ([["sweep", str(book.stated(name)), *changes]] if book.stated(name).is_file() else [])
+        made = [["sweep", str(job), *sweeps]]
+    return made + ([["sweep", str(book.stated(name)), *sweeps]] if book.stated(name).is_file() else [])
 
 
 def carry_out(command: Sequence[str], ranks: int) -> int:

@@ -90,6 +90,8 @@ class Experiment:
         metric: is drawn, and decides which setting of a grid is best; ``also`` are drawn with it.
         panels: the settings of which every value is a task of its own; ``a|b`` where methods name it
             differently. Of none that are given, all settings outside the methods that vary.
+        drawn: takes some of the runs for the figure, by dotted settings, where tasks are many; without any of
+            these there, it has all.
         note: what there is to know of it.
     """
 
@@ -99,6 +101,7 @@ class Experiment:
     metric: str
     also: Sequence[str] = ()
     panels: Sequence[str] = ()
+    drawn: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 
 

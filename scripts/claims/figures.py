@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from claims.entries import Experiment
-from claims.panels import Panel, task_title
+from claims.panels import Panel, taken, task_title
 from mpifed.report.comparison import Setting
 from mpifed.report.figures import BOUND, draw_curve, scales, set_scale, style
 from mpifed.report.theory import bound_of
@@ -16,10 +16,12 @@ from mpifed.report.theory import bound_of
 
 def draw(experiment: Experiment, panels: Sequence[Panel], path: Path) -> None:
     """A cell for each task, panel and metric, with the best setting of every method; a method has one colour
-    throughout."""
+    throughout. Titles leave out what the tasks share."""
     panels = [one for one in panels if one.settings]
+    panels = [one for one in (taken(one, experiment.drawn) for one in panels) if one.settings] or panels
     chosen = {one.name: one.best(experiment.metric) for one in panels}
     tasks = list(dict.fromkeys(task for own in chosen.values() for task in own))
+    told = [key for key, values in enumerate(zip(*tasks)) if len({*values}) > 1]
     methods = list(dict.fromkeys(one.name for panel in panels for one in panel.settings))
     metrics = (experiment.metric, *experiment.also)
     beside = (2 if len(tasks) in (2, 4) else min(3, len(tasks))) if len(panels) == 1 else 1 + (len(tasks) > 3)
@@ -32,7 +34,8 @@ def draw(experiment: Experiment, panels: Sequence[Panel], path: Path) -> None:
             for cell, panel in zip(cells, panels):
                 _cell(cell, metric, chosen[panel.name].get(task, []), methods)
                 words = [panel.name] if len(panels) > 1 else []
-                cell.set_title(", ".join([*words, task_title(task, panel.keys)]).strip(", "), fontsize=10)
+                title = task_title([task[one] for one in told], [panel.keys[one] for one in told])
+                cell.set_title(", ".join([*words, title]).strip(", "), fontsize=10)
     for cell in grid.flat:
         if not cell.has_data():
             cell.remove()

@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from claims.entries import Book, Claim, Experiment
 from claims.figures import draw
 from claims.panels import Panel, read_panel, task_title
-from claims.verdicts import NOT_RUN, Judgement, Pair, Verdict, judge, verdict
+from claims.verdicts import Judgement, Pair, Verdict, all_of, judge, verdict
 from mpifed.report.comparison import Setting
 from mpifed.report.values import final
 
@@ -37,6 +37,18 @@ class Judged:
     claim: Claim
     judgements: dict[str, Judgement]
     verdict: Verdict
+
+    @property
+    def rows(self) -> list[tuple[str, Pair, str]]:
+        """Of each panel, task and method the pair that is the farthest from the claim, and in words which
+        rivals it holds against."""
+        rows = []
+        for name, judgement in self.judgements.items():
+            groups: dict[tuple, list[Pair]] = {}
+            for pair in judgement.pairs:
+                groups.setdefault((pair.task, pair.subject), []).append(pair)
+            rows += [(name, all_of(own).deciding, outcome(own)) for own in groups.values()]
+        return rows
 
     @property
     def measure(self) -> str:
@@ -128,7 +140,7 @@ def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
         for key in dict.fromkeys([*book.papers, *(part.experiment.source for part in parts)])
     }
     text = environment.from_string(TEMPLATE.read_text()).render(
-        book=book, papers={key: own for key, own in papers.items() if own}, source=source, NOT_RUN=NOT_RUN
+        book=book, papers={key: own for key, own in papers.items() if own}, source=source
     )
     out.mkdir(parents=True, exist_ok=True)
     path = out / "experiments.md"
@@ -175,6 +187,16 @@ def sides(pair: Pair, claim: Claim) -> str:
         rival = f" over {pair.rival}" if pair.rival else ""
         return f"{pair.subject}{rival}: {first} to {last}"
     return f"{pair.subject} {first}, {pair.rival} {last}"
+
+
+def outcome(pairs: Sequence[Pair]) -> str:
+    """Whether a method's pairs hold, with their rivals where they do not agree."""
+    found: dict[str, list[str]] = {}
+    for one in pairs:
+        found.setdefault(one.state, []).append(one.rival)
+    if len(found) == 1:
+        return next(iter(found)) + (" against all" if len(pairs) > 1 else "")
+    return "; ".join(f"{state}: {', '.join(rivals)}" for state, rivals in found.items())
 
 
 def duration(seconds: float) -> str:

@@ -97,14 +97,20 @@ def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = ()) -> 
     """
     table, search = read_table(file), Search()
     out, name = Path(table["run"]["out"]), file.parent.name
+    changes = without(changes, "tune")
     if "tune" in table:
-        file, search, name = out / BEST, _search(out), "tuned"
-    listed = variants(file, list(changes)) if file.is_file() else []
+        file, search, name, changes = out / BEST, _search(out), "tuned", without(changes, "sweep")
+    listed = variants(file, changes) if file.is_file() else []
     done = [load(one.config.run.out) for one in listed if is_done(Folder(one.config.run.out), one.config)]
     settings = settings_of(done)
     keys = keys or [key for key in differing(settings) if not key.startswith("algorithm.")]
     name = name if name in ("tuned", "stated", "full") else "as given"
     return Panel(name, file, keys, settings, search)
+
+
+def without(changes: Sequence[str], section: str) -> list[str]:
+    """The changes KEY=VALUE of other sections."""
+    return [one for one in changes if not one.startswith(f"{section}.")]
 
 
 def _search(out: Path) -> Search:

@@ -186,14 +186,15 @@ def _rival(claim: Claim, rival: str) -> str:
 def _together(pairs: Sequence[Pair], claim: Claim) -> Judgement:
     """All pairs have to hold; where one method of several is enough, those of one on all its tasks."""
     if claim.all:
-        return _all(pairs)
-    each = [_all([one for one in pairs if one.subject == name]) for name in claim.subjects]
+        return all_of(pairs)
+    each = [all_of([one for one in pairs if one.subject == name]) for name in claim.subjects]
     order = (HOLDS, UNDECIDED, FAILS)
     first = min(each, key=lambda one: order.index(one.state))
     return Judgement(first.state, pairs, first.deciding)
 
 
-def _all(pairs: Sequence[Pair]) -> Judgement:
+def all_of(pairs: Sequence[Pair]) -> Judgement:
+    """What pairs say that all have to hold."""
     for state in (FAILS, UNDECIDED, HOLDS):
         own = [one for one in pairs if one.state == state]
         if own:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mpi
 
 METHOD = FESSGDA(K=2, eta_xl=0.02, eta_yl=0.05, p=3.0)
 JOBS = {
-    "game": (lambda: Game(clients=5), ["stationarity", "phi", "moreau", "potential"]),
+    "game": (lambda: Game(clients=5), ["stationarity", "phi", "moreau", "potential", "tail"]),
     "auc": (lambda: DeepAUC(clients=3, dataset="digits", model="linear"), ["phi", "nuclear_norm"]),
     "set": (lambda: FairClassification(clients=5, dataset="digits", model="linear"), ["stationarity", "phi"]),
 }

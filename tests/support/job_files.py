@@ -1,27 +1,117 @@
-"""Run under mpirun: the first run of the last method in each of some job files, two rounds long.
+"""Run under mpirun: two rounds of every method in each of some job files, each from one of its settings.
 
-Usage: mpirun -n P python job_files.py FOLDER DATA FILE...
+Usage: mpirun -n P python job_files.py RESULT DATA FILE...
+
+RESULT becomes a JSON table of the metrics before and after: {FILE: {METHOD: [{...}, {...}]}}. Data sets are
+read once, and a part of their samples is taken; batches, numbers of local steps, and the networks of the
+files in a folder ``full`` are made small. What the files have is held against what there may be when they are
+read.
 """
 
+import dataclasses
+import functools
+import json
 import sys
 import warnings
 from pathlib import Path
 
-from mpifed.config.grids import Variant, variants
+from mpifed.config.grids import variants
+from mpifed.config.job import Config
+from mpifed.config.plugins import title
+from mpifed.config.ranges import Range
+from mpifed.config.tables import read_table
+from mpifed.config.tuning import Cell, tuning
+from mpifed.data import DATASETS, TEXTS
 from mpifed.parallel.world import world
-from mpifed.running.sweep import sweep
+from mpifed.simulation.simulation import Simulation
+
+NETWORKS = {
+    "resnet50": {"blocks": [1, 1, 1, 1], "width": 8, "groups": 4},
+    "cnn": {"stages": [[4], [4], [4]], "hidden": [8]},
+    "cnn7": {"stages": [[4, 4], [4, 4]], "hidden": [8, 8]},
+    "conv4": {"filters": 2},
+    "rnn": {"hidden": 8},
+    "mlp": {"hidden": [8]},
+}
+
+
+#: Samples of a data set that are taken.
+SAMPLES = {"train": 3000, "test": 500, "validation": 500}
+
+
+def thinned(read):
+    """A reader of a data set that reads once, and takes every so many of its samples."""
+
+    @functools.cache
+    def part(data_dir):
+        data = read(data_dir)
+        if data.owners is not None:
+            return data
+        taken = {}
+        for name, most in SAMPLES.items():
+            samples, labels = getattr(data, name), getattr(data, f"{name}_labels")
+            if samples is not None:
+                step = slice(None, None, max(len(samples) // most, 1))
+                taken |= {name: samples[step], f"{name}_labels": labels[step]}
+        return dataclasses.replace(data, **taken)
+
+    return part
+
+
+def configs(file: str) -> dict[str, Config]:
+    """A job for each method: of a search with the least steps, of a sweep its first one."""
+    if "tune" in read_table(file):
+        listed = [_least(cell) for cell in reversed(tuning(file, []).cells)]
+    else:
+        listed = [one.config for one in reversed(variants(file))]
+    return {title(config.algorithm): config for config in listed}
+
+
+def _least(cell: Cell) -> Config:
+    return cell.config(
+        {
+            key: one.value(one.low) if isinstance(one, Range) else one.values[0]
+            for key, one in cell.space.open.items()
+        }
+    )
+
+
+def cut(config: Config, networks: bool) -> Config:
+    """The job with small batches, numbers of local steps, and perhaps networks."""
+    table = config.table()
+    for key, value in table["algorithm"].items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            table["algorithm"][key] = min(value, 2)
+    table["oracle"]["batch_size"] = min(table["oracle"]["batch_size"], 4)
+    model = table["problem"].get("model")
+    if networks and isinstance(model, dict) and model["name"] in NETWORKS:
+        table["problem"]["model"] = model | NETWORKS[model["name"]]
+    return Config.from_table(table)
+
+
+def two_rounds(config: Config, data: str) -> list[dict[str, float]]:
+    """The metrics of the start and after two rounds."""
+    run = config.run.model_copy(update={"data_dir": data, "eval_every": 2})
+    simulation = Simulation(config.model_copy(update={"rounds": 2, "run": run}), world())
+    with simulation.transport:
+        simulation.start()
+        before = simulation.evaluate(simulation.shared)
+        simulation.step()
+        simulation.step()
+        return [before, simulation.evaluate(simulation.output)]
 
 
 def main() -> None:
     warnings.filterwarnings("ignore", ".* are absent")  # a part of CIFAR-10's files will do
-    folder, data, *files = sys.argv[1:]
+    result, data, *files = sys.argv[1:]
+    for sets in (DATASETS, TEXTS):
+        sets.update({name: thinned(one) for name, one in sets.items()})
+    found = {}
     for file in files:
-        runs = variants(
-            file, ["run.eval_every=2", f"run.out={folder}/{Path(file).stem}", f'run.data_dir="{data}"']
-        )
-        method = type(runs[-1].config.algorithm)
-        first = next(one for one in runs if type(one.config.algorithm) is method)
-        sweep([Variant(first.name, first.config.model_copy(update={"rounds": 2}))], world())
+        full = Path(file).parent.name == "full"
+        found[file] = {name: two_rounds(cut(one, full), data) for name, one in configs(file).items()}
+    if world().rank == 0:
+        Path(result).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

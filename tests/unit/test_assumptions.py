@@ -13,9 +13,9 @@ from games import Game, configuration
 
 from mpifed import Blocks, Minimisation
 from mpifed.algorithms import FSGDA, LSGD
-from mpifed.assumptions.estimates import hill, lipschitz, top_values
-from mpifed.assumptions.meter import Options, measure
+from mpifed.assumptions.meter import ALL, Options, measure
 from mpifed.cli.main import cli
+from mpifed.core.estimates import hill, lipschitz, top_values
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -37,7 +37,9 @@ def metered(problem, noise=None, rounds=2, algorithm=STEPS, batch_size=0, weight
 def test_hills_estimate_by_hand():
     """Of 1, 2, 4, 8 the largest two over the third: 2 / (log 2 + log 4)."""
     lengths = np.array([4.0, 1.0, 8.0, 2.0])
-    assert hill(lengths, 2).index == pytest.approx(2 / math.log(8)) == pytest.approx(hill(lengths).index)
+    assert (
+        hill(lengths, 2).estimate == pytest.approx(2 / math.log(8)) == pytest.approx(hill(lengths).estimate)
+    )
 
 
 def test_hills_interval_covers():
@@ -47,7 +49,7 @@ def test_hills_interval_covers():
     covered = np.mean([tail.low <= 1.5 <= tail.high for tail in tails])
     assert 0.92 <= covered <= 0.98
     # Of k = 20 values the estimate has the mean k / (k - 1) of the index.
-    assert np.mean([tail.index for tail in tails]) == pytest.approx(1.5 * 20 / 19, rel=0.04)
+    assert np.mean([tail.estimate for tail in tails]) == pytest.approx(1.5 * 20 / 19, rel=0.04)
 
 
 @pytest.mark.parametrize("lengths", [np.zeros(50), np.ones(50), np.full(50, np.nan), np.ones(2)], ids=str)
@@ -190,6 +192,16 @@ def test_at_the_best_response_there_is_no_ratio():
     assert math.isnan(rows[0, "all"]["pl"]) and rows[0, "all"]["pl_residual"] <= 1e-12
 
 
+@pytest.mark.parametrize("of, told", [("L", {"L"}), ("pl", {"pl"}), ("noise", {"sigma_x", "tail"})])
+def test_what_is_measured(of, told):
+    """The columns asked for, with the figures of all; δ costs nothing beside them."""
+    measured = [metered(Game(), Gaussian(scale=0.5), batch_size=2, of=which)[0] for which in ((of,), ALL)]
+    for column in ("L", "pl", "sigma_x", "tail", "delta_x"):
+        own, every = (rows[2, "all"][column] for rows in measured)
+        assert not math.isnan(every)
+        assert own == every if column in told | {"delta_x"} else math.isnan(own)
+
+
 def test_points_of_a_short_run():
     """No round twice, the first and the last among them."""
     rows, _ = metered(Convex(), rounds=2, points=9)
@@ -240,6 +252,8 @@ def test_the_command(invoke, tmp_path):
         assert row["client"] == str(other["client"]) and float(row["L"]) == other["L"]
     assert stored["samples"] == 12 and stored["top"] == 3
     assert invoke().exit_code == 0  # its own files are replaced
+    noise = invoke("--of", "noise").output
+    assert "σ_x" in noise and "Tail index" in noise and "L" not in noise and "μ" not in noise
 
 
 def test_files_of_others_are_left_alone(invoke, tmp_path):

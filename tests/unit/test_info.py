@@ -15,6 +15,7 @@ from mpifed.cli.topics import EXAMPLES, GROUPS
 from mpifed.config.grids import expand
 from mpifed.config.job import Config
 from mpifed.config.sections import SECTIONS
+from mpifed.config.space import space_of
 from mpifed.config.tables import loads
 from mpifed.problems import PROBLEMS
 
@@ -48,6 +49,9 @@ def test_a_section_has_an_example_that_a_job_takes(name):
     table = base | loads(EXAMPLES[name])
     if name == "sweep":
         assert len(expand(table["sweep"])) == 6
+    elif name == "tune":
+        space = space_of(table["tune"]["methods"][0])
+        assert {*space.open} == {"alpha", "gamma", "lam", "beta"} and space.fixed == {"q": 10}
     else:
         Config.from_table(table)
 

@@ -109,6 +109,19 @@ def test_a_sweep_in_parts():
     )
 
 
+def test_a_search_in_parts(tmp_path):
+    job, out = tmp_path / "tune.toml", tmp_path / "out"
+    problem, run = 'problem = { name = "Saddle", clients = 2 }\n', f'[run]\nout = "{out}"\n'
+    job.write_text(problem + run + '[[tune.methods]]\nname = "FGDA"\nq = 2\n')
+    lines = invoke(job, "--parts", 2, "--ranks-per-node", 4, "--dry-run").stdout.splitlines()
+    assert "#SBATCH --array=0-1" in lines and lines[2].startswith("# a search in 2 part(s);")
+    assert lines[-1].endswith(f'mpifed tune {job} --part "${{SLURM_ARRAY_TASK_ID:-0}}/2" "$@"')
+    alone = invoke(job, "--dry-run").stdout
+    assert "--array" not in alone and alone.endswith(f'mpifed_launch mpifed tune {job} "$@"\n')
+    assert "has a [tune]: --parts N" in invoke(job, "--array", "seed=0,1", "--dry-run").output
+    assert str(out / "job.sbatch") in invoke(job, "--no-submit").stdout
+
+
 def test_preemptible():
     lines = script("--preemptible")
     assert {"#SBATCH --requeue", "#SBATCH --open-mode=append", "export MPIFED_REQUEUE=1"} <= set(lines)

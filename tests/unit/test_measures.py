@@ -13,6 +13,7 @@ from scipy.optimize import minimize_scalar
 import mpifed.simulation.full_data as full_data
 from mpifed import Blocks, Config, Minimisation, run
 from mpifed.algorithms import FESSGDA, FSGDA, LESGD
+from mpifed.assumptions.meter import Options, measure
 from mpifed.config.sections import Measures
 from mpifed.core.errors import ConfigError
 from mpifed.core.solvers import Budget
@@ -20,6 +21,7 @@ from mpifed.core.streams import generator
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import QuadraticNCPL, Saddle, TwoSidedPL
 from mpifed.simulation.full_data import FullData
+from mpifed.simulation.gradient_noise import TAIL
 from mpifed.simulation.measures import Functions
 from mpifed.simulation.simulation import Simulation
 
@@ -307,6 +309,16 @@ def test_figures_that_are_not_finite():
     assert all(np.isnan(measured[name]) for name in ("gradient_x", "phi_gradient", "nuclear_norm"))
 
 
+def test_the_tail_of_the_noise():
+    """The figures of the meter after the same round."""
+    simulation = simulated(Game(), ["tail"], batch_size=2, samples=40)
+    found = simulation.evaluate(simulation.shared)
+    rows = measure(COMM, simulation.config, Options(points=4, samples=40, of=("noise",)))["rows"]
+    (row,) = [row for row in rows if row["client"] == "all" and row["round"] == 1]
+    assert 0 < found["tail_low"] < found["tail"] < found["tail_high"]
+    assert {name: row[name] for name in TAIL} == {name: found[name] for name in TAIL}
+
+
 @dataclass
 class Named(Game):
     def metrics(self, x, y, predictions):
@@ -325,6 +337,7 @@ WRONG = {
     "ell": (("Saddle", STEPS, dict(of=["moreau"])), "measures.ell"),
     "z": (("Saddle", STEPS, dict(of=["potential"])), "smoothing point z .* got FSGDA"),
     "p": (("Saddle", SMOOTHED.__class__(K=1, eta_xl=1, eta_yl=1), dict(of=["potential"])), "a weight p > 0"),
+    "noise": (("Saddle", STEPS, dict(of=["tail"])), "tail is of the gradient noise: .* oracle.noise"),
     "family": (("AffineGame", LESGD(K=1, eta=1), dict(of=["phi"])), "minimax problem, .* 'operator'"),
 }
 

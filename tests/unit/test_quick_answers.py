@@ -15,6 +15,7 @@ from mpifed.algorithms import ALGORITHMS
 from mpifed.cli.completion import names, settings
 from mpifed.cli.main import cli
 from mpifed.config.sections import SECTIONS
+from mpifed.config.tuning import Tune
 from mpifed.problems import PROBLEMS
 
 DIGITS = Path(__file__).parents[2] / "jobs" / "digits_auc.toml"
@@ -95,6 +96,7 @@ def test_a_run_loads_only_what_it_uses(tmp_path):
 
 
 def test_completion_knows_every_method_problem_section_and_setting():
-    assert {*ALGORITHMS, *PROBLEMS, *SECTIONS} == set(names(None, None, ""))
-    keys = {f"{name}.{key}=" for name, section in SECTIONS.items() for key in section.model_fields}
+    sections = SECTIONS | {"tune": Tune}
+    assert {*ALGORITHMS, *PROBLEMS, *sections} == set(names(None, None, ""))
+    keys = {f"{name}.{key}=" for name, section in sections.items() for key in section.model_fields}
     assert keys <= set(settings(None, None, ""))

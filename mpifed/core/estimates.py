@@ -31,7 +31,7 @@ SETTLED = 1e-6
 class Tail(NamedTuple):
     """A tail index and the interval around it; NaN where nothing can be told."""
 
-    index: float
+    estimate: float
     low: float
     high: float
 

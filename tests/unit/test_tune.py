@@ -1,0 +1,245 @@
+"""`mpifed tune`: budgets by the costs of the runs, validation that chooses, interruptions, parts, files."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from mpifed.cli.main import cli
+from mpifed.config.grids import variants
+from mpifed.config.job import Config
+from mpifed.config.tuning import tuning
+from mpifed.core.errors import ConfigError
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.storage.results import find_runs, load
+from mpifed.tuning import tuner
+from mpifed.tuning.found import FRESH
+
+JOB = """
+# Two methods on a saddle; a round of the first costs twice as much.
+rounds = 6
+[problem]
+name = "Saddle"
+clients = 2
+d = 3
+[oracle]
+batch_size = 0
+noise = { name = "gaussian", scale = 0.1 }
+[run]
+dtype = "float64"
+out = "OUT"
+[tune]
+runs = 3
+seeds = 2
+[tune.tasks]
+"problem.clients" = [2, 3]
+[[tune.methods]]
+name = "FGDA"
+q = 2
+alpha = [0.1, 0.5]
+beta = 0.5
+gamma = 0.05
+lam = { low = 1e-3, high = 0.5 }
+[[tune.methods]]
+name = "LocalSGDA"
+q = 2
+eta_x = { low = 1e-3, high = 0.5 }
+eta_y = 0.05
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("OUT", str(tmp_path / "out")))
+    return path
+
+
+def call(*words, code=0) -> str:
+    """What a command prints, with what it would end with where it is refused (code 2)."""
+    outcome = CliRunner().invoke(cli, [*map(str, words)])
+    if code == 2:
+        assert isinstance(outcome.exception, ValueError | RuntimeError | SystemExit), outcome.exception
+        return f"{outcome.output}{outcome.exception}"
+    assert outcome.exit_code == code, (outcome.output, outcome.exception)
+    return outcome.output
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A search that nothing has disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    path = folder / "job.toml"
+    path.write_text(JOB.replace("OUT", str(folder / "out")))
+    found = tuner.tune(tuning(path), SerialComm())
+    return folder, found
+
+
+def best_of(folder, at) -> str:
+    """best.toml as it would be in another folder."""
+    return (folder / "out/best.toml").read_text().replace(str(folder), str(at))
+
+
+def test_every_method_of_a_task_has_the_same_budget_which_its_runs_keep(whole):
+    folder, found = whole
+    job = tuning(folder / "job.toml")
+    spent = {}
+    for path in find_runs([folder / "out/trials"]):
+        _, task, method, *_ = path.relative_to(folder / "out").parts
+        spent[task, method] = spent.get((task, method), 0) + int(load(path).costs["oracle_calls"][-1])
+    for cell, one in zip(job.cells, found):
+        assert spent[cell.task, cell.method] == one.spent <= one.budget
+        assert one.spent > 0.6 * one.budget  # a bracket of two seeds takes two whole runs at least
+    budgets = {cell.task: {one.budget for other, one in zip(job.cells, found) if other.task == cell.task}
+               for cell in job.cells}  # fmt: skip
+    # 6 rounds of 2 steps of FGDA, with 2 calls each but for the first.
+    assert budgets == {"clients=2": {3 * 2 * 24}, "clients=3": {3 * 3 * 24}}
+    tried = [len(one.tried) for one in found]
+    assert tried[1] > tried[0] and tried[3] > tried[2]
+
+
+def test_best_toml_is_a_sweep_of_the_best_on_fresh_seeds(whole, tmp_path):
+    folder, found = whole
+    text = (folder / "out/best.toml").read_text()
+    assert text.count("[[sweep]]") == 4 and "Unfinished" not in text and "oracle calls spent" in text
+    runs = variants(folder / "out/best.toml", [f"run.out={tmp_path / 'best'}"])
+    assert len(runs) == 4 * 2 and {run.config.seed for run in runs} == {FRESH, FRESH + 1}
+    methods = [run.config for run in runs if run.config.seed == FRESH]
+    assert [config.problem.clients for config in methods] == [2, 2, 3, 3]
+    for config, one in zip(methods, found):
+        for key, value in one.settings.items():
+            assert getattr(getattr(config.algorithm, key), "value", getattr(config.algorithm, key)) == value
+        assert config.rounds == 6 and config.oracle.noise.scale == 0.1 and config.run.dtype == "float64"
+    with open(folder / "out/tried.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == sum(len(one.tried) for one in found)
+    final = [row for row in rows if row["rounds"] == "6" and row["seeds"] == "2"]
+    values = [float(row["value"]) for row in final if (row["task"], row["method"]) == ("clients=2", "FGDA")]
+    assert min(values) == found[0].value
+    assert not list((folder / "out/trials").rglob("checkpoint-*.h5"))
+
+
+def test_the_folder_is_reported_and_its_status_told(whole, tmp_path):
+    folder, _ = whole
+    assert "FGDA" in call("report", folder / "out", "--out", tmp_path / "report")
+    assert "finished" in call("status", folder / "out")
+    assert "has a [tune]" in call("status", folder / "job.toml", code=2)
+
+
+@pytest.mark.parametrize("after", [1, 7])
+def test_an_interrupted_search_ends_as_one_in_one_go(whole, job, tmp_path, monkeypatch, after):
+    carried, count = tuner.carry_out, 0
+
+    def interrupted(*arguments):
+        nonlocal count
+        count += 1
+        if count > after:
+            raise KeyboardInterrupt
+        return carried(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tuner, "carry_out", interrupted)
+        call("tune", "-q", job, code=85)
+    begun = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("run.h5")}
+    assert len(begun) >= min(after, 1) and "Unfinished: 4 of 4" in (tmp_path / "out/best.toml").read_text()
+    said = call("tune", "-q", job)
+    assert "LocalSGDA" in said and "best.toml" in said
+    assert best_of(whole[0], tmp_path) == (tmp_path / "out/best.toml").read_text()
+    assert (whole[0] / "out/tried.csv").read_text() == (tmp_path / "out/tried.csv").read_text()
+
+
+def test_parts_make_the_whole_and_what_is_done_is_passed_over(whole, job, tmp_path, monkeypatch):
+    for part in range(3):
+        assert "Unfinished" in (tmp_path / "out/best.toml").read_text() if part else True
+        call("tune", "-q", job, "--part", f"{part}/3")
+    assert best_of(whole[0], tmp_path) == (tmp_path / "out/best.toml").read_text()
+    monkeypatch.setattr(tuner, "carry_out", lambda *_: pytest.fail("a run of a search that is done"))
+    call("tune", "-q", job)
+    assert "--part is I/N" in call("tune", job, "--part", "3/3", code=2)
+
+
+def test_a_changed_job_is_searched_anew(whole, job, tmp_path):
+    call("tune", "-q", job, "--part", "0/4")
+    config = tuning(job, ["oracle.noise.scale=0.2"])
+    with pytest.raises(CollectiveError, match="oracle.noise.scale is 0.1 there and 0.2 here"):
+        tuner.tune(config, SerialComm(), "0/4")
+    found = tuner.tune(tuning(job, ["oracle.noise.scale=0.2", "run.overwrite=true"]), SerialComm(), "0/4")
+    assert found[0] != whole[1][0] and found[1:] == [None] * 3
+
+
+def test_the_list_says_what_is_open_and_runs_nothing(job, tmp_path):
+    said = call("tune", job, "--list")
+    assert "0.001 to 0.5" in said and "one of 0.1, 0.5" in said and "3 runs" in said and "clients=3" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_run_and_sweep_say_what_to_use(job):
+    with pytest.raises(ConfigError, match="start it with `mpifed tune`"):
+        Config.load(job)
+    assert "start it with `mpifed tune`" in call("sweep", job, code=2)
+    assert "[[tune.methods]]" in call("tune", "jobs/saddle.toml", code=2)
+
+
+PLANTED = """
+import copy
+from mpifed.problems import Saddle
+
+class Planted(Saddle):
+    "A saddle whose metric is of data: small y steps are best on the test data, large ones for validation."
+    held = "test"
+
+    def tested_on(self, split):
+        if split != "validation":
+            return None
+        other = copy.copy(self)
+        other.held = split
+        return other
+
+    def metrics(self, x, y, predictions):
+        size = float((y["y"] ** 2).sum())
+        return {"loss": size if self.held == "test" else -size}
+"""
+
+
+def test_validation_chooses_although_the_test_data_disagree(tmp_path):
+    (tmp_path / "planted.py").write_text(PLANTED)
+    job = tmp_path / "job.toml"
+    job.write_text(
+        JOB.replace("OUT", str(tmp_path / "out")).replace("Saddle", f"{tmp_path}/planted.py:Planted")
+        .replace('[tune.tasks]\n"problem.clients" = [2, 3]\n', "")
+    )  # fmt: skip
+    found = tuner.tune(tuning(job, ["tune.runs=9"]), SerialComm())
+    assert [one.metric for one in found] == ["validation_loss"] * 2
+    ended = {}
+    for path in find_runs([tmp_path / "out/trials/FGDA"]):
+        run = load(path)
+        if run.costs["round"][-1] == 6:
+            ended.setdefault(path.parent.parent.name, []).append(run.metrics["loss"][-1])
+    means = {name: np.mean(values) for name, values in ended.items() if len(values) == 2}
+    assert len(means) > 1 and found[0].value == pytest.approx(-max(means.values()), abs=0)
+
+
+def test_a_metric_of_test_data_chooses_nothing(tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(
+        f"""
+        rounds = 2
+        [problem]
+        name = "DeepAUC"
+        dataset = "digits"
+        model = "mlp"
+        clients = 2
+        [run]
+        out = {json.dumps(str(tmp_path / "out"))}
+        [[tune.methods]]
+        name = "LocalSGDA"
+        q = 2
+        """
+    )
+    said = call("tune", job, code=2)
+    assert "auc is a metric of the test data" in said and "set problem.validation" in said
+    assert not (tmp_path / "out").exists()
+    said = call("tune", job, "problem.validation=0.2", "tune.metric=acu", code=2)
+    assert "no metric 'acu': did you mean 'auc'" in said

@@ -1,0 +1,164 @@
+"""The search itself, on values that are known: how near it comes, what it spends, and where it goes on."""
+
+import math
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpifed.config.ranges import Choice, Range
+from mpifed.core.errors import ConfigError
+from mpifed.tuning.found import found_by
+from mpifed.tuning.search import Search, levels
+from mpifed.tuning.trials import Probe, Seen
+
+ROUNDS = 180
+
+
+def search(
+    value, open, runs=16, seeds=3, rounds=ROUNDS, sign=1, each=1, refuse=lambda settings: False
+) -> Search:
+    """A search that has ended; ``value(settings, rounds, seed)`` is what a run has come to."""
+
+    def config(settings):
+        if refuse(settings):
+            raise ConfigError("these do not go together")
+
+    cell = SimpleNamespace(
+        task="", method="M", rounds=rounds, seed=0, config=config, space=SimpleNamespace(open=open)
+    )
+    found = Search(cell, seeds, runs * rounds * each, Probe(each, each, ["m"], [], False), sign)
+    steps, seen = found.carry_out(), None
+    while True:
+        try:
+            asked = steps.send(seen)
+        except StopIteration:
+            return found
+        assert asked
+        seen = [Seen(value(one.settings, one.rounds, one.seed), one.rounds * each) for one in asked]
+
+
+def error(step: float, rounds: int, slow: float, fast: float, noise: float) -> float:
+    """What descent on two curvatures has left: the best step for few rounds is too large for many."""
+    falls = (math.exp(min(700, 2 * rounds * math.log(abs(1 - step * one) + 1e-12))) for one in (slow, fast))
+    return sum(falls) + noise * step
+
+
+def quadratic(number: int, size: int):
+    """A problem with a step for each of some blocks, and the best steps; seeds differ by 20 %."""
+    rng = np.random.default_rng(number)
+    blocks = [
+        (slow, slow * 10 ** rng.uniform(0.3, 1.5), 10 ** rng.uniform(-3, -1))
+        for slow in 10 ** rng.uniform(-1.5, 1, size)
+    ]
+
+    def value(settings, rounds, seed):
+        draw = np.random.default_rng([zlib.crc32(repr(settings).encode()), seed]).standard_normal()
+        total = sum(error(step, rounds, *one) for step, one in zip(settings.values(), blocks))
+        return total * math.exp(0.2 * draw) if total < 1e20 else math.nan
+
+    steps = np.logspace(-5, 1.5, 3000)
+    return value, [steps[np.argmin([error(step, ROUNDS, *one) for step in steps])] for one in blocks]
+
+
+def test_within_a_factor_of_two_of_the_best_step_with_half_the_budget_of_a_grid():
+    """A grid from 1e-4 to 10 with a factor of two between its points, and three seeds, is 54 runs."""
+    grid, open, near = 54, {"eta": Range(1e-4, 10.0)}, 0
+    for number in range(10):
+        value, (best,) = quadratic(number, 1)
+        found = search(value, open, runs=grid // 2)
+        near += 0.5 <= found.best.settings["eta"] / best <= 2
+        assert found.spent <= grid * ROUNDS / 2
+    assert near == 10
+    open = {"eta_x": Range(1e-4, 10.0), "eta_y": Range(1e-4, 10.0)}  # a grid of 972 runs
+    ratios = []
+    for number in range(5):
+        value, best = quadratic(number, 2)
+        ratios += np.divide([*search(value, open, runs=54).best.settings.values()], best).tolist()
+    assert np.mean([0.5 <= ratio <= 2 for ratio in ratios]) >= 0.8
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    runs=st.integers(4, 30),
+    seeds=st.integers(1, 3),
+    rounds=st.integers(1, 40),
+    each=st.integers(1, 5),
+    number=st.integers(0, 99),
+)
+def test_no_budget_is_overspent_and_the_best_has_every_seed(runs, seeds, rounds, each, number):
+    value, _ = quadratic(number, 2)
+    open = {"a": Range(1e-3, 1.0), "b": Range(1e-3, 1.0), "c": Choice((1, 2, 3))}
+    found = search(
+        lambda s, *of: value({"a": s["a"], "b": s["b"]}, *of), open, runs, seeds, rounds, each=each
+    )
+    assert found.spent <= found.budget == runs * rounds * each
+    assert [*found.best.seen].count((rounds, 0)) == 1 and len(found.best.values(rounds)) == seeds
+    assert len({trial.point for trial in found.trials}) == len(found.trials)
+    assert all(trial.seen and trial.rounds in levels(rounds) for trial in found.trials)
+    kept = {id(trial) for trial in found.dropped}
+    assert len(found.dropped) == len(kept) == len(found.trials)
+    assert found.best is min(
+        (one for one in found.trials if len(one.values(rounds)) == seeds),
+        key=lambda one: found.rank(one, rounds),
+    )
+
+
+def test_the_rungs_of_a_bracket():
+    assert levels(90) == [10, 30, 90] and levels(2) == [1, 2] and levels(1) == [1]
+    found = search(lambda s, *_: s["a"], {"a": Range(1e-3, 1.0)}, rounds=90)
+    first = [trial for trial in found.trials if trial.bracket == 1]
+    assert len(first) == 9 and {trial.rounds for trial in first} == {10, 30, 90}
+    values = sorted(first, key=lambda trial: trial.settings["a"])
+    assert [trial.rounds for trial in values] == [90, 30, 30] + [10] * 6
+    assert [*values[0].seen] == [
+        (10, 0),
+        *((30, seed) for seed in range(3)),
+        *((90, seed) for seed in range(3)),
+    ]
+    assert values[0].calls == 3 * 90 and values[-1].calls == 10
+
+
+def test_more_is_better_where_the_problem_says_so_and_what_diverges_is_last():
+    def value(settings, rounds, seed):
+        return math.nan if settings["a"] > 0.5 and seed == 1 else settings["a"]
+
+    found = search(value, {"a": Range(1e-3, 1.0)}, sign=-1)
+    assert 0.25 < found.best.settings["a"] <= 0.5
+    hopeless = search(lambda *_: math.nan, {"a": Range(1e-3, 1.0)})
+    assert "finite values with every seed" in found_by(hopeless, "m").warnings[0]
+
+
+@pytest.mark.parametrize("best, end", [(30.0, "upper"), (1e-5, "lower")])
+def test_the_search_goes_on_past_the_end_of_a_range(best, end):
+    def value(settings, rounds, seed):
+        return 1 + math.log10(settings["a"] / best) ** 2 + math.log10(settings.get("b", 0.1) / 0.1) ** 2
+
+    found = search(value, {"a": Range(1e-3, 1.0), "b": Range(1e-3, 1.0)}, runs=40)
+    assert abs(math.log10(found.best.settings["a"] / best)) < 0.6, found.best.settings
+    assert 0.01 < found.best.settings["b"] < 1
+    bound = search(value, {"a": Range(1e-3, 1.0, least=1e-3, most=1.0), "b": Range(1e-3, 1.0)}, runs=30)
+    assert 1e-3 <= bound.best.settings["a"] <= 1.0 and not found_by(bound, "m").warnings
+    short = found_by(search(value, {"a": Range(1e-3, 1.0)}, runs=5), "m")
+    assert f"lies at the {end} end of what was searched" in short.warnings[0]
+    assert not found_by(found, "m").warnings
+
+
+def test_a_small_space_is_exhausted_and_nothing_open_is_run_once():
+    found = search(lambda s, *_: s["a"], {"a": Choice((3, 1, 2))}, runs=30)
+    assert len(found.trials) == 3 and found.best.settings == {"a": 1} and found.spent < found.budget
+    fixed = search(lambda *_: 1.0, {}, runs=3)
+    assert fixed.spent == fixed.budget and fixed.best.settings == {} and len(fixed.trials) == 1
+
+
+def test_settings_that_cannot_be_run_are_replaced():
+    refuse = lambda settings: settings["a"] * settings["b"] > 1e-2  # noqa: E731
+    open = {"a": Range(1e-3, 1.0), "b": Range(1e-3, 1.0)}
+    found = search(lambda s, *_: -s["a"] * s["b"], open, refuse=refuse)
+    assert found.refused and len([one for one in found.trials if one.bracket == 1]) == 9
+    assert not any(refuse(one.settings) for one in found.trials)
+    with pytest.raises(ConfigError, match="do not go together"):
+        search(lambda *_: 1.0, open, refuse=lambda settings: True)

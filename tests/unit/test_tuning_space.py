@@ -1,0 +1,193 @@
+"""What a search may change in a method: ranges, lists, floats that are left out, and what is refused."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpifed.algorithms import ALGORITHMS
+from mpifed.config.plugins import make
+from mpifed.config.ranges import Choice, Range
+from mpifed.config.space import space_of
+from mpifed.config.tuning import tuning
+from mpifed.core.errors import ConfigError
+from mpifed.tuning.proposals import guided, settings_of, spread
+
+JOB = """
+rounds = 9
+[problem]
+name = "Saddle"
+clients = 3
+[run]
+out = "OUT"
+[tune]
+runs = 6
+seeds = 2
+[[tune.methods]]
+name = "FGDA"
+q = 2
+"""
+
+
+def whole_numbers(cls) -> dict:
+    """A value for every setting that has no default and is no float, and what stands for one that is none."""
+    needed = {"L": 1.0, "delta": 0.1} if "PPAX" in cls.__name__ else {}
+    return {key: value for key, value in needed.items() if key in cls.__dataclass_fields__} | {
+        field.name: 4
+        for field in dataclasses.fields(cls)
+        if "int" in str(field.type) and getattr(field.default, "is_required", lambda: False)()
+    }
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_can_be_made_with_what_its_own_ranges_propose(name):
+    space = space_of({"name": name, **whole_numbers(ALGORITHMS[name])})
+    assert space.open, name
+    points = spread(space.open, 8, 0, ())
+    points += guided(space.open, 2, 0, points)
+    assert len({*points}) == 10
+    for point in [*points, tuple(one.low for one in space.open.values())]:
+        table = space.table(settings_of(space.open, point))
+        del table["name"]
+        make(ALGORITHMS[name], table, "algorithm")
+
+
+def test_what_is_open_in_a_method():
+    space = space_of({"name": "AdaFGDA", "q": 10, "gamma": 0.1, "alpha": [0.1, 0.9], "beta": [0.5]})
+    assert space.fixed == {"q": 10, "gamma": 0.1, "beta": 0.5, "matrix": {"name": "adam"}}
+    assert space.open == {
+        "alpha": Choice((0.1, 0.9)),
+        "lam": Range(1e-4, 1.0),
+        "matrix.varrho": Range(1e-3, 1.0, forgets=True, most=1.0),
+        "matrix.rho": Range(1e-4, 1.0),
+    }  # eta, whose default 1 multiplies the steps, stays
+    table = space.table({"alpha": 0.9, "lam": 0.01, "matrix.varrho": 0.99, "matrix.rho": 0.1})
+    assert table["matrix"] == {"name": "adam", "varrho": 0.99, "rho": 0.1} and table["alpha"] == 0.9
+    assert space_of({"name": "FGDA", "q": 10}).open["alpha"] == Range(0.01, 1.0, most=1.0)
+    given = {"name": "FGDA", "q": {"low": 2, "high": 8}, "alpha": 0.1, "beta": 0.1, "lam": 0.1, "gamma": 0.1}
+    assert space_of(given).open == {"q": Range(2, 8, whole=True, least=1)} and space_of(given).size == 7
+    nested = {
+        "name": "AdaFGDA",
+        "q": 2,
+        "matrix": {"name": "adam", "varrho": 0.9, "rho": {"low": 0.1, "high": 1}},
+    }
+    assert space_of(nested).open["matrix.rho"] == Range(0.1, 1.0)
+    decay = space_of({"name": "LocalAMSGrad", "K": 2, "beta_1": {"low": 0.5, "high": 0.99}}).open["beta_1"]
+    assert decay.forgets and str(decay) == "0.5 to 0.99" and decay.value(decay.at(0)) == 0.99
+
+
+numbers = st.floats(1e-6, 1e6)
+
+
+@given(numbers, st.floats(1.5, 1e4), st.floats(0, 1), st.booleans())
+def test_a_range_keeps_its_numbers_and_grows_past_its_ends(low, times, share, forgets):
+    one = Range(low, low * times, forgets=forgets)
+    number = one.at(share)
+    assert one.low <= number <= one.high and number == one.rounded(number)
+    reached = math.log(number / one.low) / math.log(times)
+    assert abs(reached - share) < 0.01 / math.log(times) or number in (one.low, one.high)
+    more = one.beyond(number)
+    assert (more is None) == (0.1 < reached < 0.9)  # the tenths at the ends
+    if more:
+        assert more.low == one.high or more.high == one.low
+        assert one.with_(more).high / one.with_(more).low > 9 * times
+    assert Range(low, low * times, least=low, most=low * times).beyond(number) is None
+
+
+def test_lists_are_spread_over_and_exhausted():
+    open = {"a": Choice((1, 2, 3)), "b": Choice(("x", "y"))}
+    points = spread(open, 10, 0, ())
+    assert len(points) == 6 and spread(open, 3, 0, points) == [] and guided(open, 3, 0, points) == []
+    assert {tuple(settings_of(open, point).values()) for point in points} == {
+        (a, b) for a in (1, 2, 3) for b in "xy"
+    }
+
+
+def test_what_is_proposed_follows_from_the_points_and_the_seed():
+    open = {
+        "a": Range(1e-3, 1.0),
+        "b": Choice((1, 5, 9)),
+        "c": Choice(("x", "y")),
+        "d": Range(1, 9, whole=True),
+    }
+    points = spread(open, 12, 3, ())
+    ranked = sorted(points, key=lambda point: abs(math.log(point[0] / 0.1)))
+    assert points == spread(open, 12, 3, ()) != spread(open, 12, 4, ())
+    new = guided(open, 12, 5, ranked)
+    assert new == guided(open, 12, 5, ranked) and not {*new} & {*points}
+
+    def far(some):
+        return sum(abs(math.log10(point[0] / 0.1)) for point in some) / len(some)
+
+    assert far(new) < far(points)
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace("OUT", str(tmp_path / "out")))
+    return path
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        ("gama = 0.1", "FGDA: .* has no setting 'gama': did you mean 'gamma'"),
+        ("gamma = []", r"gamma = \[\] leaves nothing"),
+        ("gamma = [0.1, 0.1]", "has a value twice"),
+        ("gamma = { low = 1.0, high = 0.1 }", "expected 0 < low < high"),
+        ("gamma = { low = 0, high = 0.1 }", "0 can be in a list"),
+        ("gamma = { low = 0.1 }", "expected a range { low = NUMBER, high = NUMBER }"),
+        ("gamma = { low = 0.1, high = 1.0, log = true }", "expected a range"),
+        ("alpha = { low = 0.1, high = 2.0 }", "expected a range from 0 to 1"),
+        ("gamma = [{ low = 0.1, high = 1.0 }, 2.0]", "a range inside a list"),
+        ("gamma = -0.1", "algorithm.gamma: Input should be greater"),
+    ],
+)
+def test_mistakes_in_a_method_are_told_before_any_work(job, tmp_path, change, says):
+    job.write_text(job.read_text() + change)
+    with pytest.raises(ConfigError, match=says):
+        tuning(job)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "overrides, says",
+    [
+        (["tune=5"], r"has no \[tune\].*\[\[tune.methods\]\]"),
+        (["tune.run=4"], r"\[tune\] has no setting 'run': did you mean 'runs'"),
+        (["tune.runs=2"], "tune.runs = 2 with tune.seeds = 2: expected at least 3"),
+        (["tune.runs=0"], "tune.runs: Input should be greater"),
+        (["tune.methods=[]"], "tune.methods: .* at least 1"),
+        (["tune.methods=[{q=1}]"], "number 1 needs a name"),
+        (["tune.methods=[{name='FGAD', q=1}]"], "FGAD: unknown algorithm 'FGAD': did you mean 'FGDA'"),
+        (["tune.methods=[{name='FGDA', q={low=1.5, high=3}}]"], "q is a whole number"),
+        (["tune.methods=[{name='FGDA'}]"], "q is missing"),
+        (["tune.tasks={'problem.clients'=[]}"], "leaves no task"),
+        (["tune.tasks={'problem.cleints'=[1]}"], "did you mean 'clients'"),
+        (["sweep={seed=[0]}"], "exclude each other"),
+        (["stop.seconds=5"], "stop.seconds makes what is found depend on the clock"),
+    ],
+)
+def test_mistakes_in_the_table_are_told_before_any_work(job, overrides, says):
+    with pytest.raises(ConfigError, match=f"(?s){says}"):
+        tuning(job, overrides)
+
+
+def test_tasks_and_what_all_methods_share(job):
+    found = tuning(
+        job, ["tune.tasks={'problem.clients'=[3, 4], 'algorithm.beta'=[0.5, 0.9]}", "algorithm.eta=0.5"]
+    )
+    assert [cell.task for cell in found.cells] == [
+        f"clients={n},beta={b}" for n in (3, 4) for b in (0.5, 0.9)
+    ]
+    config = found.cells[-1].config(found.cells[-1].space.costliest)
+    assert (
+        config.problem.clients == 4
+        and config.algorithm.beta.value == 0.9
+        and config.algorithm.eta.value == 0.5
+    )
+    twice = tuning(job, ["tune.methods=[{name='FGDA', q=2}, {name='FGDA', q=4}, {name='LocalSGDA', q=2}]"])
+    assert [cell.method for cell in twice.cells] == ["FGDA,q=2", "FGDA,q=4", "LocalSGDA,q=2"]
