@@ -14,7 +14,7 @@ from mpifed.config.job import Config
 from mpifed.config.tuning import Cell
 from mpifed.core.errors import ConfigError
 from mpifed.core.settings import near_miss
-from mpifed.core.splits import of_split
+from mpifed.core.splits import VALIDATION, of_split
 from mpifed.parallel.comm import SerialComm
 from mpifed.report.values import twin
 from mpifed.running.resume import is_done
@@ -89,16 +89,14 @@ class Probe:
         metric = metric or self.metrics[0]
         if metric not in self.metrics:
             raise ConfigError(f"tune.metric: no metric {metric!r}: {near_miss(metric, self.metrics)}")
-        judged = twin(metric, self.metrics)
-        elsewhere = metric.startswith(
-            (of_split("train", ""), of_split("client", ""), of_split("validation", ""))
-        )
-        if self.held_out and judged == metric and not elsewhere:
+        validated = any(name.startswith(of_split(VALIDATION, "")) for name in self.metrics)
+        elsewhere = metric.startswith((of_split("train", ""), of_split("client", "")))
+        if self.held_out and not validated and not elsewhere:
             raise ConfigError(
                 f"{metric} is a metric of the test data, which must not choose settings: set "
                 "problem.validation, e.g. to 0.2, to hold out a share of the training data for that"
             )
-        return judged
+        return twin(metric, self.metrics)  # what has none is not of held-out samples
 
 
 def probe(cell: Cell, comm: SerialComm) -> Probe:
