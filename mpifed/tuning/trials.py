@@ -16,7 +16,7 @@ from mpifed.config.tuning import Cell
 from mpifed.core.errors import ConfigError
 from mpifed.core.problem import Problem
 from mpifed.core.settings import near_miss
-from mpifed.core.splits import of_split
+from mpifed.core.splits import VALIDATION, of_split
 from mpifed.parallel.comm import SerialComm
 from mpifed.report.values import twin
 from mpifed.running.resume import is_done
@@ -91,13 +91,13 @@ class Probe:
         metric = metric or self.metrics[0]
         if metric not in self.metrics:
             raise ConfigError(f"tune.metric: no metric {metric!r}: {near_miss(metric, self.metrics)}")
-        judged = twin(metric, self.metrics)
-        if judged in self.held_out:
+validated = any(name.startswith(of_split(VALIDATION, "")) for name in self.metrics)
+        if metric in self.held_out and not validated:
             raise ConfigError(
                 f"{metric} is a metric of the test data, which must not choose settings: set "
                 "problem.validation, e.g. to 0.2, to hold out a share of the training data for that"
             )
-        return judged
+        return twin(metric, self.metrics)  # what has none is not of held-out samples
 
 
 def probe(cell: Cell, comm: SerialComm) -> Probe:
@@ -121,7 +121,7 @@ def probe(cell: Cell, comm: SerialComm) -> Probe:
 
 def _held_out(problem: Problem, metrics: Collection[str]) -> list[str]:
     """The metrics of a problem's test samples."""
-    apart = tuple(of_split(split, "") for split in ("train", "client", "validation"))
+    apart = tuple(of_split(split, "") for split in ("train", "client", VALIDATION))
     own = [name for name in metrics if not name.startswith(apart)]
     return [name for name in own if name not in problem.of_training] if problem.test_rows else []
 

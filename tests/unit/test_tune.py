@@ -16,6 +16,7 @@ from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.storage.results import find_runs, load
 from mpifed.tuning import tuner
 from mpifed.tuning.found import FRESH
+from mpifed.tuning.trials import Probe
 
 JOB = """
 # Two methods on a saddle; a round of the first costs twice as much.
@@ -243,3 +244,5 @@ def test_a_metric_of_test_data_chooses_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
     said = call("tune", job, "problem.validation=0.2", "tune.metric=acu", code=2)
     assert "no metric 'acu': did you mean 'auc'" in said
+    known = Probe(1, 1, ["auc", "validation_auc", "stationarity"], ["auc"], True)
+    assert known.deciding(None) == "validation_auc" and known.deciding("stationarity") == "stationarity"
