@@ -91,7 +91,7 @@ class Probe:
         metric = metric or self.metrics[0]
         if metric not in self.metrics:
             raise ConfigError(f"tune.metric: no metric {metric!r}: {near_miss(metric, self.metrics)}")
-validated = any(name.startswith(of_split(VALIDATION, "")) for name in self.metrics)
+        validated = any(name.startswith(of_split(VALIDATION, "")) for name in self.metrics)
         if metric in self.held_out and not validated:
             raise ConfigError(
                 f"{metric} is a metric of the test data, which must not choose settings: set "
