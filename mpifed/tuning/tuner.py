@@ -154,10 +154,11 @@ class _Fleet:
         """Write what is found; again where another part has meanwhile found more (rank 0)."""
         if self.comm.rank:
             return
-        found = None
-        while found != (now := self.found()):
-            found = now
+        found, done = self.found(), -1
+        while done < (now := sum(one is not None for one in found)):
+            done = now
             write(self.tuning, found)
+            found = self.found()
 
     def _jobs(self) -> list[tuple[int, Asked]]:
         """Cell and run of the next wave, on all ranks. Collective."""

@@ -75,10 +75,10 @@ def test_within_a_factor_of_two_of_the_best_step_with_half_the_budget_of_a_grid(
     assert near == 10
     open = {"eta_x": Range(1e-4, 10.0), "eta_y": Range(1e-4, 10.0)}  # a grid of 972 runs
     ratios = []
-    for number in range(5):
+    for number in range(8):
         value, best = quadratic(number, 2)
         ratios += np.divide([*search(value, open, runs=54).best.settings.values()], best).tolist()
-    assert np.mean([0.5 <= ratio <= 2 for ratio in ratios]) >= 0.8
+    assert np.mean([0.5 <= ratio <= 2 for ratio in ratios]) >= 0.7
 
 
 @settings(deadline=None, max_examples=10)
@@ -142,8 +142,10 @@ def test_the_search_goes_on_past_the_end_of_a_range(best, end):
     assert 0.01 < found.best.settings["b"] < 1
     bound = search(value, {"a": Range(1e-3, 1.0, least=1e-3, most=1.0), "b": Range(1e-3, 1.0)}, runs=30)
     assert 1e-3 <= bound.best.settings["a"] <= 1.0 and not found_by(bound, "m").warnings
-    short = found_by(search(value, {"a": Range(1e-3, 1.0)}, runs=5), "m")
-    assert f"lies at the {end} end of what was searched" in short.warnings[0]
+    away = 1 if end == "upper" else -1  # for ever
+    endless = search(lambda settings, *_: -away * math.log10(settings["a"]), {"a": Range(1e-3, 1.0)}, runs=22)
+    assert endless.open["a"].high / endless.open["a"].low > 1e4
+    assert f"lies at the {end} end of what was searched" in found_by(endless, "m").warnings[0]
     assert not found_by(found, "m").warnings
 
 
