@@ -85,6 +85,14 @@ class Space:
             for key, one in self.open.items()
         }
 
+    def costly(self) -> Iterator[dict[str, Any]]:
+        """:attr:`costliest`, then the same with one real number after the other at the other end of its
+        range: what is small need not be tame, such as a floor ρ that a step is divided by."""
+        yield self.costliest
+        for key, one in self.open.items():
+            if isinstance(one, Range) and not one.whole:
+                yield self.costliest | {key: one.value(one.high)}
+
 
 def space_of(table: dict[str, Any]) -> Space:
     """The space of a method's table, with the name of the method.

@@ -101,12 +101,20 @@ class Probe:
 
 
 def probe(cell: Cell, comm: SerialComm) -> Probe:
-    """Start the method, evaluate, and go two rounds; no files are written.
+    """Start the method, evaluate, and go two rounds, which end in finite values; no files are written.
 
     Raises:
-        CollectiveError: the job cannot be set up.
+        CollectiveError: the job cannot be set up, or all that is tried diverges at once.
     """
-    simulation = Simulation(cell.config(cell.space.costliest), comm)
+    *first, last = cell.space.costly()
+    for settings in first:
+        with contextlib.suppress(NonFiniteError):
+            return _probe(cell, settings, comm)
+    return _probe(cell, last, comm)
+
+
+def _probe(cell: Cell, settings: dict[str, Any], comm: SerialComm) -> Probe:
+    simulation = Simulation(cell.config(settings), comm)
     with simulation.transport:
         simulation.start()
         metrics = simulation.evaluate(simulation.shared)

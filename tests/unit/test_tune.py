@@ -13,8 +13,9 @@ from mpifed.config.job import Config
 from mpifed.config.tuning import tuning
 from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.results import find_runs, load
-from mpifed.tuning import tuner
+from mpifed.tuning import trials, tuner
 from mpifed.tuning.found import FRESH
 from mpifed.tuning.trials import Probe
 
@@ -246,3 +247,23 @@ def test_a_metric_of_test_data_chooses_nothing(tmp_path):
     assert "no metric 'acu': did you mean 'auc'" in said
     known = Probe(1, 1, ["auc", "validation_auc", "stationarity"], ["auc"], True)
     assert known.deciding(None) == "validation_auc" and known.deciding("stationarity") == "stationarity"
+
+
+def test_a_method_that_diverges_at_its_smallest_values_is_probed_at_others(job, monkeypatch):
+    """As an adaptive method does, whose smallest floor of the matrix makes its steps largest."""
+    seen, cell, whole = [], tuning(job).cells[0], trials._probe
+
+    def diverges_once(cell, settings, comm):
+        seen.append(settings["lam"])
+        if len(seen) == 1:
+            raise NonFiniteError("in round 1")
+        return whole(cell, settings, comm)
+
+    monkeypatch.setattr(trials, "_probe", diverges_once)
+    assert trials.probe(cell, SerialComm()).metrics and seen == [1e-3, 0.5]
+
+
+def test_a_method_that_diverges_wherever_it_is_probed_is_refused(job):
+    wild = tuning(job, ["tune.methods=[{name='LocalSGDA', q=2, eta_x={low=1e250, high=1e260}, eta_y=0.1}]"])
+    with pytest.raises(NonFiniteError, match="non-finite"):
+        trials.probe(wild.cells[0], SerialComm())
