@@ -24,7 +24,7 @@ from mpifed.running.run import run
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.storage.folder import Folder
 from mpifed.storage.ownership import is_own
-from mpifed.storage.results import load
+from mpifed.storage.results import load, sound
 
 __all__ = ["Alone", "Asked", "Probe", "Seen", "carry_out", "discard", "place", "probe"]
 
@@ -148,6 +148,8 @@ def carry_out(folder: Path, cell: Cell, asked: Asked, metric: str, comm: SerialC
         CollectiveError: the run cannot be carried out.
     """
     config = _config(cell.config(asked.settings, asked.seed), asked, folder)
+    if _lacks_checkpoint(Folder(folder), config):
+        config = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": True})})
     if not is_done(Folder(folder), config):
         with contextlib.suppress(NonFiniteError):
             run(config, comm)
@@ -166,6 +168,15 @@ def _config(config: Config, asked: Asked, folder: Path) -> Config:
         "overwrite": config.run.overwrite and asked.begins,
     }
     return config.model_copy(update={"rounds": asked.rounds, "run": config.run.model_copy(update=changes)})
+
+
+def _lacks_checkpoint(folder: Folder, config: Config) -> bool:
+    """Whether there is the same run with fewer rounds, and nothing to go on from: a search with another
+    budget has left it there."""
+    found = sound(folder.path)
+    if found is None or folder.checkpoints() or found.config["rounds"] >= config.rounds:
+        return False
+    return is_done(folder, config.model_copy(update={"rounds": found.config["rounds"]}))
 
 
 def _seen(folder: Path, rounds: int, metric: str) -> Seen:

@@ -171,6 +171,16 @@ def test_a_changed_job_is_searched_anew(whole, job, tmp_path):
     assert found[0] != whole[1][0] and found[1:] == [None] * 3
 
 
+def test_a_search_goes_on_with_what_one_of_another_budget_has_dropped(job, tmp_path):
+    """The runs of a larger budget that have no checkpoint any more are started over, to the same files as in
+    a folder of its own."""
+    more = ["tune.runs=8"]
+    call("tune", "-q", job, "--part", "0/4")
+    call("tune", "-q", job, "--part", "0/4", *more)
+    call("tune", "-q", job, "--part", "0/4", *more, f"run.out={tmp_path / 'alone'}")
+    assert (tmp_path / "out/tried.csv").read_bytes() == (tmp_path / "alone/tried.csv").read_bytes()
+
+
 def test_the_list_says_what_is_open_and_runs_nothing(job, tmp_path):
     said = call("tune", job, "--list")
     assert "0.001 to 0.5" in said and "one of 0.1, 0.5" in said and "3 runs" in said and "clients=3" in said
