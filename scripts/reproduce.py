@@ -98,7 +98,7 @@ def main() -> int:
         if judged:
             return claims(book, file, names, given)
         if not names:
-            print("\n".join(f"{one.name:26}{one.title}" for one in book.experiments.values()))
+            print("\n".join(f"{one.name:28}{one.title}" for one in book.experiments.values()))
         return experiments(book, names, changes, given)
     except (ConfigError, ValueError) as error:
         parser.error(str(error))

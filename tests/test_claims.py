@@ -265,7 +265,7 @@ def test_a_lead_that_grows_along_a_setting(grows, expected):
 def test_what_has_not_run_is_said():
     only = panel(planted("New", 0, [1, 0.1]))
     found = judge(claim(), only)
-    assert (found.state, found.missing) == ("not run", "Old")
+    assert (found.state, found.missing) == ("not run", "Old is missing")
     assert state(claim(), panel()) == "not run"
     assert verdict(judge(claim(), BEHIND), judge(claim(), panel())).word == "not run"
     assert verdict(judge(claim(), AHEAD), judge(claim(), panel())).word == "reproduced"

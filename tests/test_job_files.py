@@ -3,6 +3,7 @@ two rounds on two ranks, and claims name what there is."""
 
 from __future__ import annotations
 
+import functools
 import json
 import lzma
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from job_files import cut, one_each
 from launch import environment, launch
 from realdata import ROOT as DATA
 from realdata import real
@@ -19,21 +21,20 @@ from realdata import real
 from claims.entries import read
 from mpifed.algorithms import ALGORITHMS
 from mpifed.config.grids import variants
-from mpifed.config.plugins import title
+from mpifed.config.job import Config
 from mpifed.config.tables import read_table
-from mpifed.config.tuning import tuning
 from mpifed.storage.results import find_runs, load
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts/reproduce.py"
 JOBS = ROOT / "jobs/papers"
-BOOKS = [read(path) for path in sorted(JOBS.glob("claims*.toml"))]
-CLAIMS = {one.name: one for book in BOOKS for one in book.claims}
-EXPERIMENTS = {name: one for book in BOOKS for name, one in book.experiments.items()}
+BOOK = read(JOBS / "claims.toml")
+CLAIMS = {one.name: one for one in BOOK.claims}
+EXPERIMENTS = BOOK.experiments
 FILES = {
     path.relative_to(JOBS).with_suffix("").as_posix(): path
     for path in sorted(JOBS.rglob("*.toml"))
-    if not path.stem.startswith("claims")
+    if path.stem != "claims"
 }
 
 
@@ -49,25 +50,29 @@ def unpacked(folder: Path) -> None:
         plain.write_bytes(lzma.decompress(path.read_bytes()))
 
 
+@functools.cache
+def jobs(path: Path) -> dict[str, Config]:
+    """A job for each method of a file."""
+    return one_each(path)
+
+
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory):
     """The metrics of the start and after two rounds, by file and method. All files in one job, since starting
     Python is what takes longest; without the data sets, those that need none."""
     folder, data = tmp_path_factory.mktemp("papers"), tmp_path_factory.mktemp("data")
-    files = [str(path) for path in FILES.values() if DATA.exists() or "dataset" not in path.read_text()]
+    files = [path for path in FILES.values() if DATA.exists() or "dataset" not in path.read_text()]
     if DATA.exists():
         unpacked(data)
-    result = folder / "metrics.json"
-    code, output = launch(2, [str(ROOT / "tests/support/job_files.py"), result, data, *files], 600)
+    tables = {
+        str(path): {name: cut(one, path.parent.name == "full") for name, one in jobs(path).items()}
+        for path in files
+    }
+    listed, result = folder / "jobs.json", folder / "metrics.json"
+    listed.write_text(json.dumps(tables))
+    code, output = launch(2, [str(ROOT / "tests/support/job_files.py"), listed, result, data], 600)
     assert code == 0, output
     return json.loads(result.read_text())
-
-
-def methods(path: Path) -> set[str]:
-    """The names of the methods of a job file, all of whose combinations are held against what there may be."""
-    if "tune" in read_table(path):
-        return {cell.space.name for cell in tuning(path, []).cells}
-    return {title(one.config.algorithm) for one in variants(path)}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -75,7 +80,9 @@ def test_every_method_of_a_file_goes_two_rounds_on_two_ranks(name, metrics):
     if "dataset" in FILES[name].read_text():
         real("mnist")
     found, shown = metrics[str(FILES[name])], EXPERIMENTS[FILES[name].stem]
-    assert set(found) == methods(FILES[name])
+    if found is None:
+        pytest.skip("its data set is not there")
+    assert set(found) == set(jobs(FILES[name]))
     for method, values in found.items():
         for point in values:
             missing = {shown.metric, *shown.also} - set(point)
@@ -91,7 +98,7 @@ def test_a_file_says_where_its_runs_go_and_what_it_is(name):
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("full/")])
 def test_five_seeds_at_the_size_of_the_paper(name):
-    assert {one.config.seed for one in variants(FILES[name])} == {0, 1, 2, 3, 4}
+    assert {one.config.seed for one in variants(FILES[name])} >= {0, 1, 2, 3, 4}
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -99,8 +106,8 @@ def test_a_claim_names_metrics_and_methods_of_its_job(name, metrics):
     claim = CLAIMS[name]
     path = JOBS / f"{claim.job}.toml"
     named = {method.partition(",")[0] for method in (*claim.subjects, *claim.than)}
-    assert named <= methods(path), claim
-    if str(path) in metrics:
+    assert named <= set(jobs(path)), claim
+    if metrics.get(str(path)):
         assert all(claim.metric in point for values in metrics[str(path)].values() for point in values)
 
 
@@ -130,7 +137,7 @@ def test_every_baseline_improves_on_real_data(name, metric, tmp_path):
 def test_what_no_figure_shows_has_a_baseline_file():
     """Every method is in some job file."""
     files = [*FILES.values(), *(ROOT / "jobs/baselines").glob("*.toml")]
-    assert set.union(*map(methods, files)) == set(ALGORITHMS)
+    assert {name for file in files for name in jobs(file)} == set(ALGORITHMS)
 
 
 def test_reproduce_runs_draws_and_goes_on(tmp_path):

@@ -90,17 +90,14 @@ def judge(claim: Claim, panel: Panel) -> Judgement:
         steps = _steps(panel, settings, along, claim)
         lacking = {name for step in steps for name, one in step.items() if one is None}
         if lacking or (along and len(steps) < 2):
-            return Judgement(NOT_RUN, missing=", ".join(sorted(lacking)) or f"two values of {along}")
+            missing = ", ".join(sorted(lacking)) or f"a second value of {along}"
+            return Judgement(NOT_RUN, missing=f"{missing} is missing")
         pairs += [
             _pair(claim, steps, subject, rival, task_title(task, keys))
             for subject in claim.subjects
             for rival in claim.than or [""]
         ]
-    return _together(pairs, claim) if pairs else Judgement(NOT_RUN, missing=_where(claim))
-
-
-def _where(claim: Claim) -> str:
-    return ", ".join(f"{key} = {value}" for key, value in claim.where.items())
+    return _together(pairs, claim) if pairs else Judgement(NOT_RUN)
 
 
 def _steps(

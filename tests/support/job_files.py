@@ -1,11 +1,10 @@
-"""Run under mpirun: two rounds of every method in each of some job files, each from one of its settings.
+"""Run under mpirun: two rounds of jobs.
 
-Usage: mpirun -n P python job_files.py RESULT DATA FILE...
+Usage: mpirun -n P python job_files.py JOBS RESULT DATA
 
-RESULT becomes a JSON table of the metrics before and after: {FILE: {METHOD: [{...}, {...}]}}. Data sets are
-read once, and a part of their samples is taken; batches, numbers of local steps, and the networks of the
-files in a folder ``full`` are made small. What the files have is held against what there may be when they are
-read.
+JOBS is a JSON table {FILE: {METHOD: job}}, RESULT becomes one of metrics before and after: {FILE: {METHOD:
+[{...}, {...}]}}, null for a file whose data set is not there. Data sets are read once, and a part of their
+samples is taken.
 """
 
 import dataclasses
@@ -22,6 +21,7 @@ from mpifed.config.ranges import Range
 from mpifed.config.tables import read_table
 from mpifed.config.tuning import Cell, tuning
 from mpifed.data import DATASETS, TEXTS
+from mpifed.parallel.comm import CollectiveError
 from mpifed.parallel.world import world
 from mpifed.simulation.simulation import Simulation
 
@@ -36,7 +36,7 @@ NETWORKS = {
 
 
 #: Samples of a data set that are taken.
-SAMPLES = {"train": 3000, "test": 500, "validation": 500}
+SAMPLES = {"train": 2000, "test": 200, "validation": 200}
 
 
 def thinned(read):
@@ -58,8 +58,9 @@ def thinned(read):
     return part
 
 
-def configs(file: str) -> dict[str, Config]:
-    """A job for each method: of a search with the least steps, of a sweep its first one."""
+def one_each(file: Path) -> dict[str, Config]:
+    """A job for each method of a file: of a search with the least steps, of a sweep its first one. All
+    combinations are held against what there may be."""
     if "tune" in read_table(file):
         listed = [_least(cell) for cell in reversed(tuning(file, []).cells)]
     else:
@@ -76,7 +77,7 @@ def _least(cell: Cell) -> Config:
     )
 
 
-def cut(config: Config, networks: bool) -> Config:
+def cut(config: Config, networks: bool) -> dict:
     """The job with small batches, numbers of local steps, and perhaps networks."""
     table = config.table()
     for key, value in table["algorithm"].items():
@@ -86,13 +87,13 @@ def cut(config: Config, networks: bool) -> Config:
     model = table["problem"].get("model")
     if networks and isinstance(model, dict) and model["name"] in NETWORKS:
         table["problem"]["model"] = model | NETWORKS[model["name"]]
-    return Config.from_table(table)
+    return table
 
 
-def two_rounds(config: Config, data: str) -> list[dict[str, float]]:
+def two_rounds(table: dict, data: str) -> list[dict[str, float]]:
     """The metrics of the start and after two rounds."""
-    run = config.run.model_copy(update={"data_dir": data, "eval_every": 2})
-    simulation = Simulation(config.model_copy(update={"rounds": 2, "run": run}), world())
+    table["run"] |= {"data_dir": data, "eval_every": 2}
+    simulation = Simulation(Config.from_table(table | {"rounds": 2}), world())
     with simulation.transport:
         simulation.start()
         before = simulation.evaluate(simulation.shared)
@@ -101,15 +102,22 @@ def two_rounds(config: Config, data: str) -> list[dict[str, float]]:
         return [before, simulation.evaluate(simulation.output)]
 
 
+def metrics_of(jobs: dict[str, dict], data: str) -> dict[str, list] | None:
+    """Those of a file's jobs, by method."""
+    try:
+        return {name: two_rounds(table, data) for name, table in jobs.items()}
+    except CollectiveError as error:
+        if "lacks a file" not in str(error):
+            raise
+        return None
+
+
 def main() -> None:
     warnings.filterwarnings("ignore", ".* are absent")  # a part of CIFAR-10's files will do
-    result, data, *files = sys.argv[1:]
+    jobs, result, data = sys.argv[1:]
     for sets in (DATASETS, TEXTS):
         sets.update({name: thinned(one) for name, one in sets.items()})
-    found = {}
-    for file in files:
-        full = Path(file).parent.name == "full"
-        found[file] = {name: two_rounds(cut(one, full), data) for name, one in configs(file).items()}
+    found = {file: metrics_of(own, data) for file, own in json.loads(Path(jobs).read_text()).items()}
     if world().rank == 0:
         Path(result).write_text(json.dumps(found))
 
