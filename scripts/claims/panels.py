@@ -100,7 +100,8 @@ def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = ()) -> 
     changes = without(changes, "tune")
     if "tune" in table:
         file, search, name, changes = out / BEST, _search(out), "tuned", without(changes, "sweep")
-    listed = variants(file, changes) if file.is_file() else []
+    begun = file.is_file() and "sweep" in read_table(file)  # a search that has found nothing yet has none
+    listed = variants(file, changes) if begun else []
     done = [load(one.config.run.out) for one in listed if is_done(Folder(one.config.run.out), one.config)]
     settings = settings_of(done)
     keys = keys or [key for key in differing(settings) if not key.startswith("algorithm.")]
