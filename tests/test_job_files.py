@@ -1,5 +1,5 @@
 """The job files of jobs/papers and their claims: every combination is valid, every method of every file goes
-two rounds on two ranks, and claims name what there is."""
+two rounds, and claims name what there is."""
 
 from __future__ import annotations
 
@@ -58,25 +58,22 @@ def jobs(path: Path) -> dict[str, Config]:
 
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory):
-    """The metrics of the start and after two rounds, by file and method. All files in one job, since starting
+    """Metrics of the start and after two rounds, by file and method. All files in one process, since starting
     Python is what takes longest; without the data sets, those that need none."""
     folder, data = tmp_path_factory.mktemp("papers"), tmp_path_factory.mktemp("data")
     files = [path for path in FILES.values() if DATA.exists() or "dataset" not in path.read_text()]
     if DATA.exists():
         unpacked(data)
-    tables = {
-        str(path): {name: cut(one, path.parent.name == "full") for name, one in jobs(path).items()}
-        for path in files
-    }
+    tables = {str(path): {name: cut(one) for name, one in jobs(path).items()} for path in files}
     listed, result = folder / "jobs.json", folder / "metrics.json"
     listed.write_text(json.dumps(tables))
-    code, output = launch(2, [str(ROOT / "tests/support/job_files.py"), listed, result, data], 600)
+    code, output = launch(0, [str(ROOT / "tests/support/job_files.py"), listed, result, data], 600)
     assert code == 0, output
     return json.loads(result.read_text())
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_method_of_a_file_goes_two_rounds_on_two_ranks(name, metrics):
+def test_every_method_of_a_file_goes_two_rounds(name, metrics):
     if "dataset" in FILES[name].read_text():
         real("mnist")
     found, shown = metrics[str(FILES[name])], EXPERIMENTS[FILES[name].stem]

@@ -1,6 +1,6 @@
-"""Run under mpirun: two rounds of jobs.
+"""Two rounds of jobs.
 
-Usage: mpirun -n P python job_files.py JOBS RESULT DATA
+Usage: python job_files.py JOBS RESULT DATA
 
 JOBS is a JSON table {FILE: {METHOD: job}}, RESULT becomes one of metrics before and after: {FILE: {METHOD:
 [{...}, {...}]}}, null for a file whose data set is not there. Data sets are read once, and a part of their
@@ -77,15 +77,17 @@ def _least(cell: Cell) -> Config:
     )
 
 
-def cut(config: Config, networks: bool) -> dict:
-    """The job with small batches, numbers of local steps, and perhaps networks."""
+def cut(config: Config) -> dict:
+    """The job with small batches, numbers of local steps, networks, and samples of measures."""
     table = config.table()
     for key, value in table["algorithm"].items():
         if isinstance(value, int) and not isinstance(value, bool):
             table["algorithm"][key] = min(value, 2)
     table["oracle"]["batch_size"] = min(table["oracle"]["batch_size"], 4)
+    if table.get("measures"):
+        table["measures"]["samples"] = min(table["measures"]["samples"], 20)
     model = table["problem"].get("model")
-    if networks and isinstance(model, dict) and model["name"] in NETWORKS:
+    if isinstance(model, dict) and model["name"] in NETWORKS:
         table["problem"]["model"] = model | NETWORKS[model["name"]]
     return table
 
