@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import subprocess
@@ -269,6 +270,14 @@ def test_what_has_not_run_is_said():
     assert state(claim(), panel()) == "not run"
     assert verdict(judge(claim(), BEHIND), judge(claim(), panel())).word == "not run"
     assert verdict(judge(claim(), AHEAD), judge(claim(), panel())).word == "reproduced"
+
+
+def test_a_claim_is_open_while_runs_of_its_job_are_missing():
+    whole = against([0.1, 0.12, 0.11], [0.9, 0.8, 0.85])
+    part = dataclasses.replace(whole, missing=2)
+    assert judge(claim(), whole).state == "holds"
+    found = judge(claim(), part)
+    assert (found.state, found.missing) == ("not run", "runs missing: 2") and found.pairs
 
 
 def test_one_seed_decides_nothing():

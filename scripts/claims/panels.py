@@ -43,6 +43,7 @@ class Panel:
         keys: the settings whose values make a task.
         settings: the runs by their settings.
         search: which has chosen them, if one has.
+        missing: how many of the job's runs there are not yet.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Panel:
     keys: Sequence[str]
     settings: Sequence[Setting]
     search: Search = Search()
+    missing: int = 0
 
     @property
     def seconds(self) -> float:
@@ -106,7 +108,7 @@ def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = ()) -> 
     settings = settings_of(done)
     keys = keys or [key for key in differing(settings) if not key.startswith("algorithm.")]
     name = name if name in ("tuned", "stated", "full") else "as given"
-    return Panel(name, file, keys, settings, search)
+    return Panel(name, file, keys, settings, search, len(listed) - len(done))
 
 
 def without(changes: Sequence[str], section: str) -> list[str]:

@@ -73,7 +73,7 @@ class Verdict:
 
 
 def judge(claim: Claim, panel: Panel) -> Judgement:
-    """The claim in one panel.
+    """The claim in one panel; while runs of its job are missing it is open, whatever the others say.
 
     Raises:
         ConfigError: the runs do not have what the claim names.
@@ -97,6 +97,8 @@ def judge(claim: Claim, panel: Panel) -> Judgement:
             for subject in claim.subjects
             for rival in claim.than or [""]
         ]
+    if panel.missing:
+        return Judgement(NOT_RUN, pairs, missing=f"runs missing: {panel.missing}")
     return _together(pairs, claim) if pairs else Judgement(NOT_RUN)
 
 
