@@ -15,7 +15,7 @@ from claims.entries import Book, Claim, Experiment
 from claims.figures import draw
 from claims.panels import Panel, read_panel, task_title
 from claims.verdicts import Judgement, Pair, Verdict, all_of, judge, verdict
-from mpifed.report.comparison import Setting
+from mpifed.report.comparison import Rule, Setting
 from mpifed.report.values import final
 
 TEMPLATE = Path(__file__).with_name("experiments.md.jinja")
@@ -149,13 +149,14 @@ def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
 
 
 def _settled(setting: Setting, metric: str) -> str:
-    """The numbers that a method ran with, and its metric at the end."""
+    """The numbers that a method ran with, and its metric at the end; its first where it has not this one."""
     numbers = [
         f"{key.rpartition('.')[2]} {value:.2g}"
         for key, value in setting.settings.items()
         if key.startswith("algorithm.") and isinstance(value, float)
     ]
-    return f"{', '.join(numbers)}: {_with_spread(setting, metric)}"
+    own = Rule(metric).metric_of(setting)
+    return f"{', '.join(numbers)}: {'' if own == metric else f'{own} '}{_with_spread(setting, own)}"
 
 
 def _with_spread(setting: Setting, metric: str) -> str:
