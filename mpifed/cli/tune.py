@@ -34,11 +34,11 @@ def tune(file, overrides, only_list, part):
     """Find the best settings of every method in the job FILE's [tune], at the same cost for each.
 
     \b
-    mpifed tune jobs/papers/universal_perturbation.toml --list     what is open, in which ranges, and the budget
-    mpifed tune jobs/papers/universal_perturbation.toml            search; the same command goes on after a stop
+    mpifed tune jobs/papers/auc_mnist.toml --list     what is open, in which ranges, and the budget
+    mpifed tune jobs/papers/auc_mnist.toml            search; the same command goes on after a stop
     mpirun -n 8 mpifed tune JOB                          runs side by side, with the same result
-    mpifed sweep runs/papers/universal_perturbation/best.toml      the best of each, on seeds that chose nothing
-    mpifed report runs/papers/universal_perturbation/best          and compared
+    mpifed sweep runs/papers/auc_mnist/best.toml      the best of each, on seeds that chose nothing
+    mpifed report runs/papers/auc_mnist/best          and compared
 
     Settings of a method are searched where FILE has a list, a range { low = 1e-3, high = 1.0 }, or leaves a
     float out. What does badly after a ninth of the rounds goes no further; the best end with all rounds and

@@ -152,15 +152,37 @@ def test_array(tmp_path):
         np.testing.assert_array_equal(found, uninterrupted(folder, f"{SHORT} seed={seed}"))
 
 
+SWEEP = """
+rounds = 2
+problem = { name = "L1BoxBilinear", clients = 2 }
+run = { out = "runs/shared" }
+[sweep]
+algorithm = { name = "LocalDualExtrapolation", K = 2, eta = [0.01, 0.03, 0.1, 0.3] }
+"""
+
+
 def test_a_sweep_shared_by_an_array(tmp_path):
     """Four runs, two a job."""
     folder = workplace(tmp_path)
-    script = command(PARTS + " rounds=2 sweep.seed=[0] --no-submit", folder).strip()
+    (folder / "shared.toml").write_text(SWEEP)
+    script = command(PARTS.replace("jobs/papers/composite_game", "shared") + " --no-submit", folder).strip()
     job = submit(f"sbatch {script}", folder)
     for part in range(2):
         state, code, log = job.end(task=f"_{part}")
         assert (state, code) == ("COMPLETED", 0) and "2 runs done, 0 of them before" in log, log
-    assert len(list((folder / "runs/papers/composite_game").glob("*/run.h5"))) == 4
+    assert len(list((folder / "runs/shared").glob("*/run.h5"))) == 4
+
+
+def test_a_search_shared_by_an_array(tmp_path):
+    """Three methods in two jobs; whichever ends last writes what both have found."""
+    folder = workplace(tmp_path)
+    small = " rounds=2 tune.runs=2 tune.seeds=1 tune.fresh=1 --no-submit"
+    job = submit(f"sbatch {command(PARTS + small, folder).strip()}", folder)
+    for part in range(2):
+        state, code, log = job.end(task=f"_{part}")
+        assert (state, code) == ("COMPLETED", 0), log
+    found = (folder / "runs/papers/composite_game/best.toml").read_text()
+    assert all(name in found for name in ("LocalDualExtrapolation", "FeDualEx", "FedDualAvg")), found
 
 
 def test_time_limit_then_another_number_of_nodes(tmp_path):
