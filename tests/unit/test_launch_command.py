@@ -94,7 +94,7 @@ def test_options_of_sbatch():
 
 
 def test_a_sweep_in_parts():
-    job = "jobs/papers/composite_game.toml"
+    job = "jobs/baselines/composition.toml"
     lines = invoke(job, "rounds=3", "--parts", 4, "--dry-run").stdout.splitlines()
     assert "#SBATCH --array=0-3" in lines and lines[2].startswith("# a sweep in 4 part(s);")
     assert (
