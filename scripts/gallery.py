@@ -15,10 +15,10 @@ python scripts/gallery.py --draw
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
+from claims.carrying_out import carry_out as run
 from gallery_figure import picture, thumbnail
 from gallery_pages import index, page
 from gallery_standings import standings
@@ -32,10 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def carry_out(job: Path) -> int:
     """Search, then run what was found; the first exit code that is not 0."""
     best = tuning(job).out / BEST
-    for command in (["tune", str(job)], ["sweep", str(best)]):
-        if code := subprocess.run([sys.executable, "-m", "mpifed", *command]).returncode:
-            return code
-    return 0
+    return run(["tune", str(job)], 1) or run(["sweep", str(best)], 1)
 
 
 def publish(job: Path, pages: Path) -> Path:

@@ -13,6 +13,7 @@ from claims.interval import interval
 from mpifed.config.tuning import Tuning, tuning
 from mpifed.report.comparison import Rule, Setting, Spread, settings_of
 from mpifed.report.figures import AXES, Axis
+from mpifed.report.values import standing
 from mpifed.storage.results import find_runs, load
 
 #: What a level is paid in. Seconds would be those of the machine at hand.
@@ -159,20 +160,12 @@ def standings(job: Path) -> Standings:
     maximised = first.maximises(metric)
     rule = Rule(metric)
     finals = {one: {run.config["seed"]: rule.value(run, metric) for run in one.runs} for one in settings}
-    settings.sort(key=lambda one: _rank(finals[one].values(), maximised))
+    settings.sort(key=lambda one: standing(finals[one].values(), maximised))
     level = _level([_reached(one, metric) for one in settings], maximised)
     reached = Rule(metric, target=level)
     entries = [Entry(one, _tuned(one, search), finals[one], _paid(one, reached)) for one in settings]
     problem = type(search.cells[0].config(search.cells[0].space.costliest).problem)
     return Standings(problem, metric, maximised, level, entries, search)
-
-
-def _rank(values, maximised: bool) -> tuple[int, float]:
-    """Less is better: seeds without a finite value, then the mean."""
-    values = [*values]
-    lost = sum(not math.isfinite(value) for value in values)
-    mean = math.fsum(values) / len(values)
-    return lost, 0.0 if lost else -mean if maximised else mean
 
 
 def _reached(setting: Setting, metric: str) -> float:

@@ -31,7 +31,7 @@ from mpifed.config.sections import (
     Stop,
     WeightsFile,
 )
-from mpifed.config.tables import describe, expect_shallow, override, read_table
+from mpifed.config.tables import describe, expect_shallow, read_job
 from mpifed.config.theory import fill, prescription_of
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError, shown
@@ -176,10 +176,7 @@ class Config(Strict, BaseModel):
         Raises:
             ConfigError: the file cannot be read, or something in it is wrong.
         """
-        table = read_table(path)
-        for text in overrides:
-            override(table, text)
-        return cls.from_table(table)
+        return cls.from_table(read_job(path, overrides))
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Config:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,18 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["as_text", "describe", "expect_shallow", "loads", "override", "parse", "put", "read_table"]
+__all__ = [
+    "as_text",
+    "describe",
+    "expect_shallow",
+    "loads",
+    "override",
+    "parse",
+    "put",
+    "quoted",
+    "read_job",
+    "read_table",
+]
 
 #: Tables and lists within each other, at most: a sweep over a plugin's nested lists has half as many.
 DEEPEST = 20
@@ -54,6 +66,18 @@ def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
     weights = table.get("initial")
     if isinstance(weights, str) and os.path.isfile(beside := Path(path).parent / weights):
         table["initial"] = str(beside)
+    return table
+
+
+def read_job(path: str | Path, overrides: Iterable[str]) -> dict[str, Any]:
+    """The table of a job file with ``key=value`` changes.
+
+    Raises:
+        ConfigError: the file cannot be read, or a change is not of that form.
+    """
+    table = read_table(path)
+    for text in overrides:
+        override(table, text)
     return table
 
 
@@ -110,7 +134,12 @@ def parse(text: str) -> Any:
 
 def as_text(text: str) -> str:
     """A value that :func:`parse` takes for ``text``, also where that looks like TOML."""
-    return text if parse(text) == text else json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return text if parse(text) == text else quoted(text)
+
+
+def quoted(text: str) -> str:
+    """A text as a string of TOML."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def override(table: dict, text: str) -> None:

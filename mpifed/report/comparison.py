@@ -18,7 +18,7 @@ from mpifed.core.evaluation import Evaluation
 from mpifed.core.settings import flatten, near_miss
 from mpifed.core.splits import VALIDATION, of_split
 from mpifed.report.short_names import short_names
-from mpifed.report.values import best_value, final, twin
+from mpifed.report.values import best_value, final, standing, twin
 from mpifed.storage.results import RunData
 
 __all__ = [
@@ -169,9 +169,7 @@ class Rule:
         metric = self.deciding(setting)
         if metric is None:
             return 0, 0.0
-        values = np.array([self.value(run, metric) for run in setting.runs])
-        mean = values.mean() * (-1 if setting.maximises(metric) else 1)
-        return int(np.sum(~np.isfinite(values))), mean if np.isfinite(mean) else np.inf
+        return standing((self.value(run, metric) for run in setting.runs), setting.maximises(metric))
 
     def rounds_to_target(self, run: RunData, metric: str | None) -> int | None:
         """Rounds until the first evaluation that reaches the target, ``None`` where none does."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
 from mpifed.core.splits import VALIDATION, of_split
 from mpifed.storage.results import RunData
 
-__all__ = ["best_value", "final", "twin"]
+__all__ = ["best_value", "final", "standing", "twin"]
 
 
 def twin(metric: str, known: Collection[str]) -> str:
@@ -33,3 +33,12 @@ def best_value(run: RunData, metric: str) -> float:
     values = run.metrics[judged] * (1 if judged in run.maximised else -1)
     values = np.where(np.isfinite(values), values, -np.inf)
     return run.metrics[metric][np.argmax(values)].item() if np.isfinite(values).any() else np.nan
+
+
+def standing(figures: Iterable[float], maximised: bool) -> tuple[int, float]:
+    """The rank of runs by a figure of each, less is better: how many are not finite, then the mean, with its
+    sign turned if more is better; infinite where there is no finite mean."""
+    values = np.array([*figures], dtype=float)
+    with np.errstate(all="ignore"):  # of values that diverge
+        mean = values.mean().item() * (-1 if maximised else 1)
+    return int(np.sum(~np.isfinite(values))), mean if np.isfinite(mean) else np.inf

@@ -13,7 +13,9 @@ from typing import Any
 
 from mpifed.config.grids import settings_name
 from mpifed.config.ranges import Range
+from mpifed.config.tables import quoted
 from mpifed.config.tuning import Cell, Tuning
+from mpifed.report.values import standing
 from mpifed.storage.atomic import replacing
 from mpifed.tuning.search import Search
 
@@ -78,7 +80,8 @@ def found_by(search: Search, metric: str) -> Found:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
+    _, mean = standing(values, False)
+    return mean if math.isfinite(mean) else math.nan
 
 
 def _warnings(search: Search) -> list[str]:
@@ -186,14 +189,14 @@ def _settings(table: dict[str, Any]) -> list[str]:
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else quoted(key)
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return quoted(value)
     if isinstance(value, dict):
         return "{ " + ", ".join(_settings(value)) + " }" if value else "{}"
     if isinstance(value, list | tuple):

@@ -10,7 +10,6 @@ best lies at.
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 from mpifed.config.ranges import Range
 from mpifed.config.tuning import Cell
 from mpifed.core.errors import ConfigError
+from mpifed.report.values import standing
 from mpifed.tuning.proposals import Point, guided, settings_of, spread
 from mpifed.tuning.trials import Asked, Probe, Seen
 
@@ -103,9 +103,7 @@ class Search:
 
     def rank(self, trial: Trial, rounds: int) -> tuple[int, float]:
         """Less is better: runs without a finite value, then the mean."""
-        values = trial.values(rounds)
-        mean = self.sign * math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.inf
-        return sum(not math.isfinite(value) for value in values), mean
+        return standing(trial.values(rounds), self.sign < 0)
 
     def edges(self) -> dict[str, Range]:
         """The settings of the best that lie at the end of their range, and what is past it."""

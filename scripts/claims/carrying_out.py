@@ -11,6 +11,7 @@ from pathlib import Path
 from claims.entries import Book
 from claims.panels import without
 from mpifed.config.tables import read_table
+from mpifed.tuning.found import BEST
 
 
 def commands(book: Book, name: str, changes: Sequence[str], full: bool = False) -> list[list[str]]:
@@ -25,7 +26,7 @@ def commands(book: Book, name: str, changes: Sequence[str], full: bool = False) 
     job = book.job(name)
     table = read_table(job)
     if "tune" in table:
-        found = Path(table["run"]["out"]) / "best.toml"
+        found = Path(table["run"]["out"]) / BEST
         made = [
             ["tune", str(job), *without(changes, "sweep")],
             ["sweep", str(found), *without(sweeps, "sweep")],

@@ -164,3 +164,9 @@ def test_settings_that_cannot_be_run_are_replaced():
     assert not any(refuse(one.settings) for one in found.trials)
     with pytest.raises(ConfigError, match="do not go together"):
         search(lambda *_: 1.0, open, refuse=lambda settings: True)
+
+
+def test_values_whose_sum_overflows_have_the_last_rank():
+    """As those of what has all but diverged in float64 do."""
+    found = search(lambda settings, *_: settings["a"] * 1e308, {"a": Range(0.7, 1.7)}, runs=4)
+    assert found.rank(found.best, ROUNDS) == (0, math.inf)
