@@ -14,6 +14,8 @@ from mpifed.report.figures import Axis
 MARK = "<!-- written by scripts/gallery.py -->"
 #: The head of a page has a line of these for each cost, from which the index is made.
 FIRST = "first by"
+#: An interval of a factor that is wider than this by a factor says that some seeds diverge and others do not.
+UNSURE = 1e6
 #: Problems without a page.
 ABSENT = {
     "TextAUC": "its texts do not come with the package",
@@ -62,8 +64,9 @@ def page(found: Standings, job: Path) -> str:
         "\n".join(_sentences(found)),
         "## All methods",
         f"{metric}: at the end, mean and standard deviation. *behind*: interval of what the method is behind "
-        f"the first, {'a factor' if found.ratios else 'a difference'}, seed by seed. Then what it pays "
-        f"to come to {level} with every seed.",
+        f"the first, {'a factor' if found.ratios else 'a difference'}, seed by seed"
+        f"{' (–: some seeds diverge)' if found.ratios else ''}. Then what it pays to come to {level} with "
+        "every seed.",
         "\n".join(_table(found)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -134,6 +137,8 @@ def _spread(one: Entry) -> str:
 
 def _behind(one: Entry, found: Standings) -> str:
     low, high = found.behind(one)
+    if found.ratios and high > UNSURE * low:
+        return "–"
     return "" if one is found.entries[0] or math.isnan(low) else _ends(low, high)
 
 
