@@ -54,7 +54,7 @@ class Runner:
         self.log, self.given, self.timed = log, callbacks, LOG.isEnabledFor(logging.DEBUG)
         self.signals = StopSignals(comm, self._where)
         self.watchdog = Watchdog(comm, config.run.watchdog)
-        self.rule = StopRule(config, comm, self._elapsed)
+        self.rule = StopRule(config, comm)
         self.keeper: Keeper | None = None
 
     def _where(self) -> str:
@@ -176,7 +176,7 @@ class Runner:
         """One round and what is due after it."""
         simulation, rule, run = self.simulation, self.rule, self.config.run
         before = simulation.rounds.costs.seconds
-        rule.count(simulation.step(rule.vote(bool(self.signals.requested))))
+        rule.count(simulation.step(rule.vote(bool(self.signals.requested), self._elapsed)))
         if self.timed:
             LOG.debug("round %d: %.4g s", simulation.round, simulation.rounds.costs.seconds - before)
         self.recorder.note_round()

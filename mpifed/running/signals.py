@@ -149,6 +149,7 @@ class StopSignals:
             os.close(self._write)  # the thread reads the end of the pipe
             self._thread.join()
             os.close(self._read)
+        del self.where  # or this and the run would hold each other, and its data, after its end
 
     def common(self) -> int:
         """The number of the signal that came to any rank, 0 for none; SIGINT only if no other did.

@@ -23,26 +23,27 @@ class StopRule:
     that rides on a round's first sum: 1 from rank 0 if the time is up, 2 from every rank that was asked to
     stop.
 
-    Args:
-        elapsed: seconds that the rounds so far have taken, asked on rank 0.
-
     Attributes:
         asked: whether some rank had been asked to stop when the last round began.
         evaluated: the round of the last evaluation, -1 before the first.
     """
 
-    def __init__(self, config: Config, comm: SerialComm, elapsed: Callable[[], float]):
-        self.rounds, self.stop, self.comm, self.elapsed = config.rounds, config.stop, comm, elapsed
+    def __init__(self, config: Config, comm: SerialComm):
+        self.rounds, self.stop, self.comm = config.rounds, config.stop, comm
         self.asked = self._late = False
         self.evaluated = -1
         self._ever = self._warned = (
             False  # whether the metric has been a number, and that it was none is said
         )
 
-    def vote(self, asked: bool) -> float:
-        """This rank's number for the next round."""
+    def vote(self, asked: bool, elapsed: Callable[[], float]) -> float:
+        """This rank's number for the next round.
+
+        Args:
+            elapsed: seconds that the rounds so far have taken, asked on rank 0.
+        """
         budget = self.stop.seconds
-        late = budget is not None and self.comm.rank == 0 and self.elapsed() >= budget
+        late = budget is not None and self.comm.rank == 0 and elapsed() >= budget
         return float(late + 2 * asked)
 
     def count(self, votes: float) -> None:
