@@ -21,7 +21,18 @@ from mpifed.storage.results import RunData, sound
 from mpifed.storage.schema import expect_state, writer
 from mpifed.storage.snapshot import Snapshot
 
-__all__ = ["Stored", "find_saved", "find_settings", "choose", "go_on", "check_rounds", "complete", "is_done"]
+__all__ = [
+    "Stored",
+    "find_saved",
+    "find_settings",
+    "choose",
+    "go_on",
+    "check_rounds",
+    "complete",
+    "has_ended",
+    "held",
+    "is_done",
+]
 
 #: Sections that may change between starts of a job: how and how long it runs, not what it computes.
 _FREE = ("rounds", "stop", "run", "plugins")
@@ -140,8 +151,8 @@ def _stored(folder: Folder, config: Config) -> Result | None:
 
     Non-finite values end a run that has a checkpoint only until it is started again.
     """
-    run = sound(folder.path)
-    if run is None or run.end is None or _differences(_settings_of(run), config.table()):
+    run = held(folder, config)
+    if run is None or run.end is None:
         return None
     if run.diverged:
         return None if folder.checkpoints() else load(folder.path)
@@ -174,10 +185,21 @@ def _sound(folder: Folder) -> Snapshot:
     return Snapshot(header, arrays, path)
 
 
+def held(folder: Folder, config: Config) -> RunData | None:
+    """The results of this job that the folder holds, after however many rounds. Rank 0."""
+    run = sound(folder.path)
+    return None if run is None or _differences(_settings_of(run), config.table()) else run
+
+
 def is_done(folder: Folder, config: Config) -> bool:
     """Whether the folder holds this job's end, non-finite values among the reasons. Rank 0."""
-    run = sound(folder.path)
-    if run is None or run.end is None or _differences(_settings_of(run), config.table()):
+    run = held(folder, config)
+    return run is not None and has_ended(run, config)
+
+
+def has_ended(run: RunData, config: Config) -> bool:
+    """Whether the results of this job are those of its end."""
+    if run.end is None:
         return False
     return run.diverged or bool(complete(run.end, int(run.costs["round"][-1]), run.config, config))
 

@@ -19,12 +19,12 @@ from mpifed.core.settings import near_miss
 from mpifed.core.splits import VALIDATION, of_split
 from mpifed.parallel.comm import SerialComm
 from mpifed.report.values import twin
-from mpifed.running.resume import is_done
+from mpifed.running.resume import has_ended, held
 from mpifed.running.run import run
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.storage.folder import Folder
 from mpifed.storage.ownership import is_own
-from mpifed.storage.results import load, sound
+from mpifed.storage.results import RunData, load
 
 __all__ = ["Alone", "Asked", "Probe", "Seen", "carry_out", "discard", "place", "probe"]
 
@@ -148,9 +148,10 @@ def carry_out(folder: Path, cell: Cell, asked: Asked, metric: str, comm: SerialC
         CollectiveError: the run cannot be carried out.
     """
     config = _config(cell.config(asked.settings, asked.seed), asked, folder)
-    if _lacks_checkpoint(Folder(folder), config):
-        config = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": True})})
-    if not is_done(Folder(folder), config):
+    found = held(Folder(folder), config)
+    if found is None or not _tells(found, config):
+        if found and _leads_nowhere(found, config):
+            config = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": True})})
         with contextlib.suppress(NonFiniteError):
             run(config, comm)
     return _seen(folder, asked.rounds, metric)
@@ -170,13 +171,23 @@ def _config(config: Config, asked: Asked, folder: Path) -> Config:
     return config.model_copy(update={"rounds": asked.rounds, "run": config.run.model_copy(update=changes)})
 
 
-def _lacks_checkpoint(folder: Folder, config: Config) -> bool:
-    """Whether there is the same run with fewer rounds, and nothing to go on from: a search with another
-    budget has left it there."""
-    found = sound(folder.path)
-    if found is None or folder.checkpoints() or found.config["rounds"] >= config.rounds:
-        return False
-    return is_done(folder, config.model_copy(update={"rounds": found.config["rounds"]}))
+def _tells(found: RunData, config: Config) -> bool:
+    """Whether a run has been evaluated after the rounds asked for, also where a later rung has taken it
+    further, all the way or not; or has ended before them."""
+    if _reached(found) > config.rounds:
+        return config.rounds in found.metric_rounds
+    return has_ended(found, config)
+
+
+def _leads_nowhere(found: RunData, config: Config) -> bool:
+    """Whether a run is of no use to go on from: a search with another budget has left it further on, or
+    after fewer rounds and without a checkpoint."""
+    ended = found.end is not None and found.config["rounds"] < config.rounds
+    return _reached(found) > config.rounds or (ended and not Folder(found.folder).checkpoints())
+
+
+def _reached(found: RunData) -> int:
+    return int(found.costs["round"][-1])
 
 
 def _seen(folder: Path, rounds: int, metric: str) -> Seen:

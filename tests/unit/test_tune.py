@@ -13,6 +13,7 @@ from mpifed.config.job import Config
 from mpifed.config.tuning import tuning
 from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.running.runner import Runner
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.results import find_runs, load
 from mpifed.tuning import trials, tuner
@@ -152,6 +153,26 @@ def test_an_interrupted_search_ends_as_one_in_one_go(whole, job, tmp_path, monke
     assert (whole[0] / "out/tried.csv").read_text() == (tmp_path / "out/tried.csv").read_text()
 
 
+def test_a_search_killed_within_a_later_rung_goes_on_behind_the_earlier_ones(
+    whole, job, tmp_path, monkeypatch
+):
+    """Its run is further than the search will first ask for, and not at its end."""
+    usual = Runner._round
+
+    def dies(runner, bar):
+        if (runner.config.rounds, runner.simulation.round) == (6, 5):
+            raise KeyboardInterrupt
+        return usual(runner, bar)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "_round", dies)
+        call("tune", "-q", job, "run.checkpoint_every=1", code=85)
+    left = [load(path) for path in find_runs([tmp_path / "out"])]
+    assert any(run.end is None and run.costs["round"][-1] == 5 for run in left)
+    call("tune", "-q", job, "run.checkpoint_every=1")
+    assert (whole[0] / "out/tried.csv").read_text() == (tmp_path / "out/tried.csv").read_text()
+
+
 def test_parts_make_the_whole_and_what_is_done_is_passed_over(whole, job, tmp_path, monkeypatch):
     for part in range(3):
         assert "Unfinished" in (tmp_path / "out/best.toml").read_text() if part else True
@@ -255,7 +276,7 @@ def test_a_metric_of_test_data_chooses_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
     said = call("tune", job, "problem.validation=0.2", "tune.metric=acu", code=2)
     assert "no metric 'acu': did you mean 'auc'" in said
-    known = Probe(1, 1, ["auc", "validation_auc", "stationarity"], ["auc"], True)
+    known = Probe(1, 1, ["auc", "validation_auc", "stationarity"], ["auc"], ["auc"])
     assert known.deciding(None) == "validation_auc" and known.deciding("stationarity") == "stationarity"
 
 

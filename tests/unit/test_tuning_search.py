@@ -30,7 +30,7 @@ def search(
     cell = SimpleNamespace(
         task="", method="M", rounds=rounds, seed=0, config=config, space=SimpleNamespace(open=open)
     )
-    found = Search(cell, seeds, runs * rounds * each, Probe(each, each, ["m"], [], False), sign)
+    found = Search(cell, seeds, runs * rounds * each, Probe(each, each, ["m"], [], []), sign)
     steps, seen = found.carry_out(), None
     while True:
         try:
