@@ -12,8 +12,9 @@ import sys
 import time
 
 from mpifed.config.grids import variants
-from mpifed.config.job import Config, read_table
+from mpifed.config.job import Config
 from mpifed.config.plugins import title
+from mpifed.config.tables import read_table
 from mpifed.core.algorithm import local_steps
 from mpifed.core.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
 from mpifed.core.sampling import Sampler
