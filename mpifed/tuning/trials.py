@@ -154,7 +154,8 @@ def carry_out(folder: Path, cell: Cell, asked: Asked, metric: str, comm: SerialC
             config = config.model_copy(update={"run": config.run.model_copy(update={"overwrite": True})})
         with contextlib.suppress(NonFiniteError):
             run(config, comm)
-    return _seen(folder, asked.rounds, metric)
+        found = load(folder)
+    return _seen(found, asked.rounds, metric)
 
 
 def _config(config: Config, asked: Asked, folder: Path) -> Config:
@@ -190,9 +191,8 @@ def _reached(found: RunData) -> int:
     return int(found.costs["round"][-1])
 
 
-def _seen(folder: Path, rounds: int, metric: str) -> Seen:
+def _seen(found: RunData, rounds: int, metric: str) -> Seen:
     """What a run had come to after ``rounds``, however far it has gone since."""
-    found = load(folder)
     calls = int(found.costs["oracle_calls"][found.costs["round"] <= rounds][-1])
     values = found.metrics[metric][found.metric_rounds <= rounds]
     diverged = found.diverged and found.costs["round"][-1] <= rounds
