@@ -35,6 +35,8 @@ __all__ = [
 
 #: Tables and lists within each other, at most: a sweep over a plugin's nested lists has half as many.
 DEEPEST = 20
+#: Bits of an integer that Python spells in decimal; one written in hexadecimal may have more.
+WIDEST = 14_000
 #: Bytes of a job file, at most.
 LARGEST = 2**20
 
@@ -111,13 +113,15 @@ def expect_shallow(table: dict) -> None:
     """Hold a table against what can be walked and shown.
 
     Raises:
-        ConfigError: its tables and lists are nested too deep, or without end.
+        ConfigError: its tables and lists are nested too deep, or without end; or an integer has more digits
+            than Python spells.
     """
     level: list = [table]
     for _ in range(DEEPEST):
-        inside = (one.values() if isinstance(one, dict) else one for one in level)
-        nested = (value for values in inside for value in values if isinstance(value, dict | list | tuple))
-        level = list({id(value): value for value in nested}.values())
+        inside = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
+        if huge := [value for value in inside if isinstance(value, int) and value.bit_length() > WIDEST]:
+            raise ConfigError(f"expected integers of 64 bits, got {shown(huge[0])}")
+        level = list({id(value): value for value in inside if isinstance(value, dict | list | tuple)}.values())
         if not level:
             return
     raise ConfigError(f"lists or tables are nested more than {DEEPEST} deep")

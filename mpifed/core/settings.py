@@ -171,8 +171,7 @@ def build(cls: type | Preset, settings: dict[str, Any], what: str):
     fixed: dict[str, Any]
     kind, fixed = (cls.cls, cls.fixed) if isinstance(cls, Preset) else (cls, {})
     try:
-        adapter: TypeAdapter = TypeAdapter(Annotated[kind, Strict])  # type: ignore[arg-type]
-        return adapter.validate_python(settings | fixed)
+        return _validator(kind).validate_python(settings | fixed)
     except ValidationError as error:
         faults = error.errors()
         lacks = any(fault["type"] in _MISSING for fault in faults) and kind.__module__.startswith("mpifed.")
@@ -180,6 +179,12 @@ def build(cls: type | Preset, settings: dict[str, Any], what: str):
         raise ConfigError(explain(faults, what) + hint) from None
     finally:
         _restore(kind)
+
+
+@functools.cache
+def _validator(kind: type) -> TypeAdapter:
+    """The strict validator of a class: making one takes milliseconds, and a sweep has thousands of runs."""
+    return TypeAdapter(Annotated[kind, Strict])  # type: ignore[arg-type]
 
 
 def explain(faults: list, what: str, known: Iterable[str] = ()) -> str:

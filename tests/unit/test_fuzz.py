@@ -79,7 +79,7 @@ def test_changes(said):
 
 def commanded(*words: str) -> tuple[int, str]:
     """The exit code of a command in this process, and what it says."""
-    said = io.StringIO()
+    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)  # scripts go as bytes
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         patch.setattr(sys, "argv", ["mpifed", *words])
         patch.setattr(faults.signal, "signal", lambda *_: None)  # at its end a command turns signals away
@@ -89,7 +89,7 @@ def commanded(*words: str) -> tuple[int, str]:
                 code = 0
             except SystemExit as leaving:
                 code = leaving.code or 0
-    return code, said.getvalue()
+    return code, said.buffer.getvalue().decode()
 
 
 def light(path: Path, said: list[str]) -> bool:

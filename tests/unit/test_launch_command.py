@@ -93,6 +93,12 @@ def test_options_of_sbatch():
     assert lines[-1] == 'mpifed_launch mpifed run jobs/saddle.toml rounds=20 "$@"'
 
 
+def test_every_job_file_as_it_is():
+    for path in sorted((ROOT / "jobs").rglob("*.toml")):
+        if path.name != "claims.toml":
+            assert "mpifed_launch mpifed " in invoke(path, "--dry-run").stdout, path
+
+
 def test_a_sweep_in_parts():
     job = "jobs/baselines/composition.toml"
     lines = invoke(job, "rounds=3", "--parts", 4, "--dry-run").stdout.splitlines()
