@@ -18,7 +18,9 @@ from mpifed.algorithms import ALGORITHMS
 from mpifed.config.job import Config
 from mpifed.config.tuning import tuning
 from mpifed.core.errors import ConfigError
+from mpifed.parallel.comm import SerialComm
 from mpifed.problems import PROBLEMS
+from mpifed.tuning.trials import probe
 
 ROOT = Path(__file__).parent.parent
 JOBS = {path.stem: path for path in sorted((ROOT / "jobs/gallery").glob("*.toml"))}
@@ -64,6 +66,12 @@ def test_a_job_lists_every_method_that_solves_its_problem(problem):
         f"problem {sorted(set(listed) - fitting)}"
     )
     assert table["problem"]["name"] == problem and search.out == Path("runs/gallery", problem)
+
+
+@pytest.mark.parametrize("problem", JOBS)
+def test_a_job_has_a_metric_that_may_choose(problem):
+    search = tuning(JOBS[problem])
+    assert probe(search.cells[0], SerialComm()).deciding(search.tune.metric)
 
 
 def test_every_problem_has_a_job_or_a_reason():
