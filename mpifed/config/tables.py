@@ -121,7 +121,8 @@ def expect_shallow(table: dict) -> None:
         inside = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
         if huge := [value for value in inside if isinstance(value, int) and value.bit_length() > WIDEST]:
             raise ConfigError(f"expected integers of 64 bits, got {shown(huge[0])}")
-        level = list({id(value): value for value in inside if isinstance(value, dict | list | tuple)}.values())
+        nested = [value for value in inside if isinstance(value, dict | list | tuple)]
+        level = list({id(value): value for value in nested}.values())
         if not level:
             return
     raise ConfigError(f"lists or tables are nested more than {DEEPEST} deep")

@@ -77,7 +77,10 @@ def deep(depth: int):
         ("a = " + "[" * 30 + "]" * 30, "lists or tables are nested more than 20 deep"),
         ("rounds = " + "9" * 5000, "is not TOML: Exceeds the limit"),
         ("rounds = 0x" + "f" * 5000, "expected integers of 64 bits, got an integer of 20,000 bits"),
-        ("sweep.seed = [0x" + "f" * 5000 + "]", "expected integers of 64 bits, got an integer of 20,000 bits"),
+        (
+            "sweep.seed = [0x" + "f" * 5000 + "]",
+            "expected integers of 64 bits, got an integer of 20,000 bits",
+        ),
     ],
 )
 def test_refused_in_one_sentence(change, says, tmp_path):
