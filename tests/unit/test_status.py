@@ -63,6 +63,7 @@ def stopped(tmp_path_factory):
         before = content(folder)
         seen, changed = status(folder / "run"), content(folder) != before
         process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "SIGTERM" in (folder / "run/log/rank-0.txt").read_text(), LIMIT)
         (folder / "go-8").touch()
         assert process.wait(LIMIT) == 85
     finally:
