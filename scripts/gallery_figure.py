@@ -22,7 +22,7 @@ DPI = 100
 #: Pixels of the picture and of its thumbnail.
 WIDTH, SMALL = 1200, (220, 132)
 #: Colours of a file: few enough to keep it small.
-COLOURS = 64
+COLOURS = 48
 
 
 def picture(found: Standings, path: Path) -> None:

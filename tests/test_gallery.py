@@ -86,7 +86,7 @@ def test_a_page_is_of_its_job(problem):
     listed = [cell.space.name for cell in tuning(JOBS[problem]).cells]
     assert sorted(row[1] for row in rows) == sorted(listed)
     path = PAGES / f"{problem}.png"
-    assert Image.open(path).width == 1200 and path.stat().st_size < 130_000
+    assert Image.open(path).width == 1200 and path.stat().st_size < 120_000
     assert (PAGES / f"{problem}_small.png").stat().st_size < 12_000
 
 

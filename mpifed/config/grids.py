@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpifed.config.job import Config
-from mpifed.config.tables import expect_shallow, put, read_job
+from mpifed.config.tables import expect_spellable, put, read_job
 from mpifed.core.errors import ConfigError, cut, shown
 
 __all__ = ["Variant", "expand", "folder_names", "settings_name", "taken", "twice", "variants"]
@@ -87,7 +87,7 @@ def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
         ConfigError: the file has no sweep, an empty list, or a combination that cannot run; says which.
     """
     table = read_job(path, overrides)
-    expect_shallow(table)
+    expect_spellable(table)
     if "tune" in table:
         raise ConfigError(
             f"{cut(str(path))} has a [tune], a search for the best settings: start it with `mpifed tune`, "

@@ -31,7 +31,7 @@ from mpifed.config.sections import (
     Stop,
     WeightsFile,
 )
-from mpifed.config.tables import describe, expect_shallow, read_job
+from mpifed.config.tables import describe, expect_spellable, read_job
 from mpifed.config.theory import fill, prescription_of
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.errors import ConfigError, shown
@@ -187,7 +187,7 @@ class Config(Strict, BaseModel):
         Raises:
             ConfigError: something in it is wrong.
         """
-        expect_shallow(table)
+        expect_spellable(table)
         if "sweep" in table:
             raise ConfigError(
                 "the job file has a [sweep], which makes many runs: start it with `mpifed sweep`"

@@ -23,7 +23,7 @@ else:
 __all__ = [
     "as_text",
     "describe",
-    "expect_shallow",
+    "expect_spellable",
     "loads",
     "override",
     "parse",
@@ -64,7 +64,7 @@ def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
         table = loads(text)
     except ValueError as error:
         raise ConfigError(f"{name} is not TOML: {cut(str(error))}") from None
-    expect_shallow(table)
+    expect_spellable(table)
     weights = table.get("initial")
     if isinstance(weights, str) and os.path.isfile(beside := Path(path).parent / weights):
         table["initial"] = str(beside)
@@ -109,8 +109,8 @@ def loads(text: str) -> dict[str, Any]:
         raise ValueError("a date or a number is out of range") from None
 
 
-def expect_shallow(table: dict) -> None:
-    """Hold a table against what can be walked and shown.
+def expect_spellable(table: dict) -> None:
+    """Hold a table against what can be spelled out.
 
     Raises:
         ConfigError: its tables and lists are nested too deep, or without end; or an integer has more digits

@@ -13,7 +13,7 @@ from mpifed.config.grids import expand, folder_names, twice
 from mpifed.config.job import Config
 from mpifed.config.section import Section
 from mpifed.config.space import Space, space_of
-from mpifed.config.tables import expect_shallow, put, read_job
+from mpifed.config.tables import expect_spellable, put, read_job
 from mpifed.core.errors import ConfigError, cut, shown
 from mpifed.core.settings import explain, flatten, near_miss
 
@@ -125,7 +125,7 @@ def tuning(path: str | Path, overrides: list[str] = ()) -> Tuning:
         ConfigError: the file has no [tune], or something in it cannot be run; says what.
     """
     table = read_job(path, overrides)
-    expect_shallow(table)
+    expect_spellable(table)
     said = table.pop("tune", None)
     if not isinstance(said, dict):
         raise ConfigError(
