@@ -15,70 +15,193 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("MKL_CBWR", "AUTO")
 
 if TYPE_CHECKING:
+    from mpifed.base.errors import ConfigError, ContractError
+    from mpifed.base.settings import hyperparameters, problem_settings
     from mpifed.config.job import Config
-    from mpifed.core.adaptive import adaptive
-    from mpifed.core.algorithm import Algorithm, Phase
-    from mpifed.core.errors import ConfigError, ContractError
-    from mpifed.core.problem import Composition, Minimax, Minimisation, Operator
-    from mpifed.core.records import Blocks, Record, between, kept, stored
-    from mpifed.core.schedules import Rate
-    from mpifed.core.sets import Sets
-    from mpifed.core.settings import hyperparameters, problem_settings
+    from mpifed.core.adaptive import (
+        AdaBelief,
+        AdaGradNorm,
+        Adam,
+        AMSGrad,
+        BarzilaiBorwein,
+        FirstMatrix,
+        Identity,
+        Matrix,
+        Norm,
+        adaptive,
+    )
+    from mpifed.core.algorithm import Algorithm, Now, Phase
+    from mpifed.core.directions import Clip, Direction, Normalize, Orthogonalize
+    from mpifed.core.problem import Composition, DataFile, Minimax, Minimisation, Operator
+    from mpifed.core.records import Blocks, Record, not_sent, stored, within_round
+    from mpifed.core.schedules import Rate, Weight
+    from mpifed.core.sets import (
+        L1,
+        Ball,
+        Box,
+        Indicator,
+        L1Box,
+        Mirror,
+        Nuclear,
+        Proximal,
+        Separable,
+        Set,
+        Sets,
+        Simplex,
+        Space,
+    )
+    from mpifed.core.streams import Stream, generator
+    from mpifed.models import Model
+    from mpifed.report.figures import plot
     from mpifed.report.frame import frame
-    from mpifed.report.plotting import plot
     from mpifed.running.callbacks import Event
     from mpifed.running.result import Result, load
     from mpifed.running.run import resume, run
     from mpifed.running.signals import Stopped
+    from mpifed.simulation.simulation import Simulation
 
 __all__ = [
+    "AMSGrad",
+    "AdaBelief",
+    "AdaGradNorm",
+    "Adam",
     "Algorithm",
+    "Ball",
+    "BarzilaiBorwein",
     "Blocks",
+    "Box",
+    "Clip",
     "Composition",
     "Config",
     "ConfigError",
     "ContractError",
+    "DataFile",
+    "Direction",
     "Event",
+    "FirstMatrix",
+    "Identity",
+    "Indicator",
+    "L1",
+    "L1Box",
+    "Matrix",
     "Minimax",
     "Minimisation",
+    "Mirror",
+    "Model",
+    "Norm",
+    "Normalize",
+    "Now",
+    "Nuclear",
     "Operator",
+    "Orthogonalize",
     "Phase",
+    "Proximal",
     "Rate",
     "Record",
     "Result",
+    "Separable",
+    "Set",
     "Sets",
+    "Simplex",
+    "Simulation",
+    "Space",
     "Stopped",
+    "Stream",
+    "Weight",
     "adaptive",
-    "between",
     "frame",
+    "generator",
     "hyperparameters",
-    "kept",
     "load",
+    "not_sent",
     "plot",
     "problem_settings",
     "resume",
     "run",
     "stored",
+    "within_round",
 ]
 
 __version__ = "0.2.0"
 
 _ROOMS = {
     "config.job": ("Config",),
-    "core.adaptive": ("adaptive",),
-    "core.algorithm": ("Algorithm", "Phase"),
-    "core.errors": ("ConfigError", "ContractError"),
-    "core.problem": ("Composition", "Minimax", "Minimisation", "Operator"),
-    "core.records": ("Blocks", "Record", "between", "kept", "stored"),
-    "core.schedules": ("Rate",),
-    "core.sets": ("Sets",),
-    "core.settings": ("hyperparameters", "problem_settings"),
-    "running.callbacks": ("Event",),
+    "core.adaptive": (
+        "AMSGrad",
+        "AdaBelief",
+        "AdaGradNorm",
+        "Adam",
+        "BarzilaiBorwein",
+        "FirstMatrix",
+        "Identity",
+        "Matrix",
+        "Norm",
+        "adaptive",
+    ),
+    "core.algorithm": (
+        "Algorithm",
+        "Now",
+        "Phase",
+    ),
+    "core.directions": (
+        "Clip",
+        "Direction",
+        "Normalize",
+        "Orthogonalize",
+    ),
+    "base.errors": (
+        "ConfigError",
+        "ContractError",
+    ),
+    "core.problem": (
+        "Composition",
+        "DataFile",
+        "Minimax",
+        "Minimisation",
+        "Operator",
+    ),
+    "core.records": (
+        "Blocks",
+        "Record",
+        "not_sent",
+        "stored",
+        "within_round",
+    ),
+    "core.schedules": (
+        "Rate",
+        "Weight",
+    ),
+    "core.sets": (
+        "Ball",
+        "Box",
+        "Indicator",
+        "L1",
+        "L1Box",
+        "Mirror",
+        "Nuclear",
+        "Proximal",
+        "Separable",
+        "Set",
+        "Sets",
+        "Simplex",
+        "Space",
+    ),
+    "base.settings": (
+        "hyperparameters",
+        "problem_settings",
+    ),
+    "core.streams": (
+        "Stream",
+        "generator",
+    ),
+    "models": ("Model",),
     "report.frame": ("frame",),
-    "report.plotting": ("plot",),
+    "report.figures": ("plot",),
+    "running.callbacks": ("Event",),
     "running.result": ("Result", "load"),
     "running.run": ("resume", "run"),
     "running.signals": ("Stopped",),
+    "simulation.simulation": ("Simulation",),
 }
 _PLACES = {name: f"mpifed.{module}" for module, names in _ROOMS.items() for name in names}
 

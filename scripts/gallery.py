@@ -22,9 +22,9 @@ from claims.carrying_out import carry_out as run
 from gallery_figure import picture, thumbnail
 from gallery_pages import index, page
 from gallery_standings import standings
-from mpifed.cli.unread import ends_quietly
+from mpifed.base.settings import suggest
+from mpifed.cli.output import ends_quietly
 from mpifed.config.tuning import tuning
-from mpifed.core.settings import near_miss
 from mpifed.tuning.found import BEST
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,7 +59,7 @@ def main() -> int:
     known = sorted(path.stem for path in given.jobs.glob("*.toml"))
     for name in given.names:
         if name not in known:
-            parser.error(f"no job {name!r} in {given.jobs}: {near_miss(name, known)}")
+            parser.error(f"no job {name!r} in {given.jobs}: {suggest(name, known)}")
     for name in given.names or known:
         job = given.jobs / f"{name}.toml"
         if not given.draw and (code := carry_out(job)):

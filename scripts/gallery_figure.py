@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from gallery_standings import PAID, Entry, Standings
-from mpifed.report.figures import DIVERGED, Axis, counted, draw_curve, draw_runs
+from mpifed.report.figures import DIVERGED, Axis, counted, draw_setting
 
 #: Methods in colour in the panels above, and in each of those below.
 SHOWN = 6
@@ -66,17 +66,15 @@ def _draw(cell, found: Standings, axis: Axis, shown: Sequence[Entry]) -> None:
     low, high, scale = heights(found)
     for one in found.entries:
         if one not in shown:
-            across, curve = _curve(one, found, axis, size)
-            line = curve.line(_by_quantiles(one, found, scale))
-            shown_line = np.where(np.abs(line) < DIVERGED, line, np.nan)
-            cell.plot(across, shown_line, color="0.86", linewidth=0.8, zorder=0.5, antialiased=False)
+            curve = one.setting.curve(found.metric)
+            costs = [axis.of(run, curve.rounds) for run in one.setting.drawn(found.metric)]
+            line = curve.line(scale == "log" or not one.setting.is_whole(found.metric))
+            line = np.where(np.abs(line) < DIVERGED, line, np.nan)
+            across = np.mean(costs, axis=0) / size
+            cell.plot(across, line, color="0.86", linewidth=0.8, zorder=0.5, antialiased=False)
     for number, one in enumerate(shown):
-        across, curve = _curve(one, found, axis, size)
         (name,) = counted([one.setting], [one.name], [found.metric])
-        quantiles = _by_quantiles(one, found, scale)
-        draw_curve(cell, across, curve, number, label=name, quantiles=quantiles)
-        if not one.setting.is_whole(found.metric):
-            draw_runs(cell, one.setting, found.metric, axis, size, number)
+        draw_setting(cell, one.setting, found.metric, axis, number, scale == "log", size, label=name)
     cell.axhline(found.level, color="0.45", linewidth=0.8, linestyle=(0, (1, 2)), zorder=0.6)
     cell.set_yscale(scale)
     cell.set_ylim(low, high)
@@ -91,16 +89,6 @@ def _draw(cell, found: Standings, axis: Axis, shown: Sequence[Entry]) -> None:
 
 def _legend(cell, title: str) -> None:
     cell.legend(title=title, fontsize=8, title_fontsize=8, framealpha=0.8, edgecolor="none", borderpad=0.2)
-
-
-def _curve(one: Entry, found: Standings, axis: Axis, size: float):
-    curve = one.setting.curve(found.metric)
-    across = np.mean([axis.of(run, curve.rounds) for run in one.setting.drawn(found.metric)], axis=0) / size
-    return across, curve
-
-
-def _by_quantiles(one: Entry, found: Standings, scale: str) -> bool:
-    return scale == "log" or not one.setting.is_whole(found.metric)
 
 
 def heights(found: Standings) -> tuple[float, float, str]:

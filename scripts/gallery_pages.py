@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gallery_figure import heights
 from gallery_standings import PAID, Entry, Lead, Standings
-from mpifed.core.settings import flatten
+from mpifed.base.settings import flatten
 from mpifed.problems import PROBLEMS
 from mpifed.report.figures import Axis
 
@@ -43,9 +43,6 @@ AFTER = """
 How much is luck: with global steps of 1, as here, FSGDA, LocalSGDA and CDMANC are one method, searched three
 times. What lies between their rows on a page is what the search leaves to chance. FLRA keeps an adversary at
 each client, and so solves another problem than its rivals where clients differ.
-
-The row of LocalAMSGrad on the page of RobustRegression was measured before its last local step of a round
-divided by the v̂ of that round's synchronisation.
 """
 
 
@@ -156,7 +153,7 @@ def _table(found: Standings) -> list[str]:
 def _spread(one: Entry) -> str:
     mean, deviation, finite = one.spread
     if finite:
-        return finite.told(_number)
+        return finite.describe(_number)
     return _number(mean) if math.isnan(deviation) else f"{_number(mean)} ± {_number(deviation)}"
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from claims.interval import interval
 from mpifed.config.tuning import Tuning, tuning
-from mpifed.report.comparison import Rule, Setting, Spread, settings_of
+from mpifed.report.comparison import Rule, Setting, settings_of
 from mpifed.report.figures import AXES, Axis
-from mpifed.report.values import standing
+from mpifed.report.statistics import Spread, ranking_key
 from mpifed.storage.results import find_runs, load
 
 #: What a level is paid in. Seconds would be those of the machine at hand.
@@ -162,7 +162,7 @@ def standings(job: Path) -> Standings:
     maximised = first.maximises(metric)
     rule = Rule(metric)
     finals = {one: {run.config["seed"]: rule.value(run, metric) for run in one.runs} for one in settings}
-    settings.sort(key=lambda one: standing(finals[one].values(), maximised))
+    settings.sort(key=lambda one: ranking_key(finals[one].values(), maximised))
     level = _level([_reached(one, metric) for one in settings], maximised)
     reached = Rule(metric, target=level)
     entries = [Entry(one, _tuned(one, search), finals[one], _paid(one, reached)) for one in settings]

@@ -36,10 +36,10 @@ from claims.carrying_out import carry_out, commands, launch
 from claims.entries import Book, read
 from claims.figures import draw
 from claims.panels import read_panel
-from mpifed.cli.unread import ends_quietly
+from mpifed.base.errors import ConfigError
+from mpifed.base.settings import suggest
+from mpifed.cli.output import ends_quietly
 from mpifed.config.tables import read_table
-from mpifed.core.errors import ConfigError
-from mpifed.core.settings import near_miss
 from mpifed.report.comparison import Rule
 from mpifed.report.report import report
 
@@ -115,13 +115,13 @@ def chosen(book: Book, names: Sequence[str], paper: str | None, judged: bool) ->
     known = {name: name for name in book.experiments} | jobs
     for name in names:
         if name not in (*known, "all"):
-            raise ConfigError(f"no experiment {name!r}: {near_miss(name, [*known, 'all'])}")
+            raise ConfigError(f"no experiment {name!r}: {suggest(name, [*known, 'all'])}")
     found = [known[name] for name in names if name != "all"]
     if paper:
         own = [name for name, one in book.experiments.items() if one.source.startswith(paper)]
         if not own:
             keys = dict.fromkeys(one.source for one in book.experiments.values())
-            raise ConfigError(f"no experiment of {paper!r}: {near_miss(paper, keys)}")
+            raise ConfigError(f"no experiment of {paper!r}: {suggest(paper, keys)}")
         found += own
     every = "all" in names or (judged and not names and not paper)
     return [*book.experiments] if every else [*dict.fromkeys(found)]

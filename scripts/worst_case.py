@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpifed.cli.unread import ends_quietly
-from mpifed.problems.trust_region import maximize_on_ball
+from mpifed.cli.output import ends_quietly
+from mpifed.problems.restricted_gap import maximize_on_ball
 from mpifed.theory import prescribe
 
 CLIENTS = 2

@@ -6,7 +6,7 @@ import signal
 import hypothesis
 import pytest
 
-from mpifed.parallel.comm import share
+from mpifed.parallel.comm import broadcast_text
 from mpifed.parallel.world import world
 from mpifed.simulation.simulation import Simulation
 
@@ -21,7 +21,6 @@ LONGEST = (
     "test_slurm.py",
     "test_torture.py",
     "test_job_files.py",
-    "test_shrink.py",
     "test_readme.py",
     "test_one_rank.py",
     "test_signals.py",
@@ -32,7 +31,6 @@ LONGEST = (
     "test_own_data.py",
     "test_command_line.py",
     "test_maml.py",
-    "test_scaling.py",
 )
 
 
@@ -55,7 +53,7 @@ def comm():
 @pytest.fixture
 def out(tmp_path_factory, comm):
     """An output folder that all ranks agree on."""
-    return share(comm, str(tmp_path_factory.mktemp("run")))
+    return broadcast_text(comm, str(tmp_path_factory.mktemp("run")))
 
 
 @pytest.fixture

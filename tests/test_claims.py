@@ -24,7 +24,7 @@ from claims.page import _settled, outcome
 from claims.panels import matches, task_title
 from claims.values import figures, worst
 from claims.verdicts import judge, verdict
-from mpifed.core.errors import ConfigError
+from mpifed.base.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts/reproduce.py"

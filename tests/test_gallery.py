@@ -18,9 +18,9 @@ from gallery_figure import picture
 from gallery_pages import ABSENT, index, page
 from gallery_standings import PAID, _lead, _level, standings
 from mpifed.algorithms import ALGORITHMS
+from mpifed.base.errors import ConfigError
 from mpifed.config.job import Config
 from mpifed.config.tuning import tuning
-from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import PROBLEMS
 from mpifed.tuning.trials import probe

@@ -63,8 +63,6 @@ def test_command(folder, command):
         stderr=subprocess.STDOUT,
         text=True,
     )
-    if "expected a machine without other work" in done.stdout or "cannot read comm.json" in done.stdout:
-        pytest.skip("the other tests keep the machine too busy to be measured")
     assert done.returncode == 0, done.stdout
     assert "FAILS" not in done.stdout, done.stdout
 

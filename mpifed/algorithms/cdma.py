@@ -1,4 +1,5 @@
-"""CDMA-NC, CDMA-ONE and CDMA-ADA (Xie et al. 2023): cross-device minimax optimisation in two phases a round.
+"""CDMA-NC, CDMA-ONE and CDMA-ADA (Xie et al. 2023): cross-device minimax optimisation in two phases per
+round.
 
 In the *collection* clients send gradients of all their data, whose average is the direction (u, v); in the
 *update* they take K steps with it in the form of SVRG. CDMA-NC has no collection and no correction.
@@ -10,7 +11,7 @@ Readings:
 * *Whose gradients.* The published code takes the gradient of all of a client's data. They carry no noise and
   no sample. ``large_batch`` takes a minibatch of so many rows instead, with the noise of one sample; CDMA-ADA
   evaluates it at both points.
-* *Who updates.* The clients that were asked in the collection, or with ``fresh_cohort`` others.
+* *Who updates.* The clients that were sampled in the collection, or with ``fresh_cohort`` others.
 * *First round.* CDMA-ADA has no gradient to compare with: u_0, v_0 are the averages alone.
 * *Schedules.* CDMA-ADA's two step sizes share one exponent, η_t = η_0 / (t+1)^a.
 * *Sets.* Where the problem has sets, both blocks are projected after every local step, which leaves their
@@ -23,9 +24,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
-from mpifed.core.settings import hyperparameters
 
 __all__ = ["CDMAADA", "CDMANC", "CDMAONE"]
 
@@ -80,13 +81,13 @@ class CDMAONE(CDMANC):
     collected_fields = _GRADIENT
 
     @property
-    def instead_of_everything(self) -> str:
+    def minibatch_alternative(self) -> str:
         return "" if self.large_batch else "large_batch"
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         collect = Phase(self.client_collect, self.collected_fields, self.server_collect)
-        return collect, Phase(self.client_round, self.message, fresh=self.fresh_cohort)
+        return collect, Phase(self.client_round, self.message, new_cohort=self.fresh_cohort)
 
     def client_collect(self, now, shared, client, message, oracle):
         message.u, message.v = oracle.grad(shared.x, shared.y, self.collected(oracle))      # collection
@@ -96,7 +97,7 @@ class CDMAONE(CDMANC):
 
     def collected(self, oracle):
         """The sample whose gradient is collected."""
-        return oracle.sample(size=self.large_batch) if self.large_batch else oracle.everything
+        return oracle.sample(size=self.large_batch) if self.large_batch else oracle.full_batch
 
     def direction(self, shared, x, y, oracle):
         xi = oracle.sample()

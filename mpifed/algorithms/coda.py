@@ -13,9 +13,9 @@ Readings:
   y has none.
 * *The reference point* x_ref of a stage is the point that the stage before has ended with, or the average of
   the points that its rounds have ended with: ``reference``. The first one is the starting point. Neither
-  moves x, and y is carried on, where CODA without the plus would estimate it anew.
+  moves x, and y is carried on, where CODA without the plus would estimate it again.
 * *Variates* contain the proximal term's gradient, which is another one in the next stage. They start every
-  stage at 0, also for a client that is asked for the first time in the middle of it, unless
+  stage at 0, also for a client that is sampled for the first time in the middle of it, unless
   ``keep_variates``.
 * *A cohort* moves CODASCA's c by its share of all weight. CODA+ is printed for all clients; with a cohort the
   average is the cohort's, as CODASCA's is.
@@ -30,9 +30,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.records import Record, stored
-from mpifed.core.settings import hyperparameters
 
 __all__ = ["CODAPlus", "CODASCA"]
 
@@ -145,7 +145,7 @@ class CODASCA(CODAPlus):
     def server_round(self, now, shared, mean):
         shared.x = now.sets.x(shared.x + self.eta_g * mean.dx)
         shared.y = now.sets.y(shared.y + self.eta_g * mean.dy)
-        shared.cx += now.share * mean.dcx
-        shared.cy += now.share * mean.dcy
+        shared.cx += now.cohort_weight * mean.dcx
+        shared.cy += now.cohort_weight * mean.dcy
         if self.end_round(now, shared) and not self.keep_variates:
             shared.cx, shared.cy = 0.0, 0.0

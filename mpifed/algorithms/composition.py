@@ -8,8 +8,8 @@ The lines of the box, which number the margins of this file:
 * lines 3, 4 and 8 are the rounds: round r covers t = (r-1) q + 1 .. r q, q - 1 local steps and the aggregated
   step.
 * line 5 is the average of the messages, line 6 is ``refresh`` of ``mpifed.core.adaptive``, between the
-  average and the server's line 7. Line 12 is implicit: A stays until it is made anew, after a synchronisation
-  too.
+  average and the server's line 7. Line 12 is implicit: A stays until it is recomputed, after a
+  synchronisation too.
 * lines 7 and 11 are solved: x - γ η_t A⁻¹ w, eq. 10 of the paper.
 * lines 16-20 of t = r q need the new point, so each client runs them at the start of round r + 1. ζ_{t+1} and
   ξ_{t+1} have the numbers 2 (t mod q) and 2 (t mod q) + 1 in their round; those of t = 0 stay unused.
@@ -35,11 +35,11 @@ import math
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.adaptive import FirstMatrix, Identity, Matrix, adaptive
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate, Weight
-from mpifed.core.settings import Preset, hyperparameters
 
 __all__ = ["MFCGD", "AdaMFCGD", "chain_rule"]
 

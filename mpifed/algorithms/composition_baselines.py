@@ -24,11 +24,11 @@ from typing import Literal
 from pydantic import Field
 
 from mpifed.algorithms.composition import chain_rule
+from mpifed.base.errors import ContractError
+from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.errors import ContractError
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
-from mpifed.core.settings import Preset, hyperparameters
 
 __all__ = ["ComFedL", "FedNestComposition", "LocalMOML", "LocalSCGD", "LocalSCGDM"]
 
@@ -70,7 +70,8 @@ class ComFedL(Algorithm):
 
 @hyperparameters
 class LocalMOML(Algorithm):
-    """LocalMOML: local steps with a moving average u of the client's own inner value, anew each round."""
+    """LocalMOML: local steps with a moving average u of the client's own inner value, restarted each
+    round."""
 
     H: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="step size η_t")
@@ -199,7 +200,7 @@ class FedNestComposition(Algorithm):
             Phase(self.client_gradient, Record(h="x")),
             Phase(self.client_descent, Record(x="x")),
         )
-        again = [(replace(call[0], fresh=self.fresh_cohort), *call[1:]) for call in (inner, outer)]
+        again = [(replace(call[0], new_cohort=self.fresh_cohort), *call[1:]) for call in (inner, outer)]
         return inner + again[0] * (self.T - 1) + again[1]
 
     def client_start(self, now, shared, client, message, oracle):

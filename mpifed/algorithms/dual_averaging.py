@@ -33,10 +33,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from mpifed.algorithms.dual_extrapolation import DualMethod
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Phase
-from mpifed.core.mirrors import Euclidean, Mirror
-from mpifed.core.records import Record, kept
-from mpifed.core.settings import hyperparameters
+from mpifed.core.records import Record, not_sent
+from mpifed.core.sets import Euclidean, Mirror
 
 __all__ = ["FedDualAvg", "FeDualEx"]
 
@@ -49,7 +49,7 @@ class _ServerRate(DualMethod):
     mirror: Mirror = Field(default=Euclidean(), description="the mirror map, of the distance generator h")
 
     #: ``rounds`` counts those that are done.
-    shared = Record(z=kept("z"), dual="z", rounds=kept("scalar"))
+    shared = Record(z=not_sent("z"), dual="z", rounds=not_sent("scalar"))
     message = Record(dual="z")
 
     def begin(self, now, shared, phi):
@@ -97,11 +97,11 @@ class FeDualEx(_ServerRate):
     output = "average"
     averages = {"z": "average"}
 
-    shared = _ServerRate.shared | Record(average=kept("z"))
+    shared = _ServerRate.shared | Record(average=not_sent("z"))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        output = Record(halves=kept(("z",) * self.K)) if self.shadow else Record(points=kept("z"))
+        output = Record(halves=not_sent(("z",) * self.K)) if self.shadow else Record(points=not_sent("z"))
         return (Phase(self.client_round, self.message | output, self.server_round),)
 
     def client_round(self, now, shared, client, message, oracle):

@@ -30,10 +30,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.mirrors import Euclidean, Mirror
-from mpifed.core.records import Record, between, kept
-from mpifed.core.settings import hyperparameters
+from mpifed.core.records import Record, not_sent, within_round
+from mpifed.core.sets import Euclidean, Mirror
 
 __all__ = ["DualMethod", "LocalDualExtrapolation"]
 
@@ -81,9 +81,9 @@ class LocalDualExtrapolation(DualMethod):
     partial_participation = False
 
     #: ``z`` is the primal point of the last synchronisation, ``dual`` the averaged dual z.
-    shared = Record(z=kept("z"), average=kept("z"), dual="z", x="z")
-    client = Record(dual=between("z"), v_sum=between("z"))
-    message = Record(dual="z", v_sum=kept("z"))
+    shared = Record(z=not_sent("z"), average=not_sent("z"), dual="z", x="z")
+    client = Record(dual=within_round("z"), v_sum=within_round("z"))
+    message = Record(dual="z", v_sum=not_sent("z"))
 
     @property
     def phases(self) -> tuple[Phase, ...]:

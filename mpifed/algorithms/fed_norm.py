@@ -7,7 +7,8 @@ Readings:
 
 * *Weights of clients.* w_i are those of the job (``participation.weights``). With P of n clients sampled the
   server takes Σ w_i (n / P) G_i over the sample, which is unbiased; these weights do not sum to 1. Where the
-  job's averages are unbiased themselves, ``law.unbiased``, it takes Σ w_i G_i / π_i, π_i the chance of i.
+  job's averages are unbiased themselves, ``availability.unbiased``, it takes Σ w_i G_i / π_i, where π_i is
+  the probability that i is sampled.
 * *Weights of steps.* a^(k) depends on the step alone: r^k, or a list. The source lets it depend on the client
   as well.
 * *τ_eff* is the plain mean of τ_i over all n clients, sampled or not, unless given.
@@ -22,10 +23,10 @@ import torch
 from pydantic import Field
 
 from mpifed.algorithms.snapshots import gradients, keep_snapshot, snapshot_of
+from mpifed.base.errors import short_repr
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import shown
 from mpifed.core.records import Record
-from mpifed.core.settings import hyperparameters
 
 __all__ = ["FedNormSGDA", "FedNormSGDAPlus"]
 
@@ -34,7 +35,7 @@ __all__ = ["FedNormSGDA", "FedNormSGDAPlus"]
 class FedNormSGDA(Algorithm):
     """Fed-Norm-SGDA: client i takes τ_i local steps and sends its normalised sum of gradients."""
 
-    tau: int | tuple[int, ...] = Field(description="local steps τ_i: of every client, or one a client")
+    tau: int | tuple[int, ...] = Field(description="local steps τ_i: of every client, or one per client")
     eta_x: float = Field(ge=0, description="local step size of x (descent)")
     eta_y: float = Field(ge=0, description="local step size of y (ascent)")
     gamma_x: float = Field(ge=0, description="global step size of x; η_x is plain averaging")
@@ -54,11 +55,13 @@ class FedNormSGDA(Algorithm):
 
     def __post_init__(self):
         if not np.size(self.tau) or np.min(self.tau) < 1:
-            raise ValueError(f"tau: expected 1 local step and more for every client, got {shown(self.tau)}")
+            got = short_repr(self.tau)
+            raise ValueError(f"tau: expected 1 local step and more for every client, got {got}")
         if isinstance(self.a, float) and not 0 < self.a <= 1:
             raise ValueError(f"a: expected a ratio of weights in (0, 1], or a list, got {self.a}")
         if isinstance(self.a, tuple) and (len(self.a) < self.longest or min(self.a) <= 0):
-            raise ValueError(f"a: expected {self.longest} weights > 0, one a local step, got {shown(self.a)}")
+            got = short_repr(self.a)
+            raise ValueError(f"a: expected {self.longest} weights > 0, one a local step, got {got}")
 
     def expect_clients(self, clients: int) -> None:
         if isinstance(self.tau, tuple) and len(self.tau) != clients:
@@ -68,7 +71,7 @@ class FedNormSGDA(Algorithm):
 
     @property
     def longest(self) -> int:
-        """The most local steps of a client."""
+        """The largest number of local steps of a client."""
         return int(np.max(self.tau))
 
     def client_round(self, now, shared, client, message, oracle):
@@ -87,8 +90,8 @@ class FedNormSGDA(Algorithm):
         message.gy /= total
 
     def server_round(self, now, shared, mean):
-        # The mean divides by the weight of the sample, which `share` undoes.
-        sampled = 1.0 if now.unbiased else now.share * now.clients / now.cohort
+        # The mean divides by the weight of the sample, which `cohort_weight` undoes.
+        sampled = 1.0 if now.unbiased else now.cohort_weight * now.clients / now.cohort
         scale = sampled * (self.tau_eff or float(np.mean(self.tau)))
         shared.x = now.sets.x(shared.x - scale * self.gamma_x * mean.gx)
         shared.y = now.sets.y(shared.y + scale * self.gamma_y * mean.gy)

@@ -25,10 +25,10 @@ import torch
 from pydantic import Field
 
 from mpifed.algorithms.snapshots import gradients, keep_snapshot, snapshot_of
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate, Weight
-from mpifed.core.settings import hyperparameters
 
 __all__ = ["FedSGDAM", "FedSGDAPlus"]
 

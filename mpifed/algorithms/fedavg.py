@@ -12,7 +12,7 @@ Clients take K local steps. The server makes its step, times η_g, of the averag
 Readings:
 
 * *Bias* is not corrected, as in the paper. Programs that divide m and v by 1 - β^t take other first steps.
-* *Start.* m starts at 0. v starts at τ², the least that the paper asks for.
+* *Start.* m starts at 0. v starts at τ², the smallest value that the paper allows.
 * *Sets.* Where the problem has a set, every new point is projected, at the clients and at the server. The
   papers have none.
 """
@@ -22,10 +22,10 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import choice, hyperparameters
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate
-from mpifed.core.settings import choice, hyperparameters
 
 __all__ = ["SERVERS", "Adagrad", "Adam", "Average", "FedAvg", "Momentum", "Server", "Yogi"]
 
@@ -111,7 +111,7 @@ class FedAvg(Algorithm):
     K: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="local step size")
     eta_g: float = Field(default=1.0, ge=0, description="step size of the server; 1 is plain averaging")
-    server: Server = Field(default=Average(), description="what the server makes of the average displacement")
+    server: Server = Field(default=Average(), description="the server's update from the average displacement")
 
     source = "McMahan et al. 2017, FederatedAveraging; Reddi et al. 2021, Algorithms 1 and 2"
     cites = ("mcmahan2017fedavg", "reddi2021fedopt", "hsu2019fedavgm")

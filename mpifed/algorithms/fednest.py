@@ -10,7 +10,7 @@ Readings:
 * *Step sizes.* The steps are not divided by the number of local steps; the theory divides them.
 * *Samples.* A local step evaluates one fresh sample at both points. The gathered gradients are of a minibatch
   of the job's size.
-* *Cohorts.* One a round, or with ``fresh_cohort`` one for every call.
+* *Cohorts.* One per round, or with ``fresh_cohort`` one for every call.
 * *Sets.* Where the problem has sets, a block is projected after every local step, which leaves its average in
   the set. The paper has no sets; a constrained saddle point stays where it is, as the direction of the first
   step is the same for all clients.
@@ -23,9 +23,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
-from mpifed.core.settings import Preset, hyperparameters
 
 __all__ = ["FedNest", "LFedNest"]
 
@@ -72,7 +72,7 @@ class FedNest(Algorithm):
         inner, outer = inner[self.inner == "sgd" :], outer[self.outer == "sgd" :]
         if not self.fresh_cohort:
             return (*inner * self.T, *outer)
-        again, outer[0] = [replace(inner[0], fresh=True), *inner[1:]], replace(outer[0], fresh=True)
+        again, outer[0] = [replace(inner[0], new_cohort=True), *inner[1:]], replace(outer[0], new_cohort=True)
         return (*inner, *again * (self.T - 1), *outer)
 
     def gather_y(self, now, shared, client, message, oracle):

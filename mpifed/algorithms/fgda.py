@@ -6,9 +6,9 @@ The lines of the box, which number the margins of this file:
 * lines 3, 4 and 9 are the rounds. Round r covers t = (r-1) q + 1 .. r q: q - 1 local steps, then the
   aggregated step at t = r q.
 * line 5 is the average of the messages, line 6 is ``refresh`` of ``mpifed.core.adaptive``, between the
-  average and the server's lines 7-8. Line 13 is implicit: A and B stay until they are made anew, after a
+  average and the server's lines 7-8. Line 13 is implicit: A and B stay until they are recomputed, after a
   synchronisation too.
-* lines 14-16 stand in ``storm``. Those of t = r q need the new point, so each client runs them at the start
+* lines 14-16 are ``storm``. Those of t = r q need the new point, so each client runs them at the start
   of round r + 1, in ``after_sync``. Sample ξ_{t+1} has the number t mod q in its round; sample 0 of round 1
   stays unused.
 * line 20 is a setting of the job: ``output = "uniform"`` takes one of the points x̄, ȳ that rounds end with.
@@ -19,12 +19,16 @@ Readings:
   get no fresh gradients there. Here every client first takes the averages w̄_t, v̄_t. Then it runs lines
   15-16 with its own pre-average point x_t^k, y_t^k and one sample at both points. Of the readings with one
   Allreduce a round, only this one has an error that vanishes with α and β. ``sync_estimator`` selects others,
-  which ``mpifed.algorithms.fgda_readings`` holds.
+  which no experiment of the paper needs: ``local`` runs lines 15-16 from the client's own estimator at every
+  t (without noise and matrices this is Local-GDA); ``mean_after`` does the same and then averages w_{t+1},
+  v_{t+1} (as Lemma 11 has it) in a phase of their own, the first of the next round, where the initial
+  estimators stay local; ``box`` takes the printed line numbers, by which clients continue with w̄_t, v̄_t, so
+  that for q = 1 the estimator never changes.
 * *Signs.* Descent in x, ascent in y. The minus in section 4's ŷ is a misprint.
 * *Letters.* α drives v and y, β drives w and x. ``alpha`` and ``beta`` at t are α_{t+1} and β_{t+1}.
 * *Line 6.* a_{t-1} is the moment of the synchronisation before, as a is computed at synchronisations only.
-* *Sets.* The problem's sets act after the convex combination of lines 8 and 12. The paper has none for x;
-  ``project_y`` selects another place for y.
+* *Sets.* The problem's sets act after the convex combination of lines 8 and 12. The paper has none for x.
+  ``project_y = "step"`` projects ŷ before the convex combination, which stays feasible as η_t ≤ 1.
 """
 
 from __future__ import annotations
@@ -35,12 +39,11 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from mpifed.algorithms.fgda_readings import READINGS, step_of_y
+from mpifed.base.settings import Preset, hyperparameters
 from mpifed.core.adaptive import FirstMatrix, Identity, Matrix, adaptive
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate, Weight, largest
-from mpifed.core.settings import Preset, hyperparameters
 
 __all__ = ["FGDA", "AdaFGDA"]
 
@@ -100,7 +103,8 @@ class AdaFGDA(Algorithm):
     @property
     def phases(self) -> tuple[Phase, ...]:
         if self.sync_estimator == "mean_after":
-            return READINGS["mean_after"].phases(self)
+            estimates = Phase(self.client_estimate, Record(w_after="x", v_after="y"), self.server_estimate)
+            return (estimates, *super().phases)
         return super().phases
 
     def client_start(self, now, shared, client, message, oracle):
@@ -126,22 +130,35 @@ class AdaFGDA(Algorithm):
         y = now.sets.y(mean.y) if self.project_y == "step" else mean.y  # compression may leave the set
         shared.x, shared.y = self.step(t, mean.x, y, mean.w, mean.v, shared, now.sets)      # lines 7-8
 
+    def client_estimate(self, now, shared, client, message, oracle):
+        message.w_after, message.v_after = self.storm_after_sync(now, shared, client, client, oracle)
+
+    def server_estimate(self, now, shared, mean):
+        shared.w, shared.v = mean.w_after, mean.v_after
+
     def after_sync(self, now, shared, client, oracle):
         """w_t, v_t for t = (r-1) q + 1, the first step of round r: lines 14-16 of the step before it."""
-        if self.sync_estimator != "stem":
-            return READINGS[self.sync_estimator].after_sync(self, now, shared, client, oracle)
+        if self.sync_estimator in ("stem", "local"):
+            before = shared if self.sync_estimator == "stem" else client
+            return self.storm_after_sync(now, shared, client, before, oracle)
+        if self.sync_estimator == "box":
+            oracle.sample()  # that of the synchronisation, which this reading does not use
+        return (client.w, client.v) if now.round == 1 else (shared.w, shared.v)
+
+    def storm_after_sync(self, now, shared, client, before, oracle):
+        """Lines 14-16 from the estimators of ``before`` (``shared`` or ``client``); line 2 in round 1."""
         xi = oracle.sample()
         if now.round == 1:
             return client.w, client.v
         new, old = (shared.x, shared.y), (client.x, client.y)
-        return self.storm(now.step(0), oracle, xi, new, old, shared.w, shared.v)
+        return self.storm(now.step(0), oracle, xi, new, old, before.w, before.v)
 
     def step(self, t, x, y, w, v, shared, sets):
         """x_{t+1}, y_{t+1} from the point and the estimators at t: lines 7-8 and 11-12, x̂ and ŷ put in."""
         eta = self.eta(t)
         x = sets.x(torch.addcdiv(x, w, shared.A, value=-eta * self.gamma))
         if self.project_y == "step":
-            return x, step_of_y(y, v, shared.B, eta, self.lam, sets)
+            return x, y + eta * (sets.y(torch.addcdiv(y, v, shared.B, value=self.lam)) - y)
         return x, sets.y(torch.addcdiv(y, v, shared.B, value=eta * self.lam))
 
     def storm(self, t, oracle, xi, new, old, w, v):

@@ -8,16 +8,16 @@ Readings:
 * *Local steps* are simultaneous, with one sample for both gradients. Both blocks are projected after every
   step where the problem has sets.
 * *Cohorts.* Who is absent keeps ψ_i as it is. The paper has all clients.
-* *What is reported* for the block y, to metrics and in the result, is the average of the clients' ψ_i.
+* *The reported* block y, in metrics and in the result, is the average of the clients' ψ_i.
 """
 
 from __future__ import annotations
 
 from pydantic import Field
 
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.records import Record
-from mpifed.core.settings import hyperparameters
 
 __all__ = ["FLRA"]
 

@@ -15,7 +15,7 @@ Readings:
 * *Misprint.* FedMuon-DA's X_{t+1,i} is X_{t,i+1}.
 * *Global step.* γ / (η p) times the averaged displacement (line 11).
 * *Blocks.* x and y are normalised, clipped or orthogonalised separately, and 0/0 is 0.
-* *First round.* The paper leaves u_{-1} and g_{-1} open; ``first_round`` says what they are:
+* *First round.* The paper leaves u_{-1} and g_{-1} open; ``first_round`` selects them:
 
   * ``beta_one`` (default): β = 1 in the first round and zero variates, which is what the proof uses;
   * ``zero``: all zero, and β as always;
@@ -24,7 +24,7 @@ Readings:
 * *Sets.* Where the problem has sets, every new point is projected, at the clients and at the server. The
   paper has none.
 
-u and v can be recomputed from g_x and g_y by every client, so they do not travel.
+u and v can be recomputed from g_x and g_y by every client, so they are not communicated.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.directions import Clip, Normalize, NormOver, Orthogonalize
-from mpifed.core.records import Record, kept
-from mpifed.core.settings import hyperparameters
+from mpifed.core.records import Record, not_sent
 
 __all__ = ["FedNSGDAM", "FedMuonDA", "FedSGDAClip"]
 
@@ -63,7 +63,7 @@ class _HeavyTailed(Algorithm):
     paper_cost = "up 2D (displacement and gradient); down 2D; 1 phase; 1 gradient a step"
     partial_participation = False
     steps = "p"
-    shared = Record(x="x", y="y", u=kept("x"), v=kept("y")) | _VARIATES
+    shared = Record(x="x", y="y", u=not_sent("x"), v=not_sent("y")) | _VARIATES
     client = _VARIATES
     message = Record(dx="x", dy="y") | _VARIATES
 

@@ -16,7 +16,7 @@ Readings:
 * *Order.* The step of a synchronising t divides by the v̂ of that t, as in AMSGrad, which the method is for
   one client and K = 1. So v is averaged before this step, the points after it: two phases. Other
   implementations keep the old v̂ for this step.
-* *What is averaged.* Points and v. Each client keeps its own m and v, which are not replaced by averages.
+* *Averaged fields.* Points and v. Each client keeps its own m and v, which are not replaced by averages.
 * *Start.* m = v = 0 and v̂ = ε, which is also the least v̂ there is. There is no bias correction.
 * *Minimax.* The paper minimises. y ascends likewise, with moments of its own.
 * *Sets.* Where the problem has sets, both blocks are projected after every local step; the paper has none.
@@ -27,9 +27,9 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.records import Record, between
-from mpifed.core.settings import hyperparameters
+from mpifed.core.records import Record, within_round
 
 __all__ = ["LocalAMSGrad"]
 
@@ -53,7 +53,7 @@ class LocalAMSGrad(Algorithm):
     partial_participation = False
     steps = "K"
     shared = Record(x="x", y="y", v_hat=("x", "y"))
-    client = Record(m=("x", "y"), v=("x", "y"), point=between(("x", "y")))
+    client = Record(m=("x", "y"), v=("x", "y"), point=within_round(("x", "y")))
 
     @property
     def phases(self) -> tuple[Phase, ...]:

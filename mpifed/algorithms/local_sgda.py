@@ -21,10 +21,10 @@ from __future__ import annotations
 from pydantic import Field
 
 from mpifed.algorithms.snapshots import gradients, keep_snapshot, snapshot_of
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
 from mpifed.core.schedules import Rate, largest
-from mpifed.core.settings import hyperparameters
 
 __all__ = ["LocalSGDA", "LocalSGDAPlus", "MomentumLocalSGDA", "MomentumLocalSGDAPlus"]
 

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
 from mpifed.core.records import Record
-from mpifed.core.settings import hyperparameters
 
 __all__ = ["FSGDA", "FESSGDA", "SmoothedGDA"]
 
@@ -79,7 +79,7 @@ class FESSGDA(FSGDA):
 
 @hyperparameters
 class SmoothedGDA(Algorithm):
-    """Smoothed-GDA: central gradient descent ascent on f + (p/2)‖x - z‖²; one averaged gradient a round."""
+    """Smoothed-GDA: central gradient descent ascent on f + (p/2)‖x - z‖²; one averaged gradient per round."""
 
     eta_x: float = Field(ge=0, description="step size of x (descent)")
     eta_y: float = Field(ge=0, description="step size of y (ascent)")

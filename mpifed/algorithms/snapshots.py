@@ -1,8 +1,8 @@
 """The snapshot x̃ of the "+" methods: y's gradient is taken at (x̃, y), x's at (x, y), with one sample.
 
 x̃ is the averaged x with which every ``period``-th round begins, the first round among them. In such a round
-clients have it as x. In the others they read it from the field ``snapshot`` of ``shared``, so it is counted
-as sent once more after each renewal, and with a cohort in each of these rounds.
+clients have it as x. In the others they read it from the field ``snapshot`` of ``shared``, so it counts
+as sent again after each renewal, and with a cohort in each of these rounds.
 """
 
 from __future__ import annotations

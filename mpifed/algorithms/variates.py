@@ -11,8 +11,8 @@ Readings:
   two phases. ``stored``: those of SCAFFOLD, option II, block by block, in one phase.
 * *Option I* of SCAFFOLD renews c_i by the gradient at the round's starting point: of all local data, or of
   one more sample, drawn after the K of the local steps.
-* *Minimax.* SCAFFOLD is printed for minimisation. Where the problem has a y, y ascends beside x, with the
-  same two rates and a variate of its own.
+* *Minimax.* SCAFFOLD is printed for minimisation. Where the problem has a y, y ascends together with x, with
+  the same two rates and a variate of its own.
 * *A cohort* moves c by its share of all weight, which is |S| / N where clients weigh the same.
 * *Start.* All stored variates start at 0, so the first round is FSGDA's.
 * *Sets.* Where the problem has sets, both blocks are projected after every local step and at the server; the
@@ -27,9 +27,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.records import Record, between, stored
-from mpifed.core.settings import hyperparameters
+from mpifed.core.records import Record, stored, within_round
 
 __all__ = ["SAGDA", "SCAFFOLD"]
 
@@ -67,18 +67,19 @@ class _Corrected(Algorithm):
 
     def server_round(self, now, shared, mean):
         self.server_steps(now, shared, mean)
-        shared.cx += now.share * mean.dcx                                                   # line 17
-        shared.cy += now.share * mean.dcy
+        shared.cx += now.cohort_weight * mean.dcx                                           # line 17
+        shared.cy += now.cohort_weight * mean.dcy
 
     def change(self, shared, client, message, oracle):
-        """c_i⁺ - c_i, with the mean of the round's raw gradients for c_i⁺, told from the displacement."""
+        """c_i⁺ - c_i, with the mean of the round's raw gradients for c_i⁺, recovered from the
+        displacement."""
         mean_x, mean_y = -message.dx / (self.K * self.eta_xl), message.dy / (self.K * self.eta_yl)
         return mean_x - shared.cx, mean_y - shared.cy                                       # line 12 (ii)
 
 
 @hyperparameters
 class SAGDA(_Corrected):
-    """SAGDA: FSGDA with control variates, made anew in every round or stored at the clients."""
+    """SAGDA: FSGDA with control variates, recomputed in every round or stored at the clients."""
 
     eta_xl: float = Field(gt=0, description="local step size of x (descent)")
     eta_yl: float = Field(gt=0, description="local step size of y (ascent)")
@@ -94,7 +95,7 @@ class SAGDA(_Corrected):
 
     @property
     def client(self) -> Record:
-        return _VARIATES if self.variates == "stored" else Record(cx=between("x"), cy=between("y"))
+        return _VARIATES if self.variates == "stored" else Record(cx=within_round("x"), cy=within_round("y"))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -124,7 +125,7 @@ class SCAFFOLD(_Corrected):
     paper_cost = "up 2D; down 2D; 1 phase; 1 gradient a step, option I: and 1 a round"
 
     @property
-    def instead_of_everything(self) -> str:
+    def minibatch_alternative(self) -> str:
         return "option = 'I_sample'" if self.option == "I" else ""
 
     @property
@@ -142,6 +143,6 @@ class SCAFFOLD(_Corrected):
     def change(self, shared, client, message, oracle):
         if self.option == "II":
             return super().change(shared, client, message, oracle)
-        xi = oracle.everything if self.option == "I" else oracle.sample()
+        xi = oracle.full_batch if self.option == "I" else oracle.sample()
         gx, gy = oracle.grad(shared.x, shared.y, xi)                                        # line 12 (i)
         return gx - client.cx, gy - client.cy

@@ -1,4 +1,4 @@
-"""LSGD, LESGD, LIPPAX and SLIPPAX (Wang & Kale), and what LESGD comes from: for variational inequalities.
+"""LSGD, LESGD, LIPPAX and SLIPPAX (Wang & Kale), and their central methods, for variational inequalities.
 
 Steps are t = 1 .. K R; every K-th is a synchronisation. LSGD is eq. 11 and LESGD eq. 4, which have no line
 numbers. The margin of LIPPAX numbers the lines of Algorithm 1, with those of SLIPPAX (Algorithm 2) in
@@ -33,9 +33,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm, Phase
-from mpifed.core.records import Record, between, kept
-from mpifed.core.settings import hyperparameters
+from mpifed.core.records import Record, not_sent, within_round
 
 __all__ = ["LSGD", "LESGD", "LIPPAX", "SLIPPAX", "ExtraSGD", "ExtraStepLocalSGD"]
 
@@ -50,8 +50,8 @@ class _Local(Algorithm):
     output = "average"
     averages = {"z": "average"}
     steps = "K"
-    shared = Record(z="z", average=kept("z"))
-    message = Record(z="z", x_sum=kept("z"))
+    shared = Record(z="z", average=not_sent("z"))
+    message = Record(z="z", x_sum=not_sent("z"))
 
     def client_round(self, now, shared, client, message, oracle):
         z = shared.z
@@ -113,14 +113,14 @@ class LESGD(ExtraStepLocalSGD):
     cites = ("wang_nd_slippax", "beznosikov2022extragradient")
     paper_cost = "up 2D; down 2D; 2 phases; 2 operator values a step"
 
-    shared = Record(z="z", average=kept("z"), x="z")
-    client = Record(z=between("z"))
+    shared = Record(z="z", average=not_sent("z"), x="z")
+    client = Record(z=within_round("z"))
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         if not self.sync_extrapolation:
             return super().phases
-        extrapolated = Record(x="z", x_sum=kept("z"))
+        extrapolated = Record(x="z", x_sum=not_sent("z"))
         return (
             Phase(self.client_extrapolate, extrapolated, self.server_extrapolate),
             Phase(self.client_update, Record(z="z")),
@@ -157,7 +157,7 @@ class ExtraSGD(Algorithm):
     averages = {"z": "average"}
 
     #: ``rounds`` counts those in which clients participated.
-    shared = Record(z="z", average=kept("z"), x="z", rounds=kept("scalar"))
+    shared = Record(z="z", average=not_sent("z"), x="z", rounds=not_sent("scalar"))
     message = Record(V="z")
 
     @property
@@ -227,7 +227,7 @@ class LIPPAX(_Local):
         return x, oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample()))         # lines 8-9 (9-10)
 
     def smoothed(self, x, oracle):
-        """Where the inner loop asks for the operator: here at x itself."""
+        """The point at which the inner loop evaluates the operator: here x itself."""
         return x
 
 

@@ -1,8 +1,7 @@
-"""The text of a batch script for Slurm.
+"""The text of a batch script for Slurm: ``#SBATCH`` lines and one command.
 
-A script holds ``#SBATCH`` lines and one command. How the ranks are started, how a warning signal reaches
-them and how a job goes back into the queue stands in ``launcher.sh``, which every script sources from the
-package.
+The script sources ``launcher.sh`` from the package, which starts the ranks, forwards the warning signal and
+requeues the job.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpifed.storage.arrays import HEAD, share_lines
+from mpifed.storage.slurm_array import HEAD, share_lines
 
 __all__ = ["Batch", "quoted", "sbatch_words", "seconds"]
 
@@ -39,19 +38,19 @@ class Batch:
     Attributes:
         job: the job file.
         settings: ``key=value`` changes to it.
-        tasks: further changes, one list for each element of a job array; empty for a single job.
-        parts: elements of a job array that share a sweep's runs or the methods and tasks of a search; 0 for
-            another job.
-        verb: the command of mpifed that carries the job out: run, sweep or tune.
-        gpus_per_node: a number, or type and number as in ``a100:4``; ``None`` asks for none.
-        time: the time limit in a form that Slurm takes; ``None`` leaves it to the partition.
-        warning: seconds before the time limit at which the run is told to write a checkpoint and end.
-        preemptible: the job goes back into the queue when a signal or a preemption has ended it early.
+        tasks: further changes, one tuple for each element of a job array; empty for a single job.
+        parts: elements of a job array among which a sweep's runs, or the methods and tasks of a search, are
+            divided; 0 for other jobs.
+        verb: the command of mpifed: run, sweep or tune.
+        gpus_per_node: a number, or type and number as in ``a100:4``; ``None`` requests none.
+        time: the time limit in one of Slurm's forms; ``None`` for the partition's.
+        warning: seconds before the time limit at which the run writes a checkpoint and ends.
+        preemptible: whether the job is requeued when a signal or a preemption has ended it early.
         extra: the words of further ``#SBATCH`` lines, see :func:`sbatch_words`.
         setup: lines of shell to run first.
-        command: the arguments that describe this job to ``mpifed launch``.
-        shares: the runs of each element, by the names of their folders beside the script; empty where they
-            lie elsewhere.
+        command: the arguments of ``mpifed launch`` for this job.
+        shares: the runs of each element, by the names of their folders next to the script; empty if they are
+            elsewhere.
     """
 
     job: str
@@ -124,9 +123,9 @@ class Batch:
         return f"{runs}; {self.nodes} node(s), on each {share}{again}."
 
     def warnings(self, clients: int) -> list[str]:
-        """What is allowed and surely not meant, one line each."""
+        """Probable mistakes, one line each."""
         found = []
-        if self.ranks > clients and self.verb != "tune":  # whose ranks have runs of their own
+        if self.ranks > clients and self.verb != "tune":  # its ranks have separate runs
             found.append(
                 f"{self.ranks} ranks for {clients} clients: {self.ranks - clients} would have nothing to do"
             )
@@ -142,7 +141,7 @@ class Batch:
 
 
 def quoted(word: str) -> str:
-    """``word`` as bash reads it back, byte for byte, in one line of printable characters."""
+    """``word`` quoted for bash in one line of printable characters, preserving every byte."""
     if word.isprintable():
         return shlex.quote(word)
     shown = (chr(byte) if chr(byte) in _PLAIN else f"\\{byte:03o}" for byte in os.fsencode(word))
@@ -158,7 +157,7 @@ def _shown(character: re.Match) -> str:
 
 
 def _directive(word: str) -> str:
-    """``word`` as sbatch reads it in an ``#SBATCH`` line, where blanks end it and ``#`` begins a comment."""
+    """``word`` quoted for an ``#SBATCH`` line, where blanks end a word and ``#`` begins a comment."""
     if re.fullmatch(r"[\w@%+=:,./-]+", word, re.ASCII):
         return word
     return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
@@ -168,7 +167,7 @@ def sbatch_words(line: str) -> tuple[str, ...]:
     """The words of ``line``, options as on sbatch's command line or a whole ``#SBATCH`` line.
 
     Raises:
-        ValueError: they are no options, or a value with blanks is not quoted.
+        ValueError: the words are not options, or a value with blanks is not quoted.
     """
     whole = line.startswith("#SBATCH")
     words = shlex.split(line.removeprefix("#SBATCH"), comments=whole)
@@ -185,11 +184,9 @@ def sbatch_words(line: str) -> tuple[str, ...]:
 
 
 def seconds(time: str) -> int | None:
-    """A time limit in Slurm's forms M, M:S, H:M:S, D-H, D-H:M and D-H:M:S; ``None`` if it is none of them.
-
-    No number has more than six digits.
-    """
-    # Slurm counts minutes in 32 bits and does not say when there are more
+    """A time limit in Slurm's forms M, M:S, H:M:S, D-H, D-H:M and D-H:M:S; ``None`` for other texts and for
+    numbers of more than six digits."""
+    # Slurm stores minutes in 32 bits and does not report an overflow
     number = "([0-9]{1,6})"
     match = re.fullmatch(f"(?:{number}-)?{number}(?::{number})?(?::{number})?", time)
     if not match:

@@ -13,20 +13,19 @@ from rich import box
 from rich.markdown import Markdown
 from rich.table import Table
 
-from mpifed.cli.printing import echo
-from mpifed.cli.settings_page import SWEEP, THEORY, TOP, TUNE, Row, rows_of, settings_page, toml
+from mpifed.base.bibliography import bibtex, cites_of
+from mpifed.base.console import Console
+from mpifed.base.errors import ConfigError
+from mpifed.base.settings import build, default_of, suggest
+from mpifed.cli.output import echo
+from mpifed.cli.schema import Row, rows_of, toml
+from mpifed.cli.settings_page import SWEEP, THEORY, TOP, TUNE, settings_page
 from mpifed.cli.topics import EXAMPLES, GROUPS, Group
-from mpifed.config.job import Config
+from mpifed.config.job import SECTIONS, Config
 from mpifed.config.plugins import find
-from mpifed.config.sections import SECTIONS
 from mpifed.config.tuning import Tune
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.console import Console
-from mpifed.core.errors import ConfigError
 from mpifed.core.records import Record
-from mpifed.core.references import bibtex, cites_of
-from mpifed.core.settings import build, near_miss
-from mpifed.core.signatures import default_of
 from mpifed.theory import Theorem
 
 #: What stands outside the sections.
@@ -127,7 +126,7 @@ def _print_setting(section: str, key: str) -> None:
     rows = [row for row in _rows(section) if row.name == key]
     if not rows:
         known = [row.name for row in _rows(section)]
-        raise ConfigError(f"[{section}] has no setting {key!r}: {near_miss(key, known)}")
+        raise ConfigError(f"[{section}] has no setting {key!r}: {suggest(key, known)}")
     _print_rows(rows)
     for group in GROUPS.values():
         if group.setting == f"{section}.{key}":
@@ -177,14 +176,14 @@ def print_citation(name: str) -> None:
 
 def _found(name: str) -> tuple[str, str, object]:
     """The name as it is written, the group and the thing itself."""
-    for group, (members, _, _) in GROUPS.items():
+    for group, (members, *_) in GROUPS.items():
         for known, thing in members.items():
             if known.lower() == name.lower():
                 return known, group, thing
     if ":" not in name:
         kinds = [word for plural, group in GROUPS.items() for word in (plural, group.one, *group.members)]
         names = [*kinds, *EXAMPLES, "settings"]
-        raise ConfigError(f"nothing is called {name!r}: {near_miss(name, names)}")
+        raise ConfigError(f"nothing is called {name!r}: {suggest(name, names)}")
     try:
         return name, "methods", find(name, "algorithm")
     except ConfigError as error:

@@ -11,6 +11,7 @@ import warnings
 
 import numpy as np
 
+from mpifed.base.errors import ConfigError
 from mpifed.cli.catalogue import example
 from mpifed.cli.check_method import check_method_here, check_method_on_ranks
 from mpifed.cli.check_problem import check_problem_here, check_problem_on_ranks
@@ -18,7 +19,6 @@ from mpifed.cli.check_runs import ROWS, Report
 from mpifed.config.job import find
 from mpifed.config.tables import override
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import SerialComm
 
 __all__ = ["check_class"]

@@ -1,22 +1,24 @@
-"""Derivatives against finite differences, second derivatives against each other, monotonicity on pairs of
-points.
+"""Checks of derivatives by :func:`torch.autograd.gradcheck`, of the symmetry of second derivatives, and of
+the monotonicity of an operator on pairs of points.
 
-All is in float64. Central differences with a step h have errors of order h² from the function's third
-derivatives and of order 1e-16 / h from rounding; with h = 1e-5 both lie far below :data:`TOLERANCE`.
+All numbers are float64. Central differences with a step h have errors of order h² from the function's third
+derivatives and of order 1e-16 / h from rounding; with h = 1e-5 both are far below :data:`TOLERANCE`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from torch.autograd.gradcheck import GradcheckError, gradcheck
 
-from mpifed.core.problem import Problem
-from mpifed.core.problem_values import minibatch, point_of, samples_of
+from mpifed.core.problem import Problem, starting_point
 from mpifed.core.records import Blocks
 from mpifed.core.streams import generator
+from mpifed.core.validation import minibatch, samples_of
 
 __all__ = [
     "Place",
@@ -43,10 +45,10 @@ Vector = torch.Tensor
 
 @dataclass(frozen=True)
 class Place:
-    """Where derivatives are compared: one client's minibatch and a point near the start.
+    """A point near the start and a minibatch of one client, where derivatives are compared.
 
     Attributes:
-        point: a flat vector ``[d]`` a block.
+        point: a flat vector ``[d]`` per block.
         batches: kind of sample → tensors ``[1, rows, ...]``.
     """
 
@@ -61,7 +63,7 @@ class Place:
         return function(*named, tuple(column[0] for column in self.batches[of]))
 
     def fields(self, point: list[Vector]) -> list[Vector]:
-        """The gradients by hand, one flat vector a block."""
+        """The analytic gradients, one flat vector per block."""
         values = self.problem.gradients(*(flat.unsqueeze(0) for flat in point), self.batches[""])
         return [value[0] for value in (values if isinstance(values, tuple | list) else (values,))]
 
@@ -69,7 +71,7 @@ class Place:
 def near_start(problem: Problem, number: int = 0) -> list[Vector]:
     """A random point near the start, a flat float64 vector a block, inside the sets where the start is."""
     rng, point = generator(number, "check"), []
-    for block, start in zip(problem.variables(), point_of(problem, torch.float64)):
+    for block, start in zip(problem.variables(), starting_point(problem, torch.float64)):
         moved = start + 0.2 * torch.from_numpy(rng.standard_normal(len(start)))
         point.append((start + getattr(problem.sets, block)(moved)) / 2)
     return point
@@ -82,46 +84,43 @@ def place(problem: Problem, client: int) -> Place:
 
 
 def compare_gradients(at: Place) -> None:
-    """Gradients, by hand or of the loss, against differences of the loss.
+    """Compare the gradients, analytic or of autograd, with finite differences of the loss.
 
     Raises:
         AssertionError: they differ.
     """
-    gradients = at.fields(at.point) if at.problem.gradients is not None else _differentiated(at)
-    for number, (block, gradient) in enumerate(zip(at.blocks, gradients)):
+    analytic = None if at.problem.gradients is None else at.fields(at.point)
+    for number, block in enumerate(at.blocks):
 
         def loss(flat: Vector, number: int = number) -> torch.Tensor:
             return at.call(at.problem.loss, [*at.point[:number], flat, *at.point[number + 1 :]])
 
-        _compare(loss, at.point[number], gradient.unsqueeze(0), f"∂f/∂{block}", at.blocks[block])
-
-
-def _differentiated(at: Place) -> list[Vector]:
-    point = [flat.clone().requires_grad_() for flat in at.point]
-    return list(torch.autograd.grad(at.call(at.problem.loss, point), point, materialize_grads=True))
+        gradient = None if analytic is None else analytic[number].unsqueeze(0)
+        _compare(loss, at.point[number], f"∂f/∂{block}", at.blocks[block], gradient)
 
 
 def compare_jacobian(at: Place) -> None:
-    """The Jacobian of the inner map, by hand or not, against differences of ``inner``.
+    """Compare the Jacobian of the inner map, analytic or of autograd, with finite differences of ``inner``.
 
     Raises:
-        AssertionError: they differ, or the value that comes with a Jacobian by hand is not that of ``inner``.
+        AssertionError: they differ, or the value that an analytic Jacobian returns is not that of ``inner``.
     """
-    (x,), problem = at.point, at.problem
+    (x,), problem, J = at.point, at.problem, None
 
     def inner(flat: Vector) -> torch.Tensor:
         return at.call(problem.inner, [flat], "g")
 
-    if problem.jacobian is None:
-        J = torch.func.jacrev(inner)(x)
-    else:
+    if problem.jacobian is not None:
         u, J = (value[0] for value in problem.jacobian(x.unsqueeze(0), at.batches["g"]))
-        _close(u, inner(x), "u of jacobian()", "inner()")
-    _compare(inner, x, J, "∂g/∂x", at.blocks["x"])
+        difference, size = float((u - inner(x)).abs().max()), float(inner(x).abs().max())
+        if not difference <= 1e-9 * max(1.0, size):
+            raise AssertionError(f"u of jacobian() differs from inner() by {difference:.3g}")
+    _compare(inner, x, "∂g/∂x", at.blocks["x"], J)
 
 
 def compare_outer(at: Place) -> None:
-    """∇f of a composition, by hand or not, against differences of ``outer`` at the value of ``inner``.
+    """Compare ∇f of a composition, analytic or of autograd, with finite differences of ``outer`` at the
+    value of ``inner``.
 
     Raises:
         AssertionError: they differ.
@@ -131,32 +130,58 @@ def compare_outer(at: Place) -> None:
     def outer(flat: Vector) -> torch.Tensor:
         return problem.outer(flat, tuple(column[0] for column in at.batches["f"]))
 
-    if problem.outer_gradient is None:
-        gradient = torch.func.grad(outer)(u)
-    else:
-        gradient = problem.outer_gradient(u.unsqueeze(0), at.batches["f"])[0]
-    _compare(outer, u, gradient.unsqueeze(0), "∂f/∂u", {"u": tuple(u.shape)})
+    analytic = problem.outer_gradient
+    gradient = None if analytic is None else analytic(u.unsqueeze(0), at.batches["f"])[0].unsqueeze(0)
+    _compare(outer, u, "∂f/∂u", {"u": tuple(u.shape)}, gradient)
 
 
-@torch.no_grad()
-def _compare(function: Callable, flat: Vector, J: torch.Tensor, what: str, shapes: dict) -> None:
-    """Slopes of a function ``[d]`` → ``[p]`` or a scalar along some directions, against its Jacobian ``[p,
-    d]``."""
-    value, scale = function(flat), float(J.abs().max())
+class _Claimed(torch.autograd.Function):
+    """A function of one number whose derivative is claimed, not differentiated."""
+
+    @staticmethod
+    def forward(ctx, t, function, slope):
+        ctx.slope = slope
+        return function(t.item()).reshape(-1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return (gradient @ ctx.slope).reshape(1), None, None
+
+
+def _compare(
+    function: Callable, flat: Vector, what: str, shapes: dict, J: torch.Tensor | None = None
+) -> None:
+    """Compare the Jacobian ``J`` ``[p, d]`` of a function ``[d]`` → ``[p]`` or a scalar, by default the one
+    of autograd, with :func:`torch.autograd.gradcheck` along some directions.
+
+    Raises:
+        AssertionError: they differ.
+    """
+    value = function(flat).detach()
     if not torch.isfinite(value).all():
         raise AssertionError(f"the function behind {what} is not finite near the start")
+    if J is None:
+        J = torch.autograd.functional.jacobian(function, flat).reshape(-1, len(flat))
+    # A value of size |f| is rounded by 1e-16 |f|, which the difference divides by the step.
+    allowed = TOLERANCE * float(J.abs().max()) + 1e-9 * float(value.abs().max())
     for direction, name in _directions(shapes, len(flat)):
-        measured = _slope(function, flat, direction).reshape(-1)
-        claimed = J.detach() @ direction
-        # A value of size |f| is rounded by 1e-16 |f|, which the difference divides by the step.
-        allowed = TOLERANCE * max(scale, float(measured.abs().max())) + 1e-9 * float(value.abs().max())
-        error = (measured - claimed).abs()
-        if not error.max() <= allowed:
-            row = int(error.nan_to_num(torch.inf).argmax())
-            raise AssertionError(
-                f"{what} along {name} is {float(measured[row]):.6g} by differences, "
-                f"{float(claimed[row]):.6g} by the derivative"
+
+        def along(t: float, direction: Vector = direction) -> torch.Tensor:
+            return function(flat + t * direction).detach()
+
+        try:
+            gradcheck(
+                partial(_Claimed.apply, function=along, slope=J.detach() @ direction),
+                torch.zeros(1, dtype=torch.float64, requires_grad=True),
+                eps=STEP,
+                atol=allowed,
+                rtol=TOLERANCE,
             )
+        except GradcheckError as error:
+            told = " ".join(str(error).split())
+            raise AssertionError(
+                f"{what} along {name}: expected the derivative of the function, by differences: {told}"
+            ) from None
 
 
 def _slope(function: Callable, flat: Vector, direction: Vector) -> torch.Tensor:
@@ -188,7 +213,7 @@ def _close(one: Vector, other: Vector, what: str, expected: str) -> None:
 
 @torch.no_grad()
 def compare_seconds(at: Place) -> None:
-    """Gradients by hand against each other: the second derivatives of a function are symmetric.
+    """Analytic gradients compared with each other: the second derivatives of a function are symmetric.
 
     Raises:
         AssertionError: they are the gradients of no function.
@@ -225,7 +250,7 @@ def compare_pairs(problem: Problem) -> None:
         AssertionError: a pair where it is negative.
     """
     batches = [minibatch(problem, [client], 0, torch.float64) for client in range(problem.clients)]
-    (start,), rng = point_of(problem, torch.float64), generator(0, "pairs")
+    (start,), rng = starting_point(problem, torch.float64), generator(0, "pairs")
 
     def mean(z: Vector) -> Vector:
         return sum(problem.operator(z.unsqueeze(0), batch)[0] for batch in batches) / len(batches)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from mpifed.base.errors import ConfigError, ContractError
 from mpifed.cli.check_precision import MixedPrecision
 from mpifed.cli.check_runs import (
     ROUNDS,
@@ -23,7 +24,6 @@ from mpifed.cli.check_runs import (
     tried_on,
 )
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ConfigError, ContractError
 from mpifed.core.problem import Problem
 from mpifed.parallel.comm import SerialComm
 from mpifed.running.run import resume, run
@@ -74,7 +74,7 @@ def _refusal(method: Algorithm, problem: Problem) -> str | None:
     """Why a method does not take a problem, ``None`` where it does."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            Simulation(configuration(method, problem, folder), SerialComm())
+            Simulation.from_settings(configuration(method, problem, folder), SerialComm())
         except (ConfigError, ContractError) as fault:
             return str(fault)
     return None
@@ -111,7 +111,7 @@ def _raise(reason: str) -> None:
 def _rounds(method: Algorithm, problem: Problem, observer: Observer, **changes) -> None:
     """The start and two rounds under the eyes of ``observer``."""
     with tempfile.TemporaryDirectory() as folder:
-        simulation = Simulation(
+        simulation = Simulation.from_settings(
             configuration(method, problem, folder, **changes), SerialComm(), observers=[observer]
         )
         observer.simulation = simulation
@@ -168,7 +168,7 @@ class _Mean(Observer):
 
 
 def _cohorts(method: Algorithm, problem: Problem, report: Report) -> None:
-    """Averages over a cohort against sums by hand."""
+    """Averages over a cohort compared with plain sums."""
     sentence = f"averages over {COHORT} of {problem.clients} clients equal sums by hand"
     if not method.partial_participation:
         report.skip(sentence, "the method needs every client in every round")
@@ -192,7 +192,7 @@ def _feasible(method: Algorithm, problem: Problem, report: Report) -> None:
 
 def _inside(method: Algorithm, problem: Problem) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        simulation = Simulation(configuration(method, problem, folder), SerialComm())
+        simulation = Simulation.from_settings(configuration(method, problem, folder), SerialComm())
         simulation.start()
         for _ in range(ROUNDS):
             simulation.step()

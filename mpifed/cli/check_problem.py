@@ -23,13 +23,12 @@ from mpifed.cli.check_derivatives import (
 from mpifed.cli.check_precision import MixedPrecision
 from mpifed.cli.check_runs import PROBES, ROUNDS, ROWS, NotChecked, Report, check_together, final_point, same
 from mpifed.core.problem import Problem, defines
-from mpifed.core.problem_checks import check_problem
-from mpifed.core.problem_values import address, samples_of
 from mpifed.core.streams import generator
+from mpifed.core.validation import address, check_problem, samples_of
 from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.figures import expect_metrics
+from mpifed.simulation.evaluation import expect_metrics
 from mpifed.simulation.memory import expect_constants
-from mpifed.simulation.preparation import default_dtype
+from mpifed.simulation.setup import default_dtype
 
 __all__ = ["check_problem_here", "check_problem_on_ranks"]
 

@@ -15,17 +15,16 @@ import torch
 from pydantic import Field
 
 from mpifed.algorithms import MFCGD, LocalDualExtrapolation, LocalSGDA
+from mpifed.base.console import Console
+from mpifed.base.errors import ConfigError, ContractError
+from mpifed.base.settings import problem_settings
 from mpifed.config.job import Config
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.console import Console
-from mpifed.core.errors import ConfigError, ContractError
-from mpifed.core.evaluation import by_hand
-from mpifed.core.problem import Minimax, Minimisation, Problem
+from mpifed.core.problem import Minimax, Minimisation, Problem, is_analytic
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Ball, Sets
-from mpifed.core.settings import problem_settings
 from mpifed.core.streams import generator
-from mpifed.parallel.comm import CollectiveError, SerialComm, share
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
 from mpifed.problems import AffineGame, L1BoxBilinear, LinearMAML
 from mpifed.running.run import run
 from mpifed.simulation.simulation import Simulation
@@ -153,7 +152,7 @@ def final_point(method: Algorithm, problem: Problem, comm: SerialComm, **changes
     What the run itself would warn of is a verdict here.
     """
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
-        result = run(configuration(method, problem, share(comm, folder), **changes), comm)
+        result = run(configuration(method, problem, broadcast_text(comm, folder), **changes), comm)
         comm.barrier()
     return torch.cat(list(result.point.values())).numpy()
 
@@ -182,7 +181,7 @@ def check_together(method: Algorithm, problem: Problem, report: Report, toleranc
         """Why a run would step clients one at a time; "" where it steps them together."""
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
             try:
-                return Simulation(
+                return Simulation.from_settings(
                     configuration(method, problem, folder, group="all"), SerialComm()
                 ).rounds.choice.said
             except ValueError:  # reported below
@@ -197,7 +196,7 @@ def check_together(method: Algorithm, problem: Problem, report: Report, toleranc
             same(final(group, dtype), first, f"outputs of groups of {group} and of {GROUPS[0]}")
 
     if why := position():
-        if by_hand(problem):  # whose author can mend it
+        if is_analytic(problem):  # whose author can mend it
             report.check(sentence, lambda: refuse(why))
         else:
             report.skip(sentence, why)

@@ -1,7 +1,7 @@
-"""Where the processes of the command line begin: they listen to signals before they load what takes long.
+"""Entry point of the command line: signals are handled before large packages are imported.
 
-Torch and what stands on it take seconds to import on a busy machine. A signal in this time must not end the
-process without a word, nor one rank without the others.
+Importing torch takes seconds on a busy machine. A signal during the import must neither end the process
+silently nor one rank without the others.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-from mpifed.core.later import put_off
-from mpifed.running.noted import Noted
+from mpifed.running.signals import EarlySignals
 
 __all__ = ["loading", "main"]
 
 
 def main() -> None:
-    """The command line, with signals noted from the first moment on."""
-    Noted().listen()
-    put_off()
+    """The command line, with signals recorded from the beginning."""
+    EarlySignals().listen()
     from mpifed.cli.main import main as command_line
 
     command_line()
@@ -27,7 +25,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Around imports: what they make stays, so no collection looks through it, the last one included."""
+    """Disable garbage collection during imports, and exclude the imported objects from later collections."""
     gc.disable()
     try:
         yield

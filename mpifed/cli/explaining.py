@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from mpifed.cli.completion import names
-from mpifed.cli.looking import looking
-from mpifed.cli.printing import echo
-from mpifed.storage.named import expect_place
+from mpifed.cli.options import looking
+from mpifed.cli.output import echo
+from mpifed.storage.atomic import expect_place
 from mpifed.storage.ownership import is_figure
 
 __all__ = ["info", "list_", "schema"]
@@ -74,6 +74,6 @@ def schema():
     With `#:schema mpifed.schema.json` as the first line of a job file, VS Code (Even Better TOML) and others
     complete and explain its settings and mark what is wrong.
     """
-    from mpifed.cli.job_schema import job_schema
+    from mpifed.cli.schema import job_schema
 
     echo(json.dumps(job_schema(), indent=1, ensure_ascii=False))

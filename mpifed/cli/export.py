@@ -1,4 +1,4 @@
-"""``mpifed export``: the trained network as a file of weights."""
+"""``mpifed export``: the trained network as a safetensors file."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mpifed.cli.printing import echo
-from mpifed.core.errors import ConfigError
-from mpifed.storage.named import expect_place
+from mpifed.base.errors import ConfigError
+from mpifed.cli.output import echo
+from mpifed.storage.atomic import expect_place
 from mpifed.storage.ownership import checkpoints, is_weights
 
 if TYPE_CHECKING:
     import torch
 
     from mpifed.running.result import Result
-    from mpifed.storage.point import Point
-    from mpifed.storage.results import RunData
+    from mpifed.storage.results import Point, RunData
 
 __all__ = ["export"]
 
@@ -42,10 +41,10 @@ def export(run, to, overwrite):
     python -c 'import mpifed; print(mpifed.load("runs/digits").model())'   # the same as a torch module
 
     In plain torch: net.load_state_dict(safetensors.torch.load_file("model.safetensors")). RUN is a run's
-    folder; of one that has not ended, the weights are those of its latest results. None of the code that the
-    run names is executed: the file has all names. It says in its metadata where the weights are from: run,
-    method, problem, round, metrics, versions, digest of the settings. What a problem has beside its network,
-    such as a, b and alpha of DeepAUC, stays in RUN/run.h5.
+    folder; if the run has not ended, its latest results are exported. None of the code that the run names is
+    executed. The metadata of the file record the run, method, problem, round, metrics, versions and the
+    digest of the settings. Variables outside the network, such as a, b and alpha of DeepAUC, stay in
+    RUN/run.h5.
     """
     if Path(to).suffix != ".safetensors":
         raise click.UsageError(
@@ -54,14 +53,14 @@ def export(run, to, overwrite):
         )
     expect_place(to, is_weights)
     if os.path.lexists(to) and not overwrite:
-        raise click.UsageError(f"{to} is there already: --overwrite replaces it")
+        raise click.UsageError(f"{to} exists already: --overwrite replaces it")
     _expect_results(Path(run))
     echo(_write(run, to))
 
 
 def _expect_results(run: Path) -> None:
     """Raises:
-    UsageError: the folder holds no results; says where there are some, or how they come about.
+    UsageError: the folder contains no results; names folders that do, or how to create them.
     """
     from mpifed.storage.format import RUN_FILE
 
@@ -69,7 +68,7 @@ def _expect_results(run: Path) -> None:
         return
     if checkpoints(run):
         raise click.UsageError(
-            f"{run} has checkpoints and no {RUN_FILE}: `mpifed resume {run}` goes on and writes it"
+            f"{run} has checkpoints and no {RUN_FILE}: `mpifed resume {run}` continues and writes it"
         )
     below = sorted(path.parent for path in run.rglob(RUN_FILE))
     hint = f"name one of the {len(below)} runs in it, e.g. {below[0]}" if below else "expected a run's folder"
@@ -77,7 +76,7 @@ def _expect_results(run: Path) -> None:
 
 
 def _weights(data: RunData, point: Point, result: Result) -> dict[str, torch.Tensor]:
-    """The network's parameters, buffers and frozen parameters as the file has them: no code is executed.
+    """The network's stored parameters, buffers and frozen parameters; no code is executed.
 
     Raises:
         ConfigError: the problem has no network.
@@ -89,32 +88,33 @@ def _weights(data: RunData, point: Point, result: Result) -> dict[str, torch.Ten
             f"{data.config['problem']['name'].rpartition(':')[2]} has no network whose weights could be "
             f"exported: its variables are in {data.path}, in the group final"
         )
-    named = {name: result.parameters[block][own] for name, (block, own) in result.network.items()}
+    named = {name: result.parameters[block][key] for name, (block, key) in result.network.items()}
     named |= {name: named[first] for name, first in point.tied.items()}
     named |= {name: torch.from_numpy(values) for name, values in point.fixed.items()}
     return {name: values.clone() for name, values in named.items()}
 
 
 def _write(run: str, to: str) -> str:
-    """Write the file; its name."""
-    from mpifed.running.result import load
+    """Write the file and return its name."""
+    from mpifed.running.result import of_files
     from mpifed.storage import results
-    from mpifed.storage.weights import about, write_weights
+    from mpifed.storage.export import about, write_weights
 
     try:
-        data, point, result = results.load(run), results.outcome(run).point, load(run)
+        data, outcome = results.read(run)
+        result = of_files(data, outcome)
     except ValueError as fault:
         raise click.UsageError(str(fault)) from None
-    weights = _weights(data, point, result)
+    weights = _weights(data, outcome.point, result)
     broken = [name for name, values in weights.items() if not values.isfinite().all()]
-    said = about(data, result.metrics)
+    metadata = about(data, result.metrics)
     if broken:
         raise ConfigError(
-            f"the weights of {run} after round {said['round']} are not finite ({', '.join(broken[:3])}): "
+            f"the weights of {run} after round {metadata['round']} are not finite ({', '.join(broken[:3])}): "
             f"{result.stopped or 'the run has not ended'}"
         )
-    write_weights(to, weights, said)
+    write_weights(to, weights, metadata)
     if result.end is None:
-        text = f"mpifed: {run} has not ended: these are its weights after round {said['round']}"
+        text = f"mpifed: {run} has not ended: these are its weights after round {metadata['round']}"
         echo(f"{text} of {data.config['rounds']}", err=True)
     return to

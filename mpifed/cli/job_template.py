@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import textwrap
 
+from mpifed.base.settings import as_table, default_of
 from mpifed.cli.catalogue import example
-from mpifed.cli.settings_page import rows_of, toml
+from mpifed.cli.schema import rows_of, toml
 from mpifed.config.job import Config
 from mpifed.config.plugins import find
-from mpifed.config.tables import describe, loads
-from mpifed.core.signatures import default_of
+from mpifed.config.tables import loads
 
 __all__ = ["job_text"]
 
@@ -81,8 +81,8 @@ def _part(section: str, name: str) -> list[str]:
     lines = [f"[{section}]", f'name = "{name}"']
     for field in _fields(cls):
         needed = default_of(field) is dataclasses.MISSING or (section == "problem" and field.name in begin)
-        value = describe(getattr(made, field.name)) if needed else default_of(field)
-        shown = toml(value if needed else describe(value))
+        value = as_table(getattr(made, field.name)) if needed else default_of(field)
+        shown = toml(value if needed else as_table(value))
         setting = f"{field.name} = {shown}" if needed else f"# {field.name} = {shown}"
         effect = rows[field.name].effect
         if shown == "unset":

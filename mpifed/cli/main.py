@@ -1,10 +1,9 @@
 """The command line: ``mpifed`` or ``python -m mpifed``, alone or under mpirun / srun.
 
-Exit codes: 0 done; 2 the job cannot run as written (settings, data, folders, an error in a method or a
-problem); 3 non-finite values; 71 the launcher and the MPI library do not fit; 75 the watchdog found no
+Exit codes: 0 success; 2 the job cannot run as written (settings, data, folders, an error in a method or a
+problem); 3 non-finite values; 71 the launcher and the MPI library do not match; 75 the watchdog found no
 progress; 85 stopped by a signal, after a checkpoint or before the run began, to be started again; 130 ended
-by a second Ctrl-C; 141 nobody reads the output any more, as in ``| head``; 1 a rank failed and took the
-others with it.
+by a second Ctrl-C; 141 the output is no longer read, as in ``| head``; 1 a rank failed and ended all ranks.
 """
 
 from __future__ import annotations
@@ -18,36 +17,35 @@ from pathlib import Path
 import click
 
 from mpifed import __version__
-from mpifed.cli.commands import bench, report, scale
+from mpifed.base.errors import ConfigError
+from mpifed.base.log import print_error, print_traceback
 from mpifed.cli.completion import names
 from mpifed.cli.completion import settings as keys
 from mpifed.cli.entry import loading
+from mpifed.cli.errors import RANK_VARIABLES, end, explain, is_explained, rank, spelled
 from mpifed.cli.explaining import info, list_, schema
 from mpifed.cli.export import export
-from mpifed.cli.faults import RANK_VARIABLES, end, explain, is_explained, rank, spelled
 from mpifed.cli.launch import launch
 from mpifed.cli.measure import measure
 from mpifed.cli.new import new
-from mpifed.cli.printing import echo
-from mpifed.cli.run_options import report_option, verbosity
+from mpifed.cli.options import report_option, verbosity
+from mpifed.cli.output import echo, ends_quietly, noticed
+from mpifed.cli.report import report
 from mpifed.cli.status import status
 from mpifed.cli.tune import tune
-from mpifed.cli.unread import ends_quietly, noticed
-from mpifed.core.errors import ConfigError
-from mpifed.core.telling import print_error, print_traceback
-from mpifed.parallel.comm import SerialComm, together
+from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.world import abort_all, world
-from mpifed.running.signals import EXIT_RESUME, Stopped, early, held, release
+from mpifed.running.signals import EXIT_RESUME, Stopped, early_signal, hold_signals, release_signals
 from mpifed.storage.ownership import REPORT_FILES, expect_own
 
 __all__ = ["main"]
 
-#: Commands that a signal ends in order.
+#: Commands that a signal stops gracefully.
 _RUNS = ("run", "resume", "sweep", "tune")
 
 
 class _Commands(click.Group):
-    """Commands that raise ``Unread`` before click, which would end them with code 1, a rank's failure."""
+    """Commands that raise ``Unread`` before click would end them with code 1, which means a failed rank."""
 
     def make_context(self, *arguments, **settings):
         with noticed():
@@ -60,7 +58,7 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mpifed")
-@click.option("--traceback", "whole", is_flag=True, help="Show where in the package an error comes from.")
+@click.option("--traceback", "whole", is_flag=True, help="Show the whole traceback of an error.")
 @click.pass_context
 def cli(context, whole):
     """Federated minimax, variational-inequality and compositional optimisation.
@@ -70,18 +68,17 @@ def cli(context, whole):
     mpirun -n 4 mpifed run jobs/digits_auc.toml          four ranks, clients spread over them
     mpifed run JOB rounds=20 algorithm.q=5 run.out=runs/a   with changes
     mpifed resume runs/a                                 after a stop, on any number of ranks
-    mpifed status                                        how far the runs below this folder have come
+    mpifed status                                        the progress of the runs below this folder
     mpifed report runs                                   curves, tables and a page of all runs in a folder
     mpifed export runs/a --to model.safetensors          the trained network, for torch
-    mpifed list; mpifed info AdaFGDA; mpifed info run    what there is, and what it takes
+    mpifed list; mpifed info AdaFGDA; mpifed info run    methods, problems and settings
     mpifed new job; mpifed new method; mpifed new problem   a file to start from
     mpifed tune JOB                                      the best settings of every method, at the same cost
-    mpifed measure JOB                                   what theorems assume, measured along its run
-    mpirun -n 2 mpifed bench comm JOB; mpifed scale      a round of JOB on up to 4,096 ranks, predicted
+    mpifed measure JOB                                   the constants of theorems, measured along its run
     """
     context.ensure_object(dict)["traceback"] = whole
     if context.invoked_subcommand not in _RUNS:
-        release()
+        release_signals()
 
 
 @cli.command()
@@ -94,11 +91,11 @@ def cli(context, whole):
     type=click.Choice(["auto", "never", "must"]),
     default="auto",
     show_default=True,
-    help="Continue from a checkpoint of this job in run.out: where there is one, never, or only so.",
+    help="Continue from a checkpoint of this job in run.out: if there is one, never, or always.",
 )
 @report_option
 @verbosity
-@held()
+@hold_signals()
 def run(file, overrides, data_dir, resume_, with_report):
     """Run the job FILE (TOML), with settings changed by KEY=VALUE.
 
@@ -117,7 +114,7 @@ def run(file, overrides, data_dir, resume_, with_report):
 
     comm = _ranks()
     extra = [f"run.data_dir={as_text(data_dir)}"] if data_dir else []
-    with together(comm, ConfigError):
+    with collective_errors(comm, ConfigError):
         config = Config.load(file, [*overrides, *extra])
     _note_idle(comm, config.problem.clients)
     _carry_out(comm, lambda: run_job(config, comm, resume_), config.run.out if with_report else None)
@@ -128,7 +125,7 @@ def run(file, overrides, data_dir, resume_, with_report):
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=keys)
 @report_option
 @verbosity
-@held()
+@hold_signals()
 def resume(folder, overrides, with_report):
     """Continue the run in FOLDER from its newest sound checkpoint, on any number of ranks.
 
@@ -158,11 +155,11 @@ def resume(folder, overrides, with_report):
     help="Every N-th run from the I-th (from 0), for an array of N jobs.",
 )
 @verbosity
-@held()
+@hold_signals()
 def sweep(file, overrides, only_list, part):
     """Carry out all runs of the job FILE's [sweep], one after another, each in a folder of run.out.
 
-    Runs that are done are passed over, so the same command goes on after an interruption. `mpifed report` on
+    Finished runs are skipped, so that the same command continues after an interruption. `mpifed report` on
     the folder picks the best setting of every method.
     """
     with loading():
@@ -170,10 +167,10 @@ def sweep(file, overrides, only_list, part):
         from mpifed.running.sweep import sweep as sweep_runs
 
     comm = _ranks()
-    with together(comm, ConfigError):
+    with collective_errors(comm, ConfigError):
         names = taken([*tables(file, list(overrides))], part)
         every = [] if only_list else variants(file, list(overrides))
-    if only_list:  # without the code that the runs name
+    if only_list:  # without executing the code that the runs name
         echo("\n".join(names)) if comm.rank == 0 else None
         return
     runs = taken(every, part)
@@ -192,7 +189,7 @@ def sweep(file, overrides, only_list, part):
 @click.argument("name", shell_complete=names)
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 def check(name, settings):
-    """Run the contract tests on your own method or problem, ./file.py:Class.
+    """Run the contract tests on a user-defined method or problem, ./file.py:Class.
 
     KEY=VALUE are its settings. Under mpirun the layout tests compare the ranks with a run in one process.
     """
@@ -202,9 +199,9 @@ def check(name, settings):
 
 
 def _ranks() -> SerialComm:
-    """All ranks, for a run; a signal that came to any of them so far ends them all."""
+    """All ranks, for a run; a signal that any of them has received so far ends all."""
     comm = world()
-    number = early(comm)
+    number = early_signal(comm)
     if number:
         if comm.rank == 0:
             name = signal.Signals(number).name
@@ -215,22 +212,22 @@ def _ranks() -> SerialComm:
 
 
 def _note_idle(comm, clients: int) -> None:
-    """Say that there are ranks without work."""
+    """Warn of ranks without clients."""
     if comm.rank == 0 and comm.size > clients:
         text = f"{comm.size} ranks for {clients} clients: {comm.size - clients} will have nothing to do"
         echo(f"mpifed: warning: {text}", err=True)
 
 
 def _carry_out(comm, job, report_in: str | None) -> None:
-    """Run a job; on rank 0 draw its curves and print its table, if these are wanted in a folder."""
-    with together(comm, ValueError):
+    """Run a job; on rank 0 write a report into the folder ``report_in``, if given."""
+    with collective_errors(comm, ValueError):
         if comm.rank == 0 and report_in is not None:
             expect_own(Path(report_in, name) for name in REPORT_FILES)
     try:
         result = job()
     except (Stopped, KeyboardInterrupt) as signalled:
         result = signalled.result
-    except SystemExit as error:  # one rank must not leave while the others wait for it
+    except SystemExit as error:  # a rank must not leave while others wait for it
         raise RuntimeError(f"sys.exit({error.code}) was called in the middle of a run") from error
     if result.unfinished:
         end(EXIT_RESUME)
@@ -246,14 +243,14 @@ def _carry_out(comm, job, report_in: str | None) -> None:
         echo("\n".join(map(str, written)))
 
 
-for _command in (bench, export, info, launch, list_, measure, new, report, scale, schema, status, tune):
+for _command in (export, info, launch, list_, measure, new, report, schema, status, tune):
     cli.add_command(_command)
 
 
 def _note_success() -> None:
-    """Tell the batch script that the command is done: not every launcher's exit code does.
+    """Tell the batch script that the command succeeded, because not every launcher passes exit codes on.
 
-    A file goes, which a full disk allows.
+    A file is removed, which works on a full disk.
     """
     mark = os.environ.get("MPIFED_UNFINISHED")
     if not mark or rank() != "0":
@@ -261,21 +258,21 @@ def _note_success() -> None:
     try:
         os.remove(mark)
     except OSError as fault:
-        text = f"{mark} cannot be removed ({fault.strerror}): the batch script will take this for a failure"
+        text = f"{mark} cannot be removed ({fault.strerror}): the batch script will report a failure"
         echo(f"mpifed: warning: {text}", err=True)
 
 
 def _warned(message, category, filename, lineno, file=None, line=None) -> None:
-    """A warning of Python's, as it shows them."""
+    """Print a Python warning in Python's format."""
     print_error(warnings.formatwarning(message, category, filename, lineno, line).rstrip())
 
 
 def main() -> None:
-    """Entry point. An exception on one rank, or a call of sys.exit in the middle of a run, ends all ranks."""
+    """Entry point. An exception on one rank, or a call of sys.exit during a run, ends all ranks."""
     if any(name in os.environ for name in RANK_VARIABLES):
-        os.environ["TERM"] = "dumb"  # mpirun shows its ranks a terminal, wherever their output goes
+        os.environ["TERM"] = "dumb"  # mpirun gives its ranks a terminal, wherever their output goes
     if any(os.environ.get(name, "0") != "0" for name in RANK_VARIABLES):
-        warnings.showwarning = lambda *_, **__: None  # rank 0 shows them, and logs have them all
+        warnings.showwarning = lambda *_, **__: None  # rank 0 prints them, and the logs contain all
     else:
         warnings.showwarning = _warned
     sys.excepthook = print_traceback

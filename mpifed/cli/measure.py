@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from mpifed.cli.printing import echo
-from mpifed.core.errors import ConfigError
-from mpifed.parallel.comm import together
+from mpifed.base.errors import ConfigError
+from mpifed.cli.output import echo
+from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.world import world
 
 __all__ = ["measure"]
@@ -52,35 +52,35 @@ __all__ = ["measure"]
 def measure(job, overrides, points, samples, top, iterations, of):
     """Estimate along the run of JOB what theorems assume: L, the PL constant, noise, heterogeneity, tails.
 
-    The job is carried out anew, with settings changed by KEY=VALUE, alone or under mpirun. Tables are
+    The job is executed again, with settings changed by KEY=VALUE, with or without mpirun. Tables are
     printed; assumptions.csv, assumptions.json and assumptions.png go to the folder run.out.
     """
-    from mpifed.assumptions.meter import ALL, Options
-    from mpifed.assumptions.meter import measure as measure_job
     from mpifed.config.job import Config
+    from mpifed.diagnostics.assumptions import ALL, Options
+    from mpifed.diagnostics.assumptions import measure as measure_job
 
     comm = world()
     if top is not None and top >= samples:
         raise click.UsageError(f"expected --top below --samples = {samples}, got {top}")
-    with together(comm, ConfigError):
+    with collective_errors(comm, ConfigError):
         config = Config.load(job, list(overrides))
     folder = Path(config.run.out)
-    with together(comm, ConfigError):
+    with collective_errors(comm, ConfigError):
         if comm.rank == 0:
             _expect_places(folder)
     found = measure_job(comm, config, Options(points, samples, top, iterations, of or ALL))
-    with together(comm, ConfigError):
+    with collective_errors(comm, ConfigError):
         if comm.rank == 0:
             _show(found, folder)
 
 
 def _expect_places(folder: Path) -> None:
     """Make the folder, and hold the files that are to be written against what lies there."""
-    from mpifed.storage.ownership import ASSUMPTION_FILES, expect_own
+    from mpifed.storage.ownership import ASSUMPTION_FILES, claim
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        expect_own(folder / name for name in ASSUMPTION_FILES)
+        claim(folder, ASSUMPTION_FILES)
     except OSError as fault:
         raise ConfigError(f"cannot write to run.out = {folder}: {fault.strerror}") from None
     except ValueError as fault:
@@ -88,7 +88,7 @@ def _expect_places(folder: Path) -> None:
 
 
 def _show(found: dict, folder: Path) -> None:
-    from mpifed.assumptions.output import print_tables, write
+    from mpifed.diagnostics.output import print_tables, write
 
     print_tables(found)
     for path in write(found, folder):

@@ -1,4 +1,4 @@
-"""The command ``mpifed new``: a file to start from, which runs as it stands."""
+"""``mpifed new``: a template of a method, a problem or a job, which runs unchanged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from mpifed.cli.printing import echo
-from mpifed.core.errors import ConfigError
+from mpifed.base.errors import ConfigError
+from mpifed.cli.output import echo
 
 __all__ = ["new"]
 
@@ -17,13 +17,13 @@ _FOLDER = Path(__file__).parent / "starting"
 
 @click.group()
 def new():
-    """Write a file to start from: a method, a problem or a job. It runs as it stands."""
+    """Write a template of a method, a problem or a job, which runs unchanged."""
 
 
 @new.command()
 @click.argument("name", default="MyMethod")
 def method(name):
-    """Write a method of your own, NAME, with the contract in short comments.
+    """Write a user-defined method, NAME, with the contract in short comments.
 
     NAME is a class, LocalExtra, which is written to local_extra.py.
     """
@@ -33,7 +33,7 @@ def method(name):
 @new.command()
 @click.argument("name", default="MyProblem")
 def problem(name):
-    """Write a problem of your own, NAME, with the contract in short comments.
+    """Write a user-defined problem, NAME, with the contract in short comments.
 
     NAME is a class, RobustFit, which is written to robust_fit.py.
     """
@@ -47,7 +47,7 @@ def problem(name):
 def job(name, method, problem):
     """Write a job file, NAME.toml, with every setting of its method and problem, and the common others.
 
-    What stands behind # is a default, or an example.
+    Lines behind # are defaults or examples.
     """
     from mpifed.cli.job_template import job_text
 
@@ -58,7 +58,7 @@ def job(name, method, problem):
 
 
 def _from_template(kind: str, placeholder: str, name: str) -> None:
-    """Write a template with ``name`` for its class, and say what comes next."""
+    """Write a template with ``name`` for its class, and print the next commands."""
     if not name.isidentifier():
         raise ConfigError(f"expected the name of a class, e.g. {placeholder}, got {name!r}")
     path = Path(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower() + ".py")

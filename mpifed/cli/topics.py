@@ -1,5 +1,4 @@
-"""What ``mpifed info`` says beside the settings of a class: the kinds of things that have names, where a job
-asks for one, and an example of every section of a job file."""
+"""The types of objects that job files name, and an example of every section of a job file."""
 
 from __future__ import annotations
 
@@ -12,13 +11,11 @@ from mpifed.config.tuning import EXAMPLE
 from mpifed.core.adaptive import MATRICES
 from mpifed.core.compression import COMPRESSIONS
 from mpifed.core.directions import DIRECTIONS
-from mpifed.core.mirrors import MIRRORS
 from mpifed.core.noise import NOISES
-from mpifed.core.participation import LAWS
-from mpifed.core.proximal import PROXIMALS
+from mpifed.core.participation import AVAILABILITY_MODELS
 from mpifed.core.schedules import SCHEDULES
-from mpifed.core.sets import SETS
-from mpifed.data import DATASETS, OWN, OWN_TEXTS, TEXTS
+from mpifed.core.sets import MIRRORS, PROXIMALS, SETS
+from mpifed.data import DATASETS, TEXTS, USER_DATASETS, USER_TEXTS
 from mpifed.data.partition import PARTITIONS
 from mpifed.models import MODELS
 from mpifed.problems import PROBLEMS
@@ -28,11 +25,19 @@ __all__ = ["EXAMPLES", "GROUPS", "Group"]
 
 
 class Group(NamedTuple):
-    """Things by name, what one of them is called, and the setting by which a job asks for one."""
+    """Objects of one type.
+
+    Attributes:
+        members: name → class, preset or object.
+        one: the word for one of them.
+        setting: the setting of a job file that takes one; empty where several settings do.
+        note: a sentence for the page of settings.
+    """
 
     members: Mapping[str, Any]
     one: str
     setting: str
+    note: str = ""
 
 
 GROUPS = {
@@ -40,19 +45,23 @@ GROUPS = {
     "problems": Group(PROBLEMS, "problem", "problem"),
     "datasets": Group(DATASETS, "dataset", "problem.dataset"),
     "texts": Group(TEXTS, "text", "problem.dataset"),
-    "own data": Group({**OWN, **OWN_TEXTS}, "own", "problem.dataset"),
+    "own data": Group(
+        {**USER_DATASETS, **USER_TEXTS}, "own", "problem.dataset", "See [Your own data](own_data.md)."
+    ),
     "models": Group(MODELS, "model", "problem.model"),
     "partitions": Group(PARTITIONS, "partition", "problem.partition"),
     "matrices": Group(MATRICES, "matrix", "algorithm.matrix"),
     "directions": Group(DIRECTIONS, "direction", "algorithm.direction"),
     "servers": Group(SERVERS, "server", "algorithm.server"),
-    "schedules": Group(SCHEDULES, "schedule", "algorithm.eta"),
+    "schedules": Group(
+        SCHEDULES, "schedule", "algorithm.eta", "Any step size or weight takes one; a number is `constant`."
+    ),
     "noises": Group(NOISES, "noise", "oracle.noise"),
-    "laws": Group(LAWS, "law", "participation.law"),
+    "availability": Group(AVAILABILITY_MODELS, "availability model", "participation.availability"),
     "compressions": Group(COMPRESSIONS, "compression", "message.compression"),
-    "sets": Group(SETS, "set", ""),
-    "functions": Group(PROXIMALS, "phi", "problem.phi"),
-    "mirrors": Group(MIRRORS, "mirror", "algorithm.mirror"),
+    "sets": Group(SETS, "set", "", "For the problems that take a set as a setting."),
+    "convex functions": Group(PROXIMALS, "phi", "problem.phi"),
+    "mirror maps": Group(MIRRORS, "mirror", "algorithm.mirror"),
     "theorems": Group(THEOREMS, "theorem", "theory.of"),
 }
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import click
 
+from mpifed.base.errors import ConfigError
+from mpifed.base.log import info
 from mpifed.cli.completion import settings as keys
 from mpifed.cli.entry import loading
-from mpifed.cli.faults import end
-from mpifed.cli.looking import looking
-from mpifed.cli.run_options import verbosity
-from mpifed.core.errors import ConfigError
-from mpifed.core.telling import say
-from mpifed.parallel.comm import together
+from mpifed.cli.errors import end
+from mpifed.cli.options import looking, verbosity
+from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.world import world
-from mpifed.running.signals import EXIT_RESUME, held
+from mpifed.running.signals import EXIT_RESUME, hold_signals
 
 __all__ = ["tune"]
 
@@ -31,7 +30,7 @@ __all__ = ["tune"]
 )
 @looking(lambda settings: settings["only_list"])
 @verbosity
-@held()
+@hold_signals()
 def tune(file, overrides, only_list, part):
     """Find the best settings of every method in the job FILE's [tune], at the same cost for each.
 
@@ -54,7 +53,7 @@ def tune(file, overrides, only_list, part):
         from mpifed.tuning.tuner import tune as search
 
     comm = world()
-    with together(comm, ConfigError):
+    with collective_errors(comm, ConfigError):
         job = tuning(file, list(overrides))
         taken(list(job.cells), part)
     if only_list:
@@ -63,7 +62,7 @@ def tune(file, overrides, only_list, part):
     try:
         found = search(job, comm, part)
     except Interrupted as stopped:
-        say(str(stopped)) if comm.rank == 0 else None
+        info(str(stopped)) if comm.rank == 0 else None
         end(EXIT_RESUME)
     if comm.rank == 0:
         results(job, found)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from mpifed.cli.printing import echo
+from mpifed.base.console import Console
+from mpifed.cli.output import echo
 from mpifed.config.tuning import Tuning
-from mpifed.core.console import Console
 from mpifed.tuning.found import BEST, Found
 from mpifed.tuning.search import levels
 

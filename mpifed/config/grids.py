@@ -15,7 +15,7 @@ written as a list in that list. Here the first method has 2 settings and the sec
 (2 + 4) · 2 · 3 = 36 runs. Of several tables, written ``[[sweep]]``, each has its own combinations: for
 settings that belong together, such as rounds and a step size.
 
-A run lies in a folder of ``run.out`` that is named by what sets it apart from the others.
+Each run has a folder in ``run.out``, named by the settings that distinguish it from the others.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from mpifed.base.errors import ConfigError, short_repr, truncate
 from mpifed.config.job import Config
 from mpifed.config.tables import expect_spellable, put, read_job
-from mpifed.core.errors import ConfigError, cut, shown
 
 T = TypeVar("T")
 
@@ -110,14 +110,16 @@ def tables(path: str | Path, overrides: list[str] = ()) -> dict[str, dict]:
     expect_spellable(table)
     if "tune" in table:
         raise ConfigError(
-            f"{cut(str(path))} has a [tune], a search for the best settings: start it with `mpifed tune`, "
+            f"{truncate(str(path))} has a [tune], a search for the best settings: start it with `mpifed "
+            "tune`, "
             "which writes a file with a [sweep]"
         )
     choices = table.pop("sweep", None)
     tables = choices if isinstance(choices, list) else [choices]
     if not tables or not all(isinstance(one, dict) and one for one in tables):
         raise ConfigError(
-            f"{cut(str(path))} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single "
+            f"{truncate(str(path))} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a "
+            "single "
             "run is started with `mpifed run`"
         )
     if sum(map(_count, tables)) > MOST:
@@ -128,7 +130,7 @@ def tables(path: str | Path, overrides: list[str] = ()) -> dict[str, dict]:
     combinations = [one for part in parts for one in part]
     names = folder_names(combinations)
     if twice(names):
-        raise ConfigError(f"[sweep] lists the run {shown(twice(names))} more than once")
+        raise ConfigError(f"[sweep] lists the run {short_repr(twice(names))} more than once")
     return {name: _table(table, one, name) for one, name in zip(combinations, names)}
 
 
@@ -146,7 +148,7 @@ def _table(table: dict, settings: dict, name: str) -> dict:
 
 @contextlib.contextmanager
 def _of_run(name: str) -> Iterator[None]:
-    """What is wrong with a run is told with its name."""
+    """Add the name of a run to its errors."""
     try:
         yield
     except ConfigError as error:
@@ -161,7 +163,7 @@ def taken(runs: Sequence[T], part: str) -> Sequence[T]:
     """
     number = re.fullmatch(r"(\d+)/(\d+)", part)
     if not number or int(number[1]) >= int(number[2]):
-        raise ConfigError(f"--part is I/N with 0 <= I < N, e.g. 0/4, got {shown(part)}")
+        raise ConfigError(f"--part is I/N with 0 <= I < N, e.g. 0/4, got {short_repr(part)}")
     return runs[int(number[1]) :: int(number[2])]
 
 
@@ -169,7 +171,7 @@ def folder_names(combinations: list[dict]) -> list[str]:
     """A name for each flat table: ``FGDA,gamma=0.1,seed=1``.
 
     It has the settings that take more than one value, or all of them where these do not tell the runs apart.
-    A plugin's part is its class, with the file where two classes are called alike.
+    The part of a user-defined class is its name, with the file if two classes have the same name.
     """
     combinations = _with_short_names(combinations)
     keys = dict.fromkeys(key for one in combinations for key in one)
@@ -226,7 +228,7 @@ def _text(value) -> str:
 
 
 def _short(key: str, keys: list[str]) -> str:
-    """The last part of a dotted key, or all of it where another key ends alike."""
+    """The last part of a dotted key, or the whole key if another one has the same last part."""
     last = key.rpartition(".")[2]
     return key if sum(other.rpartition(".")[2] == last for other in keys) > 1 else last
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from mpifed.base.errors import ConfigError, short_repr
 from mpifed.config.job import Config
 from mpifed.config.sections import Run
-from mpifed.core.errors import ConfigError, shown
 
 __all__ = ["Outline", "outline"]
 
@@ -30,7 +30,7 @@ def outline(table: dict[str, Any]) -> Outline:
     run, rounds = table.get("run", {}), table.get("rounds", Config.model_fields["rounds"].default)
     out = run.get("out", Run.model_fields["out"].default) if isinstance(run, dict) else None
     if not isinstance(out, str) or not out.strip():
-        raise ConfigError(f"run.out: expected the name of a folder, got {shown(out)}")
+        raise ConfigError(f"run.out: expected the name of a folder, got {short_repr(out)}")
     return Outline(
         out, _name(table, "algorithm"), _name(table, "problem"), rounds if isinstance(rounds, int) else None
     )

@@ -3,54 +3,40 @@
 A name is one of the package's (`mpifed list`), ``./file.py:Class``, ``package.module:Class``, or an entry
 point in the groups ``mpifed.algorithms`` and ``mpifed.problems``. A class that is not the package's is a
 plugin. It is known by its module or file, its name in there, and the SHA-256 digest of the file that
-defines it, so that no run goes on with another.
+defines it, so that no run is resumed with another one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib.metadata
-import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ConfigError, cut, shown
-from mpifed.core.later import make_up
-from mpifed.core.loading import (
+from mpifed.base.errors import ConfigError, short_repr, truncate
+from mpifed.base.plugins import (
     attribute_of,
-    digest_of,
     digest_on_disk,
     expect_allowed,
     guarded,
+    is_instance,
     module_of,
-    place_of,
+    plugin,
 )
-from mpifed.core.own import Own, is_instance
+from mpifed.base.settings import Preset, build, suggest, title
+from mpifed.core.algorithm import Algorithm
 from mpifed.core.problem import Problem
-from mpifed.core.settings import Preset, build, near_miss, title
 from mpifed.problems import PROBLEMS
 
 __all__ = [
-    "Plugin",
     "changed_sources",
     "expect_same_sources",
     "find",
     "known",
     "make",
     "name_of",
-    "plugin",
-    "sources",
 ]
-
-
-class Plugin(NamedTuple):
-    """A user's class: ``module:Class`` or ``/folder/file.py:Class``; its file's SHA-256, "" without one."""
-
-    name: str
-    digest: str
 
 
 def known(section: str) -> Mapping[str, type | Preset]:
@@ -69,7 +55,6 @@ def find(name: str, section: str) -> type | Preset:
     own, base = known(section), Algorithm if section == "algorithm" else Problem
     if name in own:
         return own[name]
-    make_up()
     place, colon, attribute = name.rpartition(":")
     if colon:
         module = module_of(place, name)
@@ -77,17 +62,19 @@ def find(name: str, section: str) -> type | Preset:
     else:
         points = {point.name: point for point in importlib.metadata.entry_points(group=f"mpifed.{section}s")}
         if name.endswith(".py"):
-            raise ConfigError(f"{cut(name)} names a file and no class in it: expected {cut(name)}:Class")
-        if name not in points:
-            hint = near_miss(name, [*own, *points])
             raise ConfigError(
-                f'unknown {section} {shown(name)}: {hint}; your own: "./file.py:Class" or '
+                f"{truncate(name)} names a file and no class in it: expected {truncate(name)}:Class"
+            )
+        if name not in points:
+            hint = suggest(name, [*own, *points])
+            raise ConfigError(
+                f'unknown {section} {short_repr(name)}: {hint}; user-defined: "./file.py:Class" or '
                 '"package.module:Class"'
             )
         expect_allowed(name)
         found = guarded(f"{name} cannot be loaded", points[name].load)
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(f"{cut(name)} is not a subclass of mpifed.{base.__name__}")
+        raise ConfigError(f"{truncate(name)} is not a subclass of mpifed.{base.__name__}")
     plugin(found)  # from here on it is known by the source that it was made from
     return found
 
@@ -105,34 +92,6 @@ def make(cls: type | Preset, settings: dict[str, Any], section: str):
     if not plugin(cls):
         return build(cls, settings, section)
     return guarded(f"{section} {cls.__name__} cannot be made", lambda: build(cls, settings, section))
-
-
-@functools.cache
-def plugin(cls: type | Preset) -> Plugin | None:
-    """What a class is known by; ``None`` for the package's own, which their names tell."""
-    if any(
-        cls is one or cls is getattr(one, "cls", None) for one in (*ALGORITHMS.values(), *PROBLEMS.values())
-    ):
-        return None
-    module = sys.modules.get(cls.__module__)
-    place = place_of(module) if module else cls.__module__
-    return Plugin(f"{place}:{cls.__qualname__}", digest_of(cls.__module__))
-
-
-def sources(section: str, instance) -> dict[str, Plugin]:
-    """What of a method or a problem is the user's: its class under ``section``, choices among its settings
-    under ``section.setting``.
-    """
-    fields = {
-        field.name: getattr(instance, field.name) for field in dataclasses.fields(instance) if field.init
-    }
-    own = {
-        f"{section}.{key}": Plugin(one.name, one.digest)
-        for key, one in fields.items()
-        if isinstance(one, Own)
-    }
-    kind = plugin(type(instance))
-    return ({section: kind} if kind else {}) | own
 
 
 def name_of(instance) -> str:

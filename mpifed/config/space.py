@@ -25,14 +25,14 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from mpifed.algorithms.fedavg import SERVERS, Server
+from mpifed.base.errors import ConfigError, short_repr
 from mpifed.config.plugins import find
 from mpifed.config.ranges import Choice, Range, is_number
 from mpifed.config.tables import put
 from mpifed.core.adaptive import MATRICES, Decay, Matrix
 from mpifed.core.directions import DIRECTIONS, Direction
-from mpifed.core.errors import ConfigError, shown
-from mpifed.core.mirrors import MIRRORS, Mirror
 from mpifed.core.schedules import Rate, Weight
+from mpifed.core.sets import MIRRORS, Mirror
 
 __all__ = ["Space", "space_of"]
 
@@ -142,7 +142,7 @@ def _choice(key: str, values: list) -> Choice:
     if not values:
         raise ConfigError(f"{key} = [] leaves nothing to choose from")
     if len({repr(value) for value in values}) < len(values):
-        raise ConfigError(f"{key} = {shown(values)} has a value twice")
+        raise ConfigError(f"{key} = {short_repr(values)} has a value twice")
     if _has_range(values):
         raise ConfigError(
             f"{key}: a range inside a list, which is a choice between values: write a table of "
@@ -160,19 +160,22 @@ def _has_range(value) -> bool:
 def _range(key: str, value: dict, hint, field) -> Range:
     low, high = value.get("low"), value.get("high")
     if value.keys() != {"low", "high"} or not is_number(low) or not is_number(high):
-        raise ConfigError(f"{key}: expected a range {{ low = NUMBER, high = NUMBER }}, got {shown(value)}")
+        raise ConfigError(
+            f"{key}: expected a range {{ low = NUMBER, high = NUMBER }}, got {short_repr(value)}"
+        )
     if not 0 < low < high < math.inf:
         raise ConfigError(
-            f"{key}: expected 0 < low < high, as ranges are searched in the logarithm, got {shown(value)}; 0 "
+            f"{key}: expected 0 < low < high, as ranges are searched in the logarithm, got "
+            f"{short_repr(value)}; 0 "
             "can be in a list"
         )
     least, most = _bounds(hint, field)
     if low < least or high > most:
-        raise ConfigError(f"{key}: expected a range from {least:g} to {most:g}, got {shown(value)}")
+        raise ConfigError(f"{key}: expected a range from {least:g} to {most:g}, got {short_repr(value)}")
     if isinstance(low, int) and isinstance(high, int) and hint is not float:
         return Range(low, high, whole=True, least=least, most=most)
     if hint is int:
-        raise ConfigError(f"{key} is a whole number: expected whole low and high, got {shown(value)}")
+        raise ConfigError(f"{key} is a whole number: expected whole low and high, got {short_repr(value)}")
     if _below_one(hint, field) and high < 1:
         return Range(round(1 - high, 12), round(1 - low, 12), forgets=True, most=1.0)
     return Range(float(low), float(high), least=least, most=most)

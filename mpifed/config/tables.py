@@ -1,8 +1,7 @@
-"""Job files as tables: TOML read in, ``key=value`` changes, objects of settings written back."""
+"""Job files as tables: TOML read in, ``key=value`` changes."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import sys
@@ -10,10 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from mpifed.config.plugins import name_of
-from mpifed.core.errors import ConfigError, cut, shown
-from mpifed.core.own import Own
-from mpifed.core.settings import near_miss, preset_of
+from mpifed.base.errors import ConfigError, short_repr, truncate
+from mpifed.base.settings import suggest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,7 +19,6 @@ else:
 
 __all__ = [
     "as_text",
-    "describe",
     "expect_spellable",
     "loads",
     "override",
@@ -42,12 +38,12 @@ LARGEST = 2**20
 
 
 def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
-    """The table of a TOML file. In a job file, a file of weights beside it is named by its path.
+    """The table of a TOML file. A file of weights next to a job file is named by its path.
 
     Raises:
         ConfigError: the file cannot be read.
     """
-    name = cut(str(path))
+    name = truncate(str(path))
     try:
         with Path(path).open("rb") as file:
             source = file.read(LARGEST + 1)
@@ -57,13 +53,13 @@ def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is not TOML: {error}") from None
     except ValueError as error:  # of the name
-        raise ConfigError(f"cannot read the {what} {shown(name)}: {error}") from None
+        raise ConfigError(f"cannot read the {what} {short_repr(name)}: {error}") from None
     if len(source) > LARGEST:
         raise ConfigError(f"{name} is no {what}: it has more than {LARGEST:,} bytes")
     try:
         table = loads(text)
     except ValueError as error:
-        raise ConfigError(f"{name} is not TOML: {cut(str(error))}") from None
+        raise ConfigError(f"{name} is not TOML: {truncate(str(error))}") from None
     expect_spellable(table)
     weights = table.get("initial")
     if isinstance(weights, str) and os.path.isfile(beside := Path(path).parent / weights):
@@ -90,9 +86,7 @@ def _beside(path: str | Path) -> str:
         names = sorted(str(one) for one in folder.glob("*.toml") if one.is_file())
     except OSError:
         return ""
-    return (
-        f": {near_miss(str(path), names)}" if names else f": no job file (.toml) lies in {folder.resolve()}"
-    )
+    return f": {suggest(str(path), names)}" if names else f": no job file (.toml) lies in {folder.resolve()}"
 
 
 def loads(text: str) -> dict[str, Any]:
@@ -120,7 +114,7 @@ def expect_spellable(table: dict) -> None:
     for _ in range(DEEPEST):
         inside = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
         if huge := [value for value in inside if isinstance(value, int) and value.bit_length() > WIDEST]:
-            raise ConfigError(f"expected integers of 64 bits, got {shown(huge[0])}")
+            raise ConfigError(f"expected integers of 64 bits, got {short_repr(huge[0])}")
         nested = [value for value in inside if isinstance(value, dict | list | tuple)]
         level = list({id(value): value for value in nested}.values())
         if not level:
@@ -156,7 +150,7 @@ def override(table: dict, text: str) -> None:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(
-            f"an override is key=value, e.g. run.out=runs/a or algorithm.q=5, got {shown(text)}"
+            f"an override is key=value, e.g. run.out=runs/a or algorithm.q=5, got {short_repr(text)}"
         )
     put(table, key.strip(), parse(value))
 
@@ -169,28 +163,13 @@ def put(table: dict, key: str, value) -> None:
     """
     *path, last = key.split(".")
     if len(path) > DEEPEST:
-        raise ConfigError(f"cannot set {cut(key)}: tables are nested more than {DEEPEST} deep")
+        raise ConfigError(f"cannot set {truncate(key)}: tables are nested more than {DEEPEST} deep")
     for part in path:
         if isinstance(table.get(part), str):
             table[part] = {"name": table[part]}
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"cannot set {cut(key)}: {cut(part)} is not a table")
+            raise ConfigError(f"cannot set {truncate(key)}: {truncate(part)} is not a table")
     if isinstance(table.get(last), dict) and isinstance(value, str):
         value = {"name": value}
     table[last] = value
-
-
-def describe(value):
-    """Settings as JSON-able values: an object of settings, the user's too, becomes a table with its name."""
-    if isinstance(value, Own):
-        return {key: describe(one) for key, one in value.table().items()}
-    if dataclasses.is_dataclass(value):
-        fields = dataclasses.fields(preset_of(value) or value)
-        return {
-            "name": getattr(value, "choice_name", None) or name_of(value),
-            **{field.name: describe(getattr(value, field.name)) for field in fields if field.init},
-        }
-    if isinstance(value, list | tuple):
-        return [describe(one) for one in value]
-    return value

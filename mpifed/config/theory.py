@@ -14,12 +14,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mpifed.base.errors import ConfigError, short_repr
+from mpifed.base.plugins import guarded
+from mpifed.base.settings import Preset, flatten, suggest
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.errors import ConfigError, shown
-from mpifed.core.loading import guarded
 from mpifed.core.noise import Gaussian, StudentT
 from mpifed.core.problem import Problem
-from mpifed.core.settings import Preset, flatten, near_miss
 from mpifed.theory import THEOREMS, Prescription, Theorem, prescribe
 
 __all__ = ["fill", "prescription_of", "told"]
@@ -39,13 +39,13 @@ def fill(
     asked = {key: _asked(value) for key, value in own.items() if _is_theorem(value)}
     said = table.get("theory")
     if said is not None and not isinstance(said, dict):
-        raise ConfigError(f"[theory] is a table with the name of a theorem, of = ..., got {shown(said)}")
+        raise ConfigError(f"[theory] is a table with the name of a theorem, of = ..., got {short_repr(said)}")
     if not asked and said is None:
         return own, None
     said = dict(said or {})
     before = said.pop("times", {})
     if not isinstance(before, dict):
-        raise ConfigError(f"theory.times is a table of settings and multiples, got {shown(before)}")
+        raise ConfigError(f"theory.times is a table of settings and multiples, got {short_repr(before)}")
     times = {key: one.pop("times", 1) for key, one in asked.items()}
     given = _merged([said, *asked.values()])
     theorem = _theorem(given.pop("of", None), method)
@@ -94,14 +94,16 @@ def _merged(tables: list[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for key, value in (item for table in tables for item in table.items()):
         if merged.setdefault(key, value) != value:
-            raise ConfigError(f"a job has one theorem: {key} = {shown(merged[key])} and {shown(value)}")
+            raise ConfigError(
+                f"a job has one theorem: {key} = {short_repr(merged[key])} and {short_repr(value)}"
+            )
     return merged
 
 
 def _named(name) -> Theorem:
     if not isinstance(name, str) or name not in THEOREMS:
-        near = near_miss(name if isinstance(name, str) else "", THEOREMS)
-        raise ConfigError(f"theory.of: unknown theorem {shown(name)}: {near}")
+        near = suggest(name if isinstance(name, str) else "", THEOREMS)
+        raise ConfigError(f"theory.of: unknown theorem {short_repr(name)}: {near}")
     return THEOREMS[name]
 
 
@@ -182,8 +184,8 @@ def _constants(
     """
     unknown = [name for name in given if name not in theorem.constants]
     if unknown:
-        near = near_miss(unknown[0], theorem.constants)
-        raise ConfigError(f"{theorem.name} has no constant {shown(unknown[0])}: {near}")
+        near = suggest(unknown[0], theorem.constants)
+        raise ConfigError(f"{theorem.name} has no constant {short_repr(unknown[0])}: {near}")
     words = {name: theorem.letters.get(name, name) for name, needed in theorem.constants.items() if needed}
     found = {name: known[word] for name, word in words.items() if word in known} | given
     if words.keys() - found.keys():
@@ -208,14 +210,15 @@ def _prescribe(name: str, constants: dict) -> Prescription:
 def _scaled(key: str, prescription: Prescription, times, theorem: Theorem):
     if key not in prescription.steps:
         raise ConfigError(
-            f"{theorem.name} says nothing of {shown(key)}: {near_miss(key, prescription.steps)}"
+            f"{theorem.name} says nothing of {short_repr(key)}: {suggest(key, prescription.steps)}"
         )
     value = prescription.steps[key]
     if times == 1:
         return value
     if not _is_number(times) or times <= 0 or not _is_number(value):
         raise ConfigError(
-            f"algorithm.{key}.times: expected a number > 0, on a step that is a number, got {shown(times)}"
+            f"algorithm.{key}.times: expected a number > 0, on a step that is a number, got "
+            f"{short_repr(times)}"
         )
     return value * times
 

@@ -9,13 +9,12 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from mpifed.base.errors import ConfigError, short_repr, truncate
+from mpifed.base.settings import Section, explain, flatten, suggest
 from mpifed.config.grids import expand, folder_names, twice
 from mpifed.config.job import Config
-from mpifed.config.section import Section
 from mpifed.config.space import Space, space_of
 from mpifed.config.tables import expect_spellable, put, read_job
-from mpifed.core.errors import ConfigError, cut, shown
-from mpifed.core.settings import explain, flatten, near_miss
 
 __all__ = ["EXAMPLE", "Cell", "Tune", "Tuning", "tuning"]
 
@@ -129,7 +128,7 @@ def tuning(path: str | Path, overrides: list[str] = ()) -> Tuning:
     said = table.pop("tune", None)
     if not isinstance(said, dict):
         raise ConfigError(
-            f"{cut(str(path))} has no [tune], the table of methods to be tuned and of their budget, e.g."
+            f"{truncate(str(path))} has no [tune], the table of methods to be tuned and of their budget, e.g."
             f"\n\n{EXAMPLE}"
         )
     if "sweep" in table:
@@ -153,7 +152,7 @@ def tuning(path: str | Path, overrides: list[str] = ()) -> Tuning:
 def _section(said: dict[str, Any]) -> Tune:
     if unknown := [key for key in said if key not in Tune.model_fields]:
         raise ConfigError(
-            f"[tune] has no setting {shown(unknown[0])}: {near_miss(unknown[0], Tune.model_fields)}"
+            f"[tune] has no setting {short_repr(unknown[0])}: {suggest(unknown[0], Tune.model_fields)}"
         )
     try:
         return Tune(**said)
@@ -165,12 +164,12 @@ def _spaces(tune: Tune, table: dict[str, Any]) -> dict[str, Space]:
     """Name of a folder → space of each method, with what the job's [algorithm] says of all."""
     shared = table.pop("algorithm", {})
     if not isinstance(shared, dict):
-        raise ConfigError(f"[algorithm] beside [tune] holds what all methods share, got {shown(shared)}")
+        raise ConfigError(f"[algorithm] beside [tune] holds what all methods share, got {short_repr(shared)}")
     shared = {key: value for key, value in shared.items() if key != "name"}
     spaces = []
     for number, one in enumerate(tune.methods):
         if not isinstance(one.get("name"), str):
-            raise ConfigError(f"[[tune.methods]] number {number + 1} needs a name, got {shown(one)}")
+            raise ConfigError(f"[[tune.methods]] number {number + 1} needs a name, got {short_repr(one)}")
         try:
             spaces.append(space_of(shared | one))
         except ConfigError as error:

@@ -6,9 +6,9 @@ A matrix is a pure function of its moments and of the averages of a synchronisat
 
 * A is a diagonal, shape ``[d]``, or a multiple of the identity, shape ``[1]``; always A ⪰ ρ I.
 * ``moments`` is a tuple that starts as zeros. ``state`` names the kind of each: "block" like x, or "scalar".
-* ``matrix.refer(moments, w, x)`` is for those that compare with the synchronisation before. It tells them
-  what stands for it at the first one, the averaged estimator and the point at the common start, and
-  accumulates nothing. The matrix that the rule makes of these very averages comes before it.
+* ``matrix.refer(moments, w, x)`` is for rules that compare with the previous synchronisation. It sets the
+  reference of the first synchronisation, the averaged estimator and the point at the common start, and
+  accumulates nothing. The matrix that the rule computes from these averages comes before it.
 
 Sources: Huang et al. 2024, Algorithm 1, line 6, and the example below it in the text; Huang, Algorithm 1,
 line 6, and eq. 6. Both count t in steps, but make matrices at synchronisations only: their a_{t-1} is the
@@ -27,10 +27,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import AfterValidator, Field
 
-from mpifed.core.errors import shown
+from mpifed.base.errors import short_repr
+from mpifed.base.settings import choice, hyperparameters
 from mpifed.core.records import Adaptive
 from mpifed.core.schedules import Constant, Rate, Squared
-from mpifed.core.settings import choice, hyperparameters
 
 __all__ = [
     "MATRICES",
@@ -54,17 +54,18 @@ Moments = tuple[torch.Tensor, ...]
 
 
 def _decay(rate):
-    """A number or a schedule, below 1 at every t: a schedule is monotone, its first and last values tell."""
+    """A number or a schedule, below 1 at every t: a schedule is monotone, so its first and last values
+    suffice."""
     if isinstance(rate, Squared):
         raise ValueError("'squared' follows a step size η, which a matrix does not have: take 'power'")
     for value in (rate(1), rate(2**53)):
         if value >= 1:
-            raise ValueError(f"expected a decay below 1, or a schedule of such, got {shown(value)}")
+            raise ValueError(f"expected a decay below 1, or a schedule of such, got {short_repr(value)}")
     return rate.value if isinstance(rate, Constant) else rate
 
 
 #: A decay ϱ_t or ϑ_t: a number or a schedule with values from 0 to below 1.
-Decay: Any = Annotated[Rate, AfterValidator(_decay)]
+Decay: Any = Annotated[Rate, AfterValidator(_decay), Field(title="number or schedule, < 1")]
 
 
 def _at(decay, t: int) -> float:
@@ -242,26 +243,26 @@ FirstMatrix = Literal["rule", "identity", "rho"]
 
 
 def adaptive(block: str, of: str) -> Adaptive:
-    """A field of ``shared`` that holds the adaptive matrix of ``block``, made by the method's ``matrix``.
+    """A field of ``shared`` with the adaptive matrix of ``block``, computed by the method's ``matrix``.
 
-    Rank 0 refreshes it once a round, after the first phase whose messages carry ``of``. It is made from the
-    average of that field and from the averaged ``block``, or ``shared``'s where the messages have no such
-    block. A method with a start phase that carries ``of`` says by ``first_matrix`` what its matrices are
+    Rank 0 refreshes it once per round, after the first phase whose messages contain ``of``. It is computed
+    from the average of that field and from the averaged ``block``, or ``shared``'s if the messages have no
+    such block. In a method with a start phase that contains ``of``, ``first_matrix`` selects the matrices
     before the first round.
     """
     return Adaptive(block, of)
 
 
 def first(method) -> float:
-    """The diagonal of a method's matrices before anything is averaged."""
+    """The diagonal of a method's matrices before the first average."""
     return method.matrix.rho if getattr(method, "first_matrix", "identity") == "rho" else 1.0
 
 
 def due(method, steps: int, round: int) -> bool:
-    """Whether ``round`` makes new matrices.
+    """Whether ``round`` computes new matrices.
 
     With rounds of one step and the rule at the start, the start is the first synchronisation. Round 1 then
-    averages the very estimators that have made A_1, and changes nothing.
+    averages the same estimators that gave A_1, and changes nothing.
     """
     rule = getattr(method, "first_matrix", "") == "rule"
     return round > 1 or (rule if round == 0 else not (rule and steps == 1))

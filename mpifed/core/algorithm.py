@@ -1,28 +1,29 @@
-"""The contract of a method: its state, then what a client and the server do in a phase of a round.
+"""The contract of a method: its state, and the functions of a client and of the server in each phase.
 
-A method is a frozen record of hyperparameters. All its state lives in records, which the simulator allocates,
-reduces, broadcasts and checkpoints without knowing whose they are:
+A method is a frozen record of hyperparameters. All its state is stored in records, which the simulator
+allocates, reduces, broadcasts and checkpoints without knowing the method:
 
 ===========  ================================================  =========================  ====================
-record       what it holds                                     who writes it              what travels
+record       contents                                          written by                 communicated
 ===========  ================================================  =========================  ====================
-``shared``   what all clients read: x, y, global momentum, A   the server, on every rank  nothing (replicated)
-``client``   what a client keeps between rounds                that client                nothing
-``message``  what is averaged over the cohort                  each client, every phase   one fused Allreduce
+``shared``   read by all clients: x, y, global momentum, A     the server, on every rank  nothing (replicated)
+``client``   kept by a client between rounds                   that client                nothing
+``message``  averaged over the cohort                          each client, every phase   one fused Allreduce
 ===========  ================================================  =========================  ====================
 
-A phase is a client function, an average, a server function. A method with one phase a round writes
+A phase is a client function, an average and a server function. A method with one phase per round defines
 
 * ``client_round(now, shared, client, message, oracle)``: read ``shared``, update ``client``, fill
-  ``message``, which is 0 on entry. Fields of ``client`` and ``message`` and all that the oracle returns have
-  a leading axis over the clients stepped together, ``[C, d]``; fields of ``shared`` are ``[d]``. Never write
-  to ``shared`` here, not even in place through a view (``x = shared.x; x -= ...``).
-* ``server_round(now, shared, mean)``: update ``shared`` from the averaged message. Left out, the averages
-  replace the fields of ``shared`` of the same names, a block of the problem projected onto its set.
+  ``message``, which is 0 on entry. Fields of ``client`` and ``message`` and all results of the oracle have a
+  leading axis over the clients that are stepped together, ``[C, d]``; fields of ``shared`` are ``[d]``. Never
+  write to ``shared`` here, not even in place through a view (``x = shared.x; x -= ...``).
+* ``server_round(now, shared, mean)``: update ``shared`` from the averaged message. By default, the
+  averages replace the fields of ``shared`` of the same names, where a block of the problem is projected onto
+  its set.
 
-A method with more phases lists them in ``phases``, functions and all, and may repeat them. What federated
-clients would be sent is observed: it is what a client function reads of ``shared`` and the server has written
-since.
+A method with several phases lists them in ``phases`` and may repeat them. Communication volume is measured,
+not declared: a field of ``shared`` counts as downloaded when a client function reads it after the server has
+written it.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mpifed.core.errors import ContractError
-from mpifed.core.records import Adaptive, Between, Blocks, Kept, Record, Stored
+from mpifed.base.errors import ContractError
+from mpifed.core.records import Adaptive, Blocks, NotSent, Record, Stored, WithinRound
 from mpifed.core.sets import Sets
 
 __all__ = ["Algorithm", "Now", "Phase", "local_steps", "refreshed", "stored_fields", "travels", "undeclared"]
@@ -45,16 +46,16 @@ class Phase:
 
     Attributes:
         client: called as ``client(now, shared, client, message, oracle)``.
-        message: what it fills.
+        message: the record that it fills.
         server: called as ``server(now, shared, mean)``; ``None``: the averages replace the fields of
             ``shared`` of the same names, blocks projected.
-        fresh: draw a new cohort from this phase on.
+        new_cohort: draw a new cohort before this phase.
     """
 
     client: Callable
     message: Record
     server: Callable | None = None
-    fresh: bool = False
+    new_cohort: bool = False
 
     @property
     def name(self) -> str:
@@ -64,14 +65,15 @@ class Phase:
 
 @dataclass(frozen=True)
 class Now:
-    """A round as a method sees it.
+    """The current round, as passed to the functions of a method.
 
     Attributes:
         round: its number, from 1; 0 for the start phases.
         clients: N, the number of all clients.
-        cohort: the number of clients that take part.
-        share: the cohort's share of all weight: cohort / clients where clients weigh the same.
-        unbiased: whether averages estimate those over all clients without bias (``law.unbiased``).
+        cohort: the number of clients that participate.
+        cohort_weight: the cohort's share of the total weight: cohort / clients for uniform weights.
+        unbiased: whether averages are unbiased estimates of those over all clients
+            (``availability.unbiased``).
         sets: the problem's sets, ``now.sets.y(v)`` projects.
         blocks: names and shapes of the parameters of each block.
         prox: the proximal map of a variational inequality's φ, as ``oracle.prox``; ``None`` elsewhere.
@@ -81,14 +83,14 @@ class Now:
     steps: int
     clients: int
     cohort: int
-    share: float
+    cohort_weight: float
     unbiased: bool
     sets: Sets
     blocks: Blocks
     prox: Any = None
 
     def step(self, k: int) -> int:
-        """The papers' t, from 1 through the steps of all rounds, of the round's step ``k`` = 1, 2, ..."""
+        """The papers' t of the round's step ``k`` = 1, 2, ...; t counts the steps of all rounds from 1."""
         return (self.round - 1) * self.steps + k
 
 
@@ -101,17 +103,17 @@ class Algorithm:
     #: Where the method is printed, and the keys of these sources in the bibliography.
     source: ClassVar[str] = ""
     cites: ClassVar[tuple[str, ...]] = ()
-    #: Settings for an example, where the usual guesses do not fit together.
+    #: Settings for an example, where the defaults of examples are inconsistent.
     example: ClassVar[dict] = {}
-    #: What the papers count a round: vectors up, vectors down, phases, evaluations a local step.
+    #: Cost per round in the paper: vectors up, vectors down, phases, evaluations per local step.
     paper_cost: ClassVar[str] = ""
     #: Gradient evaluations in a local step, for `mpifed info`.
     calls_per_step: ClassVar[int] = 1
     #: False where the method is defined for full participation only.
     partial_participation: ClassVar[bool] = True
-    #: Where the method asks for ``oracle.everything``: its setting that takes samples instead, with its value
-    #: where only one does.
-    instead_of_everything: ClassVar[str] = ""
+    #: For methods that use ``oracle.full_batch``: the setting that selects minibatches instead, with its
+    #: value where only one value does.
+    minibatch_alternative: ClassVar[str] = ""
     #: Whether the method handles the convex part φ of a composite variational inequality.
     composite: ClassVar[bool] = False
     #: False where the method does not project: a problem with sets is refused.
@@ -121,13 +123,13 @@ class Algorithm:
     #: Block → field of ``shared`` with the average over clients and steps that the paper returns; by default
     #: the output rule "average" means the average of the rounds' points.
     averages: ClassVar[dict[str, str]] = {}
-    #: Name of the hyperparameter that says how many local steps a round has.
+    #: Name of the hyperparameter with the number of local steps per round.
     steps: ClassVar[str] = ""
 
     shared: ClassVar[Record]
     message: ClassVar[Record]
     client: ClassVar[Record] = Record()
-    #: The generator of the adaptive matrices, a hyperparameter of the methods that have some.
+    #: The rule of the adaptive matrices, a hyperparameter of methods that have some.
     matrix: Any
     #: Phases run once, as round 0, before the first round.
     start: ClassVar[tuple[Phase, ...]] = ()
@@ -151,14 +153,14 @@ class Algorithm:
         return (Phase(self.client_round, self.message, self.server_round),)
 
     def expect_clients(self, clients: int) -> None:
-        """Refuse, by a ``ValueError``, a number of clients that the hyperparameters do not fit."""
+        """Raise a ``ValueError`` if the hyperparameters do not fit this number of clients."""
 
     def initialize(self, shared) -> None:
-        """Set fields of ``shared`` that start neither at 0 nor at the problem's starting point."""
+        """Initialise fields of ``shared`` that start neither at 0 nor at the problem's starting point."""
 
 
 def local_steps(method: Algorithm) -> int:
-    """Local steps of a round of ``method``."""
+    """Number of local steps per round of ``method``."""
     return getattr(method, method.steps) if method.steps else 1
 
 
@@ -175,18 +177,18 @@ def refreshed(method: Algorithm, phases: tuple[Phase, ...]) -> list[tuple[str, .
 
 
 def travels(record: Record) -> list[str]:
-    """The fields of a record that are counted as sent."""
-    return [name for name in record.fields if name not in record.of(Kept)]
+    """The fields of a record that count as communicated."""
+    return [name for name in record.fields if name not in record.of(NotSent)]
 
 
 def stored_fields(method: Algorithm) -> list[str]:
-    """The fields that clients of ``method`` carry from round to round."""
-    return [name for name, kind in method.client.fields.items() if not isinstance(kind, Between)]
+    """The fields that clients of ``method`` keep from round to round."""
+    return [name for name, kind in method.client.fields.items() if not isinstance(kind, WithinRound)]
 
 
 def undeclared(method: Algorithm) -> list[str]:
-    """The vectors that clients of ``method`` store beside blocks of their own, where no field of a message is
-    declared to be a change of them."""
+    """The vectors that clients of ``method`` store in addition to blocks of their own, if no field of a
+    message is declared to be a change of them."""
     if any(phase.message.of(Stored) for phase in method.phases):
         return []
     kinds = method.client.fields

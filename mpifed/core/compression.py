@@ -1,20 +1,20 @@
-"""Compression of what clients send, an option of every method.
+"""Compression of messages, an option of every method.
 
-``[message] compression = { name = "top-k", ratio = 0.01 }`` asks for it. A compression maps vectors of d
+``[message] compression = { name = "top-k", ratio = 0.01 }`` selects it. A compression maps vectors of d
 numbers to vectors that take fewer bytes. Each field of a message is compressed by itself.
 """
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from mpifed.core.settings import choice, hyperparameters
+from mpifed.base.settings import Section, choice, hyperparameters
 
-__all__ = ["COMPRESSIONS", "QSGD", "Compression", "TopK"]
+__all__ = ["COMPRESSIONS", "QSGD", "Compression", "Message", "TopK"]
 
 #: Bytes of the place of a number in a vector.
 INDEX = 4
@@ -64,7 +64,7 @@ class QSGD:
     which makes it a contraction; error feedback around a map that is none lets the residuals grow.
     """
 
-    levels: int = Field(ge=1, le=2**30, description="levels s of an entry's absolute value, beside 0")
+    levels: int = Field(ge=1, le=2**30, description="levels s of an entry's absolute value, in addition to 0")
 
     random: ClassVar[bool] = True
 
@@ -94,8 +94,8 @@ class QSGD:
 
 
 def _sums(rows: torch.Tensor) -> torch.Tensor:
-    """The sum of each row, ``[C, 1]``, by halves: the same bits for a row alone and beside others, on every
-    device and with any number of threads."""
+    """The sum of each row, ``[C, 1]``, by halves: bitwise identical for a row alone and among others, on
+    every device and with any number of threads."""
     while (size := rows.shape[-1]) > 1:
         half = (size + 1) // 2
         left = rows[:, :half].clone()
@@ -108,4 +108,23 @@ def _sums(rows: torch.Tensor) -> torch.Tensor:
 COMPRESSIONS = {"top-k": TopK, "qsgd": QSGD}
 
 #: A compression by name, table or instance.
-Compression = choice("compression", COMPRESSIONS)
+Compression: Any = choice("compression", COMPRESSIONS)
+
+
+class Message(Section):
+    """[message]: compression of the clients' messages."""
+
+    compression: Compression | None = Field(
+        None, description='compression of each field of a message, e.g. { name = "top-k", ratio = 0.01 }'
+    )
+    error_feedback: bool = Field(
+        False, description="each client adds the part that compression has removed to its next message"
+    )
+
+    @model_validator(mode="after")
+    def _compresses(self):
+        if self.error_feedback and self.compression is None:
+            raise ValueError(
+                "error_feedback is about what compression leaves out: set compression, or leave it out"
+            )
+        return self

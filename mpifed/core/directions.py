@@ -1,4 +1,4 @@
-"""Directions: what a step takes from an estimator (Zhang & Gao: normalised, clipped, orthogonalised).
+"""Directions: the step computed from an estimator (Zhang & Gao: normalised, clipped, orthogonalised).
 
 A direction maps ``[C, d]`` (or ``[d]``) to the same shape, client by client; ``shapes`` gives the block's
 named parameters, because ``norm_over = "tensor"`` and orthogonalisation act on every parameter by itself. 0/0
@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from mpifed.core.linalg import where_finite
-from mpifed.core.settings import choice, hyperparameters
+from mpifed.base.settings import choice, hyperparameters
+from mpifed.core.finite import where_finite
 
 __all__ = ["Plain", "Normalize", "Clip", "Orthogonalize", "DIRECTIONS", "Direction"]
 
@@ -138,7 +138,7 @@ def _polar_of_gram(U: torch.Tensor) -> torch.Tensor:
 
 
 def _rounding(U: torch.Tensor) -> float:
-    """What a singular value must exceed, relative to the largest, to count."""
+    """The threshold of singular values, relative to the largest."""
     return max(U.shape[-2:]) * torch.finfo(U.dtype).eps
 
 

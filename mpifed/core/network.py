@@ -1,4 +1,4 @@
-"""Where the parameters of a problem's network lie among its variables, and a start from given ones."""
+"""Positions of the parameters of a problem's network among its variables, and a start from given weights."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["fixed", "places", "placed"]
 
 
 def places(problem: Problem) -> dict[str, tuple[str, str]]:
-    """Parameter of the network → the block that it lies in and its name there; empty without a network.
+    """Parameter of the network → its block and its name in the block; empty without a network.
 
     They are x's, and z's where a method sees the problem as a game.
     """
@@ -21,7 +21,7 @@ def places(problem: Problem) -> dict[str, tuple[str, str]]:
 
 
 def fixed(problem: Problem) -> tuple[Mapping[str, torch.Tensor], Mapping[str, str]]:
-    """What the network's ``state_dict`` has beside its parameters: values by name, and further names of
+    """The entries of the network's ``state_dict`` other than parameters: values by name, and further names of
     parameters → their names.
 
     Args:

@@ -1,6 +1,6 @@
 """Additive gradient noise, an option of every problem.
 
-``[oracle] noise = { name = "student_t", nu = 1.5, scale = 0.1 }`` asks for it. The noise belongs to the
+``[oracle] noise = { name = "student_t", nu = 1.5, scale = 0.1 }`` selects it. The noise belongs to the
 sample ξ: evaluating the same ξ at two points adds the same vector to both gradients, as in ∇f(z; ξ) = ∇f(z) +
 ξ. Recursive estimators therefore see the difference of exact gradients. Coordinates are independent and
 symmetric about 0.
@@ -13,10 +13,12 @@ or below 2 the variance is infinite; at or below 1 there is no mean, and no meth
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from pydantic import Field
 
-from mpifed.core.settings import choice, hyperparameters
+from mpifed.base.settings import Section, choice, hyperparameters
 from mpifed.core.streams import Stream
 
 __all__ = ["Gaussian", "StudentT", "AlphaStable", "Pareto", "NOISES", "Noise"]
@@ -82,4 +84,17 @@ class Pareto:
 NOISES = {"gaussian": Gaussian, "student_t": StudentT, "alpha_stable": AlphaStable, "pareto": Pareto}
 
 #: A noise by table or instance.
-Noise = choice("noise", NOISES)
+Noise: Any = choice("noise", NOISES)
+
+
+class OracleOptions(Section):
+    """[oracle]: the minibatches and the noise of stochastic gradients."""
+
+    batch_size: int = Field(
+        32,
+        ge=0,
+        description="number of rows in a sample ξ; 0 uses all data of the client (exact local gradients)",
+    )
+    noise: Noise | None = Field(
+        None, description='additive gradient noise, e.g. { name = "gaussian", scale = 0.1 }'
+    )

@@ -1,36 +1,212 @@
-"""Stochastic oracles: what a method may ask of the clients it steps, one class a problem family.
+"""Stochastic oracles: the functions and derivatives of the clients that a method steps, one class per family.
 
 All results have the client axis, ``[C, d]``; points may be ``[C, d]`` or ``[d]``, shared by all clients. With
-``batched``, a problem's functions are mapped over the client axis at once; otherwise there is one client.
-Compiled are gradients on samples, whose shapes repeat, not those on everything that a client has.
+``batched``, a problem's functions are vectorised over the clients; otherwise there is one client. Gradients
+on samples, whose shapes repeat, are compiled; full-batch gradients are not.
+
+``oracle.sample()`` counts samples through all phases of a round, so no method numbers them itself. A method
+that needs the same sample again addresses it, ``oracle.sample(number=k)``.
 
 ``calls`` counts evaluations. One evaluation of one client at one sample ξ, a minibatch, is one call. A
-gradient pair (x and y) is one, and so is an inner value with or without its Jacobian.
+gradient pair (x and y) is one call, and so is an inner value with or without its Jacobian.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from mpifed.core.dropout import Addressed
-from mpifed.core.errors import ContractError
-from mpifed.core.evaluation import PLAIN
-from mpifed.core.gradients import Gradients
-from mpifed.core.oracle_base import Oracle
+from mpifed.base.errors import ContractError
+from mpifed.core.autodiff import PLAIN, Evaluation, Gradients, mapped, over_clients
 from mpifed.core.problem import Composition, Game, Minimax, Minimisation, Operator, Problem
-from mpifed.core.sampling import Sample, Sampler
+from mpifed.core.records import Blocks
+from mpifed.core.sampling import Addressed, Sample, Sampler, drawing
+from mpifed.core.streams import key
 
-__all__ = ["ORACLES", "CompositionOracle", "MinimaxOracle", "OperatorOracle", "Pull"]
+__all__ = ["CompositionOracle", "MinimaxOracle", "EVALUATIONS", "ORACLES", "OperatorOracle", "Oracle", "Pull"]
+
+
+class Oracle:
+    """Base of the oracles.
+
+    Args:
+        evaluation: compilation and precision of the losses that autograd differentiates.
+
+    Attributes:
+        sets: the problem's sets, ``oracle.sets.y(v)`` projects.
+        blocks: names and shapes of the parameters of each block.
+        client: the numbers of the clients that are stepped together, ``[C]``.
+    """
+
+    def __init__(self, problem: Problem, sampler: Sampler, batched: bool, evaluation: Evaluation = PLAIN):
+        self.problem, self.sampler, self.batched, self.evaluation = problem, sampler, batched, evaluation
+        self.blocks: Blocks = problem.variables()
+        self.sets = problem.sets
+        self._together, self._apart, self._count = 0, None, 0
+
+    @staticmethod
+    def noise_width(problem: Problem) -> int:
+        """Size of a sample's noise: the number of elements that an evaluation returns."""
+        return sum(problem.variables().sizes.values())
+
+    def at(self, rows: slice) -> None:
+        """Select the clients ``members[rows]`` of the sampler's current phase."""
+        self._rows, self._count, self._on = rows, rows.stop - rows.start, None
+        self._places = self.sampler.members[rows]
+        self.client = self.sampler.clients[self._places]
+        self._place = int(self._places[0]) if self._count == 1 else None
+        self._together, self._apart = 0, None
+
+    @property
+    def calls(self) -> np.ndarray | int:
+        """Evaluations by each client since :meth:`at`, ``[C]``; one number if it is the same for all."""
+        return self._together if self._apart is None else self._together + self._apart
+
+    def sample(
+        self, *, size: int | None = None, of: str = "", number: int | None = None, round: int | None = None
+    ) -> Sample:
+        """The next sample ξ of the clients' round, counted through its phases.
+
+        Args:
+            size: rows of the minibatch, by default the job's batch size.
+            of: "g" or "f", the function of a composition that it is for.
+            number: a sample by its number 0, 1, ... instead of the next one; the same address gives the same
+                ξ.
+            round: with ``number``, the sample of another round.
+
+        Raises:
+            ContractError: the round has both counted and addressed samples, or the size or address is
+                invalid.
+        """
+        if number is None and round is None and size is None and not of:  # most often, as fast as can be
+            self.sampler.ask("counted")
+            return self.sampler.sample(
+                self._deal(self.sampler.numbers), self._rows, round=None, size=None, of=""
+            )
+        if size is not None and not (_is_whole(size) and size >= 1):
+            raise ContractError(f"oracle.sample(size={size}): expected at least 1 row, a whole number")
+        if of not in ("", "g", "f"):
+            raise ContractError(f"oracle.sample(of={of!r}): expected 'g' or 'f'")
+        if number is None and round is None:
+            self.sampler.ask("counted")
+            k = self._deal(self.sampler.numbers)
+        else:
+            k = _address(number, round)
+            self.sampler.ask("named")
+        return self.sampler.sample(k, self._rows, round=round, size=size, of=of)
+
+    def _deal(self, numbers: np.ndarray):
+        """The next sample number of the active clients: one number if it is the same for all, else
+        ``[C]``."""
+        if self._place is not None and self._on is None:  # one client, as fast as can be
+            k = numbers.item(self._place)
+            numbers[self._place] = k + 1
+            return k
+        own = numbers[self._places]
+        numbers[self._places] = own + (1 if self._on is None else self._on)
+        return int(own[0]) if (own == own[0]).all() else own
+
+    @property
+    def full_batch(self) -> Sample:
+        """All data of each client, without noise or address: for the exact local gradient, client by
+        client."""
+        return Sample(None, None)
+
+    def steps(self, tau) -> Iterator[torch.Tensor]:
+        """Steps of clients that take different numbers of them: ``for on in oracle.steps(tau)``.
+
+        Args:
+            tau: each client's number of steps ``[C]``, or one for all.
+
+        Yields:
+            Which clients take the step, boolean ``[C, 1]``, for ``torch.where(on, new, old)``. Clients that
+            have finished draw no samples and are not counted.
+
+        Raises:
+            ContractError: ``tau`` is not a non-negative integer, or not one integer per client.
+        """
+        steps = np.asarray(tau)
+        if steps.dtype.kind not in "iu" or (steps < 0).any():
+            raise ContractError(f"oracle.steps(tau): expected whole numbers from 0, got {steps.tolist()}")
+        if steps.shape not in ((), (self._count,)):
+            shape = list(steps.shape)
+            raise ContractError(
+                f"oracle.steps(tau): expected one number or [{self._count}], one per client that is stepped, "
+                f"got {shape}"
+            )
+        tau = np.broadcast_to(steps, (self._count,))
+        try:
+            for k in range(int(tau.max(initial=0))):
+                self._on = tau > k
+                yield torch.from_numpy(self._on)[:, None].to(self.sampler.device)
+        finally:
+            self._on = None
+
+    def normal(self, size: int) -> torch.Tensor:
+        """The next standard normal vector of the clients' round, ``[C, size]``, for smoothing."""
+        return self.sampler.normal(self._deal(self.sampler.normals), self._rows, size)
+
+    def _evaluated(self) -> None:
+        if self._on is None:
+            self._together += 1
+        else:
+            self._apart = self._on + (0 if self._apart is None else self._apart)
+
+    def _each(self, evaluate, *points):
+        """``evaluate(*points, batch)`` on all data of each client in turn: results with the client axis."""
+        rows = [
+            evaluate(*(point[c] if point.dim() > 1 else point for point in points), batch)
+            for c, batch in enumerate(self.sampler.each(self._rows))
+        ]
+        return tree_map(lambda *parts: torch.stack(parts), rows[0], *rows[1:])
+
+    def _differentiable(self, function):
+        """A function of the problem, with dropout by the samples' addresses, in the precision of the job."""
+        if self.sampler.drops:
+            function = drawing(function, key(self.sampler.seed, "dropout"))
+        return self.evaluation.mixed(function, self.sampler.device)
+
+    def _over_clients(self, by_hand):
+        """An analytic function of the problem for all clients; ``None`` without one."""
+        return over_clients(by_hand) if self.batched and by_hand is not None else by_hand
+
+    def _mapped(self, function):
+        """``function`` of one client's tensors as one of all that are stepped: with the client axis."""
+        if self.batched and self.evaluation.compile == "none":
+            return mapped(function)
+        if self.batched:
+            return self.evaluation.compiled(torch.func.vmap(function), None)  # it lays out as it likes
+        alone = self.evaluation.compiled(function, False)
+
+        def with_axis(*arguments):
+            result = alone(*tree_map(lambda tensor: tensor[0], arguments))
+            return tree_map(lambda tensor: tensor.unsqueeze(0), result)
+
+        return with_axis
+
+
+def _is_whole(value) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _address(number, round) -> int:
+    """The number of an addressed sample."""
+    if number is None:
+        raise ContractError(f"oracle.sample(round={round}) needs a number")
+    for name, value in (("number", number), ("round", round)):
+        if value is not None and not (_is_whole(value) and value >= 0):
+            raise ContractError(f"oracle.sample({name}={value}): expected a whole number from 0")
+    return int(number)
 
 
 class Pull(NamedTuple):
-    """A term weight · (v - centre) of the gradient of a block, 0 for x, 1 for y; y is pushed up by its
-    gradient, so that its term has the other sign.
+    """A term weight · (v - centre) of the gradient of a block, 0 for x, 1 for y. The term of y has the
+    opposite sign, as y ascends.
 
     ``centre`` is ``[d]`` and may change in place.
     """
@@ -97,8 +273,7 @@ class MinimaxOracle(Oracle):
         return self._loss(*map(self.blocks.unflatten, self.blocks, point), batch)
 
     def _alike(self, point):
-        """The blocks of a point, all with the client axis where one has it: functions by hand need not mix
-        them."""
+        """The blocks of a point, all with the client axis if one has it, for analytic functions."""
         if point[0].dim() == point[-1].dim():  # there are two at most
             return point
         return tuple(block.expand(self._count, -1) for block in point)
@@ -254,3 +429,9 @@ class CompositionOracle(Oracle):
 
 
 ORACLES = {"minimax": MinimaxOracle, "operator": OperatorOracle, "composition": CompositionOracle}
+#: Problem family → one evaluation of all derivatives of a client's step.
+EVALUATIONS: dict[str, Callable[..., Any]] = {
+    "minimax": lambda oracle, *point_and_xi: oracle.grad(*point_and_xi),
+    "operator": lambda oracle, z, xi: oracle.operator(z, xi),
+    "composition": lambda oracle, x, xi: oracle.grad_f(oracle.g_and_jacobian(x, xi)[0], xi),
+}

@@ -1,13 +1,13 @@
 """Named fields laid end to end in one contiguous buffer.
 
-A :class:`Record` says which fields there are, :meth:`Record.layout` where they lie for a problem, and a
-:class:`State` is one buffer with that layout. Reading a field is a view, assigning copies in. So a whole
-record is reduced, broadcast or written to disk without a field's name.
+A :class:`Record` declares fields, :meth:`Record.layout` computes their offsets for a problem, and a
+:class:`State` is one buffer with that layout. Reading a field returns a view, assigning copies in. A whole
+record is reduced, broadcast or written to disk without reference to its fields.
 
 A field's *kind* is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), another size
 that the problem's family defines (``"u"``, ``"jacobian"`` of a composition), ``"scalar"``, or a tuple of
-kinds, which reads as a tuple of views. :func:`kept`, :func:`between`, :func:`stored` and ``adaptive`` say
-more of it.
+kinds, which reads as a tuple of views; :func:`not_sent`, :func:`within_round`, :func:`stored` and
+``adaptive`` qualify it.
 
 ``client`` and ``message`` have a leading client axis, ``[C, d]``; ``shared`` is ``[d]``. Arithmetic
 broadcasts over it, which is why one method text serves one client and a thousand.
@@ -22,8 +22,7 @@ from typing import TypeVar
 
 import torch
 
-from mpifed.core.errors import ContractError
-from mpifed.core.kinds import Adaptive, Between, Kept, Kind, Plain, Stored, between, is_kind, kept, stored
+from mpifed.base.errors import ContractError
 
 __all__ = [
     "Blocks",
@@ -31,17 +30,85 @@ __all__ = [
     "Layout",
     "State",
     "Observed",
-    "Kept",
-    "Between",
+    "NotSent",
+    "WithinRound",
     "Stored",
     "Adaptive",
-    "kept",
-    "between",
+    "not_sent",
+    "within_round",
     "stored",
 ]
 
 Shape = tuple[int, ...]
 OneKind = TypeVar("OneKind")
+#: The name of a block or of another size, or a tuple of such names.
+Plain = str | tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NotSent:
+    """The kind of a field that is not communicated between federated clients and their server."""
+
+    kind: Plain
+
+
+@dataclass(frozen=True)
+class WithinRound:
+    """The kind of a client's field that exists between the phases of a round."""
+
+    kind: Plain
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The kind of a message's field that is the change of a record that the client stores."""
+
+    kind: Plain
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """The kind of an adaptive matrix for ``block``, made from the average of the messages' field ``of``."""
+
+    block: str
+    of: str
+
+
+Kind = Plain | NotSent | WithinRound | Stored | Adaptive
+
+
+def not_sent(kind: Plain) -> NotSent:
+    """A field that does not count as communicated, such as one that clients recompute, or a running sum that
+    only the output average needs."""
+    return NotSent(kind)
+
+
+def within_round(kind: Plain) -> WithinRound:
+    """A field of ``client`` that one phase stores for a later phase of the same round.
+
+    It is 0 when the round begins and when a new cohort is drawn. Only members of the cohort have it, and
+    checkpoints do not contain it.
+    """
+    return WithinRound(kind)
+
+
+def stored(kind: Plain) -> Stored:
+    """A field of ``message`` that is the change of a field that the client stores, such as a control variate.
+
+    With S the clients that participate, w_n their weights and W the weight of all clients, the server makes
+    ``now.cohort_weight * mean`` of it, Σ_S w_n change_n / W. This is the change of the mean of all clients'
+    fields, since absent clients' fields do not change. It also holds under ``availability.unbiased``, where
+    other fields are divided by the probabilities of participation.
+    """
+    return Stored(kind)
+
+
+def _is_kind(kind) -> bool:
+    """Whether a value is a :data:`Kind`."""
+    if isinstance(kind, Adaptive):
+        return True
+    plain = kind.kind if isinstance(kind, NotSent | WithinRound | Stored) else kind
+    return all(isinstance(one, str) for one in (plain if isinstance(plain, tuple) else (plain,)))
 
 
 class Blocks(Mapping):
@@ -83,16 +150,17 @@ class Blocks(Mapping):
 
 
 class Record:
-    """Names and kinds of the fields of one of a method's records: ``Record(x="x", a=("x", "scalar"))``."""
+    """Names and kinds of the fields of a record of a method: ``Record(x="x", a=("x", "scalar"))``."""
 
     def __init__(self, **fields: Kind):
         for name in fields:
             if name.startswith("_") or hasattr(Observed, name):
                 raise ContractError(f"a record's field cannot be named {name!r}")
-            if not is_kind(fields[name]):
+            if not _is_kind(fields[name]):
                 raise ContractError(
                     f"field {name!r} of a record: expected the name of a block or a size, a tuple of such "
-                    f"names, kept(...), between(...), stored(...) or adaptive(...), got {fields[name]!r}"
+                    "names, not_sent(...), within_round(...), stored(...) or adaptive(...), "
+                    f"got {fields[name]!r}"
                 )
         self.fields: dict[str, Kind] = fields
 
@@ -109,14 +177,14 @@ class Record:
         return "Record(" + ", ".join(f"{name}={kind!r}" for name, kind in self.fields.items()) + ")"
 
     def of(self, kind: type[OneKind]) -> dict[str, OneKind]:
-        """The fields of one kind of kind, e.g. ``record.of(Kept)``."""
+        """The fields of one kind of kind, e.g. ``record.of(NotSent)``."""
         return {name: one for name, one in self.fields.items() if isinstance(one, kind)}
 
     def layout(self, blocks: Blocks, kinds: Mapping[str, int] | None = None, matrix=None) -> Layout:
         """Offsets of every field for a problem with these blocks and these further kinds (name → size).
 
         Args:
-            matrix: the generator of the method's adaptive matrices, which says what shape they have.
+            matrix: the rule of the method's adaptive matrices, which determines their shapes.
 
         Raises:
             ContractError: a field is of a kind that the problem does not have.
@@ -138,7 +206,7 @@ class Record:
 def _plain(kind: Kind, matrix) -> Plain:
     if isinstance(kind, Adaptive):
         return matrix.shape(kind.block)
-    return kind.kind if isinstance(kind, Kept | Between | Stored) else kind
+    return kind.kind if isinstance(kind, NotSent | WithinRound | Stored) else kind
 
 
 @dataclass(frozen=True)
@@ -174,7 +242,7 @@ class State:
         views = {}
         for name, kind in layout.record.fields.items():
             parts = tuple(buffer[..., start:stop] for start, stop in layout.slots[name])
-            inner = kind.kind if isinstance(kind, Kept | Between | Stored) else kind
+            inner = kind.kind if isinstance(kind, NotSent | WithinRound | Stored) else kind
             views[name] = parts if isinstance(inner, tuple) else parts[0]
         object.__setattr__(self, "buffer", buffer)
         object.__setattr__(self, "_layout", layout)
@@ -215,14 +283,14 @@ class State:
         return State(self._layout, self.buffer[start:stop])
 
     def beside(self, other: State) -> State:
-        """The fields of both states under one roof; ``buffer`` and ``layout`` are this one's."""
+        """A state with the fields of both; ``buffer`` and ``layout`` are those of this state."""
         both = State(self._layout, self.buffer)
         both._views.update(other._views)
         return both
 
 
 class Observed(State):
-    """A state that notes which fields are read and which are written."""
+    """A state that records which fields are read and which are written."""
 
     __slots__ = ("_reads", "_writes")
 

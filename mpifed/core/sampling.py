@@ -1,29 +1,423 @@
-"""Samples: the k-th sample ξ of a client's round as a *value*.
+"""Samples: the k-th sample ξ of a client's round as a *value*, with its data, noise and dropout masks.
 
-A value can be evaluated at two points (STORM, SVRG), and it does not matter in which order clients ask for
-theirs. What is drawn by address is drawn at once for as many members and samples of a round as memory
-allows, and rows of data are gathered for as many samples of a group as stay in a cache.
+A sample can be evaluated at two points (STORM, SVRG), and the order in which clients draw theirs does not
+matter. Random numbers have addresses, so they are drawn at once for as many clients and samples of a round as
+memory allows, and where these are few, for the following rounds too; rows of data are gathered for as many
+samples of a group as fit in a cache.
+
+**Dropout.** The units that a network drops belong to the sample ξ, like the noise of a gradient. A sample of
+a network with dropout carries its address, (number, round, client). While a function of the problem is
+evaluated at it, :func:`drawing` holds the address, and :class:`Dropping` makes torch's dropout functions draw
+from it: the words are those of ``Stream(seed, "dropout", client, round, first=number)``, taken in the order
+of the calls. So a mask depends on the address alone, on no generator, group, rank or device, and the same ξ
+has the same masks at two points. Where no address is held, nothing is dropped: in evaluations, and for
+full-batch gradients, which have no noise. Philox is computed in torch here, in integers of 64 bits, so that
+it can be mapped over clients.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import functools
+import math
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
-from mpifed.core import draws
-from mpifed.core.client_data import load_clients
-from mpifed.core.draws import Draws, Numbers
-from mpifed.core.dropout import Addressed, network_of
-from mpifed.core.errors import ContractError
+from mpifed.base.errors import ContractError
 from mpifed.core.finite import first_bad
 from mpifed.core.problem import Problem
 from mpifed.core.streams import Stream
 
-__all__ = ["Sample", "Sampler"]
+__all__ = [
+    "Addressed",
+    "Draws",
+    "Dropping",
+    "Numbers",
+    "Sample",
+    "Sampler",
+    "Words",
+    "drawing",
+    "drawn_at_once",
+    "held",
+    "load_clients",
+    "network_of",
+]
+
+_LOW = 0xFFFFFFFF
+#: The value of dropped units in ``alpha_dropout``, -scale · alpha of the SELU (Klambauer et al., 2017).
+_SATURATED = -1.7580993408473766
+
+_held: Words | None = None
+
+
+class Addressed(NamedTuple):
+    """A minibatch and the address of its sample: (number, round, client) ``[3]``, or one per client
+    ``[C, 3]``."""
+
+    columns: tuple[torch.Tensor, ...]
+    address: torch.Tensor
+
+
+def network_of(problem: Any) -> Any:
+    """The network of a problem, or of a game's minimax problem; ``None`` without one."""
+    return getattr(getattr(problem, "problem", problem), "model", None)
+
+
+def drawing(function: Callable, key: tuple[int, int]) -> Callable:
+    """``function(*point, batch)`` with the address of an :class:`Addressed` batch held while it runs."""
+
+    def held_while(*arguments):
+        global _held
+        *point, batch = arguments
+        if not isinstance(batch, Addressed):
+            return function(*arguments)
+        before, _held = _held, Words(key, batch.address)
+        try:
+            return function(*point, batch.columns)
+        finally:
+            _held = before
+
+    return held_while
+
+
+def held() -> Words | None:
+    """The random words of the sample in evaluation; ``None`` where nothing is dropped."""
+    return _held
+
+
+class Words:
+    """The random words of one sample, taken one after another.
+
+    Args:
+        key: two words, ``streams.key(seed, "dropout")``.
+        address: (number, round, client), int64 ``[3]``.
+    """
+
+    def __init__(self, key: tuple[int, int], address: torch.Tensor):
+        self._key, self._address, self._lane = key, address, 0
+
+    def take(self, number: int) -> torch.Tensor:
+        """The next ``number`` uniform 32-bit words, int64 ``[number]``."""
+        lanes = -(-number // 4)
+        lane = torch.arange(self._lane, self._lane + lanes, device=self._address.device)
+        self._lane += lanes
+        words = _philox((lane, *self._address.unbind()), self._key)
+        return torch.stack(words, dim=-1).flatten()[:number]
+
+    def keep(self, shape: tuple[int, ...], p: float) -> torch.Tensor:
+        """The units that are kept, bool of this shape: each with probability 1 - p."""
+        return self.take(math.prod(shape)).reshape(shape) >= round(p * 2**32)
+
+
+def _philox(counter: tuple, key: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+    """Philox4x32-10, as ``streams.philox``; products wrap around at 64 bits, which keeps all bits."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
+    return c0, c1, c2, c3
+
+
+class Dropping(TorchFunctionMode):
+    """Makes torch's dropout functions draw from a sample's words.
+
+    Attributes:
+        used: whether anything was drawn.
+    """
+
+    def __init__(self, words: Words):
+        super().__init__()
+        self.words, self.used = words, False
+        self._functions: dict[Callable, Callable] = {
+            F.dropout: self._dropout,
+            torch.dropout: self._dropout,
+            F.dropout1d: functools.partial(self._channels, 3),
+            F.dropout2d: functools.partial(self._channels, 3),
+            F.dropout3d: functools.partial(self._channels, 5),
+            F.alpha_dropout: self._alpha,
+            F.feature_alpha_dropout: self._feature_alpha,
+            F.scaled_dot_product_attention: self._attention,
+            F.multi_head_attention_forward: self._heads,
+        }
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return self._functions.get(func, func)(*args, **(kwargs or {}))
+
+    def _keep(self, shape: tuple[int, ...], p: float) -> torch.Tensor:
+        self.used = True
+        return self.words.keep(shape, p)
+
+    def _dropout(self, input, p=0.5, training=True, inplace=False, train=None):
+        on = training if train is None else train
+        return self._scaled(input, tuple(input.shape), p, on, inplace)
+
+    def _channels(self, batched, input, p=0.5, training=True, inplace=False):
+        """Whole channels; of inputs with fewer axes than ``batched`` the first one is that of channels."""
+        lead = 2 if input.dim() >= batched else 1
+        return self._scaled(input, (*input.shape[:lead], *[1] * (input.dim() - lead)), p, training, inplace)
+
+    def _scaled(self, input, shape, p, training, inplace):
+        if not training or not p:
+            return input
+        scale = self._keep(shape, p).to(input.dtype) * (1 / (1 - p) if p < 1 else 0)
+        return input.mul_(scale) if inplace else input * scale
+
+    def _alpha(self, input, p=0.5, training=False, inplace=False):
+        return self._to_saturated(input, tuple(input.shape), p, training)
+
+    def _feature_alpha(self, input, p=0.5, training=False, inplace=False):
+        return self._to_saturated(input, (*input.shape[:2], *[1] * (input.dim() - 2)), p, training)
+
+    def _to_saturated(self, input, shape, p, training):
+        """Dropped units saturate, and all are scaled so that mean and variance stay."""
+        if not training or not p:
+            return input
+        a = ((1 - p) * (1 + p * _SATURATED**2)) ** -0.5 if p < 1 else 0.0
+        return a * torch.where(self._keep(shape, p), input, _SATURATED) - a * p * _SATURATED
+
+    def _attention(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **more):
+        if not dropout_p:
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **more)
+        if more.get("enable_gqa"):
+            raise ValueError("dropout in attention with enable_gqa is not supported")
+        scale = more.get("scale") or query.shape[-1] ** -0.5
+        scores = query @ key.mT * scale
+        if is_causal:
+            ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+            scores = scores.masked_fill(~ones.tril(), -math.inf)
+        if attn_mask is not None:
+            masks = attn_mask.dtype == torch.bool
+            scores = scores.masked_fill(~attn_mask, -math.inf) if masks else scores + attn_mask
+        weights = scores.softmax(-1)
+        return self._scaled(weights, tuple(weights.shape), dropout_p, True, False) @ value
+
+    def _heads(self, *args, **kwargs):
+        """Multi-head attention, with its own calls of the two functions that drop."""
+        whole: Any = F.multi_head_attention_forward
+        names = {
+            **whole.__globals__,
+            "dropout": self._dropout,
+            "scaled_dot_product_attention": self._attention,
+            "has_torch_function": lambda tensors: False,
+        }
+        own = types.FunctionType(whole.__code__, names, whole.__name__, whole.__defaults__, whole.__closure__)
+        own.__kwdefaults__ = whole.__kwdefaults__
+        return own(*args, **kwargs)
+
+
+Columns = tuple[torch.Tensor, ...]
+
+
+def load_clients(
+    problem: Problem, clients: np.ndarray, load: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Columns, np.ndarray]:
+    """The clients' data, the rows of each column end to end, and each client's number of rows ``[C]``.
+
+    No second copy of all data is ever held.
+
+    Args:
+        load: moves a tensor to its device and dtype.
+
+    Raises:
+        ContractError: a client has other columns than the first client, or a value that is not finite.
+    """
+    whole: Columns = ()
+    sizes, end = np.zeros(len(clients), dtype=np.int64), 0
+    for place, client in enumerate(clients.tolist()):
+        part = _data(problem, client, load)
+        if place == 0 and part:
+            rows = _expected(problem, clients.tolist(), len(part[0]))
+            whole = tuple(column.new_empty((rows, *column.shape[1:])) for column in part)
+        here, first = ([list(column.shape[1:]) for column in columns] for columns in (part, whole))
+        if here != first:
+            raise ContractError(
+                f"{type(problem).__name__}: client_data({client}) has columns with rows of shape {here}, "
+                f"client_data({clients[0]}) of {first}"
+            )
+        sizes[place] = len(part[0]) if part else 0
+        start, end = end, end + int(sizes[place])
+        whole = tuple(_with_room(column, new, end) for column, new in zip(whole, part))
+        for column, new in zip(whole, part):
+            column[start:end] = new
+    return tuple(column[:end] for column in whole), sizes
+
+
+def _data(problem: Problem, client: int, load: Callable[[torch.Tensor], torch.Tensor]) -> Columns:
+    """The data of one client, or its full batch where it draws its samples.
+
+    Raises:
+        ContractError: a value is not finite.
+    """
+    columns = tuple(map(load, problem.client_data(client) or problem.full_batch(client) or ()))
+    for number, column in enumerate(columns):
+        if index := first_bad(column):
+            raise ContractError(
+                f"{type(problem).__name__}: client_data({client}) has {column[index].item()} in row "
+                f"{index[0]} of column {number}: expected finite numbers"
+            )
+    return columns
+
+
+def _expected(problem: Problem, clients: list[int], first: int) -> int:
+    """The total number of rows by ``client_size``, or as many for each client as the first client has."""
+    if getattr(problem.client_size, "__func__", None) is Problem.client_size:  # it loads them to count them
+        return first * len(clients)
+    return sum(int(problem.client_size(client)) for client in clients)
+
+
+def _with_room(column: torch.Tensor, new: torch.Tensor, rows: int) -> torch.Tensor:
+    """``column`` with room for ``rows`` rows, of a dtype that holds those of ``new``."""
+    missing = rows - len(column)
+    if missing <= 0 and torch.promote_types(column.dtype, new.dtype) == column.dtype:
+        return column
+    more = max(missing, len(column) // 2) if missing > 0 else 0
+    return torch.cat([column, new.new_empty((more, *new.shape[1:]))])
+
+
+#: Numbers that are drawn at once, at most, beyond those of one sample of one group.
+DRAWN = 2**20
+
+#: Numbers below which a draw takes as long as its calls: as many rounds are drawn at once, where the same
+#: clients take part in them.
+FEW = 2**14
+
+#: The samples that are wanted of a group: a range of them, or one number a client, ``[C]``.
+Numbers = range | np.ndarray
+
+
+class _Drawn(NamedTuple):
+    """Draws for the members from ``row`` on and the samples from ``first`` on: tensors ``[members,
+    count, ...]``."""
+
+    row: int
+    first: int
+    values: tuple[torch.Tensor, ...]
+
+    def has(self, rows: slice, low: int, high: int) -> bool:
+        """Whether the samples ``low`` to ``high`` of a group are here."""
+        members, count = self.values[0].shape[:2]
+        inside = self.row <= rows.start and rows.stop <= self.row + members
+        return inside and self.first <= low and high < self.first + count
+
+    def of(self, rows: slice, numbers: Numbers) -> list[torch.Tensor]:
+        """The samples of a group: a range of them ``[C, count, ...]``, or one per client ``[C, ...]``."""
+        group = slice(rows.start - self.row, rows.stop - self.row)
+        if isinstance(numbers, range):
+            steps = slice(numbers.start - self.first, numbers.stop - self.first)
+            return [array[group, steps] for array in self.values]
+        members = torch.arange(group.start, group.stop)
+        return [array[members, torch.from_numpy(numbers - self.first)] for array in self.values]
+
+
+def drawn_at_once(members: int, group: int, samples: int, width: int, ahead: bool = False) -> int:
+    """How many numbers :class:`Draws` draws at once if each member of a round draws so many samples of
+    ``width`` numbers, in groups; of several rounds if it draws ``ahead``.
+    """
+    if group * samples * width > DRAWN:
+        samples = max(1, DRAWN // (group * width))
+    round = min(members, max(group, DRAWN // max(1, samples * width))) * samples * width
+    return round * max(1, FEW // max(1, round)) if ahead else round
+
+
+class _Ahead(NamedTuple):
+    """Draws of the rounds from ``first`` on: tensors ``[rounds, members, count, ...]``."""
+
+    first: int
+    values: list[torch.Tensor]
+
+
+class Draws:
+    """The random draws of a round for a rank's clients.
+
+    Args:
+        clients: global numbers of this rank's clients.
+    """
+
+    def __init__(self, seed: int, clients: np.ndarray):
+        self.seed, self.clients = seed, clients
+        self._expected: dict[str, int] = {}
+        self.members: Any = None
+        self.turn_to(np.arange(len(clients)))
+
+    def expect(self, kind: str, count: int) -> None:
+        """Set the number of samples per round of a kind; by default, as many as have been drawn."""
+        self._expected[kind] = count
+
+    def expected(self, kind: str) -> int:
+        return self._expected.get(kind, 1)
+
+    def turn_to(self, members: np.ndarray) -> None:
+        """Discard the draws of a round, and select the clients at local positions ``members``."""
+        self._ahead: dict[tuple, _Ahead]
+        if not np.array_equal(members, self.members):
+            self.members, self._ahead = members, {}
+        self._held: dict[tuple, _Drawn] = {}
+
+    def of(
+        self,
+        key: tuple[str, int, Any],
+        rows: slice,
+        numbers: Numbers,
+        width: int,
+        draw: Callable[[Stream, np.ndarray], tuple[torch.Tensor, ...]],
+        *,
+        kind: str = "sample",
+        parts: bool = True,
+        ahead: bool = False,
+    ) -> list[torch.Tensor]:
+        """The draws for ``members[rows]``, ``[C, count, ...]``; ``[C, ...]`` for one number each.
+
+        Args:
+            key: the stream's purpose, the round, and a further identifier.
+            width: numbers of a sample.
+            draw: makes tensors ``[members, count, ...]`` of a stream and the members' local positions.
+            kind: which samples of a round are counted together.
+            parts: whether samples may be drawn apart from earlier ones where they are too many.
+            ahead: whether ``draw`` takes a stream of several rounds.
+        """
+        if isinstance(numbers, range):
+            low, high = numbers[0], numbers[-1]
+        else:
+            low, high = int(numbers.min()), int(numbers.max())
+        held = self._held.get(key)
+        if held is None or not held.has(rows, low, high):
+            if high >= self.expected(kind):
+                self._expected[kind] = max(2 * self.expected(kind), high + 1)
+            first, count, group = 0, self.expected(kind), rows.stop - rows.start
+            if parts and group * count * width > DRAWN:
+                first, count = low, max(high + 1 - low, min(count - low, DRAWN // (group * width)))
+            places = self.members[rows.start : rows.start + max(group, DRAWN // max(1, count * width))]
+            rounds = FEW // (len(places) * count * width) if ahead else 1
+            values = self._values(key, places, range(first, first + count), rounds, draw)
+            held = self._held[key] = _Drawn(rows.start, first, values)
+        return held.of(rows, numbers)
+
+    def _values(
+        self, key: tuple[str, int, Any], places: np.ndarray, numbers: range, rounds: int, draw: Callable
+    ) -> tuple[torch.Tensor, ...]:
+        """The samples ``numbers`` of a round, ``[members, count, ...]``, drawn for some rounds at a time."""
+        purpose, r, other = key
+        if rounds < 2:
+            stream = Stream(self.seed, purpose, self.clients[places], r, len(numbers), numbers.start)
+            return draw(stream, places)
+        name = purpose, other, int(places[0]), len(places), numbers
+        ahead = self._ahead.get(name)
+        if ahead is None or not 0 <= r - ahead.first < rounds:
+            each = np.tile(places, rounds)
+            which = np.repeat(np.arange(r, r + rounds), len(places))
+            stream = Stream(self.seed, purpose, self.clients[each], which, len(numbers), numbers.start)
+            values = [array.unflatten(0, (rounds, len(places))) for array in draw(stream, each)]
+            ahead = self._ahead[name] = _Ahead(r, values)
+        return tuple(array[r - ahead.first] for array in ahead.values)
+
 
 #: Bytes of data that are gathered at once, at most, beyond those of one sample: on a CPU they are to be in
 #: its cache when they are used, on a GPU they save launches.
@@ -35,7 +429,7 @@ class Sample(NamedTuple):
     all blocks.
 
     ``batch`` is ``None`` for all data of each client. ``address`` is (number, round, client) of each, int64
-    ``[C, 3]``, where the problem's network drops (see ``core.dropout``).
+    ``[C, 3]``, where the problem's network drops (see ``core.sampling``).
     """
 
     batch: tuple[torch.Tensor, ...] | None
@@ -44,8 +438,7 @@ class Sample(NamedTuple):
 
     @property
     def evaluated(self) -> tuple[torch.Tensor, ...] | Addressed:
-        """What the functions that are differentiated get: the minibatch, with the address where there is
-        one."""
+        """The argument of the losses: the minibatch, with the address if there is one."""
         assert self.batch is not None
         return tuple(self.batch) if self.address is None else Addressed(tuple(self.batch), self.address)
 
@@ -71,7 +464,7 @@ class Sampler:
 
     Attributes:
         numbers: how many samples each of the clients has been dealt in this round, ``[clients]``.
-        way: how the samples of this round are asked for: "counted", "named", "" before the first.
+        way: how the samples of this round are selected: "counted", "named", "" before the first.
         drops: whether the problem's network drops, so that samples carry their addresses.
     """
 
@@ -100,11 +493,11 @@ class Sampler:
 
     @property
     def draws(self) -> bool:
-        """Whether the problem makes its own samples."""
+        """Whether the problem generates its samples."""
         return self._own
 
     def aside(self) -> Sampler:
-        """Another one on the same data, for evaluations beside the run, whose draws stay as they are."""
+        """Another sampler on the same data, for evaluations that leave the draws of the run as they are."""
         other = copy.copy(self)
         other._draws = Draws(self.seed, self.clients)
         other.begin(0)
@@ -112,7 +505,7 @@ class Sampler:
         return other
 
     def _try(self) -> None:
-        """Draw the first sample: a problem that cannot draw says so now."""
+        """Draw the first sample, so that errors of ``draw`` are raised at once."""
         stream = Stream(self.seed, "sample", self.clients, 0, 1)
         drawn = self.problem.draw(stream, 1 if self.data else self.batch_size)
         if drawn is None:
@@ -134,7 +527,7 @@ class Sampler:
         return self._load(torch.from_numpy(np.ascontiguousarray(array)))
 
     def begin(self, r: int) -> None:
-        """Begin round ``r``, in which as many samples are expected as there were in the last one."""
+        """Begin round ``r``, in which as many samples are expected as in the last round."""
         for kind, dealt in (("sample", self.numbers), ("normal", self.normals)):
             if dealt.any():
                 self._draws.expect(kind, int(dealt.max()))
@@ -144,17 +537,17 @@ class Sampler:
         self.members: Any = None
 
     def turn_to(self, members: np.ndarray) -> None:
-        """Turn to the clients at local positions ``members``."""
+        """Select the clients at local positions ``members``."""
         if self.members is None or not np.array_equal(members, self.members):
             self.members = members
             self._draws.turn_to(members)
             self._dealt: dict[tuple[int, int, str], _Dealt] = {}
 
     def ask(self, way: str) -> None:
-        """Note how a sample is asked for.
+        """Record how a sample is selected.
 
         Raises:
-            ContractError: others of this round were asked for in another way.
+            ContractError: other samples of this round were selected in the other way.
         """
         if self.way not in ("", way):
             raise ContractError(
@@ -167,7 +560,7 @@ class Sampler:
         """Sample ``k`` of a round for ``members[rows]``.
 
         Args:
-            k: its number, or one number a client ``[C]``.
+            k: its number, or one number per client ``[C]``.
             round: the current one when left out; ``size``: rows, by default the batch size.
             of: "g" or "f" where a composition draws different samples for its two functions.
         """
@@ -190,7 +583,7 @@ class Sampler:
         (_, size, _), group = key, rows.stop - rows.start
         room = GATHERED[self.device.type] // max(1, size * self._row_bytes * group)
         if self.noise is not None:
-            room = min(room, draws.DRAWN // max(1, self.width * group))
+            room = min(room, DRAWN // max(1, self.width * group))
         return range(k, max(k + 1, min(k + room, self._draws.expected("sample"))))
 
     def _samples(self, key: tuple[int, int, str], rows: slice, numbers: Numbers) -> list[Sample]:
@@ -223,7 +616,7 @@ class Sampler:
         several = isinstance(numbers, range)
         count = len(numbers) if several else 1
         if not size and (self.data or not self._own):
-            return [self._everything(rows)] * count
+            return [self._full_batch(rows)] * count
 
         def draw(stream: Stream, places: np.ndarray) -> tuple[torch.Tensor, ...]:
             if self._own:
@@ -250,7 +643,7 @@ class Sampler:
     def normal(self, k, rows: slice, size: int) -> torch.Tensor:
         """Standard normal vector number ``k`` of the round, ``[C, size]``, independent of all samples.
 
-        ``k`` is one number, or one a client ``[C]``.
+        ``k`` is one number, or one per client ``[C]``.
         """
         numbers: Numbers = range(k, k + 1) if isinstance(k, int) else k
 
@@ -268,14 +661,14 @@ class Sampler:
         """
         if self._own and not self.data:
             raise ContractError(
-                f"{type(self.problem).__name__} makes its own samples, so there is no oracle.everything of a "
+                f"{type(self.problem).__name__} makes its own samples, so there is no oracle.full_batch of a "
                 "client: define full_batch(client) where the exact gradient is known, or take oracle.sample()"
             )
         for member in self.members[rows]:
             block = slice(self.offsets[member], self.offsets[member] + self.sizes[member])
             yield tuple(column[block] for column in self.data)
 
-    def _everything(self, rows: slice) -> tuple[torch.Tensor, ...]:
+    def _full_batch(self, rows: slice) -> tuple[torch.Tensor, ...]:
         """All rows of clients of one size: the same in every step of a phase."""
         places = self.members[rows]
         if self._whole is None or not np.array_equal(places, self._whole[0]):

@@ -6,13 +6,11 @@ Wherever a method takes a :data:`Rate`, a job file may give a number (constant) 
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from mpifed.core.errors import shown
-from mpifed.core.settings import choice, hyperparameters
+from mpifed.base.settings import choice, hyperparameters
 
 __all__ = ["Constant", "Power", "Squared", "Steps", "Rate", "Weight", "SCHEDULES", "largest"]
 
@@ -73,20 +71,8 @@ class Steps:
 SCHEDULES = {"constant": Constant, "power": Power, "squared": Squared, "steps": Steps}
 
 
-def _number(value):
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return value
-    try:
-        number = float(value)
-    except OverflowError:  # an integer beyond all floats
-        number = math.inf
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(f"expected a finite number >= 0 or a schedule, got {shown(value)}")
-    return Constant(number)
-
-
 #: A constant or a schedule.
-Rate: Any = Annotated[choice("schedule", SCHEDULES), BeforeValidator(_number)]
+Rate: Any = choice("schedule", SCHEDULES, number=Constant, title="number or schedule")
 #: A rate that weighs what is fresh against what is kept: it takes what a rate takes, and a search goes no
 #: further than 1.
 Weight: Any = Annotated[Rate, "weight"]

@@ -1,17 +1,56 @@
-"""Closed convex sets and the Euclidean projection onto them.
+"""Convex sets, convex functions φ and mirror maps.
 
-A problem gives a set to each block of its variables; ``None`` is the whole space. Every projection acts on
-the last axis and broadcasts over the client axis: ``[..., d]`` → ``[..., d]``.
+All maps act on the last axis and broadcast over the client axis: ``[..., d]`` → ``[..., d]``.
+
+* A *set* is its Euclidean projection. A problem has one per block; a block without one is the whole space.
+* A *convex function* φ is its proximal map, prox_{wφ}(v) = argmin_u ½‖u - v‖² + w φ(u); ``value`` is φ itself
+  (0 on the set for an indicator). With h = ½‖·‖² the mirror map of dual extrapolation (Wang & Kale, eq. 13)
+  is ∇(h + wφ)*(v) = prox_{wφ}(v).
+* A *mirror map* of a dual method is ∇(h + wφ)* for a distance-generating function h. Wang & Kale (section 5)
+  require h to be 1-strongly convex in some norm ‖·‖; their constants L, σ and G are then in the dual norm.
+  Where φ is :class:`Separable`, h is a sum over its parts, too, 1-strongly convex in (Σ ‖u_i‖_i²)^(1/2). A
+  mirror has
+
+  * ``mirror(dual, weight, phi)``: the primal point argmin_u h(u) + weight φ(u) - ⟨dual, u⟩;
+  * ``mirror.dual(point, phi)``: ∇h(point), up to constants that the map above ignores;
+  * ``mirror.faults(phi, point)``: its errors for this φ and this starting point, in sentences.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
 import torch
 from pydantic import Field
 
-from mpifed.core.settings import choice, hyperparameters
+from mpifed.base.settings import choice, hyperparameters
+from mpifed.core.finite import where_finite
 
-__all__ = ["Space", "Ball", "Box", "Simplex", "IndicatorOf", "Sets", "SETS", "Set"]
+__all__ = [
+    "Ball",
+    "Blockwise",
+    "Box",
+    "Entropy",
+    "Euclidean",
+    "Indicator",
+    "IndicatorOf",
+    "L1",
+    "L1Box",
+    "MIRRORS",
+    "Mirror",
+    "Nuclear",
+    "PROXIMALS",
+    "Proximal",
+    "SETS",
+    "Separable",
+    "Set",
+    "Sets",
+    "Simplex",
+    "Space",
+    "Zero",
+]
 
 
 @hyperparameters
@@ -54,7 +93,7 @@ class Box:
 class Simplex:
     """{v ≥ 0 : Σ v_j = total}, by sorting (Held, Wolfe & Crowder 1974)."""
 
-    total: float = Field(default=1.0, gt=0, description="what the coordinates sum to")
+    total: float = Field(default=1.0, gt=0, description="sum of the coordinates")
 
     def __call__(self, point: torch.Tensor) -> torch.Tensor:
         ordered = point.sort(dim=-1, descending=True).values
@@ -68,7 +107,7 @@ class Simplex:
 SETS = {"space": Space, "ball": Ball, "box": Box, "simplex": Simplex}
 
 #: A set by name, table or instance.
-Set = choice("set", SETS)
+Set: Any = choice("set", SETS)
 
 
 _WHOLE = Space()
@@ -98,3 +137,200 @@ class IndicatorOf:
 
     def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
         return self.set(v)
+
+
+@hyperparameters
+class Zero:
+    """φ = 0."""
+
+    def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
+        return v
+
+    def value(self, v: torch.Tensor) -> torch.Tensor:
+        """φ(v), one value a row."""
+        return v.new_zeros(v.shape[:-1])
+
+
+@hyperparameters
+class L1:
+    """φ = λ‖v‖₁: soft thresholding."""
+
+    lam: float = Field(default=0.1, ge=0, description="weight λ")
+
+    def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
+        return v.sign() * (v.abs() - weight * self.lam).clamp(min=0)
+
+    def value(self, v: torch.Tensor) -> torch.Tensor:
+        """φ(v), one value a row."""
+        return self.lam * v.abs().sum(-1)
+
+
+@hyperparameters
+class L1Box:
+    """φ = λ‖v‖₁ where all |v_j| ≤ D, ∞ elsewhere: soft thresholding, then clipping."""
+
+    lam: float = Field(default=0.1, ge=0, description="weight λ")
+    bound: float = Field(default=0.05, gt=0, description="half-width D of the box")
+
+    def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
+        return L1(self.lam)(v, weight).clamp(-self.bound, self.bound)
+
+    def value(self, v: torch.Tensor) -> torch.Tensor:
+        """φ(v) on the box, one value a row; points off the box are the caller's care."""
+        return L1(self.lam).value(v)
+
+
+@hyperparameters
+class Nuclear:
+    """φ = λ · sum of the singular values of v seen as a matrix: soft thresholding of the singular values."""
+
+    shape: tuple[int, int] = Field(description="rows and columns of the matrix")
+    lam: float = Field(default=0.1, ge=0, description="weight λ")
+
+    def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
+        def soft(matrices):
+            P, s, Q = torch.linalg.svd(matrices, full_matrices=False)
+            return (P * (s - weight * self.lam).clamp(min=0).unsqueeze(-2)) @ Q
+
+        return where_finite(soft, v.reshape(*v.shape[:-1], *self.shape)).reshape(v.shape)
+
+    def value(self, v: torch.Tensor) -> torch.Tensor:
+        """φ(v), one value a row."""
+        return self.lam * torch.linalg.matrix_norm(v.reshape(*v.shape[:-1], *self.shape), "nuc")
+
+
+@hyperparameters
+class Indicator:
+    """φ = 0 on a closed convex set, ∞ outside: the projection, whatever the weight."""
+
+    set: Set = Field(description="the set: ball, box, simplex")
+
+    def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
+        return self.set(v)
+
+    def value(self, v: torch.Tensor) -> torch.Tensor:
+        """φ(v) on the set, one value a row; points off the set are the caller's care."""
+        return v.new_zeros(v.shape[:-1])
+
+
+@dataclass(frozen=True)
+class Separable:
+    """φ(v) = Σ_i φ_i(v_i) over consecutive parts v_i of v: the proximal map goes part by part.
+
+    Attributes:
+        parts: name → φ_i, in the order of the parts.
+        sizes: the parts' numbers of coordinates.
+    """
+
+    parts: Mapping[str, Callable]
+    sizes: tuple[int, ...]
+
+    def split(self, v: torch.Tensor) -> Iterator[tuple[str, Callable, torch.Tensor]]:
+        """Each part's name, φ_i and v_i."""
+        return zip(self.parts, self.parts.values(), v.split(self.sizes, dim=-1))
+
+    def each(self, function: Callable, v: torch.Tensor) -> torch.Tensor:
+        """``function(φ_i, v_i)`` of every part, put together again."""
+        return torch.cat([function(phi, part) for _, phi, part in self.split(v)], dim=-1)
+
+    def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
+        return self.each(lambda phi, part: phi(part, weight), v)
+
+
+PROXIMALS = {"zero": Zero, "l1": L1, "l1_box": L1Box, "nuclear": Nuclear, "indicator": Indicator}
+
+#: A convex function by name, table or instance.
+Proximal = choice("convex function", PROXIMALS)
+
+
+Phi = Callable[[torch.Tensor, float], torch.Tensor]
+#: How far the coordinates of a start may be from their total: it may have been given in single precision.
+ROUNDING = 1e-5
+
+
+@hyperparameters
+class Euclidean:
+    """h = ½‖·‖₂²: duals are points, and the mirror map is the proximal map of φ."""
+
+    def __call__(self, dual: torch.Tensor, weight: float, phi: Phi) -> torch.Tensor:
+        return phi(dual, weight)
+
+    def dual(self, point: torch.Tensor, phi: Phi) -> torch.Tensor:
+        return point
+
+    def faults(self, phi: Phi, point: torch.Tensor, of: str = "z") -> Iterator[str]:
+        return iter(())
+
+
+@hyperparameters
+class Entropy:
+    """h = s Σ_j u_j log u_j on the simplex {u ≥ 0 : Σ u_j = s}, the set of φ: multiplicative weights.
+
+    1-strongly convex in ‖·‖₁ by Pinsker's inequality. The mirror map is s softmax(dual / s), whatever the
+    weight, and ∇h(u) = s log u up to a constant, which the softmax does not see.
+    """
+
+    def __call__(self, dual: torch.Tensor, weight: float, phi: Phi) -> torch.Tensor:
+        if isinstance(phi, Separable):
+            return phi.each(lambda part, v: self(v, weight, part), dual)
+        total = phi.set.total  # type: ignore[attr-defined]
+        return total * torch.softmax(dual / total, dim=-1)
+
+    def dual(self, point: torch.Tensor, phi: Phi) -> torch.Tensor:
+        if isinstance(phi, Separable):
+            return phi.each(lambda part, v: self.dual(v, part), point)
+        return phi.set.total * point.log()  # type: ignore[attr-defined]
+
+    def faults(self, phi: Phi, point: torch.Tensor, of: str = "z") -> Iterator[str]:
+        if isinstance(phi, Separable):
+            for name, part, v in phi.split(point):
+                yield from self.faults(part, v, name)
+            return
+        simplex = getattr(phi, "set", None)
+        if not isinstance(simplex, Simplex):
+            what = f"has the set {simplex}" if simplex is not None else f"has φ = {phi}"
+            yield (
+                f"mirror = 'entropy' is for simplexes, and {of} {what}: expected mirror = 'euclidean', or "
+                "{ name = 'blockwise', x = ..., y = ... } with the mirror map of each block"
+            )
+        elif not (point > 0).all() or abs(point.sum() - simplex.total) > ROUNDING * simplex.total:
+            yield (
+                f"mirror = 'entropy' starts inside the simplex: expected {of} with positive coordinates that "
+                f"sum to {simplex.total:g}, got a least one of {point.min():.3g} and the sum "
+                f"{point.sum():.6g}"
+            )
+
+
+_OF_BLOCKS: dict[str, Euclidean | Entropy] = {"euclidean": Euclidean(), "entropy": Entropy()}
+OfBlock = Literal["euclidean", "entropy"]
+
+
+@hyperparameters
+class Blockwise:
+    """A mirror map for x and one for y, of a problem whose φ is separable in the two."""
+
+    x: OfBlock = Field(default="euclidean", description="mirror map of x")
+    y: OfBlock = Field(default="euclidean", description="mirror map of y")
+
+    def of(self, block: str) -> Euclidean | Entropy:
+        """The mirror map of a block."""
+        return _OF_BLOCKS[getattr(self, block)]
+
+    def __call__(self, dual: torch.Tensor, weight: float, phi: Separable) -> torch.Tensor:
+        return torch.cat([self.of(name)(v, weight, part) for name, part, v in phi.split(dual)], dim=-1)
+
+    def dual(self, point: torch.Tensor, phi: Separable) -> torch.Tensor:
+        return torch.cat([self.of(name).dual(v, part) for name, part, v in phi.split(point)], dim=-1)
+
+    def faults(self, phi: Phi, point: torch.Tensor, of: str = "z") -> Iterator[str]:
+        if not isinstance(phi, Separable) or not set(phi.parts) <= {"x", "y"}:
+            yield f"mirror = 'blockwise' needs a φ that is separable in x and y, got φ = {phi}"
+            return
+        for name, part, v in phi.split(point):
+            yield from self.of(name).faults(part, v, name)
+
+
+MIRRORS: dict[str, Any] = {"euclidean": Euclidean, "entropy": Entropy, "blockwise": Blockwise}
+
+#: A mirror map by name, table or instance.
+Mirror = choice("mirror map", MIRRORS)

@@ -1,6 +1,6 @@
-"""Inner problems solved to an accuracy that is told: the best response of y, and proximal points of x.
+"""Inner problems, solved to a reported accuracy: the best response of y, and proximal points of x.
 
-Only gradients are asked for, since problems with gradients by hand have no values. All vectors are flat
+Only gradients are used, since problems with analytic gradients have no values. All vectors are flat
 ``[d]``. What is returned is the best point that was seen, with its *natural residual*: the length of the
 step that a projected gradient step of size 1 takes from there, in a space without bounds the norm of the
 gradient. It vanishes at solutions only where the inner problem is concave (convex); elsewhere it vanishes at

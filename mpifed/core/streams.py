@@ -78,7 +78,7 @@ class Stream:
     Args:
         seed, purpose: the first half of the address.
         clients: global client numbers, ``[C]``.
-        round: the round's number, or one a client ``[C]``.
+        round: the round's number, or one per client ``[C]``.
         count: how many samples to draw for each client.
         first: the first sample's number.
 
@@ -105,7 +105,8 @@ class Stream:
         return np.stack(words, axis=-1).reshape(len(self.clients), self.count, 4 * lanes)[..., :number]
 
     def integers(self, high, number: int) -> np.ndarray:
-        """Integers in ``[0, high)``, int64 ``[C, count, number]``; ``high`` may be one a client, ``[C]``."""
+        """Integers in ``[0, high)``, int64 ``[C, count, number]``; ``high`` may be ``[C]``, one per
+        client."""
         high = np.broadcast_to(np.asarray(high, dtype=np.uint64), self.clients.shape)
         return ((self.words(number) * high[:, None, None]) >> _HALF).astype(np.int64)
 

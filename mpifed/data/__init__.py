@@ -1,8 +1,8 @@
-"""Real data: files read and checked, and their division among clients."""
+"""Data sets read from files and functions, and their partition among clients."""
 
 from mpifed.data.npz import Omniglot, load_omniglot
 from mpifed.data.partition import PARTITIONS, Partition, thin
-from mpifed.data.registry import DATASETS, OWN, OWN_TEXTS, TEXTS, Dataset, TextDataset, read
+from mpifed.data.registry import DATASETS, TEXTS, USER_DATASETS, USER_TEXTS, Dataset, TextDataset, read
 from mpifed.data.samples import Images, Labelled, Pixels, Table, Texts
 from mpifed.data.sources import DataError
 
@@ -12,8 +12,8 @@ __all__ = [
     "Dataset",
     "Images",
     "Labelled",
-    "OWN",
-    "OWN_TEXTS",
+    "USER_DATASETS",
+    "USER_TEXTS",
     "Omniglot",
     "PARTITIONS",
     "Partition",

@@ -1,10 +1,9 @@
-"""Folders of image files, or a zip archive of one, through Pillow.
+"""Folders of image files, or a zip archive of one, decoded by Pillow.
 
-Two layouts: ``train/CLASS/**`` and ``test/CLASS/**``, with ``validation/CLASS/**`` or ``val/CLASS/**`` where
-there is a validation split, and that of Tiny ImageNet, ``train/CLASS/images/*`` with ``val/images/*`` to test
-on, whose classes are in ``val/val_annotations.txt``. Classes are numbered in the order of
-their names. Training images are decoded when a rank first asks for them, so each rank decodes those of its
-own clients.
+Two layouts: ``train/CLASS/**`` and ``test/CLASS/**``, optionally with ``validation/CLASS/**`` or
+``val/CLASS/**``; and that of Tiny ImageNet, ``train/CLASS/images/*`` with ``val/images/*`` as test images,
+whose classes are in ``val/val_annotations.txt``. Classes are numbered in the order of their names. A rank
+decodes training images when it first indexes them, so only those of its clients.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from mpifed.core.data_files import contents, names_in
-from mpifed.core.settings import hyperparameters
+from mpifed.base.data_files import contents, names_in
+from mpifed.base.settings import hyperparameters
 from mpifed.data.samples import Images, Pixels
 from mpifed.data.sources import DataError, Source, opened, parsing
 
 if TYPE_CHECKING:
     import PIL.Image
 
-__all__ = ["ImageFolder", "OwnFolder"]
+__all__ = ["ImageFolder", "UserFolder"]
 
 _KINDS = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm")
 #: Their formats as Pillow calls them: it knows others, of which one runs a program.
@@ -43,7 +42,7 @@ _ANNOTATIONS = "val/val_annotations.txt"
 
 @dataclass(frozen=True, eq=False)
 class _Tree:
-    """Where a tree of files lies, the files' names under its root, and how to read one."""
+    """The path of a tree of files, the names of the files below it, and a function that reads a file."""
 
     path: Path
     names: list[str]
@@ -51,21 +50,23 @@ class _Tree:
 
 
 class _Decoded:
-    """Image files as an array of bytes ``[n, 3, h, w]`` whose rows are decoded when they are first asked
-    for; of ``size``, or with ``resized`` brought to it."""
+    """Image files as an array of bytes ``[n, 3, h, w]`` whose rows are decoded when they are first indexed.
+
+    Images must be of ``size``, or are resized to it with ``resized``.
+    """
 
     def __init__(self, tree: _Tree, names: list[str], size: tuple[int, int], resized: bool):
         self._tree, self._names, self._size, self._resized = tree, names, size, resized
         self.shape = (len(names), 3, *size)
-        self._pixels = np.empty(self.shape, np.uint8)  # memory that nobody writes to costs nothing
+        self._pixels = np.empty(self.shape, np.uint8)  # unwritten pages take no memory
         self._known = np.zeros(len(names), bool)
 
     def __len__(self) -> int:
         return len(self._names)
 
     def __getitem__(self, rows) -> np.ndarray:
-        asked = np.unique(np.arange(len(self))[rows])
-        for row in asked[~self._known[asked]]:
+        wanted = np.unique(np.arange(len(self))[rows])
+        for row in wanted[~self._known[wanted]]:
             self._pixels[row] = self._decode(self._names[row])
             self._known[row] = True
         return self._pixels[rows]
@@ -76,7 +77,7 @@ class _Decoded:
         if not self._resized:
             expected += f" of {height} x {width} pixels"
         with parsing(where, expected, "a file that cannot be decoded: "), _opened(self._tree, name) as image:
-            # Before it is decoded: a small file can hold as many pixels as it likes.
+            # Checked before decoding: a small file can contain any number of pixels.
             if image.size != (width, height) and not self._resized:
                 raise DataError(
                     f"{where}: expected {expected}, found {image.size[1]} x {image.size[0]}: all images have "
@@ -91,8 +92,8 @@ class _Decoded:
 
 
 def _opened(tree: _Tree, name: str) -> PIL.Image.Image:
-    """An image, of which nothing but the header has been read."""
-    from PIL import Image  # here, because no other data set needs it
+    """An image of which only the header has been read."""
+    from PIL import Image
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -101,13 +102,13 @@ def _opened(tree: _Tree, name: str) -> PIL.Image.Image:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Images in a folder or zip archive with one subfolder a class; grey ones are made colour images.
+    """Images in a folder or zip archive with one subfolder per class; grey images become colour images.
 
     Attributes:
-        name: the data set's name.
-        root: the name of the folder, or of the archive without ``.zip`` and of the one folder in it.
-        folders: the names of folders that may hold it.
-        home: the data set's home page, for messages.
+        name: name of the data set.
+        root: name of the folder, or of the archive without ``.zip`` and of the one folder in it.
+        folders: possible names of the folder that contains it.
+        home: home page of the data set, for messages.
     """
 
     name: str
@@ -127,9 +128,9 @@ class ImageFolder:
 
 
 @hyperparameters
-class OwnFolder:
-    """A folder of your own images, or a zip archive of one: train/CLASS/, test/CLASS/ and, if there is a
-    validation split, validation/CLASS/."""
+class UserFolder:
+    """A user-defined folder of images, or a zip archive of one: train/CLASS/, test/CLASS/ and optionally
+    validation/CLASS/."""
 
     path: str = Field(description="the folder, or its archive with or without .zip, from the working folder")
     size: int | None = Field(
@@ -168,9 +169,7 @@ def _images(source: Source, root: str, size: int | None = None) -> Images:
             for part, files in (("train", train), ("validation", validation), ("test", test))
             if files
         }
-    held_out = {
-        part: Pixels(own[:]) for part, own in pixels.items() if part != "train"
-    }  # which all ranks need
+    held_out = {part: Pixels(images[:]) for part, images in pixels.items() if part != "train"}  # on all ranks
     return Images(
         train=Pixels(pixels["train"]),
         train_labels=_numbers(train, classes),
@@ -183,8 +182,8 @@ def _images(source: Source, root: str, size: int | None = None) -> Images:
 
 
 def _parts(tree: _Tree) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """File → class of the images to train, to validate and to test on. What is called validation is to test
-    on where nothing else is."""
+    """File → class of the training, validation and test images. Without test images the validation images
+    are the test images."""
     train = _classified(tree, "train")
     if _ANNOTATIONS in tree.names:
         return train, {}, _annotated(tree)
@@ -213,7 +212,7 @@ def _tree(source: Source, root: str) -> _Tree:
                    if info.filename.startswith(start) and not info.is_dir()}  # fmt: skip
 
     def read(name: str) -> bytes:
-        _check_length(members[name].file_size)  # what the archive states, which is read at most
+        _check_length(members[name].file_size)  # no more bytes than stated are read
         return content.read(members[name])
 
     return _Tree(path, sorted(members), read)
@@ -236,7 +235,7 @@ def _classified(tree: _Tree, part: str) -> dict[str, str]:
 
 
 def _annotated(tree: _Tree) -> dict[str, str]:
-    """File → class of the images in ``val/images``, by the list beside them."""
+    """File → class of the images in ``val/images``, from the list of annotations."""
     where = f"{tree.path}, {_ANNOTATIONS}"
     expected = "a line for each image of val/images, its name, a tab and its class"
     with parsing(where, expected, "a file that cannot be read: "):

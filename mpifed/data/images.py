@@ -1,7 +1,22 @@
-"""Images of one channel: scikit-learn's digits, and data sets in the four IDX files of MNIST."""
+"""Image data sets in official files: scikit-learn's digits, MNIST's IDX files, CIFAR's Python batches.
+
+An IDX file is a magic number (two zero bytes, the type code 0x08, the number of dimensions), each dimension
+as a big-endian 32-bit number, then the elements with the last dimension varying fastest.
+
+CIFAR's batches are pickled dictionaries. Their MD5 sums are compared with the published ones, and a
+restricted unpickler builds plain values and arrays of whole numbers and refuses every other name. The second
+guard alone protects the data set ``cifar100-subset``, which has no published sums: no code can run, but a
+file made for the purpose can still take long to read.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import math
+import pickle
+import struct
+import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,18 +24,28 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.data.idx import read_idx
 from mpifed.data.samples import Images, Pixels
-from mpifed.data.sources import DataError, Source, opened
+from mpifed.data.sources import DataError, Source, opened, parsing
 
-__all__ = ["IdxImages", "load_digits"]
+__all__ = ["CIFAR10_MD5", "CIFAR100_MD5", "Cifar", "IdxImages", "load_digits", "read_idx"]
+
+CIFAR10_MD5 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+CIFAR100_MD5 = {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
+#: Bytes of a CIFAR image; most bytes of its pickled label and file name; most images in a batch.
+_PIXELS, _WORDS, _IMAGES = 3072, 1024, 60_000
 
 
 def load_digits(data_dir: str | None = None) -> Images:
-    """The 1,797 digits of 8 x 8 pixels that scikit-learn carries; every fifth (index % 5 == 4) is a test
-    image.
+    """The 1,797 digits of 8 x 8 pixels in scikit-learn; every fifth (index % 5 == 4) is a test image.
 
-    They are read from its file, since importing scikit-learn takes every rank a second.
+    The file is read directly because importing scikit-learn takes a second on every rank.
     """
     (place,) = find_spec("sklearn").submodule_search_locations
     rows = np.loadtxt(Path(place, "datasets/data/digits.csv.gz"), delimiter=",", dtype=np.float32)
@@ -30,14 +55,40 @@ def load_digits(data_dir: str | None = None) -> Images:
     return Images(images[~test], labels[~test], images[test], labels[test])
 
 
+def read_idx(source: Source, name: str, shape: tuple[int, ...]) -> tuple[Path, np.ndarray]:
+    """Path and read-only uint8 array of an IDX file of unsigned bytes of this ``shape``.
+
+    Raises:
+        DataError: the file cannot be read, or its type, dimensions or length differ.
+    """
+    magic, start = 0x0800 | len(shape), 4 + 4 * len(shape)
+    length = start + math.prod(shape)
+    expected = (
+        f"an IDX file with magic number 0x{magic:08X} and {' x '.join(map(str, shape))} unsigned bytes "
+        f"({length} bytes uncompressed)"
+    )
+    path, content = source.read(name, expected, length, cut=True)
+    if len(content) < start:
+        found = f"only {len(content)} bytes"
+    elif (number := int.from_bytes(content[:4], "big")) != magic:
+        found = f"magic number 0x{number:08X}"
+    elif (sizes := struct.unpack(f">{len(shape)}I", content[4:start])) != shape:
+        found = f"dimensions {' x '.join(map(str, sizes))}"
+    elif len(content) != length:
+        found = f"more than {length} bytes" if len(content) > length else f"{len(content)} bytes"
+    else:
+        return path, np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    raise DataError(f"{path}: expected {expected}, found {found}")
+
+
 @dataclass(frozen=True)
 class IdxImages:
     """Images in the four IDX files of MNIST.
 
     Attributes:
-        name: the data set's name and that of its folder.
-        home: the data set's home page, for messages.
-        train, test: number of images.
+        name: name of the data set and its folder.
+        home: home page of the data set, for messages.
+        train, test: numbers of images.
         size: height and width.
         classes: number of classes.
     """
@@ -53,8 +104,7 @@ class IdxImages:
         """Read the four files.
 
         Raises:
-            DataError: a file is missing, damaged or not the official one; the message names the file, what
-                was expected and found, the folders searched and the home page.
+            DataError: a file is missing, damaged or not the official one.
         """
         with opened(self.name, self.home, data_dir) as source:
             return Images(
@@ -62,9 +112,137 @@ class IdxImages:
             )
 
     def _part(self, source: Source, part: str, count: int) -> tuple[Pixels, torch.Tensor]:
-        """Images and labels of the part ``"train"`` or ``"t10k"``."""
         path, labels = read_idx(source, f"{part}-labels-idx1-ubyte", (count,))
         if labels.max() >= self.classes:
             raise DataError(f"{path}: expected labels from 0 to {self.classes - 1}, found {labels.max()}")
         _, pixels = read_idx(source, f"{part}-images-idx3-ubyte", (count, *self.size))
         return Pixels(pixels[:, None]), torch.from_numpy(labels.astype(np.int64))
+
+
+@dataclass(frozen=True)
+class Cifar:
+    """Colour images of 32 x 32 pixels in CIFAR's Python batches.
+
+    Missing training batches are left out with a warning; at least one is required.
+
+    Attributes:
+        name: name of the data set.
+        folders: possible names of its folder.
+        train, test: names of the batches.
+        labels: key of the labels in a batch.
+        classes: number of classes.
+        md5: published MD5 sums by batch; ``None`` accepts any files.
+    """
+
+    name: str
+    folders: tuple[str, ...]
+    train: tuple[str, ...]
+    test: str
+    labels: str
+    classes: int
+    md5: dict[str, str] | None
+    home = "https://www.cs.toronto.edu/~kriz/cifar.html"
+
+    def __call__(self, data_dir: str | None = None) -> Images:
+        """Read the batches.
+
+        Raises:
+            DataError: a file is missing, damaged or not the published one.
+        """
+        with opened(self.name, self.home, data_dir, *self.folders) as source:
+            present = [batch for batch in self.train if source.find(batch)] or self.train[:1]
+            parts = [self._batch(source, batch) for batch in present]
+            test = self._batch(source, self.test)
+        if absent := [batch for batch in self.train if batch not in present]:
+            warnings.warn(
+                f"{self.name}: training on {', '.join(present)} alone, {', '.join(absent)} are absent",
+                stacklevel=2,
+            )
+        pixels, labels = zip(*parts)
+        return Images(
+            Pixels(np.concatenate(pixels)), torch.cat(labels), Pixels(test[0]), test[1], source.files
+        )
+
+    def _batch(self, source: Source, name: str) -> tuple[np.ndarray, torch.Tensor]:
+        """Pixels ``[n, 3, 32, 32]`` and labels of a batch."""
+        published = f" with the MD5 sum {self.md5[name]}" if self.md5 else ""
+        expected = (
+            f"a CIFAR batch{published}: a pickled dictionary with n x 3072 bytes of data and n {self.labels}"
+        )
+        path, content = source.read(name, expected, _IMAGES * (_PIXELS + _WORDS))
+        if self.md5 and (found := hashlib.md5(content, usedforsecurity=False).hexdigest()) != self.md5[name]:
+            raise DataError(f"{path}: expected {expected}, found {found} of {len(content)} bytes")
+        with parsing(path, expected):
+            pixels, labels = _unpickled(bytes(content), self.labels)
+        if outside := np.flatnonzero((labels < 0) | (labels >= self.classes)).tolist():
+            raise DataError(
+                f"{path}: expected labels from 0 to {self.classes - 1}, found {labels[outside[0]]} in row "
+                f"{outside[0]}"
+            )
+        return pixels, torch.from_numpy(labels.astype(np.int64))
+
+
+class _Dtype:
+    """Replaces ``numpy.dtype``, whose pickled state could make numbers into pointers."""
+
+    def __init__(self, code, *flags):
+        self.code = code.decode() if isinstance(code, bytes) else code
+        if self.code not in ("u1", "i4", "i8"):
+            raise pickle.UnpicklingError(f"an array of {self.code!r}, neither bytes nor whole numbers")
+
+    def __setstate__(self, state: tuple) -> None:
+        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        if order not in ("|", "<", ">", "="):
+            raise pickle.UnpicklingError("an array without a byte order")
+        self.code = order + self.code
+
+
+class _Array:
+    """Replaces ``numpy.ndarray``, which a pickle creates empty and then fills; ``values`` is the array."""
+
+    values: np.ndarray | None = None
+
+    def __init__(self, *ignored):
+        pass
+
+    def __setstate__(self, state: tuple) -> None:
+        _, shape, dtype, fortran, raw = state
+        if not isinstance(dtype, _Dtype) or not isinstance(raw, bytes):
+            raise pickle.UnpicklingError("an array without its bytes")
+        self.values = np.frombuffer(raw, dtype.code).reshape(shape, order="F" if fortran else "C")
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickles plain values and arrays of whole numbers, as written before and since version 2 of NumPy."""
+
+    allowed = {
+        ("numpy", "ndarray"): _Array,
+        ("numpy", "dtype"): _Dtype,
+        ("numpy.core.multiarray", "_reconstruct"): _Array,
+        ("numpy._core.multiarray", "_reconstruct"): _Array,
+    }
+
+    def find_class(self, module: str, name: str):
+        if (module, name) not in self.allowed:
+            raise pickle.UnpicklingError(f"a reference to {module}.{name}, which no batch needs")
+        return self.allowed[module, name]
+
+
+def _unpickled(content: bytes, key: str) -> tuple[np.ndarray, np.ndarray]:
+    batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    if not isinstance(batch, dict):
+        raise ValueError(f"a pickled {type(batch).__name__}")
+    # Python 2, which wrote the published files, has bytes for keys.
+    batch = {name.decode() if isinstance(name, bytes) else name: value for name, value in batch.items()}
+    if lacking := [name for name in ("data", key) if name not in batch]:
+        raise ValueError(f"no {lacking[0]} in the dictionary")
+    pixels, labels = (getattr(batch[name], "values", batch[name]) for name in ("data", key))
+    if isinstance(labels, list) and all(type(label) is int for label in labels):
+        labels = np.array(labels)
+    if not isinstance(labels, np.ndarray) or labels.dtype.kind != "i" or labels.ndim != 1:
+        raise ValueError(f"{key} that are no list of whole numbers")
+    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
+        raise ValueError(f"data that is no array of bytes but {getattr(pixels, 'dtype', type(pixels))}")
+    if pixels.shape != (len(labels), _PIXELS) or not len(labels):
+        raise ValueError(f"data of shape {pixels.shape} and {len(labels)} labels")
+    return pixels.reshape(-1, 3, 32, 32), labels

@@ -1,4 +1,4 @@
-"""Tables in LIBSVM's text format, ``label column:value ...`` a row."""
+"""Tables in LIBSVM's text format, ``label column:value ...`` per row."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ if TYPE_CHECKING:
 
 __all__ = ["LibSVM", "expect_dense_room", "read_rows"]
 
-#: Characters of a row's label, and of one of its columns, at most.
+#: Most characters of a row's label, and of one of its columns.
 _LABEL, _CELL = 64, 64
-#: Bytes of dense samples from which on they are reported where less than this share of the numbers is not 0.
+#: Dense samples of at least so many bytes with a smaller share of nonzero numbers are reported.
 LARGE, SPARSE = 2**28, 0.01
 
 
 @dataclass(frozen=True)
 class LibSVM:
-    """A table in LIBSVM's text format; where there is no test file, every fifth row (index % 5 == 4) is a
-    test row.
+    """A table in LIBSVM's text format. Without a test file, every fifth row (index % 5 == 4) is a test row.
 
     Attributes:
-        name: the data set's name and that of its file; ``.t`` is added for the test file.
-        train, test: numbers of rows; 0 test rows: the set has no test file.
+        name: name of the data set and of its file; the test file has the suffix ``.t``.
+        train, test: numbers of rows; 0 test rows if the set has no test file.
         columns: number of columns.
         labels: the two labels in the file, the negative one first.
     """
@@ -46,10 +45,10 @@ class LibSVM:
     home = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary.html"
 
     def __call__(self, data_dir: str | None = None) -> Table:
-        """Read the files, from a folder ``libsvm``. Columns that a row leaves out are 0.
+        """Read the files, from a folder ``libsvm``. Columns that a row omits are 0.
 
         Raises:
-            DataError: a file is missing, damaged or another one.
+            DataError: a file is missing, damaged or not the expected one.
         """
         with opened(self.name, self.home, data_dir, "libsvm") as source:
             rows, labels = self._read(source, self.name, self.train)
@@ -80,16 +79,14 @@ def read_rows(
     """Rows ``[n, d]``, sparse, float32, and labels ``[n]``, float64, of a file.
 
     Args:
-        expected: what the file should be, for messages.
+        expected: a description of the file, for messages.
         columns: number of columns, by default the largest that occurs.
-        limit: bytes that the file has at most.
+        limit: greatest number of bytes of the file.
 
     Raises:
         DataError: the file is missing or damaged, or has values that are not finite.
     """
-    from sklearn.datasets import (
-        load_svmlight_file,
-    )  # here, because it takes a second that others need not pay
+    from sklearn.datasets import load_svmlight_file  # takes a second
 
     path, content = source.read(name, expected, limit)
 
@@ -100,7 +97,7 @@ def read_rows(
     with parsing(path, expected):
         try:
             sparse, labels = parse(text)
-        except Exception:  # the parser does not say in which line
+        except Exception:  # the parser does not report the line
             number, line = _first_bad(list(io.BytesIO(text)), parse)
             with parsing(path, expected, f"in line {number}: "):
                 parse(line)
@@ -113,36 +110,36 @@ def read_rows(
 
 
 def expect_dense_room(rows: csr_matrix, what: str, where: Callable[[int], str]) -> None:
-    """Hold what rows take as dense samples, which all methods work on, against the memory that there is; rows
-    that are :data:`LARGE` then, and next to empty, are reported.
+    """Compare the size of rows as dense samples, which all methods use, with the memory; warn if they are
+    :data:`LARGE` and nearly empty.
 
     Args:
         rows: ``[n, d]``.
         what: the files, for messages.
-        where: a row's number → where it stands, for messages.
+        where: a function from a row number to its place, for messages.
 
     Raises:
         DataError: they do not fit.
     """
     n, d = rows.shape
-    needed, there = 4 * n * d, host_memory()
-    said = f"{what}: {n:,} rows of {d:,} columns"
-    if needed > there:
+    needed, memory = 4 * n * d, host_memory()
+    text = f"{what}: {n:,} rows of {d:,} columns"
+    if needed > memory:
         last = int(np.searchsorted(rows.indptr, rows.indices.argmax(), side="right")) - 1
         raise DataError(
-            f"{said} take {gib(needed)} as dense float32, this machine has {gib(there)}: the column of the "
-            f"largest number {d:,} is in {where(last).rpartition(', ')[2]}: if it is a mistake, mend it; "
-            "else take fewer columns (hash them, or leave out rare ones) or fewer rows"
+            f"{text} take {gib(needed)} as dense float32, this machine has {gib(memory)}: the column of the "
+            f"largest number {d:,} is in {where(last).rpartition(', ')[2]}: if it is a mistake, correct it; "
+            "else use fewer columns (hash them, or leave out rare ones) or fewer rows"
         )
     if needed >= LARGE and rows.nnz < SPARSE * n * d:
         share = f"{100 * rows.nnz / (n * d):.1g} %"
         warnings.warn(
-            f"{said}, of which {share} are not 0, take {gib(needed)} as dense float32", stacklevel=2
+            f"{text}, of which {share} are not 0, take {gib(needed)} as dense float32", stacklevel=2
         )
 
 
 def _first_bad(lines: list[bytes], parse) -> tuple[int, bytes]:
-    """Number and text of the first line that ``parse`` cannot read, by halving: it reads each about twice."""
+    """Number and text of the first line that ``parse`` cannot read, by bisection."""
     start, stop = 0, len(lines)
     while stop - start > 1:
         middle = (start + stop) // 2

@@ -28,11 +28,10 @@ Wanted = dict[str, tuple[type, int | tuple[int, ...]]]
 def read_arrays(source: Source, name: str, wanted: Wanted) -> tuple[Path, str, Arrays]:
     """Path, description and arrays of an archive.
 
-    An array is read only if its header is as wanted and its length is the one that the header states: a few
-    packed bytes can stand for a terabyte.
+    Headers are checked first, because a few compressed bytes can stand for a terabyte.
 
     Raises:
-        DataError: the file is missing or damaged, or an array is missing or another one.
+        DataError: the file is missing or damaged, or an array is missing or has another type or shape.
     """
     words = ", ".join(f"{key} of {_described(*one)}" for key, one in wanted.items())
     expected = f"a NumPy archive with the arrays {words}"
@@ -53,7 +52,7 @@ def read_all(source: Source, name: str) -> Arrays:
     """All arrays of an archive, of numbers or of words.
 
     Raises:
-        DataError: the file is missing or damaged, or has an array of anything else.
+        DataError: the file is missing or damaged, or has an array of another type.
     """
     expected = "a NumPy archive with arrays of numbers and words"
     path, content = source.read(name, expected)
@@ -68,12 +67,12 @@ def read_all(source: Source, name: str) -> Arrays:
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, key: str, kind: type, shape) -> np.ndarray:
-    """An array whose header is as wanted."""
+    """An array, after its header has been checked."""
     with archive.open(info) as member:
         _check_header(member, key, kind, shape, info.file_size)
     with archive.open(info) as member:
         array = np.lib.format.read_array(member, allow_pickle=False)
-        member.read(1)  # the checksum is looked at where the member ends
+        member.read(1)  # the checksum is verified at the end of the member
     return array
 
 
@@ -84,7 +83,8 @@ def _described(kind: type, shape: int | tuple[int, ...]) -> str:
 
 
 def _check_header(member, key: str, kind: type, shape: int | tuple[int, ...] | None, size: int) -> None:
-    """Hold an array's header against what is wanted and against the length of the archive's member."""
+    """Compare an array's header with the expected type and shape and with the length of the archive's
+    member."""
     version = np.lib.format.read_magic(member)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"{key} in version {version} of the format")
@@ -99,10 +99,10 @@ def _check_header(member, key: str, kind: type, shape: int | tuple[int, ...] | N
 
 @dataclass(frozen=True)
 class MedMnist:
-    """Images of one of MedMNIST's 2D sets with one label each; its validation part is left alone.
+    """Images of one of MedMNIST's 2D sets with one label each; its validation part is not used.
 
     Attributes:
-        name: the set's name, that of its file without ``.npz``.
+        name: name of the set and of its file without ``.npz``.
         classes: number of classes.
     """
 
@@ -114,7 +114,7 @@ class MedMnist:
         """Read the file, from a folder ``medmnist``.
 
         Raises:
-            DataError: it is missing, damaged or another one.
+            DataError: it is missing, damaged or not the expected one.
         """
         wanted: Wanted = {f"{part}_images": (np.uint8, 3) for part in ("train", "test")}
         wanted |= {f"{part}_labels": (np.integer, 2) for part in ("train", "test")}
@@ -133,9 +133,8 @@ class MedMnist:
         pixels, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
         if labels.shape != (len(pixels), 1) or not len(labels):
             raise DataError(
-                f"{path}: expected {expected}, one label an image, found {part} labels of shape "
-                f"{labels.shape} for "
-                f"{len(pixels)} images"
+                f"{path}: expected {expected}, one label per image, found {part} labels of shape "
+                f"{labels.shape} for {len(pixels)} images"
             )
         if outside := np.flatnonzero((labels < 0) | (labels >= self.classes)).tolist():
             raise DataError(
@@ -152,11 +151,8 @@ class MedMnist:
 
 @dataclass(frozen=True, eq=False)
 class Omniglot:
-    """Handwritten characters ``[characters, 20, 105, 105]``, bool, True where there is ink; the files that
-    hold them.
-
-    The characters of ``background`` are to learn from, those of ``evaluation`` are new ones.
-    """
+    """Handwritten characters ``[characters, 20, 105, 105]``, bool, True for ink, for training
+    (``background``) and for test (``evaluation``), and their files."""
 
     background: np.ndarray
     evaluation: np.ndarray
@@ -168,7 +164,7 @@ def load_omniglot(data_dir: str | None = None) -> Omniglot:
     paper).
 
     Raises:
-        DataError: a file is missing, damaged or another one.
+        DataError: a file is missing, damaged or not the expected one.
     """
     drawings = []
     with opened("omniglot", "https://github.com/brendenlake/omniglot", data_dir) as source:

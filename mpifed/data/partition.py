@@ -1,21 +1,21 @@
-"""Partitions of labelled samples over clients.
+"""Partitions of labelled samples among clients.
 
 Each is a function ``partition(labels, positive, clients, seed)`` of the class labels ``[n]``, the binary
 label of the meta-problem ``[n]`` (bool), the number of clients and the run's seed. It returns one sorted
-index array a client: disjoint, none empty, and together all n samples, save that given positive ratios leave
-positives out. A ValueError says where that is impossible.
+index array per client: disjoint, non-empty, and together all n samples, except that ``positive_ratios`` drops
+positives. Raises ValueError where that is impossible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from mpifed.core.settings import choice, hyperparameters
+from mpifed.base.settings import choice, hyperparameters
 from mpifed.core.streams import generator
+from mpifed.data.samples import Labelled, Split, Texts
 
 __all__ = [
     "IID",
@@ -26,13 +26,13 @@ __all__ = [
     "Natural",
     "PARTITIONS",
     "Partition",
-    "natural_parts",
+    "divide",
     "thin",
 ]
 
 Parts = list[np.ndarray]
 
-#: How often a Dirichlet partition is drawn anew before it is given up.
+#: Most draws of a Dirichlet partition.
 REDRAWS = 1000
 
 
@@ -44,14 +44,14 @@ def _expect_enough(samples: int, clients: int) -> None:
 
 
 def _split(members: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-    """``members`` in random order in ``clients`` parts whose sizes differ by one at most."""
+    """``members`` in ``clients`` random parts whose sizes differ by one at most."""
     _expect_enough(len(members), clients)
     return [np.sort(part) for part in np.array_split(rng.permutation(members), clients)]
 
 
 @hyperparameters
 class IID:
-    """Every client has samples of the same distribution, and as many as any other."""
+    """Every client has the same number of samples of the same distribution."""
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
         return _split(np.arange(len(labels)), clients, generator(seed, "partition"))
@@ -61,7 +61,7 @@ class IID:
 class Dirichlet:
     """Skewed labels: for each class, the clients' shares are a draw of the symmetric Dirichlet distribution.
 
-    Drawn anew while a client is left without samples.
+    The draw is repeated while a client has no samples.
     """
 
     alpha: float = Field(gt=0, allow_inf_nan=False, description="concentration: the smaller, the more skewed")
@@ -77,11 +77,10 @@ class Dirichlet:
             counts = np.diff(cuts, axis=1, prepend=0, append=sizes)
             if counts.sum(axis=0).min() > 0:
                 pieces = [np.split(rng.permutation(members), cut) for members, cut in zip(classes, cuts)]
-                return [np.sort(np.concatenate(own)) for own in zip(*pieces)]
+                return [np.sort(np.concatenate(part)) for part in zip(*pieces)]
         raise ValueError(
             f"dirichlet(alpha={self.alpha}) of {len(labels)} samples over {clients} clients left some "
-            "client without "
-            f"samples in {REDRAWS} draws: expected a larger alpha or fewer clients"
+            f"client without samples in {REDRAWS} draws: expected a larger alpha or fewer clients"
         )
 
 
@@ -113,7 +112,7 @@ class ByClass:
             owners = range(g, clients, self.groups) if clients >= self.groups else [g % clients]
             for owner, piece in zip(owners, _split(members, len(owners), rng)):
                 parts[owner].append(piece)
-        return [np.sort(np.concatenate(own)) for own in parts]
+        return [np.sort(np.concatenate(part)) for part in parts]
 
 
 @hyperparameters
@@ -140,21 +139,20 @@ class PositiveRatios:
         wanted = [round(ratio / (1 - ratio) * len(part)) for ratio, part in zip(self.ratios, below)]
         if min(wanted) < 1 or sum(wanted) > len(above):
             raise ValueError(
-                f"positive_ratios ask for {sum(wanted)} positives beside {len(labels) - len(above)} "
-                "negatives, "
-                f"{min(wanted)} for one client: expected 1 a client at least and {len(above)}, all there "
-                "are, at most"
+                f"positive_ratios need {sum(wanted)} positives for {len(labels) - len(above)} negatives, "
+                f"{min(wanted)} for one client: expected 1 per client at least, and {len(above)} in total "
+                "at most"
             )
         pieces = np.split(above, np.cumsum(wanted))[:clients]
-        return [np.sort(np.concatenate(own)) for own in zip(below, pieces)]
+        return [np.sort(np.concatenate(part)) for part in zip(below, pieces)]
 
 
 @hyperparameters
 class Quantity:
-    """Skewed amounts: clients' shares of the samples are a draw of the symmetric Dirichlet distribution,
-    labels alike.
+    """Skewed sizes: clients' shares of the samples are a draw of the symmetric Dirichlet distribution,
+    independent of the labels.
 
-    Every client has one sample besides, so that none is left without.
+    Every client has one sample in addition, so that none is without.
     """
 
     alpha: float = Field(gt=0, allow_inf_nan=False, description="concentration: the smaller, the more skewed")
@@ -170,8 +168,8 @@ class Quantity:
 
 @hyperparameters
 class Natural:
-    """Samples stay with the clients that the data set names, such as hospitals or writers, in the order of
-    these names."""
+    """Samples belong to the clients that the data set names, such as hospitals or writers, in the order of
+    the names."""
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
         raise ValueError(
@@ -193,18 +191,22 @@ PARTITIONS = {
 Partition = choice("partition", PARTITIONS)
 
 
-def natural_parts(partition, owners: np.ndarray, names: Sequence[str], clients: int) -> Parts:
-    """The samples of every owner.
+def divide(
+    partition, train: Split, positive: np.ndarray, clients: int, seed: int, data: Labelled | Texts
+) -> Parts:
+    """Row numbers of every client's training samples: by the partition, or by the clients that the data set
+    names.
 
     Args:
-        partition: the partition that the job asks for.
-        owners: the number of each sample's owner ``[n]``.
-        names: what the owners are called.
+        positive: the binary label of each sample of ``train``, bool.
 
     Raises:
-        ValueError: another partition than the natural one is asked for, or there are not as many clients as
-            owners with samples.
+        ValueError: the partition does not fit the samples, is not "natural" although the data set names
+            clients, or the named clients with samples are not ``clients``.
     """
+    if data.owners is None:
+        return [train.rows[part] for part in partition(train.labels, positive, clients, seed)]
+    names = data.owner_names
     if not isinstance(partition, Natural):
         raise ValueError(
             f"the data set names its samples' clients, which partition = {partition.choice_name!r} would "
@@ -216,20 +218,19 @@ def natural_parts(partition, owners: np.ndarray, names: Sequence[str], clients: 
             f"the data set names {len(names)} clients ({some}), problem.clients is {clients}: set "
             f"problem.clients = {len(names)}"
         )
-    parts = [np.flatnonzero(owners == client) for client in range(clients)]
+    parts = [train.rows[data.owners[train.rows] == client] for client in range(clients)]
     if empty := [name for name, part in zip(names, parts) if not len(part)]:
         raise ValueError(f"no samples to train on are left for the client {empty[0]} of the data set")
     return parts
 
 
 def thin(labels: np.ndarray, positive: np.ndarray, ratio: float | None, seed: int) -> np.ndarray:
-    """Sorted indices of the samples kept so that positives make up ``ratio`` of them, to the nearest sample.
+    """Sorted indices of the samples to keep so that positives are ``ratio`` of them, to the nearest sample.
 
-    Positive samples are dropped at random, the same fraction of each positive class; ``None`` keeps
-    everything.
+    Positive samples are dropped at random, the same fraction of each positive class; ``None`` keeps all.
 
     Raises:
-        ValueError: the data has fewer positives than ``ratio`` asks for, or none would be left.
+        ValueError: the data has fewer positives than ``ratio`` needs, or none would remain.
     """
     if ratio is None:
         return np.arange(len(labels))
@@ -239,9 +240,8 @@ def thin(labels: np.ndarray, positive: np.ndarray, ratio: float | None, seed: in
     wanted = round(ratio * len(negative) / (1 - ratio))
     if not 1 <= wanted <= total:
         raise ValueError(
-            f"an imbalance of {ratio} asks for {wanted} positives beside {len(negative)} negatives; "
-            "expected 1 to "
-            f"{total}, the number that the data has (a ratio of {total / max(len(labels), 1):.4g})"
+            f"an imbalance of {ratio} needs {wanted} positives for {len(negative)} negatives; expected 1 to "
+            f"{total}, the number in the data (a ratio of {total / max(len(labels), 1):.4g})"
         )
     counts = np.diff(np.round(ends * (wanted / total)).astype(np.int64), prepend=0)  # they sum to `wanted`
     rng = generator(seed, "thin")

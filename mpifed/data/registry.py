@@ -1,26 +1,20 @@
-"""Data sets: those of the package by name, ``DATASETS[name](data_dir)`` and ``TEXTS[name](data_dir)``, and a
-user's own, in files or from a function."""
+"""Data sets: built-in ones by name, ``DATASETS[name](data_dir)`` and ``TEXTS[name](data_dir)``, and
+user-defined ones in files or from a function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, InstanceOf
-
-from mpifed.core.errors import shown
-from mpifed.core.own import Own
-from mpifed.core.settings import build, near_miss
-from mpifed.data.cifar import CIFAR10_MD5, CIFAR100_MD5, Cifar
-from mpifed.data.image_folder import ImageFolder, OwnFolder
-from mpifed.data.images import IdxImages, load_digits
+from mpifed.base.settings import choice
+from mpifed.data.image_folder import ImageFolder, UserFolder
+from mpifed.data.images import CIFAR10_MD5, CIFAR100_MD5, Cifar, IdxImages, load_digits
 from mpifed.data.libsvm import LibSVM
 from mpifed.data.npz import MedMnist
-from mpifed.data.own_functions import OwnFunction, OwnTextFunction
-from mpifed.data.own_table import OwnTable, OwnTexts
 from mpifed.data.texts import TextColumns, TextLines, TextSet
+from mpifed.data.user_functions import UserFunction, UserTextFunction
+from mpifed.data.user_tables import UserTable, UserTexts
 
-__all__ = ["DATASETS", "OWN", "OWN_TEXTS", "TEXTS", "Dataset", "TextDataset", "dataset_of", "read"]
+__all__ = ["DATASETS", "TEXTS", "USER_DATASETS", "USER_TEXTS", "Dataset", "TextDataset", "read"]
 
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 
@@ -125,46 +119,13 @@ TEXTS = {
 }
 
 
-#: Samples and texts of a user's own in files, by the name of their kind.
-OWN = {"table": OwnTable, "folder": OwnFolder}
-OWN_TEXTS = {"texts": OwnTexts}
-
-
-def dataset_of(
-    named: Mapping[str, Callable], own: Mapping[str, Any], function: type[Own], kind: str = "data set"
-) -> Any:
-    """The annotation of a setting that takes a data set: a name, a table of settings with the name of one of
-    ``own``, or a user's function, ``"./data.py:load"``. Names stay as they are; whatever else is called like
-    a reader.
-
-    Args:
-        named: the package's readers.
-        kind: what is said in messages.
-    """
-    for name, cls in own.items():
-        cls.choice_name = name
-
-    def resolve(value):
-        if (found := function.of(value, kind)) is not None:
-            return found
-        if isinstance(value, tuple(own.values())):
-            return value
-        settings = dict(value) if isinstance(value, dict) else {"name": value}
-        name = settings.pop("name", None)
-        if isinstance(name, str) and name in own:
-            return build(own[name], settings, f"{kind} {name!r}")
-        if isinstance(name, str) and name in named:
-            if settings:
-                raise ValueError(f"{kind} {name!r} has no settings, got {shown(settings)}")
-            return name
-        near = near_miss(name if isinstance(name, str) else "", [*named, *own])
-        raise ValueError(f'unknown {kind} {shown(name)}: {near}; your own: "./file.py:Name", {function.kind}')
-
-    return Annotated[InstanceOf[object], BeforeValidator(resolve)]
+#: User-defined samples and texts in files, by type.
+USER_DATASETS = {"table": UserTable, "folder": UserFolder}
+USER_TEXTS = {"texts": UserTexts}
 
 
 def read(dataset: Any, data_dir: str | None = None) -> Any:
-    """The samples or texts of a data set as a setting holds it.
+    """The samples or texts of a data set as a setting stores it.
 
     Raises:
         DataError: they cannot be read.
@@ -175,5 +136,5 @@ def read(dataset: Any, data_dir: str | None = None) -> Any:
 
 
 #: A data set of samples, and one of texts.
-Dataset = dataset_of(DATASETS, OWN, OwnFunction)
-TextDataset = dataset_of(TEXTS, OWN_TEXTS, OwnTextFunction, "set of texts")
+Dataset = choice("data set", USER_DATASETS, UserFunction, names=DATASETS)
+TextDataset = choice("set of texts", USER_TEXTS, UserTextFunction, names=TEXTS)

@@ -1,29 +1,50 @@
-"""What readers return: labelled samples to train, to validate and to test on, and the files that hold
-them."""
+"""Labelled samples as readers return them, their train, validation and test splits, and names of classes and
+clients."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
+from mpifed.base.errors import short_repr
+from mpifed.core.evaluation import VALIDATION
 from mpifed.core.finite import first_bad
 from mpifed.core.problem import DataFile
+from mpifed.core.streams import generator
 from mpifed.data.sources import DataError
 
-__all__ = ["Labelled", "Images", "Table", "Texts", "Pixels"]
+__all__ = [
+    "PARTS",
+    "Images",
+    "Labelled",
+    "Pixels",
+    "Split",
+    "Table",
+    "Texts",
+    "expect_all_classes",
+    "hold_out",
+    "numbered",
+    "owned",
+    "parts_of",
+    "splits",
+]
+
+#: The splits of a data set, in the order of their use.
+PARTS = ("train", VALIDATION, "test")
 
 
 class Pixels:
-    """Images ``[n, c, h, w]`` kept as bytes; ``pixels[rows]`` are those rows as float32 in [0, 1].
+    """Images ``[n, c, h, w]`` stored as bytes; ``pixels[rows]`` are float32 in [0, 1].
 
-    A rank asks for the rows of its clients, and nobody else's are converted, decoded or, from a file mapped
-    into memory, even loaded.
+    A rank indexes the rows of its clients. Other rows are neither converted nor decoded, nor loaded from a
+    file that is mapped into memory.
 
     Args:
-        stored: the bytes; an array, or anything else with a shape and rows.
+        stored: the bytes: an array, or another object with a shape and rows.
     """
 
     def __init__(self, stored):
@@ -41,16 +62,16 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Samples ``[n, ...]``, float32, asked for by rows; their labels ``[n]``, int64 from 0; the files that
-    hold them.
+    """Samples ``[n, ...]``, float32, indexed by rows, with their labels ``[n]``, int64 from 0, and the files
+    that contain them.
 
-    The validation split may be absent: both of its fields are then ``None``. Where samples belong to clients
-    by themselves, ``owners`` has the client of each sample to train on, ``[n]`` int64 from 0, and
-    ``owner_names`` what these are called. Classes that have no names go by their numbers.
+    Without a validation split both of its fields are ``None``. If the data set assigns samples to clients,
+    ``owners`` is the client of each training sample, ``[n]`` int64 from 0, and ``owner_names`` the clients'
+    names. Classes without names are named by their numbers.
 
     Raises:
-        DataError: a sample has a value that is not finite, samples and labels differ in number, or splits
-            have samples of different shapes.
+        DataError: a value is not finite, samples and labels differ in number, or splits have samples of
+            different shapes.
     """
 
     train: torch.Tensor | Pixels
@@ -66,8 +87,7 @@ class Labelled:
 
     def __post_init__(self):
         where = f" ({', '.join(file.path for file in self.files.values())})" if self.files else ""
-        for part in ("train", "test", *(("validation",) if self.validation is not None else ())):
-            samples, labels = getattr(self, part), getattr(self, f"{part}_labels")
+        for part, (samples, labels) in parts_of(self).items():
             if len(samples) != len(labels):
                 raise DataError(
                     f"{part}: expected a label a sample, found {len(samples)} and {len(labels)}{where}"
@@ -83,7 +103,7 @@ class Labelled:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of a sample: channels, height and width of an image, the number of columns of a table."""
+        """Shape of a sample: channels, height and width of an image; number of columns of a table."""
         return tuple(self.train.shape[1:])
 
     @property
@@ -93,7 +113,7 @@ class Labelled:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the classes are called, by default their numbers."""
+        """Names of the classes, by default their numbers."""
         return tuple(self.class_names) or tuple(map(str, range(self.classes)))
 
 
@@ -107,10 +127,9 @@ class Table(Labelled):
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts and their labels ``[n]``, int64: 1 positive, 0 negative; the files that hold them.
+    """Texts with their labels ``[n]``, int64: 1 positive, 0 negative, and the files that contain them.
 
-    The validation split may be absent: both of its fields are then ``None``. Owners are as in
-    :class:`Labelled`.
+    Without a validation split both of its fields are ``None``. Owners are as in :class:`Labelled`.
     """
 
     train: list[str]
@@ -122,3 +141,146 @@ class Texts:
     validation_labels: np.ndarray | None = None
     owners: np.ndarray | None = None
     owner_names: Sequence[str] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A subset of a data set's samples.
+
+    Attributes:
+        samples, all_labels: samples and class labels, indexed by row number.
+        rows: row numbers of the subset, ``[n]`` ascending.
+    """
+
+    samples: Any
+    all_labels: np.ndarray
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, part: slice) -> torch.Tensor:
+        """Samples of a part of the split, ``[m, ...]``."""
+        return self.samples[torch.from_numpy(self.rows[part])]
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class labels ``[n]``."""
+        return self.all_labels[self.rows]
+
+    def of(self, rows: np.ndarray) -> Split:
+        """The subset with other row numbers."""
+        return replace(self, rows=rows)
+
+
+def parts_of(data: Labelled) -> dict[str, tuple[Any, np.ndarray]]:
+    """Samples and class labels of the splits of a data set."""
+    names = ["train", "test", *([VALIDATION] if data.validation is not None else [])]
+    return {name: (getattr(data, name), getattr(data, f"{name}_labels").numpy()) for name in names}
+
+
+def splits(
+    parts: Mapping[str, tuple[Any, np.ndarray]], share: float, seed: int, classes: list[int] | None = None
+) -> dict[str, Split]:
+    """The splits "train" and "test", and "validation" if the data set has one or ``share`` is not 0.
+
+    Args:
+        parts: samples and class labels of the data set's splits.
+        share: fraction of the training samples that is held out for validation.
+        classes: classes to use, by default all.
+
+    Raises:
+        ValueError: the data set already has a validation split, or the share holds out nothing or all.
+    """
+    found = {}
+    for name, (samples, labels) in parts.items():
+        used = np.ones(len(labels), dtype=bool) if classes is None else np.isin(labels, classes)
+        found[name] = Split(samples, labels, np.flatnonzero(used))
+    if share and VALIDATION in found:
+        raise ValueError(
+            f"validation = {share}: the data set already has a validation split, of "
+            f"{len(found[VALIDATION])} samples: leave problem.validation out"
+        )
+    if share:
+        train = found["train"]
+        rest, held = hold_out(train.labels, share, seed)
+        found |= {"train": train.of(train.rows[rest]), VALIDATION: train.of(train.rows[held])}
+    return found
+
+
+def hold_out(
+    labels: np.ndarray, share: float, seed: int, purpose: str = VALIDATION
+) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers of the remaining and of the held-out samples, each ascending.
+
+    Every class contributes its share, to the nearest sample, drawn at random by the seed alone.
+
+    Raises:
+        ValueError: nothing would be held out, or nothing would remain.
+    """
+    classes = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    ends = np.cumsum([len(members) for members in classes])
+    counts = np.diff(np.round(ends * share).astype(np.int64), prepend=0)  # they sum to round(share * n)
+    if not 0 < counts.sum() < len(labels):
+        raise ValueError(
+            f"{purpose} = {share} of {len(labels)} samples holds out {counts.sum()}: expected some, and some "
+            "to train on"
+        )
+    rng = generator(seed, purpose)
+    held = np.concatenate([rng.permutation(members)[:count] for members, count in zip(classes, counts)])
+    return np.setdiff1d(np.arange(len(labels)), held), np.sort(held)
+
+
+def numbered(
+    values: np.ndarray, name: str, where: Callable[[int], str]
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Names of the distinct values, in order, and each value's number ``[n]``, int64.
+
+    Args:
+        values: words, whole numbers or truth values ``[n]``.
+        name: name of the column, for messages.
+        where: a function from a row number to its place, for messages.
+
+    Raises:
+        DataError: a value is none of these.
+    """
+    if values.dtype.kind == "f":
+        odd = np.flatnonzero(~np.isfinite(values) | (values != np.round(values)))
+        if len(odd):
+            raise DataError(
+                f"{where(odd[0])}: expected classes in {short_repr(name)}, words or whole numbers, found "
+                f"{values[odd[0]]}"
+            )
+        values = values.astype(np.int64)
+    elif values.dtype.kind not in "biu":
+        values = values.astype(str)
+    names, numbers = np.unique(values, return_inverse=True)
+    return tuple(map(str, names.tolist())), numbers.astype(np.int64)
+
+
+def expect_all_classes(classes: Sequence[str], labels: Mapping[str, np.ndarray], what: str) -> None:
+    """Compare the labels of every split with the classes of the training samples.
+
+    Raises:
+        DataError: there are fewer than two classes, or one without training samples.
+    """
+    if len(classes) < 2:
+        raise DataError(f"{what}: expected two classes at least, found {', '.join(classes) or 'none'}")
+    counts = {part: np.bincount(known, minlength=len(classes)) for part, known in labels.items()}
+    if lacking := np.flatnonzero(counts["train"] == 0).tolist():
+        verbs = {"test": "test", VALIDATION: "validate"}
+        others = [f"{counts[part][lacking[0]]} to {verb} on" for part, verb in verbs.items()
+                  if part in counts and counts[part][lacking[0]]]  # fmt: skip
+        raise DataError(
+            f"{what}: expected samples of every class to train on, found none of "
+            f"{short_repr(classes[lacking[0]])}" + (f", and {' and '.join(others)}" if others else "")
+        )
+
+
+def owned(clients: np.ndarray | None, name: str, train: np.ndarray, where: Callable[[int], str]) -> dict:
+    """The fields ``owners`` and ``owner_names`` of a data set, from the clients of all rows; empty for
+    ``None``."""
+    if clients is None:
+        return {}
+    names, numbers = numbered(clients[train], name, lambda row: where(train[row]))
+    return {"owners": numbers, "owner_names": names}

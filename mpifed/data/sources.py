@@ -1,17 +1,15 @@
-"""Where data files lie, and how they are opened: plain, ``.gz`` or ``.xz``, by their official names.
+"""Location and reading of data files: plain, ``.gz`` or ``.xz``, by their official names.
 
-Files are looked for in ``data_dir/NAME``, or in ``data_dir`` itself where that folder does not exist; without
-a ``data_dir``, in the first that exists of ``$MPIFED_DATA/NAME`` and of ``../shared/data/NAME``, relative to
+Files are searched in ``data_dir/NAME``, or in ``data_dir`` itself if that folder does not exist; without a
+``data_dir``, in the first existing folder of ``$MPIFED_DATA/NAME`` and ``../shared/data/NAME``, relative to
 the current directory and to the checkout. NAME is the data set's; some have a second.
 
-Of every file a SHA-256 digest of its unpacked bytes is kept: a packed and a plain copy count as the same
-data, and ``sha256sum`` of the plain file gives the same number. Hashing runs at about 1 GB/s, ten times as
-fast as gzip unpacks. Plain files are mapped into memory: the ranks of a node share one copy, and pages that
-are not asked for need not stay.
+The SHA-256 digest of every file's unpacked bytes is recorded: a compressed and a plain copy count as the same
+data. Plain files are mapped into memory, so that the ranks of a node share one copy.
 
-A few bytes can unpack to all the memory there is. So no file is read beyond the length that its format allows
-it, nor unpacked beyond :func:`bound`; of a file that packs far better than data do, the length is counted
-before it is kept.
+A few bytes can unpack to more than the memory. No file is read beyond the length that its format allows, nor
+unpacked beyond :func:`bound`; the length of a file that is compressed far better than usual is counted before
+its content is stored.
 """
 
 from __future__ import annotations
@@ -23,23 +21,23 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from mpifed.core.data_files import PACKED, digest
+from mpifed.base.data_files import PACKED, digest
 from mpifed.core.memory import host_memory
 from mpifed.core.problem import DataFile
 
 __all__ = ["DataError", "SUFFIXES", "Source", "bound", "opened", "parsing"]
 
-#: What may follow a file's official name.
+#: Suffixes that may follow a file's official name.
 SUFFIXES = ("", ".gz", ".xz")
-#: Bytes that a file of any length unpacks to, and times its length that a longer one does, without a look at
-#: what there is: text and images pack to a fiftieth as a rule, gzip packs zeros to a thousandth.
+#: Bytes, and multiple of a file's length, that it may always unpack to: text and images are usually
+#: compressed to a fiftieth, zeros by gzip to a thousandth.
 _SMALL, _RATIO = 2**26, 100
-#: The share of this machine's memory that a file may unpack to: each of its processes reads it.
+#: A file may unpack to 1/16 of the machine's memory, because each of its processes reads it.
 _SHARE = 16
-#: A number of bytes in its place.
+#: Environment variable with a number of bytes in place of that.
 _SETTING = "MPIFED_UNPACKED_BYTES"
-#: Bytes unpacked at a time, and characters of a library's message that are passed on.
-_CHUNK, _SAID = 2**20, 200
+#: Bytes unpacked at a time; characters of a library's message in an error.
+_CHUNK, _LONGEST = 2**20, 200
 
 
 class DataError(ValueError):
@@ -47,18 +45,16 @@ class DataError(ValueError):
 
 
 def bound(path: Path) -> int:
-    """Bytes that a packed file may unpack to: what files of its length do as a rule, or a sixteenth of this
-    machine's memory, or what ``$MPIFED_UNPACKED_BYTES`` says.
+    """Bytes that a compressed file may unpack to: the usual number for its length, or a sixteenth of the
+    machine's memory, or ``$MPIFED_UNPACKED_BYTES``.
 
     Raises:
-        ValueError: that is no number of bytes.
+        ValueError: the variable is not a number of bytes.
     """
-    said = os.environ.get(_SETTING)
-    if said is None:
-        return max(_usual(path), host_memory() // _SHARE)
-    if not said.isdecimal():
-        raise ValueError(f"{_SETTING}: expected a number of bytes, found {said!r}")
-    return max(_usual(path), int(said))
+    setting = os.environ.get(_SETTING)
+    if setting is not None and not setting.isdecimal():
+        raise ValueError(f"{_SETTING}: expected a number of bytes, found {setting!r}")
+    return max(_usual(path), host_memory() // _SHARE if setting is None else int(setting))
 
 
 def _usual(path: Path) -> int:
@@ -67,12 +63,12 @@ def _usual(path: Path) -> int:
 
 @contextlib.contextmanager
 def parsing(where: str | Path, expected: str, found: str = "") -> Iterator[None]:
-    """Around the reading of foreign bytes: whatever a library raises at them is told in one sentence.
+    """Turn any error of reading a file into a one-sentence DataError.
 
     Args:
-        where: the file, and what in it.
-        expected: what it should be.
-        found: what comes before the library's words.
+        where: the file and the place in it.
+        expected: a description of the correct file.
+        found: text before the library's message.
 
     Raises:
         DataError: anything was raised inside.
@@ -81,12 +77,12 @@ def parsing(where: str | Path, expected: str, found: str = "") -> Iterator[None]
         yield
     except DataError:
         raise
-    except Exception as error:  # no library says what all it may raise at damaged bytes
+    except Exception as error:  # libraries do not document what they raise for damaged bytes
         words = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, MemoryError):
             words = f"more than fits into memory: {words}"
-        if len(words) > _SAID:
-            words = words[:_SAID] + "..."
+        if len(words) > _LONGEST:
+            words = words[:_LONGEST] + "..."
         raise DataError(f"{where}: expected {expected}, found {found}{words}") from error
 
 
@@ -95,10 +91,10 @@ class Source:
 
     Args:
         name: the data set's name, for messages.
-        folders: where its files may lie; the first that exists is the one that counts.
+        folders: possible folders; the first that exists is used.
 
     Attributes:
-        files: what has been read so far, by official name.
+        files: the files read so far, by official name.
     """
 
     def __init__(self, name: str, folders: Sequence[Path]):
@@ -107,11 +103,11 @@ class Source:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the files, ``None`` where there is none."""
+        """The folder of the files, or ``None``."""
         return next((folder for folder in self.folders if folder.is_dir()), None)
 
     def find(self, name: str) -> Path | None:
-        """The path of the file of this official name, ``None`` where there is none."""
+        """The path of the file of this official name, or ``None``."""
         paths = [self.folder / (name + suffix) for suffix in SUFFIXES] if self.folder else []
         return next((path for path in paths if path.is_file()), None)
 
@@ -122,12 +118,12 @@ class Source:
 
         Args:
             name: its official name.
-            expected: what it should be, for messages.
-            limit: bytes that it has at most, ``None`` where its format sets no limit.
-            cut: return the first ``limit + 1`` bytes of a longer file, for messages on what it is instead.
+            expected: a description, for messages.
+            limit: greatest number of bytes, ``None`` if the format sets no limit.
+            cut: return the first ``limit + 1`` bytes of a longer file instead of raising.
 
         Raises:
-            DataError: it is missing, or cannot be read or unpacked, or is longer than ``limit``.
+            DataError: the file is missing, cannot be read or unpacked, or is longer than ``limit``.
         """
         path = self.find(name)
         if path is None:
@@ -140,7 +136,7 @@ class Source:
         return path, content
 
     def note(self, name: str, path: Path, content: Iterable) -> None:
-        """Keep where a file lies and the digest of its content, which comes in parts."""
+        """Record the path of a file and the digest of its content, given in parts."""
         self.files[name] = DataFile(str(path.absolute()), digest(content))
 
     def missing(self, names: str, expected: str) -> DataError:
@@ -150,7 +146,7 @@ class Source:
 
 
 def _content(path: Path, limit: int | None) -> bytes | mmap.mmap:
-    """The content of a file, and no more than one byte beyond ``limit``."""
+    """The content of a file, at most one byte beyond ``limit``."""
     size, packed = path.stat().st_size, path.suffix in PACKED
     end = None if limit is None else limit + 1
     with PACKED.get(path.suffix, open)(path, "rb") as file:
@@ -165,7 +161,7 @@ def _content(path: Path, limit: int | None) -> bytes | mmap.mmap:
 
 
 def _chunks(file, end: int | None) -> Iterator[bytes]:
-    """What is left of an unpacked file, ``end`` bytes of it at most."""
+    """The rest of an unpacked file, at most ``end`` bytes."""
     left = math.inf if end is None else end
     while chunk := file.read(min(_CHUNK, left)):
         left -= len(chunk)
@@ -173,7 +169,11 @@ def _chunks(file, end: int | None) -> Iterator[bytes]:
 
 
 def _expect_room(path: Path, end: int | None) -> None:
-    """Count what a file unpacks to, ``end`` bytes of it at most, and keep nothing of it."""
+    """Count the bytes of an unpacked file, at most ``end``, without storing them.
+
+    Raises:
+        ValueError: there are more than :func:`bound` allows.
+    """
     room, size = bound(path), 0
     with PACKED[path.suffix](path, "rb") as file:
         for chunk in _chunks(file, end):
@@ -181,25 +181,25 @@ def _expect_room(path: Path, end: int | None) -> None:
             if size > room:
                 raise ValueError(
                     f"it unpacks to more than {room} bytes, {room / path.stat().st_size:.0f} times its "
-                    f"length; if it is what it should be, unpack it, or set {_SETTING} to a larger number"
+                    f"length; if it is the correct file, unpack it, or set {_SETTING} to a larger number"
                 )
 
 
 @contextlib.contextmanager
 def opened(name: str, home: str, data_dir: str | None, *folders: str) -> Iterator[Source]:
-    """The source of a data set, to read from inside a ``with``.
+    """The source of a data set, as a context manager.
 
     Args:
-        name: the data set's name.
-        home: its home page, for messages.
-        data_dir: where to look, ``None`` for the default places.
-        folders: the names that its folder may have, by default ``name``.
+        name: name of the data set.
+        home: home page, for messages.
+        data_dir: folder to search, ``None`` for the default folders.
+        folders: possible names of the data set's folder, by default ``name``.
 
     Raises:
-        DataError: one is raised inside; the folders searched and the home page are added to its message.
+        DataError: raised inside; the folders searched and the home page are added to its message.
     """
     names = folders or (name,)
-    # A folder that was asked for is the only one: falling back on another would hide a misspelt path.
+    # No other folders than a given one: a fallback would hide a misspelt path.
     if data_dir is not None:
         places = [*(Path(data_dir, one) for one in names), Path(data_dir)]
     else:

@@ -1,18 +1,41 @@
-"""Labelled texts in tables (tab- or comma-separated), or in one file a class with one text a line."""
+"""Labelled texts in tables or in one file per class, their words, and vectors for the words.
+
+Words are runs of letters and digits with apostrophes inside (``don't``, ``n't``), in lower case. Vectors come
+from files in a folder ``wordvectors``, or are random, one per word. The files are NumPy archives with the
+arrays ``words`` and ``vectors``, or texts with a word and its numbers per line, as in GloVe and, after a
+first line of two counts, in word2vec.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import hashlib
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass
+import mmap
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from mpifed.core.problem import DataFile
+from mpifed.core.streams import generator
+from mpifed.data.npz import read_arrays
 from mpifed.data.samples import Texts
 from mpifed.data.sources import DataError, Source, opened, parsing
 
-__all__ = ["TextColumns", "TextLines", "TextSet"]
+__all__ = [
+    "TextColumns",
+    "TextLines",
+    "TextSet",
+    "WordVectors",
+    "encode",
+    "random_vectors",
+    "read_vectors",
+    "word_vectors",
+    "words_of",
+]
 
 Part = tuple[list[str], np.ndarray]
 
@@ -34,16 +57,16 @@ def _lines(source: Source, name: str, expected: str, encoding: str) -> tuple:
 
 @dataclass(frozen=True)
 class TextColumns:
-    """A table with a text and a label a row. A first row without a label is a header.
+    """A table with a text and a label per row. A first row without a label is a header.
 
     Attributes:
-        file: its official name.
+        file: official name.
         columns: number of columns.
-        text, label: which of them hold the text and the label.
+        text, label: columns of the text and the label.
         labels: label in the file → 1 (positive), 0 (negative) or None (rows to leave out).
-        rows: number of rows without the header, ``None`` where it is not fixed.
+        rows: number of rows without the header, ``None`` if it is not fixed.
         delimiter, encoding: of the file.
-        quoted: whether cells may stand in quotation marks.
+        quoted: whether cells may be quoted.
     """
 
     file: str
@@ -71,7 +94,7 @@ class TextColumns:
         expected = f"{count}rows of {self.columns} columns split by {self.delimiter!r}, labels {known}"
         path, text = _lines(source, self.file, expected, self.encoding)
         quoting = csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
-        # Without a number of rows to go by, a quotation mark that is never closed must not swallow the rest.
+        # Without a fixed number of rows, an unclosed quotation mark must not swallow the rest.
         strict = self.rows is None
         rows = csv.reader(
             io.StringIO(text, newline=""), delimiter=self.delimiter, quoting=quoting, strict=strict
@@ -99,7 +122,7 @@ class TextColumns:
 
 @dataclass(frozen=True)
 class TextLines:
-    """One file for the negative texts and one for the positive ones, one text a line.
+    """One file of negative and one of positive texts, one text per line.
 
     Attributes:
         negative, positive: official names of the files.
@@ -134,10 +157,10 @@ class TextSet:
     """Labelled texts to train and to test on.
 
     Attributes:
-        name: the data set's name.
-        folders: the names that its folder may have.
-        home: its home page, for messages.
-        train, test: how the parts may be stored; the first form whose file exists is read.
+        name: name of the data set.
+        folders: possible names of its folder.
+        home: home page, for messages.
+        train, test: possible formats; the first whose file exists is read.
     """
 
     name: str
@@ -150,7 +173,7 @@ class TextSet:
         """Read both parts.
 
         Raises:
-            DataError: a file is missing, damaged or another one.
+            DataError: a file is missing, damaged or not the expected one.
         """
         with opened(self.name, self.home, data_dir, *self.folders) as source:
             parts = [
@@ -158,3 +181,146 @@ class TextSet:
                 for forms in (self.train, self.test)
             ]
         return Texts(*parts[0], *parts[1], source.files)
+
+
+#: The default file of word vectors.
+VECTORS = "googlenews300_small_f16.npz"
+_PLACE = ("word vectors", "https://nlp.stanford.edu/projects/glove/")
+
+_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, in order."""
+    return _WORD.findall(text.lower().replace("’", "'"))
+
+
+@dataclass(frozen=True, eq=False)
+class WordVectors:
+    """A table ``[1 + words, d]``, float32, of a row of zeros and a row per word; the row of each word; the
+    files read."""
+
+    table: np.ndarray
+    rows: Mapping[str, int]
+    files: dict[str, DataFile] = field(default_factory=dict)
+
+
+def _table(found: Mapping[str, np.ndarray], d: int, files: dict[str, DataFile]) -> WordVectors:
+    words = sorted(found)
+    table = np.zeros((1 + len(words), d), dtype=np.float32)
+    for row, word in enumerate(words, 1):
+        table[row] = found[word]
+    return WordVectors(table, {word: row for row, word in enumerate(words, 1)}, files)
+
+
+def read_vectors(name: str, vocabulary: Iterable[str], data_dir: str | None = None) -> WordVectors:
+    """Vectors from a file for the words of a vocabulary that it contains.
+
+    Args:
+        name: the file's name without ``.gz`` or ``.xz``; ``.npz`` is an archive, any other name a text.
+        vocabulary: words in lower case.
+
+    Raises:
+        DataError: the file is missing, damaged, or contains none of the words.
+    """
+    with opened(*_PLACE, data_dir, "wordvectors") as source:
+        found, d = (_from_archive if name.endswith(".npz") else _from_text)(source, name, set(vocabulary))
+        if not found:
+            raise DataError(f"{source.files[name].path}: expected vectors of words of the texts, found none")
+        return _table(found, d, source.files)
+
+
+def _from_archive(source: Source, name: str, vocabulary: set[str]) -> tuple[dict[str, np.ndarray], int]:
+    path, expected, arrays = read_arrays(source, name, {"words": (np.str_, 1), "vectors": (np.floating, 2)})
+    words, vectors = arrays["words"].tolist(), arrays["vectors"]
+    if len(words) != len(vectors):
+        raise DataError(f"{path}: expected {expected}, found {len(words)} words and {len(vectors)} vectors")
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        row = int(finite.argmin())
+        raise DataError(
+            f"{path}: expected finite numbers, found others in row {row} of vectors, of the word "
+            f"{words[row][:20]!r}"
+        )
+    return {word: vector for word, vector in zip(words, vectors) if word in vocabulary}, vectors.shape[1]
+
+
+def _from_text(source: Source, name: str, vocabulary: set[str]) -> tuple[dict[str, np.ndarray], int]:
+    expected = "lines of a word and its numbers, the same count in each, split by blanks"
+    path, content = source.read(name, expected)
+    lines = content.readline if isinstance(content, mmap.mmap) else io.BytesIO(content).readline
+    found, d, number, counts = {}, 0, 0, None
+    try:
+        for number, line in enumerate(iter(lines, b""), 1):
+            text = line.decode("utf-8", "replace").rstrip()
+            if number == 1 and text.count(" ") == 1:
+                with contextlib.suppress(ValueError):  # word2vec's counts, or a word with one number
+                    counts = [int(cell) for cell in text.split()]
+                    continue
+            d = d or text.count(" ")
+            word, *cells = text.rsplit(" ", d)  # a few words of GloVe contain blanks
+            if len(cells) < max(d, 1):
+                raise ValueError(f"{len(cells)} numbers instead of {d}")
+            if not line.endswith(b"\n"):
+                raise ValueError("no end")
+            if word in vocabulary:
+                found[word] = _vector(cells)
+        if counts and counts != [number - 1, d]:
+            raise ValueError(f"{counts[0]} words of {counts[1]} numbers announced, {number - 1} of {d} there")
+    except ValueError as error:
+        words = str(error)[:80]
+        raise DataError(f"{path}: expected {expected}, found {words} in line {number}") from error
+    return found, d
+
+
+def _vector(cells: list[str]) -> np.ndarray:
+    with np.errstate(over="ignore"):  # too large numbers become infinite
+        vector = np.array(cells, dtype=np.float32)
+    if not np.isfinite(vector).all():
+        raise ValueError(f"{vector[~np.isfinite(vector)][0]}, which is not a finite number,")
+    return vector
+
+
+def random_vectors(vocabulary: Iterable[str], d: int, seed: int = 0) -> WordVectors:
+    """A vector per word, uniform on the unit sphere of ``d`` dimensions, that depends on the word and the
+    seed alone.
+
+    ``files`` contains a digest in place of a file, for a run's records.
+    """
+    found, digest = {}, hashlib.sha256(f"{seed} {d}".encode())
+    for word in sorted(vocabulary):
+        digest.update(f"\n{word}".encode())
+        vector = generator(seed, f"word vector {word}").standard_normal(d)
+        found[word] = vector / np.linalg.norm(vector)
+    return _table(
+        found, d, {"word vectors": DataFile("none: a random vector for each word", digest.hexdigest())}
+    )
+
+
+def word_vectors(name: str, vocabulary: Iterable[str], d: int, data_dir: str | None = None) -> WordVectors:
+    """Vectors for the words of a vocabulary.
+
+    Args:
+        name: a file as for :func:`read_vectors`; ``"random"`` for :func:`random_vectors`; ``"auto"`` for the
+            file ``VECTORS`` if it exists and random vectors otherwise.
+        d: length of a random vector.
+
+    Raises:
+        DataError: the named file is missing, damaged or contains none of the words.
+    """
+    if name == "auto":
+        with opened(*_PLACE, data_dir, "wordvectors") as source:
+            name = VECTORS if source.find(VECTORS) else "random"
+    return random_vectors(vocabulary, d) if name == "random" else read_vectors(name, vocabulary, data_dir)
+
+
+def encode(texts: Iterable[list[str]], rows: Mapping[str, int], length: int) -> np.ndarray:
+    """The rows of the first ``length`` known words of each text, ``[n, length]``, padded with zeros; in the
+    smallest unsigned type that can represent them, because every rank stores all texts.
+    """
+    texts = list(texts)
+    tokens = np.zeros((len(texts), length), dtype=np.min_scalar_type(max(rows.values(), default=0)))
+    for row, words in zip(tokens, texts):
+        known = [rows[word] for word in words if word in rows][:length]
+        row[: len(known)] = known
+    return tokens

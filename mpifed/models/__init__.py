@@ -1,11 +1,10 @@
-"""Networks as pure functions of named parameters: the package's, and users' modules."""
+"""Networks as pure functions of named parameters: built-in networks and user-defined modules."""
 
-from mpifed.core.settings import choice
-from mpifed.models.convolutional import CNN, CNN7, Conv4, LeNet5
+from mpifed.base.settings import choice
+from mpifed.models.convolutional import CNN, CNN7, Conv4, LeNet5, ResNet
 from mpifed.models.dense import MLP, Linear
 from mpifed.models.modules import Module, SequenceModule
 from mpifed.models.recurrent import RNN
-from mpifed.models.resnet import ResNet
 
 #: Every network by name.
 MODELS = {
@@ -19,11 +18,11 @@ MODELS = {
     "rnn": RNN,
 }
 
-#: A network by name, table or instance; a module of the user's.
+#: A network by name, table or instance; a user-defined module.
 Model = choice("model", MODELS, Module)
 
-#: A network that reads sequences of vectors; a module of the user's.
-SequenceModel = choice("model", {"rnn": RNN}, SequenceModule)
+#: A network that reads sequences of vectors; a user-defined module.
+SequenceModel = choice("model", {"rnn": RNN}, SequenceModule, title="recurrent model")
 
 __all__ = [
     "MODELS",

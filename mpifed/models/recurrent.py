@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, PositiveInt
 
-from mpifed.core.settings import hyperparameters
+from mpifed.base.settings import hyperparameters
 from mpifed.models.base import Network, Params, Shapes, uniform
 
 __all__ = ["RNN"]

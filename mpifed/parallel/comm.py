@@ -13,26 +13,22 @@ import time
 
 import numpy as np
 
-from mpifed.core.errors import told
+from mpifed.base.errors import message_of
 
 __all__ = [
     "SerialComm",
     "MpiComm",
-    "agree",
+    "raise_if_any",
     "usable_mpi",
-    "share",
-    "together",
+    "broadcast_text",
+    "collective_errors",
     "CollectiveError",
-    "FAULT_TOLERANT",
 ]
 
 #: Elements in one call: MPI counts are 32-bit, and some libraries compute byte displacements in 32 bits.
 MAX_COUNT = 2**28
 #: Bytes of a text for the witnesses.
 WITNESS_BYTES = 256
-
-#: Set to 1 for its ranks by `mpirun --with-ft ulfm`.
-FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 
 
 class CollectiveError(RuntimeError):
@@ -122,10 +118,6 @@ def usable_mpi():
     Raises:
         CollectiveError: the script has not done so, or has finalised MPI.
     """
-    import mpi4py
-
-    if os.environ.get(FAULT_TOLERANT) == "1":
-        mpi4py.rc.finalize = False  # survivors may wait in it for the dead
     from mpi4py import MPI
 
     if MPI.Is_finalized() or not MPI.Is_initialized():
@@ -238,7 +230,7 @@ class MpiComm(SerialComm):
         self._comm.Abort(code)
 
 
-def share(comm: SerialComm, text: str | None, root: int = 0) -> str:
+def broadcast_text(comm: SerialComm, text: str | None, root: int = 0) -> str:
     """The text of rank ``root``, on all ranks. Collective. It may name files whose names are no UTF-8."""
     data = np.frombuffer((text or "").encode(errors="surrogatepass"), dtype=np.uint8).copy()
     length = np.array([len(data)], dtype=np.int64)
@@ -249,7 +241,7 @@ def share(comm: SerialComm, text: str | None, root: int = 0) -> str:
     return data.tobytes().decode(errors="surrogatepass")
 
 
-def agree(comm: SerialComm, error: str | None) -> None:
+def raise_if_any(comm: SerialComm, error: str | None) -> None:
     """Go on only if no rank has met an error. Collective.
 
     Raises:
@@ -258,14 +250,14 @@ def agree(comm: SerialComm, error: str | None) -> None:
     first = np.array([comm.size if error is None else comm.rank], dtype=np.int64)
     comm.allreduce_(first, "min")
     if first[0] < comm.size:
-        message = share(comm, error, int(first[0]))
+        message = broadcast_text(comm, error, int(first[0]))
         where = f" (on rank {first[0]})" if first[0] else ""
         sentence, newline, more = message.partition("\n")
         raise CollectiveError(f"{sentence}{where}{newline}{more}")
 
 
 @contextlib.contextmanager
-def together(comm: SerialComm, *kinds: type[Exception]):
+def collective_errors(comm: SerialComm, *kinds: type[Exception]):
     """Around what every rank does alone: an error of ``kinds`` on one is an error of all. Collective.
 
     Raises:
@@ -277,7 +269,7 @@ def together(comm: SerialComm, *kinds: type[Exception]):
     except kinds as fault:
         error = fault
     try:
-        agree(comm, told(error) if error else None)
+        raise_if_any(comm, message_of(error) if error else None)
     except CollectiveError as common:
         raise common from error
 

@@ -1,22 +1,23 @@
-"""Where the partial sums of the ranks meet: by messages, or in memory that the ranks of a node share.
+"""Partial sums of the ranks, added by an Allreduce, by messages, or in memory that the ranks of a node share.
 
-Every rank puts its partial sums into its :attr:`Exchange.slots`, and :meth:`Exchange.finish` adds those of
-all ranks in a given order, which depends on no rank. So the bits do not depend on the way.
+Every rank writes its partial sums to :attr:`Exchange.slots`, and :meth:`Exchange.finish` adds those of all
+ranks. Messages and shared memory add in a given order, so that the bits depend on neither.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 
 from mpifed.parallel.comm import SerialComm
-from mpifed.parallel.nodes import Nodes
-from mpifed.parallel.segments import share_memory
+from mpifed.parallel.shared_memory import Nodes, share_memory
 from mpifed.parallel.tree import Sums
 
-__all__ = ["Exchange", "MessageExchange", "SharedExchange", "padded"]
+__all__ = ["Exchange", "AllreduceExchange", "MessageExchange", "SharedExchange", "padded"]
 
 #: Elements of what one chunk receives.
 CHUNK = 2**24
@@ -29,7 +30,7 @@ HEAD = 64
 
 #: Arrays of one length, or an array of them.
 Rows = Sequence[np.ndarray] | np.ndarray
-#: Is told when a transfer began (``time.perf_counter``) and the bytes that this rank has sent and received.
+#: Called with the start of a transfer (``time.perf_counter``) and the bytes that this rank sent and received.
 Count = Callable[[float, int], None]
 
 
@@ -65,15 +66,15 @@ def add_up(sums: tuple, parts: Rows, outs: Rows, total: float = 1.0) -> None:
 
 
 class Exchange:
-    """The partial sums of this rank, and their sum over all ranks.
+    """The memory of this rank's partial sums, and of their sum over all ranks.
 
     Attributes:
-        slots: ``[most partial sums of this rank, size]`` in host memory.
-        result: what :meth:`finish` makes, ``[size]`` in host memory. Only to be read: other ranks may see it.
+        slots: ``[most partial sums of this rank, size]``: an array in host memory, or a tensor.
+        result: the sum, ``[size]``. Read-only: it may be memory that other ranks read.
     """
 
-    slots: np.ndarray
-    result: np.ndarray
+    slots: Any
+    result: Any
 
     def finish(self, sums: Sums, total: float, control: float) -> float:
         """Make ``result`` the sum of all partial sums, divided by ``total``. Collective.
@@ -88,8 +89,27 @@ class Exchange:
         raise NotImplementedError
 
 
+class AllreduceExchange(Exchange):
+    """One partial sum per rank, added in place on the transport's device.
+
+    Args:
+        transport: the :class:`mpifed.parallel.transport.Transport` that sums the buffer.
+    """
+
+    def __init__(self, transport, size: int, dtype: torch.dtype):
+        self._transport = transport
+        self._buffer = torch.zeros(size + 1, dtype=dtype, device=transport.device)  # and the control value
+        self.result = self._buffer[:size]
+        self.slots = self.result[None]
+
+    def finish(self, sums, total, control):
+        controls = self._transport.sum_(self._buffer, control)
+        self.result /= total
+        return controls
+
+
 class MessageExchange(Exchange):
-    """Partial sums that travel.
+    """Partial sums that are sent to other ranks.
 
     Few or small ones go to every rank, which adds all of them up. Else every rank is sent one slice of the
     columns of all, adds them up and sends the sum to the others. Columns go in chunks, to bound the memory.
@@ -98,7 +118,7 @@ class MessageExchange(Exchange):
         rows: ``[most partial sums of this rank, padded(size)]``, where they lie; the last column is for the
             control value.
         result: ``[size]``, where their sum is to lie.
-        count: is told of every message.
+        count: called for every message.
     """
 
     def __init__(self, comm: SerialComm, rows: np.ndarray, result: np.ndarray, count: Count):

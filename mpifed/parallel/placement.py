@@ -39,7 +39,7 @@ class Placement:
         numbers make the result exact and the same on all ranks.
 
         Args:
-            costs: cost of each client, ``[N]`` positive whole numbers (nanoseconds).
+            costs: cost of each client, ``[N]`` positive integers, such as numbers of samples.
         """
         clients = len(costs)
         if clients <= ranks:

@@ -1,17 +1,19 @@
 """Averages of messages over the cohort: two reductions with one interface.
 
-A rank adds a message to its partial sums as a binary counter carries, along a fixed binary tree over the
-clients' numbers (:mod:`mpifed.parallel.tree`). So it keeps some log2 of them and no row for each client, and
-they do not depend on the size of groups, which a clock chooses.
+A reduction owns the buffers of a message: the rows that client functions fill, this rank's partial sums, and
+the mean. It gets the memory of the partial sums and the mean from its :mod:`mpifed.parallel.exchange`; all
+other objects have views. A rank adds a row to its partial sums as a binary counter carries, along a fixed
+binary tree over the clients' numbers (:mod:`mpifed.parallel.tree`). So it keeps about log2 of its clients
+partial sums, which do not depend on the size of groups.
 
-``fused``: the rank's partial sums are added, then one sum over the ranks in place in one persistent buffer.
-With one client a rank the client's row *is* that buffer, so nothing is packed. Bits depend on the number of
+``fused``: the rank's partial sums are added, then one Allreduce over the ranks in one persistent buffer. With
+one client per rank the client's row *is* that buffer, so nothing is packed. Bits depend on the number of
 ranks and on the transport.
 
-``exact``: the partial sums of all ranks meet and are added along the tree (:mod:`mpifed.parallel.exchange`).
-The same bits for every number of ranks and every placement.
+``exact``: the partial sums of all ranks are added along the tree. The same bits for every number of ranks and
+every placement.
 
-Both carry a control value next to the message, so that decisions of single ranks (time is up) reach all
+Both carry a control value with the message, so that decisions of single ranks (time is up) reach all ranks
 without another collective.
 """
 
@@ -25,6 +27,7 @@ import torch
 
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
+from mpifed.parallel.tree import Sums
 
 __all__ = ["FusedReduction", "ExactReduction", "REDUCTIONS"]
 
@@ -125,13 +128,14 @@ class _Reduction:
 
 
 class FusedReduction(_Reduction):
-    """One sum over the ranks, in place in a persistent buffer."""
+    """The rank's partial sums are added, then one Allreduce."""
 
     def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
-        self._channel, self._rank = transport.sums(size, dtype), transport.comm.rank
-        self.mean, own = self._channel.mean[:size], self._channel.tensor[:size]
+        self._exchange, self._rank = transport.fused_exchange(size, dtype), transport.comm.rank
+        self.mean, own = map(torch.as_tensor, (self._exchange.result, self._exchange.slots[0]))
         others = own.new_zeros(placement.most_sums(self._rank, self._rank + 1) - 1, size)
         self._make([own, *others], capacity, placement.counts[self._rank])
+        self._of_ranks = Sums.of_ranks(transport.nodes)
 
     @_silently
     def finish(self, control: float = 0.0) -> float:
@@ -145,21 +149,19 @@ class FusedReduction(_Reduction):
         """
         if not len(self._cohort.local):
             self._sums[0][...] = 0
-        elif not self._lone:  # whose row is the sum: no tree is made for it
+        elif not self._lone:  # a lone row is the sum: it needs no tree
             for other in self._sums[1 : self._cohort.tree.sums.partials[self._rank]]:
                 self._plus(self._sums[0], other, out=self._sums[0])
-        return self._channel.average(self._cohort.total, control)
+        return self._exchange.finish(self._of_ranks, self._cohort.total, control)
 
 
 class ExactReduction(_Reduction):
     """A sum along the tree over the clients' numbers: the same bits on every layout."""
 
     def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
-        self._exchange, self._rank = transport.exchange(placement, size, dtype), transport.comm.rank
-        self._result = torch.from_numpy(self._exchange.result)
-        self.mean = self._result.to(transport.device)
-        self._host = torch.from_numpy(self._exchange.slots)
-        self._slots = self._host.to(transport.device)
+        self._exchange, self._rank = transport.exact_exchange(placement, size, dtype), transport.comm.rank
+        self._result, self._host = map(torch.as_tensor, (self._exchange.result, self._exchange.slots))
+        self.mean, self._slots = self._result.to(transport.device), self._host.to(transport.device)
         self._make(list(self._slots), capacity, placement.counts[self._rank])
 
     @_silently

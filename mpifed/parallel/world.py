@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from pathlib import Path
 
-from mpifed.core.telling import print_error, print_traceback
+from mpifed.base.log import print_error, print_traceback
 from mpifed.parallel.comm import MpiComm, SerialComm, usable_mpi
-from mpifed.parallel.slurm import slurm_job
 
-__all__ = ["world", "abort_all", "LaunchError", "EXIT_LAUNCH"]
+__all__ = ["world", "abort_all", "LaunchError", "EXIT_LAUNCH", "slurm_job"]
 
 #: Exit code when the processes cannot find each other.
 EXIT_LAUNCH = 71
@@ -103,3 +103,28 @@ def _abort_on(comm: SerialComm, kind, error, trace) -> None:
     print_error(f"rank {comm.rank} of {comm.size} failed:")
     print_traceback(kind, error, trace)
     comm.abort(1)
+
+
+def slurm_job() -> str | None:
+    """The number of the job if Slurm has started this process or an ancestor of it; else ``None``.
+
+    Slurm's variables outlive their job, for instance in a terminal that stays when its allocation ends, so
+    they count only below the task that Slurm has started. A shell of ``salloc`` belongs to no job: it runs
+    where it was called.
+    """
+    task = os.environ.get("SLURM_TASK_PID", "")
+    if task.isdigit() and int(task) in _ancestors():
+        return os.environ.get("SLURM_JOB_ID")
+    return None
+
+
+def _ancestors() -> set[int]:
+    """This process, its parent, and so on; empty where the system does not tell."""
+    found, process = set(), os.getpid()
+    while process > 0 and process not in found:
+        found.add(process)
+        try:  # the name of the program, in parentheses, may hold anything
+            process = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        except OSError:
+            break
+    return found

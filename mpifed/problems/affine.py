@@ -1,8 +1,5 @@
-"""What affine variational inequalities share: the mean operator V(z) = Jz + c with J = (1/N) Σ_n J_n, and its
-exact figures.
-
-Bilinear games have the couplings of x and y besides.
-"""
+"""Base classes of affine variational inequalities: the mean operator V(z) = Jz + c with J = (1/N) Σ_n J_n,
+its exact metrics, and the coupling of x and y in bilinear games."""
 
 from __future__ import annotations
 
@@ -10,30 +7,42 @@ import numpy as np
 import torch
 
 from mpifed.core.problem import Named, Operator
-from mpifed.core.proximal import Zero
 from mpifed.core.records import Blocks
-from mpifed.problems.constants import affine_constants
-from mpifed.problems.restricted_gap import restricted_gap
-from mpifed.problems.trust_region import maximize_on_ball
+from mpifed.core.sets import L1Box, Zero
+from mpifed.problems.restricted_gap import maximize_on_ball, restricted_gap
 
 __all__ = ["Affine", "Coupled", "flat"]
 
 
 class Affine(Operator):
-    """Exact figures of a point from the mean operator; all vectors are float64 ``[d]``."""
+    """Exact metrics of a point from the mean operator; all vectors are float64 ``[d]``."""
 
     monotone = True
-    constants = affine_constants
 
     def _fix(self, J: np.ndarray, c: np.ndarray, start: np.ndarray) -> None:
         self._J, self._c, self._start = J, c, start
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """z_0, which the seed fixes in :meth:`prepare`: it is the centre of the ball of err_D."""
+        """z_0, the centre of the ball of err_D, which the seed determines in :meth:`prepare`."""
         return {"z": torch.from_numpy(self._start)}
 
     def client_size(self, client: int) -> int:
         return 1
+
+    def constants(self) -> dict[str, float]:
+        """``L`` and ``sigma`` = 0 of an affine operator.
+
+        For φ = 0 also the radius ``D`` of err_D; on a box ``D``, the distance from z_0 to the farthest
+        corner, and ``G``, a bound on ‖V‖ on the box.
+        """
+        known = {"L": self.L, "sigma": 0.0}
+        if isinstance(self.phi, Zero):
+            return known | {"D": self.radius}
+        if isinstance(self.phi, L1Box):
+            corner, largest = self.phi.bound + abs(self._start), self.phi.bound * abs(self._J).sum(axis=1)
+            G = np.linalg.norm(largest + abs(self._c))
+            return known | {"D": float(np.linalg.norm(corner)), "G": float(G)}
+        return known
 
     def mean_operator(self, z: np.ndarray) -> np.ndarray:
         """V(z) = Jz + c, without φ."""
@@ -61,12 +70,12 @@ class Affine(Operator):
         section 5, on a ball), from below and from above; they are equal for bilinear games.
 
         Raises:
-            ValueError: no point of φ's set lies in the ball.
+            ValueError: no point of φ's set is in the ball.
         """
         return restricted_gap(self._J, self._c, self.phi, z, self._start, self.radius)
 
     def _know(self, solution: np.ndarray) -> None:
-        """Note a solution, and for φ = 0 the directions in which it is the only one."""
+        """Store a solution, and for φ = 0 the directions in which it is unique."""
         self._solution = solution
         _, s, rows = np.linalg.svd(self._J)
         self._unique = (
@@ -83,7 +92,7 @@ class Affine(Operator):
 
     def metrics(self, z: Named, predictions: torch.Tensor | None) -> dict[str, float]:
         """``err_D``, ``distance`` and ``residual``. With φ, ``err_D`` is the bound from above, and
-        ``err_D_slack`` says how far it may be from the one from below."""
+        ``err_D_slack`` its distance from the bound from below."""
         point = flat(z)
         if isinstance(self.phi, Zero):
             figures = {"err_D": self.err_D(point)}
@@ -98,7 +107,7 @@ def flat(z: Named) -> np.ndarray:
 
 
 class Coupled(Affine):
-    """z = (x, y), V_n = (C_n y, -C_nᵀ x) + offset_n: what bilinear games share."""
+    """z = (x, y), V_n = (C_n y, -C_nᵀ x) + offset_n: the base class of bilinear games."""
 
     def _couple(self, C: np.ndarray, offsets: np.ndarray, start: np.ndarray) -> None:
         self._C, self._offsets, mean = C, offsets, C.mean(axis=0)

@@ -1,7 +1,7 @@
 """Classification that is robust to affine shifts of the inputs (Reisizadeh et al. 2020).
 
 A client's inputs a, flattened, become Λa + δ: an adversary's choice, which a penalty keeps near the identity.
-``FLRA`` gives every client an adversary of its own; any other minimax method one to all.
+With ``FLRA`` every client has its own adversary; other minimax methods have one for all clients.
 
 Readings. The loss is the cross-entropy. Λ is a full matrix over all numbers of an input, or with ``diagonal``
 one factor each; it starts at I, δ at 0. The penalty alone bounds them. The inner problem is strongly concave
@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
-from mpifed.core.settings import problem_settings
 from mpifed.problems.labelled_images import CHUNK, LabelledImages
 
 __all__ = ["AffineShift"]
@@ -69,7 +69,7 @@ class AffineShift(LabelledImages, Minimax):
         """The network's random start, Λ = I and δ = 0."""
         d = self._numbers
         identity = torch.ones(d) if self.diagonal else torch.eye(d).flatten()
-        return {"x": self.start(rng), "y": torch.cat([identity, torch.zeros(d)])}
+        return {"x": self.model.start(self._shapes, rng), "y": torch.cat([identity, torch.zeros(d)])}
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, labels = batch
@@ -96,7 +96,7 @@ class AffineShift(LabelledImages, Minimax):
         Λ = I + ∇_Λ / (2λ_1), δ = ∇_δ / (2λ_2), with the gradients of the cross-entropy. It stays where it is
         at a stationary point of the inner problem.
         """
-        known = self._attacked  # an evaluation asks many times for one
+        known = self._attacked  # an evaluation needs it many times
         if known is None or known[0] is not x or known[1] is not self._held:
             self._attacked = known = x, self._held, self._attack(x)
         return known[2]
@@ -139,8 +139,8 @@ class AffineShift(LabelledImages, Minimax):
             float(F.cross_entropy(part, labels.to(part.device))) - float(self.penalty(shift))
             for part, shift in zip(parts[1:], (y, self.attack(x)))
         ]
-        figures = {
+        values_of = {
             **dict(zip(("accuracy", "shifted_accuracy", "attacked_accuracy"), shares)),
             **dict(zip(("objective", "attacked_objective"), values)),
         }
-        return figures | ({"penalty": float(self.penalty(y))} if self.split == "test" else {})
+        return values_of | ({"penalty": float(self.penalty(y))} if self.split == "test" else {})

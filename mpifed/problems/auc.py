@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
-from mpifed.core.settings import problem_settings
 from mpifed.data import Labelled, Partition, Texts, thin
-from mpifed.data.partition import IID
-from mpifed.data.splits import Split, divide
+from mpifed.data.partition import IID, divide
+from mpifed.data.samples import Split
 from mpifed.models.base import Shapes
-from mpifed.problems.held_out import HeldOut
+from mpifed.problems.labelled_images import HeldOut
 
 __all__ = ["AUC"]
 
@@ -44,7 +44,7 @@ class AUC(HeldOut, Minimax):
     )
     p: Literal["pooled", "client"] = Field(
         default="pooled",
-        description="positive ratio in the loss: of all training data, or of each client's own",
+        description="positive ratio in the loss: of all training data, or of each client's data",
     )
     score: Literal["identity", "sigmoid"] = Field(
         default="identity", description="h is the network's output, or its sigmoid"
@@ -55,8 +55,7 @@ class AUC(HeldOut, Minimax):
     maximised = frozenset({"auc"})
 
     def _divide(self, splits: dict[str, Split], above: list[int], seed: int, data: Labelled | Texts) -> None:
-        """Thin and part the training data; the splits of ``data`` hold samples of the classes that take
-        part, of which those in ``above`` are positive."""
+        """Thin and partition the training data; the classes ``above`` of the splits are positive."""
         self._splits, self._above, train = splits, above, splits["train"]
         labels, positive = train.labels, np.isin(train.labels, above)
         kept = thin(labels, positive, self.imbalance, seed)
@@ -85,9 +84,8 @@ class AUC(HeldOut, Minimax):
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """The network's random start; a, b and α start at 0."""
-        network = self.model.initial(self._shapes, rng)
         ab = torch.zeros(2, dtype=torch.float64)
-        return {"x": torch.cat([*(tensor.flatten() for tensor in network.values()), ab])}
+        return {"x": torch.cat([self.model.start(self._shapes, rng), ab])}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Samples ``[n, ...]``, 1 or 0 for positive or negative ``[n]``, and p ``[n]`` with ``p =
@@ -104,12 +102,12 @@ class AUC(HeldOut, Minimax):
         return self._splits["train"].all_labels[self._rows[client]]
 
     def test_labels(self) -> np.ndarray:
-        """1 of a positive sample, 0 of a negative one."""
+        """1 for a positive sample, 0 for a negative one."""
         return np.isin(super().test_labels(), self._above).astype(np.int64)
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        samples, positive, *own = batch
-        p = own[0] if own else self._ratio
+        samples, positive, *ratio = batch
+        p = ratio[0] if ratio else self._ratio
         h = self.outputs(x, samples)
         if self.score == "sigmoid":
             h = torch.sigmoid(h)
@@ -127,9 +125,8 @@ class AUC(HeldOut, Minimax):
 
 
 def _auc(above: np.ndarray, below: np.ndarray) -> float:
-    """The share of pairs of a positive and a negative score that are in order, a tie counting half; NaN where
-    one side is empty.
-    """
+    """The fraction of pairs of a positive and a negative score in the right order, ties counting half; NaN if
+    one side is empty."""
     below = np.sort(below)
     ordered = sum(int(np.searchsorted(below, above, side).sum()) for side in ("left", "right"))
     pairs = 2 * len(above) * len(below)

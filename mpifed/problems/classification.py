@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimisation, Named
-from mpifed.core.records import Blocks
-from mpifed.core.settings import problem_settings
 from mpifed.problems.labelled_images import LabelledImages
 
 __all__ = ["Classification"]
@@ -25,13 +23,6 @@ class Classification(LabelledImages, Minimisation):
     weight_decay: float = Field(default=0.0, ge=0, description="λ, on all parameters of the network")
 
     maximised = frozenset({"accuracy", "worst_accuracy"})
-
-    def variables(self) -> Blocks:
-        return Blocks(x=self._shapes)
-
-    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The network's random start."""
-        return {"x": self.start(rng)}
 
     def loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, labels = batch

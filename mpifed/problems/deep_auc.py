@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from pydantic import Field
 
-from mpifed.core.errors import cut
+from mpifed.base.errors import truncate
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
-from mpifed.core.settings import problem_settings
 from mpifed.data import Dataset, read
-from mpifed.data.splits import parts_of, splits
+from mpifed.data.samples import parts_of, splits
 from mpifed.models import LeNet5, Model
 from mpifed.problems.auc import AUC
 
 __all__ = ["DeepAUC"]
 
-#: Test images scored at once, which bounds the memory of an evaluation.
+#: Number of test images scored at once, which bounds the memory of an evaluation.
 CHUNK = 1000
 
 
@@ -30,10 +30,10 @@ class DeepAUC(AUC):
 
         (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   both less p(1-p) α²
 
-    The classes of a data set are parted into positive and negative ones, and all of w, a, b make up x.
+    The classes of a data set are divided into positive and negative classes; w, a and b make up x.
     """
 
-    dataset: Dataset = Field(description="data set: a name, a table, a folder or a function of your own")
+    dataset: Dataset = Field(description="data set: a name, a table, a folder or a user-defined function")
     model: Model = Field(default=LeNet5(), description="network h")
     positive_classes: tuple[int | str, ...] | None = Field(
         default=None,
@@ -46,10 +46,10 @@ class DeepAUC(AUC):
     )
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read, split, thin and part the data.
+        """Read, split, thin and partition the data.
 
         Raises:
-            ValueError: the data, the model, the partition and the classes do not fit each other.
+            ValueError: the data, the model, the partition and the classes do not fit together.
         """
         self._images = images = read(self.dataset, data_dir)
         self.files = images.files
@@ -68,12 +68,12 @@ class DeepAUC(AUC):
         if not above or not below or not above | below <= set(names):
             raise ValueError(
                 f"positive_classes and negative_classes: expected some but not all of the classes "
-                f"{cut(', '.join(names))} of {self.dataset}, got {_listed(above)} as positive and "
+                f"{truncate(', '.join(names))} of {self.dataset}, got {_listed(above)} as positive and "
                 f"{_listed(below)} as negative"
             )
         if both := above & below:
             raise ValueError(
-                f"{_listed(both)} stand in positive_classes and in negative_classes: expected one of these"
+                f"{_listed(both)} are in positive_classes and in negative_classes: expected one of these"
             )
         positive, negative = ([i for i, name in enumerate(names) if name in side] for side in (above, below))
         return positive, negative
@@ -94,4 +94,4 @@ class DeepAUC(AUC):
 
 
 def _listed(names: set[str]) -> str:
-    return cut(", ".join(sorted(names))) or "none"
+    return truncate(", ".join(sorted(names))) or "none"

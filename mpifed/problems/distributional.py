@@ -1,26 +1,24 @@
 """Distributionally robust federated learning as a composition (Huang n.d., eq. 3).
 
-Readings. The paper asks for an increasing f around each client's expected loss and leaves f and the data
+Readings. The paper needs an increasing f around each client's expected loss and leaves f and the data
 open. Here f is the exponential that belongs to the Kullback-Leibler divergence: with L_n the loss of client n
 ::
 
     max over p on the simplex of Σ_n p_n L_n(x) - λ KL(p ‖ uniform) = λ log((1/N) Σ_n exp(L_n(x) / λ))
 
-has the minimisers of (1/N) Σ_n λ exp(L_n(x) / λ), a sum over clients of the form asked for.
+has the minimisers of (1/N) Σ_n λ exp(L_n(x) / λ), a sum over clients of the required form.
 """
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Composition, Named
-from mpifed.core.records import Blocks
-from mpifed.core.settings import problem_settings
 from mpifed.data import Partition
 from mpifed.data.partition import Dirichlet
 from mpifed.problems.labelled_images import LabelledImages
@@ -41,20 +39,13 @@ class DistributionallyRobust(LabelledImages, Composition):
         default=Dirichlet(alpha=0.5), description="how samples are divided among clients"
     )
     lam: float = Field(
-        default=1.0, gt=0, description="weight λ of KL; a small one lets bad clients count more"
+        default=1.0, gt=0, description="weight λ of KL; the smaller, the more clients with large losses count"
     )
 
     source = "Huang n.d., eq. 3"
     cites = ("huang_nd_mfcgd",)
     maximised = frozenset({"accuracy"})
     of_training = frozenset({"objective", "grad_norm", "robust_loss", "mean_loss", "worst_loss"})
-
-    def variables(self) -> Blocks:
-        return Blocks(x=self._shapes)
-
-    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The network's random start."""
-        return {"x": self.start(rng)}
 
     def inner(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         images, labels = batch

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets, Simplex
-from mpifed.core.settings import problem_settings
 from mpifed.problems.labelled_images import LabelledImages
 
 __all__ = ["FairClassification"]
@@ -43,7 +43,10 @@ class FairClassification(LabelledImages, Minimax):
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
         """The network's random start, and the uniform weights."""
         classes = self._images.classes
-        return {"x": self.start(rng), "y": torch.full((classes,), 1 / classes, dtype=torch.float64)}
+        return {
+            "x": self.model.start(self._shapes, rng),
+            "y": torch.full((classes,), 1 / classes, dtype=torch.float64),
+        }
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Images ``[n, c, h, w]``, labels ``[n]`` and 1/π of a sample's class ``[n]``."""

@@ -9,23 +9,18 @@ of MFCGD holds d² numbers: with 8 filters ``conv4`` has d = 1,877 (a Jacobian o
 
 from __future__ import annotations
 
-from collections import ChainMap
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from mpifed.base.settings import choice, problem_settings
 from mpifed.core.problem import Named
-from mpifed.core.records import Blocks
-from mpifed.core.settings import problem_settings
 from mpifed.core.streams import generator
-from mpifed.data import DATASETS, OWN, load_omniglot, read
-from mpifed.data.own_functions import OwnFunction
-from mpifed.data.registry import dataset_of
+from mpifed.data import DATASETS, USER_DATASETS, load_omniglot, read
+from mpifed.data.user_functions import UserFunction
 from mpifed.models import Conv4, Model
-from mpifed.models.base import Shapes
-from mpifed.problems.maml import MAML
+from mpifed.problems.maml import NetworkMAML
 
 __all__ = ["FewShotMAML", "TaskDataset"]
 
@@ -33,11 +28,11 @@ __all__ = ["FewShotMAML", "TaskDataset"]
 _DRAWINGS, _LEAST = 20, 64
 
 #: A data set that tasks are drawn from.
-TaskDataset = dataset_of(ChainMap({"omniglot": load_omniglot}, DATASETS), OWN, OwnFunction)
+TaskDataset = choice("data set", USER_DATASETS, UserFunction, names=("omniglot", *DATASETS))
 
 
 @problem_settings
-class FewShotMAML(MAML):
+class FewShotMAML(NetworkMAML):
     """min over x of (1/N) Σ_n f_n(x - η ∇f_n(x)), f_n the mean cross-entropy of a network on client n's few
     classes.
 
@@ -48,7 +43,7 @@ class FewShotMAML(MAML):
 
     dataset: TaskDataset = Field(default="omniglot", description="omniglot, or another data set")
     model: Model = Field(default=Conv4(), description="network with one output a class of a task")
-    clients: int = Field(default=10, ge=1, description="number of clients, each with a task of its own")
+    clients: int = Field(default=10, ge=1, description="number of clients, each with one task")
     ways: int = Field(default=5, ge=2, description="classes of a task")
     shots: int = Field(default=1, ge=1, description="images a class that a held-out task is adapted to")
     samples: int = Field(default=20, ge=2, description="images a class of a task, where the data has as many")
@@ -68,7 +63,7 @@ class FewShotMAML(MAML):
         return 4 * (self.clients + self.tests) * self.ways * image
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read the images and draw the tasks; a client's depends on the seed and its number alone.
+        """Read the images and draw the tasks; a client's task depends only on the seed and its number.
 
         Raises:
             ValueError: the data has too few classes or images, or the model does not take them.
@@ -77,15 +72,12 @@ class FewShotMAML(MAML):
         if len(test[0]) <= self.shots or self.ways > len(train):
             raise ValueError(
                 f"{self.dataset} has {len(train)} classes, and {len(test[0])} images to test on of each at "
-                "most: expected "
-                f"ways = {self.ways} classes or more, and more than shots = {self.shots} images"
+                f"most: expected ways = {self.ways} classes or more, more than shots = {self.shots} images"
             )
         self._tasks = [self._task(train, seed, "few-shot", client) for client in range(self.clients)]
         self._held_out = [self._task(test, seed, "few-shot test", number) for number in range(self.tests)]
-        self._shapes, self.test_rows = (
-            self.model.shapes(tuple(self._tasks[0].shape[2:]), self.ways),
-            self.tests,
-        )
+        self._shapes = self.model.shapes(tuple(self._tasks[0].shape[2:]), self.ways)
+        self.test_rows = self.tests
 
     def _pools(self, data_dir: str | None) -> list:
         """Classes to train and to test on, each with its images."""
@@ -113,20 +105,6 @@ class FewShotMAML(MAML):
         if isinstance(drawings, torch.Tensor):
             return drawings
         return F.adaptive_avg_pool2d(torch.from_numpy(drawings[:, None].astype(np.float32)), self.size)
-
-    @property
-    def network(self) -> Shapes:
-        """Names and shapes of the parameters of ``model``, all of x."""
-        return self._shapes
-
-    def variables(self) -> Blocks:
-        return Blocks(x=self._shapes)
-
-    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The network's random start."""
-        return {
-            "x": torch.cat([tensor.flatten() for tensor in self.model.initial(self._shapes, rng).values()])
-        }
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Images ``[n, ways, c, h, w]``, one of each class a row."""

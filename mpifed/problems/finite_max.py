@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Sets, Simplex
-from mpifed.core.settings import problem_settings
 from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
 from mpifed.problems.constants import around
 
@@ -33,7 +33,7 @@ class FiniteMax(Minimax):
     active: int = Field(default=3, ge=1, description="functions that are largest at the solution")
     clients: int = Field(default=10, ge=1, description="number of clients")
     convex: float = Field(default=0.5, gt=0, description="curvature of Σ y*_i F_i")
-    bend: float = Field(default=1.0, ge=0, description="norm of what the P_i differ by, about")
+    bend: float = Field(default=1.0, ge=0, description="approximate norm of the differences of the P_i")
     heterogeneity: float = Field(
         default=0.0, ge=0, description="standard deviation of the clients' q and c about their mean"
     )

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
-from mpifed.core.proximal import L1Box, Proximal, Zero
 from mpifed.core.records import Blocks
-from mpifed.core.settings import problem_settings
+from mpifed.core.sets import L1Box, Proximal, Zero
 from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
 from mpifed.problems.affine import Affine, Coupled, flat
 from mpifed.problems.constants import around, rotation

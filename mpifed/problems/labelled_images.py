@@ -1,40 +1,85 @@
-"""What classification problems share: labelled images divided among clients, a network, accuracies."""
+"""Base classes of problems with labelled samples: splits, images partitioned among clients, a network,
+accuracies."""
 
 from __future__ import annotations
+
+import copy
 
 import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
-from mpifed.core.settings import problem_settings
+from mpifed.core.records import Blocks
 from mpifed.data import Dataset, Partition, read
-from mpifed.data.partition import IID
-from mpifed.data.splits import divide, parts_of, splits
+from mpifed.data.partition import IID, divide
+from mpifed.data.samples import Split, parts_of, splits
 from mpifed.models import Linear, Model
 from mpifed.models.base import Shapes
-from mpifed.problems.held_out import HeldOut
 
-__all__ = ["LabelledImages", "accuracies"]
+__all__ = ["HeldOut", "LabelledImages", "accuracies"]
 
-#: Test images scored at once, which bounds the memory of an evaluation.
+#: Number of test images scored at once, which bounds the memory of an evaluation.
 CHUNK = 1000
 
 
 @problem_settings
-class LabelledImages(HeldOut):
-    """A network with one output a class, and labelled images divided among clients: a part of a problem."""
+class HeldOut:
+    """A base class of problems whose :meth:`predict` scores ``_held``, the samples of one split.
 
-    dataset: Dataset = Field(description="data set: a name, a table, a folder or a function of your own")
+    A subclass sets ``_splits`` and ``_rows``, the row numbers of every client's training samples, and then
+    calls :meth:`_test_on`.
+
+    Attributes:
+        split: the split that metrics are computed on: "test", another split, or the number of a client.
+    """
+
+    validation: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the training samples held out to validate on, before they are divided among "
+        "clients; for data sets without a validation split",
+    )
+
+    split = "test"
+
+    def tested_on(self, split: str | int):
+        """The problem with metrics of another split, as in :meth:`Problem.tested_on`."""
+        if split != "train" and not isinstance(split, int) and split not in self._splits:
+            return None
+        other = copy.copy(self)
+        other._test_on(split)
+        return other
+
+    def _test_on(self, split: str | int) -> None:
+        train = self._splits["train"]
+        held: Split = train.of(self._rows[split]) if isinstance(split, int) else self._splits[split]
+        if split == "train":  # only the clients' samples
+            held = train.of(np.sort(np.concatenate(self._rows)))
+        self._held = held
+        self.split, self.test_rows = split, len(self._held)
+
+    def test_labels(self) -> np.ndarray:
+        return self._held.labels
+
+
+@problem_settings
+class LabelledImages(HeldOut):
+    """A base class of problems with a network with one output per class, x, and labelled images partitioned
+    among clients."""
+
+    dataset: Dataset = Field(description="data set: a name, a table, a folder or a user-defined function")
     model: Model = Field(default=Linear(), description="network h; linear makes softmax regression")
     clients: int = Field(default=10, ge=1, description="number of clients")
     partition: Partition = Field(default=IID(), description="how samples are divided among clients")
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read, split and part the data; the upper half of the classes counts as positive for the partition.
+        """Read, split and partition the data; the upper half of the classes is positive for the partition.
 
         Raises:
-            ValueError: the data, the model and the partition do not fit each other.
+            ValueError: the data, the model and the partition do not fit together.
         """
         self._images = images = read(self.dataset, data_dir)
         self.files = images.files
@@ -50,9 +95,12 @@ class LabelledImages(HeldOut):
         """Names and shapes of the parameters of ``model``."""
         return self._shapes
 
-    def start(self, rng: np.random.Generator) -> torch.Tensor:
-        """The network's random start, flat ``[d]`` float64."""
-        return torch.cat([tensor.flatten() for tensor in self.model.initial(self._shapes, rng).values()])
+    def variables(self) -> Blocks:
+        return Blocks(x=self._shapes)
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """The network's random start; other blocks start at 0."""
+        return {"x": self.model.start(self._shapes, rng)}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Images ``[n, c, h, w]`` and class labels ``[n]``, int64."""
@@ -76,23 +124,18 @@ class LabelledImages(HeldOut):
         return torch.cat([self.model(x, chunk.to(like) + shift) for chunk in chunks])
 
     def class_scores(self, predictions: torch.Tensor) -> torch.Tensor:
-        """The outputs for the images as they are, which come first, ``[n, classes]``."""
+        """The outputs for the unchanged images, which come first, ``[n, classes]``."""
         return predictions[:, : self._images.classes]
 
     def accuracies(self, scores: torch.Tensor) -> tuple[float, np.ndarray]:
-        """Share of the held-out images that scores ``[n, classes]`` classify rightly: of all, and of each
-        class that occurs among them."""
+        """Accuracy of scores ``[n, classes]`` on the held-out images: of all, and of each class."""
         labels = torch.from_numpy(self.test_labels())
         by_class, counts = accuracies(scores, labels), labels.unique(return_counts=True)[1].numpy()
         return float(np.average(by_class, weights=counts)), by_class
 
 
 def accuracies(scores: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
-    """Share of rows whose largest score is their label's, one number for each class that occurs in
-    ``labels``.
-
-    NaN throughout where a score is not finite.
-    """
+    """Accuracy of each class that occurs in ``labels``; NaN if a score is not finite."""
     labels = labels.numpy()
     classes = np.unique(labels)
     if not torch.isfinite(scores).all():

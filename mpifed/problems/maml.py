@@ -12,19 +12,21 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Composition, Named
 from mpifed.core.records import Blocks
-from mpifed.core.settings import problem_settings
 from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
+from mpifed.models.base import Shapes
 
-__all__ = ["MAML", "LinearMAML"]
+__all__ = ["MAML", "LinearMAML", "NetworkMAML"]
 
 
 class MAML(Composition):
     """min over x of F(x) = (1/N) Σ_n f_n(x - η ∇f_n(x)) for losses f_n of tasks.
 
-    A subclass has ``eta`` and defines :meth:`task_loss`. The inner map is g_n(x) = x - η ∇f_n(x), so p = d
-    and its Jacobian holds d² numbers: a thousand parameters make 4 MB in float32, ten thousand 400 MB.
+    A subclass has the setting ``eta`` and defines :meth:`task_loss`. The inner map is g_n(x) = x - η ∇f_n(x),
+    so p = d and its Jacobian holds d² numbers: a thousand parameters make 4 MB in float32, ten thousand 400
+    MB.
     """
 
     source = "Huang n.d., eq. 2"
@@ -69,6 +71,22 @@ class MAML(Composition):
         return {"objective": float(value), "grad_norm": float(gradient.norm())}
 
 
+class NetworkMAML(MAML):
+    """MAML of a network: a subclass has the setting ``model`` and sets ``_shapes`` in ``prepare``."""
+
+    @property
+    def network(self) -> Shapes:
+        """Names and shapes of the parameters of ``model``, all of x."""
+        return self._shapes
+
+    def variables(self) -> Blocks:
+        return Blocks(x=self._shapes)
+
+    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
+        """The network's random start."""
+        return {"x": self.model.start(self._shapes, rng)}
+
+
 @problem_settings
 class LinearMAML(MAML):
     """min over w of F(w) = (1/N) Σ_n L_n(w - η ∇L_n(w)) for least-squares losses L_n.
@@ -79,7 +97,7 @@ class LinearMAML(MAML):
     """
 
     d: int = Field(default=10, ge=1, description="dimension of w")
-    clients: int = Field(default=10, ge=1, description="number of clients, each with a task of its own")
+    clients: int = Field(default=10, ge=1, description="number of clients, each with one task")
     samples: int = Field(default=50, ge=1, description="rows of a client")
     eta: float = Field(default=0.1, ge=0, description="step size η of the adaptation to a task")
     s: float = Field(default=1.0, ge=0, description="heterogeneity: standard deviation of the tasks' weights")

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
-from mpifed.core.proximal import Indicator, Separable
-from mpifed.core.sets import Simplex
-from mpifed.core.settings import problem_settings
+from mpifed.core.sets import Indicator, Separable, Simplex
 from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
 from mpifed.problems.affine import Coupled, flat
 from mpifed.problems.constants import around

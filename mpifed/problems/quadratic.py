@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
-from mpifed.core.settings import problem_settings
 from mpifed.core.streams import BYTES_A_DRAW, Stream, generator
 from mpifed.problems.constants import around, rotation
 
@@ -21,7 +21,7 @@ class QuadraticNCPL(Minimax):
     """f_n(x, y) = xᵀP_n x/2 + xᵀR_n y - yᵀS_n y/2 + p_nᵀx + s_nᵀy, nonconvex in x; the mean is μ-PL in y and
     ℓ-smooth.
 
-    In random orthonormal bases the mean falls apart into pairs and single directions. Pair i < min(dx, rank)
+    In random orthonormal bases the mean decomposes into pairs and single directions. Pair i < min(dx, rank)
     has the Hessian ((-a_i, ρ_i), (ρ_i, -σ_i)), σ_i from μ = ℓ/κ geometrically towards ℓ, a_i = (ℓ - σ_i)/2,
     ρ_i² = (ℓ - a_i)(ℓ - σ_i): its spectral norm is ℓ, and Φ = max_y f has the curvature (ℓ/2)(ℓ/σ_i - 1)
     there, so that y must be kept ahead of x. The other directions of x have curvatures from μ to ℓ, in which
@@ -39,7 +39,7 @@ class QuadraticNCPL(Minimax):
     clients: int = Field(default=10, ge=1, description="number of clients")
     ell: float = Field(default=1.0, gt=0, description="smoothness ℓ: spectral norm of the mean Hessian")
     kappa: float = Field(default=10.0, gt=1, description="condition number κ = ℓ/μ")
-    heterogeneity: float = Field(default=0.0, ge=0, description="how far the clients differ, h")
+    heterogeneity: float = Field(default=0.0, ge=0, description="heterogeneity h of the clients")
     shared_hessian: bool = Field(
         default=False, description="only p_n and s_n differ (Shen et al. 2024, Assumption 2.3)"
     )
@@ -112,9 +112,9 @@ class QuadraticNCPL(Minimax):
         return 1
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """The Hessian times (x, y) plus the linear part; all rows of a batch are the client's only one."""
+        """The Hessian times (x, y) plus the linear part; all rows of a batch are the client's only row."""
         H, linear = batch[0][:, 0], batch[1][:, 0]
-        if x.dim() != y.dim():  # one block is shared, the other each client's own
+        if x.dim() != y.dim():  # one block is shared, the other differs between clients
             x, y = x.expand(len(H), -1), y.expand(len(H), -1)
         return ((H @ torch.cat([x, y], dim=-1).unsqueeze(-1)).squeeze(-1) + linear).split(
             (self.dx, self.dy), dim=-1
@@ -130,7 +130,7 @@ class QuadraticNCPL(Minimax):
         return self._pinv_S @ (H[self.dx :, : self.dx] @ x + g[self.dx :])
 
     def best_response(self, x: Named) -> torch.Tensor:
-        """:meth:`y_star` as measures ask for it, ``[dy]`` float64."""
+        """:meth:`y_star` for the stationarity measures, ``[dy]`` float64."""
         return torch.from_numpy(self.y_star(x["x"].cpu().double().numpy()))
 
     def grad_phi(self, x: np.ndarray) -> np.ndarray:

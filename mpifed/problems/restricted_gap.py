@@ -1,4 +1,5 @@
-"""The restricted gap of an affine, monotone, composite variational inequality, between certified bounds.
+"""The restricted gap of an affine, monotone, composite variational inequality, between certified bounds, and
+the exact maximum of a quadratic on a ball, which is the gap for φ = 0.
 
 It is the max over ‖w - z_0‖ ≤ D of ⟨V(w), z - w⟩ + φ(z) - φ(w) with V(w) = Jw + c. With S = (J + Jᵀ)/2 ⪰ 0
 and q = Jᵀz - c that is ⟨c, z⟩ + φ(z) plus the max of ⟨q, w⟩ - ⟨w, Sw⟩ - φ(w), a concave function.
@@ -10,8 +11,8 @@ and q = Jᵀz - c that is ⟨c, z⟩ + φ(z) plus the max of ⟨q, w⟩ - ⟨w, 
 
 Accelerated proximal steps (Beck & Teboulle 2009), restarted where the function falls, move v until the two
 bounds meet. Where S = 0, as in bilinear games, v plays no part and the gap is exact: to rounding where the
-ball binds, to some 1e-8 of D‖q‖ where φ's own set lies within it. All that is asked of φ is its proximal map
-and its value.
+ball binds, to some 1e-8 of D‖q‖ where φ's set is inside it. Only the proximal map and the value of φ are
+needed.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["restricted_gap"]
+__all__ = ["maximize_on_ball", "restricted_gap"]
 
-#: Proximal steps after which the bounds are returned as they are.
+#: Newton's iteration on the secular equation converges quadratically from its left; a handful of steps is
+#: usual.
+NEWTON_STEPS = 200
+#: Most proximal steps.
 STEPS = 2000
-#: Steps between two looks at the bounds.
+#: Number of steps between two evaluations of the bounds.
 EVERY = 20
 #: The least multiplier of a ball that does not bind, relative to ‖p‖/D: it adds as much of D‖p‖ to the bound,
 #: and proximal maps of points farther out than 1/this lose as much to rounding.
 INACTIVE = 1e-8
-#: How far a point may lie off φ's set, relative to its size: averages of points of the set round.
+#: Greatest distance of a point from φ's set, relative to its norm: averages of points of the set are rounded.
 OFF = 1e-6
 
 
@@ -48,7 +52,7 @@ def restricted_gap(
 
     Args:
         J: monotone, ``[d, d]``.
-        phi: convex, with its proximal map ``phi(v, weight)`` and ``phi.value(v)``, as in ``core.proximal``.
+        phi: convex, with its proximal map ``phi(v, weight)`` and ``phi.value(v)``, as in ``core.sets``.
         centre: z_0 ``[d]``; ``radius``: D > 0.
         tolerance: the difference of the bounds, relative to the larger of 1 and the gap, that is enough.
 
@@ -75,7 +79,7 @@ def restricted_gap(
 
 
 def _close(lower: Callable, upper: Callable, ball: _Ball, S, q, tolerance: float) -> tuple[float, float]:
-    """The bounds after as many proximal steps as they need."""
+    """The bounds after as many proximal steps as necessary."""
     L = 2 * float(np.linalg.norm(S, 2))
     w = ball.nearest(q, 0.0, 1.0)[0] if L == 0 else ball.nearest(ball.centre, 1.0, 0.0)[0]
     low, high = lower(w), upper(w)
@@ -87,12 +91,12 @@ def _close(lower: Callable, upper: Callable, ball: _Ball, S, q, tolerance: float
         following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
         v = new + (momentum - 1) / following * (new - w)
         value = lower(new)
-        if value < low:  # the momentum has carried it too far
+        if value < low:  # overshoot by the momentum
             v, following = new, 1.0
         w, momentum, low = new, following, max(low, value)
         if step % EVERY == 1:
             high = min(high, upper(w))
-    return float(low), float(max(low, high))  # which rounding may have put in another order
+    return float(low), float(max(low, high))  # rounding may have swapped them
 
 
 class _Ball:
@@ -141,3 +145,66 @@ class _Ball:
                 break
             low, high = (middle, high) if outside(at(middle)) else (low, middle)
         return at(high), high
+
+
+def maximize_on_ball(Q: np.ndarray, c: np.ndarray, radius: float) -> tuple[float, np.ndarray]:
+    """max of cᵀv + vᵀQv/2 over ‖v‖ ≤ radius, and a v ``[d]`` that attains it.
+
+    v is a maximiser if and only if (mI - Q) v = c for some m ≥ 0 with mI - Q ⪰ 0, and m = 0 or ‖v‖ = radius
+    (Moré & Sorensen 1983). In the eigenbasis of Q the norm of that v falls in m, which is found by Newton's
+    method; where even the least m leaves ‖v‖ below the radius although it is not 0 (the hard case), the rest
+    is filled up along the leading eigenvector.
+
+    Args:
+        Q: symmetric ``[d, d]``, of any signature.
+        c: ``[d]``.
+        radius: > 0.
+
+    Raises:
+        ValueError: shapes that do not fit, an asymmetric or non-finite Q, or a radius that is not positive.
+    """
+    Q, c = _checked(Q, c, radius)
+    q, U = np.linalg.eigh(Q)
+    beta = U.T @ c
+    # Components below eps² are rounding of 0: dropped, they change the value by less than its last bit.
+    beta[np.abs(beta) <= np.finfo(float).eps ** 2 * np.abs(beta).max(initial=0.0)] = 0.0
+    least = max(0.0, q[-1])
+    gap, active = least - q, beta != 0  # the gap of a positive leading eigenvalue is exactly 0
+    excess = _secular(beta[active], gap[active], radius)
+    v = np.zeros_like(beta)
+    v[active] = beta[active] / (gap[active] + excess)
+    if least > 0 and excess == 0:
+        v[-1] += np.sqrt(max(0.0, radius**2 - v @ v))  # the hard case; v[-1] is 0 before
+    return float(beta @ v + v @ (q * v) / 2), U @ v
+
+
+def _secular(beta: np.ndarray, gap: np.ndarray, radius: float) -> float:
+    """The least s ≥ 0 with ‖β / (gap + s)‖ ≤ radius; all β are nonzero."""
+    if not len(beta):
+        return 0.0
+    s = max(0.0, float((np.abs(beta) / radius - gap).max()))  # no component may exceed the radius
+    for _ in range(NEWTON_STEPS):
+        v = beta / (gap + s)
+        norm = np.linalg.norm(v)
+        # 1 / ‖v(s)‖ is concave in s, so that its tangent never oversteps the root.
+        step = (norm / radius - 1) * norm**2 / (v @ (v / (gap + s)))
+        if step <= 2 * np.finfo(float).eps * s or step <= 0:
+            return s
+        s += step
+    raise ArithmeticError(f"the secular equation did not converge in {NEWTON_STEPS} steps")
+
+
+def _checked(Q, c, radius: float) -> tuple[np.ndarray, np.ndarray]:
+    Q, c = np.asarray(Q, dtype=np.float64), np.asarray(c, dtype=np.float64)
+    if c.ndim != 1 or Q.shape != (len(c), len(c)):
+        raise ValueError(f"expected Q [d, d] and c [d], got {list(Q.shape)} and {list(c.shape)}")
+    if not (np.isfinite(Q).all() and np.isfinite(c).all()):
+        raise ValueError("Q and c must be finite")
+    if not radius > 0:
+        raise ValueError(f"radius must be positive, got {radius}")
+    skew = np.abs(Q - Q.T).max(initial=0.0)
+    if skew > 1e-12 * np.abs(Q).max(initial=0.0):
+        raise ValueError(
+            f"Q must be symmetric, its entries differ from the transposed ones by up to {skew:g}"
+        )
+    return Q, c

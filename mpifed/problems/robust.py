@@ -8,15 +8,14 @@ all samples and clients; it starts at 0.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
 from mpifed.core.sets import Ball, Sets
-from mpifed.core.settings import problem_settings
 from mpifed.models import MLP, Model
 from mpifed.problems.labelled_images import LabelledImages
 
@@ -46,10 +45,6 @@ class RobustRegression(LabelledImages, Minimax):
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes, y={"nu": self._images.shape})
-
-    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The network's random start; ν starts at 0."""
-        return {"x": self.start(rng)}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Images ``[n, c, h, w]`` and one-hot labels ``[n, classes]``."""

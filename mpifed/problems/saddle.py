@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
-from mpifed.core.settings import problem_settings
 from mpifed.core.streams import BYTES_A_DRAW, Stream
 
 __all__ = ["Saddle"]

@@ -8,34 +8,32 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
-from mpifed.core.records import Blocks
-from mpifed.core.settings import problem_settings
 from mpifed.core.streams import BYTES_A_DRAW, Stream
 from mpifed.models import MLP, Model
-from mpifed.models.base import Shapes
-from mpifed.problems.maml import MAML
+from mpifed.problems.maml import NetworkMAML
 
 __all__ = ["SinusoidMAML"]
 
-#: Points of a held-out task's curve, evenly spaced, that its error is taken over.
+#: Number of evenly spaced points of a held-out task's curve at which its error is computed.
 GRID = 100
 
 
 @problem_settings
-class SinusoidMAML(MAML):
+class SinusoidMAML(NetworkMAML):
     """min over x of (1/N) Σ_n f_n(x - η ∇f_n(x)), f_n the mean squared error of a network on client n's
     sinusoid.
 
     Client n has the task a sin(t - b) with a uniform in (0.1, 5) and b in (0, π), and rows (t, a sin(t - b))
-    with t uniform in (-5, 5). Held-out tasks of the same law measure what one step on a few rows makes of the
-    parameters.
+    with t uniform in (-5, 5). The metrics are errors on held-out tasks of the same distribution before and
+    after one step on a few rows.
     """
 
     model: Model = Field(
         default=MLP(hidden=(40, 40)), description="network, of one number and with one output"
     )
-    clients: int = Field(default=10, ge=1, description="number of clients, each with a task of its own")
+    clients: int = Field(default=10, ge=1, description="number of clients, each with one task")
     samples: int = Field(default=100, ge=1, description="rows of a client")
     eta: float = Field(default=0.01, ge=0, description="step size η of the adaptation to a task")
     shots: int = Field(default=10, ge=1, description="rows of a held-out task to adapt to")
@@ -49,10 +47,10 @@ class SinusoidMAML(MAML):
         return max(BYTES_A_DRAW * rows, 16 * rows + (16 * GRID + 16 * self.shots) * self.tests)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Make the tasks and their rows; a client's depend on the seed and its number alone.
+        """Create the tasks and their rows, which depend only on the seed and the client's number.
 
         Raises:
-            ValueError: the model takes no single numbers.
+            ValueError: the model does not take single numbers.
         """
         self._shapes = self.model.shapes((1,), outputs=1)
         self._inputs, self._targets = _rows(Stream(seed, "sinusoid", np.arange(self.clients)), self.samples)[
@@ -61,20 +59,6 @@ class SinusoidMAML(MAML):
         held_out = Stream(seed, "sinusoid test", np.arange(self.tests))
         self._support, self._query = _rows(held_out, self.shots)
         self.test_rows = self.tests
-
-    @property
-    def network(self) -> Shapes:
-        """Names and shapes of the parameters of ``model``, all of x."""
-        return self._shapes
-
-    def variables(self) -> Blocks:
-        return Blocks(x=self._shapes)
-
-    def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The network's random start."""
-        return {
-            "x": torch.cat([tensor.flatten() for tensor in self.model.initial(self._shapes, rng).values()])
-        }
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
         """Inputs and targets, ``[n, 1]`` each."""

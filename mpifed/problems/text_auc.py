@@ -12,22 +12,22 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Named
-from mpifed.core.settings import problem_settings
 from mpifed.data import TextDataset, read
-from mpifed.data.splits import splits
-from mpifed.data.vectors import encode, word_vectors, words_of
+from mpifed.data.samples import splits
+from mpifed.data.texts import encode, word_vectors, words_of
 from mpifed.models import RNN, SequenceModel
 from mpifed.problems.auc import AUC
 
 __all__ = ["TextAUC"]
 
-#: Test texts scored at once, which bounds the memory of an evaluation.
+#: Number of test texts scored at once, which bounds the memory of an evaluation.
 CHUNK = 64
 
 
 class _Numbers:
-    """Texts asked for by rows: rows of the table of vectors for each word ``[n, length]``, int64, then
+    """Texts indexed by rows: the row of each word in the table of vectors ``[n, length]``, int64, padded with
     zeros."""
 
     def __init__(self, stored: np.ndarray):
@@ -42,10 +42,12 @@ class TextAUC(AUC):
     """The minimax problem of DeepAUC for texts, whose words are vectors that a recurrent network reads in
     order.
 
-    Clients hold numbers of words; the vectors are one table that all share.
+    Clients store numbers of words; all share one table of vectors.
     """
 
-    dataset: TextDataset = Field(description='set of texts: a name, your own table "texts", or a function')
+    dataset: TextDataset = Field(
+        description='set of texts: a name, a table "texts", or a user-defined function'
+    )
     model: SequenceModel = Field(default=RNN(), description="network h, with two outputs")
     length: int = Field(default=40, ge=1, description="words of a text that count")
     vectors: str = Field(
@@ -59,14 +61,14 @@ class TextAUC(AUC):
     cites = ("zhang_nd_fednsgdam",)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read the texts and the vectors of their words, thin and part them. The vectors do not depend on the
-        seed.
+        """Read the texts and the vectors of their words, thin and partition them. The vectors do not depend
+        on the seed.
 
         Raises:
-            ValueError: the data and the partition do not fit each other, or a file is missing.
+            ValueError: the data and the partition do not fit together, or a file is missing.
         """
         texts = read(self.dataset, data_dir)
-        vocabulary: dict[str, str] = {}  # each word is held once, however often it stands in the texts
+        vocabulary: dict[str, str] = {}  # each word is stored once
         given = {name: getattr(texts, name) for name in ("train", "test", "validation")}
         words = {
             name: [[vocabulary.setdefault(word, word) for word in words_of(text)] for text in part]

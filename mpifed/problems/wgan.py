@@ -1,11 +1,11 @@
 """The regularised one-dimensional Wasserstein GAN of Shen et al. 2024, section 4.1.
 
-Objective and optimum are in closed form, of the law and of a fixed set of pairs alike.
+Objective and optimum are in closed form, both for the distribution and for a fixed set of pairs.
 
 Readings. The paper fixes 10,000 pairs (z, μ̂ + σ̂ z) and divides them evenly among ten clients: ``samples =
-1000``. By default every batch is drawn fresh from that law. A pair shares its z, so at the optimum the
-gradients of alike clients carry no noise; ``latent = "fresh"`` draws the generator's z apart from the real
-data, as a GAN would. The paper does not state the start.
+1000``. By default every batch is drawn from that distribution. A pair shares its z, so at the optimum the
+gradients of identical clients have no noise; ``latent = "fresh"`` draws the generator's z independently of
+the real data, as a GAN would. The paper does not state the start.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from pydantic import Field
 
+from mpifed.base.settings import problem_settings
 from mpifed.core.problem import Minimax, Named
 from mpifed.core.records import Blocks
-from mpifed.core.settings import problem_settings
 from mpifed.core.streams import BYTES_A_DRAW, Stream
 
 __all__ = ["WGAN"]
@@ -44,12 +44,12 @@ class WGAN(Minimax):
     )
     latent: Literal["paired", "fresh"] = Field(
         default="paired",
-        description="z of the generator: the one behind the real datum, or an independent one",
+        description="z of the generator: that of the real datum, or an independent one",
     )
     samples: int = Field(
         default=0,
         ge=0,
-        description="pairs of real datum and z that each client holds; 0 draws every batch anew",
+        description="number of pairs of real datum and z per client; 0 draws new pairs for every batch",
     )
 
     source = "Shen et al. 2024, section 4.1"
@@ -87,11 +87,11 @@ class WGAN(Minimax):
         }
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Real data and latent z ``[samples]``, nothing where batches are drawn anew."""
+        """Real data and latent z ``[samples]``, empty if every batch is drawn."""
         return (self._real[client], self._z[client]) if self.samples else ()
 
     def client_size(self, client: int) -> int:
-        """``samples``, or 1 where clients draw them: all count alike."""
+        """``samples``, or 1 if clients draw their batches: all clients have equal weight."""
         return max(1, self.samples)
 
     def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
@@ -99,7 +99,7 @@ class WGAN(Minimax):
         return None if self.samples else self._pairs(stream, size)
 
     def full_batch(self, client: int) -> tuple[torch.Tensor, ...] | None:
-        """Two pairs with the moments of the law, z = ±1, where batches are drawn anew: the objective is a
+        """Two pairs with the moments of the law, z = ±1, if every batch is drawn: the objective is a
         polynomial of the second degree in real data and z."""
         if self.samples:
             return None
@@ -149,7 +149,7 @@ class WGAN(Minimax):
         return torch.tensor(self.gaps(x), dtype=torch.float64) / (2 * self.lam)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``squared_distance``: the figure of Shen et al. 2024, (μ - μ*)² + (σ - σ*)², from the optimum with
+        """``squared_distance``: the metric of Shen et al. 2024, (μ - μ*)² + (σ - σ*)², from the optimum with
         the sign of σ, as -σ generates what σ does.
 
         ``grad_norm``: ‖∇Φ‖ for Φ(x) = max_φ f = ‖gaps‖²/4λ, by Danskin's theorem the gradient in x of

@@ -1,16 +1,27 @@
-"""What a set of runs is to cite: the sources of their methods, problems, matrices and data."""
+"""The sources to cite for runs: those of their methods, problems, matrices and data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from mpifed.base.bibliography import bibtex, cites_of, plain
+from mpifed.base.settings import flatten
 from mpifed.config.plugins import known
 from mpifed.core.adaptive import MATRICES
-from mpifed.core.references import cites_of, plain
-from mpifed.core.settings import flatten
+from mpifed.storage.results import find_runs, load
 
-__all__ = ["references", "sources"]
+__all__ = ["cite", "references", "sources"]
+
+
+def cite(places: Iterable[str | Path]) -> str:
+    """The BibTeX entries of the methods, problems and data of runs, "" for none.
+
+    Raises:
+        ValueError: no runs, or one that cannot be read.
+    """
+    return bibtex(sources(load(path).config for path in find_runs(places)))
 
 
 def references(configs: Iterable[dict[str, Any]]) -> list[str]:
@@ -29,7 +40,7 @@ def sources(configs: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _known(setting: str, value: str) -> object:
-    """The class behind a name; ``None`` for a user's own, which no report imports."""
+    """The class of a name; ``None`` for a user's own, which a report does not import."""
     if setting.endswith(".matrix.name"):
         return MATRICES.get(value)
     section, _, key = setting.partition(".")

@@ -17,10 +17,10 @@ from matplotlib.ticker import MaxNLocator
 from rich import box
 from rich.table import Table
 
+from mpifed.base.console import Console
+from mpifed.base.log import drawn
 from mpifed.config.job import Config, ConfigError
-from mpifed.core.console import Console
-from mpifed.core.telling import drawn
-from mpifed.storage.named import writing
+from mpifed.storage.atomic import writing
 from mpifed.storage.ownership import MADE_BY
 
 __all__ = ["Holdings", "holdings", "title", "print_holdings", "draw", "show"]

@@ -1,7 +1,7 @@
-"""Runs side by side: which of them differ in nothing but the seed, and which settings of a method do best.
+"""Runs grouped into settings, which differ in more than the seed, and the best setting of each method.
 
-The settings of an algorithm are there to be tuned. All other settings (problem, data, participation, oracle,
-rounds ...) say what it is tuned for, so the best of a method is chosen once for each of their combinations.
+The settings of an algorithm are tuned. All other settings (problem, data, participation, oracle, rounds ...)
+define the task it is tuned for: the best setting of a method is chosen for each of their combinations.
 """
 
 from __future__ import annotations
@@ -12,42 +12,43 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import pandas as pd
 
-from mpifed.core.evaluation import Evaluation
-from mpifed.core.settings import flatten, near_miss
-from mpifed.core.splits import VALIDATION, of_split
-from mpifed.report.short_names import short_names
-from mpifed.report.spreads import Curve, Spread
-from mpifed.report.values import best_value, final, standing, twin
+from mpifed.base.settings import flatten, suggest
+from mpifed.config.theory import prescription_of
+from mpifed.core.autodiff import Evaluation
+from mpifed.core.evaluation import VALIDATION, of_split
+from mpifed.report.labels import short_names
+from mpifed.report.statistics import (
+    Curve,
+    Spread,
+    best_value,
+    final,
+    holm,
+    paired_test,
+    ranking_key,
+    validation_metric,
+)
 from mpifed.storage.results import RunData
 
-__all__ = [
-    "Spread",
-    "Curve",
-    "Setting",
-    "Rule",
-    "settings_of",
-    "best",
-    "metrics_of",
-]
+__all__ = ["Rule", "Setting", "against", "best", "metrics_of", "settings_of"]
 
-#: The settings of [run] that can change a result or its speed; the others say where files lie and how often
-#: they are written.
+#: The settings of [run] that can change a result or its speed; the others set where and how often files are
+#: written.
 _EXECUTION = (
     "device", "dtype", *Evaluation._fields, "group", "matrices", "placement", "reduction", "transport"
 )  # fmt: skip
 
-
-#: The parts of a job that do not tell settings apart.
+#: The parts of a job that do not distinguish settings.
 _APART = {"seed", "record", "metrics", "run", "plugins", "theory"}
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Runs that differ in nothing but the seed, with their settings as ``{dotted name: value}``.
+    """Runs that differ only in the seed, with their settings as ``{dotted name: value}``.
 
-    ``repetition`` tells apart settings that are the same altogether, where one seed has been run more than
-    once. ``name`` is the method's, short, and no other method's among the settings read together.
+    ``repetition`` numbers identical settings, where one seed has been run more than once. ``name`` is the
+    method's short name, unique among the settings that are read together.
     """
 
     runs: tuple[RunData, ...]
@@ -57,7 +58,7 @@ class Setting:
 
     @property
     def infeasible(self) -> int:
-        """How many of the runs have left the problem's sets."""
+        """The number of runs that have left the problem's sets."""
         return sum(bool(run.infeasible) for run in self.runs)
 
     @property
@@ -68,11 +69,11 @@ class Setting:
         ]
 
     def maximises(self, metric: str) -> bool:
-        """Whether more of the metric is better."""
+        """Whether the metric is to be maximised."""
         return metric in self.runs[0].maximised
 
     def spread(self, value: Callable[[RunData], float]) -> Spread:
-        """Of a figure of each run."""
+        """Of one value per run."""
         return Spread.of(value(run) for run in self.runs)
 
     def finite(self, metric: str) -> tuple[RunData, ...]:
@@ -84,32 +85,42 @@ class Setting:
         return len(self.finite(metric)) == len(self.runs)
 
     def tally(self, metrics: Iterable[str]) -> str:
-        """How many runs are finite at the end in all of the metrics that any run ends with: "4 of 5 finite",
-        "" where all are."""
+        """The number of runs that are finite at the end in all of the metrics that are finite for any run:
+        "4 of 5 finite", "" where all are."""
         counts = [len(self.finite(metric)) for metric in metrics if metric in self.metrics]
         count = min((one for one in counts if one), default=0)
         return f"{count} of {len(self.runs)} finite" if counts and count < len(self.runs) else ""
 
     def drawn(self, metric: str) -> tuple[RunData, ...]:
-        """The runs that a curve is of: those that are finite at the end; all where none is."""
+        """The runs of a curve: those that are finite at the end, or all where none is."""
         return self.finite(metric) or self.runs
 
     def curve(self, metric: str) -> Curve:
         """Over the runs that are :meth:`drawn`."""
         return Curve.of((run.metric_rounds, run.metrics[metric]) for run in self.drawn(metric))
 
+    def bound(self, metric: str) -> float | None:
+        """The mean over the runs of their theorem's bound on the metric, ``None`` where none bounds it."""
+        found = [prescription_of(run.config.get("theory")) for run in self.runs]
+        bounds = [
+            prescription.bound
+            for theorem, prescription in (one for one in found if one)
+            if theorem.metric == metric and prescription.bound is not None
+        ]
+        return sum(bounds) / len(bounds) if len(bounds) == len(found) else None
+
 
 @dataclass(frozen=True)
 class Rule:
     """How the best setting of a method is chosen: by the metric on the validation split where the runs have
-    one, whereas what is told of a setting is the metric itself.
+    one. The metric itself is reported.
 
     Attributes:
         metric: by default the first metric of the runs.
         by: a run's last value, or its best.
-        target: a value of the metric, to tell the rounds that it takes; it does not decide.
-        each: settings of methods, such as ``q``, that are part of the task: for each of their values there is
-            a best setting.
+        target: a value of the metric whose number of rounds is reported; it does not affect the choice.
+        each: settings of methods, such as ``q``, that are part of the task: each of their values has its own
+            best setting.
     """
 
     metric: str | None = None
@@ -118,13 +129,13 @@ class Rule:
     each: tuple[str, ...] = ()
 
     def metric_of(self, setting: Setting) -> str | None:
-        """The metric that is told; the first where the setting does not have the one asked for."""
+        """The metric that is reported: :attr:`metric`, or the setting's first where it does not have it."""
         return self.metric if self.metric in setting.metrics else next(iter(setting.metrics), None)
 
     def deciding(self, setting: Setting) -> str | None:
-        """The metric that decides: the same on the validation split where all runs have one."""
+        """The metric that decides: on the validation split where all runs have one."""
         metric = self.metric_of(setting)
-        return metric and twin(metric, setting.metrics)
+        return metric and validation_metric(metric, setting.metrics)
 
     def check(self, settings: Sequence[Setting]) -> None:
         """Raises:
@@ -132,7 +143,7 @@ class Rule:
         """
         known = [*dict.fromkeys(metric for one in settings for metric in one.metrics)]
         if self.metric is not None and self.metric not in known:
-            raise ValueError(f"no run has the metric {self.metric!r}: {near_miss(self.metric, known)}")
+            raise ValueError(f"no run has the metric {self.metric!r}: {suggest(self.metric, known)}")
         own = {
             key.removeprefix("algorithm.")
             for one in settings
@@ -141,21 +152,20 @@ class Rule:
         }
         for name in self.each:
             if name not in own:
-                raise ValueError(f"no method has the setting {name!r}: {near_miss(name, sorted(own))}")
+                raise ValueError(f"no method has the setting {name!r}: {suggest(name, sorted(own))}")
 
     def value(self, run: RunData, metric: str) -> float:
-        """A run's figure; NaN where it has diverged."""
+        """A run's value; NaN where it has diverged."""
         return (
             np.nan if run.diverged else final(run, metric) if self.by == "final" else best_value(run, metric)
         )
 
     def rank(self, setting: Setting) -> tuple[int, float]:
-        """Less is better: runs without a finite figure, then the mean figure, or the median of the others
-        where there are such runs, with its sign turned if more is better."""
+        """The setting's :func:`ranking_key <mpifed.report.statistics.ranking_key>`, less is better."""
         metric = self.deciding(setting)
         if metric is None:
             return 0, 0.0
-        return standing((self.value(run, metric) for run in setting.runs), setting.maximises(metric))
+        return ranking_key((self.value(run, metric) for run in setting.runs), setting.maximises(metric))
 
     def rounds_to_target(self, run: RunData, metric: str | None) -> int | None:
         """Rounds until the first evaluation that reaches the target, ``None`` where none does."""
@@ -164,11 +174,11 @@ class Rule:
         return int(run.metric_rounds[np.argmax(reached)]) if reached.any() else None
 
     def is_task(self, key: str) -> bool:
-        """Whether a dotted setting says what a method is tuned for; the others are tuned."""
+        """Whether a dotted setting is part of the task; the others are tuned."""
         return not key.startswith("algorithm.") or key.removeprefix("algorithm.") in self.each
 
     def task(self, setting: Setting) -> str:
-        """What the methods are tuned for, as a text that rivals share."""
+        """The task that the methods are tuned for, as a text that rivals share."""
         table = {key: value for key, value in setting.settings.items() if self.is_task(key)}
         return json.dumps([setting.repetition, table], sort_keys=True)
 
@@ -196,7 +206,7 @@ class Rule:
         )
 
     def _data(self, setting: Setting) -> str | None:
-        """What the deciding metric is of; ``None`` where the runs hold nothing out."""
+        """The data of the deciding metric; ``None`` where the runs hold no data out."""
         metric = self.deciding(setting) or ""
         if metric.startswith(of_split(VALIDATION, "")):
             return "the validation data, other metrics are of the test data"
@@ -206,7 +216,7 @@ class Rule:
 
 
 def settings_of(runs: Iterable[RunData]) -> list[Setting]:
-    """The runs grouped by their settings but for the seed, in their order."""
+    """The runs grouped by their settings except the seed, in their order."""
     groups: dict[tuple[str, int], list[RunData]] = {}
     flat: dict[str, dict] = {}
     for run in runs:
@@ -228,12 +238,12 @@ def _seed(run: RunData) -> int | None:
 
 
 def _compared(config: dict) -> dict[str, object]:
-    """What makes a setting: everything but the seed, what is recorded, and where results go.
+    """The settings that are compared: all except the seed, the records and the location of results.
 
-    A schedule's value has its name. The digest of a user's own file counts as a setting of what it defines.
+    A schedule is represented by its value. The digest of a user's file counts as a setting of its object.
     """
     table = {key: value for key, value in config.items() if key not in _APART}
-    # A step from a theorem is another number for each seed, whose constants are others.
+    # A step from a theorem differs between seeds, as the constants of their problems do.
     theory = config.get("theory", {})
     for key, times in theory.get("times", {}).items():
         said = theory["of"] if times == 1 else f"{times:g} x {theory['of']}"
@@ -256,6 +266,31 @@ def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
 
 
 def metrics_of(settings: Iterable[Setting]) -> list[str]:
-    """The metrics that are shown of the settings, each once: those over clients have a table of their own."""
+    """The metrics of the settings, each once, without those over clients, which have their own table."""
     every = dict.fromkeys(metric for one in settings for metric in one.metrics)
     return [metric for metric in every if not metric.startswith(of_split("client", ""))]
+
+
+def against(first: Setting, others: Sequence[Setting], rule: Rule, metric: str) -> pd.DataFrame:
+    """Compare each of the others with the first by a paired t-test over the seeds, a row each.
+
+    Runs of one seed are a pair: they share the data's partition and the starting point, so only the method
+    differs.
+
+    Returns:
+        ``difference`` is the setting's value minus the first one's, mean and deviation over the pairs, whose
+        number is ``seeds``; ``left out`` counts the seeds at which one of the two has no finite value. ``p``
+        is NaN for fewer than two pairs or equal differences; ``p (Holm)`` is corrected for the number of
+        comparisons.
+    """
+    rows = []
+    for pair in (_by_seed(one, rule, metric) - _by_seed(first, rule, metric) for one in others):
+        known = pair[np.isfinite(pair)]
+        left = len(pair) - len(known)
+        rows.append((len(known), left, Spread.of(known), paired_test(known)))
+    found = pd.DataFrame(rows, columns=["seeds", "left out", "difference", "p"])
+    return found.assign(**{"p (Holm)": holm(found["p"])})
+
+
+def _by_seed(setting: Setting, rule: Rule, metric: str) -> pd.Series:
+    return pd.Series({run.config.get("seed"): rule.value(run, metric) for run in setting.runs})

@@ -1,60 +1,67 @@
-"""Curves of runs: every metric against every cost on :data:`AXES`.
+"""Static figures: every metric against every cost on :data:`AXES`, for a report, for a paper and on a user's
+own axes.
 
-Which method is ahead depends on what is paid for: rounds, gradients, bytes or time. A curve is the mean over
-the seeds of a setting, its band one standard deviation to either side; on a logarithmic axis the median, and
-the band is of quantiles. Where some seeds end in non-finite values, the curve is the median of the others,
-each seed is a thin line, with a cross where it is lost, and the legend has the count. Where the job names a
-theorem that bounds the metric, the bound is a dotted level in the curve's colour.
+Which method is ahead depends on the cost: rounds, gradients, bytes or time. :func:`draw_summary` is the one
+rule of how the seeds of a setting are drawn. Where the job names a theorem that bounds the metric, the bound
+is a dotted level in the curve's colour.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from mpifed.core.telling import drawn
+from mpifed.base.log import drawn
+from mpifed.base.settings import suggest
 from mpifed.report.comparison import Setting, metrics_of
-from mpifed.report.names import labels
-from mpifed.report.spreads import Curve
-from mpifed.report.theory import bound_of
-from mpifed.storage.contents import expect
-from mpifed.storage.ownership import MADE_BY
-from mpifed.storage.results import RunData
+from mpifed.report.frame import frame
+from mpifed.report.labels import Labels, labels
+from mpifed.report.statistics import Curve
+from mpifed.storage.ownership import FIGURE_MARK, MADE_BY
+from mpifed.storage.results import RunData, expect
 
 __all__ = [
     "AXES",
+    "BOUND",
+    "DIVERGED",
     "STYLES",
     "Axis",
     "axes_of",
-    "scales",
     "counted",
     "curves",
-    "still",
     "draw",
-    "draw_curve",
-    "draw_runs",
-    "draw_seeds",
+    "draw_bound",
+    "draw_setting",
+    "inches",
+    "paper_figure",
+    "plot",
+    "scales",
     "set_scale",
+    "still",
     "style",
-    "thinned",
 ]
 
 
 @dataclass(frozen=True)
 class Axis:
     """A horizontal axis: the sum of some cost columns, in the largest of ``units`` that leaves numbers above
-    2. ``name`` is what users call it.
+    2. ``name`` is its name in commands.
 
-    An ``optional`` axis is for the runs alone whose cost on it is not zero throughout.
+    An ``optional`` axis is drawn only for runs whose cost on it is not always zero.
     """
 
     name: str
@@ -64,7 +71,7 @@ class Axis:
     optional: bool = False
 
     def of(self, run: RunData, rounds: np.ndarray) -> np.ndarray:
-        """The cost at some rounds, which the run has done, ``[E]``."""
+        """The cost at some completed rounds of the run, ``[E]``."""
         rows = np.searchsorted(run.costs["round"], rounds)
         return sum(run.costs[column][rows].astype(float) for column in self.columns)
 
@@ -85,7 +92,7 @@ class Axis:
 _COUNT = ((1, ""), (1e3, "thousands"), (1e6, "millions"), (1e9, "billions"))
 _SIZE = ((1, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"))
 _TIME = ((1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h"))
-#: What a metric is drawn against. Bytes are those that federated clients would send and receive.
+#: The horizontal axes. Bytes are those that federated clients would send and receive.
 AXES = (
     Axis("rounds", "rounds", ("round",)),
     Axis("oracle calls", "oracle calls", ("oracle_calls",), _COUNT),
@@ -95,19 +102,26 @@ AXES = (
 )
 
 # Okabe and Ito's palette without its yellow, which is too faint on white. Seven colours and four dash
-# patterns have no
-# common factor, so that 28 curves look different, and neighbours differ in both.
+# patterns have no common factor, so that 28 curves look different, and neighbours differ in both.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 BOUND = (0, (1, 3))  # dots wider apart than any curve's: a theorem's bound
-DIVERGED = 1e100  # what lies beyond flattens the rest of a curve, and overflows in the margins of an axis
+DIVERGED = 1e100  # larger values flatten the rest of a curve, and overflow in the margins of an axis
 STYLES = [dict(color=COLOURS[i % 7], linestyle=DASHES[i % 4], linewidth=1.7) for i in range(28)]
-#: What else tells lines apart in print without colours; neighbours differ.
-MARKERS = "os^Dv"
-#: About how many a line has.
-MARKED = 8
-#: Most points of a curve in the page.
+#: Markers for print without colours, and about how many a line has; neighbours differ.
+MARKERS, MARKED = "os^Dv", 8
+#: Most points of a curve in the still figure of the page.
 POINTS = 200
+
+#: Of a paper's figure: inches per unit (a point is TeX's, in which ``\the\columnwidth`` is given), possible
+#: widths in inches, vector formats.
+UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
+WIDTHS = 1.0, 30.0
+FORMATS = (".pdf", ".svg", ".eps")
+#: Its text and lines in points, and the height of a panel over its width.
+TEXT, THICKNESS, SHAPE = 8, 1.2, 0.7
+#: Its fonts are embedded as a whole, as journals ask for (they refuse Type 3 fonts).
+_EMBEDDED = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.hashsalt": "mpifed"}
 
 
 def axes_of(settings: Sequence[Setting]) -> list[Axis]:
@@ -116,8 +130,8 @@ def axes_of(settings: Sequence[Setting]) -> list[Axis]:
 
 
 def scales(settings: Sequence[Setting], metric: str) -> list[str]:
-    """The vertical scales that show something, the better one first: logarithmic where all is positive and
-    spreads widely."""
+    """The useful vertical scales, the better one first: logarithmic where all values are positive and span a
+    large range."""
     means = np.concatenate([one.curve(metric).median for one in settings if metric in one.metrics])
     means = means[np.abs(means) < DIVERGED]
     spread = means.max() / means.min() if len(means) and means.min() > 0 else 1
@@ -125,7 +139,7 @@ def scales(settings: Sequence[Setting], metric: str) -> list[str]:
 
 
 def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = None) -> None:
-    """Write a PNG with a row a metric (all, or the one named) and a column for each of :data:`AXES` that
+    """Write a PNG with a row per metric (all, or the one named) and a column for each of :data:`AXES` that
     suits a setting.
 
     Raises:
@@ -143,24 +157,44 @@ def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = N
     height = 0.7 + 2.5 * len(metrics) + 0.22 * -(-len(names) // columns)
     axes = axes_of(settings)
     figure = Figure(figsize=(3.375 * len(axes), height), dpi=150, layout="constrained", facecolor="white")
-    grid = figure.subplots(len(metrics), len(axes), squeeze=False, sharex="col", sharey="row")
-    for row, one in zip(grid, metrics):
-        for cell, axis in zip(row, axes):
-            draw(cell, settings, one, axis)
-        set_scale(row[0], settings, one, scales(settings, one)[0])
-        row[0].set_ylabel(drawn(one), fontsize=10)
-    for cell, axis in zip(grid[-1], axes):
-        cell.set_xlabel(axis.scale(settings)[1], fontsize=10)
+    _panels(figure, settings, metrics, axes, text=10)
     handles = [Line2D([], [], **style(number)) for number in range(len(settings))]
     figure.legend(
         handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3
     )
-    figure.align_ylabels(grid[:, 0])
     figure.savefig(path, format="png", metadata=MADE_BY)
 
 
+def _panels(
+    figure: Figure,
+    settings: Sequence[Setting],
+    metrics: Sequence[str],
+    axes: Sequence[Axis],
+    text: float,
+    names: Labels = Labels(),
+    marked: bool = False,
+) -> np.ndarray:
+    """A grid of panels, a row per metric and a column per axis, with labels of ``text`` points."""
+    grid = figure.subplots(len(metrics), len(axes), squeeze=False, sharex="col", sharey="row")
+    for row, metric in zip(grid, metrics):
+        for cell, axis in zip(row, axes):
+            draw(cell, settings, metric, axis, marked=marked)
+        set_scale(row[0], settings, metric, scales(settings, metric)[0])
+        row[0].set_ylabel(names.metric(metric, _quoted), fontsize=text)
+    for cell, axis in zip(grid[-1], axes):
+        label = axis.scale(settings, names.axes.get(axis.name))[1]
+        cell.set_xlabel(_quoted(label, axis.name in names.axes), fontsize=text)
+    figure.align_ylabels(grid[:, 0])
+    return grid
+
+
+def _quoted(text: str, by_user: bool) -> str:
+    """A text for matplotlib: only a user's own may contain mathematics between dollars."""
+    return text if by_user else drawn(text)
+
+
 def still(settings: Sequence[Setting], metric: str, axis: Axis) -> bytes:
-    """One metric against one axis as an SVG, without a legend, its text in a font of the reader."""
+    """One metric against one axis as an SVG, without a legend, its text in the reader's font."""
     figure = Figure(figsize=(7.2, 4), facecolor="white")
     cell = figure.subplots(
         gridspec_kw=dict(left=0.14, right=0.98, bottom=0.14, top=0.97)
@@ -175,34 +209,85 @@ def still(settings: Sequence[Setting], metric: str, axis: Axis) -> bytes:
 
 
 def style(number: int) -> dict:
+    """Colour, dashes and width of a line."""
     return STYLES[number % len(STYLES)]
 
 
 def draw(
-    cell,
+    cell: Axes,
     settings: Sequence[Setting],
     metric: str,
     axis: Axis,
     points: int | None = None,
     marked: bool = False,
 ) -> None:
-    """The curves of the settings, with :data:`MARKERS` where these are wanted, and the bounds."""
+    """The curves of the settings, with :data:`MARKERS` if ``marked``, and the bounds."""
     size, log = axis.scale(settings)[0], scales(settings, metric)[0] == "log"
     for number, setting in enumerate(settings):
-        if metric not in setting.metrics or not axis.suits(setting):
-            continue
-        curve, whole = thinned(setting.curve(metric), points), setting.is_whole(metric)
-        across = np.mean([axis.of(run, curve.rounds) for run in setting.drawn(metric)], axis=0) / size
-        draw_curve(cell, across, curve, number, marked, quantiles=log or not whole)
-        if not whole:
-            draw_runs(cell, setting, metric, axis, size, number)
-        if (bound := bound_of(setting, metric)) is not None and bound < DIVERGED:
-            cell.axhline(bound, color=style(number)["color"], linestyle=BOUND, linewidth=1.2)
+        if metric in setting.metrics and axis.suits(setting):
+            draw_setting(cell, setting, metric, axis, number, log, size=size, points=points, marked=marked)
+            draw_bound(cell, setting, metric, number)
     cell.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis.columns == ("round",)))
     cell.set_axisbelow(True)
     cell.grid(True, which="major", color="0.88", linewidth=0.8)
     cell.spines[["top", "right"]].set_visible(False)
     cell.tick_params(labelsize=9, color="0.4")
+
+
+def draw_setting(
+    cell: Axes,
+    setting: Setting,
+    metric: str,
+    axis: Axis,
+    number: int,
+    log: bool,
+    size: float = 1.0,
+    points: int | None = None,
+    marked: bool = False,
+    label: str | None = None,
+) -> None:
+    """A setting by :func:`draw_summary`, on an axis in units of ``size``, with at most so many points."""
+    curve, finite = setting.curve(metric).thinned(points), setting.finite(metric)
+    across = np.mean([axis.of(run, curve.rounds) for run in setting.drawn(metric)], axis=0) / size
+    seeds = [
+        (axis.of(run, run.metric_rounds) / size, run.metrics[metric], run not in finite)
+        for run in setting.runs
+    ]
+    draw_summary(cell, across, curve, seeds, number, log, f"seeds of {setting.name}", marked, label)
+
+
+def draw_bound(cell: Axes, setting: Setting, metric: str, number: int, label: str | None = None) -> None:
+    """The bound of the setting's theorem on the metric, if there is one."""
+    if (bound := setting.bound(metric)) is not None and bound < DIVERGED:
+        cell.axhline(bound, color=style(number)["color"], linestyle=BOUND, linewidth=1.2, label=label)
+
+
+def draw_summary(
+    axes: Axes,
+    across: np.ndarray,
+    curve: Curve,
+    seeds: Sequence[tuple[np.ndarray, np.ndarray, bool]],
+    number: int,
+    log: bool,
+    name: str,
+    marked: bool = False,
+    label: str | None = None,
+) -> None:
+    """The rule for the seeds of a setting.
+
+    The line is their mean in a band of one standard deviation; on a logarithmic axis their median in a band
+    of quantiles. Where some seeds are lost, i.e. end in non-finite values, it is the median of the others,
+    and every seed is a thin line, with a cross where it is lost.
+
+    Args:
+        across: places of the curve's points.
+        seeds: of each its places, its heights, and whether it is lost.
+        name: label of the thin lines.
+    """
+    lost = any(one for _, _, one in seeds)
+    draw_curve(axes, across, curve, number, marked, label, quantiles=log or lost)
+    if lost:
+        _draw_seeds(axes, seeds, number, name)
 
 
 def draw_curve(
@@ -215,7 +300,7 @@ def draw_curve(
     quantiles: bool = False,
 ) -> None:
     """A curve in the style of its number, with its band where there are several runs: the mean, or the median
-    and ``quantiles``. Values that diverged or are NaN leave a gap; one alone between gaps is a dot."""
+    and ``quantiles``. Values that diverged or are NaN leave a gap; a single value between gaps is a dot."""
     line = curve.line(quantiles)
     seen = np.pad(np.abs(line) < DIVERGED, 1)
     alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
@@ -228,22 +313,8 @@ def draw_curve(
         axes.fill_between(across, low, high, color=look["color"], alpha=0.16, linewidth=0)
 
 
-def draw_runs(cell, setting: Setting, metric: str, axis: Axis, size: float, number: int) -> None:
-    """The runs of a setting by :func:`draw_seeds`, on an axis in units of ``size``."""
-    finite = setting.finite(metric)
-    lines = [
-        (axis.of(run, run.metric_rounds) / size, run.metrics[metric], run not in finite)
-        for run in setting.runs
-    ]
-    draw_seeds(cell, lines, number, f"seeds of {setting.name}")
-
-
-def draw_seeds(axes, lines: Sequence[tuple[np.ndarray, np.ndarray, bool]], number: int, label: str) -> None:
-    """Seeds as thin lines in the colour of their setting, which no axis is stretched for.
-
-    Args:
-        lines: of each its places, its heights, and whether it is lost: that has a cross at its last value.
-    """
+def _draw_seeds(axes, lines: Sequence[tuple[np.ndarray, np.ndarray, bool]], number: int, label: str) -> None:
+    """Seeds as thin lines in the colour of their setting, which no axis is stretched for."""
     color, known = style(number)["color"], [np.isfinite(heights) for _, heights, _ in lines]
     paths = [np.column_stack([x, y])[finite] for (x, y, _), finite in zip(lines, known)]
     seeds = LineCollection(paths, colors=color, linewidths=0.7, alpha=0.6, label=label)
@@ -256,14 +327,13 @@ def draw_seeds(axes, lines: Sequence[tuple[np.ndarray, np.ndarray, bool]], numbe
 
 
 def counted(settings: Sequence[Setting], names: Sequence[str], metrics: Iterable[str]) -> list[str]:
-    """The names, with the number of seeds that are finite at the end where some are not."""
+    """The names, with the number of finite seeds where some are lost."""
     tallies = [one.tally(metrics) for one in settings]
     return [f"{name} ({tally})" if tally else name for name, tally in zip(names, tallies)]
 
 
 def _marks(number: int, points: int, alone: list[int], marked: bool) -> dict:
-    """Markers of a line: at points alone between gaps, and evenly along it, where each line begins
-    elsewhere."""
+    """Markers of a line: at single points between gaps, and evenly spaced along it."""
     if not marked and not alone:
         return {}
     step = max(points // MARKED, 1)
@@ -277,8 +347,8 @@ def _marks(number: int, points: int, alone: list[int], marked: bool) -> dict:
 
 
 def set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> None:
-    """A logarithmic axis ends a little below the medians: a band that reaches 0 would stretch it without
-    end."""
+    """Set the vertical scale. A logarithmic axis ends a little below the medians: a band that reaches 0 would
+    stretch it indefinitely."""
     cell.set_yscale(scale)
     cell.autoscale(axis="y")
     if scale == "log":
@@ -288,9 +358,163 @@ def set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> Non
         cell.set_ylim(bottom=max(cell.get_ylim()[0], least / 3))
 
 
-def thinned(curve: Curve, points: int | None) -> Curve:
-    """At most so many of the curve's points, evenly spread, the first and the last among them."""
-    if points is None or len(curve.rounds) <= points:
-        return curve
-    kept = np.unique(np.linspace(0, len(curve.rounds) - 1, points).round().astype(int))
-    return Curve(*(column[kept] for column in curve))
+def paper_figure(
+    settings: Sequence[Setting],
+    path: Path,
+    width: str,
+    metrics: Sequence[str],
+    axes: Sequence[str],
+    names: Labels = Labels(),
+) -> Callable[[Path], None]:
+    """Prepare a figure of an exact size for a paper, in the format of ``path``.
+
+    Fonts and the like are those of the user's matplotlibrc, except the size of text.
+
+    Args:
+        width: with its unit, as for :func:`inches`.
+        axes: names of :data:`AXES`.
+
+    Returns:
+        A function that writes the figure, or raises ValueError for invalid mathematics in ``names``.
+
+    Raises:
+        ValueError: unknown format, width or axis.
+    """
+    if path.suffix not in FORMATS:
+        raise ValueError(f"expected a figure that ends in {', '.join(FORMATS)}, found {path.name}")
+    known = {axis.name: axis for axis in AXES}
+    suitable = {axis.name for axis in axes_of(settings)}
+    axes = [name.replace("_", " ") for name in axes]
+    for name in axes:
+        if name not in known:
+            raise ValueError(f"no axis is called {name!r}: {suggest(name, known)}")
+        if name not in suitable:
+            raise ValueError(f"the runs have no {name}: their jobs have no [clock]")
+    across, size = [known[name] for name in axes], inches(width)
+
+    def write(file: Path) -> None:
+        lines = counted(settings, names.of(settings, _quoted), metrics)
+        with matplotlib.rc_context(_EMBEDDED | {"font.size": TEXT}):
+            figure = Figure(figsize=(size, 1), layout="constrained", facecolor="white")
+            for cell in _panels(figure, settings, metrics, across, TEXT, names, marked=True).flat:
+                for line in cell.lines:
+                    line.set_linewidth(THICKNESS)
+                cell.tick_params(labelsize=TEXT - 1, color="0.4")
+            rows = _legend(figure, lines)
+            panel = max(SHAPE * size / len(across), 1.1)
+            figure.set_size_inches(size, len(metrics) * panel + (rows + 1) * (1.45 * TEXT / 72))
+            form = path.suffix.removeprefix(".")
+            date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form, {})
+            figure.savefig(file, format=form, metadata={"Creator": FIGURE_MARK} | date)
+
+    return write
+
+
+def inches(text: str) -> float:
+    """A width with its unit, such as ``3.25in`` or ``84mm``.
+
+    Raises:
+        ValueError: it is none, or nothing can be drawn in it.
+    """
+    found = re.fullmatch(rf"([0-9.]+) *({'|'.join(UNITS)})", text.strip())
+    try:
+        width = float(found[1]) * UNITS[found[2]] if found else 0.0
+    except ValueError:
+        width = 0.0
+    if not WIDTHS[0] <= width <= WIDTHS[1]:
+        raise ValueError(
+            f"expected a width from {WIDTHS[0]:g}in to {WIDTHS[1]:g}in in one of {', '.join(UNITS)}, "
+            f"such as 3.25in or 84mm; found {text!r}"
+        )
+    return width
+
+
+def _legend(drawing: Figure, labels: Sequence[str]) -> int:
+    """A legend above the panels, in as many columns as the figure is wide; how many lines it has."""
+    handle = 3.0  # of TEXT
+    width = 72 * drawing.get_figwidth() / TEXT
+    labels = [textwrap.fill(label, max(int((width - handle - 1) / 0.62), 8)) for label in labels]
+    handles = [
+        Line2D(
+            [],
+            [],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=3.5,
+            **style(number) | {"linewidth": THICKNESS},
+        )
+        for number in range(len(labels))
+    ]
+    for columns in range(len(labels), 0, -1):
+        legend = drawing.legend(
+            handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=TEXT - 1,
+            handlelength=handle, columnspacing=1, handletextpad=0.5, borderaxespad=0, labelspacing=0.25,
+        )  # fmt: skip
+        extent = legend.get_window_extent()
+        if columns == 1 or extent.width <= drawing.bbox.width:
+            break
+        legend.remove()
+    return -(-len(labels) // columns) + sum(label.count("\n") for label in labels) // columns
+
+
+def plot(
+    runs: pd.DataFrame | str | os.PathLike | Iterable[str | os.PathLike],
+    metric: str | None = None,
+    x: str = "round",
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw a metric of each setting over its seeds: the mean with a band of one standard deviation, or, on
+    axes that are logarithmic already, the median with a band from the 10 % to the 90 % quantile.
+
+    A curve ends where the first of its runs ends, and has a gap where one of them has no finite value. For a
+    setting with diverged runs it is the median of the others, with every run as a thin line.
+
+    Args:
+        runs: the argument of :func:`mpifed.frame`, or a table that it returned, or a part of one. Settings
+            keep their styles in any part of a table.
+        metric: by default the first.
+        x: ``round`` or another column of the table, such as the costs ``oracle_calls``, ``bytes_up`` and
+            ``seconds``.
+        ax: matplotlib axes, by default the current ones.
+
+    Returns:
+        The axes, with a legend.
+
+    Raises:
+        ValueError: no such metric or column; as for :func:`mpifed.frame`.
+    """
+    from matplotlib import pyplot  # reports do not need it
+
+    found = runs if isinstance(runs, pd.DataFrame) else frame(runs)
+    if x not in found:
+        raise ValueError(f"the table has no column {x!r}: {suggest(x, [*found.columns])}")
+    rows, settings = _rows(found, metric), found["setting"].astype("category").cat.categories
+    ax = ax or pyplot.gca()
+    for setting, own in rows.groupby("setting", observed=True):
+        _plot_setting(ax, [run for _, run in own.groupby("run", observed=True)], x, str(setting), settings)
+    ax.set(xlabel=x.replace("_", " "), ylabel=drawn(rows["metric"].iloc[0]))
+    ax.legend(frameon=False)
+    return ax
+
+
+def _plot_setting(ax: Axes, runs: Sequence[pd.DataFrame], x: str, setting: str, settings: pd.Index) -> None:
+    """A setting by :func:`draw_summary`."""
+    lost = [run["diverged"].any() or not np.isfinite(run["value"].iloc[-1]) for run in runs]
+    known = [run for run, without in zip(runs, lost) if not without]
+    curve = Curve.of((run["round"], run["value"]) for run in known or runs)
+    across = Curve.of((run["round"], run[x]) for run in known or runs).mean
+    seeds = [(run[x], run["value"], without) for run, without in zip(runs, lost)]
+    tally = f" ({len(known)} of {len(runs)} finite)" if any(lost) else ""
+    number, log = settings.get_loc(setting), ax.get_yscale() == "log"
+    label = drawn(f"{setting}{tally}")
+    draw_summary(ax, across, curve, seeds, number, log, f"_seeds of {setting}", label=label)
+
+
+def _rows(found: pd.DataFrame, metric: str | None) -> pd.DataFrame:
+    """The rows of a metric, by default of the first."""
+    known = [*found["metric"].unique()]
+    if not known:
+        raise ValueError("these runs have no metrics")
+    metric = known[0] if metric is None else metric
+    if metric not in known:
+        raise ValueError(f"these runs have no metric {metric!r}: {suggest(metric, known)}")
+    return found[found["metric"] == metric]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from mpifed.report.comparison import settings_of
-from mpifed.report.names import labels
+from mpifed.report.labels import labels
 from mpifed.storage.format import COSTS
 from mpifed.storage.results import RunData, find_runs, load
 

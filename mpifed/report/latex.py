@@ -6,19 +6,20 @@ import math
 import re
 from collections.abc import Sequence
 
-from mpifed.core.telling import visible
-from mpifed.report.comparison import Rule, Setting, Spread
-from mpifed.report.renaming import Renaming
-from mpifed.report.statistics import TEST, against
+from mpifed.base.log import visible
+from mpifed.report.comparison import Rule, Setting, against
+from mpifed.report.labels import Labels
+from mpifed.report.statistics import Spread
+from mpifed.report.tables import TEST
 from mpifed.storage.ownership import FIGURE_MARK
 
 __all__ = ["LEVEL", "escape", "number", "table"]
 
-#: What p-values are held against.
+#: Significance level of the test.
 LEVEL = 0.05
-#: Marks what is not told apart from the best.
+#: Marks methods that are not distinguished from the best.
 MARK = r"\dagger"
-#: Figures from here on are written with a power of ten.
+#: Numbers below and from here on are written with a power of ten.
 SMALL, LARGE = 1e-3, 1e5
 _SPECIAL = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
@@ -27,25 +28,21 @@ _SPECIAL = {
 }  # fmt: skip
 
 
-def table(chosen: Sequence[Setting], rule: Rule, metrics: Sequence[str], names: Renaming) -> str:
-    """A table with a row a method and a column a metric, mean ± standard deviation over the seeds.
+def table(chosen: Sequence[Setting], rule: Rule, metrics: Sequence[str], names: Labels = Labels()) -> str:
+    """A table with a row per method and a column per metric, mean ± standard deviation over the seeds.
 
-    In each column the best mean is bold, and what the paired test does not tell apart from it is marked. A
-    method with seeds that end in non-finite values is neither: it has the median of the others and the count.
-    Methods under other conditions, such as another problem, are rivals among themselves.
+    In each column the best mean is bold, and methods that the paired test does not distinguish from it are
+    marked. A method with lost seeds is neither: it has the median of the others and the count. Methods are
+    compared only within a task.
     """
-    renamed = zip(names.labels(chosen), Renaming().labels(chosen))
-    labels = dict(zip(chosen, [_text(new, new != old) for new, old in renamed]))
+    labels = dict(zip(chosen, names.of(chosen, _quoted)))
     parts, tested = [], False
     for rivals in rule.rivals(chosen):
         columns = [_column(rivals, rule, metric) for metric in metrics]
         tested |= any(compared for _, compared in columns)
         rows = zip(*(cells for cells, _ in columns))
         parts.append("\n".join(f"{labels[one]} & {' & '.join(row)} \\\\" for one, row in zip(rivals, rows)))
-    heads = [
-        _text(names.metrics.get(metric, metric), metric in names.metrics) + _arrow(chosen, metric)
-        for metric in metrics
-    ]
+    heads = [names.metric(metric, _quoted) + _arrow(chosen, metric) for metric in metrics]
     body = "\n\\midrule\n".join(parts)
     return (
         f"% {FIGURE_MARK}; needs \\usepackage{{booktabs}}\n% {visible(rule.describe(chosen), line=True)}\n"
@@ -105,13 +102,13 @@ def number(spread: Spread, bold: bool = False, marked: bool = False) -> str:
 
 
 def escape(text: str) -> str:
-    """A text as LaTeX shows it."""
+    """A text quoted for LaTeX."""
     return "".join(_SPECIAL.get(one, one) for one in visible(text, line=True))
 
 
-def _text(text: str, renamed: bool) -> str:
-    """A name as LaTeX shows it; mathematics between dollars stays in what users write alone."""
-    if not renamed:
+def _quoted(text: str, by_user: bool) -> str:
+    """A name for LaTeX; mathematics between dollars is kept only in a user's own."""
+    if not by_user:
         return escape(text)
     parts = re.split(r"(\$[^$]+\$)", text)
     return "".join(part if part.startswith("$") and len(part) > 1 else escape(part) for part in parts)
@@ -123,7 +120,7 @@ def _arrow(chosen: Sequence[Setting], metric: str) -> str:
 
 
 def _caption(chosen: Sequence[Setting], rule: Rule, tested: bool, body: str) -> str:
-    """What the figures are, and by which test they were compared."""
+    """The caption: what the numbers are, and the test that compared them."""
     numbers = sorted({len(one.runs) for one in chosen})
     seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     which = "the last evaluation" if rule.by == "final" else "the best evaluation"

@@ -1,4 +1,8 @@
-"""The report as one HTML page that needs nothing beside itself: figures, style and script stand inside."""
+"""The report as one self-contained HTML page: figures, style and script are part of it.
+
+BokehJS draws the curves in the browser from data in the page. Bokeh's Python package is not imported, since
+that takes longer than the rest of a page.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +11,44 @@ import io
 import json
 from collections.abc import Sequence
 from importlib import resources
+from importlib.util import find_spec
+from pathlib import Path
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from mpifed.core.settings import flatten
-from mpifed.report.charts import curves_json, legend, library, points
+from mpifed.base.settings import flatten
 from mpifed.report.citations import references
 from mpifed.report.client_samples import Holdings, draw, title
-from mpifed.report.comparison import Rule, Setting, Spread, metrics_of
-from mpifed.report.evaluated import client_rows, confusion_rows
-from mpifed.report.figures import axes_of, still
-from mpifed.report.names import labels, run_names, setting_cells
-from mpifed.report.statistics import TEST, paired_rows
-from mpifed.report.tables import cell, cost_rows, run_rows, setting_rows
-from mpifed.report.theory import theory_rows
+from mpifed.report.comparison import Rule, Setting, metrics_of
+from mpifed.report.figures import DIVERGED, axes_of, counted, scales, still, style
+from mpifed.report.labels import labels, run_names, setting_cells
+from mpifed.report.statistics import Curve, Spread
+from mpifed.report.tables import (
+    TEST,
+    cell,
+    client_rows,
+    confusion_rows,
+    cost_rows,
+    paired_rows,
+    run_rows,
+    setting_rows,
+    theory_rows,
+)
 from mpifed.storage.results import RunData
 
-__all__ = ["page"]
+__all__ = ["library", "page", "points"]
 
+#: Points of all lines together, and the least and most of one.
+BUDGET, LEAST, MOST = 8000, 200, 2000
+#: Significant digits of the page's curves: more than a screen shows.
+DIGITS = 6
+#: The figures' colours on a dark background.
+DARK = {
+    "#0072B2": "#4FA8E0", "#D55E00": "#F0803C", "#009E73": "#2CC79A", "#CC79A7": "#E59CC6",
+    "#000000": "#E6E9EC", "#E69F00": "#F2C14E", "#56B4E9": "#A5DCFA",
+}  # fmt: skip
 #: The tables whose columns are explained.
 _EXPLAINED = ("best", "settings", "runs", "costs", "theory", "clients")
 #: Texts with more characters than this are broken into lines.
@@ -114,7 +137,7 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
 
 
 def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
-    """The page's tables by name, ``None`` for one that would say nothing."""
+    """The page's tables by name, ``None`` for an empty one."""
     cells, choosing = setting_cells(settings, rule), len(chosen) < len(settings)
     return {
         "best": _table(setting_rows(chosen, rule, cells)) if len(runs) > len(chosen) else None,
@@ -125,7 +148,7 @@ def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
         "costs": _table(cost_rows(chosen)),
         "paired": _table(paired_rows(chosen, rule)),
         "theory": _table(theory_rows(settings)),
-        "clients": _table(client_rows(chosen, labels(chosen))),
+        "clients": _table(client_rows(chosen)),
         "files": _table(_files(runs)),
         "places": _table(_places(runs)),
         "versions": _table(_versions(runs)),
@@ -142,7 +165,7 @@ def _heading(settings: Sequence[Setting]) -> str:
 
 
 def _counts(settings: Sequence[Setting], runs: Sequence[RunData]) -> str:
-    """How many of everything, or how the only run ended, as a sentence."""
+    """The numbers of runs, settings and methods, or how the only run ended, as a sentence."""
     if len(runs) == 1:
         return "; infeasible: ".join(filter(None, [runs[0].stopped or "not finished", runs[0].infeasible]))
     numbers = {"run": len(runs), "setting": len(settings), "method": len({one.name for one in settings})}
@@ -157,7 +180,7 @@ def _counts(settings: Sequence[Setting], runs: Sequence[RunData]) -> str:
 
 
 def _charts(settings: Sequence[Setting], chosen: Sequence[Setting]) -> dict:
-    """What the page's charts are made of; no curves where there are no metrics."""
+    """The values of the template for the charts; no curves where there are no metrics."""
     if not metrics_of(chosen):
         return {"curves": ""}
     most = points(len(settings))
@@ -187,7 +210,7 @@ def _uri(content: bytes, kind: str) -> str:
 
 
 def _table(rows: Sequence[dict], marks: Sequence[bool] = ()) -> dict | None:
-    """Rows as texts, with a kind for each column: number, short (never broken) or long."""
+    """Rows as texts, with the type of each column: number, short (never broken) or long."""
     if not rows:
         return None
     texts, kinds = [[cell(column, value) for column, value in row.items()] for row in rows], []
@@ -229,7 +252,7 @@ def _confusions(chosen: Sequence[Setting]) -> list[tuple[str, dict]]:
 
 
 def _holdings(settings: Sequence[Setting]) -> list[dict]:
-    """Who holds what in the first run of every problem with classes."""
+    """Samples by client and class in the first run of every problem with classes."""
     firsts: dict[str, RunData] = {}
     for run in (one.runs[0] for one in settings):
         if run.class_counts is not None:
@@ -249,7 +272,7 @@ def _files(runs: Sequence[RunData]) -> list[dict]:
 
 
 def _places(runs: Sequence[RunData]) -> list[dict]:
-    """Where each run's results lie, and what it ran on."""
+    """The results file of each run, and the machine it ran on."""
     names = dict.fromkeys(
         key for run in runs for key, value in run.layout.items() if not isinstance(value, list | dict)
     )
@@ -260,7 +283,7 @@ def _places(runs: Sequence[RunData]) -> list[dict]:
 
 
 def _versions(runs: Sequence[RunData]) -> list[dict]:
-    """Every version of every software that a run has used."""
+    """Every version of each software that a run has used."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         for name, version in run.versions.items():
@@ -269,7 +292,7 @@ def _versions(runs: Sequence[RunData]) -> list[dict]:
 
 
 def _configs(runs: Sequence[RunData]) -> tuple[dict[str, str], list[dict]]:
-    """All settings as JSON texts: those that the runs share, and a row a run of the others."""
+    """All settings as JSON texts: those that the runs share, and a row per run of the others."""
     configs = [{key: json.dumps(value) for key, value in flatten(run.config).items()} for run in runs]
     keys = dict.fromkeys(key for config in configs for key in config)
     apart = [key for key in keys if len({config.get(key) for config in configs}) > 1]
@@ -279,3 +302,93 @@ def _configs(runs: Sequence[RunData]) -> tuple[dict[str, str], list[dict]]:
         for name, config in zip(run_names(runs), configs)
     ]
     return common, own if apart else []
+
+
+def library() -> str:
+    """The text of BokehJS with its interface for scripts, of the installed package."""
+    package = find_spec("bokeh")
+    assert package is not None and package.submodule_search_locations is not None
+    folder = Path(package.submodule_search_locations[0], "server", "static", "js")
+    return "\n".join(
+        (folder / name).read_text(encoding="utf-8") for name in ("bokeh.min.js", "bokeh-api.min.js")
+    )
+
+
+def points(lines: int) -> int:
+    """Most points per line for this number of lines."""
+    return min(max(BUDGET // lines, LEAST), MOST)
+
+
+def legend(settings: Sequence[Setting], chosen: Sequence[Setting]) -> list[dict]:
+    """The legend's entry of each line, those of the chosen settings first."""
+    ordered, names = _in_order(settings, chosen), dict(zip(settings, labels(settings)))
+    if len(chosen) == len(settings):
+        names = dict(zip(chosen, labels(chosen)))
+    texts, entries = counted(ordered, [names[one] for one in ordered], metrics_of(settings)), []
+    for number, one in enumerate(ordered):
+        look = style(number)
+        dashes = [] if look["linestyle"] == "-" else [2 * part for part in look["linestyle"][1]]
+        entries.append(
+            {"label": texts[number], "color": look["color"], "dark": DARK[look["color"]], "dashes": dashes}
+            | {"best": one in chosen}
+        )
+    return entries
+
+
+def _in_order(settings: Sequence[Setting], chosen: Sequence[Setting]) -> list[Setting]:
+    """All settings, the chosen ones first, so that they keep their colours of other figures."""
+    return [*chosen, *(one for one in settings if one not in chosen)]
+
+
+def curves_json(settings: Sequence[Setting], chosen: Sequence[Setting]) -> str:
+    """All curves, as JSON that is safe within HTML."""
+    ordered = _in_order(settings, chosen)
+    axes = [(axis, *axis.scale(settings)) for axis in axes_of(settings)]
+    found = {
+        "axes": [{"name": axis.name, "label": label} for axis, _, label in axes],
+        "scales": {metric: scales(settings, metric) for metric in metrics_of(settings)},
+        "lines": [_line(one, axes, points(len(ordered))) for one in ordered],
+    }
+    return json.dumps(found, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _line(setting: Setting, axes: Sequence, most: int) -> dict:
+    """The curves of a setting: costs by axis, those of the first metric and of others where they differ; by
+    metric the line and the band of each kind of axis, the seeds where some are lost, a bound of theory."""
+    x: dict[str, list] = {}
+    y: dict[str, dict] = {}
+    for metric in metrics_of([setting]):
+        curve, runs = setting.curve(metric).thinned(most), setting.drawn(metric)
+        costs = _costs(axes, setting, runs, curve.rounds)
+        x = x or costs
+        own: dict = ({} if costs == x else {"x": costs}) | {"mean": _numbers(curve.mean)}
+        if len(runs) > 1:
+            names = ("deviation", "median", "low", "high")
+            own |= {name: _numbers(getattr(curve, name)) for name in names}
+        if not setting.is_whole(metric):
+            finite = setting.finite(metric)
+            own["seeds"] = [_seed(setting, run, metric, axes, run not in finite) for run in setting.runs]
+        bound = setting.bound(metric)
+        y[metric] = own | ({"bound": bound} if bound is not None and bound < DIVERGED else {})
+    return {"x": x, "y": y}
+
+
+def _seed(setting: Setting, run: RunData, metric: str, axes: Sequence, lost: bool) -> dict:
+    """The values of a run, at most :data:`LEAST` of them, and whether it is lost."""
+    curve = Curve.of([(run.metric_rounds, run.metrics[metric])]).thinned(LEAST)
+    x = _costs(axes, setting, [run], curve.rounds)
+    return {"x": x, "y": _numbers(curve.mean), "lost": lost}
+
+
+def _costs(axes: Sequence, setting: Setting, runs: Sequence[RunData], rounds: np.ndarray) -> dict[str, list]:
+    """The mean cost of runs at some rounds, by axis."""
+    return {
+        axis.name: _numbers(np.mean([axis.of(run, rounds) for run in runs], axis=0) / size)
+        for axis, size, _ in axes
+        if axis.suits(setting)
+    }
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    """Finite numbers with :data:`DIGITS` digits; values that are not drawn are ``None``."""
+    return [float(f"{value:.{DIGITS}g}") if abs(value) < DIVERGED else None for value in values.tolist()]

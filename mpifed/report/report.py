@@ -1,49 +1,94 @@
-"""The report of finished runs, and of runs that stopped half way: curves, tables and a page to read in a
-browser."""
+"""The report of runs: curves, tables, a page for a browser, and a figure and a table for a paper."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.text import Text
 
-from mpifed.core.console import Console
-from mpifed.core.references import bibtex
-from mpifed.report.citations import sources
+from mpifed.base.console import Console
+from mpifed.base.settings import suggest
 from mpifed.report.comparison import Rule, Setting, best, metrics_of, settings_of
-from mpifed.report.figures import curves
-from mpifed.report.names import setting_cells
+from mpifed.report.figures import AXES, curves, paper_figure
+from mpifed.report.labels import Labels, setting_cells
+from mpifed.report.latex import table
 from mpifed.report.page import page
-from mpifed.report.paper import Paper
-from mpifed.report.statistics import TEST, paired_rows
-from mpifed.report.tables import cost_rows, print_table, run_rows, setting_rows, to_csv
-from mpifed.report.theory import theory_rows
-from mpifed.storage.atomic import replacing
-from mpifed.storage.ownership import REPORT_FILES, TEXT_MARK, expect_own
+from mpifed.report.tables import (
+    TEST,
+    cost_rows,
+    paired_rows,
+    print_table,
+    run_rows,
+    setting_rows,
+    theory_rows,
+    to_csv,
+)
+from mpifed.storage.atomic import expect_place, replacing
+from mpifed.storage.ownership import REPORT_FILES, TEXT_MARK, claim, expect_own, is_paper
 from mpifed.storage.results import find_runs, load
 
-__all__ = ["cite", "report"]
+__all__ = ["Paper", "report"]
 
 
-def cite(places: Iterable[str | Path]) -> str:
-    """The BibTeX entries of the methods, problems and data of runs, "" where none has any.
+@dataclass(frozen=True)
+class Paper:
+    """A figure and a table for a paper, of the best setting of every method.
 
-    Raises:
-        ValueError: no runs, or one that cannot be read.
+    Attributes:
+        figure: the file of the figure, ``None`` for none; its suffix is the format.
+        latex: the file of the table, ``None`` for none.
+        width: of the figure, with its unit.
+        metrics: of figure and table; by default the metric that decides which setting is best.
+        x: names of the figure's axes.
+        labels: a file with the user's names.
     """
-    return bibtex(sources(load(path).config for path in find_runs(places)))
+
+    figure: Path | None = None
+    latex: Path | None = None
+    width: str = "3.25in"
+    metrics: tuple[str, ...] = ()
+    x: tuple[str, ...] = ("rounds",)
+    labels: Path | None = None
+
+    def writers(self, chosen: Sequence[Setting], rule: Rule) -> dict[Path, Callable[[Path], object]]:
+        """The function that writes each file.
+
+        Raises:
+            ValueError: a metric or an axis does not exist, or a file cannot be written.
+        """
+        if not (self.figure or self.latex):
+            return {}
+        known = metrics_of(chosen)
+        for metric in self.metrics:
+            if metric not in known:
+                raise ValueError(f"no run has the metric {metric!r}: {suggest(metric, known)}")
+        if not known:
+            raise ValueError("the runs have no metrics: there is nothing to draw, and no table")
+        metrics = self.metrics or tuple(dict.fromkeys(filter(None, map(rule.metric_of, chosen))))
+        axes = [axis.name for axis in AXES]
+        names = Labels.read(self.labels, chosen, known, axes) if self.labels else Labels()
+        found: dict[Path, Callable[[Path], object]] = {}
+        if self.figure:
+            found[self.figure] = paper_figure(chosen, self.figure, self.width, metrics, self.x, names)
+        if self.latex:
+            text = table(chosen, rule, metrics, names)
+            found[self.latex] = lambda path: path.write_text(text, encoding="utf-8")
+        for path in found:
+            expect_place(path, is_paper)
+        return found
 
 
 def report(
     places: Iterable[str | Path], out: str | Path, rule: Rule = Rule(), paper: Paper | None = None
 ) -> list[Path]:
-    """Compare runs; write and print what was found.
+    """Compare runs; write and print the report.
 
     Args:
         places: run files, or folders that hold some at any depth.
         out: folder for ``report.html``, ``curves.png`` (if there are any metrics), ``table.txt``,
-            ``table.csv`` with a row a run, and with several runs ``settings.csv`` with a row for all those
+            ``table.csv`` with a row per run, and with several runs ``settings.csv`` with a row for all those
             that differ only in the seed.
         paper: a figure and a table for a paper.
 
@@ -62,6 +107,7 @@ def report(
     wanted = paper.writers(chosen, rule) if paper else {}
     files = {out / name: write for name, write in _writers(settings, chosen, rule, rows).items()} | wanted
     out.mkdir(parents=True, exist_ok=True)
+    claim(out, REPORT_FILES)
     failed = [fault for file, write in files.items() if (fault := _failing(file, write))]
     if len(chosen) == len(rows):
         print_table(rows)
@@ -75,7 +121,7 @@ def report(
 
 
 def _failing(file: Path, write: Callable[[Path], object]) -> str:
-    """Write a file; why that failed, which is no reason to leave out the files after it, or ""."""
+    """Write a file; return why that failed, or "". The files after it are written in either case."""
     try:
         with replacing(file) as path:
             write(path)
@@ -85,7 +131,7 @@ def _failing(file: Path, write: Callable[[Path], object]) -> str:
 
 
 def _writers(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, rows: list[dict]) -> dict:
-    """The files of a report, and what writes them."""
+    """The files of a report, and the functions that write them."""
     found: dict[str, Callable[[Path], object]] = {
         "report.html": lambda path: path.write_text(page(settings, chosen, rule), encoding="utf-8")
     }
@@ -111,8 +157,7 @@ def _to_text(
 
 
 def _print(console: Console, settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> None:
-    """The best settings, their costs and what chance may have to do with it, where there is something to
-    choose from or to average."""
+    """Print the best settings, their costs and the tests between them, where there are several runs."""
     runs = sum(len(one.runs) for one in settings)
     if len(chosen) < runs:
         console.print(Text(f"{runs} runs, {len(settings)} settings. {rule.describe(settings)}"))
@@ -124,6 +169,6 @@ def _print(console: Console, settings: Sequence[Setting], chosen: Sequence[Setti
 
 
 def _print_theory(console: Console, chosen: Sequence[Setting]) -> None:
-    """What the theorems say of the best settings, where a job names one."""
+    """Print the steps and bounds of theorems for the best settings, where a job names one."""
     if rows := theory_rows(chosen):
         print_table(rows, console)

@@ -1,8 +1,7 @@
-"""Tables of runs and of settings: as rows, as CSV, on the console."""
+"""Tables of runs, settings, costs, tests, theorems and clients: as rows, as CSV, on the console."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -13,31 +12,43 @@ from rich import box, filesize
 from rich.table import Table
 from rich.text import Text
 
-from mpifed.core.console import Console
-from mpifed.core.telling import visible
-from mpifed.report.comparison import Rule, Setting, Spread, metrics_of
-from mpifed.report.names import labels, run_names, setting_cells
-from mpifed.report.values import best_value, final
+from mpifed.base.console import Console
+from mpifed.base.log import visible
+from mpifed.base.settings import flatten
+from mpifed.config.theory import prescription_of
+from mpifed.core.evaluation import QUANTILES
+from mpifed.report.comparison import Rule, Setting, against, metrics_of
+from mpifed.report.labels import labels, run_names, setting_cells
+from mpifed.report.statistics import Spread, best_value, final
 from mpifed.storage.results import RunData
 
 __all__ = [
+    "TEST",
+    "cell",
+    "client_rows",
+    "confusion_rows",
+    "cost_rows",
     "describe_memory",
+    "paired_rows",
+    "print_table",
     "run_rows",
     "setting_rows",
-    "cost_rows",
-    "cell",
+    "theory_rows",
     "to_csv",
-    "print_table",
 ]
 
 #: The costs of a run, and those of a setting.
 RUN_COSTS = ("oracle calls", "bytes", "wire bytes", "seconds")
 SETTING_COSTS = ("rounds", "oracle calls", "phases", "bytes up", "bytes down", "wire bytes", "seconds")
+#: The test of :func:`paired_rows`.
+TEST = "two-sided paired t-test over the seeds, p-values corrected by Holm's method"
+#: Most classes for which a confusion matrix is shown.
+MOST = 30
 
 
 def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> list[dict]:
-    """One row a run, with or without its costs, all rows with the same keys; ``None`` where a run does not
-    have a figure.
+    """One row per run, with or without its costs, all with the same keys; ``None`` where a run has no such
+    value.
 
     ``bytes`` are those of federated clients, ``wire bytes`` those moved between ranks; ``communication %`` is
     the share of communication in the time spent computing and communicating.
@@ -66,7 +77,7 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
 
 
 def _totals(runs: Sequence[RunData]) -> pd.DataFrame:
-    """What runs have cost in all, a row a run; columns have the names of tables."""
+    """The total costs of runs, one row per run; columns have the names of tables."""
     total = pd.DataFrame([{name: values[-1] for name, values in run.costs.items()} for run in runs])
     total = total.astype({name: int for name in total if "seconds" not in name}).rename(
         columns=lambda name: "rounds" if name == "round" else name.replace("_", " ")
@@ -75,8 +86,7 @@ def _totals(runs: Sequence[RunData]) -> pd.DataFrame:
 
 
 def _spent(total: pd.DataFrame, names: Sequence[str]) -> list[dict]:
-    """The rows of some costs, with the share of communication. The clock of a federation has a column where
-    one of them has one."""
+    """The rows of some costs, with the share of communication, and federated seconds where a run has them."""
     talk, clock = total["communication seconds"], total["federated seconds"]
     clocked = {clock.name: clock.astype(object).where(clock > 0, None)} if clock.any() else {}
     share = 100 * talk / (talk + total["compute seconds"])
@@ -88,7 +98,7 @@ def _target(rule: Rule) -> str:
 
 
 def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting, dict]) -> list[dict]:
-    """One row a setting, with its ``cells`` of :func:`setting_cells`, how its runs ended, and figures as
+    """One row per setting, with its ``cells`` of :func:`setting_cells`, how its runs ended, and values as
     :class:`Spread`."""
     rows = []
     for one in settings:
@@ -112,7 +122,7 @@ def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting
 
 
 def cost_rows(settings: Sequence[Setting]) -> list[dict]:
-    """One row a setting with what it has cost, in the mean over its runs."""
+    """One row per setting with its costs, mean over its runs."""
     total = pd.DataFrame([_totals(one.runs).mean() for one in settings])
     return [
         {"setting": name} | row | {"peak memory per rank": _memory(one.runs)}
@@ -120,13 +130,121 @@ def cost_rows(settings: Sequence[Setting]) -> list[dict]:
     ]
 
 
+def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
+    """One row for each setting that is compared with the best setting of its task, as in
+    :func:`mpifed.report.comparison.against`.
+
+    Without a validation split the best setting is chosen by the very values that are compared, so ``p`` is
+    slightly too small.
+
+    Args:
+        chosen: the best setting of each method.
+        rule: the compared metric and the choice of the best setting.
+    """
+    names = dict(zip(chosen, labels(chosen)))
+    rows = []
+    for rivals in rule.rivals(chosen):
+        first = min(rivals, key=rule.rank)
+        metric = rule.metric_of(first)
+        others = [one for one in rivals if one is not first and metric in one.metrics]
+        found = against(first, others, rule, metric)
+        if len(found) and (found["seeds"] > 1).any():
+            found.insert(0, "setting", [names[one] for one in others])
+            found.insert(1, "against", names[first])
+            found.insert(2, "metric", metric)
+            rows += found.to_dict("records")
+    return rows
+
+
+def theory_rows(settings: Sequence[Setting]) -> list[dict]:
+    """One row for each step that a setting's theorem prescribes, values as :class:`Spread` over the runs.
+
+    ``used / prescribed`` is how many times smaller the theorem's step is than the one used.
+    """
+    rows = []
+    for setting, name in zip(settings, labels(settings)):
+        found = prescription_of(setting.runs[0].config.get("theory"))
+        if found is None:
+            continue
+        theorem, _ = found
+        common = {"theorem": theorem.name, "bound on": theorem.of}
+        bounds = [_steps(run)[1] for run in setting.runs]
+        figure = Spread.of(bounds) if None not in bounds else None
+        has = theorem.metric in setting.metrics
+        last = setting.spread(lambda run: Rule().value(run, theorem.metric)) if has else None
+        steps = [key for key in _steps(setting.runs[0])[0] if all(_used(run, key) for run in setting.runs)]
+        for key in steps:
+            row = {"setting": name, **common, "bound": figure, "measured": last, "step": key}
+            row["prescribed"] = setting.spread(lambda run: _steps(run)[0][key])
+            row["used"] = setting.spread(lambda run: _used(run, key))
+            row["used / prescribed"] = setting.spread(lambda run: _used(run, key) / _steps(run)[0][key])
+            rows.append(row)
+    return rows
+
+
+def _steps(run: RunData) -> tuple[dict[str, float], float | None]:
+    """The numbers that a run's theorem prescribes, those of a schedule as ``eta.scale``, and its bound."""
+    found = prescription_of(run.config["theory"])
+    assert found is not None
+    numbers = {key: value for key, value in flatten(found[1].steps).items() if isinstance(value, int | float)}
+    return {key: float(value) for key, value in numbers.items() if value}, found[1].bound
+
+
+def _used(run: RunData, key: str) -> float:
+    """The number that a run used for a step; 0 for none, or for another schedule."""
+    own = flatten(run.config["algorithm"])
+    value = own.get(key, own.get(f"{key}.value"))
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def client_rows(settings: Sequence[Setting]) -> list[dict]:
+    """One row per setting and metric: its quantiles over the clients' own samples and the worst client, mean
+    over the runs, and the worst client's number in each run."""
+    rows = []
+    for one, name in zip(settings, labels(settings)):
+        runs = [run for run in one.runs if run.details.clients]
+        for metric in runs[0].details.clients if runs else ():
+            known = [_known(run, metric) for run in runs]
+            worst = [_worst(run, metric) for run in runs]
+            quantiles = {
+                f"{per_cent} %": Spread.of(np.quantile(values, per_cent / 100) for values in known)
+                for per_cent in QUANTILES
+            }
+            row = {"setting": name, "metric": metric, "clients": len(runs[0].details.clients[metric])}
+            figures = Spread.of(run.details.clients[metric][k] for run, k in zip(runs, worst))
+            rows.append(row | quantiles | {"worst": figures, "worst client": ", ".join(map(str, worst))})
+    return rows
+
+
+def _known(run: RunData, metric: str) -> np.ndarray:
+    """The clients' values that are not NaN; one NaN where all are."""
+    values = run.details.clients[metric]
+    return values[~np.isnan(values)] if not np.isnan(values).all() else values[:1]
+
+
+def _worst(run: RunData, metric: str) -> int:
+    """The number of the client with the worst value; 0 where all are NaN."""
+    values = run.details.clients[metric] * (1 if metric in run.maximised else -1)
+    return 0 if np.isnan(values).all() else int(np.nanargmin(values))
+
+
+def confusion_rows(setting: Setting) -> list[dict]:
+    """One row per class: its test samples by predicted class, added up over the runs; no rows without a
+    confusion matrix, or for more than :data:`MOST` classes."""
+    found = [run.details for run in setting.runs if run.details.confusion is not None]
+    if not found or len(found[0].classes) > MOST:
+        return []
+    counts, classes = sum(one.confusion for one in found), found[0].classes
+    return [
+        {"class": name} | dict(zip((f"as {other}" for other in classes), row))
+        for name, row in zip(classes, counts.tolist())
+    ]
+
+
 def cell(column: str, value) -> str:
-    """A value as people read it."""
+    """A value as text."""
     if isinstance(value, Spread):
-        if value.finite:
-            return value.finite.told(lambda number: f"{number:.4g}")
-        around = f" ± {value.deviation:.2g}" if math.isfinite(value.deviation) else ""
-        return f"{value.mean:.4g}{around}" if math.isfinite(value.mean) else "-"
+        return value.describe()
     if value is None or isinstance(value, str):
         text = value or ("not finished" if column == "stopped" else "")
         return "-" if value is None else visible(text, line=True)
@@ -144,15 +262,15 @@ def cell(column: str, value) -> str:
 
 
 def to_csv(rows: Sequence[dict], path: str | Path) -> None:
-    """Write rows with full precision; what a row does not have is left empty. A spread takes two columns, and
-    four more where a run of a row has no finite value."""
+    """Write rows with full precision; missing values are left empty. A spread takes two columns, and four
+    more where a run of a row has no finite value."""
     spread = {column for row in rows for column, value in row.items() if isinstance(value, Spread)}
     lost = {
         column for row in rows for column, value in row.items() if isinstance(value, Spread) and value.finite
     }
 
     def cells(column: str, value) -> dict:
-        """What has no value is empty; a value that is no number is told."""
+        """The columns of one value; no value is empty, NaN is written as such."""
         if column not in spread:
             return {column: "" if value is None else value}
         parts = {part: getattr(value, part, "") for part in ("mean", "deviation")}
@@ -166,7 +284,8 @@ def to_csv(rows: Sequence[dict], path: str | Path) -> None:
 
 
 def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
-    """Print rows: one as a list, several as tables no wider than the console, each with the first column."""
+    """Print rows: a single row as a list, several as tables no wider than the console, each with the first
+    column."""
     console = console or Console()
     if len(rows) == 1:
         single = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
@@ -200,12 +319,12 @@ def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
 
 
 def _memory(runs: Sequence[RunData]) -> str | None:
-    told = [pd.DataFrame(run.ranks) for run in runs if run.ranks]
-    return describe_memory(pd.concat(told)) if told else None
+    known = [pd.DataFrame(run.ranks) for run in runs if run.ranks]
+    return describe_memory(pd.concat(known)) if known else None
 
 
 def describe_memory(ranks: Mapping[str, np.ndarray]) -> str:
-    """Peak memory per rank as people read it, from the columns of the group ``ranks``."""
+    """Peak memory per rank as text, from the columns of the group ``ranks``."""
     ranges = []
     for name in ("host", "gpu"):
         low, high = (f"{pick(ranks[f'peak_{name}_bytes']) / 1e6:.0f}" for pick in (np.min, np.max))

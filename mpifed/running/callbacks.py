@@ -1,4 +1,4 @@
-"""Callbacks: a user's objects that are told of a run as it goes on."""
+"""Callbacks: user-defined objects that are called during a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.core.errors import ConfigError, blaming, shown
-from mpifed.core.settings import near_miss
-from mpifed.parallel.comm import SerialComm, together
+from mpifed.base.errors import ConfigError, short_repr, user_code_errors
+from mpifed.base.settings import suggest
+from mpifed.parallel.comm import SerialComm, collective_errors
+from mpifed.running.recorder import Recorder
 from mpifed.simulation.simulation import Simulation
-from mpifed.storage.recorder import Recorder
 
 __all__ = ["Callbacks", "Event", "expect_callbacks"]
 
@@ -23,12 +23,12 @@ METHODS = ("on_start", "on_round", "on_evaluation", "on_end")
 
 @dataclass(frozen=True)
 class Event:
-    """What a callback is told. It holds for the time of the call: copy what is to last.
+    """The argument of a callback. It is valid during the call; copy values that are needed later.
 
     Attributes:
         config: the resolved settings, a table that ``mpifed.run`` takes again.
         folder: the run's folder.
-        round: rounds done; at ``on_start`` those that the run goes on from.
+        round: completed rounds; at ``on_start`` those of the resumed run.
         metrics: the evaluation's, by name; at ``on_end`` those of the output point, {} after a signal or
             non-finite values; {} at ``on_start`` and ``on_round``.
         costs: cumulative, over all ranks, under their names in ``run.h5``.
@@ -56,17 +56,17 @@ class Event:
 
 def expect_callbacks(callbacks: Sequence[object]) -> None:
     """Raises:
-    ConfigError: they are no list of objects with methods of :data:`METHODS`, and no others that begin alike.
+    ConfigError: not a list of objects with methods of :data:`METHODS`, or with unknown methods ``on_...``.
     """
     if not isinstance(callbacks, list | tuple):
-        raise ConfigError(f"callbacks: expected a list of objects, got {shown(callbacks)}")
+        raise ConfigError(f"callbacks: expected a list of objects, got {short_repr(callbacks)}")
     for one in callbacks:
         name = type(one).__name__
         if isinstance(one, type):
             raise ConfigError(f"callbacks: expected an object, got the class {one.__name__}: call it")
         methods = [method for method in dir(one) if method.startswith("on_")]
         if unknown := next((method for method in methods if method not in METHODS), None):
-            raise ConfigError(f"callbacks: {name} has {unknown}: {near_miss(unknown, METHODS)}")
+            raise ConfigError(f"callbacks: {name} has {unknown}: {suggest(unknown, METHODS)}")
         if not methods:
             raise ConfigError(f"callbacks: {name} has none of the methods {', '.join(METHODS)}")
 
@@ -99,12 +99,12 @@ class Callbacks:
             CollectiveError: one has failed; says which.
         """
         self._recorder.gather()
-        with together(self._comm, ValueError):
+        with collective_errors(self._comm, ValueError):
             if self._comm.rank == 0:
                 event = self._event(metrics, stopped)
                 for one in self._given:
                     if method := getattr(one, name, None):
-                        with blaming(f"{type(one).__name__}.{name}", event.round):
+                        with user_code_errors(f"{type(one).__name__}.{name}", event.round):
                             _call(method, event)
 
     def _event(self, metrics: Mapping[str, float], stopped: str) -> Event:

@@ -1,32 +1,34 @@
-"""What a run has come to, as it returns it and as it is read back from its folder."""
+"""The result of a run: returned, read from its folder, and shown as text or HTML."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from mpifed.base.errors import ConfigError
 from mpifed.config.job import Config
 from mpifed.config.plugins import expect_same_sources, find, make
-from mpifed.core.details import Details
-from mpifed.core.errors import ConfigError
+from mpifed.core.evaluation import Details
 from mpifed.core.network import places
 from mpifed.core.records import Blocks
-from mpifed.parallel.comm import SerialComm, share
-from mpifed.running.shown import as_html, as_text
+from mpifed.parallel.comm import SerialComm, broadcast_text
+from mpifed.running.recorder import Recorder
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.format import RUN_FILE, End
-from mpifed.storage.recorder import Recorder
+
+__all__ = ["Result", "everywhere", "load", "of_files"]
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["Result", "everywhere", "load"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,7 +44,7 @@ class Result:
         costs: cost name → cumulative values by round.
         iterates: with ``record``, block → averaged iterates of rounds 1 to R, ``[R, d]``.
         network: where in ``parameters`` those of the problem's network are: name → block and name there.
-        end: why the run ended; ``None`` for one read while it goes on, or after a crash.
+        end: why the run ended; ``None`` if it is still running or has crashed.
         path: the results file.
         infeasible: how far the first evaluated point that was not in the problem's sets lay outside; "" for
             none.
@@ -69,10 +71,10 @@ class Result:
         return str(self.path)
 
     def __repr__(self) -> str:
-        return as_text(self)
+        return _as_text(self)
 
     def _repr_html_(self) -> str:
-        return as_html(self)
+        return _as_html(self)
 
     @property
     def confusion(self) -> pd.DataFrame | None:
@@ -96,7 +98,7 @@ class Result:
 
     @property
     def stopped(self) -> str:
-        """Why the run ended, in words; "" while it goes on."""
+        """Why the run ended, in words; "" while it is running."""
         return self.end.sentence if self.end else ""
 
     @property
@@ -172,7 +174,11 @@ def load(folder: str | Path) -> Result:
     Raises:
         ValueError: there is no results file, or it is damaged; says what was expected and found.
     """
-    run, found = results.load(folder), results.outcome(folder)
+    return of_files(*results.read(folder))
+
+
+def of_files(run: results.RunData, found: results.Outcome) -> Result:
+    """The result of a run that has been read with its output point."""
     point = {block: torch.from_numpy(values) for block, values in found.point.flat.items()}
     return Result(
         config=run.config,
@@ -193,7 +199,7 @@ def load(folder: str | Path) -> Result:
 
 def everywhere(result: Result | None, comm: SerialComm) -> Result:
     """A result that rank 0 has read, on all ranks; what only rank 0 has of a run stays there. Collective."""
-    known = json.loads(share(comm, json.dumps(_shared(result)) if comm.rank == 0 else None))
+    known = json.loads(broadcast_text(comm, json.dumps(_shared(result)) if comm.rank == 0 else None))
     point = {}
     for block, (dtype, size, _) in known["blocks"].items():
         values = result.point[block].numpy() if comm.rank == 0 else np.empty(size, dtype)
@@ -238,7 +244,7 @@ def _shared(result: Result) -> dict:
 
 
 def _model_of(config: dict):
-    """The network (``models.base.Network``) of stored settings, made anew; the data is not read.
+    """A new network (``models.base.Network``) from stored settings; the data are not read.
 
     Raises:
         ConfigError: the source of the user's problem or network has changed, or is not there.
@@ -252,3 +258,71 @@ def _model_of(config: dict):
 def _by_name(point: dict[str, torch.Tensor], blocks: Blocks) -> dict[str, dict[str, torch.Tensor]]:
     """The named parameters of every block as views of ``point``."""
     return {block: blocks.unflatten(block, point[block]) for block in blocks}
+
+
+if TYPE_CHECKING:
+    from mpifed.running.result import Result
+
+
+#: Most metrics that are shown.
+METRICS = 12
+#: Costs that are shown.
+COSTS = ("round", "oracle_calls", "bytes_up", "bytes_down", "seconds")
+#: Width and height of a curve, in pixels.
+WIDTH, HEIGHT = 320, 80
+
+
+def _as_text(result: Result) -> str:
+    """The result in a few lines; a rank that has only the point of it shows that."""
+    return "\n".join([_heading(result), *(f"  {name:8} {text}" for name, text in _lines(result))])
+
+
+def _as_html(result: Result) -> str:
+    """The same as a table, with the curve of the first metric where there is one."""
+    rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in _lines(result))
+    return f"<p><b>{escape(_heading(result))}</b></p><table>{''.join(rows)}</table>{_curve(result)}"
+
+
+def _heading(result: Result) -> str:
+    names = [result.config.get(part, {}).get("name", part) for part in ("algorithm", "problem")]
+    ended = "; infeasible: ".join(filter(None, [result.stopped or "not finished", result.infeasible]))
+    return f"{' on '.join(name.rpartition(':')[2] for name in names)}: {ended}"
+
+
+def _lines(result: Result) -> Iterator[tuple[str, str]]:
+    """What is known, by name: the metrics of the point, or the last ones while there is none of it."""
+    last = {name: values[-1] for name, values in result.history.items() if name != "round" and len(values)}
+    metrics = [f"{name} {value:.4g}" for name, value in (result.metrics or last).items()]
+    more = [f"and {len(metrics) - METRICS} more"] if len(metrics) > METRICS else []
+    spent = {name: result.costs[name][-1] for name in COSTS if len(result.costs.get(name, ()))}
+    costs = [
+        f"{name.replace('_', ' ')} {format(value, '.3g' if name == 'seconds' else ',.0f')}"
+        for name, value in spent.items()
+    ]
+    point = [f"{block} [{len(values)}]" for block, values in result.point.items()]
+    for name, parts in {"metrics": metrics[:METRICS] + more, "costs": costs, "point": point}.items():
+        if parts:
+            yield name, ", ".join(parts)
+    yield "file", str(result.path)
+
+
+def _curve(result: Result) -> str:
+    """The first metric against the rounds, "" where it has fewer than two finite values."""
+    name = next((name for name in result.history if name != "round"), "round")
+    pairs = zip(result.history.get("round", ()), result.history.get(name, ()))
+    seen = [(at, value) for at, value in pairs if math.isfinite(value)]
+    if len(seen) < 2:
+        return ""
+    rounds, values = zip(*seen)
+    points = " ".join(f"{x:.1f},{HEIGHT - y:.1f}" for x, y in zip(_to(WIDTH, rounds), _to(HEIGHT, values)))
+    return (
+        f'<svg width="{WIDTH}" height="{HEIGHT}" viewBox="-2 -2 {WIDTH + 4} {HEIGHT + 4}" role="img">'
+        f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/></svg>'
+        f"<p>{escape(name)}: {min(values):.4g} to {max(values):.4g}, rounds {rounds[0]} to {rounds[-1]}</p>"
+    )
+
+
+def _to(size: float, values: Sequence[float]) -> list[float]:
+    """From 0 to ``size``. Halves are subtracted, since the difference of large numbers may overflow."""
+    low, span = min(values) / 2, max(values) / 2 - min(values) / 2
+    return [size * ((value / 2 - low) / span) if span else size / 2 for value in values]

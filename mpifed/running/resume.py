@@ -6,21 +6,20 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
+from mpifed.base.errors import ConfigError
+from mpifed.base.log import warning
+from mpifed.base.settings import flatten
 from mpifed.config.job import Config
 from mpifed.config.plugins import changed_sources
-from mpifed.core.errors import ConfigError
-from mpifed.core.evaluation import PLAIN, Evaluation
-from mpifed.core.settings import flatten
-from mpifed.core.telling import warn
-from mpifed.parallel.comm import SerialComm, share, together
-from mpifed.running.data_check import expect_same_data, has_same_data
+from mpifed.core.autodiff import PLAIN, Evaluation
+from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
+from mpifed.running.checkpointing import Snapshot, expect_state, writer
+from mpifed.running.data_consistency import expect_same_data, has_same_data
 from mpifed.running.result import Result, everywhere, load
 from mpifed.storage import checkpoint
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import RUN_FILE, End
 from mpifed.storage.results import RunData, sound
-from mpifed.storage.schema import expect_state, writer
-from mpifed.storage.snapshot import Snapshot
 
 __all__ = [
     "Stored",
@@ -46,12 +45,12 @@ def find_saved(comm: SerialComm, look: Callable[[], Snapshot | Result | None]) -
         CollectiveError: with the text of rank 0's ValueError.
     """
     found = None
-    with together(comm, ValueError):
+    with collective_errors(comm, ValueError):
         if comm.rank == 0:
             found = look()
-    if share(comm, "complete" if isinstance(found, Result) else ""):
+    if broadcast_text(comm, "complete" if isinstance(found, Result) else ""):
         return everywhere(found, comm)
-    header = json.loads(share(comm, json.dumps(found.header if found else None)))
+    header = json.loads(broadcast_text(comm, json.dumps(found.header if found else None)))
     return found if comm.rank == 0 or header is None else Snapshot(header)
 
 
@@ -72,10 +71,10 @@ def find_settings(comm: SerialComm, folder: Folder) -> Stored:
         CollectiveError: there is no run to continue.
     """
     found = None
-    with together(comm, ValueError):
+    with collective_errors(comm, ValueError):
         if comm.rank == 0:
             found = _settings_in(folder)
-    return Stored(*json.loads(share(comm, json.dumps(found))))
+    return Stored(*json.loads(broadcast_text(comm, json.dumps(found))))
 
 
 def _settings_in(folder: Folder) -> Stored:
@@ -100,7 +99,7 @@ def choose(folder: Folder, config: Config, resume: str) -> Snapshot | Result | N
     """
     folder.open(create=True)
     path, overwrite = folder.path, config.run.overwrite
-    if not folder.ours and (resume == "never" or (resume == "auto" and overwrite)):
+    if resume == "never" or (resume == "auto" and overwrite):
         if folder.results() and not overwrite:
             raise ValueError(
                 f"{path} holds a run already: continue it with --resume auto, choose another run.out, or set "
@@ -187,7 +186,7 @@ def _sound(folder: Folder) -> Snapshot:
             + "\n".join(complaints)
         )
     for line in complaints:
-        warn(line)
+        warning(line)
     return Snapshot(header, arrays, path)
 
 
@@ -227,8 +226,8 @@ def check_rounds(round: int, config: Config) -> None:
 def complete(end: End | None, round: int, old: dict, config: Config) -> End | None:
     """``end`` where it ends the run for good under ``config``, else ``None``.
 
-    A run that has done all its rounds goes on when more are asked for; one that a stopping rule has ended,
-    when the rule is another.
+    A run that has completed its rounds is continued if more rounds are set; a run that a stopping rule has
+    ended is continued if the rule has changed.
 
     Args:
         end: why a run of the settings ``old`` has ended after ``round``.
@@ -284,7 +283,7 @@ def _bits(*tables: dict) -> list[dict]:
 
 
 def _expect_bits(old: dict, config: Config) -> None:
-    """Hold a run that goes on with changed settings to what ``exact`` promises.
+    """Check that changed settings of a resumed run keep the guarantee of ``exact``.
 
     Raises:
         ConfigError: it is to end in bits that are not those of a run in one go.
@@ -300,4 +299,4 @@ def _expect_bits(old: dict, config: Config) -> None:
             "run.reduction = 'exact' promises the bits of a run in one go, which depend on "
             f"{', '.join(changed)}: {way}, or start over with run.overwrite=true"
         )
-    warn("run.reduction = 'fused' from here on: the bits are no longer those of every layout")
+    warning("run.reduction = 'fused' from here on: the bits are no longer those of every layout")

@@ -12,25 +12,23 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from mpifed.base.errors import ConfigError
 from mpifed.config.job import Config
 from mpifed.config.plugins import expect_same_sources
 from mpifed.config.tables import override, read_table
-from mpifed.core.errors import ConfigError
-from mpifed.parallel.comm import CollectiveError, SerialComm, together
+from mpifed.parallel.comm import CollectiveError, SerialComm, collective_errors
 from mpifed.parallel.world import world
 from mpifed.running.callbacks import expect_callbacks
-from mpifed.running.keeping import say
-from mpifed.running.recovery import carry_on, surviving
+from mpifed.running.checkpointing import Snapshot, say
+from mpifed.running.recorder import versions
 from mpifed.running.result import Result
 from mpifed.running.resume import Stored, choose, find_saved, find_settings, go_on
 from mpifed.running.runner import Runner
 from mpifed.running.signals import stopped_by
-from mpifed.simulation.preparation import settled
+from mpifed.simulation.setup import settled
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.folder import Folder
-from mpifed.storage.log import RankLog
-from mpifed.storage.recorder import versions
-from mpifed.storage.snapshot import Snapshot
+from mpifed.storage.rank_log import RankLog
 
 __all__ = ["run", "resume"]
 
@@ -52,14 +50,14 @@ def run(
             default that of all processes started together.
         resume: "auto" continues where there is a checkpoint, "must" insists on one, "never" starts from the
             beginning. ``run.overwrite = true`` makes "auto" start from the beginning, too, and replaces what
-            lies in ``run.out``.
+            is in ``run.out``.
         overrides: ``key=value`` changes as on the command line, e.g. ``["rounds=20", "algorithm.q=5"]``.
         callbacks: objects with any of the methods ``on_start``, ``on_round``, ``on_evaluation`` and
             ``on_end``, which are called with an :class:`~mpifed.Event`, on rank 0 alone, for what this call
             computes; one that raises an error ends all ranks.
 
     Raises:
-        ConfigError: on all ranks together: settings that are wrong whatever lies in folders and data.
+        ConfigError: on all ranks: settings that are invalid independently of folders and data.
         CollectiveError: on all ranks together: what only shows when the job is set up or runs (missing data,
             an output folder in use or with another job's results, a device that is not there, non-finite
             values, a callback that fails).
@@ -114,7 +112,7 @@ def _read(job: Config | dict | str | Path, overrides: Sequence[str]) -> Config:
 
 
 def _changed(stored: Stored, folder: Path, overrides: Sequence[str]) -> Config:
-    """The settings of a stored run, which lies in ``folder`` now, with changes."""
+    """The settings of a stored run, which is now in ``folder``, with changes."""
     table = copy.deepcopy(stored.settings)
     table["run"]["out"] = str(folder)
     _override(table, overrides)
@@ -160,7 +158,7 @@ def _alike(comm: SerialComm, read: Callable[[], T]) -> T:
         ConfigError: on all ranks together, with the first rank's fault.
     """
     try:
-        with together(comm, ConfigError):
+        with collective_errors(comm, ConfigError):
             return read()
     except CollectiveError as fault:
         raise ConfigError(str(fault)) from None
@@ -173,25 +171,20 @@ def _carry_out(
     look: Callable[[], Snapshot | Result | None],
     callbacks: Sequence[object],
 ) -> Result:
-    """Run from what rank 0 finds by ``look``, again after the death of a rank that can be survived.
-    Collective.
-    """
+    """Run from what rank 0 finds with ``look``. Collective."""
 
-    def attempt(comm: SerialComm) -> tuple[Result, int]:
-        with RankLog(comm, folder.path) as log:
-            try:
-                found = find_saved(comm, look)
-                if isinstance(found, Result):
-                    return _complete(found.made_by(config), comm), 0
-                log.open()
-                runner = Runner(config, comm, folder, log, callbacks)
-                return runner.carry_out(found), runner.signal
-            finally:
-                folder.close()
-
-    result, signal = carry_on(surviving(comm, config.run.on_rank_failure), attempt)
-    if signal:
-        raise stopped_by(signal, result)
+    with RankLog(comm, folder.path) as log:
+        try:
+            found = find_saved(comm, look)
+            if isinstance(found, Result):
+                return _complete(found.made_by(config), comm)
+            log.open()
+            runner = Runner(config, comm, folder, log, callbacks)
+            result = runner.carry_out(found)
+        finally:
+            folder.close()
+    if runner.signal:
+        raise stopped_by(runner.signal, result)
     return result
 
 

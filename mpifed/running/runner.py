@@ -1,4 +1,4 @@
-"""The loop around a simulation: rounds, and after each of them what is due."""
+"""The loop around a simulation: rounds, evaluations, checkpoints and callbacks."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ from collections.abc import Mapping, Sequence
 import torch
 from tqdm import tqdm
 
+from mpifed.base.log import LOG, PHASES, visible
+from mpifed.base.settings import title
 from mpifed.config.job import Config
 from mpifed.config.theory import prescription_of, told
-from mpifed.core.settings import title
-from mpifed.core.telling import LOG, PHASES, visible
-from mpifed.parallel.comm import SerialComm, together
-from mpifed.parallel.devices import deterministic, expect_alike, threads
-from mpifed.parallel.heap import keep_freed_memory
+from mpifed.parallel.comm import SerialComm, collective_errors
+from mpifed.parallel.devices import deterministic, expect_alike, keep_freed_memory, threads
+from mpifed.parallel.placement import Cohort
 from mpifed.running.callbacks import Callbacks
-from mpifed.running.keeping import Keeper, say
-from mpifed.running.phase_times import PhaseTimes
+from mpifed.running.checkpointing import CheckpointManager, Snapshot, bytes_of, say
+from mpifed.running.recorder import Recorder
 from mpifed.running.result import Result
 from mpifed.running.resume import complete
 from mpifed.running.signals import StopSignals
 from mpifed.running.stopping import StopRule
 from mpifed.running.watchdog import Watchdog
 from mpifed.simulation.evaluation import evaluation_interval
+from mpifed.simulation.executor import Observer, Stage
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import End
-from mpifed.storage.log import RankLog
-from mpifed.storage.recorder import Recorder
-from mpifed.storage.snapshot import Snapshot, bytes_of
+from mpifed.storage.rank_log import RankLog
 from mpifed.storage.tensorboard import Scalars
 
 __all__ = ["Runner"]
 
-#: Metrics that stand beside the progress bar.
+#: Number of metrics next to the progress bar.
 SHOWN = 6
 #: Bytes a second that a run's first write of files is expected to reach; a tenth of it is a hang.
 WRITTEN = 1e8
@@ -57,10 +56,10 @@ class Runner:
         self.signals = StopSignals(comm, self._where)
         self.watchdog = Watchdog(comm, config.run.watchdog)
         self.rule = StopRule(config, comm)
-        self.keeper: Keeper | None = None
+        self.checkpoints: CheckpointManager | None = None
 
     def _where(self) -> str:
-        done, safe = (self.simulation.round, self.keeper.safe) if self.keeper else (0, 0)
+        done, safe = (self.simulation.round, self.checkpoints.safe) if self.checkpoints else (0, 0)
         return (
             f"received in round {done}: the run stops after round {done + 1} at the latest, with a "
             f"checkpoint, if the ranks live to see it; the newest is of round {safe}"
@@ -81,7 +80,7 @@ class Runner:
                 with self.simulation.transport:
                     result = self._begin() if saved is None else self._continue(saved)
             except NonFiniteError as fault:
-                self.keeper.note(End("diverged", str(fault)))
+                self.checkpoints.save_history(End("diverged", str(fault)))
                 self._tell("on_end", {}, str(fault))
                 raise
             self.signal = self.signals.common()
@@ -89,14 +88,13 @@ class Runner:
 
     def _set_up(self, saved: Snapshot | None) -> None:
         run, began = self.config.run, time.perf_counter()
-        observers = [PhaseTimes()] if LOG.isEnabledFor(PHASES) else []
+        observers = [_PhaseTimes()] if LOG.isEnabledFor(PHASES) else []
         exact = run.reduction == "exact"
         torch.set_num_threads(threads(run.threads, exact, self.comm.local_size))
         keep_freed_memory()
-        with together(self.comm, ValueError, OSError):
+        with collective_errors(self.comm, ValueError, OSError):
             header = saved.header if saved else {}
-            costs, group = header.get("client_costs", ()), header.get("group")
-            self.simulation = Simulation(self.config, self.comm, costs, observers, group)
+            self.simulation = Simulation.from_settings(self.config, self.comm, observers, header.get("group"))
             self.recorder = Recorder(self.simulation, self.comm)
             board = [Scalars(run.out)] if self.comm.rank == 0 and run.tensorboard else []
         self.callbacks = Callbacks(
@@ -109,7 +107,7 @@ class Runner:
             say(self.comm, told(*found))
         if said := self.simulation.rounds.choice.said:
             say(self.comm, f"{said} (run.group)")
-        self.keeper = Keeper(run, self.folder, self.simulation, self.recorder, self.comm)
+        self.checkpoints = CheckpointManager(run, self.folder, self.simulation, self.recorder, self.comm)
         LOG.info("%s; set up in %.3g s", _layout(self.simulation), time.perf_counter() - began)
 
     def _begin(self) -> Result:
@@ -118,7 +116,7 @@ class Runner:
         self.recorder.note_round()
         with self._progress() as bar:
             end, metrics = self._measure(bar)
-            self.keeper.clear()
+            self.checkpoints.clear()
             if self.config.run.overwrite:
                 self.log.forget()
             self._tell("on_start")
@@ -126,8 +124,8 @@ class Runner:
             return self._go(bar, end)
 
     def _continue(self, saved: Snapshot) -> Result:
-        self.keeper.restore(saved)
-        self.rule.take_up(self.recorder.metrics)
+        self.checkpoints.restore(saved)
+        self.rule.restore(self.recorder.metrics)
         end = complete(saved.end, saved.round, saved.header["config"], self.config)
         if end is None:
             self._tell("on_start")
@@ -138,7 +136,7 @@ class Runner:
                 return self._go(bar, end)
         say(self.comm, f"{self.folder.path} is complete: {end.sentence}")
         metrics = self.simulation.evaluate(self.simulation.output)
-        self.keeper.mend(end, metrics)
+        self.checkpoints.repair(end, metrics)
         return self._result(end, metrics)
 
     def _progress(self) -> tqdm:
@@ -230,9 +228,9 @@ class Runner:
     def _save(self, end: End | None = None, metrics: dict[str, float] | None = None) -> None:
         round, began = self.simulation.round, time.perf_counter()
         self.watchdog.beat(round, "checkpoint", bytes_of(self.simulation) / WRITTEN)
-        self.keeper.save(end, metrics, self.rule.asked)
+        self.checkpoints.save(end, metrics, self.rule.asked)
         self.watchdog.beat(round)
-        took, safe = time.perf_counter() - began, self.keeper.safe
+        took, safe = time.perf_counter() - began, self.checkpoints.safe
         LOG.info("files of round %d: %.3g s; the newest checkpoint is of round %d", round, took, safe)
 
     def _result(self, end: End, metrics: dict[str, float]) -> Result:
@@ -248,3 +246,31 @@ def _layout(simulation: Simulation) -> str:
         f"({len(mine)} of {simulation.placement.clients}), group {rounds.choice.group}, messages by "
         f"{simulation.transport.name}"
     )
+
+
+class _PhaseTimes(Observer):
+    """Logs, of every phase, the seconds of this rank's clients, and those from then until the average is
+    there.
+    """
+
+    def __init__(self):
+        self._clients, self._since = 0.0, None
+
+    def before_clients(self, stage: Stage, cohort: Cohort, members: slice) -> None:
+        self._since = time.perf_counter()
+
+    def after_clients(self, stage: Stage, cohort: Cohort, members: slice) -> None:
+        now = time.perf_counter()
+        self._clients, self._since = self._clients + now - self._since, now
+
+    def after_mean(self, stage: Stage, cohort: Cohort) -> None:
+        average = 0.0 if self._since is None else time.perf_counter() - self._since
+        LOG.log(
+            PHASES,
+            "phase %s: %.4g s for %d clients, %.4g s for the average",
+            stage.phase.name,
+            self._clients,
+            len(cohort.local),
+            average,
+        )
+        self._clients, self._since = 0.0, None

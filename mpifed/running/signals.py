@@ -1,12 +1,12 @@
-"""Requests to stop: SIGUSR1, SIGTERM and Ctrl-C end a run in order at the next round boundary.
+"""Stop requests: SIGUSR1, SIGTERM and Ctrl-C end a run cleanly after a round.
 
-Slurm's ``--signal``, a preemption, mpirun's forwarding and a keyboard reach any subset of the ranks. A rank
-that has been asked raises :attr:`StopSignals.requested`; the run lets that ride on the next round's first
-Allreduce, so all ranks stop after the same round. A second SIGINT ends all ranks at once.
+A signal from Slurm, mpirun or a keyboard may reach any subset of the ranks. A rank that has received one sets
+:attr:`StopSignals.requested`; the run sends this with the first Allreduce of the next round, so all ranks
+stop after the same round. A second SIGINT ends all ranks at once.
 
-Python runs a signal handler only between two instructions of the main thread, which may be waiting in MPI for
-long. The interpreter's C handler writes the signal's number to a pipe at once, and a thread that reads the
-pipe acts on it.
+Python runs a signal handler only between two instructions of the main thread, which may wait in MPI for long.
+The interpreter's C handler writes the signal's number to a pipe at once, and a thread that reads the pipe
+acts on it.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from mpifed.core.telling import LOG, print_error, say
-from mpifed.running.noted import EXIT_INTERRUPTED, SIGNALS, Noted
+from mpifed.base.log import LOG, info, print_error
 
 if TYPE_CHECKING:
     from mpifed.parallel.comm import SerialComm
     from mpifed.running.result import Result
 
 __all__ = [
+    "EXIT_INTERRUPTED",
+    "EXIT_RESUME",
+    "EarlySignals",
     "StopSignals",
     "Stopped",
-    "held",
-    "early",
-    "release",
+    "early_signal",
+    "hold_signals",
+    "release_signals",
     "stopped_by",
-    "EXIT_RESUME",
-    "EXIT_INTERRUPTED",
 ]
 
-#: Exit code of a run that was asked to stop and can go on, mostly from a checkpoint: start the same job
-#: again.
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+#: Exit code after the second SIGINT.
+EXIT_INTERRUPTED = 130
+#: Exit code of a run that was stopped by a signal: the same command resumes it.
 EXIT_RESUME = 85
 
 
 class Stopped(SystemExit):
-    """SIGTERM or SIGUSR1 came during a run, which is complete, or has a checkpoint to go on from.
+    """SIGTERM or SIGUSR1 came during a run, which is complete, or can be resumed from a checkpoint.
 
-    Raised on all ranks together when the run's files are written. A script that does not catch it ends with
+    Raised on all ranks together after the run's files are written. A script that does not catch it ends with
     exit code 85.
 
     Attributes:
@@ -59,7 +59,7 @@ class Stopped(SystemExit):
 
 
 def stopped_by(number: int, result: Result) -> Stopped | KeyboardInterrupt:
-    """The exception that tells a script of the signal that came during its run, with its ``result``."""
+    """The exception for a script whose run was stopped by a signal, with the run's ``result``."""
     if number != signal.SIGINT:
         return Stopped(result)
     error = KeyboardInterrupt(result.stopped)  # a class of its own would end Python with exit code 1
@@ -67,57 +67,82 @@ def stopped_by(number: int, result: Result) -> Stopped | KeyboardInterrupt:
     return error
 
 
-def _noted() -> Noted | None:
-    """The handler that notes signals in this process, if there is one."""
+class EarlySignals(list):
+    """A handler that records the numbers of signals that arrive before a run can act on them.
+
+    The second SIGINT ends the process.
+    """
+
+    def listen(self) -> None:
+        """Install the handler, and keep the previous ones."""
+        self._before = {number: signal.signal(number, self) for number in SIGNALS}
+
+    def restore(self) -> None:
+        """Restore the previous handlers, except where another one was installed meanwhile."""
+        for number, handler in self._before.items():
+            if signal.getsignal(number) is self:
+                signal.signal(number, handler)
+
+    def __call__(self, number, frame):
+        if number == signal.SIGINT and number in self:
+            os.write(2, b"mpifed: second SIGINT: ending at once\n")
+            os._exit(EXIT_INTERRUPTED)
+        self.append(number)
+
+
+def _early() -> EarlySignals | None:
+    """The handler that records early signals in this process, if there is one."""
     handler = signal.getsignal(signal.SIGTERM)
-    return handler if isinstance(handler, Noted) else None
+    return handler if isinstance(handler, EarlySignals) else None
 
 
 @contextlib.contextmanager
-def held():
-    """Hold the signals around a run: :class:`StopSignals` takes earlier ones, later ones have no effect.
+def hold_signals():
+    """Record signals around a run: :class:`StopSignals` acts on earlier ones, later ones have no effect.
 
-    A process that is about to begin a run or has just ended it must not die of them with an exit code that
-    says nothing.
+    Without this, a signal just before or after a run would end the process with an exit code that says
+    nothing about the run.
     """
-    noted = _noted()
-    if noted is None:
-        noted = Noted()
-        noted.listen()
+    early = _early()
+    if early is None:
+        early = EarlySignals()
+        early.listen()
     try:
         yield
     finally:
-        noted.leave()  # a process that is on its way out ignores them
+        early.restore()  # a process that is about to end ignores recorded signals
 
 
-def early(comm: SerialComm) -> int:
-    """The number of a signal that any rank has noted so far, 0 for none. Collective."""
-    return _common(comm, next(iter(_noted() or ()), 0))
+def early_signal(comm: SerialComm) -> int:
+    """The number of a signal that any rank has recorded so far, 0 for none. Collective."""
+    return _common(comm, next(iter(_early() or ()), 0))
 
 
-def release() -> None:
-    """Let the signals that were noted so far, and all later ones, do what they do without this package."""
-    noted = _noted()
-    if noted is not None:
-        noted.leave()
-        for number in noted:
+def release_signals() -> None:
+    """Restore the previous handlers, and send the recorded signals to this process again."""
+    early = _early()
+    if early is not None:
+        early.restore()
+        for number in early:
             os.kill(os.getpid(), number)
 
 
 def _common(comm: SerialComm, number: int) -> int:
-    """The greatest number on any rank, so SIGINT, the least of the three, only if no other came."""
+    """The greatest number on any rank: SIGINT, the smallest of the three, only if no other signal came."""
+    import numpy as np  # not at the top: the command line records signals before it loads libraries
+
     numbers = np.array([number], dtype=np.int64)
     comm.allreduce_(numbers, "max")
     return int(numbers[0])
 
 
 class StopSignals:
-    """Catches the signals between ``with`` and its end; the handlers of before are put back.
+    """Catches the signals within a ``with`` block, and restores the previous handlers.
 
-    Outside the main thread, where Python allows no handlers, nothing is caught.
+    Outside the main thread, where Python allows no handlers, no signal is caught.
 
     Args:
-        where: returns a few words on where the run stands, for the message.
+        where: returns the progress of the run, for the message.
 
     Attributes:
         requested: name of the first signal received, "" while there is none.
@@ -135,9 +160,9 @@ class StopSignals:
             self._old_pipe = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
             self._thread = threading.Thread(target=self._watch, name="mpifed-signals", daemon=True)
             self._thread.start()
-            noted = self._old[SIGNALS[0]]
-            if isinstance(noted, Noted):
-                os.write(self._write, bytes(noted))
+            early = self._old[SIGNALS[0]]
+            if isinstance(early, EarlySignals):
+                os.write(self._write, bytes(early))
         return self
 
     def __exit__(self, *_) -> None:
@@ -169,6 +194,6 @@ class StopSignals:
             if not self.requested:
                 self.requested = name
                 if self.comm.rank == 0:
-                    say(f"{name} {self.where()}")
+                    info(f"{name} {self.where()}")
                 else:
                     LOG.info("%s received", name)

@@ -7,17 +7,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
+from mpifed.base.log import warning
+from mpifed.base.settings import suggest
 from mpifed.config.job import Config
-from mpifed.core.settings import near_miss
-from mpifed.core.telling import warn
-from mpifed.parallel.comm import SerialComm, together
+from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.storage.format import End
 
 __all__ = ["StopRule"]
 
 
 class StopRule:
-    """Decides after every round, on all ranks alike, whether the run ends.
+    """Decides after every round, identically on all ranks, whether the run ends.
 
     What only some ranks know, that the time is up or that a signal has come, they tell the others by a number
     that rides on a round's first sum: 1 from rank 0 if the time is up, 2 from every rank that was asked to
@@ -66,7 +66,7 @@ class StopRule:
         """The end that a signal puts to the run after round ``r``."""
         return End("signal", f"a signal after round {r}") if self.asked else None
 
-    def take_up(self, history: Mapping[str, Sequence[float]]) -> None:
+    def restore(self, history: Mapping[str, Sequence[float]]) -> None:
         """Go on from the evaluations of a run that continues. Collective.
 
         Args:
@@ -76,7 +76,7 @@ class StopRule:
             CollectiveError: the metric is none of them.
         """
         known = np.array([-1, 0])
-        with together(self.comm, ValueError):
+        with collective_errors(self.comm, ValueError):
             if self.comm.rank == 0 and history["round"]:
                 known[:] = history["round"][-1], self._numbers(history)
         self.comm.bcast_(known)
@@ -99,7 +99,7 @@ class StopRule:
             CollectiveError: there is no such metric.
         """
         stop, found = self.stop, np.zeros(2, dtype=np.int64)
-        with together(self.comm, ValueError):
+        with collective_errors(self.comm, ValueError):
             if self.comm.rank == 0 and stop.metric is not None:
                 self._expect_metric(metrics)
                 value = metrics[stop.metric]
@@ -121,7 +121,7 @@ class StopRule:
     def _warn(self, r: int) -> None:
         """Say once that the metric is none with which the run could end."""
         if self.comm.rank == 0 and not self._warned:
-            warn(
+            warning(
                 f"stop.metric = {self.stop.metric!r} is not a number (nan) after round {r}: "
                 "it ends the run only where it is one"
             )
@@ -129,5 +129,5 @@ class StopRule:
 
     def _expect_metric(self, names: Collection[str]) -> None:
         if self.stop.metric not in names:
-            options = near_miss(self.stop.metric, names)
+            options = suggest(self.stop.metric, names)
             raise ValueError(f"stop.metric = {self.stop.metric!r} is no metric of this problem: {options}")

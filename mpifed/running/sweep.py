@@ -11,9 +11,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpifed.base.log import info
 from mpifed.config.grids import Variant
-from mpifed.core.telling import say
-from mpifed.parallel.comm import SerialComm, share, together
+from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.running.resume import is_done
 from mpifed.running.run import run
 from mpifed.simulation.simulation import NonFiniteError
@@ -48,13 +48,13 @@ def sweep(runs: Sequence[Variant], comm: SerialComm, others: Sequence[Variant] =
             outcome.before += 1
         else:
             if comm.rank == 0:
-                say(f"run {number} of {len(runs)}: {variant.name}")
+                info(f"run {number} of {len(runs)}: {variant.name}")
             try:
                 run(variant.config, comm)
             except NonFiniteError as error:
                 outcome.diverged += 1
                 if comm.rank == 0:
-                    say(f"{variant.name}: {error}")
+                    info(f"{variant.name}: {error}")
         outcome.done += 1
     return outcome
 
@@ -65,7 +65,7 @@ def _done(runs: Sequence[Variant], others: Sequence[Variant], comm: SerialComm) 
     All are looked at before any is carried out: runs on data that have changed are not to be compared.
     """
     names: list[str] = []
-    with together(comm, ValueError):
+    with collective_errors(comm, ValueError):
         if comm.rank == 0:
             names = [one.name for one in (*runs, *others) if is_done(Folder(one.config.run.out), one.config)]
-    return json.loads(share(comm, json.dumps(names)))
+    return json.loads(broadcast_text(comm, json.dumps(names)))

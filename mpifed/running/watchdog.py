@@ -1,17 +1,19 @@
-"""Ends a run that does not move any more, and says which ranks have arrived and which have not.
+"""Ends a run that makes no progress, and reports which ranks have reached the collective call and which not.
 
-Every rank counts the seconds since its last :meth:`Watchdog.beat` in a thread. One that has counted to its
-limit tells the witnesses (ranks 0 and 1) where it stands: waiting in a collective, or somewhere in a client's
-step. A witness that hears of it asks all other ranks, which answer though their own limits may be longer.
-The first witness that answers at all prints the list and ends all ranks. A rank that hangs in C code with
-Python's lock held, or that is stopped, sends nothing and is listed as silent; should every rank hang like
-that, :class:`LastResort` ends the process.
+A thread on each rank counts the seconds since the last :meth:`Watchdog.beat`. A rank that reaches its limit
+reports to the witnesses (ranks 0 and 1) where it is: waiting in a collective call, or in a client's step. A
+witness that receives a report asks all other ranks, which answer even if their own limits are longer. The
+first witness that answers prints the list and ends all ranks. A rank that is stopped, or hangs in C code that
+holds the GIL, does not answer and is listed as such. If every rank hangs in such code, no thread of Python
+can run: faulthandler's timer then prints the stacks and ends the process, ``RESERVE`` seconds after the
+limit.
 
-Only time in which the process could run counts. Ranks that were stopped together and go on (Ctrl-Z, a
-suspended Slurm job) find their thread late, which earns them another period; where others have waited for
-one that was stopped alone, it has hung for them. A computer that sleeps stops the clock itself.
+Only time in which the process could run counts. If all ranks are stopped together and continued (Ctrl-Z, a
+suspended Slurm job), the thread wakes up late and the limit is extended. A rank that alone is stopped has
+hung for the others. faulthandler's timer also counts the time in which a process is stopped, so a run that is
+suspended for longer than ``RESERVE`` is ended when it is continued, and resumes from its checkpoint.
 
-A rank whose launcher has died ends, too: nobody waits for it, and not every launcher takes its ranks along.
+A rank whose launcher has died ends as well, since not every launcher ends its ranks.
 """
 
 from __future__ import annotations
@@ -25,9 +27,8 @@ import threading
 import time
 import traceback
 
-from mpifed.core.telling import LOG, print_error
+from mpifed.base.log import LOG, print_error
 from mpifed.parallel.comm import SerialComm
-from mpifed.running.last_resort import LastResort
 
 __all__ = ["Watchdog", "EXIT_HANG"]
 
@@ -37,6 +38,10 @@ EXIT_HANG = 75
 EXIT_ORPHAN = 1
 #: Seconds in which the witnesses collect the answers of the other ranks.
 GRACE = 5.0
+#: Seconds after the limit at which faulthandler ends a process in which no thread of Python can run.
+RESERVE = 3600.0
+#: The longest timeout passed to faulthandler, in seconds.
+LONGEST = 1e9
 #: The limit is at least this many times the longest stretch of the same kind between two beats so far.
 SLACK = 10
 #: Seconds between two looks at the time, at most.
@@ -49,7 +54,7 @@ class Watchdog:
     Args:
         least: seconds without a beat that end the run at the earliest; ``SLACK`` times as many in what has
             not been done before (set-up, first round, first evaluation), as nothing is known about how long
-            it takes, unless :meth:`beat` is told how long to expect. 0 or infinity: no watch.
+            it takes, unless :meth:`beat` is given a longer time. 0 or infinity: no watch.
     """
 
     def __init__(self, comm: SerialComm, least: float):
@@ -63,7 +68,6 @@ class Watchdog:
         self._last, self._worked, self._parent = time.monotonic(), time.process_time(), os.getppid()
         if self.least:
             self._main = threading.get_ident()
-            self._end = LastResort()
             self._thread = threading.Thread(target=self._watch, name="mpifed-watchdog", daemon=True)
             self._thread.start()
         return self
@@ -72,7 +76,7 @@ class Watchdog:
         if self.least:
             self._done.set()
             self._thread.join()
-            self._end.close()
+            faulthandler.cancel_dump_traceback_later()
 
     def beat(self, round: int, then: str = "round", expected: float | None = None) -> None:
         """The run moves.
@@ -96,7 +100,7 @@ class Watchdog:
         seen, limit, end = self._last, self._limit, self._limit
         looked, worked = time.monotonic(), time.process_time()
         while True:
-            self._end.put_off(end - self._idle + max(limit, 2 * GRACE))
+            _end_in(end - self._idle + RESERVE)
             if self._done.wait(self._tick):
                 return
             if self.comm.size > 1 and os.getppid() != self._parent:
@@ -122,7 +126,7 @@ class Watchdog:
 
     def _expire(self) -> None:
         """Tell the witnesses; there, collect, report and end all ranks. Does not return."""
-        self._end.put_off(5 * GRACE)
+        _end_in(5 * GRACE)
         rank, call = self.comm.rank, self.comm.calling
         here = f"waits in {call}" if call else f"is at {self._place()}"
         answers = self.comm.witness(here, GRACE)
@@ -154,3 +158,8 @@ class Watchdog:
             f"(run.watchdog = {self.least:g}). "
             f"Arrived: {', '.join(map(str, arrived)) or 'none'}. Not arrived: {'; '.join(missing) or 'none'}"
         )
+
+
+def _end_in(seconds: float) -> None:
+    """Let faulthandler print all stacks and end the process after ``seconds``, unless called again before."""
+    faulthandler.dump_traceback_later(min(seconds, LONGEST), exit=True, file=sys.__stderr__)

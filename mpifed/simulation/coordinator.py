@@ -1,24 +1,43 @@
-"""Rank 0's duties: the cohort and the adaptive matrices.
+"""The cohort, i.e. who is selected and who participates in each phase, and the adaptive matrices.
 
-The cohort comes from the coordinator's own random address, so every rank computes it without a message. The
-adaptive matrices are made on rank 0 from moments that rank 0 alone holds and reach the others by one
-broadcast of a part of ``shared``; with ``matrices = "replicated"`` every rank holds the moments and makes the
-matrices from the same averages, which gives the same bits without the broadcast.
+Cohorts are drawn by address, so every rank computes them without a message: availability, a cohort of the
+available clients (round, number), dropouts (client, round, phase), and the order in which messages arrive if
+more clients are selected than are wanted (client, round, phase). A client that drops out in a phase is absent
+until a new cohort is drawn.
+
+The adaptive matrices are made on rank 0 from moments that rank 0 alone holds, and reach the other ranks by
+one broadcast of a part of ``shared``. With ``matrices = "replicated"`` every rank holds the moments and makes
+the matrices from the same averages, which gives the same bits without the broadcast.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from functools import cached_property
 
+import numpy as np
+import torch
+
+from mpifed.base.errors import user_code_errors
 from mpifed.core.adaptive import due, first, refresh
 from mpifed.core.algorithm import Algorithm, local_steps
-from mpifed.core.errors import blaming
+from mpifed.core.participation import (
+    Available,
+    Participation,
+    Trace,
+    Uniform,
+    Weighted,
+    inclusion,
+    one_each,
+    read_trace,
+    systematic,
+)
+from mpifed.core.problem import DataFile, Problem
 from mpifed.core.records import Adaptive, State
+from mpifed.core.streams import Stream
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
-from mpifed.simulation.participants import Participants
 
-__all__ = ["Coordinator"]
+__all__ = ["Coordinator", "Participants"]
 
 
 class Coordinator:
@@ -44,7 +63,7 @@ class Coordinator:
         self.algorithm, self.comm, self.placement = algorithm, transport.comm, placement
         self.moments, self.shared, self.transport = moments, shared, transport
         self.participants, self.replicated = participants, replicated
-        self._fields, self._channels = algorithm.shared.of(Adaptive), {}
+        self._fields = algorithm.shared.of(Adaptive)
         self._everyone = Cohort(np.arange(placement.clients), placement, self.comm.rank, participants.base)
         self._whole = self._everyone.total
         for name in self._fields:
@@ -79,7 +98,7 @@ class Coordinator:
             return self._everyone
         return Cohort(members, self.placement, self.comm.rank, self.participants.weights)
 
-    def share(self, cohort: Cohort) -> float:
+    def cohort_weight(self, cohort: Cohort) -> float:
         """The cohort's share of all clients' weight."""
         base = self.participants.base
         return (len(cohort.members) if base is None else float(base[cohort.members].sum())) / self._whole
@@ -95,7 +114,7 @@ class Coordinator:
             return None
         scale = cohort.total / self._whole
         mine = self.placement.of(self.comm.rank)[cohort.local]
-        return scale, self.participants.chances[mine] * (scale / self.share(cohort))
+        return scale, self.participants.chances[mine] * (scale / self.cohort_weight(cohort))
 
     def refresh(self, r: int, mean: State, names: tuple[str, ...]) -> tuple[str, ...]:
         """Make the adaptive matrices ``names`` from the averages and make them known to all ranks.
@@ -110,7 +129,7 @@ class Coordinator:
                 block, of = self._fields[name].block, self._fields[name].of
                 point = getattr(mean if block in mean else self.shared, block)
                 steps, old = local_steps(self.algorithm), getattr(self.moments, name)
-                with blaming(f"the matrix of shared.{name}", r):
+                with user_code_errors(f"the matrix of shared.{name}", r):
                     moments, matrix = refresh(self.algorithm, steps, r, old, getattr(mean, of), point)
                     setattr(self.moments, name, moments)
                     if matrix is not None:
@@ -118,17 +137,106 @@ class Coordinator:
         if not due(self.algorithm, local_steps(self.algorithm), r):
             return ()
         if not self.replicated:
-            for channel in self._channels_of(names):
-                channel.bcast_()
+            for part in self._parts(names):
+                self.transport.bcast_(part)
         return names
 
-    def _channels_of(self, names: tuple[str, ...]):
-        """The channels of ``shared``'s fields ``names``: one where they lie side by side, else one each."""
-        if names not in self._channels:
-            spans = [self.shared.layout.span(name) for name in names]
-            if all(left[1] == right[0] for left, right in zip(spans, spans[1:])):
-                spans = [(spans[0][0], spans[-1][1])]
-            self._channels[names] = [
-                self.transport.channel(self.shared.buffer[slice(*span)]) for span in spans
-            ]
-        return self._channels[names]
+    def _parts(self, names: tuple[str, ...]) -> list[torch.Tensor]:
+        """The fields ``names`` of ``shared``: one tensor if they are neighbours, else one each."""
+        spans = [self.shared.layout.span(name) for name in names]
+        if all(left[1] == right[0] for left, right in zip(spans, spans[1:])):
+            spans = [(spans[0][0], spans[-1][1])]
+        return [self.shared.buffer[slice(*span)] for span in spans]
+
+
+class Participants:
+    """Draws cohorts and dropouts.
+
+    Args:
+        problem: prepared before anything is asked that depends on its samples.
+        cohorts: how many cohorts a round of the method has.
+
+    Attributes:
+        files: the data files read, by name.
+        lossy: whether some who are asked may not be members.
+        unbiased: whether averages estimate those over all clients without bias.
+
+    Raises:
+        ValueError, OSError: a trace cannot be read.
+    """
+
+    def __init__(self, settings: Participation, seed: int, problem: Problem, cohorts: int = 1):
+        self._settings, self._seed, self._problem = settings, seed, problem
+        self._availability, self._clients = settings.availability or Uniform(), problem.clients
+        self._asked = settings.oversample or settings.cohort or problem.clients
+        self._dropout = one_each(settings.dropout or 0.0, problem.clients, "participation.dropout")
+        self.lossy = settings.oversample is not None or bool(self._dropout.any())
+        self.unbiased = self._availability.unbiased
+        self.files: dict[str, DataFile] = {}
+        if isinstance(self._availability, Trace):
+            self._traced, self.files["trace"] = read_trace(self._availability.file, problem.clients, cohorts)
+
+    @cached_property
+    def _available(self) -> Available:
+        """Who is available; made when it is first asked, which is after the sum of memory."""
+        if isinstance(self._availability, Trace):
+            return self._traced
+        return self._availability.start(self._seed, self._clients)
+
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """The clients' numbers of samples, ``[N]``."""
+        sizes = [self._problem.client_size(client) for client in range(self._clients)]
+        return np.array(sizes, dtype=np.float64)
+
+    @cached_property
+    def base(self) -> np.ndarray | None:
+        """The clients' weights before any correction, ``[N]``, ``None`` where they are equal."""
+        return self._sizes if self._settings.weights == "samples" else None
+
+    @cached_property
+    def chances(self) -> np.ndarray:
+        """The probability that each client is selected, ``[N]``, for availability models that state it."""
+        if not isinstance(self._availability, Weighted):
+            return np.broadcast_to(self._availability.chances(self._clients), (self._clients,))
+        given = self._availability.weights
+        weights = self._sizes if given == "samples" else np.array(given)
+        return inclusion(weights, self._asked)
+
+    @cached_property
+    def weights(self) -> np.ndarray | None:
+        """The weights in averages over a cohort, ``[N]``, ``None`` where they are equal."""
+        if not self.unbiased:
+            return self.base
+        with np.errstate(divide="ignore"):  # a client of probability 0 is never weighed
+            return (1.0 if self.base is None else self.base) / self.chances
+
+    def asked(self, r: int, number: int) -> np.ndarray | None:
+        """Whom the ``number``-th cohort of round ``r`` is asked of, ascending; ``None`` for all."""
+        available, clients = self._available(r, number), self._clients
+        if self._asked >= (clients if available is None else len(available)):
+            return available
+        stream = Stream(self._seed, "cohort", round=r, first=number)
+        order = stream.permutation(clients)[0, 0]
+        if isinstance(self._availability, Weighted):
+            return systematic(self.chances, order, stream.uniform()[0, 0])
+        if available is not None:
+            here = np.zeros(clients, dtype=bool)
+            here[available] = True
+            order = order[here[order]]
+        return np.sort(order[: self._asked])
+
+    def answering(self, r: int, phase: int, members: np.ndarray) -> np.ndarray:
+        """Those of ``members`` whose answers count in the ``phase``-th phase of round ``r``, ascending."""
+        draws = Stream(self._seed, "dropout", members, r, first=phase).uniform()[:, 0]
+        members = members[draws >= (self._dropout[members] if self._dropout.ndim else self._dropout)]
+        wanted = self._settings.cohort
+        if self._settings.oversample and len(members) > wanted:
+            arrival = Stream(self._seed, "arrival", members, r, first=phase).uniform()[:, 0]
+            members = np.sort(members[np.argsort(arrival, kind="stable")[:wanted]])
+        return members
+
+    def waits(self, asked: int, answered: int) -> bool:
+        """Whether the server waits for answers that do not come: it has not got as many as it wants."""
+        wanted = self._settings.cohort if self._settings.oversample else asked
+        return answered < min(asked, wanted)

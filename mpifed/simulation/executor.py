@@ -1,13 +1,13 @@
 """The executor: how a rank steps the members of the cohort that it hosts, in groups, by one method text.
 
-Groups of one are the *loop*: one client after another, C = 1 each. Groups of two and more step clients
-*together*, the problem's functions mapped over the client axis.
+Groups of one are the *loop*: one client at a time, C = 1. In groups of two or more, clients are *vectorised*:
+the problem's functions are mapped over the client axis.
 
-Kernels for one client give other bits than those for several, and those for several give every client the
-same bits however many they are. So where clients go together, one that is left over is stepped beside a copy
-of itself, whatever the reduction: a client's bits do not depend on the size of the groups, on who else is in
-its group or on which rank it is. Members are cut into equal groups, which leaves one over only where a rank
-has one alone, or an odd number in groups of two.
+Kernels for one client give other bits than kernels for several, and kernels for several give every client the
+same bits however many they are. So a single client that is left over is stepped with a copy of itself,
+whatever the reduction: a client's bits do not depend on the size of the groups, on the other members of its
+group, or on its rank. Members are cut into equal groups, which leaves a single client only where a rank has
+one, or an odd number in groups of two.
 
 Where a method breaks its contract, only running shows some of it. The first run of a stage looks for messages
 that are not filled, rounds 0 and 1 for client functions that write to ``shared``.
@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mpifed.base.errors import ContractError, user_code_errors
 from mpifed.core.algorithm import Now, Phase
-from mpifed.core.errors import ContractError, blaming
-from mpifed.core.method_checks import called, expect_nothing, expect_unchanged
-from mpifed.core.oracle_base import Oracle
+from mpifed.core.oracle import Oracle
 from mpifed.core.records import Layout, Observed, State
+from mpifed.core.validation import called, expect_nothing, expect_unchanged
 from mpifed.parallel.placement import Cohort
 
 __all__ = ["Executor", "Observer", "Stage", "capacity"]
@@ -50,7 +50,7 @@ class Stage:
         messages: the messages of a group of this rank's members in its first rows, ``[capacity, size]``.
         mean: their average over the cohort, ``[size]``.
         reduction: what averages them.
-        refreshed: the adaptive fields of ``shared`` that are made anew after it.
+        refreshed: the adaptive fields of ``shared`` that are updated after it.
         number: the phase's number in the round, from 0.
         cohort: the number of the round's cohort that takes part.
         called: the client function's name in sentences.
@@ -71,7 +71,7 @@ class Stage:
 
 
 class Observer:
-    """What is told of every stage of a round, on every rank. Subclasses override what they need."""
+    """Called at every stage of a round, on every rank. Subclasses override the methods that they need."""
 
     def before_clients(self, stage: Stage, cohort: Cohort, members: slice) -> None:
         """The group ``cohort.local[members]`` is about to be stepped."""
@@ -112,7 +112,7 @@ class Executor:
         ``cohort.local``.
         """
         count, members = len(cohort.local), cohort.local
-        groups = self._groups = _cut(count, self.capacity)
+        groups = _cut(count, self.capacity)
         if self.capacity > 1 and groups and groups[-1].start == count - 1:
             members = np.append(members, members[-1])  # the last one's copy
         if stage.cohort != self._cohort:  # with all clients, a fresh cohort is they again
@@ -125,7 +125,6 @@ class Executor:
             self._between = State(self._layout, self._between.buffer[kept])
         self._local = cohort.local
         self.sampler.turn_to(members)
-        self._dealt = self.sampler.numbers[members], self.sampler.normals[members]
         self.calls = np.zeros(count, dtype=np.int64)
         return groups
 
@@ -167,38 +166,12 @@ class Executor:
     def _copied(self, places: np.ndarray) -> State:
         return State(self.clients.layout, self.clients.buffer[places])
 
-    def again(self, stage: Stage, now: Now, shared: Observed, row: int, watching, noting) -> tuple:
-        """Repeat the phase that has just run for one member, and for those that are stepped together with it,
-        to see more of it.
-
-        Args:
-            row: the member's place in the cohort on this rank.
-            watching: makes of the oracle, and of the member's row in what it returns, what the client
-                function gets in its place.
-            noting: makes of a copy of the members' record, as the phase has left it, what the client function
-                gets in its place.
-
-        Returns:
-            The member's message ``[size]``, and what ``watching`` and ``noting`` made.
-        """
-        rows = self._with_copy(next(group for group in self._groups if group.start <= row < group.stop))
-        members, place = self.sampler.members, row - rows.start
-        client = self._copied(members[rows])
-        between = State(self._layout, self._between.buffer[rows].clone())
-        self.sampler.numbers[members], self.sampler.normals[members] = self._dealt
-        self.oracle.at(rows)
-        layout = stage.messages.layout
-        message = State(layout, client.buffer.new_zeros(len(client.buffer), layout.size))
-        watch, record = watching(self.oracle, place), noting(client.beside(between))
-        stage.phase.client(now, shared, record, message, watch)
-        return message.buffer[place], watch, record
-
     def _call(self, stage: Stage, now: Now, shared: Observed, client: State, message: State) -> None:
         """The method's client function, with where it was when it failed."""
         name, clients = stage.called, self.oracle.client.tolist()
         if not stage.filled:
             message = Observed(message.layout, message.buffer)
-        with blaming(name, now.round, stage.phase.name, clients):
+        with user_code_errors(name, now.round, stage.phase.name, clients):
             returned = stage.phase.client(now, shared, client, message, self.oracle)
         if not stage.filled:
             expect_nothing(returned, name, "fills `message`")

@@ -1,8 +1,8 @@
 """The federated clock: the wall time that a round would take with clients behind networks of their own.
 
 A phase is one synchronous round trip: the server sends to every member of the cohort, each evaluates its
-gradients and sends its message, and the server goes on when the last one has arrived. For one attempt of one
-member::
+gradients and sends its message, and the server continues when all messages have arrived. One attempt of one
+member takes::
 
     down / bandwidth_down + slowness * jitter * calls / gradients_per_second + up / bandwidth_up + 2 * latency
 
@@ -20,13 +20,54 @@ is the same for every number of ranks and after a resumption.
 from __future__ import annotations
 
 import numpy as np
+from pydantic import Field, model_validator
 
-from mpifed.config.sections import Clock
+from mpifed.base.settings import Section
+from mpifed.base.units import BytesPerSecond, GradientsPerSecond, Seconds
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
-from mpifed.simulation.traffic import Sent
+from mpifed.simulation.communication_cost import Sent
 
-__all__ = ["FederatedClock", "member_seconds"]
+__all__ = ["Clock", "FederatedClock", "member_seconds"]
+
+
+class Clock(Section):
+    """[clock]: speed and network of federated clients, for the simulated wall time of a run."""
+
+    bandwidth_down: BytesPerSecond = Field(gt=0, description="bandwidth from the server to a client")
+    bandwidth_up: BytesPerSecond = Field(gt=0, description="bandwidth from a client to the server")
+    gradients_per_second: GradientsPerSecond = Field(
+        gt=0, description="oracle calls per second of the median client"
+    )
+    latency: Seconds = Field(
+        0.0, ge=0, description="one-way latency of a message; a phase consists of two messages"
+    )
+    stragglers: float = Field(
+        0.0,
+        ge=0,
+        description="σ of the lognormal factor on a client's computation time, sampled once per client",
+    )
+    jitter: float = Field(
+        0.0,
+        ge=0,
+        description="σ of the lognormal factor on a client's computation time, sampled in every phase",
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="probability that an attempt of a client in a phase is lost and repeated"
+    )
+    timeout: Seconds | None = Field(
+        None,
+        gt=0,
+        description="time after which the server repeats an attempt, and considers a silent client as "
+        "dropped out; required with dropout",
+    )
+    server_seconds: Seconds = Field(0.0, ge=0, description="time of the server after each phase")
+
+    @model_validator(mode="after")
+    def _timeout_with_dropout(self):
+        if self.dropout and self.timeout is None:
+            raise ValueError("dropout needs timeout, the seconds after which a lost attempt is repeated")
+        return self
 
 
 def member_seconds(

@@ -1,9 +1,7 @@
-"""Values that are not finite end a run on all ranks together; round, client and fields are named, and where
-they began if a replay of that client can tell (:mod:`mpifed.simulation.replay`)."""
+"""Non-finite values end a run on all ranks together, with an error that names round, client and fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,20 +9,18 @@ import torch
 
 from mpifed.core.finite import all_finite
 from mpifed.core.records import Layout, State
-from mpifed.parallel.comm import CollectiveError, SerialComm, share
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.executor import Stage
 
-__all__ = ["GROWN", "SMALLER", "Bad", "NonFiniteError", "check_mean", "check_shared", "first_bad"]
+__all__ = ["Bad", "NonFiniteError", "check_mean", "check_shared", "first_bad"]
 
 #: How the message of a NonFiniteError begins.
 _NON_FINITE = "non-finite value"
 #: What stands for no client in a minimum over ranks.
 _NONE = np.iinfo(np.int64).max
-#: From this size on, values pass for having grown.
-GROWN = 1e3
-SMALLER = "smaller step sizes?"
-_UNKNOWN = "smaller step sizes, or is the problem's function not finite somewhere?"
+#: Averages of at least this size mean that the iterates diverge.
+_LARGE = 1e3
 
 
 class NonFiniteError(CollectiveError):
@@ -32,10 +28,9 @@ class NonFiniteError(CollectiveError):
 
 
 class Bad(NamedTuple):
-    """A client's message with a value that is not finite: the client's number, the row, a copy ``[size]``."""
+    """A client's message with a value that is not finite: the client's number and a copy ``[size]``."""
 
     client: int
-    row: int
     message: torch.Tensor
 
 
@@ -52,18 +47,14 @@ def first_bad(stage: Stage, cohort: Cohort, members: slice, clients: np.ndarray)
     if all_finite(rows):
         return None
     row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
-    place = members.start + row
-    return Bad(int(clients[cohort.local[place]]), place, rows[row].clone())
+    return Bad(int(clients[cohort.local[members.start + row]]), rows[row].clone())
 
 
-def check_mean(
-    comm: SerialComm, round: int, stage: Stage, bad: Bad | None, origin: Callable[[Bad], str]
-) -> None:
+def check_mean(comm: SerialComm, round: int, stage: Stage, bad: Bad | None) -> None:
     """Raise on all ranks if an average is not finite. Collective where it is not.
 
     Args:
         bad: what :func:`first_bad` returned on this rank.
-        origin: where it began, in words, "" where that cannot be told; asked of one rank.
     """
     if all_finite(stage.mean.buffer):
         return
@@ -77,11 +68,13 @@ def check_mean(
     mine = bad is not None and bad.client == first[0]
     owner = np.array([comm.rank if mine else comm.size], dtype=np.int64)
     comm.allreduce_(owner, "min")
-    text = f"{_fields(stage.mean.layout, bad.message)} of `message`" if bad and mine else ""
-    if bad and mine:
-        text += f" (phase {stage.phase.name!r}): {origin(bad) or _UNKNOWN}"
+    fields = broadcast_text(
+        comm, _fields(stage.mean.layout, bad.message) if bad and mine else "", int(owner[0])
+    )
     raise NonFiniteError(
-        f"{_NON_FINITE} in round {round}: client {first[0]}, {share(comm, text, int(owner[0]))}"
+        f"{_NON_FINITE} in round {round}: client {first[0]}, {fields} of `message` (phase "
+        f"{stage.phase.name!r}): reduce the step sizes, or check that the problem's functions are finite at "
+        "every point"
     )
 
 
@@ -90,10 +83,10 @@ def check_shared(round: int, stage: Stage, shared: State) -> None:
     if all_finite(shared.buffer):
         return
     largest = float(stage.mean.buffer.abs().max()) if stage.mean.buffer.numel() else 0.0
-    hint = SMALLER if largest >= GROWN else "smaller step sizes, or is something divided by 0?"
+    hint = "" if largest >= _LARGE else ", or check the server function for a division by 0"
     raise NonFiniteError(
         f"{_NON_FINITE} in round {round}: {_fields(shared.layout, shared.buffer)} of `shared`, made by the "
-        f"server step from finite averages of up to {largest:.2g}: {hint}"
+        f"server step from finite averages of up to {largest:.2g}: reduce the step sizes{hint}"
     )
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mpifed.core.errors import ContractError, blaming
+from mpifed.base.errors import ContractError, user_code_errors
 from mpifed.core.oracle import ORACLES, MinimaxOracle
 from mpifed.core.problem import Game, defines
 from mpifed.core.sampling import Sample
-from mpifed.parallel.comm import together
+from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.reduction import REDUCTIONS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class FullData:
         problem: with the game taken off; ``blocks``: its blocks.
         clients: the numbers of this rank's clients; ``weights``: those of all clients ``[N]``, ``None`` where
             each counts the same.
-        sampler: for samples beside the run.
+        sampler: for samples that the run does not use.
 
     Raises:
         ContractError: the problem is a composition, or makes its own samples.
@@ -66,7 +66,7 @@ class FullData:
 
     def _expect_data(self) -> None:
         kind = type(self.problem).__name__
-        with together(self.comm, ValueError):
+        with collective_errors(self.comm, ValueError):
             if self.problem.family == "composition":
                 raise ContractError(f"{kind} is a composition: expected a minimax problem or an operator")
             if self.sampler.draws:
@@ -168,13 +168,13 @@ class FullData:
         try:
             for place, client in enumerate(self.clients.tolist()):
                 reduction.rows.zero_()
-                with blaming(type(self.problem).__name__, None, "", [client]):
+                with user_code_errors(type(self.problem).__name__, None, "", [client]):
                     fill(place, reduction.rows[0])
                 reduction.add(slice(place, place + 1))
         except ValueError as error:
             fault = error
         if reduction.finish(float(fault is not None)):  # the number of ranks with a fault rides on the sum
-            with together(self.comm, ValueError):
+            with collective_errors(self.comm, ValueError):
                 if fault:
                     raise fault
         transport.seconds, transport.wire_bytes = before

@@ -1,4 +1,4 @@
-"""The noise of a job's stochastic gradients at a point: ∇f_n(z; ξ) - ∇f_n(z), over samples beside the run's.
+"""The noise of stochastic gradients at a point: ∇f_n(z; ξ) - ∇f_n(z), over samples that the run does not use.
 
 Samples are of the job's batch size and with its noise. They have addresses that no run has, so that they
 take no part in its bits and its costs.
@@ -9,16 +9,16 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from mpifed.core.errors import blaming
-from mpifed.core.estimates import Tail, hill
-from mpifed.parallel.comm import SerialComm, together
+from mpifed.base.errors import user_code_errors
+from mpifed.core.estimators import Tail, hill
+from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.simulation.full_data import FullData
 
 __all__ = ["TAIL", "gathered", "noise", "rounding", "tail", "tail_of"]
 
 #: Names of a tail index and its interval.
 TAIL = ("tail", "tail_low", "tail_high")
-#: Samples beside the run belong to rounds that no run has: the address of round r is this and r.
+#: These samples have rounds that no run has: the address of round r is this number plus r.
 ROUNDS = 2**31
 #: What is below so many roundings of a vector is 0.
 ROUNDING = 100
@@ -56,9 +56,9 @@ def tail(full: FullData, counts: list[int], r: int, samples: int, point: torch.T
         CollectiveError: a client's function has failed.
     """
     lengths = np.empty((len(full.clients), samples))
-    with together(full.comm, ValueError):
+    with collective_errors(full.comm, ValueError):
         for place, client in enumerate(full.clients.tolist()):
-            with blaming(type(full.problem).__name__, None, "", [client]):
+            with user_code_errors(type(full.problem).__name__, None, "", [client]):
                 squares = noise(full, place, r, samples, point, full.local(place, point))
             lengths[place] = np.sqrt(squares.sum(axis=1))
     return tail_of(gathered(full.comm, counts, lengths))

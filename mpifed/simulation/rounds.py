@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import torch
 
-from mpifed.config.job import Config
+from mpifed.base.errors import user_code_errors
+from mpifed.base.log import info
 from mpifed.core.algorithm import Now, Phase, local_steps, refreshed
-from mpifed.core.errors import blaming
-from mpifed.core.evaluation import PLAIN
-from mpifed.core.method_checks import called, expect_nothing, expect_unchanged
+from mpifed.core.autodiff import PLAIN
 from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem
 from mpifed.core.records import State
 from mpifed.core.sampling import Sampler
-from mpifed.core.telling import say
-from mpifed.parallel.comm import together
+from mpifed.core.validation import called, expect_nothing, expect_unchanged
+from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import Transport
-from mpifed.simulation.allocation import Allocation
-from mpifed.simulation.coordinator import Coordinator
+from mpifed.simulation.client_batching import Group, choose_group, expect_evaluated
+from mpifed.simulation.communication_cost import Costs, Sent, Traffic
+from mpifed.simulation.compression import MessageCompressor
+from mpifed.simulation.coordinator import Coordinator, Participants
 from mpifed.simulation.executor import Executor, Observer, Stage, capacity
 from mpifed.simulation.federated_clock import FederatedClock
 from mpifed.simulation.finite import Bad, check_mean, check_shared, first_bad
-from mpifed.simulation.grouping import Group, choose_group, expect_evaluated
-from mpifed.simulation.participants import Participants
-from mpifed.simulation.replay import origin
-from mpifed.simulation.sending import Sender
-from mpifed.simulation.traffic import Costs, Sent, Traffic
+from mpifed.simulation.settings import SimulationSettings
+from mpifed.simulation.state import Allocation
 
 __all__ = ["Rounds"]
 
@@ -42,14 +39,14 @@ class Rounds:
 
     Args:
         problem: prepared, of the method's family.
-        observers: are told of every stage.
+        observers: called at every stage.
         group: clients stepped at a time as a run that continues has chosen it; ``None`` to choose.
 
     Attributes:
         choice: how many clients are stepped at a time.
         coordinator: decides who takes part and makes the matrices.
         executor: steps the clients.
-        sender: changes messages on their way.
+        compressor: compresses and scales the messages.
         traffic, clock: what travels, and how long federated clients would take.
         costs: running totals of this rank.
     """
@@ -58,7 +55,7 @@ class Rounds:
 
     def __init__(
         self,
-        config: Config,
+        config: SimulationSettings,
         problem: Problem,
         placement: Placement,
         memory: Allocation,
@@ -82,7 +79,7 @@ class Rounds:
             replicated=config.run.matrices == "replicated",
         )
         # A rank alone reads the data of its clients.
-        with together(transport.comm, ValueError, OSError), blaming(type(problem).__name__):
+        with collective_errors(transport.comm, ValueError, OSError), user_code_errors(type(problem).__name__):
             sampler = self._sampler()
         self.choice = choose_group(config, problem, sampler, placement, transport.comm, group)
         members = min(len(self.mine), config.participation.cohort or problem.clients)
@@ -95,7 +92,7 @@ class Rounds:
         self._stages = self._stages_of(config.algorithm.phases)
         self._start = self._stages_of(config.algorithm.start)
         layouts = [stage.messages.layout for stage in self._stages]
-        self.sender = Sender(config, self.mine, layouts, memory.shared)
+        self.compressor = MessageCompressor(config, self.mine, layouts, memory.shared)
 
     def _sampler(self) -> Sampler:
         config, width = self.config, ORACLES[self.problem.family].noise_width(self.problem)
@@ -131,7 +128,7 @@ class Rounds:
         )
 
     def _stages_of(self, phases: Sequence[Phase]) -> list[Stage]:
-        cohorts = np.cumsum([phase.fresh for phase in phases], dtype=int).tolist()
+        cohorts = np.cumsum([phase.new_cohort for phase in phases], dtype=int).tolist()
         names, numbers = refreshed(self.config.algorithm, phases), range(len(phases))
         return [self._stage(phase, *rest) for phase, *rest in zip(phases, names, numbers, cohorts)]
 
@@ -172,7 +169,7 @@ class Rounds:
             The sum of the ranks' control values.
         """
         if not self._told and self.transport.comm.rank == 0:
-            say(
+            info(
                 f"in round {r} no client answers: the rest of such a round is left out, and nothing "
                 "moves in it (said once)"
             )
@@ -187,7 +184,7 @@ class Rounds:
     def _now(self, r: int, cohort: Cohort) -> Now:
         return Now(
             r, local_steps(self.config.algorithm), self.problem.clients, len(cohort.members),
-            self.coordinator.share(cohort), self.coordinator.participants.unbiased,
+            self.coordinator.cohort_weight(cohort), self.coordinator.participants.unbiased,
             self.problem.sets, self.executor.oracle.blocks,
             getattr(self.problem, "phi", None),
         )  # fmt: skip
@@ -199,7 +196,7 @@ class Rounds:
         bad = self._step_clients(stage, now, cohort)
         reads, _ = shared.take_notes()
         controls = stage.reduction.finish(control)
-        check_mean(self.transport.comm, r, stage, bad, partial(origin, self.executor, stage, now, shared))
+        check_mean(self.transport.comm, r, stage, bad)
         for observer in self.observers:
             observer.after_mean(stage, cohort)
         made = self.coordinator.refresh(r, stage.mean, stage.refreshed)
@@ -222,7 +219,7 @@ class Rounds:
                     setattr(shared, name, getattr(now.sets, name)(getattr(mean, name)))
             return
         name, before = called(stage.phase.server), mean.buffer.clone() if now.round < 2 else None
-        with blaming(name, now.round, stage.phase.name):
+        with user_code_errors(name, now.round, stage.phase.name):
             expect_nothing(stage.phase.server(now, shared, mean), name, "writes to `shared`")
         if before is not None:
             expect_unchanged(mean, before, "mean", stage.phase.server, "server")
@@ -245,7 +242,7 @@ class Rounds:
             if changes and not found:
                 rows = stage.messages.buffer[: members.stop - members.start]
                 own = scales and (scales[0], scales[1][members])
-                self.sender.send(now.round, stage.number, rows, cohort.local[members], own)
+                self.compressor.send(now.round, stage.number, rows, cohort.local[members], own)
             for observer in self.observers:
                 observer.after_clients(stage, cohort, members)
             stage.reduction.add(members)
@@ -253,9 +250,9 @@ class Rounds:
 
     def _count(self, r: int, stage: Stage, cohort: Cohort, reads: set[str], writes: list[str]) -> None:
         members, everyone = len(cohort.local), len(cohort.members) == self.problem.clients
-        compressed = self.sender.bytes(stage.number) if r else None
+        compressed = self.compressor.bytes(stage.number) if r else None
         if compressed is not None and members:
-            reads = reads | self.sender.reads(stage.number)
+            reads = reads | self.compressor.reads(stage.number)
         sent = self.traffic.phase(reads, stage.messages.layout, everyone)
         if compressed is not None:
             sent = sent._replace(up=compressed)

@@ -1,80 +1,119 @@
-"""One federated run as a state machine: start, one round after another, a point to look at.
+"""A federated run as a state machine: the start, one round after another, and the current point.
 
-:class:`Simulation` owns the records and what a round needs; it writes no files and decides nothing about
-stopping. All collectives are called here and in the objects it owns, by every rank in the same order. While a
-user's code runs, torch's default dtype is the run's, so that ``torch.as_tensor(0.05)`` has the digits of the
-rest.
+:class:`Simulation` owns the records and everything that a round needs. It writes no files and does not decide
+when to stop. All collectives are called here and in its objects, by every rank in the same order. During user
+code, torch's default dtype is ``run.dtype``: ``torch.as_tensor(0.05)`` has the precision of the state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
 
-from mpifed.config.job import Config
-from mpifed.core.errors import blaming
-from mpifed.core.method_checks import called
+from mpifed.base.errors import user_code_errors
+from mpifed.base.log import warning
+from mpifed.base.settings import title
+from mpifed.core.algorithm import Algorithm
+from mpifed.core.problem import Problem
 from mpifed.core.records import State
-from mpifed.core.settings import title
 from mpifed.core.streams import Stream, generator
-from mpifed.core.telling import warn
-from mpifed.parallel.choice import choose_transport
-from mpifed.parallel.comm import SerialComm, together
+from mpifed.core.validation import called
+from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.devices import choose_device, expect_reproducible_products
-from mpifed.simulation.allocation import Allocation
-from mpifed.simulation.evaluation import Evaluator
+from mpifed.parallel.transport import choose_transport
+from mpifed.parallel.world import world
+from mpifed.simulation.client_batching import Group
+from mpifed.simulation.coordinator import Participants
+from mpifed.simulation.evaluation import Evaluator, outside, projections
 from mpifed.simulation.executor import Observer
-from mpifed.simulation.feasibility import outside, projections
 from mpifed.simulation.finite import NonFiniteError
-from mpifed.simulation.grouping import Group
-from mpifed.simulation.measures import Measures
-from mpifed.simulation.participants import Participants
-from mpifed.simulation.preparation import default_dtype, place, prepare, settled
-from mpifed.simulation.regularizing import Regularizer
+from mpifed.simulation.regularization import Regularizer
 from mpifed.simulation.rounds import Rounds
+from mpifed.simulation.settings import SimulationSettings
+from mpifed.simulation.setup import default_dtype, place, prepare, settled
+from mpifed.simulation.state import Allocation
+from mpifed.simulation.stationarity import MeasureEvaluator
 from mpifed.simulation.weights import Weights
 
 __all__ = ["NonFiniteError", "Observer", "Simulation"]
 
 
 class Simulation:
-    """The state of a run on this rank.
+    """A method on a problem, round by round; this rank's part of it. Collective.
+
+    ::
+
+        simulation = Simulation(problem, algorithm, seed=1, participation={"cohort": 4})
+        simulation.start()
+        for _ in range(100):
+            simulation.step()
+        values = simulation.evaluate(simulation.output)
 
     Args:
-        costs: each client's nanoseconds ``[N]``, and
-        group: how many clients are stepped at a time, as a run that continues has found them.
-        observers: are told of every stage.
+        comm: a communicator of mpi4py. Default: all ranks that the launcher has started, a single rank
+            without a launcher.
+        settings: the other fields of :class:`~mpifed.simulation.settings.SimulationSettings`, with the names
+            and defaults of a job file. A section is a record or a dictionary.
+
+    Raises:
+        ConfigError: a setting is wrong, or two do not go together.
+        CollectiveError: on all ranks: the problem breaks its contract or its data cannot be read.
 
     Attributes:
-        round: rounds done so far.
-        shared, clients, output: the records; ``clients`` has one row for each client of this rank.
-        rounds: what carries out a round, and counts what it costs.
-        files: the data files read, by name.
-        client_costs: each client's nanoseconds ``[N]``: the ``costs`` passed, or measured where a balanced
-            placement needs them.
-        metrics: evaluates the problem, under the names that the run has begun with.
-        measures: what the job asks for beside that, ``None`` for nothing.
-        infeasible: how far the first evaluated point outside the problem's sets lay from them, "" for none.
+        round: number of completed rounds.
+        shared, clients, output: the records; ``clients`` has one row per client of this rank.
+        rounds: executes rounds and counts their costs.
+        files: the data files that were read, by name.
+        metrics: evaluates the problem; the names of the first evaluation are kept.
+        measures: evaluates the stationarity measures, ``None`` without any.
+        infeasible: the distance of the first evaluated point outside the problem's sets, "" without one.
     """
 
     def __init__(
         self,
-        config: Config,
+        problem: Problem,
+        algorithm: Algorithm,
+        *,
+        comm: Any = None,
+        **settings: Any,
+    ):
+        self._set_up(SimulationSettings(problem=problem, algorithm=algorithm, **settings), world(comm))
+
+    @classmethod
+    def from_settings(
+        cls,
+        settings: SimulationSettings,
         comm: SerialComm,
-        costs: Sequence[int] = (),
         observers: Sequence[Observer] = (),
         group: Group | None = None,
-    ):
+    ) -> Simulation:
+        """A simulation of validated settings, as a run of a job makes it. Collective.
+
+        Args:
+            group: the number of clients that are stepped together in the run to be resumed.
+            observers: are called at every stage.
+        """
+        made = cls.__new__(cls)
+        made._set_up(settings, comm, observers, group)
+        return made
+
+    def _set_up(
+        self,
+        config: SimulationSettings,
+        comm: SerialComm,
+        observers: Sequence[Observer] = (),
+        group: Group | None = None,
+    ) -> None:
         self.config = config = settled(config, comm)
         self.comm, self.round, self.infeasible = comm, 0, ""
         self.dtype = getattr(torch, config.run.dtype)
         self.device = choose_device(comm, config.run.device, config.run.gpus)
-        with together(comm, ValueError, OSError):  # a rank alone may not find a file
+        with collective_errors(comm, ValueError, OSError):  # a rank alone may not find a file
             if config.run.reduction == "exact" and self.device.type == "cpu":
                 expect_reproducible_products()
-            cohorts = 1 + sum(phase.fresh for phase in config.algorithm.phases)
+            cohorts = 1 + sum(phase.new_cohort for phase in config.algorithm.phases)
             participants = Participants(config.participation, config.seed, config.problem, cohorts)
             self._weights = Weights(config.initial)
         files = participants.files | self._weights.files
@@ -82,11 +121,10 @@ class Simulation:
         self._weights.expect_fit(self.problem, config.problem)
         self._sets = projections(self.problem)
         self.files = files | self.problem.files
-        known = np.array(costs, dtype=np.int64)
-        self.placement, self.client_costs = place(config, self.problem, comm, known, self.dtype, self.device)
+        self.placement = place(config, self.problem, comm)
         self.metrics = Evaluator(self.problem, comm, config.run.evaluate_on, config.metrics, self.placement)
-        way = config.run.transport if config.run.on_rank_failure == "abort" else "host"
-        self.transport = choose_transport(comm, self.device, way, config.run.reduction == "exact")
+        exact = config.run.reduction == "exact"
+        self.transport = choose_transport(comm, self.device, config.run.transport, exact)
         clients = len(self.placement.of(comm.rank))
         memory = Allocation(
             config.algorithm, self.problem, clients, self.dtype, self.device, config.regularize
@@ -97,7 +135,7 @@ class Simulation:
             self.rounds = Rounds(
                 config, self.problem, self.placement, memory, self.transport, participants, observers, group
             )
-            self.measures = Measures(self) if config.measures else None
+            self.measures = MeasureEvaluator(self) if config.measures else None
         oracle, regularize = self.rounds.executor.oracle, config.regularize
         self._regularizer = regularize and Regularizer(regularize, self.problem, self.shared, oracle)
 
@@ -106,7 +144,7 @@ class Simulation:
         """Set the starting point and run the method's start phases (round 0)."""
         method = self.config.algorithm
         with default_dtype(self.dtype):
-            with blaming(f"{type(self.problem).__name__}.initial", 0):
+            with user_code_errors(f"{type(self.problem).__name__}.initial", 0):
                 point = self.problem.initial(generator(self.config.seed, "initial"))
                 point = self._weights.start(self.problem, point)
                 for block in self.blocks:
@@ -115,7 +153,7 @@ class Simulation:
                         setattr(self.shared if block in self.shared else self.clients, block, value)
                         if self._regularizer:
                             self._regularizer.start(block, value.to(self.device))
-            with blaming(called(method.initialize), 0):
+            with user_code_errors(called(method.initialize), 0):
                 method.initialize(self.shared)
             self.rounds.traffic.wrote([*self.blocks, *self.shared.take_notes()[1]])
             self.rounds.run(0)
@@ -126,14 +164,14 @@ class Simulation:
         """Run one round.
 
         Args:
-            control: a value of this rank that rides on the first Allreduce.
+            control: a value of this rank that is summed by the first Allreduce of the round.
 
         Returns:
-            The sum of the ranks' control values.
+            The sum of the control values of all ranks.
 
         Raises:
-            NonFiniteError: on all ranks together.
-            ContractError, PluginError: on a rank whose clients' function fails.
+            NonFiniteError: on all ranks.
+            ContractError, PluginError: on a rank on which a function of the method or the problem fails.
         """
         self.round += 1
         with default_dtype(self.dtype):
@@ -143,31 +181,31 @@ class Simulation:
         self._update_output()
         return controls
 
-    def take_up(self, round: int, unsent: list[str]) -> None:
-        """Go on after ``round``, with the records of then in place. Collective."""
+    def restore(self, round: int, unsent: list[str]) -> None:
+        """Continue after ``round``; the records must have been restored before. Collective."""
         self.round, self.rounds.traffic.unsent = round, set(unsent)
         self.rounds.average_clients()
 
     @property
     def client_rows(self) -> torch.Tensor:
-        """All that clients keep between rounds, one row a client: the record, and what compression has left
-        out of their messages."""
-        records, residuals = self.clients.buffer, self.rounds.sender.residuals
+        """The state of the clients between rounds, one row per client: the record, and the residuals of
+        compression."""
+        records, residuals = self.clients.buffer, self.rounds.compressor.residuals
         return torch.cat([records, residuals], dim=1) if residuals.shape[1] else records
 
     @property
     def row_size(self) -> int:
-        """Numbers of a client in :attr:`client_rows`."""
-        return self.clients.buffer.shape[1] + self.rounds.sender.residuals.shape[1]
+        """The length of a row of :attr:`client_rows`."""
+        return self.clients.buffer.shape[1] + self.rounds.compressor.residuals.shape[1]
 
     def take_rows(self, rows: torch.Tensor) -> None:
-        """Take up :attr:`client_rows` of before."""
+        """Restore the rows that :attr:`client_rows` returned before."""
         width = self.clients.buffer.shape[1]
         self.clients.buffer.copy_(rows[:, :width])
-        self.rounds.sender.residuals.copy_(rows[:, width:])
+        self.rounds.compressor.residuals.copy_(rows[:, width:])
 
     def point(self) -> torch.Tensor:
-        """The current iterate, all blocks end to end."""
+        """The current iterate, all blocks concatenated."""
         return torch.cat([self.rounds.block(name) for name in self.blocks])
 
     @property
@@ -188,12 +226,14 @@ class Simulation:
             output.buffer.copy_(self.point())
 
     def evaluate(self, state: State) -> dict[str, float]:
-        """The problem's metrics, and the job's measures, at ``shared``'s point or at ``output``. Collective.
+        """The metrics and stationarity measures at the iterate of ``shared`` or at ``output``. Collective.
 
-        They are complete on rank 0 and empty elsewhere.
+        Returns:
+            All values on rank 0, an empty dictionary on the other ranks.
 
         Raises:
-            CollectiveError: the problem's function has failed, or returned what is no table of numbers.
+            CollectiveError: a function of the problem fails, or returns something else than a dictionary of
+                numbers.
         """
         of = self.rounds.block if state is self.shared else lambda name: getattr(state, name)
         with default_dtype(self.dtype):
@@ -204,16 +244,19 @@ class Simulation:
             return self.metrics(point, self.round, measured)
 
     def _expect_inside(self, point: list[torch.Tensor]) -> None:
-        """Warn of the first point that is not in the problem's sets. Collective where there are some."""
+        """Warn of the first point outside the problem's sets. Collective if there are sets."""
         if self.infeasible or not self._sets:
             return
         named = [self.blocks.unflatten(block, flat) for block, flat in zip(self.blocks, point)]
-        with together(self.comm, ValueError), blaming(f"the sets of {title(self.problem)}", self.round):
+        with (
+            collective_errors(self.comm, ValueError),
+            user_code_errors(f"the sets of {title(self.problem)}", self.round),
+        ):
             found = outside(self.problem, self._sets, named)
         if found:
             self.infeasible = f"{found} after round {self.round}"
             if self.comm.rank == 0:
-                warn(
+                warning(
                     f"{self.infeasible}: {title(self.config.algorithm)} must project new points, by "
                     "oracle.sets and now.sets, or refuse problems with sets, by constrained = False (results "
                     "and reports call the run infeasible)"

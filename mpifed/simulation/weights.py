@@ -1,4 +1,4 @@
-"""Weights that a problem's network starts from: a safetensors file, held against the network before the
+"""Initial weights of a problem's network: a safetensors file, compared with the network before the
 start."""
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from mpifed.core.data_files import digest
-from mpifed.core.errors import ConfigError, cut, listed
+from mpifed.base.data_files import digest
+from mpifed.base.errors import ConfigError, join_lines, truncate
+from mpifed.base.settings import title
 from mpifed.core.network import placed
 from mpifed.core.problem import DataFile, Problem
-from mpifed.core.settings import title
 
 __all__ = ["Weights"]
 
@@ -38,7 +38,7 @@ class Weights:
         try:
             content = Path(file).read_bytes()
         except OSError as error:
-            raise OSError(f"initial: cannot read {cut(file)}: {error.strerror}") from None
+            raise OSError(f"initial: cannot read {truncate(file)}: {error.strerror}") from None
         self._tensors = _tensors(file, content)
         self.files["initial"] = DataFile(file, digest([content]))
 
@@ -55,16 +55,17 @@ class Weights:
             return
         if not problem.network:
             raise ConfigError(
-                f"initial = {cut(self.file)!r}: {title(own)} has no network that could start from weights: "
+                f"initial = {truncate(self.file)!r}: {title(own)} has no network that could start "
+                "from weights: "
                 "leave initial out"
             )
         faults = list(self._faults(problem.network)) or list(self._faults_of_others(problem.network, own))
         if faults:
-            raise ConfigError(listed(faults, lambda fault: f"initial: {fault}"))
+            raise ConfigError(join_lines(faults, lambda fault: f"initial: {fault}"))
 
     def _faults(self, network: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
         """What the file lacks of the network's parameters, or has otherwise."""
-        file, here = cut(self.file), self._tensors
+        file, here = truncate(self.file), self._tensors
         if lacking := [name for name in network if name not in here]:
             others = [name for name in here if name not in network]
             yield (
@@ -86,12 +87,14 @@ class Weights:
         held = own.model.module({name: self._tensors[name] for name in network}).state_dict()
         others = {name: one for name, one in self._tensors.items() if name not in network}
         if unknown := [name for name in others if name not in held]:
-            yield f"{cut(self.file)} has {_some(unknown)}, which the network ({_some([*network])}) has not"
+            yield (
+                f"{truncate(self.file)} has {_some(unknown)}, which the network ({_some([*network])}) has not"
+            )
         for name in sorted(others.keys() & held.keys()):
             if not torch.equal(held[name].to(others[name]), others[name]):
                 yield (
-                    f"{name!r} has other values in {cut(self.file)} than in the network, of which it is no "
-                    "parameter of its own but a buffer, frozen or shared: make the network with these values"
+                    f"{name!r} has other values in {truncate(self.file)} than in the network, where it is a "
+                    "buffer or a frozen or shared parameter: make the network with these values"
                 )
 
     def start(self, problem: Problem, point: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -103,7 +106,7 @@ class Weights:
 def _some(names: Sequence[str]) -> str:
     """Names, of many the first ones."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(cut(name) for name in names[:NAMED]) + more
+    return ", ".join(truncate(name) for name in names[:NAMED]) + more
 
 
 def _tensors(file: str, content: bytes) -> dict[str, torch.Tensor]:
@@ -119,6 +122,7 @@ def _tensors(file: str, content: bytes) -> dict[str, torch.Tensor]:
         return dict(sorted(load(content).items()))
     except (SafetensorError, KeyError, ValueError) as error:  # of a dtype that torch does not have: KeyError
         raise ValueError(
-            f"initial: {cut(file)} is no safetensors file ({cut(str(error))}): `mpifed export` writes one, "
+            f"initial: {truncate(file)} is no safetensors file ({truncate(str(error))}): `mpifed "
+            "export` writes one, "
             "and so does safetensors.torch.save_file(module.state_dict(), FILE)"
         ) from None

@@ -5,47 +5,48 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mpifed.core.telling import warn
-from mpifed.storage.ownership import is_known, is_leftover, is_own
+from mpifed.base.errors import ConfigError
+from mpifed.base.log import warning
+from mpifed.storage.ownership import is_leftover, is_marked, taken
 
-__all__ = ["replacing", "shielded", "remove_leftovers", "sync"]
+__all__ = ["expect_place", "remove_leftovers", "replacing", "shielded", "sync", "writing"]
 
 
 @contextlib.contextmanager
 def replacing(path: Path):
-    """Yield a new temporary file beside ``path``; on success it is synced to disk and takes ``path``'s place.
+    """Yield a new temporary file next to ``path``; on success it is synced to disk and replaces ``path``.
 
-    On failure the temporary file is removed and ``path`` stays as it was. What lies at ``path`` under a name
-    of this package without being its own is kept under another name.
+    On failure the temporary file is removed and ``path`` is unchanged. A link, folder or pipe at ``path`` is
+    renamed.
 
     Raises:
-        OSError: one of these cannot be done.
+        OSError: one of these steps fails.
     """
     path = Path(path)
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
-    if is_leftover(temporary) or not is_known(path.name):  # of a process with the same number
-        temporary.unlink(missing_ok=True)
+    if temporary.is_file():  # of a killed process with the same number
+        temporary.unlink()
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     try:
         yield temporary
         sync(temporary)
-        _make_way(path)
+        if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+            _rename(path)
         os.replace(temporary, path)
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _make_way(path: Path) -> None:
-    """Give what is not this package's another name, a damaged checkpoint for instance."""
-    if not is_known(path.name) or not os.path.lexists(path) or is_own(path):
-        return
+def _rename(path: Path) -> None:
     names = (path.with_name(f"{path.name}.kept{number}") for number in itertools.count(1))
     kept = next(name for name in names if not os.path.lexists(name))
     os.rename(path, kept)
-    warn(f"{path} is no file of mpifed: it is {kept.name} now")
+    warning(f"{path} is not a regular file: renamed to {kept.name}")
 
 
 class _Shield:
@@ -109,3 +110,33 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def expect_place(path: str | Path, mark: Callable[[bytes], bool]) -> None:
+    """Check before the work that a file can be written at its end.
+
+    Args:
+        mark: whether the beginning of a file is that of a file of this type, which may be replaced.
+
+    Raises:
+        ConfigError: the folder does not exist, or another file would be replaced.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write {path}: there is no folder {path.parent}")
+    if os.path.lexists(path) and not is_marked(path, mark):
+        raise ConfigError(taken(path))
+
+
+@contextlib.contextmanager
+def writing(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary file that takes the place of ``path`` at the end.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        with replacing(Path(path)) as temporary:
+            yield temporary
+    except OSError as fault:
+        raise ConfigError(f"cannot write {path}: {fault.strerror or fault}") from None

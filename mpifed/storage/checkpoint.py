@@ -3,7 +3,7 @@
 Client rows are streamed to rank 0 block by block, so rank 0 needs the memory of one block, and stream back to
 whatever ranks host the clients at resumption. No random state is stored: streams have addresses.
 
-A file is written beside its final name, sealed with a digest of all its bytes (:mod:`mpifed.storage.sealed`),
+A file is written under a temporary name, sealed with a digest of its bytes (:mod:`mpifed.storage.sealed`),
 synced and renamed; :func:`newest` takes the newest file whose digest holds and says which it passed over. No
 compression: weights do not compress.
 """
@@ -32,9 +32,9 @@ __all__ = ["write", "newest", "read_clients", "FORMAT"]
 FORMAT = 3
 #: Bytes of client rows in flight.
 BLOCK = 64 * 2**20
-#: Bytes that must stay free beside a checkpoint's data: HDF5 keeps its own books.
+#: Bytes that must stay free in addition to a checkpoint's data, for HDF5's metadata.
 MARGIN = 4 * 2**20
-#: What holds the content of a file against what it should be.
+#: Validates the content of a file.
 Expect = Callable[[dict, dict[str, np.ndarray], tuple | None], None]
 
 
@@ -133,7 +133,7 @@ def _load(path: Path, expect: Expect | None) -> tuple[dict, dict[str, np.ndarray
             rows = file.get("clients")
             clients = (rows.shape, rows.dtype) if isinstance(rows, h5py.Dataset) else None
     except (AttributeError, IndexError, KeyError, TypeError) as error:  # no header, a group for an array
-        raise ValueError(f"it holds something else: {error}") from None
+        raise ValueError(f"unexpected content: {error}") from None
     except (OSError, RuntimeError) as error:
         raise ValueError(str(error)) from None
     if expect:

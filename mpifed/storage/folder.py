@@ -12,16 +12,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from mpifed.core.errors import ConfigError
-from mpifed.core.telling import warn
-from mpifed.parallel.slurm import slurm_job
+from mpifed.base.errors import ConfigError
+from mpifed.base.log import warning
+from mpifed.parallel.world import slurm_job
 from mpifed.storage.atomic import remove_leftovers, sync
 from mpifed.storage.format import RUN_FILE
 from mpifed.storage.ownership import (
     HISTORY_FILE,
     LOCK_FILE,
     LOG_FOLDER,
+    MARKER,
+    RUN_FILES,
     checkpoints,
+    claim,
     expect_own,
     is_own,
     logs,
@@ -32,7 +35,7 @@ __all__ = ["Folder", "Holder", "holder"]
 #: Seconds to wait for another run to let the folder go: a requeued job may meet the last moments of its
 #: predecessor.
 PATIENCE = 3.0
-#: Characters of the lock's text that are told.
+#: Characters of the lock's text that are printed.
 SHOWN = 200
 
 
@@ -43,9 +46,6 @@ class Folder:
     holder. On a file system without such locks, or with locks that other hosts do not see, the text is what
     tells a run that another one writes here, too.
 
-    Attributes:
-        ours: whether the checkpoints here are of the run that this object belongs to.
-
     Raises:
         ConfigError: the path is blank.
     """
@@ -54,7 +54,7 @@ class Folder:
         if not str(path).strip():
             raise ConfigError(f"expected the name of a folder, got {str(path)!r}: is a shell variable unset?")
         self.path = Path(path)
-        self._lock, self._made, self.ours = None, False, False
+        self._lock, self._made = None, False
 
     def open(self, create: bool) -> None:
         """Take the folder and remove what a killed run has left half written.
@@ -68,7 +68,6 @@ class Folder:
         """
         end = time.monotonic() + PATIENCE
         try:
-            expect_own([self.path / RUN_FILE])
             while not self._take(create, time.monotonic() < end):
                 time.sleep(0.1)
             if self._locked:
@@ -82,7 +81,8 @@ class Folder:
         """Try to lock the folder; False while another run holds it and ``patient``."""
         if create and not self.path.is_dir():
             self._make()
-        expect_own([self.path / LOCK_FILE])
+        claim(self.path, RUN_FILES)
+        expect_own([self.path / RUN_FILE, self.path / LOCK_FILE])
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         self._lock = open(os.open(self.path / LOCK_FILE, flags, 0o666), "r+b", buffering=0)
         try:
@@ -98,7 +98,7 @@ class Folder:
             ) from None
         except OSError as fault:
             self._locked = False
-            warn(
+            warning(
                 f"{self.path} cannot be locked ({fault.strerror}): take care that no second run writes to it"
             )
         if not self._holds():  # its holder has just removed the empty folder
@@ -119,7 +119,7 @@ class Folder:
         """Write into the lock who holds it."""
         before, host = _told(self._lock), socket.gethostname()
         if before and f" on {host}," not in before:
-            warn(
+            warning(
                 f"{before} has never let go of {self.path}: see that it has ended, two runs must not share it"
             )
         job = f", Slurm job {number}" if (number := slurm_job()) else ""
@@ -174,8 +174,10 @@ class Folder:
                     for path in filter(is_own, logs(self.path)):
                         path.unlink()
                     if (self.path / LOG_FOLDER).is_dir():
+                        (self.path / LOG_FOLDER / MARKER).unlink(missing_ok=True)
                         (self.path / LOG_FOLDER).rmdir()
                     (self.path / LOCK_FILE).unlink()
+                    (self.path / MARKER).unlink()
                     self.path.rmdir()
         self._drop()
 
@@ -184,7 +186,7 @@ class Folder:
         for path in filter(is_own, [*self.results(), self.path / HISTORY_FILE]):
             path.unlink()
 
-    def stay(self) -> None:
+    def keep(self) -> None:
         """A run has begun: the folder that was made for it stays, whatever comes."""
         self._made = False
 

@@ -70,11 +70,11 @@ class End:
 
     @classmethod
     def read(cls, table: Mapping[str, str]) -> End | None:
-        """The end that the :func:`entries` of a file name, ``None`` if the run goes on."""
+        """The end that the :func:`entries` of a file name, ``None`` if the run has not ended."""
         return cls(table.get("end", ""), table["stopped"]) if table["stopped"] else None
 
 
 def entries(end: End | None) -> dict[str, str]:
-    """What a file says of a run's end. One that a signal has interrupted goes on."""
+    """The entries of a file for a run's end. A run that a signal has interrupted has not ended."""
     over = end is not None and end.kind != "signal"
     return {"end": end.kind if over else "", "stopped": end.sentence if over else ""}

@@ -1,8 +1,10 @@
-"""Which files are this package's own: their names, and the marks that stand in them.
+"""Which files of a folder belong to this package: the regular files whose names its marker file lists.
 
-A run's folder may be anybody's, even a home folder. What is removed or replaced there has one of these names
-and carries the mark of its kind, or is empty; links, folders and pipes are nobody's files. Of files that a
-user names, the mark alone is asked for.
+The folder of a run may hold files of others, even be a home folder. Before this package writes to a folder,
+it lists the names of its files in the marker file ``mpifed-files.txt``, and refuses a name that another file
+has. It replaces and removes listed files only; links, folders and pipes are never its own. Checkpoints,
+histories and results that were copied without the marker file are recognised by their first bytes; files that
+a user names, such as a figure, by a mark in their content.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from mpifed.storage.format import RUN_FILE
@@ -18,137 +21,135 @@ from mpifed.storage.format import RUN_FILE
 __all__ = [
     "ASSUMPTION_FILES",
     "FIGURE_MARK",
-    "MADE_BY",
-    "MAGIC",
-    "RESULTS_MAGIC",
     "HDF5",
     "HISTORY_FILE",
     "HISTORY_MAGIC",
     "LOCK_FILE",
+    "LOG_FILES",
     "LOG_FOLDER",
-    "LOG_MARK",
+    "MADE_BY",
+    "MAGIC",
+    "MARKER",
     "REPORT_FILES",
+    "RESULTS_MAGIC",
+    "RUN_FILES",
     "TEXT_MARK",
     "checkpoints",
+    "claim",
+    "expect_own",
+    "is_figure",
+    "is_leftover",
+    "is_marked",
+    "is_own",
+    "is_paper",
+    "is_weights",
     "logs",
     "rank_of",
     "round_of",
-    "is_known",
-    "is_own",
-    "is_paper",
-    "is_figure",
-    "is_leftover",
-    "is_measurement",
-    "is_weights",
-    "expect_own",
+    "taken",
 ]
 
+#: The marker file, and its first line.
+MARKER, _TITLE = "mpifed-files.txt", "mpifed replaces and removes the files listed here:"
 LOCK_FILE = "run.lock"
-#: Where the logs of the ranks lie, and how each begins.
-LOG_FOLDER, LOG_MARK = "log", b"mpifed log "
+#: The folder of the ranks' logs, and their names.
+LOG_FOLDER, LOG_FILES = "log", ("rank-*.txt",)
 #: How a checkpoint begins.
 MAGIC = b"mpifed checkpoint "
-#: How a results file begins; those of version 0.1 begin as HDF5.
+#: How a results file begins; files of version 0.1 begin as HDF5.
 RESULTS_MAGIC = b"mpifed run file "
-#: The history of a run, beside its checkpoints, and how it begins.
+#: The history of a run, and how it begins.
 HISTORY_FILE, HISTORY_MAGIC = "history.bin", b"mpifed history 1\n"
-#: Attributes of a results file, by which it is known.
-RESULTS_NAMES = (b"config", b"versions", b"layout", b"maximised", b"stopped")
-#: What a figure's PNG says of itself, by which it is known.
+#: The files of a run.
+RUN_FILES = (RUN_FILE, HISTORY_FILE, LOCK_FILE, f"checkpoint-{8 * '[0-9]'}*.h5")
+#: The files of a report, some of which need metrics or several runs.
+REPORT_FILES = ("report.html", "curves.png", "table.txt", "table.csv", "settings.csv")
+#: The files of ``mpifed measure``.
+ASSUMPTION_FILES = ("assumptions.csv", "assumptions.json", "assumptions.png")
+#: Metadata of a figure in PNG, by which it is recognised.
 MADE_BY = {"Software": "mpifed"}
-#: What follows the length of the header in a safetensors file of this package's.
+#: What follows the length of the header in a safetensors file of this package.
 WEIGHTS_MARK = b'{"__metadata__":{"mpifed":'
-#: What a figure made of lines names as its creator.
+#: The creator that a vector figure names.
 FIGURE_MARK = "mpifed report"
 #: The first line of a report's text.
 TEXT_MARK = "mpifed report"
 #: How an HDF5 file begins.
 HDF5 = b"\x89HDF\r\n\x1a\n"
-#: Where it says how long the file is.
-_END = slice(40, 48)
-#: Bytes that are searched for a mark which is not the beginning.
+#: How the binary files of a run begin: copies of them need no marker file.
+_BEGINNINGS = (MAGIC, HISTORY_MAGIC, RESULTS_MAGIC)
+#: Bytes in which a mark is searched for.
 _HEAD = 2**20
-#: The files of a report, some of which need metrics or several runs.
-REPORT_FILES = ("report.html", "curves.png", "table.txt", "table.csv", "settings.csv")
-#: The files of ``mpifed measure``.
-ASSUMPTION_FILES = ("assumptions.csv", "assumptions.json", "assumptions.png")
 _CHECKPOINT = re.compile(r"checkpoint-([0-9]{8,})\.h5")
 _LOG = re.compile(r"rank-([0-9]+)\.txt")
-_LEFTOVER = re.compile(r"(.+)\.tmp\.[0-9]+")
+_LEFTOVER = re.compile(r"(.+)\.tmp\.[0-9]+", re.DOTALL)
 
 
-def _is_checkpoint(head: bytes) -> bool:
-    return _begins(head, MAGIC)
+def claim(folder: Path, names: Iterable[str]) -> None:
+    """List the names of files, or patterns of names, in the marker file of a folder.
 
-
-def _is_history(head: bytes) -> bool:
-    return _begins(head, HISTORY_MAGIC)
-
-
-def _is_log(head: bytes) -> bool:
-    return _begins(head, LOG_MARK)
-
-
-def _begins(head: bytes, mark: bytes) -> bool:
-    """One byte of the mark may be damaged, and the file may be cut off."""
-    alike = sum(a == b for a, b in zip(head, mark))
-    return alike >= len(mark) - 1 or mark.startswith(head)
-
-
-def _is_results(head: bytes) -> bool:
-    """By its mark; of version 0.1, by names, one of which may be damaged. HDF5, which can crash on a damaged
-    file, is not asked.
-
-    Of a file of that version that has been cut off, which nobody can read, the names may be gone: its own
-    beginning says where it should end.
+    Raises:
+        ValueError: a file of that name is there, is not listed and does not begin as a file of a run.
+        OSError: the marker file cannot be written.
     """
-    if _begins(head, RESULTS_MAGIC):
-        return True
-    end = int.from_bytes(head[_END], "little")
-    cut = len(head) < _END.stop or (len(head) < _HEAD and end > len(head))
-    return head.startswith(HDF5) and (
-        cut or sum(name in head for name in RESULTS_NAMES) >= len(RESULTS_NAMES) - 1
+    listed = _listed(folder)
+    new = [name for name in names if name not in listed]
+    expect_own(
+        path for name in new for path in _matching(folder, name) if not _head(path).startswith(_BEGINNINGS)
     )
+    if new:
+        expect_own([folder / MARKER] if not listed else [])
+        temporary = folder / f"{MARKER}.tmp.{os.getpid()}"
+        with open(temporary, "w") as file:
+            file.write("\n".join([_TITLE, *listed, *new, ""]))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, folder / MARKER)
 
 
-def _columns(head: bytes) -> list[str]:
-    return head.partition(b"\n")[0].decode(errors="replace").strip().split(",")
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """The files of a folder with a name, and files that would pass for their temporary files."""
+    bases = {name: _LEFTOVER.fullmatch(name) for name in os.listdir(folder)}
+    return [folder / name for name, base in bases.items() if fnmatchcase(base[1] if base else name, pattern)]
 
 
-def is_figure(head: bytes) -> bool:
-    """Whether a file that begins so is a figure of this package's."""
-    return head.startswith(b"\x89PNG") and b"Software\0mpifed" in head
+def _listed(folder: Path) -> list[str]:
+    """The lines of the marker file of a folder after the first, [] if there is no such file."""
+    title, *names = _head(folder / MARKER).decode(errors="replace").splitlines() or [""]
+    return names if title == _TITLE else []
 
 
-def is_paper(head: bytes) -> bool:
-    """Whether a file that begins so is a figure or a table of a report's for a paper."""
-    return FIGURE_MARK.encode() in head
+def is_own(path: Path) -> bool:
+    """Whether a path is a regular file whose name the marker file of its folder lists."""
+    return _is_regular(path) and any(fnmatchcase(path.name, name) for name in _listed(path.parent))
 
 
-def is_measurement(head: bytes) -> bool:
-    """Whether a file that begins so is a result of ``mpifed bench comm``."""
-    return head.startswith(b"{") and all(name in head for name in (b'"cores_per_node"', b'"gamma"'))
+def is_leftover(path: Path) -> bool:
+    """Whether a path is a temporary file that a killed process has left for a file of this package."""
+    name = _LEFTOVER.fullmatch(path.name)
+    listed = _listed(path.parent) if name and _is_regular(path) else []
+    return any(fnmatchcase(name[1], one) for one in listed)
 
 
-def is_weights(head: bytes) -> bool:
-    """Whether a file that begins so holds weights that ``mpifed export`` has written."""
-    return head[8:].startswith(WEIGHTS_MARK)
+def is_marked(path: Path, mark: Callable[[bytes], bool]) -> bool:
+    """Whether a path is a regular file that is empty or whose beginning has a mark."""
+    head = _head(path)
+    return _is_regular(path) and (not head or mark(head))
 
 
-#: Name → whether the beginning of a file is that of one of these.
-_MARKS = {
-    LOCK_FILE: lambda head: re.match(rb"process [0-9]+ on .*, since ", head) is not None,
-    RUN_FILE: _is_results,
-    HISTORY_FILE: _is_history,
-    "report.html": lambda head: b'<meta name="generator" content="mpifed">' in head,
-    "curves.png": is_figure,
-    "table.txt": lambda head: head.startswith(TEXT_MARK.encode()),
-    "table.csv": lambda head: {"oracle calls", "wire bytes", "stopped"} <= set(_columns(head)),
-    "assumptions.csv": lambda head: _columns(head)[:2] == ["round", "client"],
-    "assumptions.json": lambda head: b'"mpifed measure"' in head,
-    "assumptions.png": is_figure,
-    "settings.csv": lambda head: {"method", "runs", "diverged", "not finished"} <= set(_columns(head)),
-}
+def expect_own(paths: Iterable[Path]) -> None:
+    """Raise a :class:`ValueError` if a path, which is to be written, is taken by a file of others."""
+    for path in paths:
+        if os.path.lexists(path) and not is_own(path):
+            raise ValueError(taken(path))
+
+
+def taken(path: Path) -> str:
+    """The error for a path that is taken by a file of others."""
+    mode = os.lstat(path).st_mode
+    link, folder = stat.S_ISLNK(mode), stat.S_ISDIR(mode)
+    what = "a symbolic link" if link else "a folder" if folder else "a file that mpifed has not written"
+    return f"{path} is {what} and would be replaced: move it away, or choose another place"
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
@@ -172,64 +173,32 @@ def rank_of(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
 
 
-def _mark(name: str) -> Callable[[bytes], bool] | None:
-    if _LOG.fullmatch(name):
-        return _is_log
-    return _is_checkpoint if _CHECKPOINT.fullmatch(name) else _MARKS.get(name)
+def is_figure(head: bytes) -> bool:
+    """Whether a file that begins so is a figure of this package."""
+    return head.startswith(b"\x89PNG") and b"Software\0mpifed" in head
 
 
-def is_known(name: str) -> bool:
-    """Whether a file's name is one that this package gives."""
-    return _mark(name) is not None
+def is_paper(head: bytes) -> bool:
+    """Whether a file that begins so is a figure or a table of a report for a paper."""
+    return FIGURE_MARK.encode() in head
 
 
-def is_own(path: Path, mark: Callable[[bytes], bool] | None = None) -> bool:
-    """Whether a file is this package's, by its name and the mark in it, or by ``mark`` alone.
-
-    One byte of damage is forgiven, and an empty file is nobody's loss.
-    """
-    sealed = _CHECKPOINT.fullmatch(path.name) is not None
-    mark, head = mark or _mark(path.name), _head(path, len(MAGIC) if sealed else _HEAD)
-    return mark is not None and head is not None and (not head or mark(head))
+def is_weights(head: bytes) -> bool:
+    """Whether a file that begins so holds weights that ``mpifed export`` has written."""
+    return head[8:].startswith(WEIGHTS_MARK)
 
 
-def is_leftover(path: Path) -> bool:
-    """Whether a file is half of one of the package's own, as a killed process leaves it."""
-    name = _LEFTOVER.fullmatch(path.name)
-    if name is None:
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
         return False
-    binary = name[1] == RUN_FILE or _CHECKPOINT.fullmatch(name[1]) is not None
-    head = _head(path, len(MAGIC) if binary else _HEAD)
-    if head is None:
-        return False
-    if binary:  # HDF5 may write its beginning last
-        return not head[:8].strip(b"\0") or head.startswith((HDF5, MAGIC, RESULTS_MAGIC))
-    mark = _mark(name[1])
-    return mark is not None and (not head or mark(head))
 
 
-def expect_own(paths: Iterable[Path], mark: Callable[[bytes], bool] | None = None) -> None:
-    """Raises:
-    ValueError: one of the paths, which are to be written, is taken by what is not this package's.
-    """
-    for path in paths:
-        if os.path.lexists(path) and not is_own(path, mark):
-            raise ValueError(
-                f"{path} is {_kind(path)} and would be replaced: move it away, or choose another place"
-            )
-
-
-def _kind(path: Path) -> str:
-    mode = os.lstat(path).st_mode
-    if stat.S_ISLNK(mode):
-        return "a symbolic link"
-    return "a folder" if stat.S_ISDIR(mode) else "a file that mpifed has not written"
-
-
-def _head(path: Path, length: int) -> bytes | None:
-    """The beginning of a regular file, ``None`` for anything else and for what cannot be read."""
+def _head(path: Path) -> bytes:
+    """The beginning of a regular file, empty for anything else and for a file that cannot be read."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            return file.read(length) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+            return file.read(_HEAD) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError:
-        return None
+        return b""

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mpifed.storage.arrays import SCRIPT, elements, is_script
 from mpifed.storage.checkpoint import newest
-from mpifed.storage.contents import expect
 from mpifed.storage.folder import Holder, holder
 from mpifed.storage.format import RUN_FILE
 from mpifed.storage.ownership import LOCK_FILE, checkpoints, round_of
-from mpifed.storage.results import Head, head
+from mpifed.storage.results import Head, expect, head
+from mpifed.storage.slurm_array import SCRIPT, elements, is_script
 
 __all__ = ["Status", "is_run", "status", "survey"]
 
@@ -35,7 +34,7 @@ class Status:
         metric, validation: name and latest value of the problem's first metric, and of the same on the
             validation split.
         age: seconds since a checkpoint or the results were written; of a run that has none, since it began.
-        pace: rounds a second, of a run that goes on.
+        pace: rounds per second of a running run.
         left: seconds that it takes to do all its rounds, or may still take.
         script, element: the batch script, and which element of its array is to carry the run out.
     """

@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard, written while a run goes on."""
+"""Scalars for TensorBoard, written during a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpifed.core.telling import warn
+from mpifed.base.log import warning
 
 __all__ = ["Scalars"]
 
@@ -47,7 +47,7 @@ class Scalars:
             self._writer.flush()
         except OSError as fault:
             self._failed = True
-            warn(f"no more scalars for TensorBoard: {fault}; the run goes on")
+            warning(f"no more scalars for TensorBoard: {fault}; the run goes on")
 
     def _write(self, group: str, values: Mapping[str, float], step: int) -> None:
         from tensorboardX.proto.event_pb2 import Event

@@ -6,7 +6,7 @@ The constants:
   bounds on them;
 * ``sigma``, the standard deviation of values, Jacobians and outer gradients; ``delta_f``, ``delta_g``, bounds
   on the differences of two clients' f and g;
-* ``q`` steps a round, ``T`` steps in all; ``gap`` = F(x_1) - inf F.
+* ``q`` steps per round, ``T`` steps in all; ``gap`` = F(x_1) - inf F.
 
 The conditions are those of the restatement with the proof, (75), as are G and δ̂. They leave an interval of γ,
 which may be empty; the γ in it with the least bound is taken, with the least c_1, c_2, c_3 and n. ``k`` is

@@ -5,7 +5,7 @@ The constants:
 * ``L``, the smoothness L_f of the clients' functions, and ``mu``, the PL constant of the mean f in y;
 * ``sigma``, the noise's standard deviation; ``delta_x`` and ``delta_y``, bounds on the differences of two
   clients' gradients;
-* ``K`` clients, ``q`` steps a round, ``T`` steps in all;
+* ``K`` clients, ``q`` steps per round, ``T`` steps in all;
 * ``gap`` = F(x_1) - inf F with F = max_y f, and ``inner`` = F(x_1) - f(x_1, y_1).
 
 Of the parameters that the conditions leave free, ``n`` and ``lam`` (λ) may be given; λ is as large as it may
@@ -76,7 +76,7 @@ def _weights(
     most = (12 * lam * L / rho) ** 4 * q**2
     if c1**2 + c2**2 > most:
         raise ValueError(
-            f"the conditions ask for c_1^2 + c_2^2 = {c1**2 + c2**2:.4g} <= (12 lam L / rho)^4 q^2 = "
+            f"the conditions require c_1^2 + c_2^2 = {c1**2 + c2**2:.4g} <= (12 lam L / rho)^4 q^2 = "
             f"{most:.4g}: a larger q may do"
         )
     return c1, c2

@@ -1,4 +1,4 @@
-"""What a theorem says in numbers, and the theorems by name."""
+"""Prescriptions and bounds of theorems in numbers, and the theorems by name."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["THEOREMS", "Prescription", "Theorem", "over", "prescribe", "theorem"
 
 @dataclass(frozen=True)
 class Prescription:
-    """What a theorem prescribes, and what it then promises.
+    """The settings that a theorem prescribes, and its bound.
 
     Attributes:
         steps: the method's hyperparameters by the names that job files give them: numbers, or tables of a
             schedule such as ``{"name": "power", ...}``.
         bound: on the figure that the theorem is ``of``; ``None`` where the source states an order without
             constants, so that ``steps`` are its rule with every unknown constant 1.
-        of: what the bound is on, in words.
+        of: the bounded quantity, in words.
     """
 
     steps: dict[str, Any]
@@ -36,9 +36,9 @@ class Theorem:
     Attributes:
         name: paper and number, such as "wang-kale-2".
         methods: the methods that it is about, by the names of job files.
-        of: what it bounds, in words.
+        of: the bounded quantity, in words.
         metric: the problems' metric of that figure, "" where none is.
-        letters: the source's letter for what a run knows, such as ``{"M": "clients"}``.
+        letters: the source's letters for quantities of a run, such as ``{"M": "clients"}``.
     """
 
     name: str
@@ -102,7 +102,7 @@ def theorem(
 
 
 def prescribe(name: str, **constants: float) -> Prescription:
-    """What the theorem of this name says.
+    """The prescription of the theorem of this name.
 
     Raises:
         ValueError: there is no such theorem, or as for :meth:`Theorem.__call__`.

@@ -6,7 +6,7 @@ The constants:
   the diameter D(Y); ``G_y``, the Lipschitz constant of f in y;
 * ``sigma``, the noise's standard deviation, and ``sigma_G``, a bound on a client's distance from the mean
   gradient;
-* ``K`` local steps, ``T`` rounds, ``m`` of ``M`` clients a round;
+* ``K`` local steps, ``T`` rounds, ``m`` of ``M`` clients per round;
 * ``Delta`` = V_0 - min Φ, V = f̂ - 2Ψ + 2P the paper's potential: f̂ = f + l‖x - z‖², Ψ = min_x f̂ and P =
   min_x max_y f̂.
 

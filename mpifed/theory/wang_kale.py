@@ -6,7 +6,7 @@ The constants:
   σ²);
 * ``K`` local steps, ``R`` rounds, ``M`` clients;
 * ``D``, the radius of err_D's ball about the starting point, which is free;
-* ``G``, a bound on ‖V‖; the proofs ask for it at the points z that the clients visit, and Theorem 7 on the
+* ``G``, a bound on ‖V‖; the proofs require it at the points z that the clients visit, and Theorem 7 on the
   domain of φ.
 
 But for Theorem 24 all clients have the same monotone operator. Formulas are read with the units that a step

@@ -15,7 +15,7 @@ from mpifed.config.grids import settings_name
 from mpifed.config.ranges import Range
 from mpifed.config.tables import quoted
 from mpifed.config.tuning import Cell, Tuning
-from mpifed.report.values import standing
+from mpifed.report.statistics import ranking_key
 from mpifed.storage.atomic import replacing
 from mpifed.tuning.search import Search
 
@@ -80,7 +80,7 @@ def found_by(search: Search, metric: str) -> Found:
 
 
 def _mean(values: Sequence[float]) -> float:
-    lost, mean = standing(values, False)
+    lost, mean = ranking_key(values, False)
     return math.nan if lost or not math.isfinite(mean) else mean
 
 
@@ -103,7 +103,7 @@ def _file(tuning: Tuning, cell: Cell) -> Path:
 
 
 def remember(tuning: Tuning, cell: Cell, digest: str, found: Found) -> None:
-    """Write what was found beside the runs, for a later start and for other parts."""
+    """Write the results next to the runs, for a later start and for other parts."""
     path = _file(tuning, cell)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:

@@ -1,6 +1,6 @@
 """The search for one method under one task: brackets of successive halving until the budget is spent.
 
-A bracket begins with some settings for a ninth of the rounds. The best third goes on to a third of the rounds
+A bracket starts some settings for a ninth of the rounds. The best third continues to a third of the rounds
 with several seeds, and the best third of these to all rounds. What is best after few rounds is often too
 large a step for many, so the brackets after the first begin later: with a third of the rounds, then with all,
 then again with a ninth. The first one covers the space evenly, the others follow what has been found; those
@@ -15,16 +15,16 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpifed.base.errors import ConfigError
 from mpifed.config.ranges import Range
 from mpifed.config.tuning import Cell
-from mpifed.core.errors import ConfigError
-from mpifed.report.values import standing
+from mpifed.report.statistics import ranking_key
 from mpifed.tuning.proposals import Point, guided, settings_of, spread
 from mpifed.tuning.trials import Asked, Probe, Seen
 
 __all__ = ["Search", "Trial", "levels"]
 
-#: One of so many goes on to the next rung, which has so many times as many rounds.
+#: One in this number continues to the next rung, which has this many times the rounds.
 THIRD = 3
 #: Settings that a bracket has which begins with a ninth of the rounds, with a third, with all.
 USUAL = (9, 5, 4)
@@ -74,7 +74,7 @@ class Trial:
 
 
 class Search:
-    """One method under one task. It asks for runs and is told what they have come to; it computes nothing.
+    """The search of one method under one task: it requests runs and receives their results.
 
     Args:
         budget: oracle calls.
@@ -103,7 +103,7 @@ class Search:
 
     def rank(self, trial: Trial, rounds: int) -> tuple[int, float]:
         """Less is better: runs without a finite value, then the mean."""
-        return standing(trial.values(rounds), self.sign < 0)
+        return ranking_key(trial.values(rounds), self.sign < 0)
 
     def edges(self) -> dict[str, Range]:
         """The settings of the best that lie at the end of their range, and what is past it."""

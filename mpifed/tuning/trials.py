@@ -10,19 +10,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpifed.base.errors import ConfigError
+from mpifed.base.settings import suggest
 from mpifed.config.grids import settings_name
 from mpifed.config.job import Config
 from mpifed.config.tuning import Cell
-from mpifed.core.errors import ConfigError
+from mpifed.core.evaluation import VALIDATION, of_split
 from mpifed.core.problem import Problem
-from mpifed.core.settings import near_miss
-from mpifed.core.splits import VALIDATION, of_split
 from mpifed.parallel.comm import SerialComm
-from mpifed.report.values import twin
-from mpifed.running.data_check import has_same_data
+from mpifed.report.statistics import validation_metric
+from mpifed.running.data_consistency import has_same_data
 from mpifed.running.resume import has_ended, held
 from mpifed.running.run import run
-from mpifed.simulation.provenance import digests
+from mpifed.simulation.data_consistency import digests
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.storage.folder import Folder
 from mpifed.storage.ownership import is_own
@@ -30,7 +30,7 @@ from mpifed.storage.results import RunData, load
 
 __all__ = ["Alone", "Asked", "Probe", "Seen", "carry_out", "discard", "place", "probe"]
 
-#: Rounds between checkpoints of trials of a job that wants none: the next rung goes on from the last one.
+#: Rounds between checkpoints of trials if the job sets none: the next rung continues from the last one.
 CHECKPOINTS = 50
 
 
@@ -94,14 +94,14 @@ class Probe:
             raise ConfigError("the problem has no metrics, by which settings could be chosen")
         metric = metric or self.metrics[0]
         if metric not in self.metrics:
-            raise ConfigError(f"tune.metric: no metric {metric!r}: {near_miss(metric, self.metrics)}")
+            raise ConfigError(f"tune.metric: no metric {metric!r}: {suggest(metric, self.metrics)}")
         validated = any(name.startswith(of_split(VALIDATION, "")) for name in self.metrics)
         if metric in self.held_out and not validated:
             raise ConfigError(
                 f"{metric} is a metric of the test data, which must not choose settings: set "
                 "problem.validation, e.g. to 0.2, to hold out a share of the training data for that"
             )
-        return twin(metric, self.metrics)  # what has none is not of held-out samples
+        return validation_metric(metric, self.metrics)  # what has none is not of held-out samples
 
 
 def probe(cell: Cell, comm: SerialComm) -> Probe:
@@ -118,7 +118,7 @@ def probe(cell: Cell, comm: SerialComm) -> Probe:
 
 
 def _probe(cell: Cell, settings: dict[str, Any], comm: SerialComm) -> Probe:
-    simulation = Simulation(cell.config(settings), comm)
+    simulation = Simulation.from_settings(cell.config(settings), comm)
     with simulation.transport:
         simulation.start()
         metrics = simulation.evaluate(simulation.shared)
@@ -175,7 +175,6 @@ def _config(config: Config, asked: Asked, folder: Path) -> Config:
         "keep": 1,
         "progress": False,
         "tensorboard": False,
-        "on_rank_failure": "abort",
         "overwrite": config.run.overwrite and asked.begins,
     }
     return config.model_copy(update={"rounds": asked.rounds, "run": config.run.model_copy(update=changes)})

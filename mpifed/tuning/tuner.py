@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from tqdm import tqdm
 
+from mpifed.base.errors import ConfigError, ContractError
+from mpifed.base.log import LOG, info
 from mpifed.config.grids import taken
 from mpifed.config.tuning import Cell, Tuning
-from mpifed.core.errors import ConfigError, ContractError
-from mpifed.core.telling import LOG, say
-from mpifed.parallel.comm import CollectiveError, SerialComm, share, together
-from mpifed.running.signals import Stopped, early
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
+from mpifed.running.signals import Stopped, early_signal
 from mpifed.tuning.found import Found, found_by, read, remember, write
 from mpifed.tuning.search import Search
 from mpifed.tuning.trials import Alone, Asked, Probe, Seen, carry_out, discard, place, probe
@@ -30,7 +30,7 @@ _ASIDE = {"out", "overwrite", "progress", "data_dir", "keep", "checkpoint_every"
 
 
 class Interrupted(RuntimeError):
-    """A signal has ended a search on all ranks; what it has run lies in its folders."""
+    """A signal has ended a search on all ranks; its runs are stored in their folders."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def tune(tuning: Tuning, comm: SerialComm, part: str = "0/1") -> list[Found | No
         CollectiveError: a run cannot be carried out.
     """
     probes = _probes(tuning, comm)
-    with together(comm, ConfigError):
+    with collective_errors(comm, ConfigError):
         plans = _plans(tuning, probes)
         mine = taken(list(range(len(tuning.cells))), part)
     fleet = _Fleet(tuning, comm, plans, mine)
@@ -69,10 +69,10 @@ def tune(tuning: Tuning, comm: SerialComm, part: str = "0/1") -> list[Found | No
 def _probes(tuning: Tuning, comm: SerialComm) -> list[Probe]:
     """What a round of each cell costs, which the ranks share. Collective."""
     alone, own = Alone(comm), {}
-    with together(comm, *_FAULTS):
+    with collective_errors(comm, *_FAULTS):
         for number in range(comm.rank, len(tuning.cells), comm.size):
             own[number] = asdict(probe(tuning.cells[number], alone))
-    texts = [share(comm, json.dumps(own), root) for root in range(comm.size)]
+    texts = [broadcast_text(comm, json.dumps(own), root) for root in range(comm.size)]
     found = {int(number): one for text in texts for number, one in json.loads(text).items()}
     return [Probe(**found[number]) for number in range(len(tuning.cells))]
 
@@ -131,13 +131,13 @@ class _Fleet:
             dynamic_ncols=True,
             disable=not (self.comm.rank == 0 and LOG.level <= logging.INFO),
         ) as self.bar:
-            with together(self.comm, *_FAULTS):
+            with collective_errors(self.comm, *_FAULTS):
                 for number in [*self.steps]:
                     self._send(number, None)
                 self._write()
             while jobs := self._jobs():
                 seen = self._wave(jobs)
-                with together(self.comm, *_FAULTS):
+                with collective_errors(self.comm, *_FAULTS):
                     self._tell(jobs, seen)
 
     def _send(self, number: int, seen: list[Seen] | None) -> None:
@@ -149,7 +149,7 @@ class _Fleet:
             found = found_by(search, self.plans[number].metric)
             remember(self.tuning, search.cell, self.digests[number], found)
             del self.steps[number], self.wanted[number]
-            say(f"{search.cell.title} is done: {len(search.trials)} settings")
+            info(f"{search.cell.title} is done: {len(search.trials)} settings")
 
     def _write(self) -> None:
         """Write what is found; again where another part has meanwhile found more (rank 0)."""
@@ -164,14 +164,14 @@ class _Fleet:
     def _jobs(self) -> list[tuple[int, Asked]]:
         """Cell and run of the next wave, on all ranks. Collective."""
         jobs = [(number, asked) for number, wanted in self.wanted.items() for asked in wanted]
-        text = share(self.comm, json.dumps(jobs) if self.comm.rank == 0 else None)
+        text = broadcast_text(self.comm, json.dumps(jobs) if self.comm.rank == 0 else None)
         return [(number, Asked(*asked)) for number, asked in json.loads(text)]
 
     def _wave(self, jobs: list[tuple[int, Asked]]) -> list[Seen]:
         """What the runs of a wave have come to, on all ranks. Collective."""
         values, calls = np.zeros(len(jobs)), np.zeros(len(jobs), dtype=np.int64)
         stopped, level = 0, LOG.level
-        with together(self.comm, *_FAULTS):
+        with collective_errors(self.comm, *_FAULTS):
             LOG.setLevel(level or logging.WARNING)
             try:
                 for place_ in self._mine(jobs):
@@ -180,7 +180,7 @@ class _Fleet:
                 stopped = 1
             finally:
                 LOG.setLevel(level)
-        ended = np.array([max(stopped, early(self.comm))], dtype=np.int64)
+        ended = np.array([max(stopped, early_signal(self.comm))], dtype=np.int64)
         self.comm.allreduce_(ended, "max")
         if ended[0]:
             raise Interrupted("stopped by a signal: the same command goes on")
@@ -205,7 +205,7 @@ class _Fleet:
         return carry_out(folder, cell, asked, self.plans[number].metric, self.alone)
 
     def _tell(self, jobs: list[tuple[int, Asked]], seen: list[Seen]) -> None:
-        """Hand what was seen to the searches (rank 0), and drop the checkpoints that nothing goes on from."""
+        """Pass the results to the searches (rank 0), and remove checkpoints that nothing continues from."""
         if self.comm.rank:
             return
         for number in [*self.wanted]:

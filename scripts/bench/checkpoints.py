@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpifed.cli.unread import ends_quietly
+from mpifed.cli.output import ends_quietly
 
 RECORDED = (0, 10_000, 100_000, 1_000_000)
 CHECKPOINTS = 40
@@ -40,11 +40,11 @@ def measure(recorded: int, out: Path) -> dict:
     """The figures after ``recorded`` rounds, in a folder of its own."""
     from mpifed.config.job import Config
     from mpifed.parallel.comm import SerialComm
-    from mpifed.running.keeping import Keeper
+    from mpifed.running.checkpointing import CheckpointManager
+    from mpifed.running.recorder import Recorder
     from mpifed.simulation.simulation import Simulation
     from mpifed.storage.folder import Folder
     from mpifed.storage.format import COSTS, End
-    from mpifed.storage.recorder import Recorder
 
     run = {"out": str(out), "progress": False, "threads": 1, "checkpoint_every": ROUNDS, "group": 1}
     problem = {"name": "Saddle", "clients": 4, "d": 10}
@@ -53,10 +53,10 @@ def measure(recorded: int, out: Path) -> dict:
     )
     comm, folder = SerialComm(), Folder(out)
     folder.open(create=True)
-    simulation = Simulation(config, comm)
+    simulation = Simulation.from_settings(config, comm)
     simulation.start()
     recorder = Recorder(simulation, comm)
-    keeper = Keeper(config.run, folder, simulation, recorder, comm)
+    checkpoints = CheckpointManager(config.run, folder, simulation, recorder, comm)
     recorder.note_round()
     names = ["round", *simulation.evaluate(simulation.shared)]
     if recorded:
@@ -73,7 +73,7 @@ def measure(recorded: int, out: Path) -> dict:
             simulation.step()
             recorder.note_round()
         recorder.note_metrics(simulation.evaluate(simulation.shared))
-        return cost(lambda: keeper.save(end, {}))
+        return cost(lambda: checkpoints.save(end, {}))
 
     first = save()
     each = np.array([save() for _ in range(CHECKPOINTS)])

@@ -28,11 +28,11 @@ import torch.nn.functional as F
 
 from mpifed import Blocks, Config, Minimisation
 from mpifed.algorithms import FedAvg, LocalSGDA
-from mpifed.cli.unread import ends_quietly
+from mpifed.cli.output import ends_quietly
 from mpifed.core.streams import generator
 from mpifed.models import MLP, LeNet5, Linear
 from mpifed.parallel.comm import SerialComm
-from mpifed.parallel.heap import keep_freed_memory
+from mpifed.parallel.devices import keep_freed_memory
 from mpifed.problems import Saddle
 from mpifed.simulation.simulation import Simulation
 
@@ -104,7 +104,7 @@ def simulation(workload: Workload, group: int | str) -> Simulation:
         rounds=1000,
         run={"device": "cpu", "dtype": "float32", "group": group, "reduction": "fused"},
     )
-    made = Simulation(config, SerialComm())
+    made = Simulation.from_settings(config, SerialComm())
     made.start()
     for _ in range(2):
         made.step()

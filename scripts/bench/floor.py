@@ -32,7 +32,7 @@ from pathlib import Path
 
 from launching import launch, tell
 
-from mpifed.cli.unread import ends_quietly
+from mpifed.cli.output import ends_quietly
 
 METHODS = {
     "AdaFGDA": dict(gamma=0.02, lam=0.02, alpha=0.5, beta=0.5, matrix={"name": "adam", "rho": 0.1}),
@@ -156,7 +156,7 @@ def simulate(workload: str, method: str, clients: int, group: int | str, options
             },
         }
     )
-    simulation = Simulation(config, world())
+    simulation = Simulation.from_settings(config, world())
     simulation.start()
     for _ in range(2):
         simulation.step()
@@ -241,7 +241,7 @@ def work(options) -> None:
     """All rows of one number of ranks; rank 0 prints each as a line of JSON."""
     from mpi4py import MPI
 
-    from mpifed.core.errors import ConfigError
+    from mpifed.base.errors import ConfigError
     from mpifed.parallel.comm import CollectiveError
 
     measure = groups if options.groups else against_floor

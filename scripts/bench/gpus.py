@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mpifed.cli.unread import ends_quietly
+from mpifed.cli.output import ends_quietly
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: Ranks that share the first GPU, and ranks with a GPU each.

@@ -1,25 +1,26 @@
 #!/usr/bin/env python3
 """How the time of a round grows with clients, dimension, local steps and ranks:
-python scripts/bench/growth.py [--out docs/growth.png] [--json FILE]
+python scripts/bench/growth.py [--out growth.png] [--json FILE]
 
 The saddle job (FGDA, float32), whose gradients cost next to nothing, so that a round's time is the
-simulator's. One number grows at a time, the others stay at :data:`BASE`; ranks from 1 to 16 are measured on
-this machine, and those up to 4,096 predicted from two ranks by the model behind ``mpifed scale``, on nodes
-like this one with a 100 Gbit/s fabric between them. Points are medians over rounds of the slowest rank.
+simulator's. One number grows at a time, the others stay at :data:`BASE`. Points are medians over rounds of
+the slowest rank.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
+import time
 from pathlib import Path
 
-import scale_check
 from launching import launch, tell
 
-from mpifed.cli.unread import ends_quietly
+from mpifed.cli.output import ends_quietly
 
+JOB = Path(__file__).resolve().parents[2] / "jobs" / "saddle.toml"
 #: Clients, dimension of x and of y, local steps.
 BASE = {"clients": 64, "d": 1000, "q": 10}
 GROWING = {
@@ -28,61 +29,73 @@ GROWING = {
     "q": (1, 3, 10, 30, 100),
 }
 RANKS = (1, 2, 4, 8, 16)
-LARGEST = 4096
 WORDS = {"clients": "clients", "d": "dimension of x and of y", "q": "local steps"}
 
 
 def configure(clients: int, d: int, q: int):
-    """The job of this size."""
-    return scale_check.configure(d, clients, f"algorithm.q={q}")
+    """The job of this size; uncentred, because denormal numbers near 0 are slow."""
+    from mpifed.config.job import Config
+
+    sizes = [f"problem.clients={clients}", f"problem.d={d}", f"algorithm.q={q}", "problem.centred=false"]
+    return Config.load(JOB, [*sizes, "run.dtype=float32", "run.threads=1", "run.device=cpu"])
+
+
+def prepare(config, comm) -> None:
+    """Make the problem's constants on one rank after another: that takes many times the memory of the
+    result."""
+    for rank in range(comm.size):
+        if rank == comm.rank:
+            config.problem.prepare(config.seed)
+        comm.barrier()
+    config.problem.prepare = lambda *_: None
+
+
+def seconds_per_round(comm, config, budget: float) -> float:
+    """The median, over rounds that take about ``budget`` seconds, of the slowest rank's time."""
+    import numpy as np
+
+    from mpifed.simulation.simulation import Simulation
+
+    simulation = Simulation.from_settings(config, comm)
+    simulation.start()
+    taken, repeats = [], 3
+    while len(taken) < repeats:
+        comm.barrier()
+        began = time.perf_counter()
+        simulation.step()
+        now = np.array([time.perf_counter() - began])
+        comm.allreduce_(now, "max")
+        taken.append(now.item())
+        if len(taken) == 2:
+            repeats = 2 + int(np.clip(budget / now[0], 5, 200))
+    return statistics.median(taken[2:])  # the first rounds touch new memory
 
 
 def work(options) -> None:
-    """What a job of its own does on its ranks."""
+    """Measure on the ranks of a launched job."""
     from mpifed.parallel.world import world
-    from mpifed.scaling import measurement
 
     comm = world()
-    if options.worker == "model":
-        found = measurement.measure(comm, options.largest)
-        job = measurement.measure_job(comm, configure(**BASE))
-        return tell({"measured": found, "job": job}) if comm.rank == 0 else None
-    name, values = (
-        ("ranks", [comm.size]) if options.worker == "ranks" else (options.worker, GROWING[options.worker])
-    )
-    for value in values:
+    name = options.worker
+    for value in [comm.size] if name == "ranks" else GROWING[name]:
         config = configure(**BASE | ({} if name == "ranks" else {name: value}))
-        scale_check.prepare(config, comm)
-        row = scale_check.rounds(comm, config, options.seconds)
+        prepare(config, comm)
+        seconds = seconds_per_round(comm, config, options.seconds)
         if comm.rank == 0:
-            tell({"growing": name, "value": value, "ms": 1e3 * row["round"]})
+            tell({"growing": name, "value": value, "ms": 1e3 * seconds})
 
 
-def predicted(model: dict) -> list[dict]:
-    """Rows of the model for 1, 2, 4, ... ranks."""
-    from mpifed.scaling.prediction import machine_of, work_of
-
-    machine, _ = machine_of(model["measured"], None, None, None, None)
-    task, _ = work_of(model["measured"] | {"job": model["job"]}, configure(**BASE), None)
-    ranks = [2**k for k in range(LARGEST.bit_length())]
-    return [{"value": p, "ms": 1e3 * machine.predict(task, p).total} for p in ranks]
-
-
-def draw(rows: list[dict], model: list[dict], path: Path) -> None:
-    """One picture each, with logarithmic axes."""
+def draw(rows: list[dict], path: Path) -> None:
+    """One plot for each growing number, with logarithmic axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6.5), layout="constrained")
     for axes, name in zip(figure.subplots(2, 2).flat, [*GROWING, "ranks"]):
-        points = [(row["value"], row["ms"]) for row in rows if row["growing"] == name]
-        axes.loglog(*zip(*points), "o-", label="measured here")
-        if name == "ranks":
-            axes.loglog(*zip(*((row["value"], row["ms"]) for row in model)), "--", label="model")
-            axes.legend()
+        axes.loglog(*zip(*((row["value"], row["ms"]) for row in rows if row["growing"] == name)), "o-")
         others = ", ".join(f"{WORDS[key]} {value:,}" for key, value in BASE.items() if key != name)
         axes.set_title(others, fontsize="small")
         axes.set_xlabel(WORDS.get(name, name))
-        axes.set_ylabel("ms a round")
+        axes.set_ylabel("ms per round")
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=130)
 
@@ -90,12 +103,9 @@ def draw(rows: list[dict], model: list[dict], path: Path) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=2.0, help="of measured rounds, for each point")
-    parser.add_argument(
-        "--largest", type=int, default=2**24, help="bytes of the largest message of the model"
-    )
     parser.add_argument("--out", type=Path, default=Path("growth.png"), help="the picture")
     parser.add_argument("--json", type=Path, help="file for the rows")
-    parser.add_argument("--worker", choices=("model", "ranks", *GROWING), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=("ranks", *GROWING), help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -104,19 +114,14 @@ def main() -> None:
     if options.worker:
         return work(options)
     rows = []
-    jobs = [(name, 1) for name in GROWING] + [("ranks", ranks) for ranks in RANKS]
-    print(f"{'growing':>8} {'value':>9} {'ms a round':>11}")
-    for name, ranks in jobs:
+    print(f"{'growing':>8} {'value':>9} {'ms per round':>12}")
+    for name, ranks in [(name, 1) for name in GROWING] + [("ranks", ranks) for ranks in RANKS]:
         for row in launch(ranks, __file__, [*sys.argv[1:], "--worker", name]):
             rows.append(row)
-            print(f"{row['growing']:>8} {row['value']:>9,} {row['ms']:>11.4g}", flush=True)
-    (parameters,) = launch(scale_check.MEASURED, __file__, [*sys.argv[1:], "--worker", "model"])
-    model = predicted(parameters)
-    for row in model:
-        print(f"{'model':>8} {row['value']:>9,} {row['ms']:>11.4g}")
-    draw(rows, model, options.out)
+            print(f"{row['growing']:>8} {row['value']:>9,} {row['ms']:>12.4g}", flush=True)
+    draw(rows, options.out)
     if options.json:
-        options.json.write_text(json.dumps({"base": BASE, "rows": rows, "model": model}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"base": BASE, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

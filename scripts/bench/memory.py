@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from launching import launch, tell
 
-from mpifed.cli.unread import ends_quietly
+from mpifed.cli.output import ends_quietly
 from mpifed.core.problem import Minimisation
 from mpifed.core.records import Blocks
 
@@ -72,7 +72,7 @@ def work(problem: dict, batch_size: int, group: int | str) -> None:
     import numpy as np
 
     from mpifed.config.job import Config
-    from mpifed.parallel.heap import keep_freed_memory
+    from mpifed.parallel.devices import keep_freed_memory
     from mpifed.parallel.world import world
     from mpifed.simulation.memory import needs
     from mpifed.simulation.simulation import Simulation
@@ -88,7 +88,7 @@ def work(problem: dict, batch_size: int, group: int | str) -> None:
     )
     keep_freed_memory()  # as a run does
     before = peak()
-    simulation = Simulation(config, comm)
+    simulation = Simulation.from_settings(config, comm)
     built = peak() - before
     simulation.start()
     for _ in range(2):

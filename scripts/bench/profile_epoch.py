@@ -11,14 +11,14 @@ from __future__ import annotations
 import sys
 import time
 
-from mpifed.cli.unread import ends_quietly
+from mpifed.base.settings import title
+from mpifed.cli.output import ends_quietly
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.config.tables import read_table
 from mpifed.core.algorithm import local_steps
 from mpifed.core.oracle import CompositionOracle, MinimaxOracle, OperatorOracle
 from mpifed.core.sampling import Sampler
-from mpifed.core.settings import title
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.reduction import ExactReduction, FusedReduction
 from mpifed.simulation.coordinator import Coordinator
@@ -67,7 +67,7 @@ class Clock:
 def profile(config: Config) -> None:
     """Run an epoch and print its table."""
     began = time.perf_counter()
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     loaded = time.perf_counter() - began
     samples = int(simulation.rounds.executor.sampler.sizes.sum())
     with simulation.transport:

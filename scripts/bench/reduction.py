@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from mpifed.cli.unread import ends_quietly
-from mpifed.parallel.choice import choose_transport
+from mpifed.cli.output import ends_quietly
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
+from mpifed.parallel.transport import choose_transport
 from mpifed.parallel.world import world
 
 #: Elements of all rows above which a case is left out, and above which not all rows are sent.

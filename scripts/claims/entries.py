@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import mpifed
+from mpifed.base.errors import ConfigError
+from mpifed.base.settings import suggest
 from mpifed.config.tables import read_table
-from mpifed.core.errors import ConfigError
-from mpifed.core.settings import near_miss
 from mpifed.theory import THEOREMS
 
 STATISTICS = ("final", "best", "mean", "slope", "rounds_to", "calls_to", "bytes_to")
@@ -138,7 +138,7 @@ def read(path: str | Path) -> Book:
     table = read_table(path, "file of claims")
     for key in table:
         if key not in ("claim", "experiment", "paper"):
-            raise ConfigError(f"{path}: unknown {key!r}: {near_miss(key, ['claim', 'experiment', 'paper'])}")
+            raise ConfigError(f"{path}: unknown {key!r}: {suggest(key, ['claim', 'experiment', 'paper'])}")
     folder = Path(path).resolve().parent
     claims = [_claim(one, number, folder) for number, one in enumerate(table.get("claim", []), 1)]
     names = [one.name for one in claims]
@@ -159,7 +159,7 @@ def _claim(table: dict, number: int, folder: Path) -> Claim:
     for key, options in (("statistic", STATISTICS), ("scale", SCALES)):
         if getattr(claim, key) not in options:
             raise ConfigError(
-                f"{what}: no {key} {getattr(claim, key)!r}: {near_miss(getattr(claim, key), options)}"
+                f"{what}: no {key} {getattr(claim, key)!r}: {suggest(getattr(claim, key), options)}"
             )
     if claim.statistic.endswith("_to") != (claim.target is not None):
         raise ConfigError(f"{what}: a target belongs to rounds_to, calls_to and bytes_to, and they need one")
@@ -179,7 +179,7 @@ def _expect_comparison(claim: Claim, what: str) -> None:
     if claim.margin < 0:
         raise ConfigError(f"{what}: expected a margin of at least 0, got {claim.margin}")
     if claim.than_bound is not None and claim.than_bound not in THEOREMS:
-        raise ConfigError(f"{what}: no theorem {claim.than_bound!r}: {near_miss(claim.than_bound, THEOREMS)}")
+        raise ConfigError(f"{what}: no theorem {claim.than_bound!r}: {suggest(claim.than_bound, THEOREMS)}")
     trend = claim.trend
     if trend is not None and (set(trend) != {"along", "grows"} or trend["grows"] not in GROWS):
         raise ConfigError(
@@ -216,7 +216,7 @@ def _built(kind, table: dict, what: str):
     fields = {one.name: one for one in dataclasses.fields(kind)}
     for key in table:
         if key not in fields:
-            raise ConfigError(f"{what}: unknown {key!r}: {near_miss(key, fields)}")
+            raise ConfigError(f"{what}: unknown {key!r}: {suggest(key, fields)}")
     for key, one in fields.items():
         needed = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
         if needed and key not in table:
@@ -244,11 +244,11 @@ def _key(key: str, what: str) -> str:
     text = Path(mpifed.__file__).with_name("references.bib").read_text()
     known = [line.partition("{")[2].rstrip(",") for line in text.splitlines() if line.startswith("@")]
     if key not in known:
-        raise ConfigError(f"{what}: no key {key!r} in references.bib: {near_miss(key, known)}")
+        raise ConfigError(f"{what}: no key {key!r} in references.bib: {suggest(key, known)}")
     return key
 
 
 def _job(name: str, folder: Path, what: str) -> None:
     if not (folder / f"{name}.toml").is_file():
         jobs = [path.stem for path in folder.glob("*.toml") if not path.stem.startswith("claims")]
-        raise ConfigError(f"{what}: no job file {name}.toml in {folder}: {near_miss(name, jobs)}")
+        raise ConfigError(f"{what}: no job file {name}.toml in {folder}: {suggest(name, jobs)}")

@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from claims.entries import Experiment
 from claims.panels import Panel, taken, task_title
 from mpifed.report.comparison import Setting
-from mpifed.report.figures import AXES, BOUND, counted, draw_curve, draw_runs, scales, set_scale, style
-from mpifed.report.theory import bound_of
+from mpifed.report.figures import AXES, counted, draw_bound, draw_setting, scales, set_scale
 
 
 def draw(experiment: Experiment, panels: Sequence[Panel], path: Path) -> None:
@@ -50,14 +49,9 @@ def _cell(cell, metric: str, settings: Sequence[Setting], methods: Sequence[str]
         return
     scale = scales(settings, metric)[0]
     for one in settings:
-        curve, number = one.curve(metric), methods.index(one.name)
-        (name,), whole = counted([one], [one.name], [metric]), one.is_whole(metric)
-        draw_curve(cell, curve.rounds, curve, number, label=name, quantiles=scale == "log" or not whole)
-        if not whole:
-            draw_runs(cell, one, metric, AXES[0], 1, number)
-        if (bound := bound_of(one, metric)) is not None:
-            label = f"bound of {one.name}"
-            cell.axhline(bound, color=style(number)["color"], linestyle=BOUND, linewidth=1.2, label=label)
+        (label,), number = counted([one], [one.name], [metric]), methods.index(one.name)
+        draw_setting(cell, one, metric, AXES[0], number, scale == "log", label=label)
+        draw_bound(cell, one, metric, number, f"bound of {one.name}")
     set_scale(cell, settings, metric, scale)
     cell.set_ylabel(metric)
     cell.set_xlabel("rounds", fontsize=8)

@@ -16,7 +16,6 @@ from claims.figures import draw
 from claims.panels import Panel, read_panel, task_title
 from claims.verdicts import Judgement, Pair, Verdict, all_of, judge, verdict
 from mpifed.report.comparison import Rule, Setting
-from mpifed.report.values import final
 
 TEMPLATE = Path(__file__).with_name("experiments.md.jinja")
 STATISTICS = {
@@ -156,14 +155,9 @@ def _settled(setting: Setting, metric: str) -> str:
         if key.startswith("algorithm.") and isinstance(value, float)
     ]
     own = Rule(metric).metric_of(setting)
-    return f"{', '.join(numbers)}: {'' if own == metric else f'{own} '}{_with_spread(setting, own)}"
-
-
-def _with_spread(setting: Setting, metric: str) -> str:
-    mean, deviation, finite = setting.spread(lambda run: math.nan if run.diverged else final(run, metric))
-    if finite:
-        return f"**{finite.told(lambda number: f'{number:.3g}')}**"
-    return f"**{mean:.3g}**" + ("" if math.isnan(deviation) else f" ± {deviation:.2g}")
+    spread = setting.spread(lambda run: Rule().value(run, own))
+    text = f"**{spread.describe('{:.3g}')}**" if spread.finite else spread.describe("**{:.3g}**")
+    return f"{', '.join(numbers)}: {'' if own == metric else f'{own} '}{text}"
 
 
 def difference(value: float, claim: Claim) -> str:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mpifed.base.errors import ConfigError
+from mpifed.base.settings import suggest
 from mpifed.config.grids import variants
 from mpifed.config.tables import parse, read_table
-from mpifed.core.errors import ConfigError
-from mpifed.core.settings import near_miss
 from mpifed.report.comparison import Rule, Setting, best, settings_of
-from mpifed.report.names import differing
+from mpifed.report.labels import differing
 from mpifed.running.resume import is_done
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import RUN_FILE
@@ -154,7 +154,7 @@ def taken(panel: Panel, where: Mapping[str, Any]) -> Panel:
     for key in where:
         known = {name for one in panel.settings for name in one.settings}
         if known and not known & set(key.split("|")):
-            raise ConfigError(f"where: no run has the setting {key!r}: {near_miss(key, known)}")
+            raise ConfigError(f"where: no run has the setting {key!r}: {suggest(key, known)}")
     return replace(panel, settings=[one for one in panel.settings if suits(one)])
 
 

@@ -1,4 +1,4 @@
-"""One figure of each run of a setting: what a claim compares."""
+"""The value per run of a setting that a claim compares."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from claims.entries import Claim
-from mpifed.core.errors import ConfigError
-from mpifed.core.settings import near_miss
-from mpifed.report.comparison import Setting
-from mpifed.report.values import best_value, final
+from mpifed.base.errors import ConfigError
+from mpifed.base.settings import suggest
+from mpifed.report.comparison import Rule, Setting
+from mpifed.report.figures import AXES
+from mpifed.report.statistics import best_value, final
 from mpifed.storage.results import RunData
 
-#: What a target costs.
-COSTS = {"rounds_to": ("round",), "calls_to": ("oracle_calls",), "bytes_to": ("bytes_up", "bytes_down")}
+#: The costs up to a target.
+COSTS = dict(zip(("rounds_to", "calls_to", "bytes_to"), AXES))
 
 
 def figures(setting: Setting, claim: Claim) -> dict[int, float]:
-    """The claim's figure by seed; NaN of a run that has ended in non-finite values or not reached the target.
+    """The claim's value by seed; NaN for a run that ended in non-finite values or did not reach the target.
 
     Raises:
         ConfigError: a run has no such metric.
@@ -29,15 +30,13 @@ def figures(setting: Setting, claim: Claim) -> dict[int, float]:
 
 def _figure(run: RunData, claim: Claim) -> float:
     if claim.metric not in run.metrics:
-        raise ConfigError(
-            f"{run.name} has no metric {claim.metric!r}: {near_miss(claim.metric, run.metrics)}"
-        )
+        raise ConfigError(f"{run.name} has no metric {claim.metric!r}: {suggest(claim.metric, run.metrics)}")
     values = run.metrics[claim.metric]
     if run.diverged:
         return math.nan
     if claim.statistic in COSTS:
-        reached = values >= claim.target if claim.metric in run.maximised else values <= claim.target
-        return _cost(run, claim, np.argmax(reached)) if reached.any() else math.nan
+        at = Rule(target=claim.target).rounds_to_target(run, claim.metric)
+        return math.nan if at is None else _cost(run, claim, at)
     if claim.statistic == "slope":
         return np.polyfit(run.metric_rounds, np.log10(values), 1)[0].item()
     if claim.statistic == "best":
@@ -45,22 +44,21 @@ def _figure(run: RunData, claim: Claim) -> float:
     return values.mean().item() if claim.statistic == "mean" else final(run, claim.metric)
 
 
-def _cost(run: RunData, claim: Claim, evaluation: int) -> float:
-    """The cost up to an evaluation, one at least: what the starting point has reached costs no less."""
-    row = np.searchsorted(run.costs["round"], run.metric_rounds[evaluation])
-    return max(sum(run.costs[column][row].item() for column in COSTS[claim.statistic]), 1)
+def _cost(run: RunData, claim: Claim, at: int) -> float:
+    """The cost up to a round, at least 1, also for a target that the starting point has reached."""
+    return max(COSTS[claim.statistic].of(run, [at])[0].item(), 1)
 
 
 def _longer(run: RunData, claim: Claim) -> float:
     """The cost of one evaluation more than the run has."""
-    last, before = (_cost(run, claim, max(len(run.metric_rounds) - back, 0)) for back in (1, 2))
-    return 2 * last - before
+    taken = run.metric_rounds
+    return 2 * _cost(run, claim, taken[-1]) - _cost(run, claim, taken[max(len(taken) - 2, 0)])
 
 
 def worst(settings: Iterable[Setting], claim: Claim) -> float:
-    """What counts for a run without a figure: the worst that any of the compared runs has shown.
+    """The value that replaces a missing one: the worst that any of the compared runs has shown.
 
-    Of a metric, at any of their evaluations; of a slope, none at all if that is worse; of a target, one
+    For a metric, at any of their evaluations; for a slope, zero if that is worse; for a target, one
     evaluation more than the longest of the runs has, which is the least that it can have taken.
     """
     runs = [run for one in settings for run in one.runs]
@@ -75,15 +73,15 @@ def worst(settings: Iterable[Setting], claim: Claim) -> float:
 
 
 def more_is_better(run: RunData, claim: Claim) -> bool:
-    """Whether more of the figure is better; of a cost less is."""
+    """Whether the value is to be maximised; a cost is to be minimised."""
     return claim.statistic not in COSTS and claim.metric in run.maximised
 
 
 def scaled(figure: float, claim: Claim) -> float:
-    """A figure in the scale of the claim.
+    """A value in the scale of the claim.
 
     Raises:
-        ConfigError: a logarithm is asked for, and it is not positive.
+        ConfigError: the scale is logarithmic and the value not positive.
     """
     if claim.scale == "linear":
         return figure

@@ -18,9 +18,8 @@ from claims.entries import GROWS, Claim
 from claims.interval import interval, seeds_needed
 from claims.panels import Panel, taken, task_title
 from claims.values import figures, middle, more_is_better, scaled, worst
-from mpifed.core.errors import ConfigError
+from mpifed.base.errors import ConfigError
 from mpifed.report.comparison import Setting
-from mpifed.report.theory import bound_of
 
 HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "fails", "not decided", "not run"
 REPRODUCED, STATED, REFUTED = "reproduced", "only at the stated settings", "not reproduced"
@@ -146,7 +145,7 @@ def _sides(claim: Claim, step: Mapping[str, Setting], subject: str, rival: str) 
         return [ours, _filled(figures(step[rival], claim), least)]
     level = claim.level
     if claim.than_bound is not None:
-        level = bound_of(step[subject], claim.metric)
+        level = step[subject].bound(claim.metric)
         if level is None:
             raise ConfigError(
                 f"claim {claim.name!r}: the job of {subject} names no theorem that bounds {claim.metric}"

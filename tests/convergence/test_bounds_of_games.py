@@ -16,7 +16,7 @@ from games import configuration
 from mpifed import Blocks
 from mpifed.algorithms import LESGD, LIPPAX, LSGD, LocalDualExtrapolation
 from mpifed.core.problem import Operator
-from mpifed.core.proximal import L1Box, Zero
+from mpifed.core.sets import L1Box, Zero
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
@@ -110,7 +110,7 @@ def output(method, problem, rounds, sigma, seed):
     config = configuration(
         method, problem, "unused", rounds=rounds, seed=seed, noise=noise, batch_size=0, group="all"
     )
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     for _ in range(rounds):
         simulation.step()

@@ -116,7 +116,7 @@ def path(method, problem, rounds, sigma, size, blocks="xy"):
     config = configuration(
         method, problem, "unused", rounds=rounds, noise=sigma / size**0.5, batch_size=0, group="all"
     )
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     points = []
     for number in range(rounds + 1):

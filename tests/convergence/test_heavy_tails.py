@@ -66,7 +66,7 @@ def distances(method, noise, seed, rounds, **game) -> np.ndarray:
     """‖(X, Y)‖ after every round."""
     settings = dict(rounds=rounds, seed=seed, noise=noise, batch_size=0, group="all")
     config = configuration(method, MatrixGame(**game), "unused", **settings)
-    simulation, found = Simulation(config, SerialComm()), []
+    simulation, found = Simulation.from_settings(config, SerialComm()), []
     simulation.start()
     for _ in range(rounds):
         simulation.step()
@@ -136,7 +136,9 @@ def floors(method, clients, rounds):
     """The mean squared coordinate of x and of y after ``rounds`` rounds from 0."""
     problem = Saddle(d=D, clients=clients, s=0.0, t_max=0.0, start="zero")
     settings = dict(batch_size=0, noise=SIGMA, group="all")
-    simulation = Simulation(configuration(method, problem, "unused", rounds=rounds, **settings), SerialComm())
+    simulation = Simulation.from_settings(
+        configuration(method, problem, "unused", rounds=rounds, **settings), SerialComm()
+    )
     simulation.start()
     for _ in range(rounds):
         simulation.step()

@@ -56,7 +56,7 @@ def norms(method, kappa, limit):
     """‖x‖ = 2 ‖∇Φ(x)‖ at the start and after every round."""
     settings = dict(rounds=limit, batch_size=0, noise=0, group="all")
     config = configuration(method, Nonconvex(float(kappa)), "unused", **settings)
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     yield float(simulation.shared.x.norm())
     for _ in range(limit):
@@ -145,7 +145,7 @@ def test_the_noise_falls_with_the_number_of_clients(clients, p, beta):
     problem, rounds = Saddle(d=D, clients=clients, s=0.0, t_max=0.0, start="zero"), 25
     settings = dict(rounds=rounds, batch_size=0, noise=SIGMA, group="all")
     config = configuration(FESSGDA(**RATES, p=p, beta=beta), problem, "unused", **settings)
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     for r in range(1, rounds + 1):
         simulation.step()

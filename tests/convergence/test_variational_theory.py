@@ -19,12 +19,11 @@ from scipy.optimize import root
 from mpifed import Blocks, Minimax, Sets
 from mpifed.algorithms import LESGD, LIPPAX, LSGD, SLIPPAX, LocalDualExtrapolation
 from mpifed.core.problem import Operator
-from mpifed.core.proximal import L1, Zero
-from mpifed.core.sets import Box, Simplex
+from mpifed.core.sets import L1, Box, Simplex, Zero
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle
-from mpifed.problems.trust_region import maximize_on_ball
+from mpifed.problems.restricted_gap import maximize_on_ball
 from mpifed.simulation.simulation import Simulation
 from mpifed.theory.wang_kale import theorem_1, theorem_2, theorem_6
 
@@ -68,7 +67,7 @@ def simulate(method, problem, rounds, *, seed=1, sigma=0.0, **settings):
     settings = {"batch_size": 0, "group": "all", **settings}
     noise = sigma / size**0.5
     config = configuration(method, problem, "unused", rounds=rounds, seed=seed, noise=noise, **settings)
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     for _ in range(rounds):
         simulation.step()

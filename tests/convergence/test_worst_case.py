@@ -36,7 +36,7 @@ def test_a_run_is_that_of_the_method(theorem, K, R):
     problem = Affine(one.A, one.b, np.zeros(3), 2)
     method = METHODS[theorem](K=K, **steps, **({"H": SEARCH["H"]} if extra else {}))
     config = configuration(method, problem, "unused", rounds=R, noise=0.0, batch_size=0, group="all")
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     for _ in range(R):
         simulation.step()

@@ -10,7 +10,7 @@ import time
 import launch
 import pytest
 from processes import all_ranks, wait_for_the_end, wait_until
-from small_job import LIMIT, STEP, command, end, final, saved
+from small_job import LIMIT, STEP, command, final, saved
 
 SETTINGS = ["run.watchdog=5"]
 #: Seconds from the end of the launcher to that of the last rank.
@@ -39,15 +39,6 @@ def test_a_rank_hangs(tmp_path, size, fault, mpi, says):
     for text in says:
         assert text in output, (text, output)
     assert saved(tmp_path) == 3
-
-
-def test_all_ranks_hang_where_no_python_can_run(tmp_path, whole):
-    """Only the kernel's timer is left: it shows the stacks and ends the process; then the job resumes."""
-    code, output = launch.finish(
-        launch.start(2, command(tmp_path, f"0 gil {STEP} 5", f"1 gil {STEP} 5", settings=SETTINGS)), LIMIT
-    )
-    assert code not in (0, 75) and "(most recent call first):" in output and "in hang_in_c" in output, output
-    assert (end(tmp_path) == whole).all()
 
 
 def test_ranks_that_were_stopped_together_go_on(tmp_path, whole):

@@ -89,7 +89,7 @@ def test_kills_at_named_moments(tmp_path, whole, mpi, chain):
 
 #: 64 KB of iterates a round.
 LONG = ['record=["x", "y"]', "problem.d=4000"]
-ADD, WRITE = "mpifed.storage.history:History._add", "mpifed.storage.checkpoint:write"
+ADD, WRITE = "mpifed.storage.history:_checked", "mpifed.storage.checkpoint:write"
 HISTORY = [
     (f"0 kill {WRITE} 2", 3),  # the rows of rounds 4 to 6 lie there, and no checkpoint needs them
     (f"0 kill {ADD} 3", 9),  # those of rounds 10 to 12 are to come

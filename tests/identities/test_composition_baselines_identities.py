@@ -20,7 +20,7 @@ from games import configuration
 from identity_games import ROUNDING, VISIBLE, Renamed, Timed, distance
 
 from mpifed.algorithms import MFCGD, ComFedL, FedNestComposition, LocalMOML, LocalSCGD, LocalSCGDM
-from mpifed.core.errors import ContractError
+from mpifed.base.errors import ContractError
 from mpifed.core.noise import Gaussian
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
@@ -132,7 +132,9 @@ def test_c5_fednest_with_one_full_step_of_y_is_comfedl_on_equal_clients(T, first
 def test_d11_a_call_of_fednest_moves_y_by_a_known_share_of_the_residual(tau, beta):
     """y⁺ = y - (1 - (1 - β)^τ) q: the local steps' samples cancel, q's own do not."""
     method = FedNestComposition(T=1, tau=tau, alpha=0.05, beta=beta)
-    simulation = Simulation(configuration(method, Chain(), "unused", batch_size=2, noise=NOISE), SerialComm())
+    simulation = Simulation.from_settings(
+        configuration(method, Chain(), "unused", batch_size=2, noise=NOISE), SerialComm()
+    )
     simulation.start()
     residuals = []
     for _ in range(3):

@@ -43,7 +43,7 @@ from mpifed.algorithms import (
 from mpifed.core.noise import Gaussian
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort
-from mpifed.simulation.preparation import default_dtype
+from mpifed.simulation.setup import default_dtype
 
 STEPS = dict(K=3, eta_x=0.05, eta_y=0.04)
 ROLES = dict(K=3, eta_x=0.04, eta_y=0.05)

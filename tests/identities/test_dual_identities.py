@@ -15,9 +15,19 @@ from identity_games import ROUNDING, VISIBLE, distance
 from test_variational_identities import ETA, NOISE, SEED, gap, simulate
 
 from mpifed.algorithms import LESGD, LSGD, FedDualAvg, FeDualEx, LocalDualExtrapolation
-from mpifed.core.mirrors import Blockwise, Entropy, Euclidean
-from mpifed.core.proximal import L1, Indicator, Nuclear, Separable, Zero
-from mpifed.core.sets import Ball, Box, Simplex
+from mpifed.core.sets import (
+    L1,
+    Ball,
+    Blockwise,
+    Box,
+    Entropy,
+    Euclidean,
+    Indicator,
+    Nuclear,
+    Separable,
+    Simplex,
+    Zero,
+)
 from mpifed.core.streams import generator
 from mpifed.problems import MatrixGame
 

@@ -18,7 +18,7 @@ from games import DX, configuration, trace
 
 from mpifed import Config, Sets
 from mpifed.algorithms import ALGORITHMS
-from mpifed.core.errors import ConfigError
+from mpifed.base.errors import ConfigError
 from mpifed.core.sets import Ball, Box, Simplex
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
@@ -139,7 +139,7 @@ def play(promise, sets, out, bound=True, rounds=4, sections=None, **settings) ->
     game = Watched(set_x=sets[0], set_y=sets[1], bound=bound)
     config = configuration(method, game, out, rounds=rounds, **settings)
     config = Config(**dict(config) | {"output": "average", "record": ()} | (sections or {}))
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     server, average = [], []
     for _ in range(rounds):
@@ -206,7 +206,7 @@ def test_compressed_points_stay_in_the_sets(tmp_path, promise, compression):
         assert outside(own, seen.server[block]) < ROUNDING
 
 
-UNBIASED = {"cohort": 2, "law": {"name": "weighted", "weights": (1.0, 2.0, 5.0), "unbiased": True}}
+UNBIASED = {"cohort": 2, "availability": {"name": "weighted", "weights": (1.0, 2.0, 5.0), "unbiased": True}}
 
 
 @pytest.mark.parametrize("promise", [one for one in ONE_EACH if one in SAMPLED], ids=name_of)

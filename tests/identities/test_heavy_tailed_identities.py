@@ -104,7 +104,7 @@ def watched(base):
 def rounds_of(method, problem, out, rounds=4, **settings):
     """The simulation before the first round (its start) and after every round."""
     config = configuration(method, problem, out, **{"rounds": rounds, **settings})
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     yield simulation
     for _ in range(rounds):

@@ -35,7 +35,7 @@ from mpifed.algorithms import (
     MomentumLocalSGDAPlus,
 )
 from mpifed.core.noise import Gaussian
-from mpifed.simulation.preparation import default_dtype
+from mpifed.simulation.setup import default_dtype
 
 Q, ROUNDS, CLIENTS = 3, 4, 3
 RATES = dict(eta_x=0.05, eta_y=0.04)

@@ -26,7 +26,9 @@ PLAIN = dict(K=3, eta_xl=0.03, eta_yl=0.02, eta_xg=1.0, eta_yg=1.0)
 
 def states(method, problem, out, rounds=5, **settings):
     """x, z and y after the start and after every round."""
-    simulation = Simulation(configuration(method, problem, out, rounds=rounds, **settings), SerialComm())
+    simulation = Simulation.from_settings(
+        configuration(method, problem, out, rounds=rounds, **settings), SerialComm()
+    )
     simulation.start()
     yield simulation.shared.x.clone(), simulation.shared.z.clone(), simulation.shared.y.clone()
     for _ in range(rounds):

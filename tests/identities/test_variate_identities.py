@@ -264,7 +264,7 @@ def test_a31_fresh_variates_of_everybody_leave_the_saddle_alone(tmp_path):
 def test_a31_stored_variates_find_the_saddle_and_their_clients_gradients(tmp_path, method, cohort):
     """Whoever takes part; and with ∇f_i(z*) for variates nobody moves."""
     config = configuration(method, AtSaddle(), tmp_path, rounds=200, batch_size=0, noise=None, cohort=cohort)
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     game = simulation.problem
     x, y = game.saddle().split((DX, 2))

@@ -32,8 +32,7 @@ from mpifed.algorithms import (
 )
 from mpifed.core.noise import Gaussian
 from mpifed.core.problem import Operator
-from mpifed.core.proximal import L1, Indicator, Zero
-from mpifed.core.sets import Box
+from mpifed.core.sets import L1, Box, Indicator, Zero
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle
@@ -68,7 +67,7 @@ COMPOSITE = [name for name, method in methods().items() if method.composite]
 def simulate(method, problem, *, noise=NOISE, field="z", rounds=4, **settings):
     """The iterates and the outputs after every round, two arrays ``[rounds, d]``."""
     config = configuration(method, problem, "unused", rounds=rounds, seed=SEED, noise=noise, **settings)
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     points, outputs = np.empty((2, rounds, getattr(simulation.shared, field).numel()))
     for r in range(rounds):

@@ -13,12 +13,12 @@ from reference import baselines, cross_device
 from resumed import assert_goes_on, assert_path
 
 from mpifed import run
-from mpifed.config.sections import Participation
 from mpifed.core.noise import Gaussian
+from mpifed.core.participation import Participation
 from mpifed.core.sets import Ball, Box
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort
-from mpifed.simulation.preparation import default_dtype
+from mpifed.simulation.setup import default_dtype
 
 pytestmark = pytest.mark.mpi
 
@@ -112,7 +112,7 @@ def test_prescribed_cohorts_of_fresh_phases(comm, out, name, group):
     rows = [(r, j, k) for r, one in enumerate(cohorts, 1) for j, each in enumerate(one) for k in each]
     file = trace_file(out, comm, rows, "round,cohort,client")
     config = job(name, settings, f"{out}/run", group=group, weights="samples")
-    law = {"law": {"name": "trace", "file": file}, "weights": "samples"}
+    law = {"availability": {"name": "trace", "file": file}, "weights": "samples"}
     config = config.model_copy(update={"participation": Participation(**law)})
     assert_path(comm, config, lambda: expected(name, settings, None, "samples", cohorts))
 

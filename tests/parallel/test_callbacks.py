@@ -10,9 +10,9 @@ import mpifed
 from mpifed import ConfigError
 from mpifed.parallel.comm import CollectiveError
 from mpifed.running import callbacks as module
+from mpifed.running.recorder import Recorder
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.format import COSTS
-from mpifed.storage.recorder import Recorder
 
 
 def job(folder, **run) -> dict:

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mpifed.base.errors import ConfigError
 from mpifed.cli.check import check_class
-from mpifed.core.errors import ConfigError
 
 pytestmark = pytest.mark.mpi
 

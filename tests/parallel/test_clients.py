@@ -17,14 +17,14 @@ from resumed import iterates, resumed
 
 from mpifed import Algorithm, Phase, Record, resume, run
 from mpifed.algorithms import SAGDA, LocalSGDA
-from mpifed.config.sections import Message, Participation
-from mpifed.core.drawing import inclusion
+from mpifed.core.compression import Message
 from mpifed.core.noise import Gaussian
-from mpifed.core.records import between
+from mpifed.core.participation import Participation, inclusion
+from mpifed.core.records import within_round
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.simulation.participants import Participants
-from mpifed.simulation.preparation import default_dtype
+from mpifed.simulation.coordinator import Participants
+from mpifed.simulation.setup import default_dtype
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 
 pytestmark = pytest.mark.mpi
@@ -65,10 +65,10 @@ def dropped(k, r, phase, chance) -> bool:
 #: Settings of [participation], and of each round the clients that take part in it.
 LAWS = {
     "bernoulli": (
-        {"law": {"name": "bernoulli", "probability": 0.5}},
+        {"availability": {"name": "bernoulli", "probability": 0.5}},
         lambda r: [k for k in range(5) if Stream(SEED, "bernoulli", [k], r).uniform()[0, 0] < 0.5],
     ),
-    "cyclic": ({"law": {"name": "cyclic", "blocks": 2}}, lambda r: [0, 1] if r % 2 else [2, 3, 4]),
+    "cyclic": ({"availability": {"name": "cyclic", "blocks": 2}}, lambda r: [0, 1] if r % 2 else [2, 3, 4]),
     "dropout": ({"dropout": 0.4}, lambda r: [k for k in range(5) if not dropped(k, r, 0, 0.4)]),
 }
 
@@ -99,9 +99,9 @@ def test_plain_loops_over_who_takes_part(comm, out, law, weights, group):
 def test_unbiased_averages_divide_changes_by_the_chance_of_being_drawn(comm, out, by, group):
     """The model moves by Σ w_k / (π_k W) of the members' changes, W the weight of all clients."""
     laws = {
-        "weighted": ({"cohort": 2, "law": {"name": "weighted", "unbiased": True}}, None),
+        "weighted": ({"cohort": 2, "availability": {"name": "weighted", "unbiased": True}}, None),
         "bernoulli": (
-            {"law": {"name": "bernoulli", "probability": [0.2, 0.9, 0.5, 1, 0.4], "unbiased": True}},
+            {"availability": {"name": "bernoulli", "probability": [0.2, 0.9, 0.5, 1, 0.4], "unbiased": True}},
             np.array([0.2, 0.9, 0.5, 1, 0.4]),
         ),
     }
@@ -132,7 +132,7 @@ class Phases(Algorithm):
     """Three phases, the last by a fresh cohort, with a record of the round and one of the client."""
 
     shared = Record(x="x", y="y")
-    client = Record(g=between("x"), visits="scalar")
+    client = Record(g=within_round("x"), visits="scalar")
 
     @property
     def phases(self):
@@ -140,7 +140,7 @@ class Phases(Algorithm):
         return (
             Phase(self.first, message),
             Phase(self.second, Record(y="y")),
-            Phase(self.third, message, fresh=True),
+            Phase(self.third, message, new_cohort=True),
         )
 
     def first(self, now, shared, client, message, oracle):
@@ -151,7 +151,7 @@ class Phases(Algorithm):
     def second(self, now, shared, client, message, oracle):
         client.visits += 1
         gy = oracle.grad(shared.x, shared.y, oracle.sample())[1]
-        message.y = shared.y + 0.1 * now.share * gy + 0.01 * client.g[:, :DY] * client.visits
+        message.y = shared.y + 0.1 * now.cohort_weight * gy + 0.01 * client.g[:, :DY] * client.visits
 
     def third(self, now, shared, client, message, oracle):
         message.x = shared.x - 0.1 * (1 + client.g) * oracle.grad(shared.x, shared.y, oracle.sample())[0]
@@ -242,12 +242,12 @@ def test_what_changes_nothing_changes_no_bit(comm, out, feedback, group):
     plain, _ = trace(job(out, group=group), comm)
     whole = {"compression": {"name": "top-k", "ratio": 1}, "error_feedback": feedback}
     for changes in (
-        {"participation": {"law": {"name": "bernoulli", "probability": 1}}},
-        {"participation": {"law": {"name": "bernoulli", "probability": 1, "unbiased": True}}},
-        {"participation": {"law": {"name": "weighted", "unbiased": True}, "cohort": CLIENTS}},
-        {"participation": {"law": "uniform", "dropout": 0.0}},
-        {"participation": {"law": {"name": "cyclic", "blocks": 1}}},
-        {"participation": {"law": {"name": "markov", "p_off": 0, "p_on": 0.5}}},
+        {"participation": {"availability": {"name": "bernoulli", "probability": 1}}},
+        {"participation": {"availability": {"name": "bernoulli", "probability": 1, "unbiased": True}}},
+        {"participation": {"availability": {"name": "weighted", "unbiased": True}, "cohort": CLIENTS}},
+        {"participation": {"availability": "uniform", "dropout": 0.0}},
+        {"participation": {"availability": {"name": "cyclic", "blocks": 1}}},
+        {"participation": {"availability": {"name": "markov", "p_off": 0, "p_on": 0.5}}},
         {"message": whole},
     ):
         np.testing.assert_array_equal(trace(job(out, group=group, **changes), comm)[0], plain)
@@ -255,13 +255,13 @@ def test_what_changes_nothing_changes_no_bit(comm, out, feedback, group):
 
 #: Settings under which much happens in a few rounds.
 EVENTFUL = {
-    "markov": ({"law": {"name": "markov", "p_off": 0.3, "p_on": 0.5}, "dropout": 0.2}, "qsgd"),
+    "markov": ({"availability": {"name": "markov", "p_off": 0.3, "p_on": 0.5}, "dropout": 0.2}, "qsgd"),
     "bernoulli": (
-        {"law": {"name": "bernoulli", "probability": 0.6, "unbiased": True}, "weights": "samples"},
+        {"availability": {"name": "bernoulli", "probability": 0.6, "unbiased": True}, "weights": "samples"},
         "top-k",
     ),
-    "contacted": ({"cohort": 2, "contacted": 4, "dropout": [0.1, 0.5, 0.5, 0.1, 0.9]}, "top-k"),
-    "weighted": ({"cohort": 3, "law": "weighted"}, "qsgd"),
+    "oversample": ({"cohort": 2, "oversample": 4, "dropout": [0.1, 0.5, 0.5, 0.1, 0.9]}, "top-k"),
+    "weighted": ({"cohort": 3, "availability": "weighted"}, "qsgd"),
     "trace": ({"dropout": 0.1}, "qsgd"),
 }
 CLOCK = dict(
@@ -278,10 +278,12 @@ COUNTED = ("bytes_up", "bytes_down", "oracle_calls", "phases", "federated_second
 def test_bits_and_counts_of_every_layout_and_of_a_run_that_goes_on(comm, out, name, method, group):
     participation, compression = EVENTFUL[name]
     if isinstance(method, Phases) and name == "bernoulli":  # of one cohort in two phases
-        participation = participation | {"law": participation["law"] | {"unbiased": False}}
+        participation = participation | {"availability": participation["availability"] | {"unbiased": False}}
     if name == "trace":
         rows = [(1, 0), (1, 1), (1, 3), (3, 2), (3, 4), (4, 1), (5, 0), (5, 3)]
-        participation = participation | {"law": {"name": "trace", "file": trace_file(out, comm, rows)}}
+        participation = participation | {
+            "availability": {"name": "trace", "file": trace_file(out, comm, rows)}
+        }
     settings = dict(participation=participation, message=compressor(compression, True)[1], group=group)
     settings |= dict(rounds=6, clock=CLOCK, checkpoint_every=2, keep=9)
     whole = run(job(f"{out}/whole", method, **settings), comm)
@@ -300,7 +302,7 @@ def test_bits_and_counts_of_every_layout_and_of_a_run_that_goes_on(comm, out, na
 def test_bytes_by_hand(comm, out):
     """Of 5 clients 4 are asked for 2 members; a client is sent x and y, and sends 1 of 3 and 1 of 2 numbers
     of 8 bytes, with places of 4."""
-    participation = {"cohort": 2, "contacted": 4, "dropout": 0.5}
+    participation = {"cohort": 2, "oversample": 4, "dropout": 0.5}
     message = compressor("top-k", True)[1]
     result = run(job(out, METHOD, participation, message, rounds=6), comm)
     drawn = Participants(Participation(**participation), SEED, prepared())
@@ -336,8 +338,8 @@ def test_the_base_of_a_difference_is_counted_as_sent(comm, out):
 def test_rounds_without_answers_move_nothing_and_end(comm, out, capfd, group):
     """Rounds 1, 3 and 4 have nobody; values that ride on sums arrive all the same."""
     law = {"name": "trace", "file": trace_file(out, comm, [(2, 1), (5, 0)])}
-    config = job(f"{out}/run", METHOD, {"law": law}, rounds=6, clock=CLOCK, group=group)
-    simulation = Simulation(config, comm)
+    config = job(f"{out}/run", METHOD, {"availability": law}, rounds=6, clock=CLOCK, group=group)
+    simulation = Simulation.from_settings(config, comm)
     simulation.start()
     points = [simulation.point().clone()]
     for r in range(1, 7):
@@ -366,7 +368,9 @@ def test_the_rest_of_a_round_without_answers_is_left_out(comm, out):
     """Nobody is left for the second phase: the first has moved x, the third does not come."""
     law = {"name": "trace", "file": trace_file(out, comm, [(r, k) for r in (1, 2, 3) for k in range(5)])}
     chance = next(c for c in np.linspace(0.5, 0.99, 50) if _left(c) == [True, False])
-    simulation = Simulation(job(f"{out}/run", Phases(), {"law": law, "dropout": float(chance)}), comm)
+    simulation = Simulation.from_settings(
+        job(f"{out}/run", Phases(), {"availability": law, "dropout": float(chance)}), comm
+    )
     simulation.start()
     before = simulation.point().clone()
     simulation.step()
@@ -386,7 +390,7 @@ def test_the_server_waits_for_clients_that_drop_out(comm, out):
     for name, participation in {
         "all": {},
         "dropout": {"dropout": [0.0, 0, 0, 0, 1]},
-        "first": {"dropout": [0.0, 0, 0, 0, 1], "cohort": 4, "contacted": 5},
+        "first": {"dropout": [0.0, 0, 0, 0, 1], "cohort": 4, "oversample": 5},
     }.items():
         clock = CLOCK | {"jitter": 0.0}
         result = run(job(f"{out}/{name}", METHOD, participation, rounds=2, clock=clock), comm)
@@ -399,13 +403,13 @@ def test_the_server_waits_for_clients_that_drop_out(comm, out):
 
 def test_a_trace_that_changes_or_is_missing(comm, out):
     law = {"name": "trace", "file": trace_file(out, comm, [(1, 0), (2, 1), (3, 1)])}
-    run(job(f"{out}/run", METHOD, {"law": law}, rounds=2, checkpoint_every=1), comm)
+    run(job(f"{out}/run", METHOD, {"availability": law}, rounds=2, checkpoint_every=1), comm)
     trace_file(out, comm, [(1, 0), (2, 1), (3, 2)])
     with pytest.raises(CollectiveError, match="data file trace has changed"):
         resume(f"{out}/run", ["rounds=3"], comm=comm)
     law["file"] = f"{out}/nowhere.csv"
     with pytest.raises(CollectiveError, match="cannot read the trace"):
-        run(job(f"{out}/other", METHOD, {"law": law}), comm)
+        run(job(f"{out}/other", METHOD, {"availability": law}), comm)
 
 
 @pytest.mark.parametrize("name", ["top-k", "qsgd"])

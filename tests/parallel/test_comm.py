@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpifed.parallel import comm as communication
-from mpifed.parallel.comm import CollectiveError, SerialComm, agree, share, together
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors, raise_if_any
 
 pytestmark = pytest.mark.mpi
 
@@ -66,23 +66,23 @@ def test_refuses_what_mpi_would_garble(any_comm, array, error):
 
 def test_share_and_agree(any_comm):
     last = any_comm.size - 1
-    assert share(any_comm, f"grüße von {any_comm.rank}", last) == f"grüße von {last}"
-    assert share(any_comm, "") == ""
-    agree(any_comm, None)
+    assert broadcast_text(any_comm, f"grüße von {any_comm.rank}", last) == f"grüße von {last}"
+    assert broadcast_text(any_comm, "") == ""
+    raise_if_any(any_comm, None)
     with pytest.raises(CollectiveError, match="no such file"):
-        agree(any_comm, "no such file" if any_comm.rank == last else None)
+        raise_if_any(any_comm, "no such file" if any_comm.rank == last else None)
 
 
 def test_an_error_of_one_rank_is_an_error_of_all(any_comm):
     last = any_comm.size - 1
-    with together(any_comm, ValueError):
+    with collective_errors(any_comm, ValueError):
         pass
     with (
         pytest.raises(CollectiveError, match="no such file") as error,
-        together(any_comm, ValueError, OSError),
+        collective_errors(any_comm, ValueError, OSError),
     ):
         if any_comm.rank == last:
             raise OSError("no such file")
     assert isinstance(error.value.__cause__, OSError if any_comm.rank == last else type(None))
-    with pytest.raises(KeyError), together(any_comm, ValueError):
+    with pytest.raises(KeyError), collective_errors(any_comm, ValueError):
         raise KeyError("not of the kinds")

@@ -6,9 +6,9 @@ import torch
 from everything import method, problem
 from games import configuration
 
-import mpifed.core.evaluation as evaluation
+import mpifed.core.autodiff as autodiff
 from mpifed import run
-from mpifed.core.errors import ConfigError
+from mpifed.base.errors import ConfigError
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mpi
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch):
-    monkeypatch.setattr(evaluation, "BACKEND", "eager")
+    monkeypatch.setattr(autodiff, "BACKEND", "eager")
 
 
 def job(out, **settings):
@@ -50,6 +50,6 @@ def test_a_rank_without_a_compiler_is_told_on_all(comm, out, monkeypatch):
         raise RuntimeError("no compiler")
 
     if comm.rank == comm.size - 1:
-        monkeypatch.setattr(evaluation, "BACKEND", missing)
+        monkeypatch.setattr(autodiff, "BACKEND", missing)
     with pytest.raises(ConfigError, match="run.compile = 'default': expected .* got .*no compiler"):
-        Simulation(job(out, group=1, compile="default"), comm)
+        Simulation.from_settings(job(out, group=1, compile="default"), comm)

@@ -12,7 +12,7 @@ from games import configuration
 
 from mpifed import resume, run
 from mpifed.algorithms import ALGORITHMS
-from mpifed.parallel.comm import SerialComm, share
+from mpifed.parallel.comm import SerialComm, broadcast_text
 from mpifed.problems import PROBLEMS
 from mpifed.simulation.simulation import Observer, Simulation
 
@@ -36,7 +36,7 @@ def ran(comm, tmp_path_factory):
 
     @functools.cache
     def once(names, group):
-        folder = share(comm, str(tmp_path_factory.mktemp("run")))
+        folder = broadcast_text(comm, str(tmp_path_factory.mktemp("run")))
         settings = dict(group=group, checkpoint_every=1, keep=9)
         return folder, bits(run(job(method(names[0]), problem(names[1]), folder, **settings), comm))
 
@@ -73,7 +73,7 @@ def test_layout_and_resumption(comm, ran, names, group):
 def test_zero_steps_move_nothing(comm, out, name):
     """Bitwise for the point itself; averages of N equal numbers may differ from them in the last bit."""
     for _, other in [pair for pair in PAIRS if pair[0] == name]:
-        simulation = Simulation(job(method(name, zero=True), problem(other), out), comm)
+        simulation = Simulation.from_settings(job(method(name, zero=True), problem(other), out), comm)
         simulation.start()
         before = simulation.point().clone()
         simulation.step()
@@ -101,7 +101,9 @@ class Keeping(Observer):
 def test_clients_write_nothing_but_their_own_records(comm, out, name):
     other = next(pair[1] for pair in PAIRS if pair[0] == name)
     keeping = Keeping()
-    keeping.simulation = Simulation(job(method(name), problem(other), out), comm, observers=[keeping])
+    keeping.simulation = Simulation.from_settings(
+        job(method(name), problem(other), out), comm, observers=[keeping]
+    )
     keeping.simulation.start()
     keeping.simulation.step()
     assert all(keeping.same)

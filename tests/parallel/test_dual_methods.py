@@ -19,11 +19,22 @@ from reference.extragradient import extra_sgd, extra_step_local_sgd
 from reference.vi import local_dual_extrapolation
 
 from mpifed.algorithms import ExtraSGD, ExtraStepLocalSGD, FedDualAvg, FeDualEx, LocalDualExtrapolation
-from mpifed.config.sections import Participation
-from mpifed.core.mirrors import Blockwise, Entropy, Euclidean
 from mpifed.core.noise import Gaussian
-from mpifed.core.proximal import L1, Indicator, L1Box, Nuclear, Separable, Zero
-from mpifed.core.sets import Ball, Sets, Simplex
+from mpifed.core.participation import Participation
+from mpifed.core.sets import (
+    L1,
+    Ball,
+    Blockwise,
+    Entropy,
+    Euclidean,
+    Indicator,
+    L1Box,
+    Nuclear,
+    Separable,
+    Sets,
+    Simplex,
+    Zero,
+)
 from mpifed.parallel.comm import CollectiveError
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.simulation import Simulation
@@ -193,7 +204,7 @@ def test_extra_sgd(comm, out, b, cohort, weights, ball, group):
 @pytest.mark.parametrize("method", [FedDualAvg(K=1, eta_c=0.1, mirror="entropy")])
 def test_a_mirror_map_that_does_not_fit_is_refused_on_all_ranks(comm, out, method):
     with pytest.raises(CollectiveError, match="mirror = 'entropy' is for simplexes, and z has φ = Zero"):
-        Simulation(configuration(method, Inside(clients=CLIENTS), out), comm)
+        Simulation.from_settings(configuration(method, Inside(clients=CLIENTS), out), comm)
 
 
 def proximal_ball(radius):
@@ -239,7 +250,7 @@ def traced(comm, out, method, problem, there):
     """The path and the output of four rounds with these cohorts."""
     file = trace_file(out, comm, [(r, k) for r, one in enumerate(there, 1) for k in one])
     config = configuration(method, problem, f"{out}/run", seed=SEED, rounds=4, batch_size=BATCH, noise=NOISE)
-    participation = Participation(law={"name": "trace", "file": file})
+    participation = Participation(availability={"name": "trace", "file": file})
     return trace(config.model_copy(update={"participation": participation}), comm)
 
 

@@ -10,7 +10,7 @@ from resumed import resumed
 
 from mpifed import Algorithm, Config, Record, load, run
 from mpifed.algorithms import FedAvg, LocalSGDA
-from mpifed.parallel.comm import CollectiveError, SerialComm, share
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
 from mpifed.problems import Classification, DeepAUC, FairClassification
 from mpifed.simulation import simulation
 from mpifed.simulation.simulation import Simulation
@@ -42,7 +42,7 @@ def job(name, out="unused", metrics=(margin, norm), **settings) -> Config:
 
 
 def found(config, comm):
-    simulation = Simulation(config, comm)
+    simulation = Simulation.from_settings(config, comm)
     with simulation.transport:
         simulation.start()
         simulation.step()
@@ -65,7 +65,7 @@ def test_the_bits_of_one_process(comm, name):
 
 def test_the_file_of_a_run(comm, tmp_path_factory):
     """What the run has returned is read back; other ranks have none of it."""
-    folder = share(comm, str(tmp_path_factory.mktemp("run")))
+    folder = broadcast_text(comm, str(tmp_path_factory.mktemp("run")))
     result = run(job("plain", folder), comm)
     alone = run(job("plain", f"{folder}/alone"), SerialComm()) if comm.rank == 0 else None
     if comm.rank:
@@ -79,7 +79,7 @@ def test_the_file_of_a_run(comm, tmp_path_factory):
 
 
 def test_a_metric_that_fails_for_a_client_of_one_rank_ends_all(comm):
-    hosted = Simulation(job("plain"), comm).placement.of(comm.size - 1).tolist()
+    hosted = Simulation.from_settings(job("plain"), comm).placement.of(comm.size - 1).tolist()
 
     def fragile(scores, labels):
         if len(labels) == sizes[hosted[0]]:
@@ -127,7 +127,7 @@ def fair(method, out, **changes) -> Config:
 def test_a_run_that_leaves_a_set_is_marked(comm, out, monkeypatch, group):
     """On all ranks, in the file, and after a resumption; said once, and no cost of a round."""
     said = []
-    monkeypatch.setattr(simulation, "warn", said.append)
+    monkeypatch.setattr(simulation, "warning", said.append)
     result = run(fair(Loose(), out, group=group), comm)
     sentence = result.infeasible
     assert sentence.startswith("y is ") and sentence.endswith(" away from its set after round 2")

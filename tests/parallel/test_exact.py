@@ -19,7 +19,7 @@ from torch import nn
 from mpifed import resume, run
 from mpifed.algorithms import FGDA, MFCGD, AdaFGDA, LocalSGDA
 from mpifed.config.job import Config
-from mpifed.parallel.comm import SerialComm, share
+from mpifed.parallel.comm import SerialComm, broadcast_text
 from mpifed.problems import DeepAUC, Saddle
 
 pytestmark = pytest.mark.mpi
@@ -188,7 +188,7 @@ def test_resumed_at_every_round_on_other_rank_counts(comm, out, method, matrices
     settings = dict(rounds=4, reduction="exact", matrices=matrices, checkpoint_every=1, keep=9)
     whole = run(configuration(METHODS[method], Saddle(clients=5, d=4), out, batch_size=1, **settings), comm)
     for r in (1, 2, 3):
-        parts = [share(comm, f"{out}/{name}{r}") for name in ("parallel", "serial")]
+        parts = [broadcast_text(comm, f"{out}/{name}{r}") for name in ("parallel", "serial")]
         if comm.rank == 0:
             for part in parts:
                 Path(part).mkdir()

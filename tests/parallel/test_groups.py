@@ -9,32 +9,26 @@ from games import Game, configuration
 
 from mpifed import resume, run
 from mpifed.algorithms import LocalSGDA
-from mpifed.parallel.comm import SerialComm, share
+from mpifed.parallel.comm import SerialComm, broadcast_text
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import FusedReduction
 from mpifed.parallel.transport import Host
 from mpifed.problems import Saddle
-from mpifed.simulation import grouping
+from mpifed.simulation import client_batching
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage.results import load
 
 pytestmark = pytest.mark.mpi
 
 
-def choices(comm, of) -> list[grouping.Choice]:
+def choices(comm, of) -> list[client_batching.Choice]:
     """The choices of all ranks, on each of them."""
     config = configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), of, "unused", batch_size=1)
-    choice = Simulation(config, comm).rounds.choice
-    return [grouping.Choice(*json.loads(share(comm, json.dumps(choice), rank))) for rank in range(comm.size)]
-
-
-def test_the_size_is_that_whose_slowest_rank_is_the_fastest(comm, monkeypatch):
-    """All are fast with 4 but for the last rank; a rank that ran out of time has timed fewer sizes."""
-    slow = comm.rank == comm.size - 1
-    monkeypatch.setattr(grouping, "SHORT", 0)
-    monkeypatch.setattr(grouping, "_times", lambda *_: iter([9, 2, 1] if slow else [1, 2]))
-    found = choices(comm, Saddle(clients=40 * comm.size, d=3))
-    assert {choice.group for choice in found} == ({16} if comm.size == 1 else {8})
+    choice = Simulation.from_settings(config, comm).rounds.choice
+    return [
+        client_batching.Choice(*json.loads(broadcast_text(comm, json.dumps(choice), rank)))
+        for rank in range(comm.size)
+    ]
 
 
 def test_a_function_that_one_rank_cannot_map_sends_all_into_the_loop(comm, monkeypatch):
@@ -42,22 +36,19 @@ def test_a_function_that_one_rank_cannot_map_sends_all_into_the_loop(comm, monke
         if comm.rank == comm.size - 1:
             raise RuntimeError("vmap: no. More of it")
 
-    monkeypatch.setattr(grouping, "_evaluate", evaluate)
-    said = (
-        "clients go one after another, their functions cannot be mapped over them: RuntimeError: 'vmap: no'"
-    )
+    monkeypatch.setattr(client_batching, "_evaluate", evaluate)
+    said = "clients are looped over, their functions cannot be mapped over clients: RuntimeError: 'vmap: no'"
     assert set(choices(comm, Saddle(clients=9, d=3))) == {(1, said)}
 
 
 def test_a_lone_client_of_a_rank_goes_together_with_its_copy(comm, monkeypatch):
     """As it would with others on fewer ranks; a rank without clients chooses alike."""
-    monkeypatch.setattr(grouping, "MEMBERS_BY_HAND", 1)
-    monkeypatch.setattr(grouping, "SHORT", 0)
+    monkeypatch.setattr(client_batching, "MEMBERS_ANALYTIC", 1)
     assert {choice.group for choice in choices(comm, Saddle(clients=1, d=3))} == {2}
 
 
 def test_the_loop_and_its_reason_do_not_depend_on_the_ranks(comm):
-    alone = Simulation(
+    alone = Simulation.from_settings(
         configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Game(clients=5), "unused"), SerialComm()
     )
     assert set(choices(comm, Game(clients=5))) == {alone.rounds.choice}
@@ -65,8 +56,7 @@ def test_the_loop_and_its_reason_do_not_depend_on_the_ranks(comm):
 
 def test_a_run_that_goes_on_on_other_ranks_chooses_the_size_anew(comm, out, monkeypatch):
     """Here as many as a rank hosts: all seven on the one that it begins on."""
-    monkeypatch.setattr(grouping, "MEMBERS_BY_HAND", 1)
-    monkeypatch.setattr(grouping, "_size", lambda config, oracle, point, most, comm: most)
+    monkeypatch.setattr(client_batching, "MEMBERS_ANALYTIC", 1)
 
     def start(folder: str, rounds: int, comm):
         method, of = LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Saddle(clients=7, d=3)
@@ -87,7 +77,7 @@ def test_a_run_that_goes_on_on_other_ranks_chooses_the_size_anew(comm, out, monk
 @pytest.mark.parametrize("members", [range(23), [0, 1, 2, 5, 8, 9, 10, 11, 14, 21, 22]], ids=["all", "some"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_fused_sum_does_not_depend_on_the_size_of_groups(comm, members, weighted):
-    """A clock may choose the size: the same job would end in other bits when run again."""
+    """The size follows from the clients of a rank, which a resumed run may have otherwise."""
     placement = Placement(23, comm.size)
     values = torch.randn(23, 1000, generator=torch.Generator().manual_seed(1))
     weights = np.linspace(0.1, 2, 23) if weighted else None

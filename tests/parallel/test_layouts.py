@@ -43,8 +43,14 @@ class Skewed(Game):
 
 @pytest.fixture
 def forced(monkeypatch):
-    """Costs as given instead of measured ones."""
-    monkeypatch.setattr("mpifed.simulation.preparation.client_costs", lambda *_: np.array(COSTS))
+    """Costs as given instead of numbers of samples."""
+
+    def place(config, problem, comm):
+        if config.run.placement == "even":
+            return Placement(problem.clients, comm.size)
+        return Placement.balanced(np.array(COSTS), comm.size)
+
+    monkeypatch.setattr("mpifed.simulation.simulation.place", place)
 
 
 def bits(result) -> np.ndarray:
@@ -89,20 +95,16 @@ def test_same_bits_as_even(comm, out, forced, group, cohort, weights):
         assert (balanced["clients"] != even["clients"]) == (comm.size > 1)
 
 
-def test_same_bits_with_measured_costs_of_full_batches(comm, out):
-    settings = dict(batch_size=0, noise=None, reduction="exact", checkpoint_every=1)
+def test_same_bits_with_full_batches_of_unequal_sizes(comm, out):
+    settings = dict(batch_size=0, noise=None, reduction="exact")
     even = run(configuration(ADA, Skewed(clients=5), f"{out}/even", **settings), comm)
     balanced = run(
         configuration(ADA, Skewed(clients=5), f"{out}/balanced", placement="balanced", **settings), comm
     )
     assert_same(balanced, even)
     if comm.rank == 0:
-        costs = checkpoint.newest(f"{out}/balanced")[1]["client_costs"]
-        assert (
-            len(costs) == 5
-            and layout(balanced)["clients"] == Placement.balanced(np.array(costs), comm.size).counts
-        )
-        assert checkpoint.newest(f"{out}/even")[1]["client_costs"] == []
+        rows = np.array([4, 16, 36, 64, 100])
+        assert layout(balanced)["clients"] == Placement.balanced(rows, comm.size).counts
 
 
 def halted(folder, r: int, name: str) -> str:
@@ -112,14 +114,7 @@ def halted(folder, r: int, name: str) -> str:
     return f"{folder}/{name}"
 
 
-def assert_measures_nothing(monkeypatch):
-    def fail(*_):
-        raise AssertionError("the checkpoint holds the costs")
-
-    monkeypatch.setattr("mpifed.simulation.preparation.client_costs", fail)
-
-
-def test_resumed_on_other_rank_counts(comm, out, forced, monkeypatch):
+def test_resumed_on_other_rank_counts(comm, out, forced):
     """From one rank to all, from all to one, and from all to all but one."""
     settings = dict(
         rounds=4, reduction="exact", placement="balanced", checkpoint_every=1, keep=9, batch_size=1
@@ -129,7 +124,6 @@ def test_resumed_on_other_rank_counts(comm, out, forced, monkeypatch):
         run(configuration(ADA, Saddle(clients=5, d=4), f"{out}/alone", **settings), SerialComm())
         halted(f"{out}/alone", 2, "all")
         halted(out, 1, "fewer")
-    assert_measures_nothing(monkeypatch)
     comm.barrier()
     again = resume(f"{out}/alone/all", comm=comm)
     assert_same(again, whole)
@@ -150,14 +144,13 @@ def test_resumed_on_other_rank_counts(comm, out, forced, monkeypatch):
         some.Free()
 
 
-def test_an_even_run_resumed_by_cost_and_the_other_way(comm, out, forced, monkeypatch):
+def test_an_even_run_resumed_by_cost_and_the_other_way(comm, out, forced):
     settings = dict(rounds=4, reduction="exact", checkpoint_every=1, keep=9, batch_size=1)
     whole = run(configuration(ADA, Saddle(clients=5, d=4), out, **settings), comm)
     if comm.rank == 0:
         halted(out, 1, "balanced")
     comm.barrier()
     balanced = resume(f"{out}/balanced", ["run.placement=balanced", "run.checkpoint_every=3"], comm)
-    assert_measures_nothing(monkeypatch)
     if comm.rank == 0:
         halted(f"{out}/balanced", 3, "even")
     comm.barrier()
@@ -221,7 +214,9 @@ def test_a_phase_is_one_sum(comm, out, name, placement, reduction, call):
     problem_ = problem(next(other for one, other in PAIRS if one == name))
     counting = Counting(comm)
     run = {"placement": placement, "reduction": reduction}
-    simulation = Simulation(configuration(method(name), problem_, out, noise=None, **run), counting)
+    simulation = Simulation.from_settings(
+        configuration(method(name), problem_, out, noise=None, **run), counting
+    )
     simulation.start()
     phases = simulation.config.algorithm.phases
     sums = len(phases) + ("y" in method(name).client.fields and "y" not in method(name).shared.fields)

@@ -8,8 +8,8 @@ from games import Game, configuration
 
 from mpifed import Config, run
 from mpifed.algorithms import FESSGDA
-from mpifed.assumptions.meter import Options, measure
-from mpifed.parallel.comm import CollectiveError, SerialComm, share
+from mpifed.diagnostics.assumptions import Options, measure
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
 from mpifed.problems import DeepAUC, FairClassification
 from mpifed.simulation.simulation import Simulation
 
@@ -30,7 +30,7 @@ def job(name, weights="samples", **settings) -> Config:
 
 
 def figures(config, comm) -> dict[str, float]:
-    simulation = Simulation(config, comm)
+    simulation = Simulation.from_settings(config, comm)
     with simulation.transport:
         simulation.start()
         simulation.step()
@@ -49,7 +49,7 @@ def test_the_bits_of_one_process(comm, name, group):
 
 def test_the_history_of_a_run(comm, tmp_path_factory):
     """A column a figure; a cohort takes part in a round, and all clients are measured."""
-    folder = share(comm, str(tmp_path_factory.mktemp("run")))
+    folder = broadcast_text(comm, str(tmp_path_factory.mktemp("run")))
     config = job("game", cohort=2, eval_every=1)
     run(config.model_copy(update={"run": config.run.model_copy(update={"out": folder})}), comm)
     if comm.rank == 0:
@@ -79,7 +79,7 @@ class Failing(Game):
 def test_an_error_on_one_rank_is_one_of_all(comm):
     config = configuration(METHOD, Failing(clients=5), "unused", group=1)
     config = Config(**dict(config) | {"measures": {"of": ["phi"]}})
-    simulation = Simulation(config, comm)
+    simulation = Simulation.from_settings(config, comm)
     with pytest.raises(CollectiveError, match="Failing failed for client 4: RuntimeError: too many rows"):
         simulation.start()
         simulation.evaluate(simulation.shared)
@@ -88,6 +88,6 @@ def test_an_error_on_one_rank_is_one_of_all(comm):
 def test_what_is_refused_is_refused_everywhere(comm):
     config = configuration(METHOD, problem("WGAN"), "unused")
     with pytest.raises(CollectiveError, match="WGAN makes its own samples"):
-        Simulation(Config(**dict(config) | {"measures": {"of": ["phi"]}}), comm)
+        Simulation.from_settings(Config(**dict(config) | {"measures": {"of": ["phi"]}}), comm)
     with pytest.raises(CollectiveError, match="WGAN makes its own samples"):
         measure(comm, config, Options())

@@ -24,7 +24,7 @@ from mpifed.algorithms import (
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball
 from mpifed.parallel.placement import Cohort
-from mpifed.simulation.preparation import default_dtype
+from mpifed.simulation.setup import default_dtype
 
 pytestmark = pytest.mark.mpi
 

@@ -37,8 +37,7 @@ from mpifed.algorithms import (
 )
 from mpifed.core.adaptive import MATRICES
 from mpifed.core.noise import Gaussian
-from mpifed.core.proximal import L1, Indicator, Nuclear, Zero
-from mpifed.core.sets import Ball, Box, Simplex
+from mpifed.core.sets import L1, Ball, Box, Indicator, Nuclear, Simplex, Zero
 from mpifed.core.streams import Stream, generator
 from mpifed.parallel.placement import Cohort
 

@@ -13,12 +13,11 @@ from trees import mean_of
 import mpifed.simulation.simulation
 from mpifed import run
 from mpifed.algorithms import AdaFGDA
-from mpifed.parallel import choice, exchange, transport
+from mpifed.parallel import exchange, transport
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.parallel.nodes import Nodes
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import ExactReduction
-from mpifed.parallel.segments import share_memory
+from mpifed.parallel.shared_memory import Nodes, share_memory
 from mpifed.parallel.transport import Host, Shm
 from mpifed.problems import Saddle
 
@@ -123,6 +122,6 @@ def test_a_rank_without_memory_sends_all_ranks_to_mpi(comm, capfd, monkeypatch):
 
 
 def test_shm_is_what_several_ranks_of_a_machine_take(comm):
-    name = choice.choose_transport(comm, CPU, "auto", True).name
+    name = transport.choose_transport(comm, CPU, "auto", True).name
     assert name == ("shm" if comm.size > 1 else "none")
-    assert choice.choose_transport(two_nodes(comm), CPU, "shm", True).name == "shm"
+    assert transport.choose_transport(two_nodes(comm), CPU, "shm", True).name == "shm"

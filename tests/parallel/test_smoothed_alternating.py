@@ -27,7 +27,7 @@ SETS = {"x": Box(-0.45, 0.3), "y": Ball(0.1)}
 
 def points(config, comm) -> np.ndarray:
     """x, y and z after every round, ``[rounds, 2 dx + dy]``."""
-    simulation = Simulation(config, comm)
+    simulation = Simulation.from_settings(config, comm)
     simulation.start()
     path = []
     for _ in range(config.rounds):

@@ -17,7 +17,7 @@ from mpifed.algorithms import CODASCA, SAGDA, SCAFFOLD, CODAPlus, FedAvg
 from mpifed.core.noise import Gaussian
 from mpifed.core.sets import Ball, Box, Sets
 from mpifed.parallel.placement import Cohort
-from mpifed.simulation.preparation import default_dtype
+from mpifed.simulation.setup import default_dtype
 
 pytestmark = pytest.mark.mpi
 

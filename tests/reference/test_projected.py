@@ -34,7 +34,7 @@ def run(method, game, out, *fields):
     """The fields of ``shared`` after every round, and the output after the last."""
     config = configuration(method, game, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=NOISE.scale)
     config = config.model_copy(update={"record": ()})
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     path = []
     for _ in range(ROUNDS):

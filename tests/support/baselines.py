@@ -11,9 +11,9 @@ from games import DX, Game, reference_gradient
 
 from mpifed import Blocks, Minimax
 from mpifed.algorithms import CDMAADA, CDMANC, CDMAONE, FLRA, FedNest, LFedNest, LocalAMSGrad
+from mpifed.base.settings import build
 from mpifed.config.plugins import find
 from mpifed.core.problem import Minimisation
-from mpifed.core.settings import build
 from mpifed.core.streams import generator
 
 PLUGINS = Path(__file__).parents[1] / "plugins"

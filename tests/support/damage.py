@@ -13,13 +13,11 @@ import numpy as np
 from PIL import Image
 
 from mpifed.data import load_omniglot
-from mpifed.data.cifar import Cifar
 from mpifed.data.image_folder import ImageFolder
-from mpifed.data.images import IdxImages
+from mpifed.data.images import Cifar, IdxImages
 from mpifed.data.libsvm import LibSVM
 from mpifed.data.npz import MedMnist
-from mpifed.data.texts import TextColumns, TextLines, TextSet
-from mpifed.data.vectors import read_vectors
+from mpifed.data.texts import TextColumns, TextLines, TextSet, read_vectors
 
 #: What a small file may unpack to, and an image file hold, in tests of these.
 SMALL = 2**20
@@ -152,13 +150,6 @@ def zeros(pack, start: bytes = b"") -> bytes:
     )
 
 
-def doubled(start: bytes, twice: bytes, times: int = 40) -> bytes:
-    """A pickle of a value that holds the one before it twice, and so on: 2^40 values in 200 bytes."""
-    return (
-        b"\x80\x04" + start + b"\x94" + b"".join(twice.replace(b"#", bytes([k])) for k in range(times)) + b"."
-    )
-
-
 #: Reader, file, what becomes of its content, how it is packed, and what is said.
 # fmt: off
 CASES = [
@@ -181,19 +172,11 @@ CASES = [
      "a pickled dictionary with n x 3072 bytes of data and n labels, found "),
     ("cifar", "one", lambda old: zeros(lzma.compress, old), ".xz", "it unpacks to more than 1048576 bytes"),
     ("cifar", "one", batch(5, data=np.full((5, 3072), np.nan)), "",
-     "found an array of other numbers than bytes and whole numbers"),
+     "found an array of 'f8', neither bytes nor whole numbers"),
     ("cifar", "one", batch(5, labels=[0, 1, 2, 3, 4]), "", "expected labels from 0 to 3, found 4 in row 4"),
     ("cifar", "one", batch(5, labels=[0.0] * 5), "", "found labels that are no list of whole numbers"),
-    ("cifar", "one", batch(5, labels=[[0]] * 5), "", "found a list, tuple or dictionary that is used twice"),
-    ("cifar", "one", batch(5, labels=list(range(3000))), "", "found more than 1070 values"),
-    ("cifar", "one", b"\x80\x04" + b"]" * 3000 + b"." , "", "found more than 1000 values"),
-    ("cifar", "one", doubled(b")", b"h#h#\x86\x94"), "",
-     "found a list, tuple or dictionary that is used twice"),
-    ("cifar", "one", doubled(b"]", b"](h#h#e\x94"), "",
-     "found a list, tuple or dictionary that is used twice"),
-    ("cifar", "one", b"\x80\x02)" + b"\x85" * 500 + b"}\x8c\x01a0.", "", "found more than 60 tuples"),
-    ("cifar", "one", b"\x80\x02Nr\xff\xff\xff\x7f.", "", "found value number 2147483647 after 1"),
-    ("cifar", "one", b"\x80\x04N2.", "", "found the operation DUP, which no batch needs"),
+    ("cifar", "one", batch(5, labels=[[0]] * 5), "", "found labels that are no list of whole numbers"),
+    ("cifar", "one", b"cnumpy\nndarray\n}b.", "", "missing 1 required positional argument: 'state'"),
     ("medmnist", "d.npz", lambda old: old[:-30], "", "found File is not a zip file"),
     ("medmnist", "d.npz", scans(train_images=bytes_of(6, 5, 4).astype(np.uint16)), "",
      "found train_images of type uint16 and shape (6, 5, 4)"),

@@ -25,8 +25,6 @@ import sys
 import time
 from pathlib import Path
 
-from mpifed.core.later import put_off
-
 #: Bytes for the beginning of a file.
 LEFT = 8192
 
@@ -105,7 +103,6 @@ def install(fault: str) -> None:
     setattr(owner, name, faulty)
 
 
-put_off()  # as the command line does, before anything imports torch
 split = sys.argv.index("--")
 for text in sys.argv[1:split]:
     install(text)

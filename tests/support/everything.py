@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from mpifed.algorithms import ALGORITHMS
+from mpifed.base.settings import build
 from mpifed.core.problem import Minimisation
-from mpifed.core.settings import build
 from mpifed.data import TEXTS, Texts
 from mpifed.problems import PROBLEMS
 

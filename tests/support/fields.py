@@ -14,7 +14,7 @@ import torch
 
 from mpifed import Blocks
 from mpifed.core.problem import Composition, Operator
-from mpifed.core.proximal import Zero
+from mpifed.core.sets import Zero
 from mpifed.core.streams import generator
 
 D, P, DX = 4, 2, 3

@@ -121,7 +121,7 @@ def configuration(
 
 def trace(config, comm) -> tuple[np.ndarray, np.ndarray]:
     """The averaged point after every round, ``[rounds, d]``, and the output point ``[d]``, without files."""
-    simulation = Simulation(config, comm)
+    simulation = Simulation.from_settings(config, comm)
     simulation.start()
     points = []
     for _ in range(config.rounds):

@@ -14,12 +14,12 @@ import sys
 import warnings
 from pathlib import Path
 
+from mpifed.base.settings import title
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.config.ranges import Range
 from mpifed.config.tables import read_table
 from mpifed.config.tuning import Cell, tuning
-from mpifed.core.settings import title
 from mpifed.data import DATASETS, TEXTS
 from mpifed.parallel.comm import CollectiveError
 from mpifed.parallel.world import world
@@ -97,7 +97,7 @@ def cut(config: Config) -> dict:
 def two_rounds(table: dict, data: str) -> list[dict[str, float]]:
     """The metrics of the start and after two rounds."""
     table["run"] |= {"data_dir": data, "eval_every": 2}
-    simulation = Simulation(Config.from_table(table | {"rounds": 2}), world())
+    simulation = Simulation.from_settings(Config.from_table(table | {"rounds": 2}), world())
     with simulation.transport:
         simulation.start()
         before = simulation.evaluate(simulation.shared)

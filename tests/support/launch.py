@@ -63,12 +63,9 @@ def environment(mpi: str = "openmpi") -> dict[str, str]:
     return kept | SETTINGS | (mpich if mpi == "mpich" else {})
 
 
-def start(
-    ranks: int, arguments: list[str], mpi: str = "openmpi", flags: tuple[str, ...] = (), **options
-) -> subprocess.Popen:
-    """Start ``python arguments`` on ``ranks`` ranks (0: without mpirun) in a session of its own; ``flags``
-    are mpirun's."""
-    launcher = [mpirun_path(mpi), *flags, "-n", str(ranks)] if ranks else []
+def start(ranks: int, arguments: list[str], mpi: str = "openmpi", **options) -> subprocess.Popen:
+    """Start ``python arguments`` on ``ranks`` ranks (0: without mpirun) in a session of its own."""
+    launcher = [mpirun_path(mpi), "-n", str(ranks)] if ranks else []
     return subprocess.Popen(
         [*launcher, sys.executable, *map(str, arguments)],
         env=environment(mpi),

@@ -13,11 +13,11 @@ from games import Game, configuration
 
 from mpifed import Blocks, Minimisation
 from mpifed.algorithms import FSGDA, LSGD
-from mpifed.assumptions.meter import ALL, Options, measure
 from mpifed.cli.main import cli
-from mpifed.core.estimates import hill, lipschitz, top_values
+from mpifed.core.estimators import hill, lipschitz, top_values
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
 from mpifed.core.streams import generator
+from mpifed.diagnostics.assumptions import ALL, Options, measure
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import WGAN, AffineGame, FairClassification, QuadraticNCPL, Saddle
 
@@ -239,8 +239,8 @@ def test_the_command(invoke, tmp_path):
     assert result.exit_code == 0, result.exception
     folder = tmp_path / "runs" / "one"
     assert {path.name for path in folder.iterdir()} == {
-        f"assumptions.{kind}" for kind in ("csv", "json", "png")
-    }
+        *(f"assumptions.{kind}" for kind in ("csv", "json", "png")), "mpifed-files.txt"
+    }  # fmt: skip
     for word in ("FSGDA on Saddle: all clients", "L ≥", "μ ≤", "σ_x", "δ_y", "tail index", "after round 2"):
         assert word in result.output
     assert "5 more clients" in result.output and "the largest 3 of 12 lengths" in result.output

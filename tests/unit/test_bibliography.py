@@ -6,8 +6,8 @@ from importlib import resources
 import pytest
 
 from mpifed.algorithms import ALGORITHMS
+from mpifed.base.bibliography import bibliography, bibtex, cites_of, plain
 from mpifed.core.adaptive import MATRICES
-from mpifed.core.references import bibliography, bibtex, cites_of, plain
 from mpifed.data import DATASETS, TEXTS
 from mpifed.problems import PROBLEMS
 from mpifed.report.citations import references

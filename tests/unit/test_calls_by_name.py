@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mpifed.parallel.channels import DirectChannel
 from mpifed.parallel.comm import MpiComm, SerialComm
+from mpifed.parallel.transport import CudaMpi
 
 NUMBERS = np.arange(3.0)
 #: What a rank calls, and what the library is given beside arrays.
@@ -46,21 +46,14 @@ def test_calls_of_the_library(name):
     assert [part for part in parts if not isinstance(part, np.ndarray)] == given
 
 
-def test_calls_that_a_channel_makes_itself():
-    """A GPU's libraries are told of by the channel: the transport's name, and what it does."""
-    comm, seen, counted = SerialComm(), [], []
+def test_calls_that_a_transport_makes_itself():
+    """The calls of a GPU's library have a name, too: that of the transport, and of the collective."""
+    comm, seen = SerialComm(), []
     comm.size = 2
-    transport = SimpleNamespace(
-        name="nccl", comm=comm, device=torch.device("cpu"), count=lambda start, bytes: counted.append(bytes)
-    )
-    tensor = torch.tensor([1.0, 2.0, 0.0])
-    channel = DirectChannel(
-        transport,
-        tensor,
-        lambda array: (seen.append(comm.calling), array.mul_(2)),
-        lambda array: seen.append(comm.calling),
-    )
-    assert channel.sum_(5.0) == 10.0 and comm.calling == ""
-    assert channel.bcast_() is None and comm.calling == ""
-    assert seen == ["nccl Allreduce", "nccl Bcast"] and tensor.tolist() == [2.0, 4.0, 10.0]
-    assert counted == [2 * 3 * 4, 3 * 4], "an Allreduce sends and receives, a Bcast goes to the other rank"
+    comm.allreduce_ = lambda tensor: (seen.append(comm.calling), tensor.mul_(2))
+    comm.bcast_ = lambda tensor: seen.append(comm.calling)
+    way, tensor = CudaMpi(comm, torch.device("cpu")), torch.tensor([1.0, 2.0, 0.0])
+    assert way.sum_(tensor, 5.0) == 10.0 and comm.calling == "" and way.wire_bytes == 2 * 3 * 4
+    assert way.bcast_(tensor) is None and comm.calling == ""
+    assert way.wire_bytes == 3 * 3 * 4, "an Allreduce sends and receives, a Bcast goes to the other rank"
+    assert seen == ["cuda-mpi Allreduce", "cuda-mpi Bcast"] and tensor.tolist() == [2.0, 4.0, 10.0]

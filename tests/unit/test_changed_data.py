@@ -15,9 +15,9 @@ from games import Game, configuration
 import mpifed
 from mpifed import run
 from mpifed.algorithms import LocalSGDA
+from mpifed.base import data_files
+from mpifed.base.data_files import digest_at
 from mpifed.cli.main import cli
-from mpifed.core import data_files
-from mpifed.core.data_files import digest_at
 from mpifed.core.problem import DataFile
 from mpifed.parallel.comm import CollectiveError, SerialComm
 

@@ -5,8 +5,7 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from mpifed.cli.main import cli
-from mpifed.config.job import Config, ConfigError
-from mpifed.config.sections import SECTIONS
+from mpifed.config.job import SECTIONS, Config, ConfigError
 from mpifed.config.tables import override
 
 

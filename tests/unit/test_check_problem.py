@@ -313,7 +313,7 @@ def test_last_digits_that_follow_the_group(verdicts):
     """A run would step clients one at a time; whoever wrote the gradients can mend them."""
     lines = failures(verdicts(BILINEAR, "c * y + 0.1 * x", "(1 + 1e-10 * len(c)) * (c * y + 0.1 * x)"))
     assert len(lines) == 1 and "clients in groups of 2, 3 and all have the same bits" in lines[0]
-    assert "the numbers of a client would depend on its position" in lines[0]
+    assert "the results of a client would depend on its position" in lines[0]
 
 
 def test_a_broken_contract_ends_the_check(verdicts):

@@ -15,6 +15,7 @@ from mpifed.parallel.placement import Cohort, Placement
 from mpifed.storage import atomic as files
 from mpifed.storage import checkpoint
 from mpifed.storage.atomic import replacing
+from mpifed.storage.ownership import RUN_FILES, claim
 
 ARRAYS = {"shared": np.arange(5.0), "empty": np.zeros((0, 3)), "table": np.arange(6.0).reshape(2, 3)}
 
@@ -28,9 +29,10 @@ def save(folder, r, clients=4, keep=3, size=3):
 
 
 def test_round_trip_and_the_last_ones_kept(tmp_path):
+    claim(tmp_path, RUN_FILES)
     for r in range(1, 6):
         rows = save(tmp_path, r)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+    assert [path.name for path in sorted(tmp_path.glob("checkpoint-*"))] == [
         f"checkpoint-0000000{r}.h5" for r in (3, 4, 5)
     ]
     path, header, arrays, complaints = checkpoint.newest(tmp_path)
@@ -101,12 +103,13 @@ def test_a_damaged_file_of_a_later_round_does_not_push_the_new_one_out(tmp_path)
     """A run that has fallen back to an earlier checkpoint than the damaged one, and is stopped before it gets
     there.
     """
+    claim(tmp_path, RUN_FILES)
     save(tmp_path, 4, keep=1)
     (tmp_path / "checkpoint-00000008.h5").write_bytes(checkpoint.MAGIC + b"damaged")
     save(tmp_path, 5, keep=1)
     assert checkpoint.newest(tmp_path)[1]["round"] == 5
     save(tmp_path, 9, keep=1)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000009.h5"]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-00000009.h5"]
 
 
 def test_a_disk_that_is_almost_full_is_left_alone(tmp_path, monkeypatch):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mpifed.base.errors import ConfigError
 from mpifed.config.tuning import tuning
-from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import SerialComm
 from mpifed.tuning.trials import probe
 

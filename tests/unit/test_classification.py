@@ -11,7 +11,7 @@ from patches import patches_of
 
 from mpifed import ConfigError, run
 from mpifed.algorithms import SCAFFOLD, FedAvg, LocalSGDA
-from mpifed.core.settings import build
+from mpifed.base.settings import build
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Classification, Saddle
 

@@ -1,21 +1,19 @@
-"""Clients stepped together stay apart; records, placements and costs are what they are called."""
+"""Clients stepped together stay apart; records and costs are what they are called."""
 
 import numpy as np
 import pytest
 import torch
 from fields import Chain
-from games import Game, configuration
+from games import configuration
 
-from mpifed.algorithms import FSGDA, MFCGD
+from mpifed.algorithms import MFCGD
 from mpifed.algorithms.composition import _bounded
-from mpifed.config.sections import Clock
 from mpifed.core.records import Record
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
-from mpifed.simulation import preparation
-from mpifed.simulation.federated_clock import member_seconds
+from mpifed.simulation.communication_cost import Costs, Sent
+from mpifed.simulation.federated_clock import Clock, member_seconds
 from mpifed.simulation.simulation import Simulation
-from mpifed.simulation.traffic import Costs, Sent
 
 
 @pytest.mark.parametrize("axes", [1, 2])
@@ -32,7 +30,7 @@ def test_bounded_estimators_of_clients_together_are_those_of_one_after_another(t
     points = []
     for group in (1, "all"):
         config = configuration(method, Chain(clients=3), tmp_path, group=group, noise=0)
-        simulation = Simulation(config, SerialComm())
+        simulation = Simulation.from_settings(config, SerialComm())
         simulation.start()
         simulation.step()
         simulation.step()
@@ -46,28 +44,6 @@ def test_records_are_equal_by_their_fields():
     assert Record(x="x", u="y") == Record(x="x", u="y")
     for other in (Record(x="x"), Record(x="x", u="x"), {"x": "x", "u": "y"}, None):
         assert Record(x="x", u="y") != other
-
-
-def test_balanced_placement_measures_what_is_not_known(tmp_path, monkeypatch):
-    asked = []
-
-    def client_costs(problem, comm, seed, oracle, dtype, device):
-        asked.append((type(problem).__name__, seed, oracle.batch_size, dtype))
-        return np.array([5, 1, 1], dtype=np.int64)
-
-    monkeypatch.setattr(preparation, "client_costs", client_costs)
-    comm, problem = SerialComm(), Game(clients=3)
-    comm.size = 2
-    method = FSGDA(K=1, eta_xl=0.1, eta_yl=0.1)
-    for placement, known, counts, costs in (
-        ("balanced", np.zeros(0), [1, 2], [5, 1, 1]),
-        ("balanced", np.array([1, 1, 5]), [2, 1], [1, 1, 5]),
-        ("even", np.zeros(0), [1, 2], []),
-    ):
-        config = configuration(method, problem, tmp_path, placement=placement, seed=7, batch_size=4)
-        found, used = preparation.place(config, problem, comm, known, torch.float64, torch.device("cpu"))
-        assert found.counts == counts and used.tolist() == costs
-    assert asked == [("Game", 7, 4, torch.float64)]
 
 
 def test_slow_clients_and_slow_phases_are_those_with_large_normals():

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from launch import launch
 
 from mpifed.config.job import Config, ConfigError
-from mpifed.config.sections import Clock
 from mpifed.parallel.comm import SerialComm
 from mpifed.running.run import run
-from mpifed.simulation.federated_clock import FederatedClock, member_seconds
-from mpifed.simulation.traffic import Sent
+from mpifed.simulation.communication_cost import Sent
+from mpifed.simulation.federated_clock import Clock, FederatedClock, member_seconds
 
 PLAIN = dict(bandwidth_down=512.0, bandwidth_up=1024.0, gradients_per_second=4.0)
 SENT = Sent(up=256, down=1024)

@@ -156,6 +156,7 @@ def test_run_resume_report(job, tmp_path):
     assert names == {
         "run.h5",
         "run.lock",
+        "mpifed-files.txt",
         "history.bin",
         "checkpoint-00000002.h5",
         "checkpoint-00000003.h5",
@@ -299,10 +300,7 @@ FILES = {
 @pytest.mark.parametrize(
     "words",
     [
-        *(
-            [name, LONG]
-            for name in ("resume", "status", "report", "measure", "tune", "sweep", "scale", "info")
-        ),
+        *([name, LONG] for name in ("resume", "status", "report", "measure", "tune", "sweep", "info")),
         *(["status", f"a/{LONG}/b"], ["status", f"{LONG}.toml"], ["export", LONG, "--to", "w.safetensors"]),
         *(["new", kind, LONG] for kind in ("job", "method", "problem")),
         *([name, f"{name}.toml", f"run.out={LONG}"] for name in ("run", "sweep", "tune")),

@@ -9,8 +9,9 @@ import pytest
 from runfiles import write
 
 from mpifed.problems import PROBLEMS
-from mpifed.report.comparison import Rule, Spread, best, settings_of
-from mpifed.report.names import columns, labels, setting_cells
+from mpifed.report.comparison import Rule, best, settings_of
+from mpifed.report.labels import columns, labels, setting_cells
+from mpifed.report.statistics import Spread
 from mpifed.report.tables import setting_rows
 from mpifed.storage.results import load
 

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from mpifed import Config
 from mpifed.algorithms import ALGORITHMS, LocalSGDA
 from mpifed.config.job import ConfigError
-from mpifed.config.sections import Message
 from mpifed.core.algorithm import travels
-from mpifed.core.compression import COMPRESSIONS, QSGD, TopK
+from mpifed.core.compression import COMPRESSIONS, QSGD, Message, TopK
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
@@ -151,7 +150,7 @@ def test_every_compression_with_every_method_on_a_problem_without_y(tmp_path, na
     message = Message(compression=SMALL[compression], error_feedback=feedback)
     config = configuration(method(name), Half(clients=3), tmp_path, cohort=None)
     config = config.model_copy(update={"message": message})
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     before = simulation.rounds.costs.bytes_up
     simulation.step()

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from mpifed import Algorithm, Config, ConfigError
 from mpifed.algorithms import AdaFGDA, LocalSGDA
+from mpifed.base.settings import Preset, build, problem_settings
 from mpifed.config.sections import Run
-from mpifed.core.settings import Preset, build, problem_settings
 from mpifed.problems import AffineGame, Saddle
 
 METHOD = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
@@ -124,7 +124,7 @@ def test_settings_that_have_no_value():
     class Mine(Saddle):
         c: float = 1.0
 
-    assert "Mine.d has no value: decorate the class with mpifed.core.settings.problem_settings" in refusal(
+    assert "Mine.d has no value: decorate the class with mpifed.base.settings.problem_settings" in refusal(
         problem=Mine()
     )
 

@@ -174,7 +174,7 @@ COSTS = {
 def test_a_steady_round(tmp_path, name, group):
     method, problem, *counts = COSTS[name]
     config = configuration(method, problem(clients=CLIENTS), tmp_path, group=group)
-    simulation, before = Simulation(config, SerialComm()), None
+    simulation, before = Simulation.from_settings(config, SerialComm()), None
     simulation.start()
     for _ in range(3):
         costs = simulation.rounds.costs
@@ -197,7 +197,7 @@ def test_a_cohort_is_sent_all_that_it_reads_and_alone_is_counted(tmp_path):
     asked, x, y, u and v."""
     for name, down in (("SCAFFOLD", 2 * X), ("CDMAADA", 4 * D), ("FSGDA", D), ("FedSGDAPlus", D + X)):
         method, problem, up, _, phases, calls = COSTS[name]
-        simulation = Simulation(
+        simulation = Simulation.from_settings(
             configuration(method, problem(clients=CLIENTS), tmp_path, cohort=2), SerialComm()
         )
         simulation.start()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mpifed.core.proximal import Nuclear
+from mpifed.core.sets import Nuclear
 from mpifed.core.streams import generator
 
 

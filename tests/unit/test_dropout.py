@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import mpifed
-from mpifed.core.dropout import Addressed, Dropping, Words, drawing, held
+from mpifed.core.sampling import Addressed, Dropping, Words, drawing, held
 from mpifed.core.streams import Stream, generator, key
 from mpifed.data import TEXTS, Texts
 from mpifed.parallel.comm import CollectiveError, SerialComm

@@ -15,12 +15,13 @@ import torch
 from everything import FITTING, METHODS, method, problem
 from games import Game, configuration
 
-import mpifed.core.evaluation as evaluation
+import mpifed.core.autodiff as autodiff
 from mpifed import Blocks, Minimax, resume, run
 from mpifed.algorithms import LocalSGDA
-from mpifed.core.errors import ConfigError
-from mpifed.core.evaluation import Evaluation, by_hand
+from mpifed.base.errors import ConfigError
+from mpifed.core.autodiff import Evaluation
 from mpifed.core.oracle import ORACLES
+from mpifed.core.problem import is_analytic
 from mpifed.core.sampling import Sampler
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS
@@ -28,7 +29,7 @@ from mpifed.simulation.simulation import Simulation
 
 COMM = SerialComm()
 ROUNDING = 2.0**-9  # of bfloat16, relative
-DIFFERENTIATED = [name for name in PROBLEMS if not by_hand(problem(name))]
+DIFFERENTIATED = [name for name in PROBLEMS if not is_analytic(problem(name))]
 #: Each of their problems by one method, and each method on a small problem.
 SMALL = ("DeepAUC", "LinearMAML", "Classification")
 CASES = [next(pair for pair in FITTING if pair[1] == name) for name in DIFFERENTIATED if name not in SMALL]
@@ -37,7 +38,7 @@ CASES += [next(pair for pair in FITTING if pair[0] == name and pair[1] in SMALL)
 
 @pytest.fixture
 def eager(monkeypatch):
-    monkeypatch.setattr(evaluation, "BACKEND", "eager")
+    monkeypatch.setattr(autodiff, "BACKEND", "eager")
 
 
 def final(names, **settings) -> torch.Tensor:
@@ -45,7 +46,7 @@ def final(names, **settings) -> torch.Tensor:
     config = configuration(
         method(names[0]), problem(names[1]), "unused", **dict(dtype="float32", noise=0) | settings
     )
-    simulation = Simulation(config, COMM)
+    simulation = Simulation.from_settings(config, COMM)
     simulation.start()
     simulation.step()
     simulation.step()
@@ -122,7 +123,7 @@ def overwriting(graph, inputs, **_):
 @pytest.mark.parametrize("names", [("FGDA", "DeepAUC"), ("MFCGD", "LinearMAML")], ids="-".join)
 def test_what_a_graph_has_returned_outlives_its_next_replay(names, group, monkeypatch):
     """These methods keep a gradient while they ask for the next; tolerance as above."""
-    monkeypatch.setattr(evaluation, "BACKEND", overwriting)
+    monkeypatch.setattr(autodiff, "BACKEND", overwriting)
     settings = dict(dtype="float64", group=group)
     found, plain = final(names, compile="reduce-overhead", **settings), final(names, **settings)
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
@@ -175,10 +176,10 @@ def missing(graph, inputs):
     ids=["branch", "compiler"],
 )  # fmt: skip
 def test_what_cannot_be_compiled_is_told_before_the_first_round(of, backend, says, monkeypatch):
-    monkeypatch.setattr(evaluation, "BACKEND", backend)
+    monkeypatch.setattr(autodiff, "BACKEND", backend)
     config = configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), of, "unused", compile="default")
     with pytest.raises(ConfigError, match=says) as refused:
-        Simulation(config, COMM)
+        Simulation.from_settings(config, COMM)
     assert "\n" not in str(refused.value)
 
 
@@ -202,20 +203,9 @@ def test_full_batches_of_different_sizes_are_not_compiled():
     """Every size would be, or bits would be of the sizes before."""
     job = configuration(method("FGDA"), Game(), "unused", batch_size=0, group=1, compile="default")
     with pytest.raises(
-        ConfigError, match="compiled need clients of one size, got 5 to 7 rows: set oracle.batch"
+        ConfigError, match="compiled full batches need clients of one size, got 5 to 7 rows: set oracle.batch"
     ):
-        Simulation(job, COMM)
-
-
-def test_groups_are_not_timed_where_every_size_would_be_compiled(eager, monkeypatch):
-    import mpifed.simulation.grouping as grouping
-
-    monkeypatch.setattr(grouping, "MEMBERS", 1)
-    monkeypatch.setattr(grouping, "SHORT", 0)
-    monkeypatch.setattr(grouping, "_times", lambda *_: pytest.fail("timed"))
-    settings = dict(dtype="float32", compile="default")
-    config = configuration(method("FGDA"), problem("DeepAUC"), "unused", **settings)
-    assert Simulation(config, COMM).rounds.choice.group == 3
+        Simulation.from_settings(job, COMM)
 
 
 @pytest.mark.parametrize("option", [dict(compile="default"), dict(autocast="bfloat16")], ids=str)
@@ -248,7 +238,7 @@ def test_runs_that_ask_for_none_load_no_compiler():
         "from mpifed.simulation.simulation import Simulation\n"
         "settings = dict(out='unused', dtype='float32', autocast='bfloat16')\n"
         "job = configuration(method('FGDA'), problem('DeepAUC'), **settings)\n"
-        "simulation = Simulation(job, SerialComm())\n"
+        "simulation = Simulation.from_settings(job, SerialComm())\n"
         "simulation.start()\n"
         "simulation.step()\n"
         "sys.exit('torch._dynamo' in sys.modules)"

@@ -35,11 +35,13 @@ def error(algorithm, problem, out, weights="uniform", rounds=300, cohort=COHORT)
 
 
 def by_count(whole):
-    """The method with cohort / clients in the place of the share of the weight."""
+    """The method with cohort / clients in place of the cohort's weight."""
 
     class ByCount(type(whole)):
         def server_round(self, now, shared, mean):
-            super().server_round(type(now)(**vars(now) | {"share": now.cohort / now.clients}), shared, mean)
+            super().server_round(
+                type(now)(**vars(now) | {"cohort_weight": now.cohort / now.clients}), shared, mean
+            )
 
     return ByCount(**{field.name: getattr(whole, field.name) for field in dataclasses.fields(whole)})
 

@@ -7,7 +7,7 @@ from bounded import Watched
 from mpifed.core.problem import as_family
 from mpifed.core.sets import Ball, Simplex
 from mpifed.problems import AffineGame, MatrixGame, QuadraticNCPL
-from mpifed.simulation.feasibility import outside, projections
+from mpifed.simulation.evaluation import outside, projections
 
 
 def found(problem, *point) -> str:

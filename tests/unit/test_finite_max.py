@@ -7,7 +7,7 @@ from games import configuration
 from oracles import oracle_of
 
 from mpifed.algorithms import FESSGDA
-from mpifed.core.errors import ConfigError
+from mpifed.base.errors import ConfigError
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import FiniteMax
 from mpifed.simulation.simulation import Simulation
@@ -72,7 +72,7 @@ def test_smoothing_finds_the_solution():
     """FESS-GDA keeps y in the simplex and goes to (x*, y*), from which the metrics measure."""
     problem = FiniteMax(d=4, clients=3)
     method = FESSGDA(K=5, eta_xl=0.02, eta_yl=0.02, p=2.0, beta=0.3)
-    simulation = Simulation(
+    simulation = Simulation.from_settings(
         configuration(method, problem, "unused", rounds=800, noise=0.0, batch_size=0), SerialComm()
     )
     simulation.start()

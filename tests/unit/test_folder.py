@@ -47,6 +47,9 @@ def test_a_job_that_is_requeued_waits_for_the_end_of_its_predecessor(tmp_path, m
 
 
 def test_the_lock_ends_with_the_process(tmp_path):
+    made = Folder(tmp_path)
+    made.open(create=False)
+    made.close()
     holder = subprocess.Popen(
         [
             sys.executable,
@@ -103,11 +106,14 @@ def test_file_systems_without_locks(tmp_path, monkeypatch, capsys):
 
 
 def test_leftovers_of_a_killed_run_are_swept(tmp_path):
-    for name in ("checkpoint-00000004.h5.tmp.123", "run.h5.tmp.9", "checkpoint-00000002.h5", "notes.txt"):
-        (tmp_path / name).touch()
     folder = Folder(tmp_path)
     folder.open(create=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-00000002.h5", "notes.txt", LOCK_FILE}
+    folder.close()
+    for name in ("checkpoint-00000004.h5.tmp.123", "run.h5.tmp.9", "checkpoint-00000002.h5", "notes.txt"):
+        (tmp_path / name).touch()
+    folder.open(create=True)
+    names = {"checkpoint-00000002.h5", "notes.txt", LOCK_FILE, "mpifed-files.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == names
     folder.close()
 
 

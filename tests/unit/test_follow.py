@@ -13,7 +13,7 @@ from processes import wait_until
 from runfiles import decay, write
 from small_job import LIMIT, ROUNDS, command
 
-from mpifed.cli import follow as module
+from mpifed.cli import status as module
 from mpifed.cli.main import cli
 from mpifed.storage.status import Status
 
@@ -145,6 +145,6 @@ def test_a_real_terminal_and_a_dumb_one(tmp_path):
 
 def test_what_does_not_go_with_following(tmp_path):
     write(tmp_path / "a")
-    for words, said in ((["--json"], "--follow shows a table"), (["--interval", "0"], "x>=0.1")):
+    for words, said in ((["--json"], "cannot be combined"), (["--interval", "0"], "x>=0.1")):
         done = CliRunner().invoke(cli, ["status", str(tmp_path), "--follow", *words])
         assert done.exit_code == 2 and said in done.output

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mutations import BUDGET, JOBS, changes, mutated, tables, texts
 
 from mpifed import Config, ConfigError
-from mpifed.cli import faults, main
+from mpifed.cli import errors, main
 from mpifed.config.grids import variants
 from mpifed.config.tables import override
 
@@ -82,7 +82,7 @@ def commanded(*words: str) -> tuple[int, str]:
     said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)  # scripts go as bytes
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         patch.setattr(sys, "argv", ["mpifed", *words])
-        patch.setattr(faults.signal, "signal", lambda *_: None)  # at its end a command turns signals away
+        patch.setattr(errors.signal, "signal", lambda *_: None)  # at its end a command turns signals away
         with contextlib.redirect_stdout(said):
             try:
                 main.main()

@@ -9,12 +9,11 @@ import torch
 from oracles import oracle_of
 from scipy.optimize import linprog, minimize
 
+from mpifed.base.errors import ConfigError
 from mpifed.cli.catalogue import example
-from mpifed.core.errors import ConfigError
-from mpifed.core.proximal import L1, Indicator, L1Box
-from mpifed.core.sets import Box
+from mpifed.core.sets import L1, Box, Indicator, L1Box
 from mpifed.problems.games import AffineGame, Bilinear, L1BoxBilinear
-from mpifed.problems.trust_region import maximize_on_ball
+from mpifed.problems.restricted_gap import maximize_on_ball
 
 GAMES = [
     AffineGame(d=5, clients=3, strong=0.2, heterogeneity=0.7),

@@ -138,7 +138,7 @@ def test_a_results_file_of_a_longer_run_has_the_same_types(whole, folder):
 
 def test_the_iterate_of_a_round_is_recorded_as_that_rounds(folder, monkeypatch):
     """With and without an interruption, against the simulation step by step."""
-    simulation = Simulation(job(folder), COMM)
+    simulation = Simulation.from_settings(job(folder), COMM)
     simulation.start()
     points = []
     for _ in range(6):
@@ -242,15 +242,15 @@ def test_another_kind_of_device_is_refused_under_exact_alone(half, monkeypatch):
     kind = type("Cuda", (), {"type": "cuda", "index": 0})
     monkeypatch.setattr(devices, "machine", lambda device: {})
     with monkeypatch.context() as patches:
-        take_up = Simulation.__init__
+        set_up = Simulation._set_up
 
         def elsewhere(self, *arguments, **options):
-            take_up(self, *arguments, **options)
+            set_up(self, *arguments, **options)
             self.device = kind()
 
-        patches.setattr(Simulation, "__init__", elsewhere)
+        patches.setattr(Simulation, "_set_up", elsewhere)
         patches.setattr("mpifed.running.runner.expect_alike", lambda *_: None)
-        with pytest.raises(CollectiveError, match="began on run.device = 'cpu' and would go on on 'cuda'"):
+        with pytest.raises(CollectiveError, match="began on run.device = 'cpu' and would continue on 'cuda'"):
             run(job(half), COMM)
 
 
@@ -271,14 +271,14 @@ def test_another_machine_and_other_versions_are_told(half, monkeypatch, capsys):
     run(job(half, rounds=4), COMM)
     assert "warning" not in capsys.readouterr().err
     monkeypatch.setattr(
-        "mpifed.storage.snapshot.machine", lambda device: here | {"torch": "9.9", "processor": "another"}
+        "mpifed.running.checkpointing.machine", lambda device: here | {"torch": "9.9", "processor": "another"}
     )
     run(job(half, rounds=5), COMM)
     said = capsys.readouterr().err
     assert f"warning: torch is {torch.__version__} before and 9.9 now; processor is " in said, said
-    assert "the bits of run.reduction = 'exact' may be others from here on" in said
+    assert "the results may no longer be bitwise identical (run.reduction = 'exact')" in said
     resume(half, ["run.reduction=fused", "rounds=6"], COMM)
-    assert "the bits of run.reduction = 'exact' may be" not in capsys.readouterr().err
+    assert "may no longer be bitwise identical" not in capsys.readouterr().err
 
 
 def test_the_results_file_says_what_bits_depend_on(whole):

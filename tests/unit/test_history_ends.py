@@ -11,15 +11,15 @@ from runfiles import edited
 
 import mpifed
 from mpifed import resume, run
+from mpifed.base.errors import ConfigError
 from mpifed.cli.main import cli
 from mpifed.config.job import Config
-from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.running.recorder import Recorder
 from mpifed.running.resume import is_done
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import End
-from mpifed.storage.recorder import Recorder
 
 COMM = SerialComm()
 

@@ -11,11 +11,11 @@ from launch import launch
 
 import mpifed
 from mpifed.algorithms import FGDA
+from mpifed.base.errors import ContractError
 from mpifed.cli.main import main
 from mpifed.config.sections import Stop
-from mpifed.core.errors import ContractError
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.simulation.figures import expect_metrics
+from mpifed.simulation.evaluation import expect_metrics
 from mpifed.storage.format import End
 
 COMM, NAN = SerialComm(), math.nan
@@ -192,7 +192,7 @@ def test_all_ranks_are_told(tmp_path, monkeypatch, capsys):
     code, output = launch(2, ["-m", "mpifed", "run", job], limit=120)
     assert code == 2 and output.count("the metric 'round' is the column of the rounds") == 1, output
     assert "Traceback" not in output and "MPI_ABORT" not in output, output
-    monkeypatch.setattr("mpifed.cli.faults.signal.signal", lambda *arguments: None)
+    monkeypatch.setattr("mpifed.cli.errors.signal.signal", lambda *arguments: None)
     monkeypatch.setattr(sys, "argv", ["mpifed", "run", str(job)])
     with pytest.raises(SystemExit) as end:
         main()

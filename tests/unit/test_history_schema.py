@@ -11,8 +11,8 @@ from runfiles import edited
 
 import mpifed
 from mpifed import __version__, resume, run
+from mpifed.base.errors import ConfigError
 from mpifed.config.job import Config
-from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.storage import checkpoint, sealed
 
@@ -76,45 +76,34 @@ def dataset(name, value=None):
 
 
 SCHEMAS = {
-    **{f"no {key}": (without(key), f"its header.{key} is missing") for key in (
-        "round", "config", "client_costs", "sizes", "data", "unsent", "metrics", "stopped", "end", "group",
-        "recorded", "totals", "versions", "device", "machine"
-    )},
+    "no round": (without("round"), "its header.round is missing"),
+    "no totals": (without("totals"), "its header.totals is missing"),
     "text for a number": (setting(round="4"), "its header.round: "),
-    "negative": (setting(round=-1), "its header.round: "),
     "null": (setting(config=None), "its header.config: "),
     "empty settings": (setting(config={}), "its header.config.rounds is missing"),
     "list of numbers": (setting(unsent=[1]), "its header.unsent.0: "),
     "a key more": (setting(cohorts=[1]), "its header.cohorts: "),
     "no header": (lambda header, file: [5], "its header: "),
-    "another type of size": (setting(sizes={"shared": 3}), "its header.sizes.dtype is missing"),
-    "no shared": (dataset("shared"), "it has no 'shared'"),
-    "no clients": (dataset("clients"), "'clients' in it is missing"),
-    "a dataset more": (dataset("estimators", np.zeros(3)), "'estimators' in it is unknown"),
-    "a group": (lambda header, file: file.create_group("more") and None, "it holds something else"),
-    "shorter": (dataset("shared", np.zeros(2, "float32")), "'shared' in it is float32 [2], expected"),
-    "longer type": (dataset("output", np.zeros(4)), "'output' in it is float64 [4], expected float32 [4]"),
+    "no shared": (dataset("shared"), "expected float32 [12] as 'shared', found nothing"),
+    "no clients": (dataset("clients"), "expected float32 [3, 8] as 'clients', found nothing"),
+    "a dataset more": (dataset("estimators", np.zeros(3)), "expected nothing as 'estimators', found"),
+    "a group": (lambda header, file: file.create_group("more") and None, "unexpected content"),
+    "shorter": (dataset("shared", np.zeros(2, "float32")), "as 'shared', found float32 [2]"),
+    "longer type": (dataset("output", np.zeros(4)), "expected float32 [4] as 'output', found float64 [4]"),
     "fewer costs": (setting(totals=[4.0]), "its header.totals: "),
-    "other rounds": (setting(totals=[3.0] * 10), "its costs are those of another round"),
-    "other iterates": (setting(recorded={"y": 2}), "iterates of y are recorded, expected others"),
-    "no sizes of iterates": (setting(recorded={"x": "2"}), "its header.recorded.x: "),
-    "unnamed metrics": (setting(metrics=["a", "error", "b"]), "its metrics are (options: a, b, error)"),
-    "other clients": (dataset("clients", np.zeros((2, 1), "float32")), "'clients' in it is float32 [2, 1]"),
-    "a later round": (setting(round=5), "its costs are those of another round"),
-}  # fmt: skip
+    "other rounds": (setting(totals=[3.0] * 10), "expected iterates and costs of its own settings and round"),
+    "other iterates": (setting(recorded={"y": 2}), "expected iterates and costs of its own settings"),
+    "unnamed metrics": (setting(metrics=["a", "b"]), "expected the metrics 'round' and others, found a, b"),
+}
 
 
 @pytest.mark.parametrize("change, says", SCHEMAS.values(), ids=SCHEMAS)
-def test_another_schema_falls_back_and_says_who_wrote_it(done, folder, change, says, capsys):
+def test_unexpected_content_falls_back_and_names_the_version(done, folder, change, says, capsys):
     rewrite(folder, change)
     result = run(job(folder), COMM)
     said = capsys.readouterr().err
     assert "warning: checkpoint-00000004.h5 cannot be used (" in said and says in said, said
-    assert (
-        f"it was written by mpifed {__version__})" in said
-        or "holds something else" in said
-        or "a version" in said
-    )
+    assert "it was written by " in said or "unexpected content" in said
     assert "from round 2" in said and torch.equal(result.point["x"], done[0].point["x"])
 
 
@@ -171,7 +160,7 @@ def test_a_results_file_with_settings_that_are_no_more(done, tmp_path):
 
 def test_iterates_are_kept_and_may_come_to_be_recorded(folder):
     with pytest.raises(
-        CollectiveError, match=r"record = \['y'\] leaves out x, of which the run has recorded"
+        CollectiveError, match=r"record = \['y'\] leaves out x, whose iterates the run has recorded"
     ):
         resume(folder, ["rounds=6", 'record=["y"]'], COMM)
     result = resume(folder, ["rounds=6", 'record=["x", "y"]'], COMM)

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from mpifed.data import DATASETS, DataError
-from mpifed.data.idx import read_idx
-from mpifed.data.images import IdxImages
+from mpifed.data.images import IdxImages, read_idx
 from mpifed.data.sources import Source
 
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}

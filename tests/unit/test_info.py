@@ -10,11 +10,11 @@ from click.testing import CliRunner
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.cli.main import cli
-from mpifed.cli.settings_page import rows_of, settings_page
+from mpifed.cli.schema import rows_of
+from mpifed.cli.settings_page import settings_page
 from mpifed.cli.topics import EXAMPLES, GROUPS
 from mpifed.config.grids import expand
-from mpifed.config.job import Config
-from mpifed.config.sections import SECTIONS
+from mpifed.config.job import SECTIONS, Config
 from mpifed.config.space import space_of
 from mpifed.config.tables import loads
 from mpifed.problems import PROBLEMS
@@ -66,8 +66,12 @@ def test_a_kind_lists_its_members_by_either_name(plural):
 
 
 def test_one_setting_and_what_it_may_be():
-    assert "clients of a rank stepped" in info("run.group") and "checkpoint_every" not in info("run.group")
-    assert "bernoulli" in info("participation.law") and 'text such as "10MB/s"' in info("clock.bandwidth_up")
+    assert "number of clients that a rank steps" in info("run.group") and "checkpoint_every" not in info(
+        "run.group"
+    )
+    assert "bernoulli" in info("participation.availability") and 'text such as "10MB/s"' in info(
+        "clock.bandwidth_up"
+    )
     assert 'problem.partition = { name = "dirichlet", alpha = 0.1 }' in info("dirichlet")
     assert "constants: L, sigma, K, R, M, D" in info("wang-kale-2")
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.cli.main import cli
-from mpifed.cli.settings_page import rows_of
+from mpifed.cli.schema import rows_of
 from mpifed.cli.topics import EXAMPLES
 from mpifed.config.tables import loads, read_table
 from mpifed.problems import PROBLEMS
@@ -85,4 +85,4 @@ def test_every_setting_of_methods_and_problems_is_explained(schema):
         for name, cls in members.items():
             for row in rows_of(cls):
                 assert row.effect in tables[name]["properties"][row.name]["description"]
-    assert schema["properties"]["run"]["properties"]["keep"]["default"] == 3
+    assert schema["$defs"]["Run"]["properties"]["keep"]["default"] == 3

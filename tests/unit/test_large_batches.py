@@ -38,7 +38,7 @@ def test_a_problem_that_draws_wants_a_large_batch(tmp_path, cls):
         "set algorithm.large_batch"
     )
     with pytest.raises(CollectiveError, match=said):
-        Simulation(configuration(cls(**STEPS), Draws(), tmp_path), SerialComm())
+        Simulation.from_settings(configuration(cls(**STEPS), Draws(), tmp_path), SerialComm())
     for method in (cls(**STEPS, large_batch=7), CDMANC(**STEPS)):
         path, _ = trace(configuration(method, Draws(), tmp_path, noise=0), SerialComm())
         assert path.shape == (3, 4)

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from mpifed.base.errors import ConfigError
 from mpifed.cli.batch_script import seconds as seconds_of
-from mpifed.cli.launch import launch
+from mpifed.cli.launch import array_tasks, launch
 from mpifed.cli.main import main
-from mpifed.cli.planning import array_tasks
 from mpifed.config.grids import variants
 from mpifed.config.tables import override
-from mpifed.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "jobs/slurm").glob("*.sbatch"))
@@ -213,7 +212,7 @@ def test_a_task_of_an_array_gets_its_settings():
         ),
         (
             ["--preemptible", "run.overwrite=true"],
-            "run.overwrite=true would start a preemptible job over each time",
+            "run.overwrite=true would restart a preemptible job from the beginning",
         ),
     ],
 )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from mpifed.base.errors import ConfigError
 from mpifed.cli.launch import launch
-from mpifed.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from patches import patches_of
 
 from mpifed import run
 from mpifed.algorithms import FESSGDA, AdaFGDA
-from mpifed.core.settings import build
+from mpifed.base.settings import build
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems.affine_shift import AffineShift

@@ -12,11 +12,11 @@ from small_job import ROUNDS, job
 
 import mpifed
 from mpifed import Config
+from mpifed.base.log import LOG, PHASES, info, warning
 from mpifed.cli.main import cli
-from mpifed.core.telling import LOG, PHASES, say, warn
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.runner import Runner
-from mpifed.storage import log as module
+from mpifed.storage import rank_log as module
 
 COMM = SerialComm()
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
@@ -114,15 +114,15 @@ def test_logs_of_ranks_that_are_no_more_go_with_what_they_belong_to(start, tmp_p
     start("rounds=3")
     assert (folder / "rank-7.txt").exists()
     start("rounds=3", "run.overwrite=true")
-    assert sorted(os.listdir(folder)) == ["notes.txt", "rank-0.txt"]
+    assert sorted(os.listdir(folder)) == ["mpifed-files.txt", "notes.txt", "rank-0.txt"]
 
 
 class Warning_:
     def on_round(self, event):
         if event.round == 2:
             warnings.warn("the moon is full", RuntimeWarning, stacklevel=1)
-            warn("so it is")
-            say("good night")
+            warning("so it is")
+            info("good night")
         if event.round == 3:
             raise KeyError("auc")
 

@@ -10,15 +10,15 @@ import pytest
 import mpifed
 from mpifed import resume, run
 from mpifed.config.job import Config
-from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.running import keeping
-from mpifed.running.keeping import Keeper
+from mpifed.parallel.comm import SerialComm
+from mpifed.running import checkpointing
+from mpifed.running.checkpointing import CheckpointManager
+from mpifed.running.recorder import Recorder
 from mpifed.simulation.simulation import Simulation
-from mpifed.storage import checkpoint, folder, history, snapshot
+from mpifed.storage import checkpoint, folder, history
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import COSTS
-from mpifed.storage.ownership import HISTORY_MAGIC, is_leftover, is_own
-from mpifed.storage.recorder import Recorder
+from mpifed.storage.ownership import HISTORY_MAGIC
 
 COMM = SerialComm()
 ROUNDS = 9
@@ -85,11 +85,11 @@ def written() -> int:
 def test_a_checkpoint_writes_as_much_after_many_rounds_as_after_few(tmp_path, recorded):
     """But for the one at which a history of this length is taken up."""
     config = job(tmp_path, rounds=10**6, record=())
-    place, simulation = Folder(tmp_path), Simulation(config, COMM)
+    place, simulation = Folder(tmp_path), Simulation.from_settings(config, COMM)
     place.open(create=False)
     simulation.start()
     recorder = Recorder(simulation, COMM)
-    keeper = Keeper(config.run, place, simulation, recorder, COMM)
+    checkpoints = CheckpointManager(config.run, place, simulation, recorder, COMM)
     costs = np.arange(recorded + 1.0)[:, None].repeat(len(COSTS), 1)
     recorder.restore({"metrics": ["round", "error"]}, {"costs": costs, "metrics": costs[::10, :2].T})
     simulation.round = recorded
@@ -98,30 +98,31 @@ def test_a_checkpoint_writes_as_much_after_many_rounds_as_after_few(tmp_path, re
         simulation.step()
         recorder.note_round()
         before = written()
-        keeper.save()
+        checkpoints.save()
         amounts.append(written() - before)
     place.close()
     # The results file while the history is short, and 100 KB for what is no history.
-    assert max(amounts[1:]) < keeping.LONG + 100_000, amounts
+    assert max(amounts[1:]) < checkpointing.LONG + 100_000, amounts
     header = checkpoint.newest(tmp_path)[1]
-    tables, _, lost = history.read(tmp_path, header)
+    tables, lost = history.read(tmp_path, header)
     assert len(tables["costs"]) == recorded + 6 and not lost
 
 
 def test_a_results_file_is_little_behind_and_seldom_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(keeping, "LONG", 0)
-    shown, behind, write, lay = [0], [], Recorder.write, history.History.write
+    monkeypatch.setattr(checkpointing, "LONG", 0)
+    shown, behind, write = [0], [], Recorder.write
+    write_history = CheckpointManager._write_history
 
     def noted(self, *arguments):
         shown.append(self.size)
         write(self, *arguments)
 
-    def laid(self, place):
+    def measured(self):
         behind.append(self.recorder.size - 33 / 32 * shown[-1])
-        return lay(self, place)
+        return write_history(self)
 
     monkeypatch.setattr(Recorder, "write", noted)
-    monkeypatch.setattr(history.History, "write", laid)
+    monkeypatch.setattr(CheckpointManager, "_write_history", measured)
     run(job(tmp_path, rounds=200, record=(), checkpoint_every=1, keep=1), COMM)
     assert len(behind) == 200 and len(shown) < 110
     # Before a checkpoint, by no more than a round: its costs and, with its number, three metrics.
@@ -138,9 +139,9 @@ def dies(*_):
 
 #: What writes the history, what writes the checkpoint, and what reads the history; and which call of it.
 MOMENTS = [
-    *[(history.History, "_add", call) for call in (1, 2, 3)],
+    *[(history, "_checked", call) for call in (1, 2, 3)],
     *[(checkpoint, "write", call) for call in (1, 2, 3)],
-    (snapshot, "read", 1),
+    (history, "read", 1),
 ]
 
 
@@ -186,7 +187,7 @@ def test_whatever_is_damaged_the_run_goes_on_and_says_what_is_lost(whole, out, t
         result = resume(place, [f"rounds={ROUNDS + 3}"], COMM)
         said = capsys.readouterr().err
         assert "from round 9" in said and ("are lost" in said) == bool(lost), said
-        assert not lost or f"iterates of rounds {history.spans(lost)} are lost" in said, said
+        assert not lost or f"iterates of rounds {history.ranges(lost)} are lost" in said, said
         for found in (result, mpifed.load(place)):
             kept = [r for r in range(ROUNDS + 4) if r not in lost or r == ROUNDS]  # its costs are carried
             assert found.costs["round"].tolist() == kept
@@ -204,21 +205,6 @@ def test_whatever_is_damaged_the_run_goes_on_and_says_what_is_lost(whole, out, t
         shutil.rmtree(place)
 
 
-def test_what_is_damaged_is_taken_from_the_results_file(whole, out, capsys):
-    shutil.copy(whole[1] / "run.h5", out)
-    content = bytearray((out / "history.bin").read_bytes())
-    content[len(HISTORY_MAGIC) + 30] ^= 1
-    (out / "history.bin").write_bytes(content[:-100])
-    result = resume(out, [f"rounds={ROUNDS + 1}"], COMM)
-    said = capsys.readouterr().err
-    assert "history.bin is damaged: rounds 0, 9 of the history are taken from run.h5" in said
-    assert "lost" not in said
-    assert result.history["round"][:-1] == whole[0].history["round"]
-    assert result.costs["round"].tolist() == list(range(ROUNDS + 2))
-    for block in "xy":
-        np.testing.assert_array_equal(result.iterates[block][:ROUNDS], whole[0].iterates[block])
-
-
 @pytest.mark.parametrize("what", ["gone", "a folder", "a pipe", "another file"])
 def test_a_history_that_is_not_there(whole, out, what, capsys):
     path = out / "history.bin"
@@ -233,11 +219,11 @@ def test_a_history_that_is_not_there(whole, out, what, capsys):
     assert "iterates of rounds 0 to 9 are lost" in capsys.readouterr().err
     assert result.costs["round"].tolist() == [ROUNDS, ROUNDS + 1]
     assert not checkpoint.newest(out)[3] and path.is_file()
-    assert (out / "history.bin.kept1").exists() == (what != "gone")
+    assert (out / "history.bin.kept1").exists() == (what in ("a folder", "a pipe"))
 
 
 def test_rounds_in_words():
-    assert history.spans([3]) == "3" and history.spans([0, 1, 2, 5, 7, 8]) == "0 to 2, 5, 7 to 8"
+    assert history.ranges([3]) == "3" and history.ranges([0, 1, 2, 5, 7, 8]) == "0 to 2, 5, 7 to 8"
 
 
 def test_a_block_recorded_later_is_unknown_before(whole, tmp_path):
@@ -248,16 +234,6 @@ def test_a_block_recorded_later_is_unknown_before(whole, tmp_path):
     assert np.isnan(result.iterates["y"][:4]).all()
     np.testing.assert_array_equal(result.iterates["y"][4:], whole[0].iterates["y"][4:])
     np.testing.assert_array_equal(result.iterates["x"], whole[0].iterates["x"])
-
-
-def test_a_rescued_run_has_its_whole_history(whole, tmp_path, at):
-    at(5, lambda: shutil.rmtree(tmp_path / "a" / "run"))
-    with pytest.raises(CollectiveError, match="they lie in .*run-rescued-"):
-        run(job(tmp_path / "a" / "run"), COMM)
-    (place,) = (tmp_path / "a").iterdir()
-    assert {path.name for path in place.iterdir()} == {"history.bin", f"checkpoint-{ROUNDS:08d}.h5", "run.h5"}
-    (place / "run.h5").unlink()
-    same(resume(place, [], COMM), whole[0])
 
 
 def test_the_folder_comes_back_and_older_checkpoints_hold(whole, tmp_path, at):
@@ -281,7 +257,7 @@ def test_files_that_somebody_has_touched_are_written_anew(whole, tmp_path, at, l
     }[loss])  # fmt: skip
     same(run(job(tmp_path), COMM), whole[0])
     header = checkpoint.newest(tmp_path)[1]
-    assert header["round"] == ROUNDS and history.read(tmp_path, header)[1:] == ([], [])
+    assert header["round"] == ROUNDS and history.read(tmp_path, header)[1] == []
 
 
 def test_a_disk_that_is_full_leaves_what_earlier_checkpoints_name(whole, tmp_path, monkeypatch, capsys):
@@ -292,27 +268,24 @@ def test_a_disk_that_is_full_leaves_what_earlier_checkpoints_name(whole, tmp_pat
         if os.readlink(f"/proc/self/fd/{descriptor}") == str(out / "history.bin"):
             left[0] -= 1
             if left[0] == 0:
-                assert history.read(out, checkpoint.newest(out)[1])[1:] == ([], [])
+                assert history.read(out, checkpoint.newest(out)[1])[1] == []
                 raise OSError(28, "No space left on device")
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", full)
     same(run(job(out), COMM), whole[0])
     said = capsys.readouterr().err
-    assert said.count("No space left on device); they lie in") == 1 and os.listdir(out.parent) == ["run"]
-    assert history.read(out, checkpoint.newest(out)[1])[1:] == ([], [])
+    assert said.count("No space left on device); the newest checkpoint is") == 1 and os.listdir(
+        out.parent
+    ) == ["run"]
+    assert history.read(out, checkpoint.newest(out)[1])[1] == []
 
 
-def test_a_run_that_starts_over_removes_its_own_file_alone(tmp_path):
-    mine = {"history.bin": "mine", "history-notes.bin": "mine", "history.bin.tmp.7": "mine"}
+def test_a_run_that_starts_over_removes_its_own_files_alone(tmp_path):
+    mine = {"history-notes.bin": "mine", "history.bin.tmp.old": "mine"}
     for name, text in mine.items():
         (tmp_path / name).write_text(text)
     run(job(tmp_path), COMM)
-    assert (tmp_path / "history.bin.kept1").read_text() == "mine"
-    left = tmp_path / "history.bin.tmp.8"
-    left.write_bytes(HISTORY_MAGIC[:5])
-    assert is_leftover(left) and is_own(tmp_path / "history.bin")
+    (tmp_path / "history.bin.tmp.8").write_bytes(HISTORY_MAGIC[:5])
     run(job(tmp_path, overwrite=True, checkpoint_every=0), COMM)
-    assert {path.name: path.read_text() for path in tmp_path.glob("history*")} == {
-        "history.bin.kept1": "mine", "history-notes.bin": "mine", "history.bin.tmp.7": "mine"
-    }  # fmt: skip
+    assert {path.name: path.read_text() for path in tmp_path.glob("history*")} == mine

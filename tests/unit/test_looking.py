@@ -1,6 +1,5 @@
 """Commands that look at a job or a run execute none of the code that these name without --allow-code."""
 
-import json
 from importlib import metadata
 from pathlib import Path
 
@@ -8,10 +7,10 @@ import pytest
 from click.testing import CliRunner
 
 import mpifed
+from mpifed.base import plugins
+from mpifed.base.plugins import refused_code
 from mpifed.cli.main import cli
 from mpifed.config.plugins import find
-from mpifed.core import loading
-from mpifed.core.loading import refused_code
 from mpifed.parallel.comm import SerialComm
 
 #: A problem, a network, a metric and data, in a file that leaves a mark when it is executed.
@@ -46,12 +45,6 @@ dataset = "digits"
 clients = 2
 model = "./stranger.py:Net"
 """
-#: What `mpifed bench comm` has found.
-MEASURED = {
-    "machine": {"cores_per_node": 4},
-    "gamma": 1e-11,
-    "intra": {"alpha": 1e-6, "beta": 1e-10, "both": 2e-10},
-}
 SWEEP, TUNE = "[sweep]\nseed = [0, 1]\n", '[tune]\nmethods = [{ name = "LocalSGDA", q = [1, 2] }]\n'
 
 
@@ -70,7 +63,7 @@ def folder(tmp_path, monkeypatch):
 
 def forget():
     """Let the file be executed again where something asks for it."""
-    loading._loaded.clear()
+    plugins._loaded.clear()
     Path("executed").unlink(missing_ok=True)
 
 
@@ -96,25 +89,15 @@ def test_commands_that_need_no_code(folder, words):
     "words",
     [
         "info job.toml", "launch job.toml --dry-run", "launch sweep.toml --parts 2 --dry-run",
-        "launch job.toml --array seed=0,1 --dry-run", "scale job.toml --comm comm.json --client-seconds 20ms",
-        "tune tune.toml --list",
+        "launch job.toml --array seed=0,1 --dry-run", "tune tune.toml --list",
     ],
 )  # fmt: skip
 def test_commands_that_say_so_and_do_it_when_they_are_told(folder, words):
-    Path("comm.json").write_text(json.dumps(MEASURED))
     code, said = call(*words.split())
     assert code and "./stranger.py:Mine is code, which would be executed" in said and "--allow-code" in said
     assert not Path("executed").exists()
     code, said = call(*words.split(), "--allow-code")
     assert code == 0 and Path("executed").exists(), said
-
-
-def test_a_measurement_names_a_job_too(folder):
-    job = {"config": mpifed.load("done").config, "client_seconds": 1.0, "server_seconds": 1.0}
-    Path("comm.json").write_text(json.dumps(MEASURED | {"job": job}))
-    code, said = call("scale")
-    assert code and "stranger.py:Mine is code, which would be executed" in said
-    assert not Path("executed").exists()
 
 
 def test_from_python(folder):

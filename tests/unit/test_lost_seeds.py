@@ -13,17 +13,13 @@ from runfiles import write
 
 import mpifed
 from mpifed.report import figures
-from mpifed.report.comparison import Rule, Spread, best, settings_of
+from mpifed.report.comparison import Rule, best, settings_of
+from mpifed.report.labels import Labels, setting_cells
 from mpifed.report.latex import table
-from mpifed.report.names import setting_cells
 from mpifed.report.page import page
-from mpifed.report.paper import Paper
-from mpifed.report.renaming import Renaming
-from mpifed.report.report import report
-from mpifed.report.spreads import Finite
-from mpifed.report.statistics import paired_rows
-from mpifed.report.tables import cell, setting_rows, to_csv
-from mpifed.report.values import standing
+from mpifed.report.report import Paper, report
+from mpifed.report.statistics import Finite, Spread, ranking_key
+from mpifed.report.tables import cell, paired_rows, setting_rows, to_csv
 from mpifed.storage.results import find_runs, load
 
 LOST = "non-finite value in round 3: client 0"
@@ -77,8 +73,9 @@ def test_a_lost_seed_ranks_behind_all_methods_without_one(settings):
     """However good the others are; among methods with as many, the median of the others decides."""
     whole, four, none = settings
     assert sorted(settings, key=Rule().rank) == [whole, four, none]
-    assert standing([5.0, 1.0], False) == (0, 3.0) and standing([1.0, math.nan, 3.0, 5.0], False) == (1, 3.0)
-    assert standing([math.nan, 3.0], True) == (1, -3.0) and standing([math.inf], False) == (1, math.inf)
+    assert ranking_key([5.0, 1.0], False) == (0, 3.0)
+    assert ranking_key([1.0, math.nan, 3.0, 5.0], False) == (1, 3.0)
+    assert ranking_key([math.nan, 3.0], True) == (1, -3.0) and ranking_key([math.inf], False) == (1, math.inf)
     said = Rule().describe(settings)
     assert (
         "fewest runs that end in non-finite values" in said and "median of the others where some do" in said
@@ -92,7 +89,7 @@ def test_a_test_of_pairs_says_what_it_leaves_out(settings):
 
 
 def test_a_table_of_a_paper_counts_seeds_and_marks_no_method_that_lost_one(settings):
-    text = table(settings, Rule(), ["error"], Renaming())
+    text = table(settings, Rule(), ["error"], Labels())
     assert r"Whole & $\mathbf{6.0 \pm 1.6}$" in text and r"None & 0/5 \\" in text
     assert r"Four & $3.000$ (4/5) \\" in text and r"\dagger" not in text
     assert "($k$/$n$): median of the $k$ of $n$ seeds that end in finite values; such a method ranks" in text

@@ -12,8 +12,8 @@ from oracles import oracle_of, prepared
 
 from mpifed import run
 from mpifed.algorithms import MFCGD, AdaMFCGD
+from mpifed.base.settings import build
 from mpifed.core.problem import DataFile
-from mpifed.core.settings import build
 from mpifed.data import Omniglot
 from mpifed.models import MLP, Conv4
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -235,5 +235,7 @@ def test_settings_are_checked():
 
 def test_a_network_whose_dense_jacobian_cannot_be_held_is_refused(tmp_path):
     problem = FewShotMAML(clients=1, dataset="digits", ways=2, model=Conv4(filters=64))
-    with pytest.raises(CollectiveError, match="jacobian 12,444,294,916 numbers"):
-        Simulation(configuration(MFCGD(q=2), problem, tmp_path, noise=0), SerialComm())
+    with pytest.raises(
+        CollectiveError, match="needs at least 92.7 GiB of memory .* for the clients' records"
+    ):
+        Simulation.from_settings(configuration(MFCGD(q=2), problem, tmp_path, noise=0), SerialComm())

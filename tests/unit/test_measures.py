@@ -13,17 +13,16 @@ from scipy.optimize import minimize_scalar
 import mpifed.simulation.full_data as full_data
 from mpifed import Blocks, Config, Minimisation, run
 from mpifed.algorithms import FESSGDA, FSGDA, LESGD
-from mpifed.assumptions.meter import Options, measure
-from mpifed.config.sections import Measures
-from mpifed.core.errors import ConfigError
+from mpifed.base.errors import ConfigError
 from mpifed.core.solvers import Budget
 from mpifed.core.streams import generator
+from mpifed.diagnostics.assumptions import Options, measure
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import QuadraticNCPL, Saddle, TwoSidedPL
 from mpifed.simulation.full_data import FullData
 from mpifed.simulation.gradient_noise import TAIL
-from mpifed.simulation.measures import Functions
 from mpifed.simulation.simulation import Simulation
+from mpifed.simulation.stationarity import Functions, Measures
 
 COMM = SerialComm()
 STEPS = FSGDA(K=2, eta_xl=0.02, eta_yl=0.05)
@@ -36,7 +35,7 @@ def simulated(problem_, of=None, algorithm=STEPS, rounds=1, batch_size=0, weight
     config = configuration(algorithm, problem_, "unused", batch_size=batch_size, noise=0, weights=weights)
     if of is not None:
         config = Config(**dict(config) | {"measures": {"of": of, "accuracy": 1e-10, **measures}})
-    simulation = Simulation(config, COMM)
+    simulation = Simulation.from_settings(config, COMM)
     simulation.start()
     for _ in range(rounds):
         simulation.step()

@@ -15,12 +15,12 @@ from pydantic import Field
 
 from mpifed import Algorithm, Config, ConfigError, Phase, Record, hyperparameters
 from mpifed.algorithms import ALGORITHMS, FGDA
-from mpifed.cli import faults
+from mpifed.base.errors import ContractError, PluginError
+from mpifed.base.settings import build
+from mpifed.cli import errors
 from mpifed.core.adaptive import Adam, Matrix, adaptive
-from mpifed.core.errors import ContractError, PluginError
-from mpifed.core.method_checks import called, check_method
-from mpifed.core.records import between, kept
-from mpifed.core.settings import build
+from mpifed.core.records import not_sent, within_round
+from mpifed.core.validation import called, check_method
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.simulation.simulation import Simulation
 
@@ -73,7 +73,7 @@ def configuration(method, problem=None, group=1, **settings) -> Config:
 
 
 def run(method, problem=None, group=1, **settings) -> None:
-    simulation = Simulation(configuration(method, problem, group, **settings), SerialComm())
+    simulation = Simulation.from_settings(configuration(method, problem, group, **settings), SerialComm())
     simulation.start()
     for _ in range(2):
         simulation.step()
@@ -83,12 +83,12 @@ def run(method, problem=None, group=1, **settings) -> None:
 @pytest.fixture
 def screen(monkeypatch, capsys):
     """``screen(error)``: what a user reads of it, once the exit code has been found to be 2."""
-    monkeypatch.setattr(faults.signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(errors.signal, "signal", lambda *arguments: None)
 
     def told(error: BaseException) -> str:
-        assert faults.is_explained(error), error
+        assert errors.is_explained(error), error
         with pytest.raises(SystemExit) as end:
-            faults.explain(error)
+            errors.explain(error)
         text = capsys.readouterr().err
         assert end.value.code == 2 and "Traceback" not in text, text
         return text
@@ -134,13 +134,19 @@ MADE = [
     (dict(client=None), "Bad.client must be a Record, got nothing"),
     (dict(message={"x": "x"}), "Bad: phase 'round' needs a message, a Record with a field, got {'x': 'x'}"),
     (dict(message=Record()), "Bad: phase 'round' needs a message, a Record with a field, got Record()"),
-    (dict(client=Record(c=kept("x"))), "Bad: client.c cannot be Kept(kind='x'): what clients keep never"),
+    (
+        dict(client=Record(c=not_sent("x"))),
+        "Bad: client.c cannot be NotSent(kind='x'): what clients keep never",
+    ),
     (dict(client=Record(A=adaptive("x", of="x"))), "Bad: client.A cannot be Adaptive(block='x', of='x')"),
     (
-        dict(shared=Record(x="x", y="y", c=between("x"))),
-        "Bad: shared.c cannot be Between(kind='x'): between()",
+        dict(shared=Record(x="x", y="y", c=within_round("x"))),
+        "Bad: shared.c cannot be WithinRound(kind='x'): within_round()",
     ),
-    (dict(message=Record(x="x", y=between("y"))), "Bad: in phase 'round', message.y cannot be Between"),
+    (
+        dict(message=Record(x="x", y=within_round("y"))),
+        "Bad: in phase 'round', message.y cannot be WithinRound",
+    ),
     (dict(message=Record(x="x", y=adaptive("y", of="y"))), "message.y cannot be Adaptive(block='y', of='y')"),
     # names
     (dict(steps="q"), "Bad.steps = 'q' must name the hyperparameter that counts local steps"),
@@ -195,12 +201,12 @@ MADE = [
     ),
     (phases(lost, lost, lost), "there is no 'dy' (it has x, y)"),
     (
-        phases(functools.partial(plain, fresh=True)),
-        "Bad.phases[0] cannot be fresh: it has the round's own cohort",
+        phases(functools.partial(plain, new_cohort=True)),
+        "Bad.phases[0] cannot have new_cohort = True: it has the round's own cohort",
     ),
     (
-        dict(start=(Phase(functools.partial(nothing, None), Record(x="x"), fresh=True),)),
-        "Bad.start[0] cannot be fresh: all clients take part in it",
+        dict(start=(Phase(functools.partial(nothing, None), Record(x="x"), new_cohort=True),)),
+        "Bad.start[0] cannot have new_cohort = True: all clients take part in it",
     ),
     (
         phases(lambda self: Phase(self.client_round)),
@@ -278,7 +284,7 @@ def test_names_of_fields_that_are_taken(name):
         Record(**{name: "x"})
 
 
-@pytest.mark.parametrize("kind", [3, None, ("x", 3), ["x"], kept(kept("x")), torch.zeros(2)])
+@pytest.mark.parametrize("kind", [3, None, ("x", 3), ["x"], not_sent(not_sent("x")), torch.zeros(2)])
 def test_kinds_of_fields(kind):
     with pytest.raises(ContractError, match="field 'c' of a record: expected the name of a block or a size"):
         Record(c=kind)
@@ -338,8 +344,8 @@ RECORDS = [
         "Bad: the field 'x' holds a block of Game, so it must be of kind 'x'",
     ),
     (
-        dict(shared=Record(y="y"), client=Record(x=between("x")), message=Record(y="y")),
-        "it must be of kind 'x', got Between",
+        dict(shared=Record(y="y"), client=Record(x=within_round("x")), message=Record(y="y")),
+        "it must be of kind 'x', got WithinRound",
     ),
     (dict(client=Record(u="u")), "field 'u' is of kind 'u'; this problem has scalar, x, y"),
 ]
@@ -348,7 +354,7 @@ RECORDS = [
 @pytest.mark.parametrize("changes, words", RECORDS)
 def test_records_that_do_not_fit_the_problem(changes, words, screen):
     with pytest.raises(ContractError) as error:
-        Simulation(configuration(bad(**changes)), SerialComm())
+        Simulation.from_settings(configuration(bad(**changes)), SerialComm())
     assert words in screen(error.value)
 
 
@@ -403,9 +409,9 @@ STEPPED = [
     (lambda s, c, m, o: next(o.steps(2.7)), "oracle.steps(tau): expected whole numbers from 0, got 2.7"),
     (
         lambda s, c, m, o: next(o.steps([1] * 7)),
-        "oracle.steps(tau): expected one number or [C], one a client",
+        "oracle.steps(tau): expected one number or [C], one per client",
     ),
-    (lambda s, c, m, o: next(o.steps(np.ones((1, 1), int))), "one a client that is stepped, got [1, 1]"),
+    (lambda s, c, m, o: next(o.steps(np.ones((1, 1), int))), "one per client that is stepped, got [1, 1]"),
     (lambda s, c, m, o: o.operator(s.x, o.sample()), "'MinimaxOracle' object has no attribute 'operator'"),
     (
         lambda s, c, m, o: o.grad(s.x, s.y, o.sample),
@@ -500,8 +506,8 @@ def test_all_data_of_a_problem_that_draws(screen):
             return batch[0].mean() * x["v"].sum() * y["y"].sum()
 
     with pytest.raises(ContractError) as error:
-        run(stepping(lambda s, c, m, o: o.grad(s.x, s.y, o.everything)), Draws(clients=3))
-    assert "Draws makes its own samples, so there is no oracle.everything of a client" in screen(error.value)
+        run(stepping(lambda s, c, m, o: o.grad(s.x, s.y, o.full_batch)), Draws(clients=3))
+    assert "Draws makes its own samples, so there is no oracle.full_batch of a client" in screen(error.value)
 
 
 def server(body) -> dict:
@@ -646,8 +652,8 @@ LACKS = {
 
 @pytest.mark.parametrize("kind", LACKS)
 def test_no_memory_for_the_packages_own_arrays_is_one_sentence(screen, monkeypatch, kind):
-    monkeypatch.setenv(faults.RANK_VARIABLES[0], "3")
-    monkeypatch.setattr(faults, "TURN", 0.0)
+    monkeypatch.setenv(errors.RANK_VARIABLES[0], "3")
+    monkeypatch.setattr(errors, "TURN", 0.0)
     text = screen(lacking(kind))
     assert text.startswith(
         f"mpifed: rank 3 has no memory{LACKS[kind]}: take more nodes or fewer ranks per node"
@@ -664,7 +670,7 @@ def test_no_memory_within_a_built_in_method_is_the_same_sentence(monkeypatch, ki
         raise error
 
     monkeypatch.setattr("mpifed.algorithms.fgda.AdaFGDA.client_start", fails)
-    monkeypatch.setattr("mpifed.core.errors.user_frames", lambda error: "")
+    monkeypatch.setattr("mpifed.base.errors.user_frames", lambda error: "")
     with pytest.raises(type(error)) as raised:
         run(FGDA(q=2))
     assert raised.value is error
@@ -674,6 +680,6 @@ def test_no_memory_within_a_built_in_method_is_the_same_sentence(monkeypatch, ki
 
 
 def test_other_errors_keep_their_traceback():
-    assert not faults.is_explained(RuntimeError("the dog ate my gradient")) and not faults.is_explained(
+    assert not errors.is_explained(RuntimeError("the dog ate my gradient")) and not errors.is_explained(
         OSError()
     )

@@ -6,8 +6,8 @@ from games import Game, configuration, trace
 
 from mpifed import Config
 from mpifed.algorithms import FGDA, FedNormSGDA, LocalSGDAPlus, MomentumLocalSGDA, MomentumLocalSGDAPlus
-from mpifed.core.errors import ConfigError
-from mpifed.core.oracle_base import Oracle
+from mpifed.base.errors import ConfigError
+from mpifed.core.oracle import Oracle
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import Saddle
 

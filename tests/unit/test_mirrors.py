@@ -10,10 +10,8 @@ from games import Game, configuration
 
 from mpifed import Config, resume, run
 from mpifed.algorithms import FedDualAvg, FeDualEx, LocalDualExtrapolation
-from mpifed.core.errors import ConfigError
-from mpifed.core.mirrors import Blockwise, Entropy, Euclidean
-from mpifed.core.proximal import L1, Indicator, Separable
-from mpifed.core.sets import Ball, Sets, Simplex
+from mpifed.base.errors import ConfigError
+from mpifed.core.sets import L1, Ball, Blockwise, Entropy, Euclidean, Indicator, Separable, Sets, Simplex
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import MatrixGame
 from mpifed.simulation.simulation import Simulation
@@ -122,7 +120,7 @@ def test_refused_before_any_work(problem, mirror, says, method):
     settings = {"K": 2, "mirror": mirror} | ({"eta": 0.1} if hasattr(method, "eta") else {"eta_c": 0.1})
     config = configuration(type(method)(**settings), problem, "unused")
     with pytest.raises(CollectiveError) as refusal:
-        Simulation(config, SerialComm())
+        Simulation.from_settings(config, SerialComm())
     assert says in str(refusal.value) and f"{type(method).__name__}: mirror" in str(refusal.value)
 
 
@@ -161,7 +159,9 @@ def test_a_run_that_goes_on_has_the_same_bits(tmp_path, method, rounds):
     config = configuration(method, problem, tmp_path / "whole", **settings)
     whole = run(config.model_copy(update={"record": ()}), SerialComm()).point["z"]
     (tmp_path / "part").mkdir()
-    shutil.copy(tmp_path / "whole" / f"checkpoint-{rounds:08}.h5", tmp_path / "part")
+    shutil.copy(
+        tmp_path / "whole" / f"checkpoint-{rounds:08}.h5", tmp_path / "part"
+    )  # without its marker file
     assert torch.equal(resume(str(tmp_path / "part"), comm=SerialComm()).point["z"], whole)
 
 
@@ -170,7 +170,7 @@ def test_entropy_on_one_block_of_a_minimax_problem():
     points = []
     for mirror in (Euclidean(), Blockwise(y="entropy")):
         method = FedDualAvg(K=1, eta_c=0.1, mirror=mirror)
-        simulation = Simulation(configuration(method, Fair(), "unused"), SerialComm())
+        simulation = Simulation.from_settings(configuration(method, Fair(), "unused"), SerialComm())
         simulation.start()
         simulation.step()
         points.append(simulation.point().clone())
@@ -227,7 +227,7 @@ def test_the_gap_falls_below_its_bound(mirror, constant, farthest):
     eta = 0.1**0.5 / getattr(game, constant)
     method = LocalDualExtrapolation(K=1, eta=eta, mirror=mirror)
     config = configuration(method, game, "unused", batch_size=0, noise=0)
-    simulation, gaps = Simulation(config, SerialComm()), []
+    simulation, gaps = Simulation.from_settings(config, SerialComm()), []
     simulation.start()
     for _ in range(200):
         simulation.step()

@@ -140,7 +140,7 @@ MISTAKES = {
     "steps too large": (
         "run job.toml algorithm.gamma=1e30 algorithm.lam=1e30",
         {},
-        ["non-finite value in round 1", "smaller step sizes?"],
+        ["non-finite value in round 1", "reduce the step sizes"],
         3,
     ),
     "a metric": (

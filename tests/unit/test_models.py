@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from mpifed.core.settings import build
+from mpifed.base.settings import build
 from mpifed.models import MLP, MODELS, LeNet5, Linear
 
 IMAGE = (1, 28, 28)

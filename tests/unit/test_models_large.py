@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mpifed.core.settings import build
+from mpifed.base.settings import build
 from mpifed.models import CNN, CNN7, RNN, Conv4, ResNet
 from mpifed.problems import DeepAUC
 

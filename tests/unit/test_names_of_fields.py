@@ -10,9 +10,9 @@ from fields import Chain
 from games import Game, configuration
 
 from mpifed.algorithms import ALGORITHMS
+from mpifed.base.settings import build
 from mpifed.core.algorithm import travels
-from mpifed.core.kinds import Stored
-from mpifed.core.settings import build
+from mpifed.core.records import Stored
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.executor import Observer
 from mpifed.simulation.simulation import Simulation
@@ -70,7 +70,7 @@ def test_at_rest_a_message_repeats_the_fields_of_shared_of_its_names(tmp_path, n
     }  # fmt: skip
     config = configuration(still(name), problems[family], tmp_path, noise=0, batch_size=0)
     observer = Settled()
-    simulation = observer.simulation = Simulation(config, SerialComm(), observers=[observer])
+    simulation = observer.simulation = Simulation.from_settings(config, SerialComm(), observers=[observer])
     simulation.start()
     for _ in range(ROUNDS):
         simulation.step()

@@ -10,7 +10,9 @@ from mpifed.simulation.simulation import Simulation
 
 def started(tmp_path, name):
     method = FLRA(tau=2, eta_1=0.05, eta_2=0.04)
-    simulation = Simulation(configuration(method, Game(clients=3), tmp_path / name), SerialComm())
+    simulation = Simulation.from_settings(
+        configuration(method, Game(clients=3), tmp_path / name), SerialComm()
+    )
     simulation.start()
     return simulation
 
@@ -24,5 +26,5 @@ def test_the_average_is_the_iterate_before_and_after_a_restart(tmp_path):
     other.shared.buffer.copy_(one.shared.buffer)
     other.clients.buffer.copy_(one.clients.buffer)
     assert not torch.equal(other.point(), point)
-    other.take_up(2, [])
+    other.restore(2, [])
     assert torch.equal(other.point(), point) and other.round == 2

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from mpifed.core.errors import ConfigError
-from mpifed.core.own import Own
-from mpifed.core.settings import build, choice, problem_settings
+from mpifed.base.errors import ConfigError
+from mpifed.base.plugins import UserObject
+from mpifed.base.settings import build, choice, problem_settings
 
 SOURCE = """
 import math
@@ -31,7 +31,7 @@ class Circle:
     radius: float = 1.0
 
 
-class Shape(Own):
+class Shape(UserObject):
     kind = "a class or a function that makes a shape"
 
     @classmethod
@@ -84,7 +84,9 @@ def test_an_object_is_known_by_what_it_holds():
     one, other = (Drawing(shape=value).shape for value in (3j, 4j))
     assert one.given == 3j and one.is_instance and one.name != other.name and one != other
     assert Drawing(shape=3j).shape == one and Drawing(shape=one).shape is one
-    assert "was given as an object" in refusal(one.name) and "mpifed.run(Config(...))" in refusal(one.table())
+    assert "was passed as an object" in refusal(one.name) and "continue with mpifed.run" in refusal(
+        one.table()
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_an_object_is_known_by_what_it_holds():
         ),
         ({"name": "./shapes.py:square", "size": 1j}, "expected settings that a job file can hold"),
         ("no.module:Shape", "cannot import 'no.module'"),
-        ("circel", "unknown shape 'circel': did you mean 'circle'? (options: circle); your own: "),
+        ("circel", "unknown shape 'circel': did you mean 'circle'? (options: circle); user-defined: "),
         (5, "expected the name of a shape or a table with one, got 5"),
     ],
 )

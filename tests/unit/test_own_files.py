@@ -1,6 +1,5 @@
 """A run's folder may hold anybody's files: none of them is removed, emptied or replaced."""
 
-import itertools
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ from mpifed.config.grids import variants
 from mpifed.config.job import ConfigError
 from mpifed.parallel.comm import CollectiveError
 from mpifed.storage.folder import Folder
-from mpifed.storage.ownership import MAGIC, REPORT_FILES, RESULTS_NAMES, is_leftover, is_own
+from mpifed.storage.ownership import REPORT_FILES
 
 JOB = """
 rounds = 3
@@ -56,34 +55,48 @@ def contents(folder) -> dict[str, bytes]:
 
 
 FOREIGN = (
-    "thesis.tmp.backup", "notes.tmp.1", "checkpoint-foo.h5", "checkpoint-00000001.h5", "checkpoint-1.h5",
-    "checkpoint-00000009.h5", "checkpoint-00000000.h5", "checkpoint-٠٠٠٠٠٠٠١.h5", "run.h5.tmp.backup",
-    "run.h5.tmp.12", "run.h5.tmp.", "checkpoint-00000002.h5.tmp.9", "checkpoint-2.h5.tmp.1",
-    "table.csv.tmp.5", "report.html.tmp.5", "curves.png.tmp.5", "run.lock.tmp.5",
-    "checkpoint-00000001.h5\n.tmp.5", "run.h5\n", "xrun.h5.tmp.1",
+    "thesis.tmp.backup", "notes.tmp.1", "checkpoint-foo.h5", "checkpoint-1.h5", "checkpoint-٠٠٠٠٠٠٠١.h5",
+    "run.h5.tmp.backup", "run.h5.tmp.", "checkpoint-2.h5.tmp.1", "table.csv.tmp.5", "report.html.tmp.5",
+    "curves.png.tmp.5", "checkpoint-00000001.h5\n.tmp.backup", "run.h5\n", "xrun.h5.tmp.1",
 )  # fmt: skip
 
 
 def test_files_of_others_stay(job, out):
-    """Through a run that replaces what lies there and drops old checkpoints; what is in its way moves."""
+    """Through a run that replaces what lies there and drops old checkpoints."""
     for name in FOREIGN:
         (out / name).write_text(f"the user's {name}")
-    for name in ("run.h5.tmp.77", "a.tmp.1"):
-        (out / name).mkdir()
-        (out / name / "inside").touch()
-    (out / "kept").write_text("the target of a link")
-    (out / "run.h5.tmp.78").symlink_to("kept")
+    (out / "a.tmp.1").mkdir()
+    (out / "a.tmp.1" / "inside").touch()
     before = contents(out)
     run(job, overrides=["run.overwrite=true"])
+    (out / "run.h5.tmp.77").mkdir()
+    (out / "kept").write_text("the target of a link")
+    (out / "run.h5.tmp.78").symlink_to("kept")
     run(job, overrides=["run.overwrite=true"])
     after = contents(out)
-    assert {name for name in before if after.get(name) != before[name]} == {"checkpoint-00000001.h5"}
-    assert after["checkpoint-00000001.h5.kept1"] == before["checkpoint-00000001.h5"]
-    assert (out / "run.h5.tmp.77" / "inside").exists() and (out / "a.tmp.1" / "inside").exists()
+    assert all(after.get(name) == before[name] for name in before)
+    assert (out / "run.h5.tmp.77").exists() and (out / "a.tmp.1" / "inside").exists()
     assert (out / "run.h5.tmp.78").is_symlink()
-    assert sorted(set(after) - set(before)) == [
-        "checkpoint-00000001.h5.kept1", "checkpoint-00000003.h5", "history.bin", "run.h5", "run.lock",
+    assert sorted(set(after) - set(before) - {"kept", "run.h5.tmp.78"}) == [
+        "checkpoint-00000003.h5", "history.bin", "mpifed-files.txt", "run.h5", "run.lock",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["checkpoint-00000001.h5", "checkpoint-00000009.h5", "history.bin", "run.h5.tmp.12", "run.lock.tmp.5"],
+)
+def test_a_name_that_is_taken_is_refused_and_can_be_moved_away(job, out, name):
+    (out / name).write_text("mine")
+    for way in ("run.overwrite=true", "rounds=4"):
+        with pytest.raises(CollectiveError, match=f"{name} is a file that mpifed has not written"):
+            run(job, overrides=[way])
+    assert contents(out) == {name: b"mine"}
+    (out / name).unlink()
+    run(job)
+    (out / "mpifed-files.txt").unlink()
+    with pytest.raises(CollectiveError, match="is a file that mpifed has not written and would be"):
+        run(job, overrides=["run.overwrite=true"])
 
 
 KINDS = {
@@ -118,7 +131,7 @@ def test_a_sweep_does_not_wait_for_a_pipe(job, out):
     os.mkfifo(out / "seed=0" / "run.h5")
     os.mkfifo(out / "seed=0" / "checkpoint-00000007.h5")
     done = invoke("sweep", job)
-    assert "run.h5 is a file that mpifed has not written and would be" in str(done.exception), done.output
+    assert "is a file that mpifed has not written and would be" in str(done.exception), done.output
 
 
 def test_a_report_does_not_replace_what_is_no_report(tmp_path):
@@ -139,8 +152,7 @@ def test_own_files_are_known_again(tmp_path):
     for _ in range(2):
         done = invoke("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "report")
         assert done.exit_code == 0, done.output
-    assert {path.name for path in (tmp_path / "report").iterdir()} == set(REPORT_FILES)
-    assert all(is_own(path) for path in (tmp_path / "report").iterdir())
+    assert {path.name for path in (tmp_path / "report").iterdir()} == {*REPORT_FILES, "mpifed-files.txt"}
 
 
 def test_a_report_that_cannot_be_written_is_one_sentence(job, out, monkeypatch):
@@ -148,46 +160,6 @@ def test_a_report_that_cannot_be_written_is_one_sentence(job, out, monkeypatch):
     done = invoke("run", job)
     assert done.exit_code == 2 and "the run is done, but its report could not be written" in done.output
     assert (out / "run.h5").exists() and not list(out.glob("*.tmp.*"))
-
-
-def test_damage_does_not_make_a_file_foreign(job, out, tmp_path):
-    """Any byte of the beginning; HDF5 does not see these files. A file that was cut off is known, too."""
-    run(job)
-    for name, marks in (("run.h5", RESULTS_NAMES), ("checkpoint-00000003.h5", (MAGIC,))):
-        sound, other = (out / name).read_bytes(), tmp_path / name
-        spots = [range(sound.index(mark), sound.index(mark) + len(mark)) for mark in marks]
-        for place in itertools.chain(*spots, range(18, 6000, 301)):
-            other.write_bytes(sound[:place] + bytes([sound[place] ^ 255]) + sound[place + 1 :])
-            assert is_own(other), place
-        for length in (0, 8192 if len(marks) > 1 else 1, 10_000):
-            other.write_bytes(sound[:length])
-            assert is_own(other), length
-
-
-def test_a_few_bytes_tell_a_checkpoint(tmp_path):
-    """They are looked at after every save; 64 KiB: what Python reads ahead."""
-    path = tmp_path / "checkpoint-00000001.h5"
-    path.write_bytes(MAGIC + bytes(2**20))
-    left = path.with_name(f"{path.name}.tmp.5")
-    left.write_bytes(path.read_bytes())
-
-    def read() -> int:
-        with open("/proc/self/io") as file:
-            return int(file.readline().split()[1])
-
-    before = read()
-    assert all(is_own(path) and is_leftover(left) for _ in range(50))
-    assert read() - before < 100 * 2**16
-
-
-def test_leftovers_are_known_by_what_stands_in_them(job, out, tmp_path):
-    run(job)
-    for name in ("run.h5", "checkpoint-00000003.h5"):
-        for content in (b"", bytes(3000), (out / name).read_bytes()[:5000]):
-            (tmp_path / f"{name}.tmp.31").write_bytes(content)
-            assert is_leftover(tmp_path / f"{name}.tmp.31")
-    (tmp_path / "table.txt.tmp.1").write_text("mpifed report\nname")
-    assert is_leftover(tmp_path / "table.txt.tmp.1")
 
 
 @pytest.mark.parametrize("path", ["", " "])

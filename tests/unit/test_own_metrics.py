@@ -11,17 +11,16 @@ from runfiles import edited
 
 import mpifed
 from mpifed import Config
-from mpifed.config.metrics import Metric
-from mpifed.core.errors import ConfigError
+from mpifed.base.errors import ConfigError
+from mpifed.core.metrics import Metric
 from mpifed.core.problem import as_family
 from mpifed.data import DATASETS
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Classification, DeepAUC, RobustRegression, Saddle
 from mpifed.report.comparison import Rule, settings_of
-from mpifed.report.evaluated import client_rows, confusion_rows
 from mpifed.report.page import page
-from mpifed.simulation.client_metrics import summary
-from mpifed.simulation.figures import details_of, whole
+from mpifed.report.tables import client_rows, confusion_rows
+from mpifed.simulation.evaluation import details_of, summary, whole
 from mpifed.storage import results
 
 SOURCE = """
@@ -252,7 +251,7 @@ def test_tables_of_clients_and_confusion(tmp_path):
         mpifed.run(table(tmp_path / str(seed), seed=seed), SerialComm())
         runs.append(results.load(tmp_path / str(seed)))
     (setting,) = settings_of(runs)
-    first, second = client_rows([setting], ["FedAvg"])
+    first, second = client_rows([setting])
     shares = [run.details.clients["accuracy"] for run in runs]
     assert first["metric"] == "accuracy" and second["metric"] == "worst_accuracy" and first["clients"] == 4
     assert first["50 %"].mean == pytest.approx(np.mean([np.median(values) for values in shares]), abs=1e-15)

@@ -14,9 +14,8 @@ import pytest
 from browser import Browser
 from runfiles import decay, edited, write
 
-from mpifed.report.charts import library, points
 from mpifed.report.comparison import Rule, best, settings_of
-from mpifed.report.page import page
+from mpifed.report.page import library, page, points
 from mpifed.storage.results import find_runs, load
 
 #: Elements without an end.

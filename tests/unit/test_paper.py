@@ -9,10 +9,11 @@ from click.testing import CliRunner
 from runfiles import decay, write
 
 from mpifed.cli.main import cli
-from mpifed.report.comparison import Rule, Spread, best, settings_of
+from mpifed.report.comparison import Rule, best, settings_of
+from mpifed.report.figures import inches
+from mpifed.report.labels import Labels
 from mpifed.report.latex import escape, number, table
-from mpifed.report.paper_figure import inches
-from mpifed.report.renaming import Renaming
+from mpifed.report.statistics import Spread
 from mpifed.storage.results import find_runs, load
 
 LABELS = """
@@ -113,12 +114,10 @@ def test_a_table_of_one_seed_and_of_a_run_that_diverged(tmp_path):
     write(tmp_path / "r" / "a", "FGDA", error=decay(0.1))
     write(tmp_path / "r" / "b", "Own_1", error=decay(0.2), stopped="non-finite value in round 9")
     settings = settings_of(load(path) for path in find_runs([tmp_path / "r"]))
-    text = table(best(settings, Rule()), Rule(), ["error"], Renaming())
+    text = table(best(settings, Rule()), Rule(), ["error"], Labels())
     assert r"Own\_1 & 0/1 \\" in text and r"FGDA & $\mathbf{1.353}$ \\" in text  # 10 exp(-2)
     assert "Too few seeds for a test" in text and "end in finite values" in text and "dagger" not in text
-    assert "for a test" not in table(best(settings, Rule())[:1], Rule(), ["error"], Renaming()), (
-        "of one method"
-    )
+    assert "for a test" not in table(best(settings, Rule())[:1], Rule(), ["error"], Labels()), "of one method"
 
 
 @pytest.mark.parametrize(

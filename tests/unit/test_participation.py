@@ -1,4 +1,4 @@
-"""Laws of participation: who is available, how cohorts are drawn, dropouts, traces, and what is refused."""
+"""Participation: who is available, how cohorts are drawn, dropouts, traces, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 from mpifed import Config
 from mpifed.algorithms import FGDA, LSGD, LocalSGDA
 from mpifed.config.job import ConfigError
-from mpifed.config.sections import Participation
-from mpifed.core.drawing import inclusion
-from mpifed.core.participation import Markov
+from mpifed.core.participation import Markov, Participation, inclusion, read_trace
 from mpifed.core.streams import Stream
-from mpifed.core.trace import read_trace
 from mpifed.parallel.placement import Cohort
-from mpifed.simulation.participants import Participants
+from mpifed.simulation.coordinator import Participants
 
 SEED = 7
 
@@ -44,30 +41,30 @@ def within(counts, chances, draws):
 def test_without_a_law_cohorts_are_those_that_have_always_been_drawn():
     for size in (1, 3, 5):
         wanted = [Cohort.draw(SEED, r, 5, size).tolist() for r in range(1, 7)]
-        assert asked(cohort=size) == asked(cohort=size, law="uniform") == wanted
+        assert asked(cohort=size) == asked(cohort=size, availability="uniform") == wanted
 
 
 def test_bernoulli_frequencies_of_each_client_and_the_certain_ones():
     chances = (0.0, 0.2, 0.5, 0.9, 1.0)
-    cohorts = asked(rounds=4000, law={"name": "bernoulli", "probability": chances})
+    cohorts = asked(rounds=4000, availability={"name": "bernoulli", "probability": chances})
     within(np.bincount(np.concatenate(cohorts), minlength=5), np.array(chances), 4000)
     both = sum(1 in one and 2 in one for one in cohorts)
     within(np.array([both]), np.array([0.1]), 4000)  # clients are independent
-    assert asked(law={"name": "bernoulli", "probability": 1}) == [[0, 1, 2, 3, 4]] * 6
+    assert asked(availability={"name": "bernoulli", "probability": 1}) == [[0, 1, 2, 3, 4]] * 6
 
 
 @settings(deadline=None, max_examples=30)
 @given(clients=st.integers(1, 12), data=st.data())
 def test_cyclic_visits_everybody_once_in_a_turn(clients, data):
     blocks = data.draw(st.integers(1, clients))
-    cohorts = asked(clients, 2 * blocks, law={"name": "cyclic", "blocks": blocks})
+    cohorts = asked(clients, 2 * blocks, availability={"name": "cyclic", "blocks": blocks})
     assert cohorts[:blocks] == cohorts[blocks:]
     assert sum(cohorts[:blocks], []) == list(range(clients))
     assert max(map(len, cohorts)) - min(map(len, cohorts)) <= 1
 
 
 def test_a_cohort_is_drawn_of_those_who_are_available():
-    drawn = participants(law={"name": "cyclic", "blocks": 2}, cohort=2)
+    drawn = participants(availability={"name": "cyclic", "blocks": 2}, cohort=2)
     for r in range(1, 40):
         some = drawn.asked(r, 0).tolist()
         assert len(some) == 2 and set(some) <= ({0, 1} if r % 2 else {2, 3, 4})
@@ -92,15 +89,17 @@ def test_inclusion_probabilities_by_their_definition(weights, data):
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
 def test_weighted_cohorts_have_their_size_and_their_inclusion_probabilities(size):
     weights = (1.0, 2.0, 3.0, 10.0, 0.5)
-    cohorts = asked(rounds=3000, cohort=size, law={"name": "weighted", "weights": weights})
+    cohorts = asked(rounds=3000, cohort=size, availability={"name": "weighted", "weights": weights})
     assert all(len(set(one)) == size for one in cohorts)
     counts = np.bincount(np.concatenate(cohorts), minlength=5)
     within(counts, inclusion(np.array(weights), size), 3000)
 
 
 def test_weights_by_samples_are_the_clients_sizes():
-    by_samples = asked(rounds=20, cohort=2, law="weighted")  # client k has 5 + k rows
-    assert by_samples == asked(rounds=20, cohort=2, law={"name": "weighted", "weights": [5, 6, 7, 8, 9]})
+    by_samples = asked(rounds=20, cohort=2, availability="weighted")  # client k has 5 + k rows
+    assert by_samples == asked(
+        rounds=20, cohort=2, availability={"name": "weighted", "weights": [5, 6, 7, 8, 9]}
+    )
 
 
 def chain(p_off, p_on, rounds, clients=5):
@@ -122,20 +121,20 @@ P_OFF, P_ON = (0.02, 0.3, 1.0, 0.0, 0.9), (0.03, 0.4, 1.0, 0.2, 0.8)
 
 def test_markov_is_its_definition_in_order_and_at_any_round():
     wanted, law = chain(P_OFF, P_ON, 60), {"name": "markov", "p_off": P_OFF, "p_on": P_ON}
-    found = asked(rounds=60, law=law)
+    found = asked(rounds=60, availability=law)
     assert found == [np.flatnonzero(one).tolist() for one in wanted]
     for r in (1, 2, 7, 33, 60):  # as a run that continues asks first
-        assert participants(law=law).asked(r, 0).tolist() == found[r - 1]
-    back = participants(law=law)
+        assert participants(availability=law).asked(r, 0).tolist() == found[r - 1]
+    back = participants(availability=law)
     assert [back.asked(r, 0).tolist() for r in range(60, 0, -1)] == found[::-1]
 
 
 def test_markov_frequencies_and_its_stationary_start():
     law = Markov(p_off=0.2, p_on=0.1)
-    starts = [participants(seed=seed, law=law).asked(1, 0) for seed in range(400)]
+    starts = [participants(seed=seed, availability=law).asked(1, 0) for seed in range(400)]
     within(np.array([sum(map(len, starts))]), np.array([1 / 3]), 5 * 400)
     states = np.zeros((3000, 5), dtype=bool)
-    for row, one in zip(states, asked(rounds=3000, law=law)):
+    for row, one in zip(states, asked(rounds=3000, availability=law)):
         row[one] = True
     before, after = states[:-1], states[1:]
     within(np.array([(before & ~after).sum()]), np.array([0.2]), before.sum())
@@ -155,7 +154,7 @@ def test_dropouts_are_drawn_by_client_round_and_phase():
 
 
 def test_of_more_clients_than_wanted_the_first_that_answer_are_the_cohort():
-    drawn = participants(cohort=2, contacted=4, dropout=0.4)
+    drawn = participants(cohort=2, oversample=4, dropout=0.4)
     counts, sizes = np.zeros(5), []
     for r in range(1, 1001):
         some = drawn.asked(r, 0)
@@ -181,8 +180,8 @@ def test_the_law_of_a_run_is_read_back_from_its_table(tmp_path):
         {"name": "trace", "file": str(tmp_path / "trace.csv")},
     ]
     for law in laws:
-        config = job(law=law, cohort=2 if law["name"] == "weighted" else None)
-        assert config.table()["participation"]["law"] == law
+        config = job(availability=law, cohort=2 if law["name"] == "weighted" else None)
+        assert config.table()["participation"]["availability"] == law
         assert Participation(**config.table()["participation"]) == config.participation
     assert job().table()["participation"] == {"cohort": None, "weights": "uniform"}  # as before laws
 
@@ -202,7 +201,7 @@ def test_the_law_of_a_run_is_read_back_from_its_table(tmp_path):
         ("round,client\n1;0", "line 2: expected two whole numbers"),
         ("round,client\n1,0.5", "line 2: expected two whole numbers"),
         ("round,client\n1,2,3", "line 2: expected two whole numbers"),
-        ("round,client\n2,1\n1,3\n2,1", "line 4: client 1 stands in round 2 already"),
+        ("round,client\n2,1\n1,3\n2,1", "line 4: duplicate entry: client 1, round 2"),
     ],
 )
 def test_traces_that_are_refused(tmp_path, lines, expected):
@@ -220,7 +219,7 @@ def test_traces_that_are_refused(tmp_path, lines, expected):
         ("round,cohort,client\n1,0", "line 2: expected three whole numbers, round,cohort,client, got '1,0'"),
         ("round,cohort,client\n1,a,0", "line 2: expected three whole numbers"),
         ("round,cohort,client\n1,1,5", "line 2: expected a client from 0 to 4, got 5"),
-        ("round,cohort,client\n1,1,2\n1,0,2\n1,1,2", "line 4: client 2 .* round 1, cohort 1 already"),
+        ("round,cohort,client\n1,1,2\n1,0,2\n1,1,2", "line 4: duplicate entry: client 2, round 1, cohort 1"),
         ("round,client,cohort\n1,0,0", "expected the columns round,client or round,cohort,client"),
         ("round,cohorts,client\n1,0,0", "did you mean 'cohort'"),
     ],
@@ -238,11 +237,11 @@ def test_a_trace_prescribes_each_cohort_of_a_round(tmp_path):
     file.write_text("round,cohort,client\n3,1,4\n1,0,2\n3,1,0\n3,0,1\n1,1,2\n")
     law = {"name": "trace", "file": str(file)}
     problem = Game(clients=5)
-    drawn = Participants(Participation(law=law), SEED, problem, cohorts=2)
+    drawn = Participants(Participation(availability=law), SEED, problem, cohorts=2)
     found = [[drawn.asked(r, number).tolist() for number in (0, 1)] for r in (1, 2, 3)]
     assert found == [[[2], [2]], [[], []], [[1], [0, 4]]]
     file.write_text("round,client\n1,3\n1,0\n")
-    drawn = Participants(Participation(law=law), SEED, problem, cohorts=2)
+    drawn = Participants(Participation(availability=law), SEED, problem, cohorts=2)
     assert [drawn.asked(1, number).tolist() for number in (0, 1)] == [[0, 3], [0, 3]]
 
 
@@ -257,7 +256,7 @@ def test_traces_that_cannot_be_read(tmp_path):
 def test_a_trace_in_any_order_with_windows_lines(tmp_path):
     file = tmp_path / "trace.csv"
     file.write_bytes(b"\xef\xbb\xbfround,client\r\n3,4\r\n1, 2\r\n3,0\r\n")
-    assert asked(rounds=4, law={"name": "trace", "file": str(file)}) == [[2], [], [0, 4], []]
+    assert asked(rounds=4, availability={"name": "trace", "file": str(file)}) == [[2], [], [0, 4], []]
 
 
 def job(method=None, **participation):
@@ -266,34 +265,40 @@ def job(method=None, **participation):
 
 
 REFUSED = [
-    (dict(law={"name": "bernoulli"}), "probability is missing"),
-    (dict(law={"name": "bernouli", "probability": 0.5}), "did you mean 'bernoulli'"),
-    (dict(law={"name": "bernoulli", "p": 0.5}), "has no setting 'p'"),
-    (dict(law={"name": "bernoulli", "probability": 1.5}), "probability from 0 to 1.*got 1.5"),
-    (dict(law={"name": "bernoulli", "probability": "often"}), "probability from 0 to 1.*got 'often'"),
-    (dict(law={"name": "bernoulli", "probability": [0.5, float("nan"), 1]}), "from 0 to 1.*got nan"),
-    (dict(law={"name": "bernoulli", "probability": []}), "from 0 to 1"),
-    (dict(law={"name": "bernoulli", "probability": [0.5, 0.5]}), "one for each of 3 clients, got 2"),
-    (dict(law={"name": "markov", "p_off": 0, "p_on": 0}), "p_off or p_on above 0"),
-    (dict(law={"name": "markov", "p_off": [0.1, 0.2], "p_on": 0.1}), "p_off: .* got 2"),
-    (dict(law={"name": "cyclic", "blocks": 4}), "expected at most 3, one a client, got 4"),
-    (dict(law={"name": "cyclic", "blocks": 0}), "greater than or equal to 1"),
-    (dict(law="weighted"), "set cohort"),
-    (dict(law={"name": "weighted", "weights": 3.0}, cohort=1), "a list of positive weights"),
-    (dict(law={"name": "weighted", "weights": [1, 0, 2]}, cohort=1), "positive weights.*got 0"),
-    (dict(law={"name": "weighted", "weights": [1, 2]}, cohort=1), "got 2"),
-    (dict(law={"name": "weighted", "unbiased": True}, cohort=1, dropout=0.1), "not known with dropout"),
+    (dict(availability={"name": "bernoulli"}), "probability is missing"),
+    (dict(availability={"name": "bernouli", "probability": 0.5}), "did you mean 'bernoulli'"),
+    (dict(availability={"name": "bernoulli", "p": 0.5}), "has no setting 'p'"),
+    (dict(availability={"name": "bernoulli", "probability": 1.5}), "probability from 0 to 1.*got 1.5"),
     (
-        dict(law={"name": "bernoulli", "probability": 0.5, "unbiased": True}, cohort=1),
-        "not known with cohort",
+        dict(availability={"name": "bernoulli", "probability": "often"}),
+        "probability from 0 to 1.*got 'often'",
     ),
-    (dict(contacted=2), "need a cohort"),
-    (dict(contacted=2, cohort=3), "cohort of at most as many, got cohort = 3"),
-    (dict(contacted=4, cohort=3), "participation.contacted = 4 is more than problem.clients = 3"),
+    (dict(availability={"name": "bernoulli", "probability": [0.5, float("nan"), 1]}), "from 0 to 1.*got nan"),
+    (dict(availability={"name": "bernoulli", "probability": []}), "from 0 to 1"),
+    (dict(availability={"name": "bernoulli", "probability": [0.5, 0.5]}), "one for each of 3 clients, got 2"),
+    (dict(availability={"name": "markov", "p_off": 0, "p_on": 0}), "p_off or p_on above 0"),
+    (dict(availability={"name": "markov", "p_off": [0.1, 0.2], "p_on": 0.1}), "p_off: .* got 2"),
+    (dict(availability={"name": "cyclic", "blocks": 4}), "expected at most 3, one per client, got 4"),
+    (dict(availability={"name": "cyclic", "blocks": 0}), "greater than or equal to 1"),
+    (dict(availability="weighted"), "set cohort"),
+    (dict(availability={"name": "weighted", "weights": 3.0}, cohort=1), "a list of positive weights"),
+    (dict(availability={"name": "weighted", "weights": [1, 0, 2]}, cohort=1), "positive weights.*got 0"),
+    (dict(availability={"name": "weighted", "weights": [1, 2]}, cohort=1), "got 2"),
+    (
+        dict(availability={"name": "weighted", "unbiased": True}, cohort=1, dropout=0.1),
+        "unknown with dropout",
+    ),
+    (
+        dict(availability={"name": "bernoulli", "probability": 0.5, "unbiased": True}, cohort=1),
+        "unknown with cohort",
+    ),
+    (dict(oversample=2), "need a cohort"),
+    (dict(oversample=2, cohort=3), "cohort of at most as many, got cohort = 3"),
+    (dict(oversample=4, cohort=3), "participation.oversample = 4 is more than problem.clients = 3"),
     (dict(cohort=4), "participation.cohort = 4 is more than problem.clients = 3"),
     (dict(dropout=-0.1), "from 0 to 1.*got -0.1"),
     (dict(dropout=[0.1] * 4), "participation.dropout.*got 4"),
-    (dict(law={"name": "trace"}), "file is missing"),
+    (dict(availability={"name": "trace"}), "file is missing"),
 ]
 
 
@@ -308,10 +313,10 @@ def test_settings_that_are_refused(settings, expected):
     [
         dict(cohort=2),
         dict(dropout=0.1),
-        dict(law={"name": "bernoulli", "probability": [1, 1, 0.5]}),
-        dict(law={"name": "cyclic", "blocks": 2}),
-        dict(law={"name": "trace", "file": "trace.csv"}),
-        dict(cohort=2, contacted=3),
+        dict(availability={"name": "bernoulli", "probability": [1, 1, 0.5]}),
+        dict(availability={"name": "cyclic", "blocks": 2}),
+        dict(availability={"name": "trace", "file": "trace.csv"}),
+        dict(cohort=2, oversample=3),
     ],
     ids=str,
 )
@@ -323,8 +328,8 @@ def test_methods_that_need_everyone_refuse_absence(settings):
         job(method, **settings)
     with pytest.raises(ConfigError, match="for it is defined for no other: leave it out"):
         job(LSGD(K=1, eta=0.1), **settings)
-    job(method, law={"name": "bernoulli", "probability": 1})  # nobody is ever absent
-    job(method, law={"name": "cyclic", "blocks": 1}, dropout=0)
+    job(method, availability={"name": "bernoulli", "probability": 1})  # nobody is ever absent
+    job(method, availability={"name": "cyclic", "blocks": 1}, dropout=0)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +343,7 @@ def test_methods_that_need_everyone_refuse_absence(settings):
 )
 def test_an_enormous_number_of_clients_is_looked_at_before_anything_is_made_for_each(law):
     """It is the sum of memory that refuses it."""
-    settings = Participation(law=law, dropout=0.1)
+    settings = Participation(availability=law, dropout=0.1)
     settings.expect(10**15)
     assert settings.members(10**15) > 10**14 and settings.partial(10**15)
     Participants(settings, SEED, Game(clients=10**15))
@@ -349,11 +354,11 @@ def test_an_enormous_number_of_clients_is_looked_at_before_anything_is_made_for_
     [
         (dict(), 10),
         (dict(cohort=3), 3),
-        (dict(law={"name": "bernoulli", "probability": 0.2}), 2),
-        (dict(law={"name": "cyclic", "blocks": 5}, dropout=0.5), 1),
-        (dict(cohort=4, contacted=8, dropout=0.75), 2),
-        (dict(law={"name": "markov", "p_off": 0.3, "p_on": 0.3}, cohort=9), 5),
-        (dict(law={"name": "bernoulli", "probability": 0}), 1),
+        (dict(availability={"name": "bernoulli", "probability": 0.2}), 2),
+        (dict(availability={"name": "cyclic", "blocks": 5}, dropout=0.5), 1),
+        (dict(cohort=4, oversample=8, dropout=0.75), 2),
+        (dict(availability={"name": "markov", "p_off": 0.3, "p_on": 0.3}, cohort=9), 5),
+        (dict(availability={"name": "bernoulli", "probability": 0}), 1),
     ],
 )
 def test_the_members_that_memory_and_groups_count_on(settings, members):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpifed.core.settings import build
+from mpifed.base.settings import build
 from mpifed.core.streams import generator
 from mpifed.data.partition import IID, PARTITIONS, ByClass, Dirichlet, PositiveRatios, Quantity, thin
 
@@ -158,7 +158,7 @@ def test_positive_ratios_keep_all_classes_and_choose_at_random():
     "ratios, says",
     [
         ([0.1, 0.1], "one ratio for each of 3 clients, got 2"),
-        ([0.1, 0.1, 0.9], "ask for .* expected 1 a client .* and 50, all"),
+        ([0.1, 0.1, 0.9], "need .* expected 1 per client .* and 50 in total"),
         ([0.1, 0.1, 0.01], "0 for one client"),
     ],
 )

@@ -15,7 +15,7 @@ from games import DX, DY, Game, configuration, sizes, start_of, trace
 from mpifed import Algorithm, Blocks, Composition, Operator, Phase, Record
 from mpifed.algorithms import LESGD, LSGD, MFCGD, AdaMFCGD, LocalDualExtrapolation
 from mpifed.core.noise import Gaussian
-from mpifed.core.records import between
+from mpifed.core.records import within_round
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.simulation import Simulation
@@ -75,7 +75,7 @@ class Watch(Algorithm):
     found: list = field(default_factory=list)
 
     shared = Record(x="x", y="y")
-    client = Record(note=between("x"), rounds="scalar")
+    client = Record(note=within_round("x"), rounds="scalar")
 
     @property
     def phases(self):
@@ -83,7 +83,7 @@ class Watch(Algorithm):
         return (
             Phase(self.look("first"), message),
             Phase(self.look("later"), message),
-            Phase(self.look("fresh"), message, fresh=True),
+            Phase(self.look("fresh"), message, new_cohort=True),
             Phase(self.look("after"), message),
         )
 
@@ -103,7 +103,7 @@ class Watch(Algorithm):
 def test_what_lies_between_is_zero_at_the_start_and_with_a_fresh_cohort(tmp_path, cohort, group):
     """With a fresh cohort of all clients, and of clients that were in the cohort before, too."""
     config = configuration(Watch(), Game(clients=CLIENTS), tmp_path, cohort=cohort, group=group)
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     for _ in range(3):
         simulation.step()
@@ -149,9 +149,9 @@ class Exact(Algorithm):
     message = Record(x="x")
 
     def client_round(self, now, shared, client, message, oracle):
-        value, J = oracle.g_and_jacobian(shared.x, oracle.everything)
-        torch.testing.assert_close(value, oracle.g(shared.x, oracle.everything), rtol=0, atol=1e-14)
-        slope = oracle.grad_f(value, oracle.everything)
+        value, J = oracle.g_and_jacobian(shared.x, oracle.full_batch)
+        torch.testing.assert_close(value, oracle.g(shared.x, oracle.full_batch), rtol=0, atol=1e-14)
+        slope = oracle.grad_f(value, oracle.full_batch)
         message.x = shared.x - (slope[:, None] @ J).squeeze(1)
 
 

@@ -1,28 +1,24 @@
 """Placements by cost: every client once and in order, the largest cost of a rank as small as contiguous
 blocks allow."""
 
-import gc
-from collections import Counter
 from itertools import combinations, combinations_with_replacement
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from games import Game
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpifed.config.sections import Oracle
-from mpifed.core.noise import Gaussian
+from mpifed.core.noise import OracleOptions
 from mpifed.core.problem import Game as AsGame
-from mpifed.core.sampling import Sampler
-from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.parallel.options import ParallelOptions
 from mpifed.parallel.placement import Placement
-from mpifed.problems import LinearMAML
-from mpifed.simulation import client_costs as timing
+from mpifed.simulation.evaluation import user
+from mpifed.simulation.setup import place
 
-#: Costs that often tie, and costs as long as runs take (nanoseconds).
+#: Costs that often tie, and costs of any size.
 COSTS = st.integers(1, 4) | st.integers(1, 10**12)
 
 
@@ -89,47 +85,29 @@ def test_ten_thousand_clients_on_four_thousand_ranks():
     assert loads.max() == bound and min(placement.counts) >= 1
 
 
-class Clocked(Game):
-    """An evaluation takes 100 ns a row; all of a client but the fourth take 9 µs longer."""
-
-    def prepare(self, seed, data_dir=None):
-        super().prepare(seed, data_dir)
-        self.clock, self.evaluations = 0, Counter()
-
-    def loss(self, x, y, batch):
-        rows = len(batch[0])
-        self.clock += 100 * rows + 9000 * (self.evaluations[rows] != 3)
-        self.evaluations[rows] += 1
-        return super().loss(x, y, batch)
-
-
-def test_a_cost_is_the_time_of_the_clients_own_evaluations(monkeypatch):
-    problem = Clocked(clients=3)
-    problem.prepare(1)
-    monkeypatch.setattr(timing, "time", SimpleNamespace(thread_time_ns=lambda: problem.clock))
-    costs = timing.client_costs(
-        problem, SerialComm(), 1, Oracle(batch_size=0), torch.float64, torch.device("cpu")
-    )
-    assert costs.dtype == np.int64 and costs.tolist() == [500, 600, 700]  # clients have 5, 6 and 7 rows
+@pytest.mark.parametrize(
+    "problem, settings, counts",
+    [
+        (Game(clients=3), dict(batch_size=0, placement="balanced"), [2, 1]),  # 5, 6 and 7 rows
+        (Game(clients=3), dict(batch_size=0), [1, 2]),
+        (Game(clients=3), dict(batch_size=4, placement="balanced"), [1, 2]),
+        (AsGame(Game(clients=3)), dict(batch_size=0, placement="balanced"), [2, 1]),
+    ],
+)
+def test_balanced_is_by_the_rows_of_full_batches(problem, settings, counts):
+    comm = SerialComm()
+    comm.size = 2
+    user(problem).prepare(1)
+    run = ParallelOptions(placement=settings.pop("placement", "even"))
+    config = SimpleNamespace(run=run, oracle=OracleOptions(**settings))
+    assert place(config, problem, comm).counts == counts
 
 
-def test_a_clock_that_is_too_coarse_makes_all_clients_equal(monkeypatch):
-    problem = Game(clients=3)
-    problem.prepare(1)
-    monkeypatch.setattr(timing, "time", SimpleNamespace(thread_time_ns=lambda: 5))
-    costs = timing.client_costs(
-        problem, SerialComm(), 1, Oracle(batch_size=0), torch.float64, torch.device("cpu")
-    )
-    assert costs.tolist() == [1, 1, 1], "placements need positive costs"
+def test_samples_that_cannot_be_counted_are_an_error():
+    class Lost(Game):
+        def client_size(self, client):
+            raise ValueError("no such file")
 
-
-def test_every_family_is_measured_and_no_data_is_kept():
-    game, maml = Game(clients=3), LinearMAML(clients=3)
-    for problem in (game, maml):
-        problem.prepare(1)
-    for problem in (game, AsGame(game), maml):
-        for batch_size in (0, 2):
-            oracle = Oracle(batch_size=batch_size, noise=Gaussian(scale=0.1))
-            costs = timing.client_costs(problem, SerialComm(), 1, oracle, torch.float64, torch.device("cpu"))
-            assert costs.shape == (3,) and (costs > 1000).all()  # no evaluation takes less than a microsecond
-            assert not [one for one in gc.get_objects() if type(one) is Sampler and one.problem is problem]
+    config = SimpleNamespace(run=ParallelOptions(placement="balanced"), oracle=OracleOptions(batch_size=0))
+    with pytest.raises(CollectiveError, match="Lost.client_size.*no such file"):
+        place(config, Lost(clients=3), SerialComm())

@@ -9,9 +9,10 @@ import pytest
 import mpifed
 from mpifed import Config, ConfigError
 from mpifed.algorithms import LocalSGDA
+from mpifed.base.plugins import plugin
+from mpifed.base.settings import title
 from mpifed.cli.main import main
-from mpifed.config.plugins import changed_sources, expect_same_sources, find, name_of, plugin
-from mpifed.core.settings import title
+from mpifed.config.plugins import changed_sources, expect_same_sources, find, name_of
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle as PackageSaddle
 
@@ -286,7 +287,7 @@ def test_a_class_of_the_running_script(tmp_path):
     """It is known by the script's file, from which the script and every other process make it again."""
     script, out = tmp_path / "script.py", tmp_path / "run"
     own = PLUGIN.replace("@dataclass", "@problem_settings").replace(
-        "from dataclasses import dataclass", "from mpifed.core.settings import problem_settings"
+        "from dataclasses import dataclass", "from mpifed.base.settings import problem_settings"
     )
     script.write_text(own + SCRIPT)
     done = subprocess.run([sys.executable, script, out], capture_output=True, text=True, timeout=60)

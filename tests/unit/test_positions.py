@@ -12,10 +12,10 @@ from torch import nn
 
 from mpifed import Blocks, Config, Minimisation
 from mpifed.algorithms import FedAvg
-from mpifed.core.mapping import ELEMENTWISE, mapped, over_clients
+from mpifed.core.autodiff import ELEMENTWISE, mapped, over_clients
 from mpifed.parallel import devices
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.simulation.grouping import POSITION
+from mpifed.simulation.client_batching import POSITION
 from mpifed.simulation.simulation import Simulation
 
 COMM = SerialComm()
@@ -210,8 +210,8 @@ def test_products_before_the_import_are_refused_where_bits_depend_on_them(monkey
     monkeypatch.setattr(devices, "_products_depend_on_alignment", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     with pytest.raises(CollectiveError, match="MKL_CBWR.*import mpifed before that, .*or set run.reduction"):
-        Simulation(job(Logistic()), COMM)
-    Simulation(job(Logistic(), reduction="fused"), COMM)
+        Simulation.from_settings(job(Logistic()), COMM)
+    Simulation.from_settings(job(Logistic(), reduction="fused"), COMM)
 
 
 def _hidden_sigmoid(x):
@@ -267,7 +267,9 @@ def job(problem, method=None, folder="unused", **settings):
 @pytest.mark.parametrize("hidden", [False, True])
 def test_clients_go_one_after_another_where_bits_would_depend_on_positions(hidden, by_hand, group):
     depends = hidden and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
-    choice = Simulation(job(Logistic(hidden=hidden, by_hand=by_hand), group=group), COMM).rounds.choice
+    choice = Simulation.from_settings(
+        job(Logistic(hidden=hidden, by_hand=by_hand), group=group), COMM
+    ).rounds.choice
     assert (choice.group == 1) == depends and (POSITION in choice.said) == depends
     fused = job(Logistic(hidden=hidden, by_hand=by_hand), group=4, reduction="fused")
-    assert Simulation(fused, COMM).rounds.choice.group == 4
+    assert Simulation.from_settings(fused, COMM).rounds.choice.group == 4

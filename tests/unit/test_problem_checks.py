@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from mpifed.algorithms import LSGD, SCAFFOLD, LocalDualExtrapolation
-from mpifed.core.errors import ContractError
+from mpifed.base.errors import ContractError
 from mpifed.core.problem import Composition, Minimax, Minimisation, Operator, as_family
-from mpifed.core.problem_checks import check_problem
-from mpifed.core.proximal import L1
 from mpifed.core.records import Blocks
-from mpifed.core.sets import Ball, Sets
+from mpifed.core.sets import L1, Ball, Sets
 from mpifed.core.streams import generator
+from mpifed.core.validation import check_problem
 
 
 class Data:

@@ -121,7 +121,7 @@ def run(monkeypatch, capsys):
     """``run(job, *words)``: exit code and what stands on the screen, of one process."""
 
     def carry_out(path, *words: str) -> tuple[int, str]:
-        monkeypatch.setattr("mpifed.cli.faults.signal.signal", lambda *arguments: None)
+        monkeypatch.setattr("mpifed.cli.errors.signal.signal", lambda *arguments: None)
         monkeypatch.setattr(sys, "argv", ["mpifed", *words, "run", str(path), "--no-report"])
         try:
             main()

@@ -8,7 +8,7 @@ import torch
 from oracles import oracle_of, prepared
 from patches import patches_of
 
-from mpifed.core.settings import build
+from mpifed.base.settings import build
 from mpifed.data import DATASETS
 from mpifed.problems import PROBLEMS, DeepAUC, Saddle
 
@@ -267,7 +267,7 @@ def test_auc_starts_at_a_random_network_and_zeros():
         ),
         (dict(positive_classes=range(10), model="linear"), "some but not all"),
         (dict(positive_classes=(), model="linear"), "some but not all"),
-        (dict(imbalance=0.9, model="linear"), "asks for"),
+        (dict(imbalance=0.9, model="linear"), "needs 6597 positives"),
         (dict(model="lenet5"), "28 x 28 or 32 x 32, got 8 x 8"),
     ],
 )

@@ -17,7 +17,7 @@ from realdata import real
 
 import mpifed
 from mpifed.data import DATASETS, DataError, Images, Table, load_omniglot, npz
-from mpifed.data.cifar import CIFAR10_MD5, Cifar
+from mpifed.data.images import CIFAR10_MD5, Cifar
 from mpifed.data.libsvm import LibSVM
 from mpifed.data.npz import MedMnist
 from mpifed.data.sources import Source, opened

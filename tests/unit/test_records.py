@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpifed.core.errors import ContractError
+from mpifed.base.errors import ContractError
 from mpifed.core.records import Blocks, Record
 
 KINDS = st.sampled_from(["x", "y", "scalar"])

@@ -9,7 +9,7 @@ from games import Game, configuration, trace
 
 from mpifed import Blocks, Config, Minimisation, run
 from mpifed.algorithms import FESSGDA, FGDA, LESGD, LSGD, LocalSGDA
-from mpifed.core.errors import ConfigError, ContractError
+from mpifed.base.errors import ConfigError, ContractError
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import FiniteMax, Saddle
 from mpifed.simulation.simulation import Simulation
@@ -66,7 +66,7 @@ def test_it_is_another_problem(tmp_path):
 def simulation(problem, rounds, method=None, **settings):
     method = method or LocalSGDA(q=2, eta_x=0.02, eta_y=0.2)
     config = configuration(method, problem, "unused", rounds=rounds, noise=0.0, batch_size=0)
-    made = Simulation(regularized(config, **settings), SerialComm())
+    made = Simulation.from_settings(regularized(config, **settings), SerialComm())
     made.start()
     return made
 
@@ -130,7 +130,7 @@ def test_nothing_travels_for_it(tmp_path):
         config = configuration(
             LocalSGDA(q=2, eta_x=0.02, eta_y=0.2), Saddle(d=2, clients=2), tmp_path, rounds=5
         )
-        made = Simulation(regularized(config, **settings) if settings else config, SerialComm())
+        made = Simulation.from_settings(regularized(config, **settings) if settings else config, SerialComm())
         made.start()
         for _ in range(5):
             made.step()
@@ -194,6 +194,6 @@ class Bowl(Minimisation):
 @pytest.mark.parametrize("method", [LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), LSGD(K=2, eta=0.1)])
 def test_a_term_in_y_needs_a_block_y(method, tmp_path):
     config = configuration(method, Bowl(), tmp_path)
-    Simulation(regularized(config, x=1.0), SerialComm())
+    Simulation.from_settings(regularized(config, x=1.0), SerialComm())
     with pytest.raises(ContractError, match="the problem has no block y"):
-        Simulation(regularized(config, y=1.0), SerialComm())
+        Simulation.from_settings(regularized(config, y=1.0), SerialComm())

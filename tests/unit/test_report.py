@@ -18,9 +18,8 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.report import report as reports
 from mpifed.report.client_samples import holdings
 from mpifed.report.comparison import Rule
-from mpifed.report.paper import Paper
-from mpifed.report.plotting import plot
-from mpifed.report.report import report
+from mpifed.report.figures import plot
+from mpifed.report.report import Paper, report
 from mpifed.running.run import resume, run
 from mpifed.storage.format import COSTS
 from mpifed.storage.results import load
@@ -85,7 +84,7 @@ def test_a_file_that_fails_leaves_the_others_and_is_told_at_the_end(tmp_path, mo
     ):
         report([tmp_path / "a"], tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        *("report.html", "table.csv", "table.txt")
+        *("mpifed-files.txt", "report.html", "table.csv", "table.txt")
     ]
     assert "auc" in capsys.readouterr().out
 

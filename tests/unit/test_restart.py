@@ -11,11 +11,12 @@ from runfiles import edited
 from mpifed import resume, run
 from mpifed.config.job import Config
 from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.running.recorder import Recorder
 from mpifed.running.resume import choose, complete
 from mpifed.storage import checkpoint
 from mpifed.storage.folder import Folder
 from mpifed.storage.format import End
-from mpifed.storage.recorder import Recorder, ending
+from mpifed.storage.results import load
 
 COMM = SerialComm()
 
@@ -256,9 +257,9 @@ def test_results_that_a_kill_left_behind_the_checkpoint_are_written(done, tmp_pa
     monkeypatch.setattr(Recorder, "write", killed)
     with pytest.raises(KeyboardInterrupt):
         run(config(tmp_path), COMM)
-    assert newest_round(tmp_path) == 6 and ending(tmp_path)[1] is None
+    assert newest_round(tmp_path) == 6 and load(tmp_path).end is None
     monkeypatch.undo()
-    assert run(config(tmp_path), COMM).end == ending(tmp_path)[1] == End("rounds", "all 6 rounds done")
+    assert run(config(tmp_path), COMM).end == load(tmp_path).end == End("rounds", "all 6 rounds done")
     with h5py.File(tmp_path / "run.h5") as file:
         np.testing.assert_array_equal(file["final/x/x"][...], done[0].point["x"].numpy())
         assert file["costs/round"][-1] == 6 and file["final"].attrs["error"] == done[0].metrics["error"]

@@ -6,12 +6,10 @@ import torch
 from games import configuration
 
 from mpifed.algorithms import LocalDualExtrapolation
-from mpifed.core.proximal import L1, Indicator, L1Box, Nuclear, Zero
-from mpifed.core.sets import Ball, Box, Simplex
+from mpifed.core.sets import L1, Ball, Box, Indicator, L1Box, Nuclear, Simplex, Zero
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import AffineGame, Bilinear, L1BoxBilinear
-from mpifed.problems.restricted_gap import OFF, restricted_gap
-from mpifed.problems.trust_region import maximize_on_ball
+from mpifed.problems.restricted_gap import OFF, maximize_on_ball, restricted_gap
 from mpifed.simulation.simulation import Simulation
 
 TOLERANCE = 1e-6  # that the bounds are asked for
@@ -114,7 +112,7 @@ def test_dual_extrapolation_closes_the_gap():
     config = configuration(
         LocalDualExtrapolation(K=1, eta=0.2), game, "unused", rounds=100, batch_size=0, noise=0
     )
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     before = simulation.evaluate(simulation.output)
     for _ in range(100):

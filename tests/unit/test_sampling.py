@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from mpifed import Blocks, Minimisation
-from mpifed.core import draws, gradients, sampling
-from mpifed.core.client_data import load_clients
-from mpifed.core.errors import ContractError
+from mpifed.base.errors import ContractError
+from mpifed.core import autodiff, sampling
 from mpifed.core.noise import Gaussian
 from mpifed.core.oracle import ORACLES
-from mpifed.core.sampling import Sampler
+from mpifed.core.sampling import Sampler, load_clients
 from mpifed.core.streams import Stream, generator
 from mpifed.models import CNN, MLP, RNN, Conv4, LeNet5, Linear
 
@@ -67,7 +66,7 @@ def ask(sampler, k, rows):
 @pytest.fixture(params=["all at once", "one by one"])
 def limits(request, monkeypatch):
     if request.param == "one by one":
-        monkeypatch.setattr(draws, "DRAWN", 1)
+        monkeypatch.setattr(sampling, "DRAWN", 1)
         monkeypatch.setattr(sampling, "GATHERED", {"cpu": 1})
 
 
@@ -99,10 +98,10 @@ def test_own_samples_and_normals_are_those_of_their_addresses(limits):
             np.testing.assert_array_equal(sampler.normal(k, rows, 6).numpy(), normal)
 
 
-@pytest.mark.parametrize("few", [1, 100, draws.FEW])
+@pytest.mark.parametrize("few", [1, 100, sampling.FEW])
 def test_rounds_that_are_drawn_ahead_have_the_samples_of_their_addresses(monkeypatch, few):
     """Whoever takes part, and back to an earlier round."""
-    monkeypatch.setattr(draws, "FEW", few)
+    monkeypatch.setattr(sampling, "FEW", few)
     everyone, some = np.arange(CLIENTS), np.array([1, 4, 5])
     sampler = sampler_of(noise=Gaussian(0.5))
     rounds = [(r, members) for r, members in zip(range(1, 9), [everyone, everyone, some, some] * 2)]
@@ -118,9 +117,8 @@ def test_rounds_that_are_drawn_ahead_have_the_samples_of_their_addresses(monkeyp
 
 
 def test_few_numbers_are_drawn_for_many_rounds_at_once(monkeypatch):
-    asked, plain = [], draws.Stream
-    monkeypatch.setattr(draws, "Stream", lambda *address: asked.append(address) or plain(*address))
-    sampler = sampler_of()
+    asked, plain, sampler = [], sampling.Stream, sampler_of()
+    monkeypatch.setattr(sampling, "Stream", lambda *address: asked.append(address) or plain(*address))
     for r in range(3, 40):
         sampler.begin(r)
         sampler.turn_to(np.arange(CLIENTS))
@@ -142,7 +140,7 @@ def test_as_many_samples_are_drawn_as_the_last_round_had(monkeypatch):
     sampler.numbers[:] = 5
     sampler.begin(4)
     sampler.turn_to(np.arange(CLIENTS))
-    monkeypatch.setattr(draws, "Stream", lambda *address: counts.append(address[4]) or Stream(*address))
+    monkeypatch.setattr(sampling, "Stream", lambda *address: counts.append(address[4]) or Stream(*address))
     for first in range(CLIENTS):
         for k in range(5):
             ask(sampler, k, slice(first, first + 1))
@@ -219,16 +217,16 @@ def test_a_group_of_two_or_more_gives_the_same_bits_whatever_its_size(name, dtyp
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "rnn"])
 def test_a_lone_client_has_the_same_bits_copied_in_and_viewed(monkeypatch, name):
     problem = Network(*NETWORKS[name], 2)
-    monkeypatch.setattr(gradients, "LARGE", 2**40)
+    monkeypatch.setattr(autodiff, "LARGE", 2**40)
     copied = gradients_of(problem, torch.float32, 1, 2)
-    monkeypatch.setattr(gradients, "LARGE", 0)
+    monkeypatch.setattr(autodiff, "LARGE", 0)
     assert torch.equal(gradients_of(problem, torch.float32, 1, 2), copied)
 
 
 @pytest.mark.parametrize("large, batched", [(0, False), (2**40, False), (0, True)])
 def test_gradients_are_values(monkeypatch, large, batched):
     """A method keeps a gradient, and a point, while it asks for the next."""
-    monkeypatch.setattr(gradients, "LARGE", large)
+    monkeypatch.setattr(autodiff, "LARGE", large)
     sampler = sampler_of()
     oracle = ORACLES["minimax"](Rows(), sampler, batched)
     oracle.at(slice(0, 2 if batched else 1))
@@ -247,7 +245,7 @@ def test_a_parameter_that_the_loss_leaves_out_has_gradient_zero(monkeypatch):
     problem.variables = lambda: Blocks(x={"w": (WIDTH,), "unused": (2,)})
     x = torch.ones(WIDTH + 2, dtype=torch.float64)
     for large, batched in ((0, False), (2**40, False), (0, True)):
-        monkeypatch.setattr(gradients, "LARGE", large)
+        monkeypatch.setattr(autodiff, "LARGE", large)
         oracle = ORACLES["minimax"](problem, sampler_of(problem), batched)
         oracle.at(slice(0, 1 + batched))
         gradient = oracle.grad(x, oracle.sample())
@@ -260,8 +258,8 @@ calls = []
 class Library:
     def __init__(self, name): pass
     def mallopt(self, parameter, value): calls.append(parameter)
+from mpifed.parallel.devices import keep_freed_memory
 ctypes.CDLL = Library
-from mpifed.parallel.heap import keep_freed_memory
 assert not calls
 keep_freed_memory()
 print(len(calls))

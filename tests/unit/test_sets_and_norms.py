@@ -8,8 +8,7 @@ import pytest
 import torch
 from reference import proximal
 
-from mpifed.core.proximal import Nuclear
-from mpifed.core.sets import Ball, Box, Sets, Simplex
+from mpifed.core.sets import Ball, Box, Nuclear, Sets, Simplex
 
 
 @pytest.mark.parametrize("scale", [0.01, 0.1, 1.0])

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mpifed.algorithms import ALGORITHMS, FGDA, AdaFGDA
+from mpifed.algorithms import ALGORITHMS, FGDA, LSGD, AdaFGDA
+from mpifed.base.errors import ConfigError
+from mpifed.base.settings import Preset
 from mpifed.core.adaptive import MATRICES, AdaBelief, BarzilaiBorwein, refresh
-from mpifed.core.errors import ConfigError
 from mpifed.core.schedules import Constant, Power, Squared, Steps
 from mpifed.core.sets import Ball, Box, Simplex
-from mpifed.core.settings import Preset
 from mpifed.problems import PROBLEMS
 
 VECTORS = arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 6)), elements=st.floats(-5, 5)).map(
@@ -181,3 +181,10 @@ def test_a_signature_is_the_same_once_the_class_has_made_an_instance():
     shown = str(inspect.signature(AdaFGDA))
     assert shown.startswith("(q: 'int', gamma: 'float' = 0.1, lam: 'float' = 0.1, eta: 'Rate' = 1.0,"), shown
     assert str(inspect.signature(FGDA)).startswith("(*, q: 'int', gamma: 'float' = 0.1,")
+
+
+def test_errors_stay_sentences_once_help_has_completed_the_class():
+    """``help()`` makes pydantic complete a class, and replace its ``__init__``."""
+    pydoc.render_doc(LSGD)
+    with pytest.raises(ConfigError, match="LSGD.K: Input should be a valid integer, got 'five'"):
+        LSGD(K="five", eta=0.1)

@@ -10,7 +10,7 @@ from mpifed.algorithms import LocalSGDA
 from mpifed.cli.main import cli
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle
-from mpifed.simulation import preparation
+from mpifed.simulation import setup
 from mpifed.storage.results import load
 
 SWEEP = """
@@ -32,17 +32,17 @@ METHOD, PROBLEM = LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Saddle(clients=3)
 @pytest.mark.parametrize("device, made", [("cpu", "exact"), ("cuda", "fused")])
 @pytest.mark.parametrize("asked", [None, "exact", "fused"])
 def test_the_device_decides_what_is_left_open(monkeypatch, device, made, asked):
-    monkeypatch.setattr(preparation, "choose_device", lambda *_: torch.device(device))
+    monkeypatch.setattr(setup, "choose_device", lambda *_: torch.device(device))
     config = configuration(METHOD, PROBLEM, "runs/none", reduction=asked)
-    settled = preparation.settled(config, SerialComm())
+    settled = setup.settled(config, SerialComm())
     assert settled.run.reduction == (asked or made) and settled.table()["run"]["reduction"] == (asked or made)
-    assert preparation.settled(settled, SerialComm()) == settled
+    assert setup.settled(settled, SerialComm()) == settled
 
 
 @pytest.mark.parametrize("group, made", [(1, "exact"), (2, "fused"), ("auto", "fused")])
 def test_groups_that_are_compiled_have_no_bits_to_promise(group, made):
     config = configuration(METHOD, Game(), "runs/none", compile="default", group=group)
-    assert preparation.settled(config, SerialComm()).run.reduction == made
+    assert setup.settled(config, SerialComm()).run.reduction == made
 
 
 def test_a_run_stores_it_and_goes_on_with_it(tmp_path, monkeypatch):

@@ -3,8 +3,7 @@
 from runfiles import write
 
 from mpifed.report.comparison import settings_of
-from mpifed.report.names import labels
-from mpifed.report.short_names import short_names
+from mpifed.report.labels import labels, short_names
 from mpifed.storage.results import load
 
 

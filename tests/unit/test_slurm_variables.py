@@ -7,8 +7,7 @@ from importlib.util import find_spec, module_from_spec
 import pytest
 
 from mpifed.parallel.comm import SerialComm
-from mpifed.parallel.slurm import slurm_job
-from mpifed.parallel.world import world
+from mpifed.parallel.world import slurm_job, world
 from mpifed.storage.folder import Folder
 
 LEFT = {"SLURM_JOB_ID": "999", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "64", "SLURM_NTASKS": "64"}
@@ -64,7 +63,7 @@ def test_a_task_of_srun_speaks_as_its_rank(monkeypatch):
 
 def fresh_rank() -> str:
     """The rank that a process with these variables takes itself for: they are looked at on import."""
-    spec = find_spec("mpifed.cli.faults")
-    faults = module_from_spec(spec)
-    spec.loader.exec_module(faults)
-    return faults.rank()
+    spec = find_spec("mpifed.cli.errors")
+    errors = module_from_spec(spec)
+    spec.loader.exec_module(errors)
+    return errors.rank()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import mpifed
 from mpifed.core.problem import as_family
 from mpifed.data import DATASETS, TEXTS, Texts
-from mpifed.data.splits import hold_out
+from mpifed.data.samples import hold_out
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import (
     AffineShift,
@@ -124,7 +124,10 @@ def test_a_data_set_brings_its_own_validation_split(monkeypatch):
     assert view._held.rows.tolist() == np.flatnonzero(used).tolist()
     assert len(np.concatenate(problem._rows)) == np.isin(images.train_labels.numpy(), (1, 2, 3)).sum()
     assert view.test_labels().tolist() == (images.test_labels[:100].numpy()[used] == 3).astype(int).tolist()
-    with pytest.raises(ValueError, match=r"validation = 0.1: .* of its own, of 100 samples: leave problem"):
+    with pytest.raises(
+        ValueError,
+        match=r"validation = 0.1: .* already has a validation split, of 100 samples: leave problem",
+    ):
         prepared(Classification(dataset="digits", validation=0.1))
 
 

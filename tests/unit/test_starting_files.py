@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from mpifed import Config
 from mpifed.cli.job_template import job_text
 from mpifed.cli.main import cli
-from mpifed.cli.settings_page import rows_of
+from mpifed.cli.schema import rows_of
 from mpifed.config.plugins import find
 from mpifed.config.tables import loads
 

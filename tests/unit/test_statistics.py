@@ -11,9 +11,10 @@ import pytest
 from runfiles import write
 from scipy import stats
 
-from mpifed.report.comparison import Rule, Spread, best, settings_of
+from mpifed.report.comparison import Rule, best, settings_of
 from mpifed.report.report import report
-from mpifed.report.statistics import TEST, holm, paired_rows
+from mpifed.report.statistics import Spread, holm
+from mpifed.report.tables import TEST, paired_rows
 from mpifed.storage.results import load
 
 FIRST, SECOND, THIRD = [0.9, 0.8, 0.85, 0.95], [0.7, 0.75, 0.8, 0.7], [0.88, 0.81, 0.83, 0.9]

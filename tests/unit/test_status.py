@@ -21,8 +21,8 @@ from mpifed import run
 from mpifed.cli.main import cli
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
-from mpifed.storage import arrays
 from mpifed.storage import folder as locks
+from mpifed.storage import slurm_array
 from mpifed.storage import status as module
 from mpifed.storage.status import status
 
@@ -320,8 +320,8 @@ def test_a_launched_job_that_waits_in_the_queue(tmp_path, monkeypatch, section):
 
 def test_runs_that_share_an_element_make_its_state(tmp_path):
     runs = ["a", "b"], ["c", "d"], ["e", "f"], ["g"]
-    comments = "\n".join(arrays.share_lines(runs))
-    (tmp_path / "job.sbatch").write_text(f"{arrays.HEAD}\n{comments}\n# runs 9: [")
+    comments = "\n".join(slurm_array.share_lines(runs))
+    (tmp_path / "job.sbatch").write_text(f"{slurm_array.HEAD}\n{comments}\n# runs 9: [")
     for name in "acdf":
         write(tmp_path / name)
     write(tmp_path / "e", stopped="non-finite value in round 20", auc=[float("nan")] * 5)

@@ -16,7 +16,7 @@ from mpifed import run
 from mpifed.config.job import Config
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.resume import checkpoint
-from mpifed.running.signals import EXIT_INTERRUPTED, Stopped, StopSignals, held
+from mpifed.running.signals import EXIT_INTERRUPTED, Stopped, StopSignals, hold_signals
 from mpifed.running.sweep import sweep
 from mpifed.simulation import simulation
 from mpifed.simulation.executor import Executor
@@ -234,7 +234,7 @@ def test_the_second_interrupt_ends_the_process_even_in_the_middle_of_c_code():
 def test_signals_around_a_run():
     """What comes before is taken by the run; what comes after it has no effect."""
     before = [signal.getsignal(number) for number in SIGNALS]
-    with held():
+    with hold_signals():
         os.kill(os.getpid(), signal.SIGTERM)
         with StopSignals(SerialComm(), lambda: "received") as signals:
             end = time.monotonic() + 10

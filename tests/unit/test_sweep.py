@@ -5,10 +5,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpifed.base.errors import ConfigError
 from mpifed.cli.main import cli
 from mpifed.config.grids import LONGEST, expand, folder_names, taken, variants
 from mpifed.config.job import Config
-from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.sweep import sweep
 from mpifed.storage.results import load

@@ -11,9 +11,10 @@ from rich.console import Console
 from runfiles import decay, write
 
 from mpifed.report import tables
-from mpifed.report.comparison import Rule, Spread, settings_of
-from mpifed.report.names import labels, run_names, setting_cells
+from mpifed.report.comparison import Rule, settings_of
+from mpifed.report.labels import labels, run_names, setting_cells
 from mpifed.report.page import page
+from mpifed.report.statistics import Spread
 from mpifed.storage.results import load
 from mpifed.storage.status import status
 

@@ -16,12 +16,12 @@ from runfiles import decay, write
 
 import mpifed
 from mpifed.algorithms import LocalSGDA
+from mpifed.base import log
+from mpifed.base.console import Console
+from mpifed.base.log import LOG, visible
 from mpifed.cli.main import main
-from mpifed.core import telling
-from mpifed.core.console import Console
-from mpifed.core.telling import LOG, visible
 from mpifed.problems import Saddle
-from mpifed.storage.log import _Lines
+from mpifed.storage.rank_log import _Lines
 
 #: Writes the clipboard, rings, colours (C0 and C1), deletes, and turns the direction of what follows.
 EVIL = "E\x1b]52;c;ZXZpbA==\x07\x1b[31m\x9b32m\x7f\r\u202eX"
@@ -78,7 +78,7 @@ def plant(folder, seed=0, stopped=EVIL, method=EVIL):
         *(["report", EVIL, "--out", "out"], ["report", "--cite", EVIL]),
         *([name, f"{EVIL}/{EVIL}0"] for name in ("resume", "info")),
         ["export", f"{EVIL}/{EVIL}0", "--to", "m.safetensors"],
-        *([name, f"{EVIL}.toml"] for name in ("run", "sweep", "tune", "scale", "measure", "launch")),
+        *([name, f"{EVIL}.toml"] for name in ("run", "sweep", "tune", "measure", "launch")),
         ["check", f"./{EVIL}.py:{EVIL}"],
     ],
     ids=lambda words: words[0],
@@ -113,9 +113,9 @@ def test_tables_and_lines_of_rich_keep_their_own_colours_alone():
 
 
 def test_lines_warnings_tracebacks_and_logs_are_escaped(capsys, tmp_path, command):
-    telling.say(EVIL)
-    telling.warn(EVIL)
-    telling.print_error(EVIL)
+    log.info(EVIL)
+    log.warning(EVIL)
+    log.print_error(EVIL)
     command("--version")  # takes over what Python shows
     warnings.showwarning(EVIL, UserWarning, "file.py", 1)
     try:

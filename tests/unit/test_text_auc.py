@@ -12,13 +12,12 @@ from games import configuration
 
 from mpifed import run
 from mpifed.algorithms import FedNSGDAM
-from mpifed.config.sections import Oracle
-from mpifed.core.noise import StudentT
+from mpifed.base.settings import build
+from mpifed.core.noise import OracleOptions, StudentT
 from mpifed.core.oracle import MinimaxOracle
 from mpifed.core.sampling import Sampler
-from mpifed.core.settings import build
 from mpifed.data import TEXTS, DataError, Texts
-from mpifed.data.vectors import VECTORS, encode, random_vectors, read_vectors, word_vectors, words_of
+from mpifed.data.texts import VECTORS, encode, random_vectors, read_vectors, word_vectors, words_of
 from mpifed.models import RNN
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import DeepAUC, TextAUC
@@ -183,7 +182,7 @@ def test_classes_on_neither_side_are_left_out():
     expected = problem.model(x, whole)[np.isin(test, (1, 3, 5, 8)), 0]
     scores = torch.cat([problem.predict(x, {}, rows) for rows in (slice(0, 50), slice(50, None))])
     torch.testing.assert_close(scores, expected, rtol=0, atol=1e-12)  # kernels add in another order
-    with pytest.raises(ValueError, match="3 stand in positive_classes and in negative_classes"):
+    with pytest.raises(ValueError, match="3 are in positive_classes and in negative_classes"):
         DeepAUC(**{**settings, "negative_classes": (3, 5)}).prepare(0)
 
 
@@ -253,7 +252,8 @@ def learn(tmp_path, noise=None, **settings):
     method = FedNSGDAM(p=4, eta_x=0.03, eta_y=0.03, gamma_x=0.1, gamma_y=0.1)
     config = configuration(method, problem, tmp_path, rounds=20, batch_size=16, group="all")
     return run(
-        config.model_copy(update={"record": (), "oracle": Oracle(batch_size=16, noise=noise)}), SerialComm()
+        config.model_copy(update={"record": (), "oracle": OracleOptions(batch_size=16, noise=noise)}),
+        SerialComm(),
     )
 
 

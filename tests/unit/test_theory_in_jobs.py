@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mpifed import Config, run
-from mpifed.core.errors import ConfigError
+from mpifed.base.errors import ConfigError
 from mpifed.core.problem import as_family
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import PROBLEMS

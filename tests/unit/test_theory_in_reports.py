@@ -6,11 +6,12 @@ from matplotlib.figure import Figure
 
 from mpifed import run
 from mpifed.parallel.comm import SerialComm
-from mpifed.report.comparison import Rule, Spread, best, settings_of
+from mpifed.report.comparison import Rule, best, settings_of
 from mpifed.report.figures import AXES, BOUND, draw, still
 from mpifed.report.page import page
 from mpifed.report.report import report
-from mpifed.report.theory import bound_of, theory_rows
+from mpifed.report.statistics import Spread
+from mpifed.report.tables import theory_rows
 from mpifed.storage.results import find_runs, load
 from mpifed.theory import prescribe
 
@@ -82,9 +83,9 @@ def test_a_bound_is_a_level_in_the_figure_of_its_metric(settings):
         dotted = [line for line in cell.lines if line._unscaled_dash_pattern == BOUND]
         assert len(dotted) == levels
         for line, one in zip(dotted, [one for one in settings if one.name == "LESGD"]):
-            assert set(line.get_ydata()) == {bound_of(one, metric)}
+            assert set(line.get_ydata()) == {one.bound(metric)}
             assert line.get_color() == cell.lines[cell.lines.index(line) - 1].get_color()
-    assert bound_of(named(settings, 0.1), "err_D") is None
+    assert named(settings, 0.1).bound("err_D") is None
     assert still(settings, "err_D", AXES[0])
 
 

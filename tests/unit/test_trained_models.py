@@ -13,9 +13,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import mpifed
+from mpifed.base.errors import ConfigError
+from mpifed.base.settings import build
 from mpifed.cli.main import cli
-from mpifed.core.errors import ConfigError
-from mpifed.core.settings import build
 from mpifed.data import DATASETS
 from mpifed.data.samples import Images
 from mpifed.models import CNN, MLP, MODELS, RNN, Conv4, LeNet5, Linear, ResNet

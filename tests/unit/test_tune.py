@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from mpifed.base.errors import ConfigError
 from mpifed.cli.main import cli
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.config.tuning import tuning
-from mpifed.core.errors import ConfigError
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.running.runner import Runner
 from mpifed.simulation.simulation import NonFiniteError

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpifed.base.errors import ConfigError
 from mpifed.config.ranges import Choice, Range
-from mpifed.core.errors import ConfigError
 from mpifed.tuning.found import found_by
 from mpifed.tuning.search import Search, levels
 from mpifed.tuning.trials import Probe, Seen

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpifed.algorithms import ALGORITHMS
+from mpifed.base.errors import ConfigError
 from mpifed.config.plugins import make
 from mpifed.config.ranges import Choice, Range
 from mpifed.config.space import space_of
 from mpifed.config.tuning import tuning
-from mpifed.core.errors import ConfigError
 from mpifed.tuning.proposals import guided, settings_of, spread
 
 JOB = """

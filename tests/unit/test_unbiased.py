@@ -13,8 +13,7 @@ from games import configuration
 from mpifed import Algorithm, Blocks, Config, Record
 from mpifed.algorithms import CODASCA, SAGDA, SCAFFOLD, FedNormSGDA, FedNormSGDAPlus, LocalSGDA
 from mpifed.config.job import ConfigError
-from mpifed.config.sections import Participation
-from mpifed.core.drawing import systematic
+from mpifed.core.participation import Participation, systematic
 from mpifed.core.problem import Minimisation
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
@@ -52,14 +51,19 @@ def solution(weights: str) -> torch.Tensor:
 def simulation(method, out, rounds=1, **participation) -> Simulation:
     config = configuration(method, Quadratic(), out, noise=0, batch_size=0, rounds=rounds)
     config = config.model_copy(update={"participation": Participation(**participation), "record": ("x",)})
-    return Simulation(config, SerialComm())
+    return Simulation.from_settings(config, SerialComm())
 
 
 #: Chances of taking part that differ.
 UNEQUAL = {
-    "weighted": {"law": {"name": "weighted", "weights": [1, 5, 2, 9], "unbiased": True}, "cohort": 2},
-    "bernoulli": {"law": {"name": "bernoulli", "probability": [0.3, 0.9, 0.5, 0.7], "unbiased": True}},
-    "bernoulli, equal": {"law": {"name": "bernoulli", "probability": 0.5, "unbiased": True}},
+    "weighted": {
+        "availability": {"name": "weighted", "weights": [1, 5, 2, 9], "unbiased": True},
+        "cohort": 2,
+    },
+    "bernoulli": {
+        "availability": {"name": "bernoulli", "probability": [0.3, 0.9, 0.5, 0.7], "unbiased": True}
+    },
+    "bernoulli, equal": {"availability": {"name": "bernoulli", "probability": 0.5, "unbiased": True}},
 }
 STORED = {
     "SCAFFOLD II": SCAFFOLD(K=2, eta_l=0.05, eta_g=0.5),
@@ -166,5 +170,5 @@ def test_records_of_clients_that_no_field_of_a_message_names_as_changed_are_refu
     Config(
         algorithm=Stores(),
         problem=Quadratic(),
-        participation={"law": {"name": "bernoulli", "probability": 1, "unbiased": True}},
+        participation={"availability": {"name": "bernoulli", "probability": 1, "unbiased": True}},
     )

@@ -17,7 +17,7 @@ SCRIPTS = [
     if path.suffix in ("", ".py") and path.is_file() and 'if __name__ == "__main__"' in path.read_text()
 ]
 #: Arguments with which a script prints at once.
-PRINTING = {"reproduce.py": [], "mutate": ["--list", "--only", "mpifed/core/units.py"]}
+PRINTING = {"reproduce.py": [], "mutate": ["--help"]}
 
 
 def code_of(monkeypatch, program, *words) -> int:

@@ -9,7 +9,7 @@ from games import configuration
 from oracles import oracle_of, prepared
 
 from mpifed.algorithms import SCAFFOLD, FedNormSGDA
-from mpifed.core.settings import build
+from mpifed.base.settings import build
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import WGAN
@@ -91,7 +91,7 @@ def test_closed_forms_are_those_of_the_pairs(latent):
     assert of.metrics(x, {}, None)["grad_norm"] == pytest.approx(np.hypot(*slopes), abs=1e-7)
     oracle = oracle_of(of, batched=True)  # on all pairs
     point = torch.cat([x["mu"], x["sigma"]]), of.best_response(x)
-    gx, gy = (gradient.mean(0) for gradient in oracle.grad(*point, oracle.everything))
+    gx, gy = (gradient.mean(0) for gradient in oracle.grad(*point, oracle.full_batch))
     torch.testing.assert_close(gx, torch.tensor(slopes, dtype=torch.float64), rtol=0, atol=1e-7)
     torch.testing.assert_close(gy, torch.zeros(2).double(), rtol=0, atol=1e-13)
 
@@ -121,7 +121,7 @@ def test_the_full_batch_of_drawn_pairs_has_the_expected_gradient(latent, batch_s
     y = torch.tensor([0.3, 0.5], dtype=torch.float64)
     (mu, sigma), (a, b), exact = x.tolist(), y.tolist(), dict(rtol=1e-14, atol=1e-14)  # sums of two
     means = 0.4 + 0.8 * Stream(0, "wgan", np.arange(3)).normal()[:, 0]
-    for xi in (oracle.everything, oracle.sample()):
+    for xi in (oracle.full_batch, oracle.sample()):
         gx, gy = oracle.grad(x, y, xi)
         if batch_size and xi.batch is not None:  # drawn anew
             assert xi.batch[0].shape == (3, 5)
@@ -141,12 +141,12 @@ def test_option_i_of_scaffold_takes_the_exact_gradient_of_drawn_pairs(tmp_path, 
     config = configuration(
         method, WGAN(clients=3, s=0.5), tmp_path, noise=0, batch_size=batch_size, group=group
     )
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     x, y = simulation.shared.x.clone(), simulation.shared.y.clone()
     simulation.step()
     oracle = oracle_of(simulation.problem, batched=True)
-    wanted = torch.stack([g.mean(0) for g in oracle.grad(x, y, oracle.everything)[:1]])[0]
+    wanted = torch.stack([g.mean(0) for g in oracle.grad(x, y, oracle.full_batch)[:1]])[0]
     torch.testing.assert_close(simulation.shared.cx, wanted, rtol=1e-13, atol=1e-14)  # a mean of three
 
 
@@ -160,7 +160,7 @@ def test_full_batches_are_taken_where_pairs_are_held(tmp_path):
     of = WGAN(clients=3, samples=7, lam=0.3, s=0.8)
     step = dict(eta_x=0.01, eta_y=0.02, gamma_x=0.01, gamma_y=0.02)
     config = configuration(FedNormSGDA(tau=1, **step), of, tmp_path, batch_size=0, noise=0)
-    simulation = Simulation(config, SerialComm())
+    simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     (mu, sigma), y = simulation.shared.x.double().tolist(), simulation.shared.y.double().tolist()
     simulation.step()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import nan
 from typing import Any
 
-from mpifed.core.problem_finite import _DEPTH, _held
+from mpifed.core.validation import _DEPTH, _non_finite_attributes
 
 
 @dataclass
@@ -25,11 +25,13 @@ KINDS = {"[0]": lambda one: [one], "['k']": lambda one: {"k": one}, ".next": Lin
 def test_nested_values_are_found_down_to_some_depth():
     for inside, kind in KINDS.items():
         for length, found in ((0, True), (_DEPTH, True), (_DEPTH + 1, False), (5000, False)):
-            told = list(_held({"rows": chain(length, kind)}, "self.{}", _DEPTH, set()))
+            told = list(_non_finite_attributes({"rows": chain(length, kind)}, "self.{}", _DEPTH, set()))
             assert told == ([f"nan in self.rows{inside * length}"] if found else [])
 
 
 def test_values_that_hold_themselves():
     ring: Any = Link(None)
     ring.next = [ring, {"back": ring}, nan]
-    assert list(_held({"ring": ring}, "self.{}", _DEPTH, set())) == ["nan in self.ring.next[2]"]
+    assert list(_non_finite_attributes({"ring": ring}, "self.{}", _DEPTH, set())) == [
+        "nan in self.ring.next[2]"
+    ]

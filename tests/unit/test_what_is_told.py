@@ -10,7 +10,7 @@ from games import DX, DY, Game, configuration
 
 from mpifed import run
 from mpifed.algorithms import FSGDA, LSGD
-from mpifed.parallel import choice
+from mpifed.parallel import transport
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import identity
 from mpifed.problems.games import Bilinear
@@ -31,11 +31,11 @@ class Told(SerialComm):
 
 @pytest.mark.parametrize("available, built, nccl", [(True, True, 1), (True, False, 0), (False, True, 0)])
 def test_nccl_needs_torch_distributed_and_a_build_with_it(monkeypatch, available, built, nccl):
-    monkeypatch.setattr(choice, "identity", lambda device: 11)
-    monkeypatch.setattr(choice.dist, "is_available", lambda: available)
-    monkeypatch.setattr(choice.dist, "is_nccl_available", lambda: built)
+    monkeypatch.setattr(transport, "identity", lambda device: 11)
+    monkeypatch.setattr(transport.dist, "is_available", lambda: available)
+    monkeypatch.setattr(transport.dist, "is_nccl_available", lambda: built)
     comm = Told()
-    assert choice.choose_transport(comm, torch.device("cpu"), "auto", False).name == "none"
+    assert transport.choose_transport(comm, torch.device("cpu"), "auto", False).name == "none"
     assert comm.told == [[11, nccl]]
 
 
@@ -84,7 +84,9 @@ def test_the_default_dtype_is_the_runs_while_user_code_runs(tmp_path, dtype):
     before = torch.float64 if dtype == torch.float32 else torch.float32
     torch.set_default_dtype(before)
     try:
-        simulation = Simulation(configuration(method, problem, tmp_path, dtype=name), SerialComm())
+        simulation = Simulation.from_settings(
+            configuration(method, problem, tmp_path, dtype=name), SerialComm()
+        )
         simulation.start()
         simulation.step()
         assert simulation.evaluate(simulation.shared) == {"mean": 0.0}

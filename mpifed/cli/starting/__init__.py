@@ -1,1 +1,1 @@
-"""Files that `mpifed new` writes: they run as they stand, and names are put in."""
+"""Templates of `mpifed new`, in which names are substituted."""

@@ -1,4 +1,4 @@
-"""A method of my own: `mpifed check ./FILE:MyMethod` holds it against the contract."""
+"""A user-defined method: `mpifed check ./FILE:MyMethod` tests its contract."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from mpifed import Algorithm, Rate, Record
 
 @dataclass(frozen=True)
 class MyMethod(Algorithm):
-    """Local descent in x and ascent in y, then the average: put your own method here."""
+    """Local descent in x and ascent in y, then the average: put your method here."""
 
     # The settings, as a job file names them; those with a value may be left out there.
     eta_x: Rate  # step size of x: a number or a schedule

@@ -1,17 +1,15 @@
-"""A problem of my own: `mpifed check ./FILE:MyProblem` holds it against the contract."""
+"""A user-defined problem: `mpifed check ./FILE:MyProblem` tests its contract."""
 
 from dataclasses import dataclass
 
 import torch
 
-from mpifed import Blocks, Minimax, Sets
-from mpifed.core.sets import Ball
-from mpifed.core.streams import generator
+from mpifed import Ball, Blocks, Minimax, Sets, generator
 
 
 @dataclass
 class MyProblem(Minimax):
-    """Regression against a perturbation y of the inputs: put your own problem here.
+    """Regression against a perturbation y of the inputs: put your problem here.
 
     Minimax has the blocks x and y. Minimisation has x alone: leave y out everywhere.
     """
@@ -27,7 +25,7 @@ class MyProblem(Minimax):
         self.sets = Sets(y=Ball(self.radius))  # y stays in a ball; leave it out where y is free
         self.data = []
         for client in range(self.clients):
-            rng = generator(seed, "MyProblem", client)  # its own random numbers, wherever the client runs
+            rng = generator(seed, "MyProblem", client)  # the same random numbers wherever the client runs
             inputs = rng.standard_normal((self.rows, self.features))
             targets = inputs.sum(1) + client + rng.standard_normal(self.rows)
             self.data.append((torch.from_numpy(inputs), torch.from_numpy(targets)))
@@ -37,7 +35,7 @@ class MyProblem(Minimax):
         return Blocks(x={"weight": (self.features,), "bias": (1,)}, y={"shift": (self.features,)})
 
     def client_data(self, client):
-        """A tuple of tensors with one row a sample; minibatches are drawn from it."""
+        """A tuple of tensors with one row per sample; minibatches are drawn from it."""
         return self.data[client]
 
     def loss(self, x, y, batch):
@@ -47,5 +45,5 @@ class MyProblem(Minimax):
         return (errors**2).mean() / 2 - (y["shift"] ** 2).sum()
 
     def metrics(self, x, y, predictions):
-        """Figures of the averaged point, at every evaluation."""
+        """Metrics of the averaged point, at every evaluation."""
         return {"shift": float(y["shift"].norm())}

@@ -1,0 +1,173 @@
+"""Settings as pydantic's JSON schema describes them: rows of tables, and the schema of job files.
+
+``mpifed schema`` prints the latter for editors, as draft 4, which the editors for TOML know. Nothing is
+required in it: of a sweep's file, the sweep may add what its sections leave out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, Field, PydanticUserError, create_model
+
+from mpifed.algorithms import ALGORITHMS
+from mpifed.base.settings import Options, as_table, default_of, json_schema
+from mpifed.config.job import Config
+from mpifed.config.tuning import Tune
+from mpifed.problems import PROBLEMS
+
+__all__ = ["Row", "job_schema", "rows_of", "toml"]
+
+_TYPES = {"boolean": "true, false", "integer": "whole number", "number": "number", "string": "text"}
+#: Keyword of a bound → its sign, and its keyword and exclusiveness in draft 4.
+_BOUNDS = {
+    "minimum": ("≥", "minimum", False),
+    "ge": ("≥", "minimum", False),
+    "exclusiveMinimum": (">", "minimum", True),
+    "gt": (">", "minimum", True),
+    "maximum": ("≤", "maximum", False),
+    "le": ("≤", "maximum", False),
+    "exclusiveMaximum": ("<", "maximum", True),
+    "lt": ("<", "maximum", True),
+}
+#: Values of a step that a theorem prescribes.
+_THEOREM = (
+    {"enum": ["theorem"]},
+    {"type": "object", "properties": {"name": {"enum": ["theorem"]}}, "required": ["name"]},
+)
+
+
+class Row(NamedTuple):
+    """A setting: its values, its default and its effect in words."""
+
+    name: str
+    values: str
+    default: str
+    effect: str
+
+
+def rows_of(cls, names: Sequence[str] | None = None) -> list[Row]:
+    """The settings of a section, of a class of settings or of a preset.
+
+    Args:
+        names: the settings of a section, all when left out.
+    """
+    if isinstance(cls, type) and issubclass(cls, BaseModel):
+        fields = {name: default_of(cls.model_fields[name]) for name in names or cls.model_fields}
+    else:
+        fields = {field.name: default_of(field) for field in dataclasses.fields(cls) if field.init}
+    try:
+        schema = json_schema(cls)
+    except (PydanticUserError, NameError):  # of a user's class whose annotations name something unknown
+        schema = {}
+    properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
+    return [
+        Row(
+            name,
+            _values(properties.get(name, {}), definitions),
+            _default(default),
+            properties.get(name, {}).get("description", ""),
+        )
+        for name, default in fields.items()
+    ]
+
+
+def _values(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """The values that a JSON schema admits, in words; empty for any value."""
+    options = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
+    if "$ref" in schema and "title" not in schema:
+        return _values(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    if "title" in schema:
+        words = schema["title"]
+    elif options:
+        words = " or ".join(filter(None, (_values(one, definitions) for one in options)))
+    elif "enum" in schema or "const" in schema:
+        words = ", ".join(f'"{one}"' for one in schema.get("enum", [schema.get("const")]))
+    elif schema.get("type") == "array":
+        items = _values(schema.get("items", {}), definitions)
+        words = f"list of: {items}" if items else "list"
+    elif schema.get("type") == "object":
+        words = "table"
+    else:
+        words = _TYPES.get(schema.get("type", ""), "")
+    places = [schema, *options] if "title" in schema else [schema]
+    bounds = [
+        f"{sign} {place[key]:.9g}"
+        for place in places
+        for key, (sign, _, _) in _BOUNDS.items()
+        if _is_bound(place.get(key))
+    ]
+    return ", ".join(filter(None, [words, *bounds]))
+
+
+def _is_bound(value) -> bool:
+    """Whether a bound says more than that integers have 64 bits."""
+    return isinstance(value, int | float) and -(2**63) < value < 2**63 - 1
+
+
+def _default(default) -> str:
+    if default is dataclasses.MISSING:
+        return "required"
+    return "unset" if default is None else toml(as_table(default))
+
+
+def toml(value) -> str:
+    """A value as a job file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, dict) and value.get("name") == "constant":
+        return toml(value["value"])
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {toml(one)}' for key, one in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return "unset" if value is None else str(value)
+
+
+def job_schema() -> dict[str, Any]:
+    """The JSON schema of job files, a JSON-able table."""
+    free = dict[str, Any]
+    job = create_model(
+        "JobFile",
+        __base__=Config,
+        algorithm=(Annotated[Any, Options("method", ALGORITHMS, user=True)], None),
+        problem=(Annotated[Any, Options("problem", PROBLEMS, user=True)], None),
+        tune=(Tune, None),
+        sweep=(free | list[free], Field(None, description="lists of settings")),
+    )
+    schema = json_schema(job)
+    for table in schema["properties"]["algorithm"]["anyOf"]:
+        for key, value in table.get("properties", {}).items():
+            if key != "name" and "umber" in _values(value, schema["$defs"]):
+                table["properties"][key] = {
+                    "description": value["description"],
+                    "anyOf": [value, *_THEOREM],
+                }
+    return {"$schema": "http://json-schema.org/draft-04/schema#"} | _draft_4(schema)
+
+
+def _draft_4(node):
+    """A JSON schema in draft 4; without null, which TOML does not have, and without required settings."""
+    if isinstance(node, list):
+        return [_draft_4(one) for one in node if one != {"type": "null"}]
+    if not isinstance(node, dict):
+        return node
+    table = {}
+    for key, value in node.items():
+        if key in _BOUNDS and isinstance(value, int | float):
+            _, bound, exclusive = _BOUNDS[key]
+            table |= {bound: value} | ({f"exclusive{bound.title()}": True} if exclusive else {})
+        elif key not in ("required", "default") or isinstance(value, dict) or _is_kept(key, value):
+            table[key] = _draft_4(value)
+    return table
+
+
+def _is_kept(key: str, value) -> bool:
+    if key == "required":
+        return value == ["name"]
+    return value is not None and not (isinstance(value, float) and math.isinf(value))

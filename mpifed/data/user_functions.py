@@ -1,0 +1,212 @@
+"""User-defined functions that return data sets.
+
+The function returns a dictionary: ``train``, ``test`` and optionally ``validation``, each a pair of samples
+and labels or a torch ``Dataset`` of such pairs; ``classes``, the names of the classes; ``clients``, the
+client of each training sample. It is called on every rank. The digest of its result shows whether ranks, or a
+run and its resumption, were given different samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Sequence, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from mpifed.base.errors import short_repr
+from mpifed.base.plugins import UserObject, digest_of, guarded, place_of
+from mpifed.base.settings import suggest
+from mpifed.core.problem import DataFile
+from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, owned
+from mpifed.data.sources import DataError
+
+__all__ = ["UserFunction", "UserTextFunction"]
+
+_FORM = 'expected a dictionary {"train": (samples, labels), "test": (samples, labels)}'
+_KEYS = (*PARTS, "classes", "clients")
+
+Pair = tuple[Any, np.ndarray]
+
+
+class UserFunction(UserObject):
+    """A function that returns samples ``[n, ...]``, arrays or tensors of numbers, and labels ``[n]``."""
+
+    kind = "a function that returns a data set"
+
+    @classmethod
+    def _of_instance(cls, value: Any) -> UserObject | None:
+        if not inspect.isfunction(value):
+            return None
+        module = sys.modules[value.__module__]
+        return cls(f"{place_of(module)}:{value.__qualname__}", digest_of(module.__name__), {}, value)
+
+    def __call__(self, data_dir: str | None = None) -> Labelled:
+        """Call the function and convert its result.
+
+        Raises:
+            ConfigError: it raised an error; shows the user's lines.
+            DataError: it did not return a data set.
+        """
+        parts, classes, clients = self._returned(_as_numbers)
+        return Labelled(
+            **{part: torch.from_numpy(samples) for part, (samples, _) in parts.items()},
+            **{f"{part}_labels": torch.from_numpy(labels) for part, (_, labels) in parts.items()},
+            files=self._digest(parts, classes, clients),
+            class_names=classes,
+            **self._owners(clients, parts),
+        )
+
+    def _returned(self, convert: Callable[[Any, str], Any]) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
+        """The splits, the names of the classes, and the clients of the training samples."""
+        returned = guarded(f"{self} failed", lambda: self.given(**self.settings))
+        if not isinstance(returned, dict):
+            raise DataError(f"{self} returned {_described(returned)}: {_FORM}")
+        if wrong := [key for key in returned if key not in _KEYS]:
+            raise DataError(f"{self} returned {short_repr(wrong[0])}: {suggest(str(wrong[0]), _KEYS)}")
+        if lacking := [part for part in ("train", "test") if returned.get(part) is None]:
+            raise DataError(f"{self} returned no {lacking[0]} samples: {_FORM}")
+        parts = {}
+        for part in (part for part in PARTS if returned.get(part) is not None):
+            what = f"{self}, {part}"
+            samples, labels = self._pair(returned[part], what)
+            samples, labels = convert(samples, what), _as_labels(labels, what)
+            if len(samples) != len(labels) or not len(samples):
+                found = f"{len(samples)} samples and {len(labels)} labels"
+                raise DataError(f"{what}: expected samples and a label for each, found {found}")
+            parts[part] = samples, labels
+        return parts, self._classes(returned.get("classes"), parts), returned.get("clients")
+
+    def _pair(self, given: Any, what: str) -> tuple[Any, Any]:
+        """Samples and labels of a pair or a torch ``Dataset``, which is read once."""
+        if isinstance(given, tuple | list) and len(given) == 2:
+            return given[0], given[1]
+        if not isinstance(given, Dataset):
+            raise DataError(
+                f"{what}: expected a pair (samples, labels) or a torch Dataset, found {_described(given)}"
+            )
+        pairs = guarded(
+            f"{self} failed",
+            lambda: [given[row] for row in range(len(given))] if isinstance(given, Sized) else [*given],
+        )
+        for row, one in enumerate(pairs):
+            if not (isinstance(one, tuple | list) and len(one) == 2):
+                found = f"{_described(one)} in row {row}"
+                raise DataError(f"{what}: expected a Dataset of pairs (sample, label), found {found}")
+        return _stacked([one[0] for one in pairs], what), np.asarray([one[1] for one in pairs])
+
+    def _classes(self, given: Any, parts: dict[str, Pair]) -> tuple[str, ...]:
+        """The names of the classes; empty if they are named by their numbers."""
+        if given is not None and not (
+            isinstance(given, Sequence) and all(isinstance(one, str) for one in given)
+        ):
+            raise DataError(f"{self}, classes: expected a list of names, found {_described(given)}")
+        classes = tuple(given or map(str, range(int(parts["train"][1].max()) + 1)))
+        for part, (_, labels) in parts.items():
+            if outside := np.flatnonzero((labels < 0) | (labels >= len(classes))).tolist():
+                known = "classes names" if given else "labels to train on have"
+                raise DataError(
+                    f"{self}, {part}: expected labels from 0 to {len(classes) - 1}, which {known}, found "
+                    f"{labels[outside[0]]} in row {outside[0]}"
+                )
+        expect_all_classes(classes, {part: labels for part, (_, labels) in parts.items()}, str(self))
+        return classes if given else ()
+
+    def _owners(self, clients: Any, parts: dict[str, Pair]) -> dict:
+        if clients is None:
+            return {}
+        names, train = np.asarray(clients), parts["train"][1]
+        if names.shape != train.shape:
+            raise DataError(
+                f"{self}, clients: expected one for each of {len(train)} samples to train on, found shape "
+                f"{names.shape}"
+            )
+        return owned(names, "clients", np.arange(len(train)), lambda row: f"{self}, clients, row {row}")
+
+    def _digest(self, parts: dict[str, Pair], classes: Sequence[str], clients: Any) -> dict[str, DataFile]:
+        digest = hashlib.sha256(repr((classes, None if clients is None else list(clients))).encode())
+        for part, (samples, labels) in parts.items():
+            digest.update(f"{part} {np.shape(samples)}".encode())
+            digest.update(np.ascontiguousarray(samples) if _is_array(samples) else repr(samples).encode())
+            digest.update(np.ascontiguousarray(labels))
+        return {str(self): DataFile(f"returned by {self.name}", digest.hexdigest())}
+
+
+class UserTextFunction(UserFunction):
+    """A function that returns lists of texts, and labels ``[n]``: 1 positive, 0 negative."""
+
+    kind = "a function that returns a data set of texts"
+
+    def __call__(self, data_dir: str | None = None) -> Texts:  # type: ignore[override]
+        """Call the function and convert its result, as for samples of numbers."""
+        parts, classes, clients = self._returned(_as_texts)
+        if any(labels.max() > 1 for _, labels in parts.values()):
+            raise DataError(f"{self}: expected labels 1, positive, and 0, negative, found more classes")
+        return Texts(
+            **{part: texts for part, (texts, _) in parts.items()},
+            **{f"{part}_labels": labels for part, (_, labels) in parts.items()},
+            files=self._digest(parts, classes, clients),
+            **self._owners(clients, parts),
+        )
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray | torch.Tensor)
+
+
+def _described(value: Any) -> str:
+    """A value in words, for messages."""
+    if _is_array(value):
+        return f"an array of type {value.dtype} and shape {tuple(value.shape)}"
+    return (
+        short_repr(value)
+        if value is None or isinstance(value, str | int | float)
+        else f"a {type(value).__name__}"
+    )
+
+
+def _stacked(samples: list, what: str) -> Any:
+    """Samples of one shape as an array; texts and an empty list as they are."""
+    if not samples or isinstance(samples[0], str):
+        return samples
+    for row, one in enumerate(samples):
+        if not (_is_array(one) and one.shape == samples[0].shape):
+            raise DataError(
+                f"{what}: expected samples that are tensors or arrays of one shape, found {_described(one)} "
+                f"in row {row}: let the Dataset's transform make them so"
+            )
+    return np.stack([_array(one) for one in samples])
+
+
+def _as_numbers(samples: Any, what: str) -> np.ndarray:
+    """Samples ``[n, ...]``, float32."""
+    array = _array(samples)
+    if array.dtype.kind not in "biuf" or array.ndim < 2:
+        raise DataError(f"{what}: expected samples that are numbers [n, ...], found {_described(array)}")
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _as_texts(samples: Any, what: str) -> list[str]:
+    texts = list(samples)
+    if odd := [row for row, one in enumerate(texts) if not isinstance(one, str)]:
+        raise DataError(f"{what}: expected texts, found {_described(texts[odd[0]])} in row {odd[0]}")
+    return [str(one) for one in texts]
+
+
+def _as_labels(labels: Any, what: str) -> np.ndarray:
+    """Labels ``[n]``, int64."""
+    array = _array(labels)
+    if array.ndim != 1 or array.dtype.kind not in "biu":
+        raise DataError(
+            f"{what}: expected labels [n] that are whole numbers from 0, found {_described(array)}: number "
+            "the classes, their names go into classes"
+        )
+    return array.astype(np.int64)
+
+
+def _array(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)

@@ -1,0 +1,456 @@
+"""User-defined data sets in tables: which columns are what, and which rows train, validate and test.
+
+The format of a file follows from its suffix: ``.csv`` (commas) and ``.tsv`` (tabs) with a header, ``.npz``
+with arrays of one length, any other name LIBSVM text. Each may be compressed (``.gz``, ``.xz``). CSV files
+are parsed by pandas.
+
+Test rows are a share of each class of the file, the rows of a second file, or the rows that a column names.
+The random share does not depend on the run's seed: a table has the same test split in all runs.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from mpifed.base.errors import short_repr
+from mpifed.base.settings import hyperparameters, suggest
+from mpifed.core.finite import first_bad
+from mpifed.data.libsvm import expect_dense_room, read_rows
+from mpifed.data.npz import read_all
+from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, hold_out, numbered, owned
+from mpifed.data.sources import SUFFIXES, DataError, Source, parsing
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from scipy.sparse import csr_matrix
+
+__all__ = ["UserTable", "UserTexts"]
+
+#: The name of the label column of LIBSVM text, which has no column names.
+LABEL = "label"
+#: Most distinct words in a column of words: each becomes a column.
+CATEGORIES = 256
+
+
+class Places(NamedTuple):
+    """Where concatenated rows come from: the files, and the number of rows of each."""
+
+    files: Sequence[str]
+    sizes: Sequence[int]
+
+    def part(self, file: int) -> np.ndarray:
+        """Numbers of the rows of a file."""
+        start = sum(self.sizes[:file])
+        return np.arange(start, start + self.sizes[file])
+
+    def where(self, row: int) -> str:
+        """File and row, from 1 without the header, for messages."""
+        file = int(np.searchsorted(np.cumsum(self.sizes), row, side="right"))
+        return f"{self.files[file]}, row {row + 1 - sum(self.sizes[:file])}"
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The rows of some files.
+
+    Attributes:
+        places: where they come from.
+        samples: ``[n, ...]``; sparse for LIBSVM text.
+        numeric: which columns of ``[n, d]`` samples are numbers rather than words, ``[d]`` bool.
+        columns: the requested columns by name, ``[n]`` each.
+    """
+
+    places: Places
+    samples: np.ndarray | csr_matrix
+    numeric: np.ndarray | slice
+    columns: dict[str, np.ndarray]
+
+
+def _format(file: str) -> str:
+    """``"csv"``, ``"tsv"``, ``"npz"`` or ``"libsvm"``, by the file's name."""
+    name = file.lower()
+    for suffix in SUFFIXES[1:]:
+        name = name.removesuffix(suffix)
+    ending = Path(name).suffix.lstrip(".")
+    return ending if ending in ("csv", "tsv", "npz") else "libsvm"
+
+
+@hyperparameters
+class _Splits:
+    """A file and the settings that assign its rows to training, validation and test."""
+
+    file: str = Field(
+        description="the file, from the working folder: .csv, .tsv, .npz; others are LIBSVM text"
+    )
+    target: str = Field(
+        default=LABEL, description="column of the labels: words, whole numbers or truth values"
+    )
+    test: float | str | None = Field(
+        default=None, description="share of the rows to test on, such as 0.2, or a second file with them"
+    )
+    validation: str | None = Field(default=None, description="file with rows to validate on")
+    split: str | None = Field(
+        default=None, description="column that says of a row train, validation or test, in place of test"
+    )
+    client: str | None = Field(
+        default=None, description='column that names a row\'s client, for partition = "natural"'
+    )
+
+    def __post_init__(self):
+        if (self.test is None) == (self.split is None):
+            raise ValueError(
+                "expected test, a share of the rows or a second file, or split, a column that says train, "
+                f"validation or test: {'got neither' if self.test is None else 'got both'}"
+            )
+        if not isinstance(self.test, str | None) and not 0 < self.test < 1:
+            raise ValueError(f"test: expected a share between 0 and 1, or a file, got {self.test}")
+        if self.split and self.validation:
+            raise ValueError(
+                "validation is a file of rows, split a column that names them: expected one of them"
+            )
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files by split."""
+        named = {"train": self.file, "test": self.test, "validation": self.validation}
+        return {part: file for part, file in named.items() if isinstance(file, str)}
+
+    @property
+    def named(self) -> list[str]:
+        """The columns that are not part of the samples."""
+        return [name for name in (self.target, self.split, self.client) if name]
+
+    def rows(
+        self, places: Places, columns: dict[str, np.ndarray], labels: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Row numbers of each split.
+
+        Raises:
+            ValueError: a row belongs to no split, or there are no rows for training or test.
+        """
+        if self.split:
+            words = columns[self.split].astype(str)
+            if strange := np.flatnonzero(~np.isin(words, PARTS)).tolist():
+                raise DataError(
+                    f"{places.where(strange[0])}: expected train, validation or test in column "
+                    f"{short_repr(self.split)}, found {short_repr(str(words[strange[0]]))}"
+                )
+            parts = {part: np.flatnonzero(words == part) for part in PARTS}
+        else:
+            parts = {part: places.part(number) for number, part in enumerate(self.files)}
+            if isinstance(self.test, float):
+                rows = hold_out(labels[parts["train"]], self.test, 0, "test")
+                parts |= dict(zip(("train", "test"), rows))
+        if empty := [part for part in ("train", "test") if not len(parts[part])]:
+            raise DataError(f"{self.file}: expected rows to {empty[0]} on, found none")
+        return {part: rows for part, rows in parts.items() if len(rows)}
+
+    def __str__(self) -> str:
+        return self.file
+
+
+@hyperparameters
+class UserTable(_Splits):
+    """Rows of numbers in a user-defined file: CSV, a NumPy archive or LIBSVM text.
+
+    A column of words becomes one column of 0 and 1 per word. A NumPy archive holds the target and one array
+    of samples ``[n, ...]``. Missing values are refused.
+    """
+
+    drop: tuple[str, ...] = Field(default=(), description="columns to leave out, such as numbers of rows")
+    standardize: bool = Field(
+        default=False,
+        description="columns of numbers less their mean, over their deviation, of the rows to train on",
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        kind = _format(self.file)
+        if kind == "libsvm" and (self.target != LABEL or self.split or self.client):
+            raise ValueError(
+                f"{short_repr(self.file)} is LIBSVM text, where labels stand first in a row and "
+                "columns have no "
+                "names: leave out target, split and client, or name a file .csv, .tsv or .npz"
+            )
+        if kind in ("npz", "libsvm") and self.drop:
+            raise ValueError("drop leaves out columns of a file .csv or .tsv")
+        if other := [file for file in self.files.values() if _format(file) != kind]:
+            raise ValueError(
+                f"expected files of one form, got {short_repr(self.file)} and {short_repr(other[0])}"
+            )
+
+    def __call__(self, data_dir: str | None = None) -> Labelled:
+        """Read the files.
+
+        Raises:
+            DataError: a file is missing, damaged, or has other columns; a value is missing; a class has no
+                training rows.
+        """
+        source, files = Source("the data set", [Path()]), list(self.files.values())  # from the working folder
+        kind = _format(self.file)
+        if kind == "npz":
+            rows = _read_npz(source, files, self.named)
+        elif kind == "libsvm":
+            rows = _read_libsvm(source, files)
+        else:
+            rows = _read_csv(source, files, self.named, self.drop)
+        classes, labels = numbered(rows.columns[self.target], self.target, rows.places.where)
+        parts = self.rows(rows.places, rows.columns, labels)
+        expect_all_classes(classes, {part: labels[which] for part, which in parts.items()}, self.file)
+        samples = _standardized(rows, parts["train"]) if self.standardize else rows.samples
+        return Labelled(
+            **{part: _tensor(samples[which]) for part, which in parts.items()},
+            **{f"{part}_labels": torch.from_numpy(labels[which]) for part, which in parts.items()},
+            files=source.files,
+            class_names=classes,
+            **owned(rows.columns.get(self.client), self.client, parts["train"], rows.places.where),
+        )
+
+
+@hyperparameters
+class UserTexts(_Splits):
+    """Texts with two classes of labels in a user-defined .csv or .tsv file, one text per row."""
+
+    file: str = Field(description="the file, .csv or .tsv, from the working folder")
+    text: str = Field(default="text", description="column of the texts")
+    positive: str | None = Field(
+        default=None, description="label that counts as positive; by default the later one of two in order"
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if wrong := [file for file in self.files.values() if _format(file) not in ("csv", "tsv")]:
+            raise ValueError(
+                f"expected a file .csv or .tsv with a column of texts, got {short_repr(wrong[0])}"
+            )
+
+    def __call__(self, data_dir: str | None = None) -> Texts:
+        """Read the files. Only an empty cell is a missing value.
+
+        Raises:
+            DataError: a file is missing, damaged, or has other columns; a cell is empty; there are not two
+                classes.
+        """
+        source = Source("the data set", [Path()])  # from the working folder
+        named = [*self.named, self.text]
+        as_words = {"dtype": str, "keep_default_na": False, "na_values": [""]}
+        table, places = _concatenated(source, list(self.files.values()), named, as_words)
+        _expect_no_gaps(table[named], places, named)
+        columns = {name: table[name].to_numpy(object) for name in named}
+        classes, labels = numbered(columns[self.target], self.target, places.where)
+        parts, labels = self.rows(places, columns, labels), self._positive(classes, labels)
+        by_part = {part: labels[which] for part, which in parts.items()}
+        expect_all_classes(("negative", "positive"), by_part, self.file)
+        return Texts(
+            **{part: columns[self.text][which].tolist() for part, which in parts.items()},
+            **{f"{part}_labels": which for part, which in by_part.items()},
+            files=source.files,
+            **owned(columns.get(self.client), self.client, parts["train"], places.where),
+        )
+
+    def _positive(self, classes: Sequence[str], labels: np.ndarray) -> np.ndarray:
+        if self.positive is None and len(classes) == 2:
+            return labels
+        if self.positive not in classes:
+            remedy = "set positive, one of" if self.positive is None else "positive:"
+            hint = suggest(self.positive or "", classes)
+            raise DataError(
+                f"{self.file}: column {short_repr(self.target)} has {len(classes)} labels: {remedy} {hint}"
+            )
+        return (labels == classes.index(self.positive)).astype(np.int64)
+
+
+def _tensor(samples: np.ndarray | csr_matrix) -> torch.Tensor:
+    return torch.from_numpy(_dense(samples).astype(np.float32, copy=False))
+
+
+def _dense(samples: np.ndarray | csr_matrix) -> np.ndarray:
+    return samples if isinstance(samples, np.ndarray) else samples.toarray()
+
+
+def _standardized(rows: Rows, train: np.ndarray) -> np.ndarray:
+    """The samples with numeric columns less their mean, over their deviation; constant columns become 0."""
+    samples = _dense(rows.samples).astype(np.float64)
+    known = samples[train]
+    mean, deviation = known.mean(axis=0), known.std(axis=0)
+    scaled = (samples - mean) / np.where(deviation > 0, deviation, 1)
+    samples[..., rows.numeric] = scaled[..., rows.numeric]
+    return samples
+
+
+def _expect_column(file: str, name: str, columns: Collection[str]) -> None:
+    """Raises:
+    DataError: there is no such column.
+    """
+    if name not in columns:
+        raise DataError(f"{file} has no column {short_repr(name)}: {suggest(name, columns)}")
+
+
+def _read_csv(source: Source, files: Sequence[str], named: Sequence[str], drop: Sequence[str]) -> Rows:
+    """All columns but ``named`` and ``drop`` as samples, float64.
+
+    A column of numbers or truth values is one column of the samples, a column of words one column of 0 and 1
+    per word, in alphabetical order.
+    """
+    table, places = _concatenated(source, files, [*named, *drop], {})
+    table = table.drop(columns=list(drop))
+    if unnamed := [name for name in table.columns if name.startswith("Unnamed: ")]:  # pandas' placeholder
+        raise DataError(
+            f"{files[0]}: expected a name for every column, found one without, perhaps the rows' numbers: "
+            f'leave it out: drop = ["{unnamed[0]}"]'
+        )
+    _expect_no_gaps(table, places, named)
+    inputs = [_numbers(table[name], places) for name in table.columns if name not in named]
+    if not inputs:
+        raise DataError(
+            f"{files[0]}: expected columns to learn from in addition to {', '.join(named)}, found none"
+        )
+    numeric = np.concatenate([np.full(part.shape[1], is_number) for part, is_number in inputs])
+    columns = {name: table[name].to_numpy() for name in named}
+    return Rows(places, np.concatenate([part for part, _ in inputs], axis=1), numeric, columns)
+
+
+def _concatenated(source: Source, files, columns, options: dict) -> tuple[pd.DataFrame, Places]:
+    """The rows of files that have ``columns`` and the same columns as the first file."""
+    import pandas as pd  # takes a second
+
+    frames = [_frame(source, file, options) for file in files]
+    for file, frame in zip(files, frames):
+        for name in (*columns, *frames[0]):
+            _expect_column(file, name, frame.columns)
+        for name in frame:
+            _expect_column(files[0], name, frames[0].columns)
+    table = pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+    return table, Places(files, [len(frame) for frame in frames])
+
+
+def _frame(source: Source, file: str, options: dict) -> pd.DataFrame:
+    import pandas as pd
+
+    separator, split = (",", "commas") if _format(file) == "csv" else ("\t", "tabs")
+    expected = f"a line of names, then rows of as many cells, split by {split}"
+    path, content = source.read(file, expected)
+    options = options | {"sep": separator, "encoding": "utf-8-sig", "index_col": False}
+    if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1):  # later versions are always exact
+        options["float_precision"] = "round_trip"
+    with parsing(path, expected), warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # rows with more cells than names
+        first = pd.read_csv(io.BytesIO(content), **options | {"header": None, "nrows": 1, "dtype": str})
+        names = first.iloc[0].tolist()
+        name, times = Counter(names).most_common(1)[0]
+        if times > 1:  # pandas would number them
+            raise ValueError(f"two columns called {short_repr(name)}")
+        if len(names) == 1 and (other := next((mark for mark in ";\t," if mark in str(names[0])), "")):
+            raise ValueError(f"one column, whose cells seem to be split by {other!r}")
+        frame = pd.read_csv(io.BytesIO(content), low_memory=False, **options)
+        if not len(frame):
+            raise ValueError("no rows")
+    return frame
+
+
+def _expect_no_gaps(table: pd.DataFrame, places: Places, named: Sequence[str]) -> None:
+    missing = table.isna().to_numpy()
+    if not missing.any():
+        return
+    row, column = np.argwhere(missing)[0]
+    name = str(table.columns[column])
+    remedy = "" if name in named else f', or the column: drop = ["{name}"]'
+    raise DataError(
+        f"{places.where(row)}: expected a value in every column, found none in {short_repr(name)}: "
+        "fill it in, or "
+        f"leave out the row{remedy}"
+    )
+
+
+def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
+    """A column as numbers ``[n, k]``, float64, and whether it contains numbers rather than words."""
+    import pandas as pd
+
+    name, remedy = short_repr(column.name), f'leave the column out: drop = ["{column.name}"]'
+    if column.dtype.kind not in "biuf":
+        numbers = pd.to_numeric(column, errors="coerce")
+        known = numbers.notna().to_numpy()
+        if not known.any():
+            words, codes = np.unique(column.to_numpy(object).astype(str), return_inverse=True)
+            if len(words) > CATEGORIES:
+                raise DataError(
+                    f"{', '.join(places.files)}: column {name} has {len(words)} different words, each of "
+                    f"which would become a column: expected {CATEGORIES} at most; {remedy}"
+                )
+            return (codes[:, None] == np.arange(len(words))).astype(np.float64), False
+        if not known.all():
+            row = int(np.argmin(known))
+            raise DataError(
+                f"{places.where(row)}: expected only numbers or only words in column {name}, found "
+                f"{short_repr(column.iloc[row])} among numbers: correct it, or {remedy}"
+            )
+        column = numbers
+    values = column.to_numpy(np.float64, copy=True)[:, None]
+    if index := first_bad(torch.from_numpy(values)):
+        where = places.where(index[0])
+        raise DataError(f"{where}: expected finite numbers in column {name}, found {values[index]}")
+    return values, True
+
+
+def _read_npz(source: Source, files: Sequence[str], named: Sequence[str]) -> Rows:
+    """The arrays ``named``, ``[n]``, and the one other array as samples ``[n, ...]``."""
+    archives = [read_all(source, file) for file in files]
+    parts = [_samples(file, arrays, named) for file, arrays in zip(files, archives)]
+    for file, part in zip(files, parts):
+        if part.shape[1:] != parts[0].shape[1:]:
+            raise DataError(
+                f"{file}: expected samples of shape {parts[0].shape[1:]} as in {files[0]}, found "
+                f"{part.shape[1:]}"
+            )
+    columns = {name: np.concatenate([arrays[name] for arrays in archives]) for name in named}
+    return Rows(Places(files, [len(part) for part in parts]), np.concatenate(parts), slice(None), columns)
+
+
+def _samples(file: str, arrays: dict[str, np.ndarray], named: Sequence[str]) -> np.ndarray:
+    for name in named:
+        _expect_column(file, name, list(arrays))
+    others = [name for name in arrays if name not in named]
+    if len(others) != 1:
+        found = ", ".join(others) or "none"
+        raise DataError(
+            f"{file}: expected one array of samples in addition to {', '.join(named)}, found {found}"
+        )
+    samples = arrays[others[0]]
+    if samples.dtype.kind not in "biuf" or samples.ndim < 2 or not len(samples):
+        found = f"type {samples.dtype} and shape {samples.shape}"
+        raise DataError(f"{file}: expected numbers [rows, ...] in {others[0]}, found {found}")
+    for name in named:
+        if arrays[name].shape != samples.shape[:1]:
+            raise DataError(
+                f"{file}: expected {len(samples)} entries in {name}, one per row of {others[0]}, found shape "
+                f"{arrays[name].shape}"
+            )
+    if samples.dtype.kind == "f" and (index := first_bad(torch.from_numpy(samples.astype(np.float64)))):
+        raise DataError(
+            f"{file}, row {index[0] + 1}: expected finite numbers in {others[0]}, found {samples[index]}"
+        )
+    return samples
+
+
+def _read_libsvm(source: Source, files: Sequence[str]) -> Rows:
+    """The rows of LIBSVM text, with the labels as the column :data:`LABEL`; missing columns are 0."""
+    from scipy.sparse import vstack
+
+    parts = [read_rows(source, file, "LIBSVM text, or a file .csv, .tsv or .npz") for file in files]
+    width = max(rows.shape[1] for rows, _ in parts)
+    for rows, _ in parts:
+        rows.resize(rows.shape[0], width)
+    samples = vstack([rows for rows, _ in parts], format="csr")
+    places = Places(files, [rows.shape[0] for rows, _ in parts])
+    expect_dense_room(samples, ", ".join(files), places.where)
+    return Rows(places, samples, slice(None), {LABEL: np.concatenate([labels for _, labels in parts])})

@@ -1,0 +1,1 @@
+"""Estimates of the constants that theorems assume, along a run."""

@@ -1,0 +1,184 @@
+"""The names of runs, settings, metrics and axes in tables and figures, and a user's own names for them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from mpifed.base.settings import suggest
+from mpifed.config.tables import read_table
+from mpifed.storage.results import RunData
+
+if TYPE_CHECKING:
+    from mpifed.report.comparison import Rule, Setting
+
+__all__ = ["Labels", "columns", "differing", "labels", "run_names", "setting_cells", "short_names"]
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """A short name for each class: ``./mine.py:Mine`` is ``Mine``.
+
+    Where two have the same ending, those from files or modules keep as much of the path as distinguishes
+    them: ``Mine (mine.py)``, ``Mine (a/mine.py)``.
+    """
+    places = {name: name.rpartition(":")[::2] for name in names}
+    ends = [end for _, end in places.values()]
+    short = {}
+    for name, (place, end) in places.items():
+        others = [there for there, other in places.values() if other == end and there != place]
+        alone = ends.count(end) == 1 or not place
+        short[name] = end if alone else f"{end} ({_tail(place, others)})"
+    return short
+
+
+def _tail(place: str, others: Iterable[str]) -> str:
+    """The last parts of a path, as many as none of the others has."""
+    parts = place.split("/")
+    for count in range(1, len(parts)):
+        tail = "/".join(parts[-count:])
+        if not any(f"/{other}".endswith(f"/{tail}") for other in others):
+            return tail
+    return place
+
+
+def differing(settings: Sequence[Setting]) -> list[str]:
+    """The dotted names of the settings whose values differ."""
+    if len(settings) < 2:
+        return []
+    texts = pd.DataFrame(
+        [{key: json.dumps(value) for key, value in one.settings.items()} for one in settings]
+    )
+    return [*texts.columns[texts.nunique(dropna=False) > 1]]
+
+
+def _within(settings: Sequence[Setting]) -> dict[str, list[str]]:
+    """For each method the settings that vary within it."""
+    names = dict.fromkeys(one.name for one in settings)
+    return {name: differing([one for one in settings if one.name == name]) for name in names}
+
+
+def columns(settings: Sequence[Setting]) -> list[str]:
+    """The settings that a table shows: a method's own if they vary within a method, and all others that
+    vary."""
+    varied = {key for keys in _within(settings).values() for key in keys}
+    return [key for key in differing(settings) if key in varied or not key.startswith("algorithm.")]
+
+
+def setting_cells(settings: Sequence[Setting], rule: Rule) -> dict[Setting, dict]:
+    """The columns of each setting in a table, the same for all: the settings that vary between them.
+
+    Methods use the same letter for different things. So a method's own settings that vary within it share one
+    cell, unless there is only one method, or they belong to the task.
+    """
+    keys, several = columns(settings), len({one.name for one in settings}) > 1
+    own = [key for key in keys if several and not rule.is_task(key)]
+    within, cells = _within(settings), {}
+    for one in settings:
+        apart = [key for key in within[one.name] if key in own]
+        words = [_word(key, one.settings[key], apart) for key in apart if key in one.settings]
+        cells[one] = ({"settings": ", ".join(words)} if own else {}) | {
+            key: one.settings.get(key) for key in keys if key not in own
+        }
+    return cells
+
+
+def labels(
+    settings: Sequence[Setting], methods: Mapping[str, str] = {}, keys: Mapping[str, str] = {}
+) -> list[str]:
+    """A unique label for each setting: its method, whether it has left the problem's sets, the settings that
+    distinguish it from others of the method, and its folder where nothing else does.
+
+    ``methods`` and ``keys`` replace the names of methods and the last words of settings.
+    """
+    within, result = _within(settings), []
+    for one in settings:
+        apart = within[one.name]
+        words = [_word(key, one.settings[key], apart, keys) for key in apart if key in one.settings]
+        name = f"{methods.get(one.name, one.name)}{' (infeasible)' if one.infeasible else ''}"
+        result.append(", ".join([name, *words]))
+    twice = Counter(result)
+    folders = run_names([one.runs[0] for one in settings])
+    return [f"{label} ({folder})" if twice[label] > 1 else label for label, folder in zip(result, folders)]
+
+
+def run_names(runs: Sequence[RunData]) -> list[str]:
+    """A name for each run: its algorithm if it is the only one, else the part of its folder's path that
+    distinguishes it."""
+    if len(runs) == 1:
+        return [runs[0].name]
+    folders = [str(run.folder) for run in runs]
+    common = os.path.commonpath(folders) if len(set(folders)) > 1 else str(Path(folders[0]).parent)
+    return [os.path.relpath(folder, common) for folder in folders]
+
+
+def _word(key: str, value: object, apart: Sequence[str], keys: Mapping[str, str] = {}) -> str:
+    """``gamma=0.1``, with as much of the dotted name as distinguishes it from the others."""
+    first, dot, last = key.rpartition(".")
+    alone = sum(other.rpartition(".")[2] == last for other in apart) == 1
+    named = keys.get(last, last)
+    return str(value) if last == "name" and alone else f"{named if alone else first + dot + named}={value}"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """A user's names for a paper, by the present ones; whatever has none keeps its name.
+
+    Names of the user may contain mathematics between dollars; all others are quoted for the output by the
+    ``quote`` of each method.
+
+    Attributes:
+        methods: of methods (``FGDA``), or of whole lines (``"FGDA, gamma=0.1"``).
+        settings: of settings in the labels of lines (``gamma``).
+        metrics: of metrics.
+        axes: of horizontal axes (``bytes``); the unit is appended.
+    """
+
+    methods: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    axes: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: str | Path, settings: Sequence[Setting], metrics: Iterable[str], axes: Iterable[str]):
+        """Read a TOML file with new names for these settings, metrics and axes.
+
+        Raises:
+            ValueError: the file cannot be read, or it renames something that does not exist.
+        """
+        tables = read_table(path, "file of labels")
+        known = {
+            "methods": {*(one.name for one in settings), *labels(settings)},
+            "settings": {key.rpartition(".")[2] for one in settings for key in one.settings},
+            "metrics": {*metrics},
+            "axes": {*axes},
+        }
+        assert [*known] == [one.name for one in fields(cls)]
+        for section, names in tables.items():
+            if section not in known:
+                raise ValueError(f"{path}: unknown section [{section}]: {suggest(section, known)}")
+            if not isinstance(names, dict):
+                raise ValueError(f"{path}: {section} must be a table of names, found {names!r}")
+            for name, new in names.items():
+                if name not in known[section]:
+                    miss = suggest(name, known[section])
+                    raise ValueError(f"{path}: [{section}] has no {name!r}: {miss}")
+                if not isinstance(new, str):
+                    raise ValueError(f"{path}: [{section}] {name} must be a text, found {new!r}")
+        return cls(**tables)
+
+    def of(self, settings: Sequence[Setting], quote: Callable[[str, bool], str]) -> list[str]:
+        """The label of each setting; ``quote`` gets a name and whether it is the user's."""
+        plain, renamed = labels(settings), labels(settings, self.methods, self.settings)
+        renamed = [self.methods.get(old, new) for old, new in zip(plain, renamed)]
+        return [quote(new, new != old) for old, new in zip(plain, renamed)]
+
+    def metric(self, name: str, quote: Callable[[str, bool], str]) -> str:
+        """The label of a metric."""
+        return quote(self.metrics.get(name, name), name in self.metrics)

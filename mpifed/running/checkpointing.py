@@ -1,0 +1,405 @@
+"""Checkpoints of a run: their content, when they are written, and how a run is restored from one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+
+from mpifed.base import log
+from mpifed.base.log import warning
+from mpifed.base.settings import explain
+from mpifed.config.sections import Run
+from mpifed.core.records import State
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
+from mpifed.parallel.devices import differences, machine
+from mpifed.running.recorder import Recorder, versions
+from mpifed.simulation.data_consistency import digests, expect_same
+from mpifed.simulation.simulation import Simulation
+from mpifed.storage import checkpoint, history
+from mpifed.storage.folder import Folder
+from mpifed.storage.format import COSTS, RUN_FILE, End, entries
+from mpifed.storage.ownership import HISTORY_FILE, round_of
+from mpifed.storage.results import sound
+
+__all__ = ["CheckpointManager", "Snapshot", "bytes_of", "expect_state", "say", "writer"]
+
+#: Size in bytes from which a history is long, and the share by which a long history grows before the results
+#: file is written again while the run continues.
+LONG, GROWTH = 2**18, 1 / 32
+
+
+def say(comm: SerialComm, text: str) -> None:
+    """Print a line on standard error once, and log it on all ranks."""
+    if comm.rank == 0:
+        log.info(text)
+    else:
+        log.LOG.info(text)
+
+
+class CheckpointManager:
+    """Writes the checkpoints and the results file of a run, and restores the run.
+
+    Attributes:
+        safe: the round of the newest checkpoint.
+    """
+
+    def __init__(
+        self, run: Run, folder: Folder, simulation: Simulation, recorder: Recorder, comm: SerialComm
+    ):
+        self.run, self.folder, self.comm = run, folder, comm
+        self.simulation, self.recorder, self.safe = simulation, recorder, 0
+        self._history_rows, self._results_size = 0, 0
+
+    def clear(self) -> None:
+        """Remove the files of the run that is replaced. Collective.
+
+        Raises:
+            CollectiveError: they cannot be removed.
+        """
+        with collective_errors(self.comm, OSError):
+            if self.comm.rank == 0:
+                self.folder.clear()
+                self.folder.keep()
+
+    def restore(self, saved: Snapshot) -> None:
+        """Restore the state of a checkpoint that rank 0 has read. Collective."""
+        saved.restore(self.simulation, self.recorder, self.comm)
+        self.safe = saved.round
+        say(self.comm, f"continuing {self.folder.path} from round {self.safe}")
+
+    def save(
+        self, end: End | None = None, metrics: dict[str, float] | None = None, asked: bool = False
+    ) -> None:
+        """Gather the history on rank 0; write the checkpoint and the results file. Collective.
+
+        Args:
+            end: why the run stops here. Files that cannot be written are then an error; before the end they
+                cause a warning, and the next checkpoint tries again.
+            metrics: of the output point, at the end.
+            asked: a signal has come: write a checkpoint even if the settings ask for none.
+
+        Raises:
+            CollectiveError: the files of the end cannot be written; names the newest checkpoint.
+        """
+        self.recorder.gather()
+        wanted = self.run.checkpoint_every or asked
+        snapshot = Snapshot.take(self.simulation, self.recorder, end) if wanted else None
+        error = self._write(snapshot, end, metrics)
+        if error and end:
+            raise CollectiveError(error)
+        if error and self.comm.rank == 0:
+            warning(error)
+
+    def save_history(self, end: End) -> None:
+        """Write the results file of a run with non-finite values; its checkpoints stay. Collective."""
+        self.recorder.gather()
+        if (error := self._write(None, end, None)) and self.comm.rank == 0:
+            warning(error)
+
+    def repair(self, end: End, metrics: dict[str, float]) -> None:
+        """Write the results file if the run was killed between its last checkpoint and this file. Collective.
+
+        Raises:
+            CollectiveError: it cannot be written.
+        """
+        with collective_errors(self.comm, OSError, RuntimeError):
+            if self.comm.rank == 0:
+                run = sound(self.folder.path)
+                if run is None or run.end != end:
+                    self.folder.expect_held()
+                    self.recorder.write(self.folder.path, end, metrics)
+
+    def _write(self, snapshot: Snapshot | None, end: End | None, metrics: dict[str, float] | None) -> str:
+        """Write the history, the checkpoint if there is one to write, and the results file. Collective.
+
+        No rank sends its clients' rows before rank 0 has written the history.
+
+        Returns:
+            On all ranks: "" if the files are written, else the error.
+        """
+        try:
+            with collective_errors(self.comm, OSError):
+                if self.comm.rank == 0:
+                    self.folder.expect_held()
+                    if snapshot:
+                        self._write_history()
+            with collective_errors(self.comm, OSError, RuntimeError):  # HDF5 raises either
+                if snapshot:
+                    snapshot.write(self.folder.path, self.run.keep, self.simulation, self.comm)
+                if self.comm.rank == 0 and (end or self._due()):
+                    self.recorder.write(self.folder.path, end, metrics or {})
+                    self._results_size = self.recorder.size
+        except CollectiveError as error:
+            why = str(error).partition("\n")[0]
+            return broadcast_text(self.comm, self._failure(why, end) if self.comm.rank == 0 else None)
+        if snapshot:
+            self.safe = self.simulation.round
+        return ""
+
+    def _write_history(self) -> None:
+        recorder, known = self.recorder, self._history_rows
+        self._history_rows = 0  # rows that are written only in part are written again
+        history.write(self.folder.path, known, len(recorder.costs), recorder.row_type, recorder.rows)
+        self._history_rows = len(recorder.costs)
+
+    def _due(self) -> bool:
+        """Whether the results file is written although the run continues."""
+        size = self.recorder.size
+        short = size <= LONG or size >= (1 + GROWTH) * self._results_size
+        return short or not (self.folder.path / RUN_FILE).exists()
+
+    def _failure(self, why: str, end: End | None) -> str:
+        """The message for files that cannot be written (rank 0)."""
+        rounds = [round_of(path) for path in self.folder.checkpoints()]
+        newest = f"the newest checkpoint is of round {max(rounds)}" if rounds else "there is no checkpoint"
+        way = "the same command continues from there" if rounds else "the same command starts over"
+        follows = f"when the folder can be written to again, {way}" if end else "the run continues"
+        return (
+            f"the files of round {self.simulation.round} could not be written to {self.folder.path} ({why}); "
+            f"{newest}; {follows}"
+        )
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Sizes(_Table):
+    dtype: Literal["float32", "float64"]
+    shared: NonNegativeInt
+    coordinator: NonNegativeInt
+    output: NonNegativeInt
+    clients: Annotated[list[NonNegativeInt], Field(min_length=2, max_length=2)]
+
+
+class _Settings(_Table):
+    """What is read of the settings before they are validated as a job."""
+
+    model_config = ConfigDict(extra="allow")
+
+    rounds: NonNegativeInt
+    stop: dict[str, Any]
+    run: dict[str, Any]
+    record: list[str] = []
+
+
+class Header(_Table):
+    """The values of a checkpoint. A change needs a new :data:`mpifed.storage.checkpoint.FORMAT`."""
+
+    round: NonNegativeInt
+    config: _Settings
+    sizes: _Sizes
+    data: dict[str, str]
+    unsent: list[str]
+    metrics: Annotated[list[str], Field(min_length=1)]
+    stopped: str
+    end: str
+    group: PositiveInt | Literal["all"] | None
+    recorded: dict[str, PositiveInt]
+    totals: Annotated[list[float], Field(min_length=len(COSTS), max_length=len(COSTS))]
+    versions: dict[str, str]
+    device: str
+    machine: dict[str, str]
+    infeasible: str
+
+
+@dataclass
+class Snapshot:
+    """The state of a run between two rounds, except the clients' rows, which are sent to the file and back in
+    pieces.
+
+    Attributes:
+        header: a :class:`Header`, JSON-able, on all ranks.
+        arrays: the records that are stored as a whole, on rank 0.
+        path: the checkpoint that it was read from, on rank 0.
+    """
+
+    header: dict
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    path: Path | None = None
+
+    @classmethod
+    def take(cls, simulation: Simulation, recorder: Recorder, end: End | None) -> Snapshot:
+        """The present state; the history must have been gathered. Collective."""
+        header = {
+            "metrics": list(recorder.metrics),
+            "round": simulation.round,
+            "config": simulation.config.table(),
+            "group": simulation.rounds.choice.group,
+            "sizes": _sizes(simulation),
+            "data": digests(simulation.files),
+            "unsent": simulation.rounds.unsent(),
+            "infeasible": simulation.infeasible,
+            "versions": versions(),
+            "device": simulation.device.type,
+            "machine": machine(simulation.device),
+            "recorded": recorder.sizes,
+            "totals": recorder.costs[-1].tolist(),
+        }
+        records = {name: state.buffer.cpu().numpy() for name, state in _records(simulation).items()}
+        return cls(header | entries(end), records)
+
+    @property
+    def round(self) -> int:
+        return self.header["round"]
+
+    @property
+    def end(self) -> End | None:
+        """Why the run had ended by then, ``None`` if it had not."""
+        return End.read(self.header)
+
+    def write(self, folder: Path, keep: int, simulation: Simulation, comm: SerialComm) -> None:
+        """Write it and the rows of ``simulation``'s clients to a checkpoint. Collective.
+
+        Raises:
+            OSError, RuntimeError: on rank 0: the file cannot be written.
+        """
+        rows = simulation.client_rows.cpu().numpy()
+        checkpoint.write(folder, keep, self.header, self.arrays, rows, comm, simulation.placement)
+
+    def restore(self, simulation: Simulation, recorder: Recorder, comm: SerialComm) -> None:
+        """Restore a simulation and its recorder to this state. Collective.
+
+        Raises:
+            CollectiveError: the data differ, the settings lead to a state of other sizes or leave out a
+                recorded block, or with ``exact`` the type of the device differs.
+        """
+        expect_same(self.header["data"], simulation.files)
+        self._expect_history(recorder)
+        self._expect_bits(simulation, comm)
+        there, here = self.header["sizes"], _sizes(simulation)
+        if there != here:
+            raise CollectiveError(
+                f"the checkpoint does not fit these settings: its state is {there}, theirs {here}"
+            )
+        dtype = np.dtype(simulation.config.run.dtype)
+        for name, state in _records(simulation).items():
+            array = self.arrays[name] if comm.rank == 0 else np.empty(state.buffer.numel(), dtype)
+            comm.bcast_(array)
+            state.buffer.copy_(torch.from_numpy(array))
+        rows = np.empty((len(simulation.clients.buffer), simulation.row_size), dtype)
+        checkpoint.read_clients(self.path, rows, comm, simulation.placement)
+        simulation.take_rows(torch.from_numpy(rows))
+        simulation.restore(self.round, self.header["unsent"])
+        simulation.infeasible = self.header["infeasible"]
+        recorder.restore(self.header, self._history() if comm.rank == 0 else {})
+
+    def _history(self) -> dict[str, np.ndarray]:
+        """The history up to this round; damaged rows cause a warning."""
+        tables, lost = history.read(self.path.parent, self.header)
+        if lost:
+            warning(
+                f"{self.path.with_name(HISTORY_FILE)} is damaged: the costs, metrics and recorded iterates "
+                f"of rounds {history.ranges(lost)} are lost; the run continues from the state of its "
+                "checkpoint, which is complete"
+            )
+        return tables
+
+    def _expect_history(self, recorder: Recorder) -> None:
+        """Refuse to stop recording a block; further blocks may be added."""
+        left_out = [
+            block for block in self.header["config"].get("record", ()) if block not in recorder.blocks
+        ]
+        if left_out:
+            raise CollectiveError(
+                f"record = {list(recorder.blocks)} leaves out {', '.join(left_out)}, whose iterates the run "
+                "has recorded so far: keep it in the list"
+            )
+
+    def _expect_bits(self, simulation: Simulation, comm: SerialComm) -> None:
+        """With ``exact``, refuse another type of device, and warn of another machine or other versions."""
+        before, now = self.header.get("device"), simulation.device.type
+        if simulation.config.run.reduction != "exact" or before is None:
+            return
+        if before != now:
+            raise CollectiveError(
+                f"the run began on run.device = {before!r} and would continue on {now!r}, whose results are "
+                f"not bitwise identical, as run.reduction = 'exact' requires: set run.device={before}, or "
+                "continue without the reproducibility guarantee: `mpifed resume FOLDER run.reduction=fused`"
+            )
+        there, here = (
+            {"mpifed": version["mpifed"], **what}
+            for version, what in (
+                (self.header["versions"], self.header["machine"]),
+                (versions(), machine(simulation.device)),
+            )
+        )
+        changed = differences(there, here, "before", "now")
+        if changed and comm.rank == 0:
+            warning(f"{changed}: the results may no longer be bitwise identical (run.reduction = 'exact')")
+
+
+def _records(simulation: Simulation) -> dict[str, State]:
+    """The records that a checkpoint holds as a whole."""
+    return {
+        "shared": simulation.shared,
+        "coordinator": simulation.rounds.coordinator.moments,
+        "output": simulation.output,
+    }
+
+
+def bytes_of(simulation: Simulation) -> int:
+    """Bytes of the state that a checkpoint holds, without the history."""
+    numbers = sum(len(state.buffer) for state in _records(simulation).values())
+    numbers += simulation.placement.clients * simulation.row_size
+    return numbers * np.dtype(simulation.config.run.dtype).itemsize
+
+
+def _sizes(simulation: Simulation) -> dict:
+    """The sizes in which a checkpoint and the run that is restored from it must agree."""
+    clients = [simulation.placement.clients, simulation.row_size]
+    whole = {name: state.buffer.numel() for name, state in _records(simulation).items()}
+    return {"dtype": simulation.config.run.dtype, **whole, "clients": clients}
+
+
+def expect_state(header, arrays: dict[str, np.ndarray], clients: tuple[tuple[int, ...], np.dtype] | None):
+    """Validate the content of a checkpoint, whose digest shows only that it has not changed.
+
+    Args:
+        clients: shape and type of the clients' rows, ``None`` if there are none.
+
+    Raises:
+        ValueError: a value is missing, unknown, or of another type or size; names the version that wrote it.
+    """
+    try:
+        Header.model_validate(header)
+        _expect_arrays(header, arrays, clients)
+    except ValidationError as error:
+        text = explain(error.errors(), "its header").replace("\n", ", ")
+        raise ValueError(f"{text}; it was written by {writer(header)}") from None
+    except ValueError as error:
+        raise ValueError(f"{error}; it was written by {writer(header)}") from None
+
+
+def _expect_arrays(header: dict, arrays: dict[str, np.ndarray], clients) -> None:
+    sizes = header["sizes"]
+    expected = {name: ((sizes[name],), sizes["dtype"]) for name in ("shared", "coordinator", "output")}
+    expected["clients"] = tuple(sizes["clients"]), sizes["dtype"]
+    found = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
+    if clients:
+        found["clients"] = clients[0], str(clients[1])
+    for name in {**expected, **found}:
+        if expected.get(name) != found.get(name):
+            texts = (_described(table.get(name)) for table in (expected, found))
+            raise ValueError("expected {0} as {2!r}, found {1}".format(*texts, name))
+    metrics, recorded = header["metrics"], header["config"].get("record", [])
+    if metrics[0] != "round" or len({*metrics}) < len(metrics):
+        raise ValueError(f"expected the metrics 'round' and others, found {', '.join(metrics)}")
+    if {*header["recorded"]} != {*recorded} or header["totals"][0] != header["round"]:
+        raise ValueError("expected iterates and costs of its own settings and round, found others")
+
+
+def _described(array: tuple | None) -> str:
+    return f"{array[1]} [{', '.join(map(str, array[0]))}]" if array else "nothing"
+
+
+def writer(header) -> str:
+    """The version that wrote a checkpoint with this header, in words."""
+    names = header.get("versions") if isinstance(header, dict) else None
+    version = names.get("mpifed") if isinstance(names, dict) else None
+    return f"mpifed {version}" if version else "an unknown version of mpifed"

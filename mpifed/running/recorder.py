@@ -1,0 +1,256 @@
+"""Collects the history of a run and writes its results file (:mod:`mpifed.storage.format`).
+
+History stays in memory on rank 0 and the file is replaced as a whole at every checkpoint and at the end, so a
+reader never meets half a file. Ranks meet for their costs only when the history is wanted.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import json
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mpifed.core.network import fixed, places
+from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.devices import machine, usage
+from mpifed.simulation.data_consistency import to_json
+from mpifed.simulation.simulation import Simulation
+from mpifed.storage import results
+from mpifed.storage.format import COSTS, End, entries
+from mpifed.storage.history import row_type
+
+__all__ = ["Recorder", "versions"]
+
+#: Columns that add up over the ranks; the others are means.
+_SUMMED = np.array([name in ("oracle_calls", "wire_bytes", "bytes_up", "bytes_down") for name in COSTS])
+#: The column that is the same on all ranks.
+_CLOCK = COSTS.index("federated_seconds")
+#: Bytes of recorded iterates that rank 0 holds at most.
+MEMORY = 4 * 2**30
+
+
+class Recorder:
+    """Collects the history of a run. On ranks other than 0 it only contributes costs.
+
+    Args:
+        blocks: the blocks whose averaged iterate is kept every round.
+
+    Raises:
+        ValueError: a block does not exist, or its iterates would not fit into memory.
+    """
+
+    def __init__(self, simulation: Simulation, comm: SerialComm):
+        self.simulation, self.comm, config = simulation, comm, simulation.config
+        sizes = simulation.blocks.sizes
+        self.blocks = config.record
+        for block in self.blocks:
+            if block not in sizes:
+                raise ValueError(
+                    f"record = {list(self.blocks)}: there is no block {block!r} (options: {', '.join(sizes)})"
+                )
+        needed = (
+            sum(sizes[block] for block in self.blocks)
+            * config.rounds
+            * simulation.shared.buffer.element_size()
+        )
+        if needed > MEMORY:
+            raise ValueError(
+                f"record = {list(self.blocks)} needs {needed / 2**30:.1f} GiB for {config.rounds} rounds, "
+                f"more than {MEMORY / 2**30:.0f} GiB: record fewer blocks"
+            )
+        self._base = np.zeros(len(COSTS))
+        self._pending: list[list[float]] = []
+        self._costs, self._recorded = np.zeros((1, len(COSTS))), 0
+        self.metrics: dict[str, list[float]] = {}
+        self._usage: dict[str, np.ndarray] = {}
+        self.iterates: dict[str, list[np.ndarray]] = {block: [] for block in self.blocks}
+        self._class_counts = config.problem.class_counts() if comm.rank == 0 else None
+
+    def note_round(self) -> None:
+        """Keep the costs, and on rank 0 the iterates, of the round just done."""
+        costs = self.simulation.rounds.costs
+        self._pending.append([self.simulation.round, *(getattr(costs, name, 0.0) for name in COSTS[1:])])
+        if self.comm.rank == 0 and self.simulation.round > 0:
+            for block in self.blocks:
+                self.iterates[block].append(self.simulation.rounds.block(block).cpu().numpy().copy())
+
+    def note_metrics(self, values: dict[str, float]) -> None:
+        """Keep the metrics of the round just done (rank 0)."""
+        for name, value in {"round": self.simulation.round, **values}.items():
+            self.metrics.setdefault(name, []).append(value)
+
+    def gather(self) -> None:
+        """Bring the costs of the rounds since the last call, and the memory used, to rank 0. Collective."""
+        rows = np.array(self._pending, dtype=np.float64).reshape(-1, len(COSTS))
+        self._pending = []
+        self.comm.allreduce_(rows)
+        rows = np.where(_SUMMED, rows, rows / self.comm.size)
+        rows[:, 1:] += self._base[1:]
+        clock = self.simulation.rounds.clock.collect(self.comm)[
+            : len(rows)
+        ]  # without the round that a non-finite value has cut short
+        rows[:, _CLOCK] = np.cumsum([self._base[_CLOCK], *clock])[
+            1:
+        ]  # in the order of the rounds, with or without a resumption
+        self._base[_CLOCK] = rows[-1, _CLOCK] if len(rows) else self._base[_CLOCK]
+        self._keep(rows)
+        self._usage = usage(self.comm, self.simulation.device)
+
+    def _keep(self, rows: np.ndarray) -> None:
+        """Add rows to the costs, in room that doubles."""
+        end = self._recorded + len(rows)
+        if end > len(self._costs):
+            self._costs = np.concatenate([self.costs, np.empty((2 * end - self._recorded, len(COSTS)))])
+        self._costs[self._recorded : end], self._recorded = rows, end
+
+    @property
+    def costs(self) -> np.ndarray:
+        """The gathered costs, one row a round, the first for the starting point."""
+        return self._costs[: self._recorded]
+
+    @property
+    def totals(self) -> dict[str, float]:
+        """The costs after the last round that is gathered, by name, counts as whole numbers (rank 0)."""
+        return {
+            name: float(value) if name.endswith("seconds") else int(value)
+            for name, value in zip(COSTS[1:], self.costs[-1, 1:])
+        }
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of an iterate of each block that is recorded."""
+        return {block: self.simulation.blocks.sizes[block] for block in self.blocks}
+
+    @property
+    def row_type(self) -> np.dtype:
+        """The type of :meth:`rows` (rank 0)."""
+        return row_type(len(self.metrics), self.sizes, self.simulation.config.run.dtype)
+
+    def rows(self, first: int, end: int) -> np.ndarray:
+        """What is kept of the rounds from ``first`` to before ``end``, without check sums (rank 0)."""
+        rows = np.zeros(end - first, self.row_type)
+        rows["costs"], rows["metrics"], taken = self.costs[first:end], np.nan, self.metrics["round"]
+        some = slice(bisect.bisect_left(taken, first), bisect.bisect_left(taken, end))
+        at = np.array(taken[some], dtype=np.int64) - first
+        rows["metrics"][at] = np.array([values[some] for values in self.metrics.values()]).T
+        for block in self.blocks:  # the starting point has none
+            late = max(first, 1)
+            if late < end:
+                rows[f"iterates_{block}"][late - first :] = self.iterates[block][late - 1 : end - 1]
+        return rows
+
+    def table(self, block: str) -> np.ndarray:
+        """The recorded iterates of a block, ``[R, d]`` (rank 0)."""
+        flat = np.array(self.iterates[block], dtype=self.simulation.config.run.dtype)
+        return flat.reshape(len(self.iterates[block]), self.simulation.blocks.sizes[block])
+
+    @property
+    def size(self) -> int:
+        """Bytes of the history (rank 0)."""
+        item = self.simulation.shared.buffer.element_size()
+        iterates = sum(
+            len(self.iterates[block]) * self.simulation.blocks.sizes[block] for block in self.blocks
+        )
+        return self.costs.nbytes + 8 * sum(map(len, self.metrics.values())) + item * iterates
+
+    def restore(self, header: dict, arrays: dict[str, np.ndarray]) -> None:
+        """Take up the history of a checkpoint (the arrays are rank 0's; the others pass none).
+
+        Costs and iterates of rounds that are lost are NaN, and iterates of rounds before a block was
+        recorded.
+        """
+        if self.comm.rank == 0:
+            self._keep(arrays["costs"])
+            self._base = self.costs[-1].copy()
+            self.metrics = {name: row.tolist() for name, row in zip(header["metrics"], arrays["metrics"])}
+            self.metrics["round"] = [int(r) for r in self.metrics["round"]]
+            self.simulation.metrics.names = [name for name in header["metrics"] if name != "round"]
+            for block in self.blocks:
+                unknown = np.full((len(self.costs) - 1, self.simulation.blocks.sizes[block]), np.nan)
+                self.iterates[block] = list(arrays.get(f"iterates_{block}", unknown))
+
+    def before(self, cost: str) -> float:
+        """What this process had been preceded by, of one of the costs (rank 0)."""
+        return float(self._base[COSTS.index(cost)])
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The costs by name, counts as whole numbers, without rounds that are lost (rank 0)."""
+        columns = dict(zip(COSTS, self.costs[~np.isnan(self.costs[:, 0])].T))
+        return {
+            name: column if name.endswith("seconds") else column.astype(np.int64)
+            for name, column in columns.items()
+        }
+
+    def write(self, folder: Path, end: End | None, final: dict[str, float]) -> None:
+        """Replace the results file (rank 0).
+
+        Args:
+            end: why the run ended, ``None`` while it continues.
+            final: metrics of the output point, empty while the run continues.
+        """
+        columns = {"costs": self.columns(), "ranks": self._usage}
+        columns["metrics"] = {name: np.array(values) for name, values in self.metrics.items()}
+        if self.blocks:
+            rounds = np.arange(1, len(self.costs))
+            columns["iterates"] = {block: self.table(block) for block in self.blocks} | {"round": rounds}
+        results.write(
+            folder,
+            self._attributes() | entries(end),
+            columns,
+            self._point(),
+            self._class_counts,
+            final,
+            self.simulation.metrics.details if final else None,
+        )
+
+    def _point(self) -> results.Point:
+        """The output point, and the network's values that the method does not change."""
+        simulation = self.simulation
+        values, tied = fixed(simulation.config.problem)
+        return results.Point(
+            {block: getattr(simulation.output, block).cpu().numpy() for block in simulation.blocks},
+            dict(simulation.blocks),
+            places(simulation.problem),
+            {
+                name: one.cpu().to(simulation.dtype if one.is_floating_point() else None).numpy()
+                for name, one in values.items()
+            },
+            dict(tied),
+        )
+
+    def _attributes(self) -> dict[str, str]:
+        """What the results file says of the run as a whole."""
+        simulation = self.simulation
+        layout = {
+            "ranks": self.comm.size,
+            "device": str(simulation.device),
+            "threads": torch.get_num_threads(),
+            "placement": simulation.config.run.placement,
+            "clients": simulation.placement.counts,
+            "group": simulation.rounds.choice.group,
+            "transport": simulation.transport.name,
+        }
+        return {
+            "config": json.dumps(simulation.config.table()),
+            "versions": json.dumps(versions() | {"mpi": self.comm.mpi}),
+            "layout": json.dumps(layout | {"machine": machine(simulation.device)}),
+            "data": to_json(simulation.files),
+            "maximised": json.dumps(sorted(simulation.metrics.maximised)),
+            "splits": json.dumps(simulation.metrics.rows),
+            "infeasible": simulation.infeasible,
+        }
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The versions of Python, this package and its libraries, by name."""
+    import mpifed  # complete by now: the package itself imports this module
+
+    packages = {name: version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
+    return {"python": platform.python_version(), "mpifed": mpifed.__version__, **packages}

@@ -1,0 +1,27 @@
+"""The options of the files of a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from mpifed.base.settings import Section, file_name
+
+__all__ = ["StorageOptions"]
+
+
+class StorageOptions(Section):
+    """Where a run writes its files, and how often."""
+
+    checkpoint_every: int = Field(
+        50,
+        ge=0,
+        description="rounds between checkpoints; 0 writes a checkpoint only if a signal ends the run",
+    )
+    keep: int = Field(3, ge=1, description="number of checkpoints to keep")
+    out: Annotated[str, AfterValidator(file_name)] = Field("runs/run", description="output folder")
+    overwrite: bool = Field(False, description="start over and replace the run in the output folder")
+    tensorboard: bool = Field(
+        False, description="also write metrics and costs for TensorBoard, into the subfolder tensorboard"
+    )

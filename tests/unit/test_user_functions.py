@@ -1,0 +1,272 @@
+"""Data sets that a function returns: what is taken, what is refused, and by what it is known."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import mpifed
+from mpifed.base.errors import ConfigError
+from mpifed.base.settings import build
+from mpifed.data import DataError
+from mpifed.problems import Classification, DeepAUC, FairClassification, RobustRegression, TextAUC
+
+SAMPLES, LABELS = np.arange(24.0).reshape(12, 2), np.arange(12) % 3
+GOOD = {"train": (SAMPLES, LABELS), "test": (SAMPLES[:4], LABELS[:4])}
+TEXTS = (["good film", "bad film"] * 4, [1, 0] * 4)
+
+
+class Pictures(Dataset):
+    """Pairs as torch has them, whose label is a number of Python's."""
+
+    def __len__(self):
+        return len(SAMPLES)
+
+    def __getitem__(self, row):
+        return torch.from_numpy(SAMPLES[row]), int(LABELS[row])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(SAMPLES, LABELS))
+
+
+def returning(value):
+    def load():
+        return value
+
+    return load
+
+
+def read(value):
+    return Classification(dataset=returning(value), clients=2).dataset()
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        (SAMPLES, LABELS),
+        [SAMPLES.tolist(), LABELS.tolist()],
+        (SAMPLES.astype(int), LABELS.astype(np.uint8)),
+        (torch.from_numpy(SAMPLES), torch.from_numpy(LABELS)),
+        (torch.from_numpy(SAMPLES).requires_grad_(), LABELS),
+        TensorDataset(torch.from_numpy(SAMPLES), torch.from_numpy(LABELS)),
+        Pictures(),
+        Stream(),
+    ],
+    ids=["arrays", "lists", "whole", "tensors", "leaf", "TensorDataset", "Dataset", "IterableDataset"],
+)
+def test_forms_of_samples_and_labels(train):
+    data = read(GOOD | {"train": train})
+    assert data.train.dtype == torch.float32 and data.train.tolist() == SAMPLES.tolist()
+    assert data.train_labels.dtype == torch.int64 and data.train_labels.tolist() == LABELS.tolist()
+    assert data.validation is None and data.classes == 3 and data.class_names == ()
+
+
+def test_validation_classes_and_clients():
+    more = {
+        "validation": (SAMPLES[:2], LABELS[:2]),
+        "classes": ["a", "b", "c"],
+        "clients": ["x", "y", "x"] * 4,
+    }
+    data = read(GOOD | more)
+    assert data.validation.tolist() == SAMPLES[:2].tolist() and data.validation_labels.tolist() == [0, 1]
+    assert data.names == ("a", "b", "c") and data.owner_names == ("x", "y")
+    assert data.owners.tolist() == [0, 1, 0] * 4
+
+
+def test_what_a_function_returned_is_known_by_its_digest():
+    def digest(value):
+        ((name, file),) = read(value).files.items()
+        assert name.endswith(":returning.<locals>.load") and file.path.startswith("returned by ")
+        return file.digest
+
+    other = SAMPLES.copy()
+    other[3, 1] += 1
+    turned = GOOD | {"train": (SAMPLES, (LABELS + 1) % 3)}
+    longer = GOOD | {"test": (SAMPLES[:5], LABELS[:5])}
+    named = GOOD | {"classes": ["a", "b", "c"]}
+    owned = GOOD | {"clients": [0, 1] * 6}
+    changed = [GOOD | {"train": (other, LABELS)}, turned, longer, named, owned]
+    assert len({digest(one) for one in (GOOD, *changed)}) == 6 and digest(GOOD) == digest(dict(GOOD))
+
+
+NAN = np.where(SAMPLES == 5, np.nan, SAMPLES)
+ONE = SAMPLES, np.zeros(12, int)
+REFUSED = {
+    "None": (None, "load returned None: expected a dictionary"),
+    "an array": (SAMPLES, r"load returned an array of type float64 and shape \(12, 2\): expected a"),
+    "a pair": ((SAMPLES, LABELS), "load returned a tuple: expected a dictionary"),
+    "no test": ({"train": (SAMPLES, LABELS)}, "load returned no test samples: expected a dictionary"),
+    "another name": (dict(GOOD, valid=1), "load returned 'valid': did you mean 'validation'"),
+    "no labels": (dict(GOOD, train=SAMPLES), "train: expected a pair .* found an array of type float64"),
+    "words": (dict(GOOD, train=(SAMPLES.astype(str), LABELS)), "train: expected samples that are numbers"),
+    "flat": (dict(GOOD, train=(SAMPLES[:, 0], LABELS)), r"that are numbers \[n, ...\], .*shape \(12,\)"),
+    "floats": (dict(GOOD, train=(SAMPLES, LABELS / 1)), "train: expected labels .n. that are .*float64"),
+    "wide": (dict(GOOD, train=(SAMPLES, LABELS[:, None])), r"labels \[n\] that are .* shape \(12, 1\)"),
+    "named": (dict(GOOD, train=(SAMPLES, ["a"] * 12)), "number the classes, their names go into classes"),
+    "fewer": (dict(GOOD, test=(SAMPLES, [0, 1])), "test: expected samples .* 12 samples and 2 labels"),
+    "empty": (dict(GOOD, test=(SAMPLES[:0], LABELS[:0])), "test: .* found 0 samples and 0 labels"),
+    "too high": (dict(GOOD, test=(SAMPLES[:1], [3])), "test: .* from 0 to 2, .*, found 3 in row 0"),
+    "negative": (dict(GOOD, train=(SAMPLES, LABELS - 1)), "train: .* from 0 to 1, .*, found -1 in row 0"),
+    "few names": (dict(GOOD, classes=["a", "b"]), "from 0 to 1, which classes names, found 2 in row 2"),
+    "many names": (dict(GOOD, classes=list("abcd")), "every class to train on, found none of 'd'"),
+    "a gap": (dict(GOOD, train=(SAMPLES, LABELS * 2)), "every class to train on, found none of '1'"),
+    "one class": (dict(train=ONE, test=ONE), "expected two classes at least, found 0"),
+    "classes": (dict(GOOD, classes=3), "classes: expected a list of names, found 3"),
+    "clients": (dict(GOOD, clients=[0, 1]), r"one for each of 12 samples to train on, .* \(2,\)"),
+    "nan": (dict(GOOD, test=(NAN, LABELS)), "test: expected finite numbers, found nan in row 2 .returned"),
+    "shapes": (dict(GOOD, test=(SAMPLES.T[:, :3], [0, 1])), r"test: expected samples of shape \(2,\) as in"),
+}
+
+
+@pytest.mark.parametrize("value, says", REFUSED.values(), ids=REFUSED)
+def test_what_is_no_data_set_is_refused(value, says):
+    with pytest.raises(DataError, match=says):
+        read(value)
+
+
+class Uneven(Pictures):
+    def __getitem__(self, row):
+        return torch.ones(row + 1), 0
+
+
+class Single(Pictures):
+    def __getitem__(self, row):
+        return torch.ones(2)[0]
+
+
+class Undecoded(Pictures):
+    def __getitem__(self, row):
+        return {"picture": 1}, 0
+
+
+class Failing(Pictures):
+    def __getitem__(self, row):
+        raise OSError("no such picture")
+
+
+@pytest.mark.parametrize(
+    "dataset, says",
+    [
+        (Uneven(), r"of one shape, found an array of type torch.float32 and shape \(2,\) in row 1"),
+        (Single(), "expected a Dataset of pairs .sample, label., found an array .* in row 0"),
+        (Undecoded(), "expected samples that are tensors or arrays of one shape, found a dict in row 0"),
+        (Failing(), "load failed: OSError: no such picture\n.*raise OSError"),
+    ],
+)
+def test_what_is_wrong_with_a_torch_data_set(dataset, says):
+    with pytest.raises(ValueError, match=f"(?s){says}"):
+        read(GOOD | {"train": dataset})
+
+
+FILE = """
+import numpy as np
+
+def load(rows=12, shift=0):
+    samples = np.random.default_rng(0).random((rows, 1, 8, 8)) + shift
+    return {"train": (samples, np.arange(rows) % 2), "test": (samples, np.arange(rows) % 2)}
+
+def broken():
+    raise KeyError("column")
+
+def said():
+    texts = ["good film", "bad film"] * 4, [1, 0] * 4
+    return {"train": texts, "test": texts}
+"""
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    (tmp_path / "data.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "data.py"
+
+
+@pytest.mark.parametrize("kind", [Classification, FairClassification, RobustRegression, DeepAUC])
+def test_every_problem_takes_a_function_of_a_file(file, kind):
+    settings = {"model": "linear", "clients": 2, "dataset": {"name": "./data.py:load", "rows": 20}}
+    problem = build(kind, settings, "problem")
+    problem.prepare(0)
+    assert sum(problem.client_size(client) for client in range(2)) == 20
+    assert problem.client_data(0)[0].shape[1:] == (1, 8, 8) and list(problem.files) == ["data.py:load"]
+
+
+def test_a_function_that_raises_shows_its_lines(file):
+    with pytest.raises(ConfigError, match="(?s)data.py:broken failed: KeyError: .column.\n.*raise KeyError"):
+        build(Classification, {"dataset": "./data.py:broken"}, "problem").prepare(0)
+
+
+def test_a_setting_that_the_function_does_not_take(file):
+    with pytest.raises(ConfigError, match="data set load has no setting 'row': did you mean 'rows'"):
+        build(Classification, {"dataset": {"name": "./data.py:load", "row": 3}}, "problem")
+
+
+def test_texts_of_a_function(file):
+    problem = build(TextAUC, {"dataset": "./data.py:said", "clients": 2, "vectors": "random"}, "problem")
+    problem.prepare(0)
+    assert problem.test_labels().tolist() == [1, 0] * 4
+    for wrong, says in (
+        ({"train": TEXTS, "test": (["a", 3], [0, 1])}, "test: expected texts, found 3 in row 1"),
+        ({"train": (["a"] * 3, [0, 1, 2]), "test": TEXTS}, "expected labels 1, positive, and 0, negative"),
+    ):
+        with pytest.raises(DataError, match=says):
+            TextAUC(dataset=returning(wrong)).dataset()
+
+
+def test_names_that_are_no_data_set():
+    with pytest.raises(
+        ConfigError, match="unknown data set 'digit': did you mean 'digits'.*user-defined: \"./file.py"
+    ):
+        Classification(dataset="digit")
+    with pytest.raises(ConfigError, match="data set 'digits' has no settings, got {'size': 3}"):
+        Classification(dataset={"name": "digits", "size": 3})
+    with pytest.raises(ConfigError, match="unknown set of texts 'digits': .*options: .*sentiment140"):
+        TextAUC(dataset="digits")
+    assert Classification(dataset={"name": "digits"}).dataset == "digits"
+
+
+JOB = {
+    "rounds": 2,
+    "algorithm": {"name": "FedAvg", "K": 2, "eta": 0.1},
+    "oracle": {"batch_size": 4},
+    "problem": {"name": "Classification", "dataset": "./data.py:load", "clients": 2},
+}
+
+
+def test_a_run_does_not_go_on_with_other_samples_nor_another_source(file, tmp_path):
+    def run(rounds, **changes):
+        words = ["from mpifed.cli.main import main; main()", "run", "job.toml", f"rounds={rounds}"]
+        return subprocess.run([sys.executable, "-c", *words], cwd=tmp_path, capture_output=True, text=True)
+
+    (tmp_path / "samples.txt").write_text("0")
+    file.write_text(
+        FILE.replace("(rows=12, shift=0):", "(rows=12):\n    shift = float(open('samples.txt').read())")
+    )
+    (tmp_path / "job.toml").write_text(
+        'run.out = "run"\nrun.checkpoint_every = 1\nalgorithm = { name = "FedAvg", K = 2, eta = 0.1 }\n'
+        'problem = { name = "Classification", dataset = "./data.py:load", clients = 2 }\n'
+    )
+    first = run(1)
+    assert first.returncode == 0, first.stderr
+    (tmp_path / "samples.txt").write_text("1")
+    second = run(2)
+    assert (
+        second.returncode == 2 and "data file data.py:load has changed since the checkpoint" in second.stderr
+    )
+    (tmp_path / "samples.txt").write_text("0")
+    file.write_text(file.read_text() + "\n# another\n")
+    third = run(2)
+    assert third.returncode == 2 and "the source of problem.dataset" in third.stderr
+
+
+def test_a_function_given_in_python_is_named(tmp_path):
+    config = mpifed.Config.from_table(JOB | {"problem": JOB["problem"] | {"dataset": returning(GOOD)}})
+    name = config.table()["problem"]["dataset"]["name"]
+    assert name.endswith(":returning.<locals>.load")
+    assert config.table()["plugins"]["problem.dataset"]["name"] == name

@@ -1,0 +1,369 @@
+"""A user's nn.Module as the network of a problem: the values, what is refused, and where a run goes on."""
+
+import copy
+
+import networks
+import numpy as np
+import pytest
+import torch
+from networks import LeNet, Net, Tied
+from torch import nn
+
+import mpifed
+from mpifed.base.errors import ConfigError
+from mpifed.core.streams import generator
+from mpifed.data import DATASETS, Images
+from mpifed.models import LeNet5
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems import DeepAUC
+
+FILE = networks.__file__
+METHOD = {"name": "LocalSGDA", "q": 2, "eta_x": 0.1, "eta_y": 0.1}
+
+
+def job(out, model, problem="DeepAUC", dataset="digits", rounds=3, **run) -> dict:
+    return {
+        "rounds": rounds,
+        "algorithm": METHOD,
+        "problem": {"name": problem, "dataset": dataset, "clients": 4, "model": model},
+        "oracle": {"batch_size": 8},
+        "run": {"out": str(out), "progress": False, **run},
+    }
+
+
+def go(*arguments, **settings):
+    return mpifed.run(job(*arguments, **settings), SerialComm())
+
+
+def prepared(model, problem=DeepAUC, **settings):
+    made = problem(dataset="digits", clients=2, model=model, **settings)
+    made.prepare(0)
+    return made
+
+
+def refusal(model, problem=DeepAUC) -> str:
+    with pytest.raises(ConfigError) as fault:
+        prepared(model, problem)
+    return str(fault.value)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The name of a data set of some images of 28 x 28."""
+    rng = np.random.default_rng(0)
+    parts = [
+        one
+        for count in (80, 40)
+        for one in (
+            torch.from_numpy(rng.random((count, 1, 28, 28), np.float32)),
+            torch.from_numpy(rng.integers(0, 10, count)),
+        )
+    ]
+    monkeypatch.setitem(DATASETS, "drawn", lambda data_dir=None: Images(*parts))
+    return "drawn"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("group", [1, 2, "all"])
+def test_lenet_of_torch_is_the_built_in_to_the_last_bit(tmp_path, drawn, group, dtype):
+    built_in, torchs = LeNet5(), LeNet().double()
+    torchs.load_state_dict(built_in.initial(built_in.shapes((1, 28, 28), 1), generator(0, "initial")))
+    expected, found = (
+        go(tmp_path / type(model).__name__, model, dataset=drawn, group=group, dtype=dtype, reduction="exact")
+        for model in (built_in, torchs)
+    )
+    assert all(torch.equal(expected.point[block], found.point[block]) for block in "xy")
+    assert expected.history == found.history and len(expected.history) == 2
+
+
+def test_a_class_of_a_file_is_stored_with_its_source(tmp_path):
+    table = job(tmp_path / "run", {"name": f"{FILE}:Net", "width": 5})
+    result = mpifed.run(table, SerialComm())
+    assert result.config["problem"]["model"] == {"name": f"{FILE}:Net", "width": 5}
+    assert list(result.config["plugins"]) == ["problem.model"]
+    assert len(result.point["x"]) == 64 * 5 + 5 + 5 + 1 + 2
+    assert mpifed.Config.from_table(result.config).table() == result.config
+    assert list(result.parameters["x"])[:4] == ["first.weight", "first.bias", "last.weight", "last.bias"]
+
+
+@pytest.mark.parametrize("problem", ["Classification", "FairClassification", "RobustRegression"])
+def test_in_the_problems_of_classification(tmp_path, problem):
+    method = "FedAvg" if problem == "Classification" else "LocalSGDA"
+    table = job(tmp_path, {"name": f"{FILE}:dropping", "outputs": 10, "p": 0.1}, problem)
+    if method == "FedAvg":
+        table["algorithm"] = {"name": "FedAvg", "K": 2, "eta": 0.1}
+    assert len(mpifed.run(table, SerialComm()).point["x"]) == 64 * 6 + 6 + 60 + 10
+
+
+def test_a_class_starts_from_the_seed_and_an_object_from_what_it_holds():
+    first, again = (prepared(f"{FILE}:Net").initial(generator(seed, "initial"))["x"] for seed in (0, 0))
+    other = prepared(f"{FILE}:Net").initial(generator(1, "initial"))["x"]
+    assert first.dtype == torch.float64 and torch.equal(first, again) and not torch.equal(first, other)
+    state = torch.random.get_rng_state()
+    prepared(f"{FILE}:Net").initial(generator(0, "initial"))
+    assert torch.equal(state, torch.random.get_rng_state())
+    net = Net()
+    held = torch.cat([one.detach().flatten().double() for one in net.parameters()])
+    problem = prepared(net)
+    assert torch.equal(problem.initial(generator(0, "initial"))["x"][:-2], held)
+    assert problem.model.given is not net or all(one.grad is None for one in net.parameters())
+
+
+def test_a_shared_weight_counts_once_and_gets_the_gradient_of_both_uses():
+    problem = prepared(Tied().double())
+    assert list(problem.variables()["x"]) == ["inner.weight", "out.weight", "out.bias", "a", "b"]
+    x = problem.variables().unflatten("x", problem.initial(generator(0, "initial"))["x"])
+    rows = torch.from_numpy(np.random.default_rng(0).standard_normal((5, 64)))
+
+    def score(w, v, c):  # by hand
+        return (torch.tanh(torch.tanh(rows @ w.T) @ w.T) @ v.T + c).sum()
+
+    def of_module(w, v, c):
+        return problem.model({"inner.weight": w, "out.weight": v, "out.bias": c}, rows).sum()
+
+    arguments = [
+        x[name].detach().clone().requires_grad_() for name in ("inner.weight", "out.weight", "out.bias")
+    ]
+    expected, found = (torch.autograd.grad(one(*arguments), arguments) for one in (score, of_module))
+    w, v, _ = (one.detach() for one in arguments)
+    inner = torch.tanh(rows @ w.T)
+    outer = (1 - torch.tanh(inner @ w.T) ** 2) * v  # ∂score/∂(inner wᵀ)
+    by_hand = outer.T @ inner + ((outer @ w) * (1 - inner**2)).T @ rows
+    # Sums of 64 products of numbers of size one in float64, in another order.
+    torch.testing.assert_close(found[0], by_hand, rtol=1e-12, atol=1e-12)
+    for one, other in zip(expected, found):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+class Odd(Net):
+    """A net with whatever is put on it."""
+
+    def __init__(self, build=None, forward=None):
+        super().__init__()
+        self.own = forward
+        if build:
+            build(self)
+
+    def forward(self, images):
+        value = super().forward(images)
+        return self.own(self, value) if self.own else value
+
+
+def writes(net, value):
+    net.seen += 1
+    return value
+
+
+def with_buffer(value):
+    return lambda net: net.register_buffer("seen", value())
+
+
+REFUSED = [
+    (lambda: Net(nn.BatchNorm1d(6)), "has BatchNorm1d at 'middle': it normalises by the batch"),
+    (lambda: Net(nn.BatchNorm1d(6)), "use GroupNorm, nn.GroupNorm(6, 6)"),
+    (lambda: Net(nn.SyncBatchNorm(64)), "use GroupNorm, nn.GroupNorm(32, 64)"),
+    (lambda: Net(nn.InstanceNorm1d(6, track_running_stats=True)), "expected track_running_stats=False"),
+    (lambda: Net(nn.RReLU()), "draws in forward (aten.rrelu_with_noise.default): expected no other draws"),
+    (
+        lambda: Odd(forward=lambda net, value: value + torch.randn_like(value)),
+        "draws in forward (aten.randn_like",
+    ),
+    (lambda: Odd(forward=lambda net, value: value + torch.randn_like(value)), "test_user_networks.py"),
+    (lambda: Odd(with_buffer(lambda: torch.zeros(1)), writes), "writes to its buffer 'seen' in forward"),
+    (
+        lambda: Odd(forward=lambda net, value: 2 * value if net.training else value),
+        "no dropout: expected the same",
+    ),
+    (
+        lambda: Odd(forward=lambda net, value: (value, value)),
+        "returns a tuple for samples of shape [3, 1, 8, 8]",
+    ),
+    (lambda: Odd(forward=lambda net, value: value > 0), "has outputs of type bool for samples of shape"),
+    (
+        lambda: Net(outputs=10),
+        "has outputs of shape [3, 10] for samples of shape [3, 1, 8, 8] (batch, c, h, w)",
+    ),
+    (lambda: Net(outputs=10), "expected a tensor [3, 1] (batch, outputs)"),
+    (lambda: LeNet(), "does not take samples of shape [3, 1, 8, 8] (batch, c, h, w): RuntimeError: "),
+    (lambda: nn.Sequential(nn.Flatten()), "has no parameters to train"),
+    (lambda: Net().requires_grad_(False), "has no parameters to train"),
+    (
+        lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(1)),
+        "has lazy layers: call it once on samples before",
+    ),
+]
+
+
+@pytest.mark.parametrize("make, said", REFUSED)
+def test_modules_that_no_network_can_be_are_refused(make, said):
+    assert said in refusal(make())
+
+
+def test_a_name_that_the_problem_has_is_refused():
+    net = Odd(lambda net: setattr(net, "a", nn.Parameter(torch.zeros(1))))
+    with pytest.raises(ValueError, match="a parameter 'a', like the problem: give it another name"):
+        prepared(net).variables()
+
+
+#: Classes and functions as a file has them.
+SOURCES = """
+import numpy as np
+import torch
+from torch import nn
+from networks import Net
+
+class Drawn(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("frequencies", torch.randn(6))
+
+def other_every_time():
+    net = Net()
+    nn.init.constant_(net.first.weight, np.random.default_rng().normal())
+    return net
+
+def nothing():
+    return 3
+
+def fails():
+    raise RuntimeError("no net today")
+
+class Positions(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.linspace(0, 1, 6))
+        self.register_buffer("turns", torch.exp(1j * self.table.double()), persistent=False)
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.first.weight.requires_grad_(False).fill_(0.01)
+    def forward(self, images):
+        h = self.first(images.flatten(1)) + self.table
+        turned = h * self.turns
+        return self.scale * self.last(turned.real + turned.imag)
+
+def lazy():
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(6), nn.Tanh(), nn.Linear(6, 1))
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "nets.py"
+    path.write_text(SOURCES)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("Drawn", "the network nets.py:Drawn has 'frequencies', which is random and not a parameter"),
+        (
+            "other_every_time",
+            "has 'first.weight', which differs when the module is created again from one seed",
+        ),
+        ("nothing", "nets.py:nothing returns a int: expected an nn.Module"),
+        ("fails", "nets.py:fails cannot be made: RuntimeError: no net today"),
+    ],
+)
+def test_what_files_make_is_refused(file, name, said):
+    assert said in refusal(f"{file}:{name}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_buffers_and_frozen_parameters_are_constants_in_the_precision_of_the_point(file, dtype):
+    problem = prepared(f"{file}:Positions")
+    assert list(problem.variables()["x"]) == ["scale", "first.bias", "last.weight", "last.bias", "a", "b"]
+    x = problem.variables().unflatten("x", problem.initial(generator(0, "initial"))["x"].to(dtype))
+    rows = torch.rand(5, 1, 8, 8, dtype=dtype)
+    value = problem.model(x, rows)
+    table = torch.linspace(0, 1, 6, dtype=torch.float64).to(dtype)
+    h = rows.flatten(1) @ torch.full((64, 6), 0.01, dtype=dtype) + x["first.bias"] + table
+    expected = 2 * ((h * (torch.cos(table) + torch.sin(table))) @ x["last.weight"].T + x["last.bias"])
+    assert value.dtype == dtype
+    # Sums of 64 products, rounded to seven digits in float32.
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Positions", "lazy"])
+@pytest.mark.parametrize("group", [1, 2])
+def test_they_run_and_give_the_module_back(tmp_path, file, name, group):
+    result = go(tmp_path / "run", f"{file}:{name}", group=group)
+    model = mpifed.Config.from_table(result.config).problem.model
+    module = model.module(result.parameters["x"])
+    problem = prepared(f"{file}:{name}")
+    assert not module.training
+    found = module(problem._images.test[:5]).detach()
+    expected = problem.model(result.parameters["x"], problem._images.test[:5])
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-6, atol=1e-6)  # float32
+
+
+def test_weights_of_another_network_are_refused(file):
+    problem = prepared(f"{file}:lazy")
+    with pytest.raises(ConfigError, match="has the parameter '3.bias', which is not among the weights"):
+        problem.model.module(
+            {"1.weight": torch.zeros(6, 64), "1.bias": torch.zeros(6), "3.weight": torch.zeros(1, 6)}
+        )
+
+
+def test_functions_that_cannot_be_mapped_are_stepped_one_after_another(tmp_path, capsys):
+    whole = go(tmp_path / "auto", f"{FILE}:Branches", reduction="exact")
+    alone = go(tmp_path / "loop", f"{FILE}:Branches", reduction="exact", group=1)
+    assert torch.equal(whole.point["x"], alone.point["x"])
+    said = "run.group = 2 vectorises clients, but their functions cannot be mapped.*set run.group = 1"
+    with pytest.raises(CollectiveError, match=said):
+        go(tmp_path / "two", f"{FILE}:Branches", group=2)
+
+
+def test_many_clients_fall_back_to_the_loop(tmp_path, capsys):
+    table = job(tmp_path, f"{FILE}:Branches")
+    table["problem"]["clients"] = 40
+    mpifed.run(table, SerialComm())
+    assert "clients are looped over, their functions cannot be mapped over clients" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["Net", "dropping"])
+def test_a_run_goes_on_to_the_same_bits(tmp_path, name):
+    model = f"{FILE}:{name}"
+    whole = go(tmp_path / "whole", model, rounds=6, reduction="exact")
+    go(tmp_path / "parts", model, reduction="exact", checkpoint_every=1)
+    parts = mpifed.resume(tmp_path / "parts", ["rounds=6"], SerialComm())
+    assert torch.equal(whole.point["x"], parts.point["x"])
+
+
+def test_a_run_goes_on_with_no_other_source(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text("from networks import Net\n")
+    go(tmp_path / "run", f"{file}:Net", checkpoint_every=1)
+    file.write_text("from networks import Net\n# another\n")
+    with pytest.raises(ConfigError, match="the source of problem.model .*net.py:Net has changed"):
+        mpifed.resume(tmp_path / "run", ["rounds=6"], SerialComm())
+    with pytest.raises(CollectiveError, match="the source of problem.model .*net.py:Net has changed"):
+        go(tmp_path / "run", f"{file}:Net", rounds=6)
+
+
+def test_an_object_goes_on_with_its_config_alone(tmp_path):
+    net = Net()
+    whole = go(tmp_path / "whole", copy.deepcopy(net), rounds=6, reduction="exact")
+    go(tmp_path / "parts", copy.deepcopy(net), reduction="exact", checkpoint_every=1)
+    with pytest.raises(ConfigError, match="cannot be imported again: continue with its Config"):
+        mpifed.resume(tmp_path / "parts", ["rounds=6"], SerialComm())
+    with pytest.raises(CollectiveError, match="another job: problem.model.name is .*Net .an instance"):
+        go(tmp_path / "parts", Net(), rounds=6, reduction="exact")
+    parts = go(tmp_path / "parts", copy.deepcopy(net), rounds=6, reduction="exact")
+    assert torch.equal(whole.point["x"], parts.point["x"])
+
+
+def test_the_module_that_is_given_stays_as_it_is(tmp_path):
+    net = Net().train()
+    before = copy.deepcopy(net.state_dict())
+    go(tmp_path, net)
+    assert net.training and all(torch.equal(net.state_dict()[name], one) for name, one in before.items())
+
+
+def test_compiled(tmp_path):
+    settings = {"group": 2, "reduction": "fused"}
+    plain, compiled = (
+        go(tmp_path / name, f"{FILE}:dropping", compile=mode, **settings).point["x"]
+        for name, mode in (("plain", "none"), ("compiled", "default"))
+    )
+    # The compiler adds in other orders: some ulps of float32 after six steps.
+    torch.testing.assert_close(plain, compiled, rtol=1e-4, atol=1e-5)
