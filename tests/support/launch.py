@@ -33,8 +33,9 @@ SETTINGS = {
     "NO_COLOR": "1",
     "PYTHONWARNINGS": ",".join(f"error:::{name}" for name in OWN_MODULES),
 }
-#: Holds one folder for each job, for mpirun's own files. An mpirun that is killed leaves them behind, and a later one
-#: that gets the same process number and finds them there does not start ("The PMIx server's listener thread failed").
+#: Holds one folder for each job, for mpirun's own files. An mpirun that is killed leaves them behind, and a
+#: later one that gets the same process number and finds them there does not start ("The PMIx server's
+#: listener thread failed").
 LAUNCHES = tempfile.TemporaryDirectory(prefix="mpirun-")
 #: Jobs that a suite takes at most, each ended early by a test.
 JOBS = 6
