@@ -25,7 +25,7 @@ from mpifed.base.errors import ContractError
 from mpifed.core.autodiff import PLAIN, Evaluation, Gradients, mapped, over_clients
 from mpifed.core.problem import Composition, Game, Minimax, Minimisation, Operator, Problem
 from mpifed.core.records import Blocks
-from mpifed.core.sampling import Addressed, Sample, Sampler, drawing
+from mpifed.core.sampling import Sample, Sampler, drawing
 from mpifed.core.streams import key
 
 __all__ = ["CompositionOracle", "MinimaxOracle", "EVALUATIONS", "ORACLES", "OperatorOracle", "Oracle", "Pull"]
@@ -115,7 +115,7 @@ class Oracle:
     def full_batch(self) -> Sample:
         """All data of each client, without noise or address: for the exact local gradient, client by
         client."""
-        return Sample(None, None)
+        return Sample()
 
     def steps(self, tau) -> Iterator[torch.Tensor]:
         """Steps of clients that take different numbers of them: ``for on in oracle.steps(tau)``.
@@ -249,14 +249,14 @@ class MinimaxOracle(Oracle):
         others = rest[:-1]
         self._evaluated()
         point = (x, *others)[: len(self.blocks)]
-        if xi.batch is None:
+        if xi.whole:
             gradients = self._each(self._of_one, *point)
         elif self._by_hand is not None:
             gradients = self._tuple(self._by_hand(*self._alike(point), xi.batch))
         elif self._compiled is not None:
             gradients = self._compiled(*(block.expand(self._count, -1) for block in point), xi.evaluated)
         else:
-            gradients = self._differentiate(point, xi.evaluated, self._count, self.batched)
+            gradients = self._differentiate(point, xi)
         if xi.noise is not None:
             gradients = [g + noise for g, noise in zip(gradients, xi.noise.split(self._split, dim=-1))]
         for block, weight, centre in self._pulls:
@@ -290,23 +290,18 @@ class MinimaxOracle(Oracle):
                 tuple(column.unsqueeze(0) for column in batch),
             )
             return tuple(g[0] for g in self._tuple(self.problem.gradients(*points, batches)))
-        return tuple(
-            g[0] for g in self._differentiate(point, [column.unsqueeze(0) for column in batch], 1, False)
-        )
+        return tuple(g[0] for g in self._blocks_of(self._gradients.alone(point, batch)))
 
-    def _differentiate(self, point, batch, count: int, batched: bool):
-        if batched:
-            gradient = self._gradients.together(point, batch, count)
-        else:
-            gradient = self._gradients.alone(point, _of_first(batch))
+    def _differentiate(self, point, xi: Sample):
+        if self.batched:
+            return self._blocks_of(self._gradients.together(point, xi.evaluated, self._count))
+        return self._blocks_of(self._gradients.alone(point, xi.evaluated_alone))
+
+    def _blocks_of(self, gradient: torch.Tensor):
+        """The parts of a gradient ``[C, d]``, one per block."""
+        if len(self._split) == 1:
+            return (gradient,)
         return torch.split_with_sizes(gradient, self._split, 1)  # a fourth of the time of Tensor.split
-
-
-def _of_first(batch):
-    """The minibatch of the only client, without the client axis."""
-    if isinstance(batch, Addressed):
-        return Addressed(_of_first(batch.columns), batch.address[0])
-    return tuple([column[0] for column in batch])
 
 
 class OperatorOracle(Oracle):
@@ -340,7 +335,7 @@ class OperatorOracle(Oracle):
         if self._game:
             gx, gy = self._game.grad(*z.split(self._split, dim=-1), xi)
             return torch.cat([gx, -gy], dim=-1)
-        if xi.batch is None:
+        if xi.whole:
             return self._each(self._of_one, z)
         value = self._operator(z, xi.batch)
         return value if xi.noise is None else value + xi.noise
@@ -396,8 +391,8 @@ class CompositionOracle(Oracle):
         point = point.expand(self._count, -1)
         if by_hand is None:
             one, mapped = automatic
-            return self._each(one, point) if xi.batch is None else mapped(point, xi.evaluated)
-        if xi.batch is not None:
+            return self._each(one, point) if xi.whole else mapped(point, xi.evaluated)
+        if not xi.whole:
             return by_hand(point, xi.batch)
         return self._each(
             lambda one, batch: tree_map(

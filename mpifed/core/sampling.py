@@ -419,36 +419,71 @@ class Draws:
         return tuple(array[r - ahead.first] for array in ahead.values)
 
 
-#: Bytes of data that are gathered at once, at most, beyond those of one sample: on a CPU they are to be in
-#: its cache when they are used, on a GPU they save launches.
-GATHERED = {"cpu": 2**18, "cuda": 2**26}
+#: Maximum number of bytes of data that are gathered at once, unless a single sample is larger. On a CPU the
+#: data should still be in its cache when they are used; on a GPU, fewer gathers mean fewer kernel launches.
+GATHERED = {"cpu": 2**20, "cuda": 2**26}
 
 
-class Sample(NamedTuple):
-    """One sample ξ of C clients: tensors ``[C, b, ...]`` and, with noise, one vector a client ``[C, d]`` over
-    all blocks.
+class Sample:
+    """One sample ξ of each of C clients.
 
-    ``batch`` is ``None`` for all data of each client. ``address`` is (number, round, client) of each, int64
-    ``[C, 3]``, where the problem's network drops (see ``core.sampling``).
+    Args:
+        batch: the minibatches, tensors ``[C, b, ...]``.
+        noise: one vector per client over all blocks, ``[C, d]``; ``None`` without noise.
+        address: (number, round, client) of each client's sample, int64 ``[C, 3]``, if the problem's network
+            has dropout (see the module's docstring); otherwise ``None``.
+        alone: the minibatch of a single client, tensors ``[b, ...]``, from which ``batch`` can be made.
+
+    Attributes:
+        whole: whether the sample is all data of each client; then ``batch`` is ``None``.
     """
 
-    batch: tuple[torch.Tensor, ...] | None
-    noise: torch.Tensor | None
-    address: torch.Tensor | None = None
+    __slots__ = ("_batch", "noise", "address", "_alone", "whole")
+
+    def __init__(
+        self,
+        batch: Sequence[torch.Tensor] | None = None,
+        noise: torch.Tensor | None = None,
+        address: torch.Tensor | None = None,
+        alone: Sequence[torch.Tensor] | None = None,
+    ):
+        self._batch: Any = batch
+        self._alone: Any = alone
+        self.noise, self.address = noise, address
+        self.whole = batch is None and alone is None
+
+    @property
+    def batch(self) -> Any:
+        """The minibatches, tensors ``[C, b, ...]``."""
+        if self._batch is None and self._alone is not None:
+            self._batch = tuple([column.unsqueeze(0) for column in self._alone])
+        return self._batch
 
     @property
     def evaluated(self) -> tuple[torch.Tensor, ...] | Addressed:
-        """The argument of the losses: the minibatch, with the address if there is one."""
-        assert self.batch is not None
-        return tuple(self.batch) if self.address is None else Addressed(tuple(self.batch), self.address)
+        """The argument of a vectorised loss: the minibatches, with their addresses if there are any."""
+        return self.batch if self.address is None else Addressed(self.batch, self.address)
+
+    @property
+    def evaluated_alone(self) -> tuple[torch.Tensor, ...] | Addressed:
+        """The argument of the loss of a single client."""
+        return self._alone if self.address is None else Addressed(self._alone, self.address[0])
 
 
 class _Dealt(NamedTuple):
-    """The samples of one group from number ``first`` on."""
+    """Samples from number ``first`` on: for each group, given as a range of members, a list of them."""
 
-    rows: slice
     first: int
-    samples: list[Sample]
+    samples: dict[tuple[int, int], list[Sample]]
+
+
+#: What samples are drawn for: round, rows of a minibatch, and the function of a composition.
+_Key = tuple[int, int, str]
+
+
+def _apart(columns: Sequence[torch.Tensor], count: int) -> list[tuple[torch.Tensor, ...]]:
+    """The first axis of all columns as a list of ``count`` tuples, one tensor per column."""
+    return list(zip(*(column.unbind() for column in columns))) if columns else [()] * count
 
 
 class Sampler:
@@ -541,7 +576,7 @@ class Sampler:
         if self.members is None or not np.array_equal(members, self.members):
             self.members = members
             self._draws.turn_to(members)
-            self._dealt: dict[tuple[int, int, str], _Dealt] = {}
+            self._dealt: dict[_Key, _Dealt] = {}
 
     def ask(self, way: str) -> None:
         """Record how a sample is selected.
@@ -571,52 +606,99 @@ class Sampler:
         )
         if not isinstance(k, int):
             return self._samples(key, rows, k)[0]
+        group = rows.start, rows.stop
         dealt = self._dealt.get(key)
-        if dealt is None or dealt.rows != rows or not 0 <= k - dealt.first < len(dealt.samples):
-            dealt = self._dealt[key] = _Dealt(rows, k, self._samples(key, rows, self._together(key, rows, k)))
-        return dealt.samples[k - dealt.first]
+        held = dealt.samples.get(group, ()) if dealt else ()
+        if dealt is None or not 0 <= k - dealt.first < len(held):
+            dealt = self._dealt[key] = self._deal(key, rows, k)
+            held = dealt.samples[group]
+        return held[k - dealt.first]
 
-    def _together(self, key: tuple[int, int, str], rows: slice, k: int) -> range:
-        """The samples that are gathered with number ``k`` of a group, no more than noise is drawn at once."""
+    def _deal(self, key: _Key, rows: slice, k: int) -> _Dealt:
+        """Samples of a group from number ``k`` on. Where clients are looped over, the samples of the clients
+        that follow are gathered at the same time."""
+        numbers = self._together(key, rows, k)
+        count, groups = len(numbers), [(rows.start, rows.stop)]
+        if rows.stop - rows.start == 1 and self.way == "counted" and not self._whole_clients(key):
+            room = self._room(key) // count
+            same = self.numbers[self.members[rows.start + 1 : rows.start + room]] == k
+            following = same.size if same.all() else int(same.argmin())
+            groups = [(row, row + 1) for row in range(rows.start, rows.stop + following)]
+        samples = self._samples(key, slice(rows.start, groups[-1][1]), numbers, each=len(groups) > 1)
+        return _Dealt(k, {group: samples[n * count : (n + 1) * count] for n, group in enumerate(groups)})
+
+    def _together(self, key: _Key, rows: slice, k: int) -> range:
+        """The samples that are gathered with number ``k`` of a group."""
         if self.way == "named":
             return range(k, k + 1)
-        (_, size, _), group = key, rows.stop - rows.start
-        room = GATHERED[self.device.type] // max(1, size * self._row_bytes * group)
-        if self.noise is not None:
-            room = min(room, DRAWN // max(1, self.width * group))
+        room = self._room(key) // (rows.stop - rows.start)
         return range(k, max(k + 1, min(k + room, self._draws.expected("sample"))))
 
-    def _samples(self, key: tuple[int, int, str], rows: slice, numbers: Numbers) -> list[Sample]:
-        """Samples of a group: a range of them, or a single one of one number a client ``[C]``."""
-        round, size, of = key
-        batches, addresses = self._batches(key, rows, numbers), self._addresses(round, rows, numbers)
-        if self.noise is None:
-            return [Sample(batch, None, address) for batch, address in zip(batches, addresses)]
+    def _room(self, key: _Key) -> int:
+        """The number of samples of one client that are gathered at once: no more than noise is drawn for."""
+        _, size, _ = key
+        room = GATHERED[self.device.type] // max(1, size * self._row_bytes)
+        return room if self.noise is None else min(room, DRAWN // max(1, self.width))
 
-        def draw(stream: Stream, places: np.ndarray) -> tuple[torch.Tensor]:
-            return (self._load(torch.from_numpy(self.noise(stream, self.width))),)
+    def _samples(self, key: _Key, rows: slice, numbers: Numbers, each: bool = False) -> list[Sample]:
+        """Samples of ``members[rows]``.
 
-        drawn = self._draws.of(("noise", round, None), rows, numbers, self.width, draw)[0]
-        noise = drawn.unbind(1) if isinstance(numbers, range) else [drawn]
-        return list(map(Sample, batches, noise, addresses))
+        Args:
+            numbers: a range, or a single number per client ``[C]``.
+            each: whether each sample is that of one client; if so, all samples of a client are adjacent.
+        """
+        round, _, _ = key
 
-    def _addresses(self, round: int, rows: slice, numbers: Numbers) -> Sequence[torch.Tensor | None]:
-        """The samples' addresses, where the network drops."""
+        def by_sample(array: torch.Tensor) -> torch.Tensor:
+            """``[C, count, ...]`` as ``[samples, clients, ...]``."""
+            if not isinstance(numbers, range):
+                return array.unsqueeze(0)
+            return array.flatten(0, 1).unsqueeze(1) if each else array.transpose(0, 1)
+
         count = len(numbers) if isinstance(numbers, range) else 1
-        if not self.drops:
-            return [None] * count
-        k = np.asarray(numbers).reshape(-1, 1) if isinstance(numbers, range) else numbers[None]
-        address = np.broadcast_arrays(k, np.int64(round), self.clients[self.members[rows]])
-        return torch.from_numpy(np.stack(address, axis=-1)).to(self.device).unbind()
+        count, clients = (count * (rows.stop - rows.start), 1) if each else (count, rows.stop - rows.start)
+        batches: Sequence[Any] = [None] * count
+        alone, noise, addresses = batches, batches, batches
+        if self._whole_clients(key):
+            batch = self._full_batch(rows)
+            batches = [batch] * count
+            if clients == 1:
+                alone = [tuple(column[0] for column in batch)] * count
+        else:
+            columns = self._columns(key, rows, numbers, by_sample)
+            if clients > 1:
+                batches = _apart(columns, count)
+            else:
+                alone = _apart([column[:, 0] for column in columns], count)
+        if self.noise is not None:
 
-    def _batches(
-        self, key: tuple[int, int, str], rows: slice, numbers: Numbers
-    ) -> list[tuple[torch.Tensor, ...]]:
+            def draw(stream: Stream, places: np.ndarray) -> tuple[torch.Tensor]:
+                return (self._load(torch.from_numpy(self.noise(stream, self.width))),)
+
+            drawn = self._draws.of(("noise", round, None), rows, numbers, self.width, draw)[0]
+            noise = by_sample(drawn).unbind()
+        if self.drops:
+            addresses = by_sample(self._addresses(round, rows, numbers)).unbind()
+        return list(map(Sample, batches, noise, addresses, alone))
+
+    def _whole_clients(self, key: _Key) -> bool:
+        """Whether a sample is all data of a client."""
+        return not key[1] and (bool(self.data) or not self._own)
+
+    def _addresses(self, round: int, rows: slice, numbers: Numbers) -> torch.Tensor:
+        """The addresses of samples, ``[C, count, 3]``; ``[C, 3]`` for one number per client."""
+        clients = self.clients[self.members[rows]]
+        if isinstance(numbers, range):
+            address = np.broadcast_arrays(np.asarray(numbers), np.int64(round), clients[:, None])
+        else:
+            address = np.broadcast_arrays(numbers, np.int64(round), clients)
+        return torch.from_numpy(np.stack(address, axis=-1)).to(self.device)
+
+    def _columns(
+        self, key: _Key, rows: slice, numbers: Numbers, by_sample: Callable[[torch.Tensor], torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The columns of the minibatches, ``[samples, clients, b, ...]``."""
         round, size, of = key
-        several = isinstance(numbers, range)
-        count = len(numbers) if several else 1
-        if not size and (self.data or not self._own):
-            return [self._full_batch(rows)] * count
 
         def draw(stream: Stream, places: np.ndarray) -> tuple[torch.Tensor, ...]:
             if self._own:
@@ -630,15 +712,10 @@ class Sampler:
             parts=not self._own, ahead=not self._own,
         )  # fmt: skip
         if self._own:
-            return list(zip(*(array.unbind(1) for array in drawn))) if several else [tuple(drawn)]
-        # A sample's rows side by side.
-        chosen = drawn[0].transpose(0, 1) if several else drawn[0].unsqueeze(0)
+            return list(map(by_sample, drawn))
+        chosen = by_sample(drawn[0])  # the rows of a sample are adjacent
         flat = chosen.reshape(-1)
-        columns = [
-            column.index_select(0, flat).view(*chosen.shape, *column.shape[1:]).unbind()
-            for column in self.data
-        ]
-        return list(zip(*columns)) or [()] * count
+        return [column.index_select(0, flat).view(*chosen.shape, *column.shape[1:]) for column in self.data]
 
     def normal(self, k, rows: slice, size: int) -> torch.Tensor:
         """Standard normal vector number ``k`` of the round, ``[C, size]``, independent of all samples.

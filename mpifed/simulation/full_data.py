@@ -130,7 +130,7 @@ class FullData:
 
     def _of(self, place: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor) -> torch.Tensor:
         self._oracle.at(slice(place, place + 1))
-        return self._evaluate(point, Sample(tuple(column.unsqueeze(0) for column in columns), None))
+        return self._evaluate(point, Sample(alone=columns))
 
     def _evaluate(self, point: torch.Tensor, xi: Sample) -> torch.Tensor:
         if isinstance(self._oracle, MinimaxOracle):
