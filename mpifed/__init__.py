@@ -1,9 +1,10 @@
 """mpifed: federated minimax, variational-inequality and compositional optimisation on MPI clusters.
 
-Importing the package changes one thing in the process: it sets the environment variable ``MKL_CBWR`` to
-"AUTO", unless it is set. MKL reads the variable once, at its first matrix product, and then gives the same
-bits wherever the operands are in memory, which ``run.reduction = "exact"`` rests on. So mpifed is to be
-imported before the first product of the process; before or after torch does not matter.
+Importing the package has one side effect on the process: it sets the environment variable ``MKL_CBWR`` to
+"AUTO" unless the variable is already set. MKL then returns bitwise identical results regardless of the memory
+alignment of the operands, which ``run.reduction = "exact"`` requires. MKL reads the variable only once, at
+its first matrix product. Import mpifed before the process computes its first matrix product; it may be
+imported before or after torch.
 """
 
 from __future__ import annotations
@@ -207,8 +208,9 @@ _PLACES = {name: f"mpifed.{module}" for module, names in _ROOMS.items() for name
 
 
 def __getattr__(name: str):
-    """The public names are loaded when they are used: the command line listens to signals before torch has
-    been imported, which takes seconds.
+    """Import a public name on first use.
+
+    Importing torch takes seconds, and the command line must install its signal handlers before that.
     """
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

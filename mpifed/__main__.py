@@ -1,4 +1,4 @@
-"""``python -m mpifed``: the command line."""
+"""Run the command line with ``python -m mpifed``."""
 
 from mpifed.cli.entry import main
 

@@ -8,5 +8,12 @@ if ! nvidia-smi -L >/dev/null 2>&1; then
   echo "gpu_check: no GPU: nvidia-smi finds none on this machine" >&2
   exit 2
 fi
-. scripts/environment
+# The MPI and torch at hand are tested if they are complete, as on a cluster with its own; else those of the constraints.
+if python -c 'import mpi4py.MPI, torch, h5py, pytest, pytest_mpi; assert torch.cuda.is_available()' 2>/dev/null; then
+  export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+  echo "gpu_check: the environment of $(command -v python)" >&2
+else
+  . scripts/environment
+  echo "gpu_check: the environment of scripts/environment" >&2
+fi
 exec python scripts/bench/gpus.py "$@"

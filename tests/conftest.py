@@ -1,7 +1,12 @@
 """Fixtures for all tests. This folder and ``support`` are on the path: tests import ``reference``, ``games``,
 ``launch``."""
 
+import os
 import signal
+
+# Only scripts/gpu_check.sh tests GPUs: all other tests compute on the CPU, also on a node with GPUs. CUDA
+# reads the variable when torch first uses it.
+os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("MPIFED_TEST_GPUS", "")
 
 import hypothesis
 import pytest

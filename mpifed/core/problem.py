@@ -1,7 +1,8 @@
-"""The contracts of problems, one class per family, and the adapter that makes a game of a minimax problem.
+"""Base classes of problems, one per family, and the adapter from minimax problems to operators.
 
-A problem owns mathematics and data, and knows nothing of algorithms, ranks or the files of a run. It is a
-dataclass of settings with a loss; the package supplies gradients, flat views, sampling, devices and noise.
+A problem defines an objective and its data. It does not depend on the method, the MPI ranks or the files of a
+run. A problem is a dataclass: its fields are its settings, and it defines a loss. The package provides
+gradients, flat views of the parameters, sampling, devices and noise.
 
 ============  ========================================  ===================================================
 class         solves                                    defines, in addition to ``variables``
@@ -9,17 +10,18 @@ class         solves                                    defines, in addition to 
 Minimax       min over x, max over y of a loss          ``loss`` or ``gradients``
 Minimisation  min over x of a loss                      ``loss`` or ``gradients``
 Operator      a variational inequality in z             ``operator``
-Composition   min over x of an outer of an inner map    ``inner_size``, ``inner``, ``outer``
+Composition   min over x of outer(inner(x))             ``inner_size``, ``inner``, ``outer``
 ============  ========================================  ===================================================
 
-Data come from ``client_data``, whose rows are drawn for minibatches, or from ``draw``, which generates
-samples; not from both. Functions get one argument per block: without a block y a loss is ``loss(x, batch)``.
+A problem gets its samples in one of two ways, not both: ``client_data`` returns the rows from which
+minibatches are drawn, or ``draw`` generates samples. Functions take one argument per block. If the problem
+has no block y, the loss is ``loss(x, batch)``.
 
-Shapes: C clients are evaluated together, d is the size of a block, b the number of rows of a minibatch.
-Losses that autograd differentiates (``loss``, ``inner``, ``outer``) see *one* client, named parameters and a
-batch ``[b, ...]``. Analytic derivatives (``gradients``, ``operator``, ``jacobian``, ``outer_gradient``) see
-*all* clients, batches ``[C, b, ...]`` and flat points: all blocks ``[C, d]``, or all ``[d]``, shared by all
-clients.
+Shapes: C is the number of clients that are evaluated together, d is the size of a block, b is the number of
+rows of a minibatch. Losses that autograd differentiates (``loss``, ``inner``, ``outer``) are called for *one*
+client with named parameters and a batch ``[b, ...]``. Analytic derivatives (``gradients``, ``operator``,
+``jacobian``, ``outer_gradient``) are called for *all* C clients with batches ``[C, b, ...]`` and flat blocks.
+Either all blocks are ``[C, d]``, or all blocks are ``[d]`` and are shared by the clients.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ __all__ = [
     "defines",
 ]
 
-#: Named parameters of a block, as functions of one client see them.
+#: The parameters of a block by name, as passed to functions of one client.
 Named = dict[str, torch.Tensor]
-#: A minibatch: columns of a client's data ``[b, ...]``, or of all clients' ``[C, b, ...]``.
+#: The columns of a minibatch: ``[b, ...]`` for one client, ``[C, b, ...]`` for C clients.
 Batch = tuple[torch.Tensor, ...]
 
 
@@ -61,9 +63,9 @@ class DataFile(NamedTuple):
     """A data file that has been read.
 
     Attributes:
-        path: its path; ``"none: ..."`` for data derived from other files.
-        digest: hexadecimal SHA-256 of its contents, preferably by :mod:`mpifed.base.data_files`. If it has
-            changed when a finished run is started again, the problem reads its data again.
+        path: path of the file; ``"none: ..."`` for data that are derived from other files.
+        digest: hexadecimal SHA-256 of the contents, preferably computed with :mod:`mpifed.base.data_files`.
+            If the digest has changed when a finished run is started again, the problem reads its data again.
     """
 
     path: str
@@ -76,94 +78,101 @@ class DataFile(NamedTuple):
 
 
 class Problem:
-    """Base of the problem families: a dataclass of settings.
+    """Base class of the problem families. A problem is a dataclass whose fields are its settings.
 
-    One setting is ``clients``, N; clients have the numbers 0 .. N-1.
+    Every problem has the setting ``clients``, the number N of clients. Clients are numbered 0 .. N-1.
     """
 
-    #: Which of the three problem families this is.
+    #: The problem family: "minimax", "operator" or "composition".
     family: ClassVar[str]
-    #: The blocks that a problem of the family may have, in their order.
+    #: The combinations of blocks that a problem of the family may have, each in order.
     layouts: ClassVar[tuple[tuple[str, ...], ...]]
     #: Source of the problem in the literature.
     source: str = ""
     #: Keys of the sources in the bibliography.
     cites: tuple[str, ...] = ()
     clients: int
-    #: Rows of held-out data that :meth:`predict` can score; 0 where the metrics need none.
+    #: Number of held-out rows for which :meth:`predict` computes scores; 0 if no metric needs scores.
     test_rows: int = 0
-    #: Metrics to maximise, such as an accuracy; all others are to minimise.
+    #: Names of the metrics to maximise, such as an accuracy. All other metrics are minimised.
     maximised: frozenset[str] = frozenset()
-    #: Metrics that use no held-out sample, so that settings may be chosen by them.
+    #: Names of the metrics that use no held-out samples, so that hyperparameters may be selected by them.
     of_training: frozenset[str] = frozenset()
-    #: Closed convex sets of the blocks; a block without one is the whole space.
+    #: Closed convex feasible sets of the blocks. A block without a set is unconstrained.
     sets: Sets = Sets()
-    #: Names and shapes of the parameters of x that are those of a network, a setting ``model`` (``Network``
-    #: in ``mpifed.models.base``); known once the problem is prepared, empty where there is none.
+    #: Names and shapes of the parameters of x that belong to a neural network, the setting ``model``
+    #: (``Network`` in ``mpifed.models.base``). Known once the problem is prepared; empty without a network.
     network: Mapping[str, tuple[int, ...]] = {}
-    #: The data files that :meth:`prepare` has read, by name; all ranks must have read the same files.
+    #: The data files that :meth:`prepare` has read, by name. All ranks must have read the same files.
     files: dict[str, DataFile] = {}
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read files, partition the data, compute constants. Called once on every rank, before all else.
+        """Read files, partition the data and compute constants. Called first, once on every rank.
 
         Args:
-            seed: the run's seed, for all random numbers, which come from ``mpifed.generator`` and ``Stream``.
-            data_dir: folder of the data files, ``None`` for the default folders.
+            seed: seed of the run. All random numbers must be drawn with it from ``mpifed.generator`` or
+                ``Stream``.
+            data_dir: folder of the data files; ``None`` for the default folders.
         """
 
     def footprint(self) -> int:
-        """Peak memory of :meth:`prepare` in bytes; 0 if the settings do not determine it.
+        """Return the peak memory of :meth:`prepare` in bytes; 0 if the settings do not determine it.
 
-        A run with less memory is refused.
+        A run is refused if less memory is available.
         """
         return 0
 
     def variables(self) -> Blocks:
-        """The blocks of variables with the names and shapes of their parameters."""
+        """Return the blocks of variables, with the names and shapes of their parameters."""
         raise ContractError(
             f"{type(self).__name__} must define variables(), the names and shapes of its blocks"
         )
 
     def constants(self) -> dict[str, float]:
-        """Constants of theorems that are known once the problem is prepared, by name.
+        """Return the constants of theorems that are known once the problem is prepared, by name.
 
-        Such as ``L``, the largest Lipschitz modulus of a client's gradient or operator, ``mu``, the PL or
-        strong-concavity constant of the mean in y, ``D``, the radius that an error is measured on, and
-        ``sigma``, the standard deviation of a sample, 0 where there is no noise but the oracle's.
+        Common constants are ``L``, the largest Lipschitz constant of a client's gradient or operator; ``mu``,
+        the PL or strong-concavity constant in y of the mean over the clients; ``D``, the radius of the set on
+        which an error is measured; and ``sigma``, the standard deviation of a stochastic gradient, which is 0
+        if the oracle's noise is the only noise.
         """
         return {}
 
     def kinds(self) -> dict[str, int]:
-        """Sizes of further kinds of record fields, in addition to the blocks."""
+        """Return the sizes of further kinds of record fields by name, in addition to the blocks."""
         return {}
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The starting point, one flat vector ``[d]`` per block; omitted blocks start at 0."""
+        """Return the starting point, one flat vector ``[d]`` per block. Omitted blocks start at 0."""
         return {}
 
     def client_data(self, client: int) -> Batch:
-        """The data of one client: tensors whose first axis runs over its samples, ``[n, ...]``.
+        """Return the data of one client: tensors whose first axis is over its samples, ``[n, ...]``.
 
-        Minibatches are drawn from it uniformly with replacement; a full batch is all of it.
+        Minibatches are drawn uniformly with replacement from these rows. A full batch consists of all rows.
         """
         return ()
 
     def client_size(self, client: int) -> int:
-        """Number of samples of a client, for weights by sample count. Called for all clients on every
-        rank."""
+        """Return the number of samples of a client, for weights proportional to it.
+
+        Called for all clients on every rank.
+        """
         return len(self.client_data(client)[0])
 
     def client_labels(self, client: int) -> np.ndarray | None:
-        """Class labels of one client's samples, ``[n]`` int64 from 0; ``None`` where they have no classes."""
+        """Return the class labels of one client's samples, ``[n]`` int64 from 0; ``None`` without classes."""
         return None
 
     def class_names(self) -> list[str]:
-        """Names of the classes of :meth:`client_labels`, in order; by default their numbers."""
+        """Return the names of the classes of :meth:`client_labels`, in order; by default their numbers."""
         return []
 
     def class_counts(self) -> tuple[np.ndarray, list[str]] | None:
-        """Samples by client and class ``[N, classes]`` and the classes' names, ``None`` without classes."""
+        """Return the number of samples by client and class, ``[N, classes]``, and the names of the classes.
+
+        Returns ``None`` if a client's samples have no classes.
+        """
         every = [self.client_labels(client) for client in range(self.clients)]
         labels = [own for own in every if own is not None]
         if len(labels) < len(every):
@@ -173,51 +182,52 @@ class Problem:
         return np.stack([np.bincount(own, minlength=len(names)) for own in labels]), names
 
     def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
-        """Generated samples; ``None`` for minibatches of rows of :meth:`client_data`.
+        """Generate samples. The default ``None`` means that minibatches are rows of :meth:`client_data`.
 
         Args:
-            stream: the random stream: ``stream.normal(size, 3)`` is ``[C, count, size, 3]``.
-                ``stream.clients`` holds the clients' numbers ``[C]``, ``stream.count`` the number of samples
-                of each. ``stream.of`` is the sample of a composition, "g" (ζ) or "f" (ξ); otherwise "".
-            size: rows of a sample, the batch size of the job; 0, for exact gradients, only where
-                :meth:`full_batch` returns none.
+            stream: the random stream; ``stream.normal(size, 3)`` is ``[C, count, size, 3]``.
+                ``stream.clients`` holds the numbers of the clients ``[C]``, ``stream.count`` the number of
+                samples per client. ``stream.of`` says which function of a composition the samples are for,
+                "g" (ζ) or "f" (ξ); otherwise it is "".
+            size: number of rows per sample, the batch size of the job. It is 0, for exact gradients, only if
+                :meth:`full_batch` returns ``None``.
 
         Returns:
-            A tuple of arrays ``[C, count, size, ...]``; the function of a client gets ``[size, ...]`` of
-            each.
+            A tuple of arrays ``[C, count, size, ...]``. A function of one client gets ``[size, ...]`` of each
+            array.
         """
         return None
 
     def full_batch(self, client: int) -> Batch | None:
-        """Rows on which a client's functions have their expected values, for a problem that draws samples.
+        """Return rows on which a client's functions equal their expectations, if :meth:`draw` is defined.
 
-        They give the exact local gradient for ``oracle.full_batch`` and ``oracle.batch_size = 0``, such as
-        the mean of additive noise, or the nodes of an exact quadrature. ``None`` if there are none.
+        Such rows are, for example, the mean of additive noise, or the nodes of an exact quadrature. They give
+        the exact local gradient for ``oracle.full_batch`` and ``oracle.batch_size = 0``. ``None`` means that
+        there are no such rows.
         """
         return None
 
     def predict(self, *point_and_rows) -> torch.Tensor:
-        """``predict(*point, rows)``: scores of held-out rows at a point, ``[n]`` or ``[n, k]``.
+        """``predict(*point, rows)``: compute the scores of held-out rows at a point, ``[n]`` or ``[n, k]``.
 
-        The point is one dictionary of named parameters per block. ``rows`` is a slice: each rank scores a
-        part of the rows.
+        The point is one dictionary of named parameters per block. ``rows`` is a slice, since each rank scores
+        a part of the rows.
         """
         raise ContractError(f"{type(self).__name__} sets test_rows, so it must define predict()")
 
     def metrics(self, *point_and_predictions) -> dict[str, float]:
-        """``metrics(*point, predictions)``: metrics of a point by name, such as distances and held-out
-        scores.
+        """``metrics(*point, predictions)``: compute metrics of a point by name, such as accuracies.
 
-        Their time is not counted. ``predictions`` are the results of :meth:`predict` for all rows, ``None``
-        if ``test_rows`` is 0.
+        The time of this call does not count as run time. ``predictions`` are the results of :meth:`predict`
+        for all rows, or ``None`` if ``test_rows`` is 0.
         """
         return {}
 
     def tested_on(self, split: str | int) -> Problem | None:
-        """The prepared problem with another split as its held-out rows, ``None`` if there is no such split.
+        """Return the prepared problem with another split as its held-out rows; ``None`` without such a split.
 
-        Its ``test_rows``, :meth:`predict`, :meth:`metrics` and :meth:`test_labels` refer to these rows.
-        Metrics that use no held-out row are computed by the problem itself.
+        In the returned problem, ``test_rows``, :meth:`predict`, :meth:`metrics` and :meth:`test_labels` refer
+        to the rows of the split. Metrics that use no held-out rows are computed by the original problem.
 
         Args:
             split: "validation", "train" (the training samples of all clients), or the number of a client.
@@ -225,21 +235,23 @@ class Problem:
         return None
 
     def test_labels(self) -> np.ndarray | None:
-        """Class labels of the held-out rows, ``[n]`` int64; ``None`` where they have no classes."""
+        """Return the class labels of the held-out rows, ``[n]`` int64; ``None`` without classes."""
         return None
 
     def class_scores(self, predictions: torch.Tensor) -> torch.Tensor:
-        """The class scores of held-out rows among :meth:`predict`'s results: ``[n, classes]``, or ``[n]``,
-        where larger means class 1."""
+        """Return the class scores that are contained in the results of :meth:`predict`.
+
+        The scores are ``[n, classes]``, or ``[n]`` for two classes, where a larger score means class 1.
+        """
         return predictions
 
 
 class Minimax(Problem):
     """min_x max_y (1/N) Σ_n f_n(x, y).
 
-    Define :meth:`loss`, which autograd differentiates, or analytic ``gradients``, or both: `mpifed check`
-    compares them. Without a block y see :class:`Minimisation`. Regression that is robust to a common shift y
-    of the targets::
+    Define :meth:`loss`, which autograd differentiates, or analytic ``gradients``. If both are defined,
+    `mpifed check` compares them. For problems without a block y see :class:`Minimisation`. Example:
+    regression that is robust to a common shift y of the targets::
 
         @dataclass
         class Shifted(Minimax):
@@ -261,26 +273,27 @@ class Minimax(Problem):
     layouts = (("x", "y"), ("x",))
 
     def loss(self, x: Named, y: Named, batch: Batch) -> torch.Tensor:
-        """f_n on a batch of client n: a scalar.
+        """Compute f_n on a batch of client n: a scalar.
 
-        ``x`` and ``y`` are named parameters, ``batch`` is tensors ``[b, ...]``. Must be a pure function of
-        them (no in-place writes, no data-dependent Python branches), so that it can be mapped over clients.
+        ``x`` and ``y`` are named parameters, ``batch`` is a tuple of tensors ``[b, ...]``. The loss must be a
+        pure function of its arguments (no in-place writes, no data-dependent Python branches), so that it can
+        be vectorised over clients.
         """
         raise ContractError(f"{type(self).__name__} must define loss() or gradients()")
 
-    #: Analytic: ``gradients(x, y, batch) -> (gx, gy)`` with flat blocks ``[C, d]`` or ``[d]`` (shared by all
-    #: clients), ``batch`` tensors ``[C, b, ...]``, and ``gx``, ``gy`` of shape ``[C, d]``; without y
-    #: ``gradients(x, batch)`` returns ``gx`` alone. ``None``: differentiate ``loss``.
+    #: Analytic gradients: ``gradients(x, y, batch) -> (gx, gy)`` with flat blocks ``[C, d]`` or ``[d]``
+    #: (shared by all clients), ``batch`` tensors ``[C, b, ...]``, and ``gx``, ``gy`` of shape ``[C, d]``.
+    #: Without y, ``gradients(x, batch)`` returns ``gx`` alone. ``None``: autograd differentiates ``loss``.
     gradients: ClassVar[Callable[..., Any] | None] = None
-    #: For stationarity measures: ``best_response(x) -> y* [dy]`` maximises (1/N) Σ_n f_n(x, ·). ``None``:
-    #: found by ascent.
+    #: ``best_response(x) -> y* [dy]`` maximises (1/N) Σ_n f_n(x, ·); used by stationarity measures. ``None``:
+    #: y* is computed by gradient ascent.
     best_response: ClassVar[Callable[..., Any] | None] = None
 
 
 class Minimisation(Problem):
     """min_x (1/N) Σ_n f_n(x): a loss without y, for minimisation methods and minimax methods.
 
-    Least squares::
+    Example: least squares::
 
         @dataclass
         class LeastSquares(Minimisation):
@@ -302,18 +315,18 @@ class Minimisation(Problem):
     layouts = (("x",),)
 
     def loss(self, x: Named, batch: Batch) -> torch.Tensor:
-        """f_n on a batch of client n: a scalar, a pure function of parameters and tensors ``[b, ...]``."""
+        """Compute f_n on a batch of client n: a scalar, a pure function of parameters and batch."""
         raise ContractError(f"{type(self).__name__} must define loss() or gradients()")
 
-    #: Analytic: ``gradients(x, batch) -> gx [C, d]`` with x flat, ``[C, d]`` or ``[d]`` (shared by all
-    #: clients), and ``batch`` tensors ``[C, b, ...]``. ``None``: differentiate ``loss``.
+    #: Analytic gradients: ``gradients(x, batch) -> gx [C, d]`` with x flat, ``[C, d]`` or ``[d]`` (shared by
+    #: all clients), and ``batch`` tensors ``[C, b, ...]``. ``None``: autograd differentiates ``loss``.
     gradients: ClassVar[Callable[..., Any] | None] = None
 
 
 class Operator(Problem):
     """Find z*: ⟨V(z), z* - z⟩ + φ(z*) - φ(z) ≤ 0 for all z, with V = (1/N) Σ_n V_n.
 
-    The problem of Wang & Kale, sections 3 and 5. A rotation, whose solution is 0, with an ℓ1 norm on top::
+    The problem of Wang & Kale, sections 3 and 5. Example: a rotation, whose solution is 0, and an ℓ1 norm::
 
         @dataclass
         class Rotation(Operator):
@@ -335,15 +348,16 @@ class Operator(Problem):
 
     family = "operator"
     layouts = (("z",),)
-    #: The convex function φ of a composite problem, through its proximal map.
+    #: The convex function φ of a composite problem, given by its proximal map.
     phi: Callable[[torch.Tensor, float], torch.Tensor] = Zero()
-    #: Whether V is monotone; ``None`` if unknown, which is not tested.
+    #: Whether V is monotone; ``None`` if unknown. The value is not verified.
     monotone: ClassVar[bool | None] = None
 
     def operator(self, z: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """V_n(z; batch), ``[C, d]``, of the clients stepped together.
+        """Compute V_n(z; batch), ``[C, d]``, for C clients.
 
-        ``z`` is flat, ``[C, d]`` or ``[d]`` (shared by all clients), ``batch`` is tensors ``[C, b, ...]``.
+        ``z`` is flat, ``[C, d]`` or ``[d]`` (shared by all clients), ``batch`` is a tuple of tensors
+        ``[C, b, ...]``.
         """
         raise ContractError(f"{type(self).__name__} must define operator()")
 
@@ -352,7 +366,7 @@ class Composition(Problem):
     """min_x (1/N) Σ_n E f_n(E g_n(x; ζ); ξ) (Huang, eq. 1).
 
     Define :meth:`inner` and :meth:`outer`, which autograd differentiates, or analytic ``jacobian`` and
-    ``outer_gradient``. The entropic risk of a squared error, log E exp(g) with one inner value::
+    ``outer_gradient``. Example: the entropic risk log E exp(g) of a squared error g, with one inner value::
 
         @dataclass
         class Risk(Composition):
@@ -377,31 +391,32 @@ class Composition(Problem):
 
     family = "composition"
     layouts = (("x",),)
-    #: Dimension p of the inner maps' values.
+    #: Dimension p of the values of the inner functions g_n.
     inner_size: int = 1
 
     def kinds(self) -> dict[str, int]:
-        """``u``: an inner value or outer gradient ``[p]``; ``jacobian``: ``[p, d]``, row by row."""
+        """``u``: an inner value or outer gradient ``[p]``; ``jacobian``: ``[p, d]``, stored row by row."""
         return {"u": self.inner_size, "jacobian": self.inner_size * self.variables().sizes["x"]}
 
     def inner(self, x: Named, batch: Batch) -> torch.Tensor:
-        """g_n(x; ζ), ``[p]``, for a batch ζ of client n; a pure function."""
+        """Compute g_n(x; ζ), ``[p]``, for a batch ζ of client n. Must be a pure function."""
         raise ContractError(f"{type(self).__name__} must define inner()")
 
     def outer(self, u: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """f_n(u; ξ), a scalar, for a batch ξ of client n; a pure function."""
+        """Compute f_n(u; ξ), a scalar, for a batch ξ of client n. Must be a pure function."""
         raise ContractError(f"{type(self).__name__} must define outer() or outer_gradient()")
 
-    #: Analytic: ``jacobian(x, batch) -> (u, J)``, g_n(x; ζ) ``[C, p]`` and its Jacobian ``[C, p, d]``, with x
-    #: flat, ``[C, d]`` or ``[d]`` (shared by all clients), ``batch`` tensors ``[C, b, ...]``. ``None``:
-    #: differentiate :meth:`inner`, which is always needed for the value alone.
+    #: Analytic Jacobian: ``jacobian(x, batch) -> (u, J)``, i.e. g_n(x; ζ) ``[C, p]`` and its Jacobian
+    #: ``[C, p, d]``, with x flat, ``[C, d]`` or ``[d]`` (shared by all clients), and ``batch`` tensors
+    #: ``[C, b, ...]``. ``None``: autograd differentiates :meth:`inner`. :meth:`inner` must be defined in any
+    #: case, since it computes the value alone.
     jacobian: ClassVar[Callable[..., Any] | None] = None
-    #: Analytic: ``outer_gradient(u, batch) -> [C, p]``, ∇f_n(u; ξ), with u ``[C, p]`` or ``[p]``, ``batch``
-    #: as above. ``None``: differentiate :meth:`outer`.
+    #: Analytic gradient: ``outer_gradient(u, batch) -> [C, p]``, ∇f_n(u; ξ), with u ``[C, p]`` or ``[p]``,
+    #: and ``batch`` as above. ``None``: autograd differentiates :meth:`outer`.
     outer_gradient: ClassVar[Callable[..., Any] | None] = None
 
 
-#: The functions above that only raise an error.
+#: Functions of the base classes that only raise an error.
 _STUBS = (
     Problem.variables,
     Problem.predict,
@@ -414,7 +429,7 @@ _STUBS = (
 
 
 def defines(problem: Problem, name: str) -> bool:
-    """Whether a problem defines a function ``name``, such as "loss" or "gradients"."""
+    """Return whether a problem defines the function ``name``, such as "loss" or "gradients"."""
     function = getattr(problem, name, None)
     return function is not None and getattr(function, "__func__", function) not in _STUBS
 
@@ -422,10 +437,10 @@ def defines(problem: Problem, name: str) -> bool:
 class Game(Operator):
     """A minimax problem as a variational inequality: z = (x, y), V = (∂_x f, -∂_y f).
 
-    φ is the indicator of its sets. Without a block y it is z = x and V = ∇f.
+    φ is the indicator function of the problem's sets. Without a block y, z = x and V = ∇f.
 
     Attributes:
-        split: the sizes of x and y in z, 0 for a block that the problem does not have.
+        split: sizes of x and y in z; 0 for a block that the problem does not have.
     """
 
     def __init__(self, problem: Minimax | Minimisation):
@@ -441,7 +456,7 @@ class Game(Operator):
         self.sets = Sets(z=lambda z: self.phi(z, 0.0))
 
     def variables(self) -> Blocks:
-        """One block z; its parameters are called ``x.name`` and ``y.name``."""
+        """Return one block z, whose parameters are named ``x.name`` and ``y.name``."""
         return Blocks(
             z={
                 f"{block}.{name}": shape
@@ -462,7 +477,7 @@ class Game(Operator):
         return [*self.blocks_of(z).values()]
 
     def blocks_of(self, z: Named) -> dict[str, Named]:
-        """The blocks of the minimax problem."""
+        """Split the parameters of z into the blocks of the minimax problem."""
         return {
             block: {name[2:]: value for name, value in z.items() if name[0] == block}
             for block in self._blocks
@@ -480,13 +495,14 @@ class Game(Operator):
 
 
 def as_family(problem: Problem, family: str) -> Problem:
-    """``problem`` for a method of ``family``: itself, or a prepared minimax problem as a game."""
+    """Return ``problem`` as a method of ``family`` needs it: a prepared minimax problem as a :class:`Game` if
+    the family is "operator", otherwise the problem itself."""
     game = (problem.family, family) == ("minimax", "operator")
     return Game(cast("Minimax | Minimisation", problem)) if game else problem
 
 
 def is_analytic(problem: Problem) -> bool:
-    """Whether all derivatives of a problem are analytic, so that autograd differentiates nothing.
+    """Return whether all derivatives of a problem are analytic, so that autograd is not used.
 
     A game has the derivatives of its minimax problem.
     """
@@ -498,7 +514,7 @@ def is_analytic(problem: Problem) -> bool:
 
 
 def starting_point(problem: Problem, dtype, device="cpu") -> list[torch.Tensor]:
-    """The starting point of a check, one flat vector ``[d]`` per block."""
+    """Return the starting point that checks use, one flat vector ``[d]`` per block."""
     start = problem.initial(generator(0, "initial"))
     return [
         torch.as_tensor(start.get(block, torch.zeros(size))).reshape(-1).to(device, dtype)

@@ -97,11 +97,26 @@ class Simplex:
 
     def __call__(self, point: torch.Tensor) -> torch.Tensor:
         ordered = point.sort(dim=-1, descending=True).values
-        excess = ordered.cumsum(-1) - self.total
+        excess = _prefix_sums(ordered) - self.total
         count = torch.arange(1, point.shape[-1] + 1, dtype=point.dtype, device=point.device)
         # The first is always kept, but for values that are not finite: NaN comes out of these.
         kept = (ordered - excess / count > 0).sum(-1, keepdim=True).clamp(min=1)
         return (point - excess.gather(-1, kept - 1) / kept).clamp(min=0)
+
+
+def _prefix_sums(values: torch.Tensor) -> torch.Tensor:
+    """Sums of the first 1, 2, ... entries along the last dimension.
+
+    On a GPU ``torch.cumsum`` is not deterministic, and torch refuses it under deterministic algorithms; there
+    the sums are doubled in length log2(d) times.
+    """
+    if values.device.type == "cpu":
+        return values.cumsum(-1)
+    length = 1
+    while length < values.shape[-1]:
+        values = torch.cat([values[..., :length], values[..., length:] + values[..., :-length]], dim=-1)
+        length *= 2
+    return values
 
 
 SETS = {"space": Space, "ball": Ball, "box": Box, "simplex": Simplex}

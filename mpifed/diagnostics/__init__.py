@@ -1,1 +1,1 @@
-"""Estimates of the constants that theorems assume, along a run."""
+"""Estimates, along a run, of the constants in the assumptions of theorems."""

@@ -1,22 +1,23 @@
-"""A job's run, with what the theorems assume estimated at some of its points: ``mpifed measure``.
+"""Estimates of the constants in the assumptions of theorems at several points of a run: ``mpifed measure``.
 
-The job is executed again, which gives the points of its run under ``exact``. At each of them, with g_n
-the gradient of client n on all its data (or V_n, of an operator):
+The job is executed again; with ``run.reduction = "exact"`` this reproduces the points of the original run. In
+the table, g_n is the gradient of client n on all its data. For an operator, g_n is V_n.
 
 =============  ==========================================================================================
-``L``          lower bound of the Lipschitz constant of g_n: the largest difference quotient met, between this
-               point and the one measured before, and in a power iteration at this point
-``pl``         ‖∇_y f‖² / 2(Φ - f), where y has no set: an upper bound of the PL constant μ in y,
-               also where the maximiser for Φ is not found
-``sigma_x``    root of the mean of ‖g_n(ξ) - g_n‖² over samples of the job's batch size with its noise, its
-               x part; ``sigma_y`` likewise. With a tail index of 2 or less it is meaningless: it grows with
-               the samples
-``delta_x``    ‖∇_x f_n - ∇_x f‖, ``delta_y`` likewise
-``tail``       tail index of ‖g_n(ξ) - g_n‖, with ``tail_low`` and ``tail_high``
+``L``          lower bound of the Lipschitz constant of g_n: the largest difference quotient observed between
+               this point and the previous one, or in a power iteration at this point
+``pl``         ‖∇_y f‖² / 2(Φ - f), only if y is unconstrained: an upper bound of the PL constant μ in y. It
+               is an upper bound even if the maximiser of f(x, ·) is not found
+``sigma_x``    root of the mean of ‖g_n(ξ) - g_n‖² in the block x, over samples ξ with the batch size and the
+               noise of the job; ``sigma_y`` likewise. If the tail index is 2 or less, the estimate is
+               meaningless, because it grows with the number of samples
+``delta_x``    ‖∇_x f_n - ∇_x f‖; ``delta_y`` likewise
+``tail``       tail index of ‖g_n(ξ) - g_n‖ with the confidence interval ``tail_low``, ``tail_high``
 =============  ==========================================================================================
 
-The row "all" is of the mean function: L and pl of f, sigma and delta the roots of the clients' weighted mean
-squares, tail of all clients' lengths, each divided by its client's median.
+The row "all" describes the mean function f. ``L`` and ``pl`` are those of f. ``sigma`` and ``delta`` are the
+roots of the weighted mean squares over clients. ``tail`` is estimated from the noise norms of all clients,
+each divided by the median of its client.
 """
 
 from __future__ import annotations
@@ -43,20 +44,26 @@ from mpifed.simulation.stationarity import Functions
 
 __all__ = ["ALL", "Options", "measure"]
 
-#: What can be measured: Lipschitz constants, PL constants, and the noise with its tails. The first two take
-#: tens of gradients on all data at every point.
+#: Available estimates: Lipschitz constants, PL constants, and the noise with its tail index. The first two
+#: need tens of full gradients per point.
 ALL = ("L", "pl", "noise")
 
-#: How well a best response of y is sought, and at what price.
+#: Accuracy and evaluation limit of the best response of y.
 BEST_RESPONSE = Budget(accuracy=1e-8, evaluations=300)
 
 Row = dict[str, float | int | str]
 
 
 class Options(NamedTuple):
-    """How much is measured: points of the run, samples of each client at each of them, the largest values
-    that the tail index takes (``None``: by the number of samples), iterations for a Lipschitz constant; and
-    what of :data:`ALL`, where the columns of the rest are NaN.
+    """Options of :func:`measure`.
+
+    Attributes:
+        points: number of points of the run, evenly spaced from the first to the last round.
+        samples: number of stochastic gradients per client and point.
+        top: number of largest noise norms per client in the estimator of the tail index; ``None`` for
+            floor(sqrt(samples)).
+        iterations: maximum number of power iterations per Lipschitz constant.
+        of: names from :data:`ALL` to estimate; the columns of the other estimates are NaN.
     """
 
     points: int = 5
@@ -67,14 +74,14 @@ class Options(NamedTuple):
 
 
 def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any]:
-    """Carry out the job and measure. Collective.
+    """Run the job and estimate the constants at ``options.points`` of its points. Collective.
 
     Returns:
-        On rank 0 ``rows``, one a point and client and one a point for "all", and what they are of; elsewhere
-        no rows.
+        A title under "mpifed measure", the numbers of clients and samples, and ``rows``: on rank 0 one row
+        per point and client and one row "all" per point, on other ranks an empty list.
 
     Raises:
-        CollectiveError: on all ranks: the job cannot be run, or its problem has no gradients on all data.
+        CollectiveError: on all ranks, if the job cannot be run or its problem has no full gradients.
     """
     config = settled(config.model_copy(update={"measures": None}), comm)
     rows: list[Row] = []
@@ -101,7 +108,7 @@ def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any
 
 
 class _Meter:
-    """Estimates at one point after another."""
+    """Estimator of the constants at successive points of a run."""
 
     def __init__(self, simulation: Simulation, options: Options):
         self.full, self.options = FullData(simulation), options
@@ -113,17 +120,17 @@ class _Meter:
 
     @torch.no_grad()
     def at(self, r: int, point: torch.Tensor) -> list[Row]:
-        """The rows of the point after round ``r``, on rank 0. Collective."""
+        """Return the rows of the point after round ``r`` on rank 0, an empty list elsewhere. Collective."""
         whole = self.full.gradient(point)
         mean: Row = {"L": self._steepness(self.full.gradient, point, whole)} | self._pl(point, whole)
         with collective_errors(self.comm, ValueError):
-            own, own_lengths = self._own(r, point, whole)
-        clients, lengths = (gathered(self.comm, self.counts, each) for each in (own, own_lengths))
+            own, own_norms = self._own(r, point, whole)
+        clients, norms = (gathered(self.comm, self.counts, each) for each in (own, own_norms))
         self._before = point
         if self.comm.rank:
             return []
         rows = [dict(zip(self._columns(), values)) for values in clients.tolist()]
-        mean |= self._spread(clients) | dict(zip(TAIL, tail_of(lengths)))
+        mean |= self._spread(clients) | dict(zip(TAIL, tail_of(norms)))
         numbered = {"all": mean} | dict(enumerate(rows))
         return [{"round": r, "client": client} | row for client, row in numbered.items()]
 
@@ -132,37 +139,40 @@ class _Meter:
         return ["L", *parts, *TAIL]
 
     def _own(self, r: int, point: torch.Tensor, whole: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """The columns of this rank's clients ``[C, columns]``; lengths of their noise ``[C, samples]``."""
+        """Return the columns of this rank's clients ``[C, columns]`` and noise norms ``[C, samples]``."""
         clients, samples = self.full.clients, self.options.samples
-        figures, lengths = np.empty((len(clients), len(self._columns()))), np.empty((len(clients), samples))
+        values, norms = np.empty((len(clients), len(self._columns()))), np.empty((len(clients), samples))
         for place, client in enumerate(clients.tolist()):
             with user_code_errors(type(self.full.problem).__name__, None, "", [client]):
                 local = self.full.local(place, point)
                 squares = self._noise(place, r, point, local)
                 steepness = self._steepness(partial(self.full.local, place), point, local)
             deltas = [float(part.norm()) for part in (local - whole).split(self._split)]
-            lengths[place] = np.sqrt(squares.sum(axis=1))
+            norms[place] = np.sqrt(squares.sum(axis=1))
             sigmas = np.sqrt(squares.mean(axis=0)).tolist()
-            figures[place] = [steepness, *sigmas, *deltas, *hill(lengths[place], self.options.top)]
-        return figures, lengths
+            values[place] = [steepness, *sigmas, *deltas, *hill(norms[place], self.options.top)]
+        return values, norms
 
     def _noise(self, place: int, r: int, point: torch.Tensor, local: torch.Tensor) -> np.ndarray:
-        """Squared lengths of a client's gradient noise, by block ``[samples, blocks]``."""
+        """Return the squared noise norms of a client by block, ``[samples, blocks]``."""
         if "noise" not in self.options.of:
             return np.full((self.options.samples, len(self.blocks)), math.nan)
         return noise(self.full, place, r, self.options.samples, point, local)
 
     def _steepness(self, field, point: torch.Tensor, value: torch.Tensor) -> float:
-        """The largest difference quotient of a field that is met."""
+        """Return the largest difference quotient of a field that is observed."""
         if "L" not in self.options.of:
             return math.nan
         found, direction = 0.0, value
-        if self._before is not None and float((way := point - self._before).norm()) > 0:
-            found, direction = float((value - field(self._before)).norm() / way.norm()), way
+        if self._before is not None and float((step := point - self._before).norm()) > 0:
+            found, direction = float((value - field(self._before)).norm() / step.norm()), step
         return max(found, lipschitz(field, point, direction, self.options.iterations))
 
     def _pl(self, point: torch.Tensor, whole: torch.Tensor) -> Row:
-        """``pl``, and the residual of the best response that Φ is taken at; NaN where there is none."""
+        """Return ``pl`` and the natural residual of the best response at which Φ is evaluated.
+
+        Both are NaN if they are not requested, or if the problem has no unconstrained block y.
+        """
         has_pl = self.minimax and "y" in self.blocks and "y" not in self.full.problem.sets
         if "pl" not in self.options.of or not has_pl:
             return {"pl": math.nan, "pl_residual": math.nan}
@@ -171,11 +181,12 @@ class _Meter:
         gap = self.full.difference(point, torch.cat([x, best.point]))
         slope = float(whole.split(self._split)[1].double().norm())
         away = float((best.point - y).norm())
-        told = gap > 0 and away > rounding(point, least=1.0)  # else y is best already, and the ratio 0 / 0
-        return {"pl": slope**2 / (2 * gap) if told else math.nan, "pl_residual": best.residual}
+        # If y is already the best response up to rounding, the ratio is 0 / 0.
+        defined = gap > 0 and away > rounding(point, least=1.0)
+        return {"pl": slope**2 / (2 * gap) if defined else math.nan, "pl_residual": best.residual}
 
     def _spread(self, clients: np.ndarray) -> Row:
-        """Roots of the clients' weighted mean squares of sigma and delta."""
+        """Return the roots of the weighted mean squares of sigma and delta over clients."""
         names, weights = self._columns()[1:-3], self.full.weights
         means = np.sqrt(np.average(clients[:, 1:-3] ** 2, axis=0, weights=weights))
         return dict(zip(names, means.tolist()))

@@ -1,4 +1,4 @@
-"""What the meter has found: a table on the screen, a CSV and a JSON file, a figure."""
+"""Output of ``mpifed measure``: printed tables, a CSV file, a JSON file and a figure."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from mpifed.storage.ownership import ASSUMPTION_FILES, MADE_BY
 
 __all__ = ["print_tables", "write"]
 
-#: Most clients that get a row of the printed table each.
+#: Maximum number of clients in the printed table.
 CLIENTS = 20
 #: Maximum number of panels per row of the figure.
 PANELS = 4
-#: Columns of the printed tables, also under a launcher that pretends to be a narrow terminal.
+#: Width of the printed tables in characters, also under launchers that report a narrow terminal.
 WIDTH = 110
-#: Column of the table and the figure → what it is called.
+#: Column → its label in the tables and the figure.
 NAMES = {
     "L": "L ≥",
     "pl": "μ ≤",
@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 
 def _columns(rows: list[Row]) -> list[str]:
-    """The columns of :data:`NAMES` in which there is a number."""
+    """Return the columns of :data:`NAMES` that contain a number."""
     return [name for name in NAMES if any(not math.isnan(row.get(name, math.nan)) for row in rows)]
 
 
@@ -60,7 +60,7 @@ def _cells(row: Row, columns: Iterable[str]) -> list[str]:
 
 
 def print_tables(found: dict[str, Any]) -> None:
-    """One row per point for all clients, then one row per client for the last point."""
+    """Print two tables: all clients with one row per point, and the last point with one row per client."""
     console = Console(highlight=False, markup=False, width=WIDTH)
     rows, last = found["rows"], found["rows"][-1]["round"]
     everyone = [row for row in rows if row["client"] == "all"]
@@ -73,17 +73,17 @@ def print_tables(found: dict[str, Any]) -> None:
 
 
 def _explained(found: dict[str, Any], everyone: list[Row]) -> str:
-    """What the columns are that the tables show."""
+    """Return an explanation of the columns of the printed tables."""
     columns, lines = _columns(everyone), []
     if "L" in columns:
         lines.append("L: lower bounds.")
     if "pl" in columns:
         unsolved = max(row["pl_residual"] for row in everyone)
-        lines.append(f"μ: upper bounds, natural residual of y*(x) at most {unsolved:.1g}.")
+        lines.append(f"μ: upper bounds; the natural residual of y*(x) is at most {unsolved:.1g}.")
     if "tail" in columns:
         lines.append(
-            f"Tail index: Hill's with 95 % intervals, the largest {found['top']} of {found['samples']} "
-            f"lengths of noise a client, {found['top_of_all']} of all"
+            f"Tail index: Hill's estimator with 95 % intervals, from the largest {found['top']} of "
+            f"{found['samples']} noise norms per client and the largest {found['top_of_all']} of all clients."
         )
     return " ".join(lines)
 
@@ -99,10 +99,10 @@ def _print(console: Console, title: str, first: str, rows: list[Row]) -> None:
 
 
 def write(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the files, and return their paths.
+    """Write the files and return their paths.
 
     Raises:
-        ConfigError: one cannot be written.
+        ConfigError: a file cannot be written.
     """
     paths = [folder / name for name in ASSUMPTION_FILES]
     for path, writer in zip(paths, (_write_csv, _write_json, _draw)):
@@ -120,7 +120,7 @@ def _write_csv(found: dict[str, Any], path: Path) -> None:
 
 
 def _write_json(found: dict[str, Any], path: Path) -> None:
-    """NaN becomes null, which every reader takes."""
+    """Write the results as JSON, with null for NaN and infinity, which strict parsers reject."""
     rows = [
         {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -132,7 +132,10 @@ def _write_json(found: dict[str, Any], path: Path) -> None:
 
 
 def _draw(found: dict[str, Any], path: Path) -> None:
-    """A panel a column over the rounds: each client in grey, all clients in black, the tail's interval."""
+    """Draw one panel per column against the rounds.
+
+    Clients are grey, the row "all" is black, and the confidence interval of the tail index is shaded.
+    """
     columns, rows = _columns(found["rows"]), found["rows"]
     across = min(PANELS, len(columns))
     down = -(-len(columns) // across)
@@ -160,7 +163,7 @@ def _finish(axes, name: str, values: list[float]) -> None:
     least, most = np.min(positive), np.max(positive)
     if most > 10 * least:
         axes.set_yscale("log")
-    elif most < 1.01 * least:  # constant: a figure of its rounding says nothing
+    elif most < 1.01 * least:  # constant up to rounding: do not magnify the rounding errors
         axes.set_ylim(0, 2 * most)
     axes.set(xlabel="round", title=NAMES[name])
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))

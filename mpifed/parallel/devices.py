@@ -43,6 +43,15 @@ __all__ = [
 #: cuBLAS sums in a fixed order only with a workspace of a fixed size, and torch's compiler chooses kernels by
 #: their speed unless told; they read these when the first handle is made, and when it is imported.
 _VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
+#: Exists if a driver of NVIDIA GPUs is loaded.
+DRIVER = Path("/proc/driver/nvidia/version")
+#: Where launchers store the number of a process on its node: Open MPI, MPICH, MVAPICH, Cray.
+_LOCAL_RANKS = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",
+)
 #: Torch's threads when the process starts: the cores that it may use, or OMP_NUM_THREADS.
 _THREADS = torch.get_num_threads()
 #: Parameters of glibc's ``mallopt(3)``: blocks up to 32 MiB, the most it takes, come from the heap, of which
@@ -69,17 +78,30 @@ def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = No
             or a part of the ranks would compute on the CPU.
     """
     with collective_errors(comm, ValueError, RuntimeError):
-        device = device_for(wanted, gpus, comm.local_rank)
+        device = device_for(wanted, gpus, _launched_local_rank(comm))
         if device.type == "cuda":
             torch.cuda.set_device(device)
     on_gpu = np.array([device.type == "cuda"], dtype=np.int64)
     comm.allreduce_(on_gpu)
+    masked = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if wanted == "auto" and not on_gpu[0] and comm.rank == 0 and DRIVER.exists() and not masked:
+        warning(f"run.device = 'auto' computes on the CPU, although this node has a GPU: {_why_none()}")
     if 0 < on_gpu[0] < comm.size:
         raise CollectiveError(
             f"run.device = {wanted!r} finds a GPU for {on_gpu[0]} of {comm.size} ranks: "
             "expected one on every node or on none (options: run.device = 'cpu', or nodes that are alike)"
         )
     return device
+
+
+def _launched_local_rank(comm: SerialComm) -> int:
+    """Return the number of this process on its node among all processes of the launcher.
+
+    A communicator that a script has split off numbers its own ranks only: two such communicators would use
+    the same GPU.
+    """
+    numbers = (os.environ.get(name, "") for name in _LOCAL_RANKS)
+    return next((int(number) for number in numbers if number.isdigit()), comm.local_rank)
 
 
 def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torch.device:
@@ -115,7 +137,7 @@ def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torc
 def _why_none() -> str:
     """What decides whether a GPU is seen: torch's build, the driver, the environment."""
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA (install a CUDA build)"
-    driver = "loaded" if Path("/proc/driver/nvidia/version").exists() else "not loaded"
+    driver = "loaded" if DRIVER.exists() else "not loaded"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     mask = "not set" if visible is None else repr(visible)
     return (

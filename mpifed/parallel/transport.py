@@ -16,6 +16,7 @@ not: it adds in host memory, in an order that no transport changes (:mod:`mpifed
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 import weakref
@@ -36,8 +37,11 @@ __all__ = ["Transport", "Alone", "Host", "CudaMpi", "Nccl", "Shm", "choose_trans
 
 #: Bytes up to which messages take less time than a meeting in shared memory.
 SHORT = 2**15
-#: Seconds after which ranks that do not find each other give up.
-PATIENCE = 120
+#: Seconds in which ranks that set up NCCL must find each other, and seconds for each address that they try.
+PATIENCE, ATTEMPT = 120, 10
+#: Limit of a single NCCL call. Ranks may wait as long as rank 0 writes a checkpoint; the run's own watchdog
+#: ends calls that hang.
+UNLIMITED = timedelta(days=365)
 
 
 class Transport:
@@ -262,11 +266,16 @@ class Nccl(_Direct):
 
     def __init__(self, comm: SerialComm, device: torch.device, backend: str = "nccl"):
         super().__init__(comm, device)
-        store, place = self._attempt(self._open_store)
-        place = broadcast_text(comm, place)
-        self._attempt(lambda: self._join(backend, store, place))
+        store, port = self._attempt(self._open_store)
+        addresses = broadcast_text(comm, f"{port} {' '.join(_addresses(comm))}")
+        store = self._attempt(lambda: store or self._connect(addresses))
         # At the exit of the process at the latest.
-        self._leave = weakref.finalize(self, dist.destroy_process_group)
+        self._leave = weakref.finalize(self, _leave_group)
+        try:
+            self._attempt(lambda: self._join(backend, store))
+        except CollectiveError:
+            self._leave()
+            raise
 
     def close(self) -> None:
         self._leave()
@@ -280,29 +289,32 @@ class Nccl(_Direct):
                     f"run.transport = {self.name!r} cannot be set up: {fault} (options: auto, host)"
                 ) from fault
 
-    def _open_store(self) -> tuple[dist.TCPStore | None, str]:
-        """Rank 0's store on a free port, and where the others find it."""
+    def _open_store(self) -> tuple[dist.TCPStore | None, int]:
+        """Open rank 0's store on a free port.
+
+        Returns:
+            The store and its port on rank 0; ``None`` and 0 on the other ranks.
+        """
         if dist.is_initialized():
             raise ValueError("this process uses torch.distributed already")
         if self.comm.rank:
-            return None, ""
-        host = "127.0.0.1" if self.comm.local_size == self.comm.size else socket.gethostname()
-        store = dist.TCPStore(
-            host, 0, self.comm.size, True, timedelta(seconds=PATIENCE), wait_for_workers=False
-        )
-        return store, f"{host} {store.port}"
+            return None, 0
+        patience = timedelta(seconds=PATIENCE)
+        store = dist.TCPStore("127.0.0.1", 0, self.comm.size, True, patience, wait_for_workers=False)
+        return store, store.port
 
-    def _join(self, backend: str, store: dist.TCPStore | None, place: str) -> None:
-        patience, (host, port) = timedelta(seconds=PATIENCE), place.split()
-        store = store or dist.TCPStore(
-            host, int(port), self.comm.size, False, patience, wait_for_workers=False
-        )
+    def _connect(self, addresses: str) -> dist.TCPStore:
+        port, *hosts = addresses.split()
+        host, patience = _reachable(hosts, int(port)), timedelta(seconds=PATIENCE)
+        return dist.TCPStore(host, int(port), self.comm.size, False, patience, wait_for_workers=False)
+
+    def _join(self, backend: str, store: dist.TCPStore) -> None:
         dist.init_process_group(
             backend,
             store=store,
             rank=self.comm.rank,
             world_size=self.comm.size,
-            timeout=patience,
+            timeout=UNLIMITED,
             device_id=self.device if self.device.type == "cuda" else None,
         )
 
@@ -313,12 +325,48 @@ class Nccl(_Direct):
         dist.broadcast(tensor, 0)
 
 
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _addresses(comm: SerialComm) -> list[str]:
+    """Return the addresses under which other ranks may reach this process.
+
+    Names of hosts are often not resolved between the nodes of a cluster, so the address of the interface with
+    the default route follows the name.
+    """
+    if comm.local_size == comm.size:
+        return ["127.0.0.1"]
+    found = [socket.gethostname()]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # an address for documentation: nothing is sent
+        found.append(probe.getsockname()[0])
+    return found
+
+
+def _reachable(hosts: list[str], port: int) -> str:
+    """Return the first host that accepts connections on ``port``.
+
+    Raises:
+        OSError: none does.
+    """
+    errors = []
+    for host in hosts:
+        try:
+            socket.create_connection((host, port), timeout=ATTEMPT).close()
+            return host
+        except OSError as error:
+            errors.append(f"{host}: {error}")
+    raise OSError(f"rank 0 cannot be reached on port {port} ({'; '.join(errors)})")
+
+
 def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact: bool) -> Transport:
     """The transport of this run, the same on all ranks. Collective.
 
-    ``auto``: ``none`` for one rank; on CPUs ``shm`` where ranks share a node and the system lets them share
-    memory; on GPUs ``nccl`` where every rank has its own GPU and torch is built with NCCL; else ``host``, as
-    for ``exact`` on GPUs.
+    ``auto`` is ``none`` for a single rank. On CPUs it is ``shm`` if ranks share a node and the system lets
+    them share memory. On GPUs it is ``nccl`` if every rank has its own GPU, torch is built with NCCL, and
+    NCCL can be set up. Otherwise, and for ``exact`` on GPUs, it is ``host``.
 
     Args:
         wanted: "auto" or the name of a transport.
@@ -336,8 +384,14 @@ def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact:
         return Alone(comm, device)
     if wanted == "shm" or (wanted == "auto" and not any(gpus)):
         return _shared(comm, device, wanted)
-    if wanted == "nccl" or (wanted == "auto" and _unsuitable("nccl", gpus, built, exact) is None):
+    if wanted == "nccl":
         return Nccl(comm, device)
+    if wanted == "auto" and _unsuitable("nccl", gpus, built, exact) is None:
+        try:
+            return Nccl(comm, device)
+        except CollectiveError as refusal:
+            if comm.rank == 0:
+                warning(f"messages go through host memory: {refusal}")
     return CudaMpi(comm, device) if wanted == "cuda-mpi" else Host(comm, device)
 
 

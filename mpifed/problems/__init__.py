@@ -1,4 +1,4 @@
-"""Problems by name."""
+"""Built-in problems."""
 
 from mpifed.problems.affine_shift import AffineShift
 from mpifed.problems.classification import Classification
@@ -17,7 +17,7 @@ from mpifed.problems.sinusoid import SinusoidMAML
 from mpifed.problems.text_auc import TextAUC
 from mpifed.problems.wgan import WGAN
 
-#: Every problem by name.
+#: Class name → class of each built-in problem.
 PROBLEMS = {
     cls.__name__: cls
     for cls in (

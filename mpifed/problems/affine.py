@@ -1,5 +1,7 @@
-"""Base classes of affine variational inequalities: the mean operator V(z) = Jz + c with J = (1/N) Σ_n J_n,
-its exact metrics, and the coupling of x and y in bilinear games."""
+"""Base classes of affine variational inequalities and bilinear games.
+
+The mean operator is V(z) = Jz + c with J = (1/N) Σ_n J_n. Its error metrics are computed exactly.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ __all__ = ["Affine", "Coupled", "flat"]
 
 
 class Affine(Operator):
-    """Exact metrics of a point from the mean operator; all vectors are float64 ``[d]``."""
+    """Base class of affine operators, with exact metrics of the mean operator.
+
+    All vectors are float64 ``[d]``. A subclass calls ``_fix``, and ``_know`` if it has a known solution, in
+    :meth:`prepare`.
+    """
 
     monotone = True
 
@@ -23,17 +29,17 @@ class Affine(Operator):
         self._J, self._c, self._start = J, c, start
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """z_0, the centre of the ball of err_D, which the seed determines in :meth:`prepare`."""
+        """Return z_0, the centre of the ball of :meth:`err_D`. It is drawn in :meth:`prepare`."""
         return {"z": torch.from_numpy(self._start)}
 
     def client_size(self, client: int) -> int:
         return 1
 
     def constants(self) -> dict[str, float]:
-        """``L`` and ``sigma`` = 0 of an affine operator.
+        """Return the known constants: always ``L`` and ``sigma`` = 0.
 
-        For φ = 0 also the radius ``D`` of err_D; on a box ``D``, the distance from z_0 to the farthest
-        corner, and ``G``, a bound on ‖V‖ on the box.
+        For φ = 0, ``D`` is the radius of :meth:`err_D`. On a box, ``D`` is the distance from z_0 to the
+        farthest corner, and ``G`` is a bound on ‖V‖ on the box.
         """
         known = {"L": self.L, "sigma": 0.0}
         if isinstance(self.phi, Zero):
@@ -45,37 +51,40 @@ class Affine(Operator):
         return known
 
     def mean_operator(self, z: np.ndarray) -> np.ndarray:
-        """V(z) = Jz + c, without φ."""
+        """Return V(z) = Jz + c, without φ."""
         return self._J @ z + self._c
 
     def residual(self, z: np.ndarray) -> float:
-        """‖z - prox_φ(z - V(z))‖, which is ‖V(z)‖ for φ = 0; it vanishes at solutions only."""
+        """Return ‖z - prox_φ(z - V(z))‖, which is zero at solutions only. For φ = 0 it is ‖V(z)‖."""
         V = self.mean_operator(z)
         if isinstance(self.phi, Zero):
             return float(np.linalg.norm(V))
         return float(np.linalg.norm(z - self.phi(torch.from_numpy(z - V), 1.0).numpy()))
 
     def err_D(self, z: np.ndarray) -> float:
-        """max over ‖w - z_0‖ ≤ D of ⟨V(w), z - w⟩ (Wang & Kale n.d., section 3, on a ball), exact; negative
-        for some z off the ball.
+        """Return max over ‖w - z_0‖ ≤ D of ⟨V(w), z - w⟩ (Wang & Kale n.d., section 3, on a ball), exactly.
 
-        With w = z_0 + v and u = z - z_0 it is ⟨V(z_0), u⟩ plus the maximum of ⟨Jᵀu - V(z_0), v⟩ - vᵀJv.
-        With φ, see :meth:`composite_err_D`.
+        The value can be negative if z is outside the ball. With w = z_0 + v and u = z - z_0 it is ⟨V(z_0), u⟩
+        plus the maximum of ⟨Jᵀu - V(z_0), v⟩ - vᵀJv. See :meth:`composite_err_D` for φ ≠ 0.
         """
         u, V = z - self._start, self.mean_operator(self._start)
         return float(V @ u) + maximize_on_ball(-(self._J + self._J.T), self._J.T @ u - V, self.radius)[0]
 
     def composite_err_D(self, z: np.ndarray) -> tuple[float, float]:
-        """Certified bounds of the max over ‖w - z_0‖ ≤ D of ⟨V(w), z - w⟩ + φ(z) - φ(w) (Wang & Kale n.d.,
-        section 5, on a ball), from below and from above; they are equal for bilinear games.
+        """Return certified bounds of max over ‖w - z_0‖ ≤ D of ⟨V(w), z - w⟩ + φ(z) - φ(w).
+
+        This is the gap of Wang & Kale n.d., section 5, on a ball.
+
+        Returns:
+            The lower and the upper bound, which are equal for bilinear games.
 
         Raises:
-            ValueError: no point of φ's set is in the ball.
+            ValueError: φ is infinite on the whole ball.
         """
         return restricted_gap(self._J, self._c, self.phi, z, self._start, self.radius)
 
     def _know(self, solution: np.ndarray) -> None:
-        """Store a solution, and for φ = 0 the directions in which it is unique."""
+        """Store a solution and the directions in which it is unique (all directions for φ ≠ 0)."""
         self._solution = solution
         _, s, rows = np.linalg.svd(self._J)
         self._unique = (
@@ -83,16 +92,19 @@ class Affine(Operator):
         )
 
     def solution(self) -> torch.Tensor:
-        """A solution z*, ``[d]`` float64."""
+        """Return a solution z*, ``[d]`` float64."""
         return torch.from_numpy(self._solution)
 
     def distance(self, z: np.ndarray) -> float:
-        """Distance to the set of solutions for φ = 0, to z* otherwise."""
+        """Return the distance to the solution set for φ = 0, and to z* otherwise."""
         return float(np.linalg.norm(self._unique @ (z - self._solution)))
 
     def metrics(self, z: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``err_D``, ``distance`` and ``residual``. With φ, ``err_D`` is the bound from above, and
-        ``err_D_slack`` its distance from the bound from below."""
+        """Return ``err_D``, ``distance`` and ``residual``.
+
+        For φ ≠ 0, ``err_D`` is the upper bound of :meth:`composite_err_D`, and ``err_D_slack`` is the upper
+        bound minus the lower bound, or 0 if they are infinite.
+        """
         point = flat(z)
         if isinstance(self.phi, Zero):
             figures = {"err_D": self.err_D(point)}
@@ -103,11 +115,12 @@ class Affine(Operator):
 
 
 def flat(z: Named) -> np.ndarray:
+    """Return the parameters of a block as one float64 vector ``[d]``."""
     return torch.cat([part.reshape(-1) for part in z.values()]).cpu().double().numpy()
 
 
 class Coupled(Affine):
-    """z = (x, y), V_n = (C_n y, -C_nᵀ x) + offset_n: the base class of bilinear games."""
+    """Base class of bilinear games: z = (x, y) and V_n(z) = (C_n y, -C_nᵀ x) + offset_n."""
 
     def _couple(self, C: np.ndarray, offsets: np.ndarray, start: np.ndarray) -> None:
         self._C, self._offsets, mean = C, offsets, C.mean(axis=0)
@@ -116,19 +129,19 @@ class Coupled(Affine):
 
     @property
     def L(self) -> float:
-        """Largest Lipschitz constant of a V_n: the largest singular value of a coupling."""
+        """Largest Lipschitz constant of the V_n: the largest singular value of the C_n."""
         return float(max(np.linalg.norm(C, 2) for C in self._C))
 
     def variables(self) -> Blocks:
         return Blocks(z={"x": (self.dx,), "y": (self.dy,)})
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """One row: C_n ``[1, dx, dy]`` and the constant part of V_n ``[1, dx + dy]``."""
+        """Return one row: C_n ``[1, dx, dy]`` and offset_n ``[1, dx + dy]``."""
         return torch.from_numpy(self._C[client][None].copy()), torch.from_numpy(
             self._offsets[client][None].copy()
         )
 
     def operator(self, z: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        C, offset = batch[0][:, 0], batch[1][:, 0]  # all rows of a batch are the client's only one
+        C, offset = batch[0][:, 0], batch[1][:, 0]  # each client has one row: all rows of a batch are equal
         x, y = z.unsqueeze(-1).split((self.dx, self.dy), dim=-2)
         return torch.cat([C @ y, -(C.mT @ x)], dim=-2).squeeze(-1) + offset

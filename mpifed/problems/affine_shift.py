@@ -1,11 +1,12 @@
 """Classification that is robust to affine shifts of the inputs (Reisizadeh et al. 2020).
 
-A client's inputs a, flattened, become Λa + δ: an adversary's choice, which a penalty keeps near the identity.
-With ``FLRA`` every client has its own adversary; other minimax methods have one for all clients.
+An adversary replaces each flattened input a by Λa + δ, and a penalty keeps the shift near the identity. With
+``FLRA`` each client has its own adversary. All other minimax methods use one adversary for all clients.
 
-Readings. The loss is the cross-entropy. Λ is a full matrix over all numbers of an input, or with ``diagonal``
-one factor each; it starts at I, δ at 0. The penalty alone bounds them. The inner problem is strongly concave
-where λ_1 and λ_2 are large for the network; small ones let the adversary win every image.
+Interpretation of the paper: The loss is the cross-entropy. Λ is a full matrix over the features of an input,
+or a diagonal matrix with ``diagonal``. Λ starts at I and δ at 0. They are bounded by the penalty alone. The
+inner problem is strongly concave if λ_1 and λ_2 are large relative to the network's curvature. If they are
+too small, the adversary can make the network misclassify every image.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mpifed.problems.labelled_images import CHUNK, LabelledImages
 
 __all__ = ["AffineShift"]
 
-#: Numbers of an input up to which Λ may be a full matrix, of a million numbers for every client.
+#: Maximum number of features per input for a full matrix Λ, which then has a million entries per adversary.
 LARGEST = 1024
 
 
@@ -32,15 +33,21 @@ LARGEST = 1024
 class AffineShift(LabelledImages, Minimax):
     """min over w, max over (Λ, δ) of the mean loss of h(w; Λa + δ) - λ_1‖Λ - I‖² - λ_2‖δ‖².
 
-    x holds the network's parameters w, y the shift: ``matrix`` Λ ``[d, d]``, or its diagonal ``[d]``, and
-    ``offset`` δ ``[d]`` for inputs of d numbers.
+    x contains the network's parameters w. y contains the shift: ``matrix`` is Λ ``[d, d]`` or its diagonal
+    ``[d]``, and ``offset`` is δ ``[d]``, for inputs with d features.
     """
 
-    lambda_1: float = Field(default=1.0, gt=0, description="weight λ_1 of the squared norm of Λ - I")
-    lambda_2: float = Field(default=1.0, gt=0, description="weight λ_2 of the squared norm of δ")
-    diagonal: bool = Field(default=False, description="Λ is diagonal, for inputs of many numbers")
+    lambda_1: float = Field(default=1.0, gt=0, description="weight λ_1 of ‖Λ - I‖² in the penalty")
+    lambda_2: float = Field(default=1.0, gt=0, description="weight λ_2 of ‖δ‖² in the penalty")
+    diagonal: bool = Field(
+        default=False,
+        description=f"restrict Λ to diagonal matrices; required for inputs with more than {LARGEST} features",
+    )
     attack_steps: int = Field(
-        default=5, ge=1, description="steps of the adversary that the test images are given (see metrics)"
+        default=5,
+        ge=1,
+        description="number of steps of the adversary on the test images, for the metrics attacked_accuracy "
+        "and attacked_objective",
     )
 
     source = "Reisizadeh et al. 2020"
@@ -48,16 +55,17 @@ class AffineShift(LabelledImages, Minimax):
     maximised = frozenset({"accuracy", "shifted_accuracy", "attacked_accuracy"})
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read and part the data, as for every classification problem.
+        """Read, split and partition the data, see :meth:`LabelledImages.prepare`.
 
         Raises:
-            ValueError: as there, or a full Λ is too large for these inputs.
+            ValueError: the data, the model and the partition do not fit together, or a full matrix Λ would be
+                too large for the inputs.
         """
         super().prepare(seed, data_dir)
         self._numbers, self._attacked = math.prod(self._images.shape), None
         if self._numbers > LARGEST and not self.diagonal:
             raise ValueError(
-                f"a full matrix Λ is for inputs of at most {LARGEST} numbers, those of {self.dataset} have "
+                f"a full matrix Λ needs inputs with at most {LARGEST} features, but {self.dataset} has "
                 f"{self._numbers}: set problem.diagonal = true"
             )
 
@@ -66,7 +74,7 @@ class AffineShift(LabelledImages, Minimax):
         return Blocks(x=self._shapes, y={"matrix": (d,) if self.diagonal else (d, d), "offset": (d,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The network's random start, Λ = I and δ = 0."""
+        """Return random initial parameters of the network, Λ = I and δ = 0."""
         d = self._numbers
         identity = torch.ones(d) if self.diagonal else torch.eye(d).flatten()
         return {"x": self.model.start(self._shapes, rng), "y": torch.cat([identity, torch.zeros(d)])}
@@ -76,27 +84,27 @@ class AffineShift(LabelledImages, Minimax):
         return F.cross_entropy(self.model(x, self.shifted(y, images)), labels) - self.penalty(y)
 
     def shifted(self, y: Named, images: torch.Tensor) -> torch.Tensor:
-        """Λa + δ for images a, ``[n, ...]``."""
+        """Return Λa + δ for images a ``[n, ...]``, in the same shape."""
         flat = images.flatten(1)
-        turned = flat * y["matrix"] if self.diagonal else flat @ y["matrix"].mT
-        return (turned + y["offset"]).view(images.shape)
+        scaled = flat * y["matrix"] if self.diagonal else flat @ y["matrix"].mT
+        return (scaled + y["offset"]).view(images.shape)
 
     def penalty(self, y: Named) -> torch.Tensor:
-        """λ_1‖Λ - I‖² + λ_2‖δ‖², a scalar."""
-        away = y["matrix"] - self._identity(y["matrix"])
-        return self.lambda_1 * (away**2).sum() + self.lambda_2 * (y["offset"] ** 2).sum()
+        """Return λ_1‖Λ - I‖² + λ_2‖δ‖², a scalar."""
+        difference = y["matrix"] - self._identity(y["matrix"])
+        return self.lambda_1 * (difference**2).sum() + self.lambda_2 * (y["offset"] ** 2).sum()
 
     def _identity(self, like: torch.Tensor) -> torch.Tensor:
         return torch.ones_like(like) if self.diagonal else torch.eye(len(like)).to(like)
 
     def attack(self, x: Named) -> Named:
-        """A shift against w, for the first test images, at most 1000.
+        """Compute an adversarial shift for the network ``x`` on the first 1000 test images, or fewer.
 
-        From Λ = I and δ = 0, ``attack_steps`` times the maximiser of the loss linearised at the shift before:
-        Λ = I + ∇_Λ / (2λ_1), δ = ∇_δ / (2λ_2), with the gradients of the cross-entropy. It stays where it is
-        at a stationary point of the inner problem.
+        Starting from Λ = I and δ = 0, each of ``attack_steps`` steps linearises the cross-entropy at the
+        current shift and maximises it minus the penalty: Λ = I + ∇_Λ / (2λ_1), δ = ∇_δ / (2λ_2). The fixed
+        points of this iteration are the stationary points of the inner problem.
         """
-        known = self._attacked  # an evaluation needs it many times
+        known = self._attacked  # cached, because one evaluation calls this method many times
         if known is None or known[0] is not x or known[1] is not self._held:
             self._attacked = known = x, self._held, self._attack(x)
         return known[2]
@@ -115,8 +123,11 @@ class AffineShift(LabelledImages, Minimax):
         return y
 
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
-        """The network's outputs for clean images, for those under the point's shift, for those under
-        :meth:`attack`: ``[n, 3 classes]``."""
+        """Return the network's outputs ``[n, 3 * classes]``.
+
+        The three groups are the outputs for clean images, for images with the shift ``y``, and for images
+        with the shift of :meth:`attack`.
+        """
         like, attack = next(iter(x.values())), self.attack(x)
         scores = []
         for chunk in self._held[rows].split(CHUNK):
@@ -126,12 +137,14 @@ class AffineShift(LabelledImages, Minimax):
         return torch.cat(scores)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """Of the test images.
+        """Return the metrics on the test images.
 
-        ``accuracy``: the share that is classified rightly; ``shifted_accuracy``: the same under the shift of
-        the point, which for FLRA is the average of the clients' shifts; ``attacked_accuracy``: under
-        :meth:`attack`. ``objective`` and ``attacked_objective``: the mean loss under these shifts, less their
-        penalties. ``penalty``: that of the point's shift.
+        * ``accuracy``: accuracy on clean images.
+        * ``shifted_accuracy``: accuracy with the shift ``y``, which for FLRA is the average of the clients'
+          shifts.
+        * ``attacked_accuracy``: accuracy with the shift of :meth:`attack`.
+        * ``objective`` and ``attacked_objective``: mean loss minus penalty with these two shifts.
+        * ``penalty``: the penalty of ``y``; only for the test split.
         """
         labels, parts = torch.from_numpy(self.test_labels()), predictions.chunk(3, dim=1)
         shares = [self.accuracies(part)[0] for part in parts]

@@ -137,7 +137,8 @@ def main() -> None:
         environment = os.environ | (
             {} if options.rehearse else {"CUDA_VISIBLE_DEVICES": ",".join(names[:gpus])}
         )
-        passed.append([gpus, ranks, test(ranks, environment)])
+        tested = {"MPIFED_TEST_GPUS": environment.get("CUDA_VISIBLE_DEVICES", "")}
+        passed.append([gpus, ranks, test(ranks, environment | tested)])
         for way in [[], *([one] for one in WAYS if ranks == 1)]:
             rows += [
                 {"gpus": gpus} | row for row in bench(ranks, device, [*way, *options.floor], environment)

@@ -37,6 +37,7 @@ TRANSPORTS = {
     "copied": lambda comm: Copied(comm, CPU),
     "cuda-mpi": lambda comm: CudaMpi(comm, CPU),
     "nccl": lambda comm: Nccl(comm, CPU, "gloo"),
+    "nccl on two nodes": lambda comm: Nccl(two_nodes(comm), CPU, "gloo"),
     "shm": lambda comm: Shm(comm, CPU),
     "shm on two nodes": lambda comm: Shm(two_nodes(comm), CPU),
 }
@@ -114,9 +115,8 @@ def test_runs_agree_with_the_host(comm, out, monkeypatch, name):
         monkeypatch.setattr(
             mpifed.simulation.simulation, "choose_transport", lambda *_: TRANSPORTS[kind](comm)
         )
-        result = run(
-            configuration(AdaFGDA(q=3, gamma=0.02, lam=0.02), Game(clients=5), f"{out}/{number}"), comm
-        )
+        algorithm, settings = AdaFGDA(q=3, gamma=0.02, lam=0.02), dict(device="cpu")
+        result = run(configuration(algorithm, Game(clients=5), f"{out}/{number}", **settings), comm)
         points.append(torch.cat(list(result.point.values())).numpy())
         assert not dist.is_initialized(), "a run gives its process group back"
     np.testing.assert_allclose(points[1], points[0], rtol=1e-12, atol=1e-12)
@@ -146,6 +146,22 @@ def test_a_process_group_that_is_in_use(comm):
     finally:
         if last:
             dist.destroy_process_group()
+
+
+def test_a_rank_that_cannot_reach_rank_0(comm, monkeypatch):
+    """All ranks report it, none waits, and the process group is free afterwards."""
+
+    def refuse(hosts, port):
+        if comm.rank == comm.size - 1:
+            raise OSError("rank 0 cannot be reached")
+        return "127.0.0.1"
+
+    if comm.size == 1:
+        pytest.skip("a single rank connects to itself")
+    monkeypatch.setattr(mpifed.parallel.transport, "_reachable", refuse)
+    with pytest.raises(CollectiveError, match=f"rank 0 cannot be reached.*on rank {comm.size - 1}"):
+        Nccl(comm, CPU, "gloo")
+    assert not dist.is_initialized()
 
 
 def test_ranks_that_see_no_gpu_or_not_all(comm, monkeypatch):

@@ -111,7 +111,7 @@ def test_predictions_are_clean_shifted_and_attacked(patches):
 
 def test_a_full_matrix_is_for_small_inputs(monkeypatch):
     patches_of(monkeypatch, 33, 32)
-    said = "a full matrix Λ is for inputs of at most 1024 numbers, .* 1056: set problem.diagonal = true"
+    said = "a full matrix Λ needs inputs with at most 1024 features, .* 1056: set problem.diagonal = true"
     with pytest.raises(ValueError, match=said):
         prepared(AffineShift(dataset="patches", clients=3))
     assert prepared(AffineShift(dataset="patches", clients=3, diagonal=True)).variables().sizes["y"] == 2112

@@ -243,7 +243,7 @@ def test_the_command(invoke, tmp_path):
     }  # fmt: skip
     for word in ("FSGDA on Saddle: all clients", "L ≥", "μ ≤", "σ_x", "δ_y", "tail index", "after round 2"):
         assert word in result.output
-    assert "5 more clients" in result.output and "the largest 3 of 12 lengths" in result.output
+    assert "5 more clients" in result.output and "the largest 3 of 12 noise norms" in result.output
     with open(folder / "assumptions.csv", newline="") as file:
         table = list(csv.DictReader(file))
     stored = json.loads((folder / "assumptions.json").read_text())

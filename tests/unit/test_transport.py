@@ -1,6 +1,7 @@
 """Devices, transports and their choice, as far as one process goes."""
 
 import os
+import socket
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 import torch
 from launch import launch
 
-from mpifed.parallel import transport
+from mpifed.parallel import devices, transport
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.devices import deterministic, device_for, usage
 from mpifed.parallel.transport import choose_transport
@@ -137,6 +138,58 @@ def test_where_memory_cannot_be_shared_messages_go_through_mpi(monkeypatch, caps
         CollectiveError, match="run.transport = 'shm': .* not permitted .*options: auto, host"
     ):
         choose_transport(comm, CPU, "shm", True)
+
+
+def test_where_nccl_cannot_be_set_up_messages_go_through_host_memory(monkeypatch, capsys):
+    """A warning of one line; a job that names NCCL is refused."""
+
+    def refuse(comm, device):
+        raise CollectiveError("run.transport = 'nccl' cannot be set up: unhandled system error")
+
+    monkeypatch.setattr(transport, "Nccl", refuse)
+    comm = Several(3, theirs=sum(OWN, []))
+    assert choose_transport(comm, CPU, "auto", False).name == "host"
+    warned = capsys.readouterr().err
+    assert (
+        warned.count("\n") == 1 and "through host memory: run.transport = 'nccl' cannot be set up" in warned
+    )
+    with pytest.raises(CollectiveError, match="unhandled system error"):
+        choose_transport(comm, CPU, "nccl", False)
+
+
+def test_nccl_finds_rank_0_by_the_first_address_that_answers():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert transport._reachable(["no-such-host.invalid", "127.0.0.1"], port) == "127.0.0.1"
+    with pytest.raises(OSError, match=f"rank 0 cannot be reached on port {port} .127.0.0.1: .*refused"):
+        transport._reachable(["127.0.0.1"], port)
+    several = transport._addresses(Several(3, nodes=[0, 0, 2]))
+    assert several[0] == socket.gethostname() and transport._addresses(SerialComm()) == ["127.0.0.1"]
+
+
+def test_communicators_that_a_script_splits_use_different_gpus(monkeypatch):
+    """Each has one rank, which is its first on the node, but the launcher has started several."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    for rank in ("0", "1", ""):
+        monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", rank)
+        chosen.append(devices.choose_device(SerialComm(), "auto").index)
+    assert chosen == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "mask, driver, warned", [(None, True, 1), ("0", True, 1), ("", True, 0), (None, False, 0)]
+)
+def test_a_driver_without_a_usable_gpu_is_reported(monkeypatch, tmp_path, capsys, mask, driver, warned):
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / ("" if driver else "none"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if mask is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    for wanted in ("auto", "cpu"):
+        assert devices.choose_device(SerialComm(), wanted) == CPU
+    assert capsys.readouterr().err.count("computes on the CPU, although this node has a GPU") == warned
 
 
 @pytest.mark.parametrize(
