@@ -1,7 +1,7 @@
-"""Bounds with constants hold on random games that satisfy their assumptions: operators here.
+"""Bounds with constants on random bounded operators and composite problems that satisfy their assumptions.
 
-Theorems 1, 2 and 6 of Wang & Kale n.d. on affine operators are in test_variational_theory.py. Here are
-bounded operators, whose err_D is searched from below, and composite problems.
+Theorems 1, 2 and 6 of Wang & Kale n.d. on affine operators are in test_variational_theory.py. For bounded
+operators, a random search finds a lower bound of err_D.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TURN = np.kron(np.eye(DIM // 2), [[0.0, 1.0], [-1.0, 0.0]])
 
 @dataclass
 class Family(Operator):
-    """A field V, the same for all clients, with its modulus L, bound G and remainder Λ."""
+    """A field V, the same for all clients; ``constants`` are its modulus L, bound G and remainder Λ."""
 
     kind: str
     seed: int
@@ -73,7 +73,7 @@ class Family(Operator):
         return torch.from_numpy(self.field(z.numpy())).expand(len(batch[0]), -1)
 
     def field(self, z):
-        """V at points ``[..., d]``."""
+        """Return V at points ``[..., d]``."""
         v = z - self.centre
         if self.kind in SLOPES:
             return SLOPES[self.kind](v @ self.rows.T) @ self.rows / DIM
@@ -85,7 +85,8 @@ class Family(Operator):
         return v @ self.A.T
 
     def gap(self, point, radius):
-        """⟨V(z), point - z⟩ at the best z of the ball that a random search finds: a lower bound of err_D."""
+        """Return the largest ⟨V(z), point - z⟩ on the ball that a random search finds, a lower bound of
+        err_D."""
         rng, best, width = np.random.default_rng(0), self.z_0[None], radius
         for _ in range(25):
             tried = np.concatenate([best, best + width * rng.standard_normal((400, DIM))])
@@ -96,7 +97,7 @@ class Family(Operator):
         return values.max()
 
     def composite_gap(self, point):
-        """The largest of ⟨V(w), point - w⟩ + φ(point) - φ(w) on the box, concave in w, by proximal ascent."""
+        """Maximise ⟨V(w), point - w⟩ + φ(point) - φ(w), concave in w, on the box by proximal ascent."""
         w, b = point, -self.A @ self.centre
         for _ in range(600):
             ascent = self.A.T @ point - b - (self.A + self.A.T) @ w
@@ -105,7 +106,7 @@ class Family(Operator):
 
 
 def output(method, problem, rounds, sigma, seed):
-    """The output point; E‖noise‖² = σ²."""
+    """Return the output point of a run with E‖noise‖² = σ²."""
     noise = sigma / DIM**0.5
     config = configuration(
         method, problem, "unused", rounds=rounds, seed=seed, noise=noise, batch_size=0, group="all"
@@ -124,7 +125,8 @@ def family(kind, seed, clients, phi=None):
 
 
 K, M, R, D = 3, 2, 12, 4.0
-#: Theorem, method, the families of which it is true, and what it takes beside L, σ, K, R, M and D.
+#: Theorem, method, the families that satisfy its assumptions, and its constants in addition to L, σ, K, R,
+#: M, D.
 BOUNDED = [
     ("wang-kale-1", LESGD, ("ridges", "swirl", "ball"), ()),
     ("wang-kale-corollary-1", LESGD, ("ridges", "swirl", "ball"), ()),
@@ -135,13 +137,13 @@ BOUNDED = [
 ]
 
 
-#: The noise under which a corollary is true, much and little; the theorems are for any.
+#: Noise for which a corollary holds; the theorems hold for any.
 NOISE = {"wang-kale-corollary-1": 5.0, "wang-kale-corollary-2": 0.03}
 
 
 @pytest.mark.parametrize("name, cls, kinds, more", BOUNDED, ids=[one[0] for one in BOUNDED])
 def test_a_bound_on_bounded_operators(name, cls, kinds, more):
-    """The mean over two seeds."""
+    """The mean over two seeds does not exceed the bound."""
     for kind, sigma in ((kind, sigma) for kind in kinds for sigma in (0.0, 0.3)):
         errors, sigma = [], NOISE.get(name, sigma)
         for seed in (1, 2):
@@ -149,32 +151,32 @@ def test_a_bound_on_bounded_operators(name, cls, kinds, more):
             L, G, Lambda = problem.constants
             constants = dict(L=L, sigma=sigma, K=K, R=R, M=M, D=D)
             constants |= {key: value for key, value in dict(G=G, H=12, Lambda=Lambda).items() if key in more}
-            said = prescribe(name, **constants)
-            method = cls(K=K, **said.steps, **({"H": 12} if "H" in more else {}))
-            errors.append(problem.gap(output(method, problem, R, sigma, seed), D) / said.bound)
+            advice = prescribe(name, **constants)
+            method = cls(K=K, **advice.steps, **({"H": 12} if "H" in more else {}))
+            errors.append(problem.gap(output(method, problem, R, sigma, seed), D) / advice.bound)
         assert -1e-3 < np.mean(errors) <= 1  # a gap is at least 0, which the search misses by a little
 
 
 @pytest.mark.parametrize("sigma", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["skew", "monotone", "symmetric"])
 def test_theorem_7_on_composite_problems(kind, sigma):
-    """λ‖·‖₁ on a box, on which V is bounded; D is the way to the farthest corner."""
+    """λ‖·‖₁ on a box, on which V is bounded; D is the distance to the farthest corner."""
     errors = []
     for seed in (1, 2) if sigma else (1,):
         problem = family(kind, seed, M, L1Box(LAM, BOX))
         L, G, _ = problem.constants
         start = problem.initial(None)["z"].numpy()
         farthest = np.linalg.norm(BOX + np.abs(start))
-        said = prescribe("wang-kale-7", L=L, sigma=sigma, K=K, R=R, M=M, D=farthest, G=G)
-        point = output(LocalDualExtrapolation(K=K, **said.steps), problem, R, sigma, seed)
+        advice = prescribe("wang-kale-7", L=L, sigma=sigma, K=K, R=R, M=M, D=farthest, G=G)
+        point = output(LocalDualExtrapolation(K=K, **advice.steps), problem, R, sigma, seed)
         assert np.abs(point).max() <= BOX
-        errors.append(problem.composite_gap(point) / said.bound)
+        errors.append(problem.composite_gap(point) / advice.bound)
     assert 0 <= np.mean(errors) <= 1
 
 
 @pytest.mark.parametrize("kind", ["ridges", "roots", "swirl", "ball"])
-def test_the_constants_handed_in_are_those_of_the_fields(kind):
-    """Of 2000 pairs of points: monotone, no steeper than L, no longer than G, no more curved than Λ."""
+def test_constants_of_the_fields(kind):
+    """The fields are monotone with modulus L, bound G and remainder Λ at 2000 pairs of points."""
     for seed in (1, 2):
         problem, rng = family(kind, seed, 1), np.random.default_rng(seed)
         L, G, Lambda = problem.constants
@@ -191,9 +193,9 @@ def test_the_constants_handed_in_are_those_of_the_fields(kind):
             assert (np.linalg.norm(U - V - slope, axis=1) <= Lambda * steps**2 + 1e-8 * (1 + steps)).all()
 
 
-def test_a_bound_tells_something():
-    """Without noise the start exceeds Theorem 1's bound on a swirl, which LESGD then keeps."""
+def test_a_bound_is_informative():
+    """Without noise the start exceeds the bound of Theorem 1 on a swirl, and the output of LESGD does not."""
     problem = family("swirl", 3, 1)
-    said = prescribe("wang-kale-1", L=problem.constants[0], sigma=0.0, K=1, R=600, M=1, D=D)
-    assert problem.gap(output(LESGD(K=1, **said.steps), problem, 600, 0.0, 1), D) <= said.bound
-    assert problem.gap(problem.z_0, D) > said.bound
+    advice = prescribe("wang-kale-1", L=problem.constants[0], sigma=0.0, K=1, R=600, M=1, D=D)
+    assert problem.gap(output(LESGD(K=1, **advice.steps), problem, 600, 0.0, 1), D) <= advice.bound
+    assert problem.gap(problem.z_0, D) > advice.bound

@@ -1,8 +1,7 @@
-"""What Wang & Kale n.d. prove, and where its methods end: error bounds, rates on rotations, zeros of
-composite solutions, sets.
+"""Error bounds of Wang & Kale n.d. on affine operators, and zeros of composite solutions.
 
-The error of z̄ is err_D(z̄) = max of ⟨V(z), z̄ - z⟩ over the ball of radius D about the start, for affine V a
-quadratic on a ball, which is maximised exactly.
+The error of z̄ is err_D(z̄) = max of ⟨V(z), z̄ - z⟩ over the ball of radius D about the start. For affine V
+this is a quadratic on a ball, whose maximum is computed exactly.
 """
 
 from __future__ import annotations
@@ -12,17 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from fields import Field
 from games import configuration
-from scipy.optimize import root
 
-from mpifed import Blocks, Minimax, Sets
-from mpifed.algorithms import LESGD, LIPPAX, LSGD, SLIPPAX, LocalDualExtrapolation
+from mpifed import Blocks
+from mpifed.algorithms import LESGD, LSGD, LocalDualExtrapolation
 from mpifed.core.problem import Operator
-from mpifed.core.sets import L1, Box, Simplex, Zero
+from mpifed.core.sets import L1, Zero
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
-from mpifed.problems import Saddle
 from mpifed.problems.restricted_gap import maximize_on_ball
 from mpifed.simulation.simulation import Simulation
 from mpifed.theory.wang_kale import theorem_1, theorem_2, theorem_6
@@ -33,7 +29,7 @@ ROTATION = np.array([[0.0, 1.0], [-1.0, 0.0]])
 
 @dataclass
 class Affine(Operator):
-    """V_k(z) = A z + b_k from z_0, with rows b_k of ``b`` or one b for all ``clients``."""
+    """V_k(z) = A z + b_k, started at ``start``; ``b`` has one row per client or is the same for all."""
 
     A: np.ndarray
     b: np.ndarray
@@ -55,14 +51,14 @@ class Affine(Operator):
         return (batch[0][:, 0] @ z.unsqueeze(-1)).squeeze(-1) + batch[1][:, 0]
 
     def error(self, point, radius):
-        """err_D: with z = z_0 + v and w = z̄ - z_0 it is max of ⟨V(z_0), w⟩ + ⟨v, Aᵀw - V(z_0)⟩ - vᵀAv over
-        ‖v‖ ≤ D."""
+        """Return err_D: with z = z_0 + v and w = z̄ - z_0 it is the maximum of ⟨V(z_0), w⟩ + ⟨v, Aᵀw -
+        V(z_0)⟩ - vᵀAv over ‖v‖ ≤ D."""
         V0, w = self.A @ self.start + self.b, point - self.start
         return V0 @ w + maximize_on_ball(-(self.A + self.A.T), self.A.T @ w - V0, radius)[0]
 
 
 def simulate(method, problem, rounds, *, seed=1, sigma=0.0, **settings):
-    """The simulation after every round; E‖noise‖² = σ²."""
+    """Yield the simulation after every round; E‖noise‖² = σ²."""
     size = sum(problem.variables().sizes.values())
     settings = {"batch_size": 0, "group": "all", **settings}
     noise = sigma / size**0.5
@@ -75,13 +71,13 @@ def simulate(method, problem, rounds, *, seed=1, sigma=0.0, **settings):
 
 
 def output(*args, **settings):
-    """The output point after the last round."""
+    """Return the output point after the last round."""
     *_, simulation = simulate(*args, **settings)
     return simulation.output.z.numpy().copy()
 
 
 def random_problem(kind, L, clients, seed):
-    """‖A‖ = L, solution about 3 away from the start.
+    """Return a random problem with ‖A‖ = L whose solution is about 3 away from the start.
 
     A is skew, monotone, strongly monotone, symmetric ⪰ 0 of rank 3, or symmetric and definite.
     """
@@ -101,13 +97,11 @@ def random_problem(kind, L, clients, seed):
     return Affine(A, -A @ star, start, clients)
 
 
-#: (L, σ, K, R, M, D) and whether the start exceeds the bounds: where it does not, they say little.
+#: (L, σ, K, R, M, D), and whether the start exceeds the bounds, so that they are informative.
 CASES = [
     ((1.0, 0.0, 4, 100, 1, 3.0), True),
-    ((1.0, 0.02, 4, 100, 2, 3.0), True),
     ((0.3, 0.005, 8, 60, 8, 3.0), True),
     ((5.0, 0.1, 1, 200, 4, 1.0), False),
-    ((1.0, 0.1, 8, 60, 8, 1.0), False),
 ]
 THEOREMS = [
     (theorem_1, LESGD, "monotone"),
@@ -121,20 +115,20 @@ THEOREMS = [
 ]
 
 
-@pytest.mark.parametrize("case, telling", CASES)
+@pytest.mark.parametrize("case, informative", CASES)
 @pytest.mark.parametrize("theorem, cls, kind", THEOREMS)
-def test_the_bounds_of_theorems_1_2_and_6(theorem, cls, kind, case, telling):
-    """The mean of err_D over seeds."""
+def test_the_bounds_of_theorems_1_2_and_6(theorem, cls, kind, case, informative):
+    """The mean of err_D over the seeds does not exceed the bound."""
     L, sigma, K, R, M, D = case
-    said = theorem(*case)
-    eta, bound = said.steps["eta"], said.bound
+    advice = theorem(*case)
+    eta, bound = advice.steps["eta"], advice.bound
     starts, errors = [], []
     for seed in range(3 if sigma else 1):
         problem = random_problem(kind, L, M, seed)
         starts.append(problem.error(problem.start, D))
         errors.append(problem.error(output(cls(K=K, eta=eta), problem, R, seed=seed, sigma=sigma), D))
     assert np.mean(errors) <= bound
-    assert np.mean(starts) > bound or not telling
+    assert np.mean(starts) > bound or not informative
 
 
 def test_err_is_exact_on_a_rotation():
@@ -143,68 +137,8 @@ def test_err_is_exact_on_a_rotation():
     assert problem.error(np.array([3.0, 4.0]), 2.0) == pytest.approx(10.0, rel=1e-14)
 
 
-@pytest.mark.parametrize("K", [1, 5])
-def test_only_lsgd_diverges_on_a_rotation(K):
-    """V(z) = J z, J orthogonal and skew, has modulus 1, and J has the eigenvalues ± i: the norms change by
-    |1 - iη| (LSGD), |1 - iη - η²| (LESGD), 1 / |1 + iη| (LIPPAX in the limit) a step."""
-    problem, eta, R = Affine(ROTATION, np.zeros(2), np.array([1.0, 0.0]), 2), 0.5, 20
-    rates = {
-        LSGD(K=K, eta=eta): abs(1 - 1j * eta),
-        LESGD(K=K, eta=eta): abs(1 - 1j * eta - eta**2),
-        LIPPAX(K=K, eta=eta, H=150, L=1.0): 1 / abs(1 + 1j * eta),
-    }
-    for method, rate in rates.items():
-        *_, simulation = simulate(method, problem, R)
-        assert float(simulation.shared.z.norm()) == pytest.approx(
-            rate ** (K * R), rel=1e-11
-        )  # K R steps of 1e-16 each
-        assert (rate > 1) == isinstance(method, LSGD)
-
-
-@pytest.mark.parametrize("eta_L", [1.0, 0.3])
-def test_the_inner_loop_of_lippax_is_geometric_at_the_rate_of_the_field(eta_L):
-    """On J z the inner map is 1 - γ(1/η + iL) on the error; with γ = 1 / (η (L + 1/η)²) its square is at most
-    1 - 1 / (ηL + 1)², which is 3/4 for ηL = 1."""
-    L = 2.0
-    problem, eta = Affine(L * ROTATION, np.zeros(2), np.array([1.0, 2.0])), eta_L / L
-    exact = np.linalg.solve(np.eye(2) + eta * L * ROTATION, problem.start)
-    gamma = 1 / (eta * (L + 1 / eta) ** 2)
-    rate = abs(1 - gamma * (1 / eta + 1j * L))
-    assert rate**2 < 1 - 1 / (eta_L + 1) ** 2 <= 0.75
-    first = np.linalg.norm(problem.start - exact)
-    for H in (0, 1, 2, 5, 20):
-        distance = np.linalg.norm(output(LIPPAX(K=1, eta=eta, H=H, L=L), problem, 1) - exact)
-        assert distance == pytest.approx(
-            rate**H * first, rel=1e-9
-        )  # 1e-16 of numbers of 1 beside 0.6^20 = 1e-4
-
-
-@pytest.mark.parametrize("eta_L", [1.0, 0.3])
-def test_the_inner_loop_of_lippax_is_geometric_on_a_nonlinear_field(eta_L):
-    problem = Field(clients=1)
-    problem.prepare(1)
-    rows, M = problem.client_data(0)
-    # V is M z + Σ a (1 + tanh(aᵀz) / 2) / n with slopes of at most 1/2.
-    L = float(torch.linalg.matrix_norm(M[0], 2) + torch.linalg.matrix_norm(rows.T @ rows, 2) / len(rows) / 2)
-    eta, z = eta_L / L, problem.initial(generator(1, "initial"))["z"]
-
-    def residual(x):
-        x = torch.from_numpy(x)
-        return (x - z + eta * problem.operator(x, (rows[None], M[None]))[0]).numpy()
-
-    exact = root(residual, z.numpy(), tol=1e-14).x
-    assert np.abs(residual(exact)).max() < 1e-12
-    distances = [
-        np.linalg.norm(output(LIPPAX(K=1, eta=eta, H=H, L=L), problem, 1) - exact) for H in range(0, 40, 4)
-    ]
-    for before, after in zip(distances, distances[1:]):
-        assert after**2 <= (1 - 1 / (eta_L + 1) ** 2) ** 4 * before**2 + 1e-20
-    assert distances[-1] < 1e-3 * distances[0]
-
-
 def composite(clients=5, lam=0.5):
-    """V_k(z) = z + b_k with b_k far apart, φ = λ‖·‖₁: the solution is the soft threshold of -b̄, three zeros
-    of six."""
+    """Return V_k(z) = z + b_k with distant b_k and φ = λ‖·‖₁, and its solution: the soft threshold of -b̄."""
     b = 3 * generator(1, "composite").standard_normal((clients, DIM))
     b += np.array([0.0, 2.0, 0.1, -2.0, -0.2, 1.5]) - b.mean(0)
     problem = Affine(np.eye(DIM), b, np.full(DIM, 0.7), clients, L1(lam=lam))
@@ -213,7 +147,7 @@ def composite(clients=5, lam=0.5):
 
 
 def primal_averages(problem, eta, K, rounds):
-    """Local proximal gradient with averages of primal points after every K steps."""
+    """Run local proximal gradient steps that average primal points after every K steps."""
     z = torch.from_numpy(problem.start).expand(problem.clients, -1)
     for _ in range(rounds):
         for _ in range(K):
@@ -234,76 +168,3 @@ def test_dual_averages_keep_zeros_that_primal_averages_lose():
     primal = primal_averages(problem, eta, K, rounds)
     assert (primal == 0).sum() < 3
     assert np.array_equal(primal_averages(problem, eta, 1, rounds) == 0, np.zeros(DIM, dtype=bool))
-
-
-def test_the_output_of_dual_extrapolation_approaches_the_composite_solution():
-    """Without local drift (K = 1) the average over the steps is off by O(1 / T)."""
-    problem, star = composite()
-    errors = [
-        np.linalg.norm(output(LocalDualExtrapolation(K=1, eta=0.1), problem, T) - star) for T in (200, 800)
-    ]
-    assert errors[1] < 0.3 * errors[0]
-    assert errors[1] < 0.05
-
-
-def test_the_metrics_of_a_game_are_those_of_the_minimax_problem():
-    """The adapter hands the halves of z to the problem by name; the modulus is 1, so 0.9^200 of the start is
-    left."""
-    problem = Saddle(d=4, clients=3, tau=3.0, t_max=2.0, centred=False)
-    *_, simulation = simulate(LESGD(K=1, eta=0.2), problem, 200)
-    for state in (simulation.shared, simulation.output):
-        errors = [float(torch.dist(part, star)) for part, star in zip(state.z.split(4), problem.solution())]
-        metrics = simulation.evaluate(state)
-        assert [metrics["x_error"], metrics["y_error"]] == pytest.approx(errors, abs=1e-15)
-    assert simulation.evaluate(simulation.shared)["error"] < 1e-8
-
-
-@dataclass
-class Matching(Minimax):
-    """f = ‖x‖²/2 + xᵀC_k y with x in a box and y in a simplex; both bind."""
-
-    clients: int = 3
-    sets: Sets = field(default_factory=lambda: Sets(x=Box(-0.2, 0.3), y=Simplex()))
-
-    def variables(self):
-        return Blocks(x={"x": (2,)}, y={"y": (3,)})
-
-    def initial(self, rng):
-        return {"y": torch.full((3,), 1 / 3, dtype=torch.float64)}
-
-    def client_data(self, k):
-        return (torch.from_numpy(3 * generator(1, "matching", k).standard_normal((1, 2, 3))),)
-
-    def loss(self, x, y, batch):
-        return 0.5 * x["x"] @ x["x"] + x["x"] @ batch[0][0] @ y["y"]
-
-
-INNER = dict(K=3, eta=0.3, H=2, L=3.0)
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        LSGD(K=3, eta=0.3),
-        LESGD(K=3, eta=0.3),
-        LESGD(K=3, eta=0.3, sync_extrapolation=False),
-        LIPPAX(**INNER),
-        SLIPPAX(**INNER, delta=0.2),
-        LocalDualExtrapolation(K=3, eta=0.3),
-    ],
-)
-def test_games_stay_in_the_sets_of_the_minimax_problem(method):
-    """Points and outputs: means of points of a convex set stay in it."""
-
-    def infeasibility(problem):
-        states = [
-            (step.shared.z.clone(), step.output.z.clone()) for step in simulate(method, problem, 6, sigma=1.0)
-        ]
-        z = torch.stack([point for pair in states for point in pair])
-        x, y = z[:, :2], z[:, 2:]
-        return float(
-            torch.stack([(-0.2 - x).max(), (x - 0.3).max(), -y.min(), (y.sum(1) - 1).abs().max()]).max()
-        )
-
-    assert infeasibility(Matching(sets=Sets())) > 0.1
-    assert infeasibility(Matching()) < 1e-14  # rounding of means

@@ -1,5 +1,7 @@
-"""The search for the worst case of Wang & Kale's bounds: what it steps is what the package steps, and what it
-finds is below the bounds."""
+"""scripts/worst_case.py, which searches for the worst case of Wang & Kale's bounds.
+
+Its steps are those of the package, and the worst cases that it finds are below the bounds.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,16 @@ SEARCH = runpy.run_path(str(Path(__file__).parents[2] / "scripts/worst_case.py")
 METHODS = {"wang-kale-1": LESGD, "wang-kale-2": LESGD, "wang-kale-3": LIPPAX, "wang-kale-6": LSGD}
 
 
-def a_game(seed, d, symmetric=False):
+def random_game(seed, d, symmetric=False):
     numbers = np.random.default_rng(seed).standard_normal(2 * d * d + 2 * d + 1)
     return SEARCH["game"](numbers, d, symmetric)
 
 
 @pytest.mark.parametrize("theorem", METHODS)
 @pytest.mark.parametrize("K, R", [(1, 2), (2, 2)])
-def test_a_run_is_that_of_the_method(theorem, K, R):
-    """Without noise, from z_0 = 0 on two clients; err_D, too, is that of the problem."""
-    one = a_game(1, 3)
+def test_a_run_equals_that_of_the_method(theorem, K, R):
+    """Without noise, from z_0 = 0 on two clients; err_D also equals that of the problem."""
+    one = random_game(1, 3)
     extra = {"G": 1.0, "H": SEARCH["H"]} if theorem == "wang-kale-3" else {}
     steps = prescribe(theorem, L=1.0, sigma=0, K=K, R=R, M=2, D=1.0, **extra).steps
     points, largest = SEARCH["run"](SEARCH["Case"](theorem, K, R), one, steps)
@@ -41,14 +43,16 @@ def test_a_run_is_that_of_the_method(theorem, K, R):
     for _ in range(R):
         simulation.step()
     expected = simulation.output.z.numpy()
-    np.testing.assert_allclose(points, expected[None], rtol=1e-12, atol=1e-14)  # some products in other order
+    np.testing.assert_allclose(
+        points, expected[None], rtol=1e-12, atol=1e-14
+    )  # some products in another order
     assert SEARCH["error"](one, expected) == pytest.approx(problem.error(expected, 1.0), rel=1e-12)
     assert largest >= np.linalg.norm(one.b) * (1 - 1e-15)
 
 
 def test_noise_has_all_outcomes():
-    """LSGD, one step: x = -η (b + σ (±1 ± 1)/2 u), four equally likely outcomes."""
-    one, case = a_game(2, 2), SEARCH["Case"]("wang-kale-6", 1, 1, 0.5)
+    """One step of LSGD, x = -η (b + σ (±1 ± 1)/2 u), has four equally likely outcomes."""
+    one, case = random_game(2, 2), SEARCH["Case"]("wang-kale-6", 1, 1, 0.5)
     points, _ = SEARCH["run"](case, one, {"eta": 0.25})
     expected = [-0.25 * (one.b + 0.5 * size * one.u) for size in (-1, 0, 0, 1)]
     np.testing.assert_allclose(sorted(points.tolist()), sorted(map(list, expected)), rtol=0, atol=1e-15)
@@ -61,7 +65,7 @@ def test_noise_has_all_outcomes():
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_games_are_monotone_of_modulus_1(symmetric):
     for seed, d in enumerate((2, 3, 4) * 5):
-        one = a_game(seed, d, symmetric)
+        one = random_game(seed, d, symmetric)
         assert np.linalg.norm(one.A, 2) == pytest.approx(1)
         assert np.linalg.eigvalsh(one.A + one.A.T).min() > -1e-14
         assert not symmetric or np.array_equal(one.A, one.A.T)
@@ -77,6 +81,6 @@ def test_no_game_that_a_short_search_finds_exceeds_a_bound(theorem, K, sigma):
 
 
 def test_ten_times_the_step_exceeds_the_bound():
-    case, one = SEARCH["Case"]("wang-kale-2", 2, 2), a_game(1, 2)
+    case, one = SEARCH["Case"]("wang-kale-2", 2, 2), random_game(1, 2)
     points, _ = SEARCH["run"](case, one, {"eta": 10.0})
     assert SEARCH["error"](one, points[0]) > prescribe("wang-kale-2", L=1, sigma=0, K=2, R=2, M=2, D=1).bound

@@ -1,20 +1,20 @@
-"""Every method on a problem with sets that bind: the server's points and the outputs are in them.
+"""Every method on a problem whose sets bind: the server's points and the outputs are in the sets.
 
-``PROMISES`` says which methods evaluate elsewhere, at the clients: what a method promises must hold to
-rounding, what it does not must fail. Without the sets every point must leave them, so that no row holds by
-accident.
+``PROMISES`` lists the methods whose clients evaluate outside. A promised point is in its set to rounding,
+any other must leave it. Without the sets all points must leave them, so that no row passes by accident.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import pytest
 import torch
 from bounded import Watched
-from compositions import Plain, PlainMinimisation
-from games import DX, configuration, trace
+from games import DX, configuration
+from identity_games import Plain, PlainMinimisation, path
 
 from mpifed import Config, Sets
 from mpifed.algorithms import ALGORITHMS
@@ -23,11 +23,11 @@ from mpifed.core.sets import Ball, Box, Simplex
 from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.simulation import Simulation
 
-#: How far outside a projected point may lie: a few roundings of coordinates below 1.
+#: Largest distance of a projected point from its set: a few roundings of coordinates below 1.
 ROUNDING = 1e-12
-#: How far outside a point lies that nobody projects.
+#: Least distance of a point that is not projected.
 VISIBLE = 1e-3
-#: Of another kind for each block, so that a set of the other block cannot stand in.
+#: The sets of x and y are of different types, so that neither can replace the other.
 SETS = {
     "ball and box": (Ball(0.4), Box(-0.3, 0.2)),
     "box and simplex": (Box(-0.3, 0.2), Simplex()),
@@ -36,27 +36,28 @@ SETS = {
 
 
 class Promise(NamedTuple):
-    """A method with settings, and the blocks that are in their sets where clients evaluate."""
+    """A method with settings, and the blocks that are in their sets at all points where clients evaluate."""
 
     method: str
     settings: dict
     clients: str = "xy"
 
 
-#: Readings of a synchronisation, and of where the set of y acts.
+#: Readings of a synchronisation, and of the projection of y.
 SYNC = ("stem", "local", "mean_after", "box")
 PROJECT_Y = ("mixed", "step")
 FGDA = dict(q=3, gamma=0.05, lam=0.04, eta=0.9, alpha=0.3, beta=0.4)
-#: Steps that reach the border in one round and server rates that go on from there.
+#: Steps that reach the border in one round, with server rates above 1.
 GLOBAL = dict(K=3, eta_xl=0.05, eta_yl=0.04, eta_xg=1.4, eta_yg=1.5)
 RATES = dict(eta_x=0.05, eta_y=0.04)
 HEAVY = dict(p=3, eta_x=0.2, eta_y=0.15, gamma_x=1.0, gamma_y=0.9, beta_x=0.7, beta_y=0.4)
-CENTRAL = dict(eta_x=0.05, eta_y=0.04, p=2.0, beta=0.3)
+CENTRAL = RATES | dict(p=2.0, beta=0.3)
 PROXIMAL = dict(K=3, eta=0.05, H=2, L=3.0)
 DUAL = dict(K=3, eta=0.05)
-STEPS = dict(K=3, eta_x=0.05, eta_y=0.04)
+STEPS = dict(K=3, **RATES)
 
-#: SLIPPAX evaluates at projected points plus noise.
+#: SLIPPAX evaluates at projected points plus noise, Fed-Norm-SGDA at points that are projected at the
+#: server only.
 PROMISES = [
     *(
         Promise(name, FGDA | {"sync_estimator": sync, "project_y": where})
@@ -103,7 +104,7 @@ PROMISES = [
     Promise("FedNormSGDA", dict(tau=3, gamma_x=0.07, gamma_y=0.06, **RATES), ""),
     Promise("FedNormSGDAPlus", dict(tau=3, S=2, gamma_x=0.07, gamma_y=0.06, **RATES), ""),
 ]
-#: The methods of problems without y.
+#: Methods for problems without y.
 OF_X = {
     "MFCGD": dict(q=2, gamma=0.3),
     "AdaMFCGD": dict(q=2, gamma=0.3),
@@ -117,7 +118,8 @@ OF_X = {
 
 
 def outside(own, points) -> float:
-    """How far the farthest of the points ``[..., d]`` lies from a set, or from a bound of it."""
+    """Return the largest distance of the points ``[..., d]`` from a set, or by which they exceed a bound of
+    it."""
     if isinstance(own, Ball):
         return float(points.norm(dim=-1).max()) - own.radius
     if isinstance(own, Box):
@@ -125,41 +127,36 @@ def outside(own, points) -> float:
     return float(torch.maximum((points.sum(-1) - own.total).abs(), -points.amin(-1)).max())
 
 
-class Seen(NamedTuple):
-    """Points of a run by block, ``[n, d]``: the server's after every round, the outputs, the evaluated."""
+def play(promise, name, bound=True, rounds=4, sections=None, **settings) -> dict:
+    """Return how far a run with the sets, or one without them, leaves them.
 
-    server: dict
-    average: dict
-    clients: dict
-
-
-def play(promise, sets, out, bound=True, rounds=4, sections=None, **settings) -> Seen:
-    """The points of a run with the sets, or of one from the same start that knows none."""
-    method = ALGORITHMS[promise.method](**promise.settings)
+    Returns:
+        ``{(kind, block): distance}`` of the server's points, the outputs and the points of evaluation.
+    """
+    sets = SETS[name]
     game = Watched(set_x=sets[0], set_y=sets[1], bound=bound)
-    config = configuration(method, game, out, rounds=rounds, **settings)
+    method = ALGORITHMS[promise.method](**promise.settings)
+    config = configuration(method, game, "unused", rounds=rounds, **settings)
     config = Config(**dict(config) | {"output": "average", "record": ()} | (sections or {}))
     simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
-    server, average = [], []
+    points = {"server": [], "average": []}
     for _ in range(rounds):
         simulation.step()
-        server.append(simulation.point().clone())
-        average.append(simulation.output.buffer.clone())
-    return Seen(_blocks(server), _blocks(average), _evaluated(game))
+        points["server"].append(simulation.point().clone())
+        points["average"].append(simulation.output.buffer.clone())
+    found = {}
+    for kind, rows in points.items():
+        x, y = torch.stack(rows)[:, :DX], torch.stack(rows)[:, DX:]
+        found |= {(kind, "x"): outside(sets[0], x), (kind, "y"): outside(sets[1], y)}
+    for block, own, seen in zip("xy", sets, zip(*game.seen)):
+        found["clients", block] = max(outside(own, point.reshape(-1, point.shape[-1])) for point in seen)
+    return found
 
 
-def _blocks(points) -> dict:
-    points = torch.stack(points)
-    return {"x": points[:, :DX], "y": points[:, DX:]}
-
-
-def _evaluated(game) -> dict:
-    xs, ys = zip(*game.seen)
-    return {
-        block: torch.cat([point.reshape(-1, point.shape[-1]) for point in points])
-        for block, points in (("x", xs), ("y", ys))
-    }
+@cache
+def free(number, name) -> dict:
+    return play(PROMISES[number], name, bound=False, group="all")
 
 
 def name_of(promise) -> str:
@@ -168,62 +165,53 @@ def name_of(promise) -> str:
 
 
 @pytest.mark.parametrize("group", [1, "all"])
-@pytest.mark.parametrize("sets", SETS.values(), ids=SETS)
-@pytest.mark.parametrize("promise", PROMISES, ids=name_of)
-def test_points_stay_in_the_sets(tmp_path, promise, sets, group):
-    seen, free = (play(promise, sets, tmp_path, bound, group=group) for bound in (True, False))
-    for block, own in zip("xy", sets):
-        for kind in Seen._fields:
-            kept = promise.clients if kind == "clients" else "xy"
-            gap, unbound = (outside(own, getattr(run, kind)[block]) for run in (seen, free))
-            where = f"{block} ({kind}) lies {gap} outside, {unbound} without sets"
-            assert gap < ROUNDING if block in kept else gap > VISIBLE, where
-            assert unbound > VISIBLE, where
-
-
-SAMPLED = [one for one in PROMISES if ALGORITHMS[one.method](**one.settings).partial_participation]
-
-
-@pytest.mark.parametrize("promise", SAMPLED, ids=name_of)
-def test_a_cohort_stays_in_the_sets(tmp_path, promise):
-    seen = play(promise, SETS["simplex and ball"], tmp_path, cohort=2, weights="samples")
-    for block, own in zip("xy", SETS["simplex and ball"]):
-        assert outside(own, seen.server[block]) < ROUNDING
-        assert block not in promise.clients or outside(own, seen.clients[block]) < ROUNDING
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("number", range(len(PROMISES)), ids=map(name_of, PROMISES))
+def test_points_stay_in_the_sets(number, name, group):
+    promise, unbound = PROMISES[number], free(number, name)
+    for (kind, block), gap in play(promise, name, group=group).items():
+        inside = kind != "clients" or block in promise.clients
+        where = f"{block} ({kind}) is {gap} outside, {unbound[kind, block]} without sets"
+        assert gap < ROUNDING if inside else gap > VISIBLE, where
+        assert unbound[kind, block] > VISIBLE, where
 
 
 ONE_EACH = list({one.method: one for one in PROMISES}.values())
-
-
-@pytest.mark.parametrize("compression", [{"name": "top-k", "ratio": 0.3}, {"name": "qsgd", "levels": 1}])
-@pytest.mark.parametrize("promise", ONE_EACH, ids=name_of)
-def test_compressed_points_stay_in_the_sets(tmp_path, promise, compression):
-    """What the server makes of compressed points need not be in a set that all of them are in."""
-    seen = play(
-        promise, SETS["box and simplex"], tmp_path, sections={"message": {"compression": compression}}
-    )
-    for block, own in zip("xy", SETS["box and simplex"]):
-        assert outside(own, seen.server[block]) < ROUNDING
-
-
+SAMPLED = [one for one in ONE_EACH if ALGORITHMS[one.method](**one.settings).partial_participation]
 UNBIASED = {"cohort": 2, "availability": {"name": "weighted", "weights": (1.0, 2.0, 5.0), "unbiased": True}}
+#: The server's average of compressed points, or with weights that do not sum to 1, need not be in a set
+#: that has all of the points.
+CHANGES = {
+    "cohort": {"participation": {"cohort": 2, "weights": "samples"}},
+    "unbiased": {"participation": UNBIASED},
+    "top-k": {"message": {"compression": {"name": "top-k", "ratio": 0.3}}},
+    "qsgd": {"message": {"compression": {"name": "qsgd", "levels": 1}}},
+}
+CASES = [
+    (promise, change)
+    for promise in ONE_EACH
+    for change in CHANGES
+    if promise in SAMPLED or change in ("top-k", "qsgd")
+]
 
 
-@pytest.mark.parametrize("promise", [one for one in ONE_EACH if one in SAMPLED], ids=name_of)
-def test_unbiased_averages_stay_in_the_sets(tmp_path, promise):
-    """Their weights do not sum to 1. Methods that average twice over a cohort are refused."""
-    if promise.method in ("ExtraSGD", "CDMAONE", "CDMAADA", "FedNest", "LFedNest"):
+@pytest.mark.parametrize("promise, change", CASES, ids=[f"{one.method}-{change}" for one, change in CASES])
+def test_averages_of_cohorts_and_of_compressed_points_stay_in_the_sets(promise, change):
+    if change == "unbiased" and promise.method in ("ExtraSGD", "CDMAONE", "CDMAADA", "FedNest", "LFedNest"):
         with pytest.raises(ConfigError, match="averages over one cohort in several phases"):
-            play(promise, SETS["box and simplex"], tmp_path, sections={"participation": UNBIASED})
+            play(promise, "box and simplex", sections=CHANGES[change])
         return
-    seen = play(promise, SETS["box and simplex"], tmp_path, sections={"participation": UNBIASED})
-    for block, own in zip("xy", SETS["box and simplex"]):
-        assert outside(own, seen.server[block]) < ROUNDING
+    seen = play(promise, "box and simplex", sections=CHANGES[change])
+    assert max(seen["server", "x"], seen["server", "y"]) < ROUNDING
+    assert change != "cohort" or all(seen["clients", block] < ROUNDING for block in promise.clients)
+
+
+BOX = Box(-0.05, 0.02)
 
 
 @dataclass
 class Boxed(Plain):
-    """A composition from 0 whose x is in a box; ``bound = False``: the same without it."""
+    """A composition started at 0 whose x is in a box, or in the whole space if not ``bound``."""
 
     bound: bool = True
 
@@ -236,28 +224,21 @@ class Boxed(Plain):
 
 @dataclass
 class BoxedSum(PlainMinimisation):
-    """The same as a plain minimisation."""
+    """The same problem as a minimisation."""
 
     def __post_init__(self):
         self.sets = self.plain.sets
 
 
-BOX = Box(-0.05, 0.02)
-
-
-@pytest.mark.parametrize("message", [{}, {"compression": {"name": "qsgd", "levels": 1}}], ids=["", "qsgd"])
 @pytest.mark.parametrize("name", OF_X)
-def test_problems_without_y(tmp_path, name, message):
+def test_problems_without_y(name):
     method, gaps = ALGORITHMS[name](**OF_X[name]), []
     for bound in (True, False):
-        plain = Boxed(bound=bound)
-        problem = BoxedSum(plain) if method.family == "minimisation" else plain
-        config = configuration(method, problem, tmp_path, rounds=4)
-        changes = {"record": ("x",), "message": message}
-        path, _ = trace(Config(**dict(config) | changes), SerialComm())
-        gaps.append(outside(BOX, torch.from_numpy(path)))
+        problem = Boxed(bound=bound)
+        points = path(method, BoxedSum(problem) if method.family == "minimisation" else problem)
+        gaps.append(outside(BOX, torch.from_numpy(points)))
     assert gaps[0] < ROUNDING and gaps[1] > VISIBLE, gaps
 
 
-def test_every_method_has_its_row():
+def test_every_method_has_a_row():
     assert {promise.method for promise in PROMISES} | {*OF_X} == {*ALGORITHMS}

@@ -1,7 +1,7 @@
-"""Games and noises that are transformed copies of ``games.Game``, and runs of them in one process.
+"""Transformed copies of the problems in ``games`` and ``fields``, and runs of them in one process.
 
-Each transformed game answers as the original one would after renaming, scaling or turning, so that two runs
-of the package can be compared with each other and no reference is needed.
+The iterates on a transformed problem follow from those on the original one, so two runs of the package can be
+compared without a reference.
 """
 
 from __future__ import annotations
@@ -9,52 +9,46 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
-import h5py
 import numpy as np
 import torch
-from games import DX, DY, Game, configuration
+from fields import Chain
+from games import DX, DY, Game, configuration, trace
 
-from mpifed import Blocks, Minimax, hyperparameters, run
+from mpifed import Blocks, Minimax, Minimisation, hyperparameters
 from mpifed.core.noise import Gaussian
+from mpifed.core.problem import Composition
 from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
 
-#: The same real numbers by different float64 operations: some hundred of them on values of about 1 leave
-#: 1e-14, and the games here enlarge a difference by less than a hundred.
+#: Tolerance for equal real numbers from different float64 operations: a few hundred operations on values of
+#: about 1 leave 1e-14, and these games amplify a difference by less than a hundred.
 ROUNDING = 1e-12
-#: What must differ has to differ by far more than rounding, and not by accident.
+#: Least difference of iterates that must differ, far above rounding.
 VISIBLE = 1e-3
-#: Radius of a ball about 0 that binds in the runs here (the unbounded y has a norm of about 0.3).
+#: Radius of a ball about 0 that binds (without it, y has a norm of about 0.3).
 BINDING = 0.15
+NOISE = Gaussian(scale=0.3)
 
 
-def path(algorithm, problem, out, *, noise=None, **settings) -> np.ndarray:
-    """The averaged iterate of every round, ``[rounds, dx + dy]``, by default with exact local gradients."""
-    settings = {"rounds": 3, "batch_size": 0, "eval_every": 10**6, "watchdog": 0} | settings
-    config = configuration(algorithm, problem, out, noise=noise, **settings)
-    with h5py.File(run(config, SerialComm()).path) as file:
-        return np.concatenate([file["iterates/x"][...], file["iterates/y"][...]], axis=1)
+def path(method, problem, *, noise=NOISE, rounds=4, **settings) -> np.ndarray:
+    """Return the averaged iterate of every round, ``[rounds, d]``."""
+    config = configuration(method, problem, "unused", rounds=rounds, noise=noise, **settings)
+    return trace(config, SerialComm())[0]
 
 
 def distance(left: np.ndarray, right: np.ndarray) -> float:
-    """The largest difference of a coordinate in any round."""
+    """Return the largest difference of a coordinate in any round."""
     assert left.shape == right.shape
     return float(np.abs(left - right).max())
 
 
-def reflection(n: int) -> np.ndarray:
-    """An orthogonal matrix that mixes all ``n`` coordinates."""
-    v = np.arange(1.0, n + 1)
-    return np.eye(n) - 2 * np.outer(v, v) / (v @ v)
-
-
 @hyperparameters
 class Timed(Gaussian):
-    """A noise that is a function of the step: sample j of round r belongs to step t = (r - 1) q + j +
+    """Noise that depends on the local step alone: sample j of round r belongs to step (r - 1) q + j +
     ``offset``.
 
-    Runs with different q thus see the same noise. It is 0 in round 0 and at t = 0, where FGDA averages q
-    samples and Local-SGDA takes one.
+    Runs with different q therefore see the same noise. It is 0 in round 0 and at step 0, where FGDA
+    averages q samples and Local-SGDA takes one.
     """
 
     q: int = 1
@@ -68,7 +62,7 @@ class Timed(Gaussian):
 
 @hyperparameters
 class Renamed(Gaussian):
-    """Client k sees the noise of client ``order[k]``."""
+    """Noise of the permuted clients: client k sees the noise of client ``order[k]``."""
 
     order: tuple[int, ...] = ()
 
@@ -78,19 +72,10 @@ class Renamed(Gaussian):
 
 @hyperparameters
 class Exchanged(Gaussian):
-    """The noise of the game with the roles of x and y exchanged: (n_x, n_y) becomes (-n_y, -n_x)."""
+    """Noise of :class:`Swapped`: (n_x, n_y) becomes (-n_y, -n_x)."""
 
     def __call__(self, stream, size):
         return -np.roll(super().__call__(stream, size), DY, axis=-1)
-
-
-@hyperparameters
-class Turned(Gaussian):
-    """The noise in the coordinates of :class:`Reflected`."""
-
-    def __call__(self, stream, size):
-        noise = super().__call__(stream, size)
-        return np.concatenate([noise[..., :DX] @ reflection(DX), noise[..., DX:] @ reflection(DY)], axis=-1)
 
 
 def _renamed(stream, order):
@@ -101,11 +86,9 @@ def _renamed(stream, order):
 
 @dataclass
 class Rearranged(Game):
-    """Client k is client ``order[k]`` of the game, and draws that client's minibatches of ``rows_a_sample``
-    rows."""
+    """The game in which client k has the data and minibatches, of 2 rows, of client ``order[k]``."""
 
     order: tuple[int, ...] = ()
-    rows_a_sample: int = 2
 
     def __post_init__(self):
         self.clients = len(self.order)
@@ -124,7 +107,7 @@ class Rearranged(Game):
 
     def draw(self, stream, size):
         sizes = np.array([len(self.rows[k]) for k in stream.clients])
-        drawn = _renamed(stream, self.order).integers(sizes, self.rows_a_sample)
+        drawn = _renamed(stream, self.order).integers(sizes, 2)
         data = [super(Rearranged, self).client_data(k) for k in stream.clients]
         chosen = [[column[rows] for column in columns] for columns, rows in zip(data, drawn)]
         return tuple(torch.stack(column).numpy() for column in zip(*chosen))
@@ -143,7 +126,7 @@ class Started(Game):
 
 @dataclass
 class Scaled(Game):
-    """c f."""
+    """The game with the loss multiplied by ``factor``."""
 
     factor: float = 1.0
 
@@ -153,7 +136,7 @@ class Scaled(Game):
 
 @dataclass
 class Swapped(Game):
-    """min over x' = y, max over y' = x of -f."""
+    """The game with the roles of x and y exchanged: min over x' = y, max over y' = x of -f."""
 
     def variables(self):
         blocks = super().variables()
@@ -171,39 +154,20 @@ class Swapped(Game):
 
 
 @dataclass
-class Reflected(Game):
-    """The game in the variables x' = Q x, y' = R y with Q and R orthogonal (and their own inverses)."""
-
-    def prepare(self, seed, data_dir=None):
-        super().prepare(seed)
-        self.Q, self.R = torch.from_numpy(reflection(DX)), torch.from_numpy(reflection(DY))
-
-    def variables(self):
-        return Blocks(x={"x": (DX,)}, y={"y": (DY,)})
-
-    def initial(self, rng):
-        point = super().initial(rng)
-        return {"x": self.Q @ point["x"], "y": self.R @ point["y"]}
-
-    def loss(self, x, y, batch):
-        x, y = self.Q @ x["x"], self.R @ y["y"]
-        return super().loss({"u": x[:-1], "v": x[-1:]}, {"y": y}, batch)
-
-    def metrics(self, x, y, predictions):
-        return {}
-
-
-@dataclass
 class Affine(Minimax):
     """f_k = s_k (xᵀHx/2 + xᵀCy - yᵀGy/2) + aᵀx + bᵀy, the mean over the client's k + 1 rows (a, b).
 
-    ``common`` sets all s_k to 1. ``pooled`` makes one client of all, whose row is the mean of the clients'
-    means ("uniform") or of all rows ("samples").
+    Args:
+        common: set all s_k to 1, so that all clients have one Jacobian.
+        pooled: use one client whose row is the mean of the clients' means ("uniform") or of all rows
+            ("samples").
+        at_saddle: start at the saddle point instead of a random point.
     """
 
     clients: int = 4
     common: bool = True
     pooled: str | None = None
+    at_saddle: bool = False
 
     def __post_init__(self):
         self.parts, self.clients = self.clients, 1 if self.pooled else self.clients
@@ -222,11 +186,15 @@ class Affine(Minimax):
     def variables(self):
         return Blocks(x={"x": (DX,)}, y={"y": (DY,)})
 
+    def saddle(self) -> torch.Tensor:
+        """Return the saddle point (x, y) of the unweighted mean."""
+        jacobian = torch.cat([torch.cat([self.H, self.C], 1), torch.cat([self.C.T, -self.G], 1)])
+        rows = torch.stack([rows.mean(0) for rows in self.rows]).mean(0)
+        return torch.linalg.solve(jacobian * float(np.mean(self.s)), -rows)
+
     def initial(self, rng):
-        return {
-            "x": torch.from_numpy(rng.standard_normal(DX)),
-            "y": torch.from_numpy(rng.standard_normal(DY)),
-        }
+        start = self.saddle() if self.at_saddle else torch.from_numpy(rng.standard_normal(DX + DY))
+        return {"x": start[:DX], "y": start[DX:]}
 
     def client_data(self, k):
         rows = self.rows[k]
@@ -235,3 +203,62 @@ class Affine(Minimax):
     def gradients(self, x, y, batch):
         a, b, s = batch[0].mean(1), batch[1].mean(1), batch[2][:, :1]
         return s * (x @ self.H + y @ self.C.T) + a, s * (x @ self.C - y @ self.G) + b
+
+
+@dataclass
+class Plain(Composition):
+    """Composition with g = identity and f_k a mean of log cosh over the client's rows: a finite sum."""
+
+    clients: int = 3
+    inner_size = DX
+
+    def prepare(self, seed, data_dir=None):
+        self.rows = torch.from_numpy(generator(seed, "plain").standard_normal((self.clients, 5, DX)))
+
+    def variables(self):
+        return Blocks(x={"x": (DX,)})
+
+    def initial(self, rng):
+        return {"x": torch.from_numpy(rng.standard_normal(DX))}
+
+    def client_data(self, k):
+        return (self.rows[k],)
+
+    def inner(self, x, batch):
+        return x["x"]
+
+    def outer(self, u, batch):
+        return torch.log(torch.cosh(batch[0] @ u - 1)).mean()
+
+
+@dataclass
+class PlainMinimisation(Minimisation):
+    """The same sum as a minimisation problem."""
+
+    plain: Plain
+    clients: int = 3
+
+    def prepare(self, seed, data_dir=None):
+        self.plain.prepare(seed)
+        self.initial, self.client_data = self.plain.initial, self.plain.client_data
+
+    def variables(self):
+        return Blocks(x={"x": (DX,)})
+
+    def loss(self, x, batch):
+        return self.plain.outer(x["x"], batch)
+
+
+@dataclass
+class RearrangedChain(Chain):
+    """The chain in which client k has the data of client ``order[k]``."""
+
+    order: tuple[int, ...] = (0, 1, 2)
+
+    def __post_init__(self):
+        self.clients = len(self.order)
+
+    def prepare(self, seed, data_dir=None):
+        chain = Chain()
+        chain.prepare(seed)
+        self.rows = [chain.rows[k] for k in self.order]
