@@ -1,7 +1,7 @@
 """The bibliography of the package, ``references.bib``: BibTeX entries by key.
 
-A method, a problem or a matrix names its entries in ``cites``. A data set is a reader and not a class, so the
-entry names the data set, under ``keywords``.
+The attribute ``cites`` of a method, a problem or a matrix lists its keys. A data set has no class; its entry
+lists the name of the data set in the field ``keywords``.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ _VENUES = ("booktitle", "journal", "institution", "series", "volume", "number", 
 
 @cache
 def bibliography() -> dict[str, str]:
-    """Key → entry, as BibTeX, in the order of the file."""
+    """Return the entries as key → BibTeX, in the order of the file."""
     text = resources.files("mpifed").joinpath("references.bib").read_text(encoding="utf-8")
     return {match[1]: match[0] for match in _ENTRY.finditer(text)}
 
 
 def cites_of(name: str, thing: object) -> tuple[str, ...]:
-    """The keys that a thing cites, and those of the entries that name it."""
+    """Return the keys in ``thing.cites`` and those of the entries with the keyword ``name``."""
     named = (key for key in bibliography() if name in _fields(key).get("keywords", "").split(", "))
     return tuple(dict.fromkeys((*getattr(thing, "cites", ()), *named)))
 
 
 def bibtex(keys: Iterable[str]) -> str:
-    """The entries of these keys, as one BibTeX text.
+    """Return the entries of these keys as one BibTeX text.
 
     Raises:
-        ValueError: there is no such key.
+        ValueError: a key is unknown.
     """
     return "\n\n".join(_entry(key) for key in keys)
 
 
 def plain(key: str) -> str:
-    """An entry as one line: authors: title. Venue, year.
+    """Return an entry as one line, "authors: title. Venue, year."
 
     Raises:
-        ValueError: there is no such key.
+        ValueError: the key is unknown.
     """
     fields = _fields(key)
     title = re.sub(r"[{}$\\]", "", fields["title"])

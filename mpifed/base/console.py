@@ -1,4 +1,4 @@
-"""Where tables and lines of rich are printed: like :func:`mpifed.base.log.visible` of all their text."""
+"""The console on which tables of rich are printed, without control characters in their text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Console"]
 
 
 class Console(rich.console.Console):
-    """A console of rich that sends a terminal no control characters but its own."""
+    """A console of rich that escapes control characters of the printed text."""
 
     def render(self, renderable, options=None) -> Iterable[Segment]:
-        """Segments with control characters of their text escaped."""
+        """Yield the segments with escaped text."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)

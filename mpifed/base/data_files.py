@@ -1,7 +1,7 @@
-"""Digests of data files and folders: when they are read, and when they may have changed since.
+"""Digests of data files and folders, which detect that data have changed since they were read.
 
-A digest is the SHA-256 of a file's unpacked bytes, so that a packed and a plain copy count as the same data,
-or of the names and contents of all files in a folder.
+The digest of a file is the SHA-256 of its uncompressed bytes, so that a compressed and a plain copy are the
+same data. The digest of a folder is that of the names and contents of all files in it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 
 __all__ = ["PACKED", "contents", "digest", "digest_at", "names_in"]
 
-#: How packed files are opened, by the ending of their names.
+#: Suffix of compressed files → function that opens them.
 PACKED = {".gz": gzip.open, ".xz": lzma.open}
-#: Bytes that are read at a time.
+#: Bytes per read.
 _CHUNK = 2**20
-#: What tells that a file is still the one that was hashed in this process. No program can set the time of the
-#: last change of an inode (``ctime``) back.
+#: Path, inode, size, mtime and ctime of each hashed file. No program can set back the time of the last change
+#: of an inode (ctime).
 _Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
 def digest(parts: Iterable) -> str:
-    """SHA-256 (hexadecimal) of parts of a content, in order."""
+    """Return the SHA-256 (hexadecimal) of the concatenation of ``parts``."""
     total = hashlib.sha256()
     for part in parts:
         total.update(part)
@@ -34,28 +34,28 @@ def digest(parts: Iterable) -> str:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The files below a folder, by their names from there on, sorted."""
+    """Return the relative names of all files below a folder, sorted."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def contents(folder: Path, names: Iterable[str]) -> Iterator[bytes]:
-    """What the digest of a folder is taken of: names and contents."""
+    """Yield the names and contents of files in a folder, from which the folder's digest is computed."""
     for name in names:
         yield os.fsencode(name) + b"\0"
         yield from _parts(folder / name, open)
 
 
 def digest_at(place: str) -> str | None:
-    """The digest of the file or folder that is at a place now; ``None`` where there is none that can be read.
+    """Return the current digest of the file or folder at a path; ``None`` if it cannot be read.
 
-    Read once in a process for each state of the file.
+    Each state of a file is read once per process.
     """
     path = Path(place)
     try:
         if path.is_dir():
             return _digest(place, tuple(_state(path / name) for name in names_in(path)))
         return _digest(place, (_state(path),))
-    except (OSError, EOFError, ValueError, lzma.LZMAError):  # gone, damaged, or a text that is no path
+    except (OSError, EOFError, ValueError, lzma.LZMAError):  # missing, damaged, or not a path
         return None
 
 

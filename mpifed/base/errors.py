@@ -1,4 +1,4 @@
-"""Errors that a user can fix: likely causes, and the lines of user code that raised them."""
+"""Errors that a user can fix, with their likely causes and the lines of user code that raised them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = [
     "short_repr",
     "message_of",
     "hint",
-    "lacks_memory",
+    "is_out_of_memory",
     "user_frames",
-    "wanted",
+    "requested_memory",
 ]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PYTHON = Path(sysconfig.get_path("stdlib")).resolve()
-#: File names of generated code, of the import system and of dataclasses.
-_MADE = ("<frozen ", "<string>")
+#: File names of the import system and of generated code.
+_GENERATED = ("<frozen ", "<string>")
 #: Maximum number of characters of a value, a name or a file name in a message.
 LONGEST = 200
 #: Maximum number of errors in a message.
@@ -38,7 +38,7 @@ MANY = 20
 
 
 def truncate(text: str) -> str:
-    """A text shortened for messages: a long text becomes its two ends and its length."""
+    """Shorten a long text for a message to its two ends and its length."""
     if len(text) <= LONGEST:
         return text
     end = LONGEST // 2 - 20
@@ -46,32 +46,32 @@ def truncate(text: str) -> str:
 
 
 class _Short(reprlib.Repr):
-    """``repr`` of values, abbreviated for large ones."""
+    """``repr`` that abbreviates long values."""
 
     def __init__(self):
         super().__init__()
         self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = 20
-        self.maxother = sys.maxsize  # it is cut as a whole
+        self.maxother = sys.maxsize  # truncated as a whole by :func:`short_repr`
 
     def repr_str(self, value: str, level: int) -> str:
         return repr(truncate(value))
 
     def repr_int(self, value: int, level: int) -> str:
-        # Python refuses to spell integers of some thousand digits.
+        # Python refuses to convert integers of thousands of digits to text.
         return str(value) if value.bit_length() < 400 else f"an integer of {value.bit_length():,} bits"
 
 
 _SHORT = _Short()
 
 
-def join_lines(faults: Sequence, sentence: Callable[[Any], str]) -> str:
-    """One line per error, at most :data:`MANY`, as one text."""
-    more = [f"... and {len(faults) - MANY:,} more"] if len(faults) > MANY else []
-    return "\n".join([*map(sentence, faults[:MANY]), *more])
+def join_lines(errors: Sequence, sentence: Callable[[Any], str]) -> str:
+    """Return one line per error, at most :data:`MANY` lines, as one text."""
+    more = [f"... and {len(errors) - MANY:,} more"] if len(errors) > MANY else []
+    return "\n".join([*map(sentence, errors[:MANY]), *more])
 
 
 def short_repr(value) -> str:
-    """``repr`` of a value, shortened to about :data:`LONGEST` characters for messages."""
+    """Return the ``repr`` of a value, shortened to about :data:`LONGEST` characters for messages."""
     return truncate(_SHORT.repr(value))
 
 
@@ -84,11 +84,11 @@ class ContractError(ValueError):
 
 
 class PluginError(ValueError):
-    """A function of a method or of a problem has raised an error, which is ``__cause__``.
+    """A function of a method or of a problem has raised an exception, which is ``__cause__``.
 
     Attributes:
-        round, phase: where in the run; ``None`` and "" outside of rounds.
-        clients: the numbers of the clients that were stepped.
+        round, phase: round and phase of the run; ``None`` and "" outside of rounds.
+        clients: numbers of the clients for which the function was called.
     """
 
     def __init__(self, message: str, round: int | None = None, phase: str = "", clients: Sequence[int] = ()):
@@ -100,16 +100,16 @@ class PluginError(ValueError):
 def user_code_errors(
     what: str, round: int | None = None, phase: str = "", clients: Sequence[int] = ()
 ) -> Iterator[None]:
-    """A context for a call of user code: its exceptions name the function, the round and the clients.
+    """A context for a call of user code, whose exceptions then name the function, the round and the clients.
 
     Args:
-        what: the function in words.
-        clients: the numbers of the clients that it is called for, where it is called for some.
+        what: description of the function.
+        clients: numbers of the clients for which the function is called, if any.
 
     Raises:
-        ContractError: the function has broken the contract.
-        PluginError: it has raised anything else, except for what is a sentence already and comes from no line
-            of a user's: a lack of memory and, outside of rounds, a ValueError or OSError.
+        ContractError: the function violates the contract.
+        PluginError: the function has raised another exception. If no line of user code is involved, failed
+            allocations and, outside of rounds, ValueErrors and OSErrors are raised unchanged.
     """
     when = "" if round is None else f" in round {round}"
     try:
@@ -118,42 +118,42 @@ def user_code_errors(
         if round is None:
             raise
         raise ContractError(f"{what}{when}: {error}") from error
-    except Exception as error:  # a user's code may raise anything
-        sentence = lacks_memory(error) or (round is None and isinstance(error, ValueError | OSError))
-        if sentence and not user_frames(error):
+    except Exception as error:  # user code may raise anything
+        is_clear = is_out_of_memory(error) or (round is None and isinstance(error, ValueError | OSError))
+        if is_clear and not user_frames(error):
             raise
         many = f"s {clients[0]} to {clients[-1]}" if len(clients) > 1 else ""
         whom = f" for client{many or f' {clients[0]}'}" if len(clients) else ""
-        words = f"{type(error).__name__}: {error}".removesuffix(": ") + hint(error)
-        raise PluginError(f"{what} failed{when}{whom}: {words}", round, phase, clients) from error
+        text = f"{type(error).__name__}: {error}".removesuffix(": ") + hint(error)
+        raise PluginError(f"{what} failed{when}{whom}: {text}", round, phase, clients) from error
 
 
-#: Words in errors of torch and Python → the likely cause in a method or a problem.
-_MEANINGS = {
+#: Part of a message of torch or Python → the likely cause in a method or a problem.
+_CAUSES = {
     "'Now'": "the first argument is `now`; the round's number is now.round",
-    "doesn't match the broadcast shape": "clients read `shared` [d] and never write it: take a new name, "
-    "x = shared.x - ..., which is [C, d]",
+    "doesn't match the broadcast shape": "clients must not write `shared` [d]; assign to a new "
+    "variable [C, d], x = shared.x - ...",
     "does not require grad": "the loss does not depend on the parameters: .detach(), .item() or .numpy()?",
-    " is out of bounds": "labels are whole numbers from 0 to the number of outputs - 1",
-    "shapes cannot be multiplied": "a problem's functions see the rows of one client, [b, ...]",
+    " is out of bounds": "labels must be integers from 0 to the number of outputs - 1",
+    "shapes cannot be multiplied": "functions of a problem get the rows of one client, [b, ...]",
 }
 
 
 def hint(error: Exception) -> str:
-    """The likely cause of an error in user code, in brackets; "" if unknown."""
-    return next((f" ({meaning})" for words, meaning in _MEANINGS.items() if words in str(error)), "")
+    """Return the likely cause of an error in user code, in parentheses; "" if unknown."""
+    return next((f" ({cause})" for part, cause in _CAUSES.items() if part in str(error)), "")
 
 
-def lacks_memory(error: BaseException) -> bool:
-    """Whether Python, NumPy or torch has failed to allocate an array."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether Python, NumPy or torch has failed to allocate an array."""
     text = str(error)
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and ("can't allocate memory" in text or "out of memory" in text)
     )
 
 
-def wanted(error: BaseException) -> str:
-    """The amount of memory that a :func:`lacks_memory` error requested, in words; "" if unknown."""
+def requested_memory(error: BaseException) -> str:
+    """Return the amount of memory that a failed allocation requested, such as "4 GiB"; "" if unknown."""
     found = re.search(r"to allocate ([\d.]+) (\w+)", str(error))
     if found is None:
         return ""
@@ -162,9 +162,9 @@ def wanted(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """An error's message, followed by the lines of user code that raised it unless it has them.
+    """Return an error's message, followed by the lines of user code that raised the error or its cause.
 
-    For errors of this package that have a cause, the lines are those of the cause.
+    The lines are not repeated if the message contains them already.
     """
     raised = error
     while raised.__cause__ is not None and type(raised).__module__.startswith("mpifed."):
@@ -174,21 +174,21 @@ def message_of(error: BaseException) -> str:
 
 
 def user_frames(error: BaseException) -> str:
-    """The frames of user code in an error's traceback, as Python prints them; "" without any.
+    """Return the frames of user code in an error's traceback, as Python prints them; "" if there are none.
 
-    Frames of this package, of installed packages and of the standard library are left out. A syntax error
-    ends with the line that could not be read.
+    Frames of this package, of installed packages and of the standard library are omitted. For a syntax error,
+    the invalid line is added.
     """
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
-    lines = traceback.StackSummary.from_list(own).format()  # of a recursion, the first ones
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if _is_user_code(one.filename)]
+    lines = traceback.StackSummary.from_list(frames).format()  # abbreviates recursions
     if isinstance(error, SyntaxError) and error.filename:
         lines += [f'  File "{error.filename}", line {error.lineno}\n', f"    {(error.text or '').strip()}\n"]
     return "".join(lines).rstrip()
 
 
-def _is_own(filename: str) -> bool:
-    """Whether a file is user code, neither installed nor generated."""
-    if filename.startswith(_MADE):
+def _is_user_code(filename: str) -> bool:
+    """Return whether a file is user code, i.e. neither installed nor generated."""
+    if filename.startswith(_GENERATED):
         return False
     path = Path(filename).resolve()
     foreign = path.is_relative_to(_PACKAGE) or path.is_relative_to(_PYTHON)

@@ -1,7 +1,8 @@
-"""One logger for messages: on standard error, and in the log file of each rank during a run.
+"""The logger of the package, and messages on standard error.
 
-The logger is ``logging.getLogger("mpifed")``, and its level selects the messages: ``INFO`` in a run unless it
-is set, below that how long rounds (``DEBUG``) and phases (:data:`PHASES`) take, which the logs alone have.
+The logger is ``logging.getLogger("mpifed")``. During a run each rank writes it to a log file. Its level is
+``INFO`` in a run unless it is set. ``DEBUG`` adds the durations of rounds and :data:`PHASES` those of phases,
+which are written to the log files only.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import sys
 import traceback
 from types import TracebackType
 
-__all__ = ["LOG", "PHASES", "drawn", "print_error", "print_traceback", "info", "visible", "warning"]
+__all__ = ["LOG", "PHASES", "figure_text", "info", "print_error", "print_traceback", "visible", "warning"]
 
 LOG = logging.getLogger("mpifed")
 LOG.addHandler(logging.NullHandler())
-LOG.propagate = False  # what is said here would be said twice where a script has set up logging
+LOG.propagate = False  # a script that configures logging would print every message twice
 
 PHASES = logging.DEBUG - 1
 
-#: What a terminal acts on in place of showing it, or shows in another order: the control characters but for
-#: the ends of lines and tabs, bytes that no text has and some terminals take for the same, and the marks of
-#: writing direction.
+#: Characters that a terminal interprets instead of printing them, or that change the order of printed text:
+#: control characters except for newlines and tabs, undecodable bytes that some terminals interpret like
+#: control characters, and marks of writing direction.
 _RANGES = (
     *((0, 0x20), (0x7F, 0xA0), (0xDC80, 0xDCA0)),
     *((0x61C, 0x61D), (0x200E, 0x2010), (0x2028, 0x202F), (0x2066, 0x206A)),
@@ -36,43 +37,45 @@ _LINE = _HIDDEN | {ord("\n"): "\\n", ord("\t"): "\\t"}
 
 
 def visible(text: str, line: bool = False) -> str:
-    """A text with its control characters escaped, ``\\u001b``; with ``line`` those that end a line, too.
+    """Escape control characters of a text, as in ``\\u001b``.
 
-    Names and reasons come from files, which strangers may have written: what a terminal gets of them is text
-    to read and nothing that it acts on.
+    Names and messages may come from files of unknown origin, and must not control the terminal.
+
+    Args:
+        line: also escape newlines and tabs.
     """
     return text.translate(_LINE if line else _HIDDEN)
 
 
-def drawn(text: str) -> str:
-    """A text as matplotlib shows it: dollars begin no mathematics, and control characters have no glyph."""
+def figure_text(text: str) -> str:
+    """Escape a text for matplotlib: dollar signs, which begin a formula, and control characters."""
     return visible(text, line=True).replace("$", r"\$")
 
 
 def print_error(text: str) -> None:
-    """A line on standard error, at once."""
+    """Print text on standard error and flush."""
     print(visible(text), file=sys.stderr, flush=True)
 
 
 def print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Python's traceback on standard error, as ``sys.excepthook`` gets it."""
+    """Print a traceback on standard error. The arguments are those of ``sys.excepthook``."""
     print_error("".join(traceback.format_exception(kind, error, trace)).rstrip())
 
 
 def info(text: str) -> None:
-    """A line on standard error, above progress bars."""
+    """Log a message, and print it on standard error above progress bars."""
     if LOG.level <= logging.INFO:
         _show(f"mpifed: {text}")
     LOG.info(text)
 
 
 def warning(text: str) -> None:
-    """A line on standard error that stays where others are left out."""
+    """Log a warning, and print it on standard error at every level of the logger."""
     _show(f"mpifed: warning: {text}")
     LOG.warning(text)
 
 
 def _show(line: str) -> None:
-    from tqdm import tqdm  # type: ignore[import-untyped]  # which commands that say nothing need not load
+    from tqdm import tqdm  # type: ignore[import-untyped]  # loading it takes time that commands without messages save
 
     tqdm.write(visible(line), file=sys.stderr)

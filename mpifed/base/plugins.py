@@ -1,20 +1,21 @@
 """User-defined objects: source files as modules, classes and functions by name, and digests of their sources.
 
-A setting that is a choice also accepts ``"./file.py:Name"`` or ``{ name = "./file.py:Name", width = 64 }`` in
-place of a name of the package, and in Python an object. A subclass of :class:`UserObject`, which
-``base.settings.choice`` is given, states which objects are accepted::
+A setting that is a choice also accepts ``"./file.py:Name"`` or ``{ name = "./file.py:Name", width = 64 }``
+instead of a name of the package, and in Python an object. The choice states which objects it accepts by a
+subclass of :class:`UserObject`::
 
     class Module(UserObject):
         kind = "an nn.Module class, or a function that returns one"
 
     Model = choice("model", MODELS, Module)
 
-The setting then holds a ``Module``. Like a user's method or problem it is identified by its absolute name and
-the SHA-256 digest of its file: both are stored with the run, and a run cannot be resumed with another.
+The value of the setting is then a ``Module``. Like a user-defined method or problem, it is identified by its
+absolute name and the SHA-256 digest of its file. Both are stored with the run, and a run cannot be resumed
+with another source.
 
-A file is executed once for each state of it, as a module of its own that no other file of the same name can
-displace. It finds its neighbours in its folder: before all other modules while it is loaded, after them
-later.
+A file is executed once for each state of its source, as a module whose name contains a digest of its path, so
+that files of the same name do not replace each other. While it is loaded, modules in its folder take
+precedence over all others; later, all others take precedence.
 """
 
 from __future__ import annotations
@@ -41,83 +42,82 @@ from mpifed.base.errors import ConfigError, short_repr, truncate, user_frames
 from mpifed.base.settings import suggest
 
 __all__ = [
-    "UserObject",
     "Plugin",
-    "attribute_of",
+    "UserObject",
+    "call_user_code",
     "digest_of",
     "digest_on_disk",
-    "expect_allowed",
-    "guarded",
+    "expect_code_allowed",
     "is_instance",
-    "load_file",
-    "module_of",
-    "place_of",
+    "is_user_defined",
+    "load_object",
+    "origin_of",
     "plugin",
+    "plugins_of",
     "refused_code",
-    "sources",
 ]
 
-#: Name of a module loaded from a file → digest of the source that was run.
+#: Name of a module loaded from a file → digest of the source that was executed.
 _loaded: dict[str, str] = {}
-#: The remedy in errors where no code may be loaded; "" where it may.
-_refused: contextvars.ContextVar[str] = contextvars.ContextVar("refused code", default="")
-#: Folders of such files, from which modules can be imported.
+#: Folders of these files.
 _folders: set[Path] = set()
+#: The remedy in errors if user code must not be loaded; "" if it may be.
+_remedy: contextvars.ContextVar[str] = contextvars.ContextVar("remedy", default="")
 
 
 @contextlib.contextmanager
 def refused_code(remedy: str) -> Iterator[None]:
     """A context in which loading user code raises a :class:`ConfigError` that ends in ``remedy``."""
-    token = _refused.set(remedy)
+    token = _remedy.set(remedy)
     try:
         yield
     finally:
-        _refused.reset(token)
+        _remedy.reset(token)
 
 
-def expect_allowed(name: str) -> None:
-    """Raises:
-    ConfigError: no code may be loaded here, and ``name`` needs some.
-    """
-    if remedy := _refused.get():
+def expect_code_allowed(name: str) -> None:
+    """Raise a :class:`ConfigError` if user code must not be loaded; ``name`` is the name that requires it."""
+    if remedy := _remedy.get():
         raise ConfigError(f"{truncate(name)} is code, which would be executed: {remedy}")
 
 
-def module_of(place: str, name: str) -> ModuleType:
-    """The module of a file ``./file.py`` or of ``package.module``, in which ``name`` is to be found.
-
-    Raises:
-        ConfigError: there is none, or it cannot be run or must not be; shows where.
-    """
-    expect_allowed(name)
-    return load_file(place) if place.endswith(".py") else _import(place, name)
+def is_user_defined(name: str) -> bool:
+    """Return whether a name refers to a file or to a module, such as ``./file.py:Name``."""
+    return ":" in name or name.endswith(".py")
 
 
-def attribute_of(module: ModuleType, place: str, attribute: str, fits: Callable[[Any], bool]) -> Any:
-    """An attribute of a module by its name, which may be dotted.
+def load_object(name: str, fits: Callable[[Any], bool]) -> tuple[ModuleType, str, Any]:
+    """Load the object ``./file.py:Name`` or ``package.module:Name``; ``Name`` may be dotted.
 
     Args:
-        fits: whether a value is of the expected type; the module's own ones are listed as options.
+        fits: whether a value is of the expected type. The module's own values of this type are suggested if
+            it has no attribute of this name.
+
+    Returns:
+        The module, the name of the attribute, and the object.
 
     Raises:
-        ConfigError: the module has no such attribute.
+        ConfigError: the module cannot be loaded or has no such attribute, or loading code is refused.
     """
+    expect_code_allowed(name)
+    place, _, attribute = name.rpartition(":") if ":" in name else (name, ":", "")
+    module = load_file(place) if place.endswith(".py") else _import(place, name)
     try:
-        return operator.attrgetter(attribute)(module)
+        return module, attribute, operator.attrgetter(attribute)(module)
     except AttributeError:
-        own = {
-            key: one for key, one in vars(module).items() if getattr(one, "__module__", "") == module.__name__
-        }
-        options = [key for key, one in own.items() if fits(one)]
+        options = [
+            key
+            for key, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__ and fits(value)
+        ]
         hint = suggest(attribute, options) if options else "(it defines nothing of the expected type)"
-        lack = (
-            f"has no {short_repr(attribute)}" if attribute else f"is a file, expected {truncate(place)}:Name"
-        )
-        raise ConfigError(f"{truncate(place)} {lack}: {hint}") from None
+        place = truncate(place)
+        lack = f"has no {short_repr(attribute)}" if attribute else f"is a file, expected {place}:Name"
+        raise ConfigError(f"{place} {lack}: {hint}") from None
 
 
-def place_of(module: ModuleType) -> str:
-    """The identifier of a module: the file that it was loaded from, or its name."""
+def origin_of(module: ModuleType) -> str:
+    """Return the identifier of a module: the path of the file that it was loaded from, or its name."""
     file = getattr(module, "__file__", None)
     if file and (module.__name__ == "__main__" or module.__name__ in _loaded):
         return str(Path(file).resolve())
@@ -125,35 +125,35 @@ def place_of(module: ModuleType) -> str:
 
 
 def load_file(path: str) -> ModuleType:
-    """The module of a file; the file is executed again if it has changed since it was last loaded.
+    """Load a file as a module. The file is executed again if its source has changed since.
 
     Raises:
-        ConfigError: there is no such file, or it cannot be run; shows where.
+        ConfigError: the file does not exist or raises an error.
     """
     try:
         file = Path(path).resolve()
         found = file.is_file()
-    except (OSError, ValueError):  # a name that is too long, or has characters that no name has
+    except (OSError, ValueError):  # the name is too long or contains characters that no name may contain
         found = False
     if not found:
         raise ConfigError(f"there is no file {truncate(path)} (looked in {Path.cwd()})")
     main = sys.modules["__main__"]
     script = getattr(main, "__file__", None)
     if script and Path(script).resolve() == file:
-        return main  # the script that is running: not once more
+        return main  # the running script, which must not be executed twice
     source = file.read_bytes()
-    name = f"mpifed_plugin_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    name = f"mpifed_plugin_{file.stem}_{_digest(str(file).encode())[:12]}"
     if _loaded.get(name) != _digest(source):
-        guarded(f"{path} cannot be loaded", lambda: _run(file, source, name))
+        call_user_code(f"{path} cannot be loaded", lambda: _execute(file, source, name))
     return sys.modules[name]
 
 
-def _run(file: Path, source: bytes, name: str) -> None:
+def _execute(file: Path, source: bytes, name: str) -> None:
     tree = ast.parse(source, str(file))
     _expect_own_neighbours(tree, file)
     spec: Any = importlib.util.spec_from_file_location(name, file)
     module = importlib.util.module_from_spec(spec)
-    before, sys.modules[name] = sys.modules.get(name), module  # dataclasses look their module up
+    before, sys.modules[name] = sys.modules.get(name), module  # dataclasses look up their module
     try:
         with _first_on_path(file.parent):
             exec(compile(tree, str(file), "exec", dont_inherit=True), module.__dict__)
@@ -167,7 +167,7 @@ def _run(file: Path, source: bytes, name: str) -> None:
 
 @contextlib.contextmanager
 def _first_on_path(folder: Path) -> Iterator[None]:
-    """Let a folder's modules be found before all others; afterwards still, but after all others."""
+    """A context in which a folder is the first on ``sys.path``; afterwards it is the last."""
     _folders.add(folder)
     importlib.invalidate_caches()
     sys.path.insert(0, str(folder))
@@ -180,9 +180,8 @@ def _first_on_path(folder: Path) -> Iterator[None]:
 
 
 def _expect_own_neighbours(tree: ast.Module, file: Path) -> None:
-    """Raises:
-    ConfigError: the source imports a neighbour, and another plugin's neighbour has taken that name.
-    """
+    """Raise a :class:`ConfigError` if the source imports a module of its folder, but a module of the same
+    name from the folder of another user's file is already imported."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -192,21 +191,16 @@ def _expect_own_neighbours(tree: ast.Module, file: Path) -> None:
     for name in sorted(names):
         places = (file.parent / f"{name}.py", file.parent / name / "__init__.py")
         own = next((place for place in places if place.is_file()), None)
-        taken = getattr(sys.modules.get(name), "__file__", None)
-        if own and taken and Path(taken) != own and _folders & set(Path(taken).parents[:2]):
+        imported = getattr(sys.modules.get(name), "__file__", None)
+        if own and imported and Path(imported) != own and _folders & set(Path(imported).parents[:2]):
             raise ConfigError(
-                f"{file} imports {name!r}, which in this process is {taken} and not {own}: "
+                f"{file} imports {name!r}, which in this process is {imported} and not {own}: "
                 "rename one of the two"
             )
 
 
 def _import(module: str, name: str) -> ModuleType:
-    """The module that ``name`` is to be found in.
-
-    Raises:
-        ConfigError: there is none, or it cannot be run; shows where.
-    """
-
+    """Import a module for the object ``name``."""
     if not all(part.isidentifier() for part in module.split(".")):
         raise ConfigError(f"expected ./file.py:Class or package.module:Class, got {short_repr(name)}")
 
@@ -215,51 +209,52 @@ def _import(module: str, name: str) -> ModuleType:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name and f"{module}.".startswith(f"{error.name}."):
-                words = truncate(str(error))
-                raise ConfigError(
-                    f"cannot import {short_repr(module)} for {short_repr(name)}: {words}"
-                ) from None
+                what = f"cannot import {short_repr(module)} for {short_repr(name)}"
+                raise ConfigError(f"{what}: {truncate(str(error))}") from None
             raise
 
-    return guarded(f"{truncate(module)} cannot be loaded", load)
+    return call_user_code(f"{truncate(module)} cannot be loaded", load)
 
 
-def guarded(what: str, work: Callable):
-    """Call ``work``, which runs user code, and report errors with the user's lines.
+def call_user_code(what: str, function: Callable):
+    """Call a function that runs user code, and report its errors with the lines of that code.
+
+    Args:
+        what: description of the failure, "./file.py cannot be loaded".
 
     Raises:
-        ConfigError: ``what``, the error's message and the user's frames.
+        ConfigError: ``what``, the error's message and the frames of user code.
     """
     try:
-        return work()
+        return function()
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        words = error.msg if isinstance(error, SyntaxError) else error
-        told = f"{what}: {type(error).__name__}: {words}\n{user_frames(error)}"
-        raise ConfigError(told.rstrip()) from error
+        message = error.msg if isinstance(error, SyntaxError) else error
+        text = f"{what}: {type(error).__name__}: {message}\n{user_frames(error)}"
+        raise ConfigError(text.rstrip()) from error
 
 
 def digest_of(module: str) -> str:
-    """SHA-256 (hexadecimal) of a module's source as it was run; "" where it has no file."""
+    """Return the SHA-256 (hexadecimal) of a module's source as it was executed; "" if it has no file."""
     file = getattr(sys.modules.get(module), "__file__", None)
-    return _loaded.get(module) or (_digest_of_file(Path(file)) if file else "")
+    return _loaded.get(module) or (_digest_of_file(file) if file else "")
 
 
 def digest_on_disk(place: str) -> str:
-    """SHA-256 (hexadecimal) of a file or of an importable module's file, as it is now; "" without one."""
+    """Return the SHA-256 (hexadecimal) of a file, or of a module's file, as it is now; "" without a file."""
     if place.endswith(".py"):
-        return _digest_of_file(Path(place))
+        return _digest_of_file(place)
     try:
         spec = importlib.util.find_spec(place)
     except (ImportError, ValueError):
         return ""
-    return _digest_of_file(Path(spec.origin)) if spec and spec.origin else ""
+    return _digest_of_file(spec.origin) if spec and spec.origin else ""
 
 
-def _digest_of_file(file: Path) -> str:
+def _digest_of_file(file: str) -> str:
     try:
-        return _digest(file.read_bytes())
+        return _digest(Path(file).read_bytes())
     except OSError:
         return ""
 
@@ -268,12 +263,12 @@ def _digest(source: bytes) -> str:
     return hashlib.sha256(source).hexdigest()
 
 
-#: How the name of an object that no file makes again ends.
+#: End of the name of an object that was passed in Python.
 _INSTANCE = re.compile(r" \(an instance, [0-9a-f]{12}\)$")
 
 
 def is_instance(name: str) -> bool:
-    """Whether a stored name is that of an object that was given in Python, which no name makes again."""
+    """Return whether a stored name is that of an object passed in Python, which cannot be created by name."""
     return bool(_INSTANCE.search(name))
 
 
@@ -281,15 +276,15 @@ class UserObject:
     """A user-defined value of a setting.
 
     Attributes:
-        name: ``/folder/file.py:Name`` or ``package.module:Name``; of an object its class, and a part of the
+        name: ``/folder/file.py:Name`` or ``package.module:Name``; for an object, its class and a part of the
             digest.
         digest: SHA-256 (hexadecimal) of the source; for an object, of the source and its contents. "" without
             a file.
-        settings: the keyword arguments of a class or a function.
+        settings: keyword arguments of a class or a function.
         given: the class or function, or the object.
     """
 
-    #: The expected type, in words.
+    #: Description of the expected type.
     kind: ClassVar[str]
 
     def __init__(self, name: str, digest: str, settings: dict[str, Any], given: Any):
@@ -297,25 +292,27 @@ class UserObject:
 
     @classmethod
     def fits(cls, value: Any) -> bool:
-        """Whether a value in a file is of the expected type."""
+        """Return whether a value in a file is of the expected type."""
         return callable(value)
 
     @classmethod
     def fingerprint(cls, value: Any) -> str | None:
-        """A text that identifies an object given in Python; ``None`` if it is not of the expected type."""
+        """Return a text that identifies an object passed in Python; ``None`` if it is of another type."""
         return None
 
     @classmethod
     def of(cls, value: Any, what: str) -> UserObject | None:
-        """The user-defined value of a setting; ``None`` if the value is neither the name of a user's object,
-        nor a table with one, nor an object of the expected type.
+        """Return the user-defined object that the value of a setting refers to.
 
         Args:
-            what: the setting in words, "model".
+            what: description of the setting, "model".
+
+        Returns:
+            ``None`` if the value is neither the name of a user-defined object, nor a table with such a name,
+            nor an object of the expected type.
 
         Raises:
-            ConfigError: there is no such file, or nothing of the kind in it by that name; it does not take
-                these settings.
+            ConfigError: the object cannot be loaded, is of another type, or does not accept these settings.
         """
         if isinstance(value, cls):
             return value
@@ -323,58 +320,49 @@ class UserObject:
         name = settings.pop("name", None) if isinstance(value, dict) else value
         if not isinstance(name, str):
             return cls._of_instance(value)
-        if ":" not in name and not name.endswith(".py"):
+        if not is_user_defined(name):
             return None
-        return cls._named(name, settings, what)
-
-    @classmethod
-    def _named(cls, name: str, settings: dict[str, Any], what: str) -> UserObject:
         if is_instance(name):
             raise ConfigError(
-                f"{truncate(name)} was passed as an object, which cannot be made again by name: continue "
-                "with mpifed.run and its Config, or name a class or function, ./file.py:Name"
+                f"{truncate(name)} was passed as an object, which cannot be created by name: continue with "
+                "mpifed.run and its Config, or name a class or function, ./file.py:Name"
             )
-        place, _, attribute = name.rpartition(":") if ":" in name else (name, ":", "")
-        module = module_of(place, name)
-        given = attribute_of(module, place, attribute, cls.fits)
+        module, attribute, given = load_object(name, cls.fits)
         if not cls.fits(given):
             raise ConfigError(f"{truncate(name)}: expected {cls.kind}, got {short_repr(given)}")
         cls._expect(given, settings, f"{what} {attribute}")
-        return cls(f"{place_of(module)}:{attribute}", digest_of(module.__name__), settings, given)
+        return cls(f"{origin_of(module)}:{attribute}", digest_of(module.__name__), settings, given)
 
     @classmethod
     def _expect(cls, given: Any, settings: dict[str, Any], what: str) -> None:
-        """Raises:
-        ConfigError: the class or function does not take these settings.
-        """
+        """Raise a :class:`ConfigError` if the class or function does not accept these settings."""
         _expect_arguments(given, settings, what)
 
     @classmethod
     def _of_instance(cls, value: Any) -> UserObject | None:
-        held = cls.fingerprint(value)
-        if held is None:
+        fingerprint = cls.fingerprint(value)
+        if fingerprint is None:
             return None
         kind = type(value)
-        source = digest_of(kind.__module__)
-        digest = hashlib.sha256(f"{source}\n{held}".encode()).hexdigest()
-        place = place_of(sys.modules[kind.__module__])
-        return cls(f"{place}:{kind.__qualname__} (an instance, {digest[:12]})", digest, {}, value)
+        digest = _digest(f"{digest_of(kind.__module__)}\n{fingerprint}".encode())
+        name = f"{origin_of(sys.modules[kind.__module__])}:{kind.__qualname__}"
+        return cls(f"{name} (an instance, {digest[:12]})", digest, {}, value)
 
     @property
     def is_instance(self) -> bool:
-        """Whether an object was given instead of a class or function."""
+        """Whether an object was passed instead of a class or function."""
         return is_instance(self.name)
 
     def make(self, **more: Any) -> Any:
-        """The result of the class or function for the settings and ``more``.
+        """Call the class or function with the settings and ``more``.
 
         Raises:
-            ConfigError: it has raised an error; the message has the user's lines.
+            ConfigError: it has raised an error; the message contains the lines of user code.
         """
-        return guarded(f"{self} cannot be made", lambda: self.given(**self.settings, **more))
+        return call_user_code(f"{self} cannot be created", lambda: self.given(**self.settings, **more))
 
     def table(self) -> dict[str, Any]:
-        """As a job file has it."""
+        """Return the value as a table of a job file."""
         return {"name": self.name, **self.settings}
 
     def __str__(self) -> str:
@@ -388,8 +376,7 @@ class UserObject:
 
 
 class Plugin(NamedTuple):
-    """A user-defined class: ``module:Class`` or ``/folder/file.py:Class``; its file's SHA-256, "" without a
-    file."""
+    """Identity of a user-defined object: its name, and the SHA-256 of its file, "" without a file."""
 
     name: str
     digest: str
@@ -397,48 +384,41 @@ class Plugin(NamedTuple):
 
 @functools.cache
 def plugin(cls: type) -> Plugin | None:
-    """The name and the digest of a user-defined class; ``None`` for a method or a problem of the package."""
+    """Return the identity of a user-defined class; ``None`` for a method or a problem of the package."""
     if cls.__module__.startswith(("mpifed.algorithms.", "mpifed.problems.")):
         return None
     module = sys.modules.get(cls.__module__)
-    place = place_of(module) if module else cls.__module__
+    place = origin_of(module) if module else cls.__module__
     return Plugin(f"{place}:{cls.__qualname__}", digest_of(cls.__module__))
 
 
-def sources(section: str, instance) -> dict[str, Plugin]:
-    """The user-defined parts of a method or a problem: its class under ``section``, choices among its
-    settings under ``section.setting``.
-    """
-    fields = {
-        field.name: getattr(instance, field.name) for field in dataclasses.fields(instance) if field.init
-    }
-    own = {
-        f"{section}.{key}": Plugin(one.name, one.digest)
-        for key, one in fields.items()
-        if isinstance(one, UserObject)
-    }
+def plugins_of(section: str, instance) -> dict[str, Plugin]:
+    """Return the user-defined parts of a method or a problem: its class under ``section``, and the values of
+    its settings under ``section.setting``."""
     cls: Any = type(instance)
-    kind = plugin(cls)
-    return ({section: kind} if kind else {}) | own
+    found = {section: identity} if (identity := plugin(cls)) else {}
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name, None)
+        if isinstance(value, UserObject):
+            found[f"{section}.{field.name}"] = Plugin(value.name, value.digest)
+    return found
 
 
 def _expect_arguments(function, settings: dict[str, Any], what: str) -> None:
-    """Raises:
-    ConfigError: the function does not take these settings, or a file of results cannot hold them.
-    """
+    """Raise a :class:`ConfigError` if a function does not accept these settings, or if a job file cannot
+    contain them."""
     try:
         json.dumps(settings)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what}: expected settings that a job file can hold, {error}") from None
+        raise ConfigError(f"{what}: expected settings that a job file can contain, {error}") from None
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # not written in Python
         return
-    named = [one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-    names = [one.name for one in named]
-    wrong = [key for key in settings if key not in names]
+    named = {one.name: one for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    wrong = [key for key in settings if key not in named]
     if wrong and not any(one.kind is one.VAR_KEYWORD for one in parameters):
-        raise ConfigError(f"{what} has no setting {short_repr(wrong[0])}: {suggest(wrong[0], names)}")
-    missing = [one.name for one in named if one.default is one.empty and one.name not in settings]
-    if missing:
-        raise ConfigError(f"{what}: {missing[0]} is missing: it has no default")
+        raise ConfigError(f"{what} has no setting {short_repr(wrong[0])}: {suggest(wrong[0], named)}")
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in settings:
+            raise ConfigError(f"{what}: {name} is missing: it has no default")

@@ -1,7 +1,7 @@
 """Times and rates with units: ``"2h"``, ``"10MB/s"``.
 
-A number without a unit is in seconds, bytes per second or gradients per second; a text with a unit is
-converted to a number. Prefixes are decimal (k, M, G, T) or binary (Ki, Mi, Gi, Ti); B is a byte, b or bit an
+Numbers are in seconds, bytes per second or gradients per second. A text with a unit is converted to such a
+number. Prefixes are decimal (k, M, G, T) or binary (Ki, Mi, Gi, Ti); B is a byte, b or bit an
 eighth of a byte. (pydantic's ``ByteSize`` reads b as B and truncates to whole bytes.)
 """
 
@@ -53,10 +53,10 @@ class Dimension:
 
     Attributes:
         words: its name with an article.
-        unit: the unit of plain numbers.
-        example: a text with a unit.
-        units: unit → its size in ``unit``.
-        common: the units that error messages list.
+        unit: unit of plain numbers.
+        example: example of a text with a unit.
+        units: name of a unit → its size in ``unit``.
+        common: names of units that error messages list.
     """
 
     words: str
@@ -92,7 +92,7 @@ def convert(value, dimension: Dimension):
     """Convert a text with a unit to a number in ``dimension.unit``. Other values are returned unchanged.
 
     Raises:
-        ValueError: the text is not a number with a unit of this dimension; one sentence with a suggestion.
+        ValueError: the text is not a number with a unit of this dimension.
     """
     if not isinstance(value, str):
         return value
