@@ -1,6 +1,6 @@
 """Grids: one job file, many runs, and the names of their folders.
 
-The table ``[sweep]`` of a job file holds dotted settings and lists of values. Every combination is a run::
+The table ``[sweep]`` of a job file has dotted settings and lists of values. Every combination is a run::
 
     [sweep]
     seed = [0, 1, 2]
@@ -10,12 +10,13 @@ The table ``[sweep]`` of a job file holds dotted settings and lists of values. E
         { name = "FSGDA", eta_x = [0.01, 0.1], eta_y = [0.01, 0.1] },
     ]
 
-A list always means a choice, also inside a table that is itself a choice. A setting whose value is a list is
+A list is always a choice, also inside a table that is itself a choice. A setting whose value is a list is
 written as a list in that list. Here the first method has 2 settings and the second 4, which makes
-(2 + 4) · 2 · 3 = 36 runs. Of several tables, written ``[[sweep]]``, each has its own combinations: for
-settings that belong together, such as rounds and a step size.
+(2 + 4) · 2 · 3 = 36 runs. Several tables ``[[sweep]]`` have separate combinations, for settings that belong
+together, such as rounds and a step size.
 
-Each run has a folder in ``run.out``, named by the settings that distinguish it from the others.
+Each run has a folder in ``run.out``, whose name consists of the settings that distinguish the run from
+others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import copy
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,31 +36,40 @@ from typing import TypeVar
 
 from mpifed.base.errors import ConfigError, short_repr, truncate
 from mpifed.config.job import Config
-from mpifed.config.tables import expect_spellable, put, read_job
+from mpifed.config.tables import read_job, set_key
 
 T = TypeVar("T")
 
-__all__ = ["Variant", "expand", "folder_names", "settings_name", "tables", "taken", "twice", "variants"]
+__all__ = [
+    "Variant",
+    "expand",
+    "first_duplicate",
+    "folder_names",
+    "settings_name",
+    "tables",
+    "taken",
+    "variants",
+]
 
-#: Longest name of a run's folder, in characters and in bytes, which file systems count, 255 at most; a longer
-#: one is cut and ends in a digest.
+#: Maximum length of the name of a run's folder, in characters and in bytes (file systems admit 255 bytes). A
+#: longer name is cut and ends in a digest.
 LONGEST, BYTES = 120, 240
-#: Runs of one sweep, at most.
+#: Maximum number of runs of a sweep.
 MOST = 10_000
-#: The settings whose value may be the name of a plugin.
+#: Settings whose value may be the name of a plugin.
 _NAMED = ("algorithm", "problem", "algorithm.name", "problem.name")
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One run of a grid: its name, which is that of its folder, and its configuration."""
+    """One run of a grid: its name, which is also that of its folder, and its configuration."""
 
     name: str
     config: Config
 
 
 def expand(choices: dict) -> list[dict]:
-    """All combinations of a table of choices, as flat tables ``{dotted setting: value}``.
+    """Return all combinations of a table of choices, as flat tables ``{dotted setting: value}``.
 
     The first setting varies slowest.
     """
@@ -78,59 +89,57 @@ def expand(choices: dict) -> list[dict]:
 
 
 def _count(choices: dict) -> int:
-    """The number of combinations of a table of choices."""
-    product = 1
-    for values in choices.values():
-        alternatives = values if isinstance(values, list) else [values]
-        product *= sum(_count(value) if isinstance(value, dict) else 1 for value in alternatives)
-    return product
+    """Return the number of combinations of a table of choices."""
+    return math.prod(
+        sum(
+            _count(value) if isinstance(value, dict) else 1
+            for value in (values if isinstance(values, list) else [values])
+        )
+        for values in choices.values()
+    )
 
 
 def variants(path: str | Path, overrides: list[str] = ()) -> list[Variant]:
-    """The runs of a job file with a ``[sweep]``, all of them validated.
+    """Return the validated runs of a job file with a ``[sweep]``.
 
     Raises:
-        ConfigError: as for :func:`tables`, or a combination cannot run; says which.
+        ConfigError: as for :func:`tables`, or the settings of a run are wrong; the message names the run.
     """
-    return [_variant(name, table) for name, table in tables(path, overrides).items()]
-
-
-def _variant(name: str, table: dict) -> Variant:
-    with _of_run(name):
-        return Variant(name, Config.from_table(table))
+    found = []
+    for name, table in tables(path, overrides).items():
+        with _errors_of(name):
+            found.append(Variant(name, Config.from_table(table)))
+    return found
 
 
 def tables(path: str | Path, overrides: list[str] = ()) -> dict[str, dict]:
-    """Name → table of each run of a job file with a ``[sweep]``; no class that they name is loaded.
+    """Return name → table of each run of a job file with a ``[sweep]``, without loading the named classes.
 
     Raises:
-        ConfigError: the file has no sweep, an empty list, or the same run twice.
+        ConfigError: the file has no sweep, a list is empty, or a run is duplicated.
     """
-    table = read_job(path, overrides)
-    expect_spellable(table)
+    table, file = read_job(path, overrides), truncate(str(path))
     if "tune" in table:
         raise ConfigError(
-            f"{truncate(str(path))} has a [tune], a search for the best settings: start it with `mpifed "
-            "tune`, "
-            "which writes a file with a [sweep]"
+            f"{file} has a [tune], which describes a search for the best settings: start it with `mpifed "
+            "tune`, which writes a file with a [sweep]"
         )
     choices = table.pop("sweep", None)
-    tables = choices if isinstance(choices, list) else [choices]
-    if not tables or not all(isinstance(one, dict) and one for one in tables):
+    grids = choices if isinstance(choices, list) else [choices]
+    if not grids or not all(isinstance(one, dict) and one for one in grids):
         raise ConfigError(
-            f"{truncate(str(path))} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a "
-            "single "
-            "run is started with `mpifed run`"
+            f"{file} has no [sweep]: expected a table of lists, e.g. seed = [0, 1, 2]; a single run is "
+            "started with `mpifed run`"
         )
-    if sum(map(_count, tables)) > MOST:
+    if sum(map(_count, grids)) > MOST:
         raise ConfigError(f"[sweep] makes more than {MOST:,} runs: write several job files")
-    parts = [expand(one) for one in tables]
+    parts = [expand(one) for one in grids]
     if not all(parts):
         raise ConfigError("[sweep] has an empty list, which leaves no run")
     combinations = [one for part in parts for one in part]
     names = folder_names(combinations)
-    if twice(names):
-        raise ConfigError(f"[sweep] lists the run {short_repr(twice(names))} more than once")
+    if duplicate := first_duplicate(names):
+        raise ConfigError(f"[sweep] lists the run {short_repr(duplicate)} more than once")
     return {name: _table(table, one, name) for one, name in zip(combinations, names)}
 
 
@@ -138,17 +147,17 @@ def _table(table: dict, settings: dict, name: str) -> dict:
     own = copy.deepcopy(table)
     run = own.setdefault("run", {})
     out = run.get("out", "runs/sweep") if isinstance(run, dict) else None
-    if isinstance(out, str) and out.strip():  # what else it may be is refused below
+    if isinstance(out, str) and out.strip():  # other values are refused by Config
         run["out"] = str(Path(out, name))
-    with _of_run(name):
+    with _errors_of(name):
         for key, value in settings.items():
-            put(own, key, value)
+            set_key(own, key, value)
     return own
 
 
 @contextlib.contextmanager
-def _of_run(name: str) -> Iterator[None]:
-    """Add the name of a run to its errors."""
+def _errors_of(name: str) -> Iterator[None]:
+    """A context that adds the name of a run to its errors."""
     try:
         yield
     except ConfigError as error:
@@ -156,10 +165,10 @@ def _of_run(name: str) -> Iterator[None]:
 
 
 def taken(runs: Sequence[T], part: str) -> Sequence[T]:
-    """Part ``I/N`` of the runs: every N-th from number I, which is less than N.
+    """Return part ``I/N`` of the runs: every N-th run, beginning with number I < N.
 
     Raises:
-        ConfigError: the text is not of that form.
+        ConfigError: the text has another form.
     """
     number = re.fullmatch(r"(\d+)/(\d+)", part)
     if not number or int(number[1]) >= int(number[2]):
@@ -168,10 +177,11 @@ def taken(runs: Sequence[T], part: str) -> Sequence[T]:
 
 
 def folder_names(combinations: list[dict]) -> list[str]:
-    """A name for each flat table: ``FGDA,gamma=0.1,seed=1``.
+    """Return a name for each flat table, such as ``FGDA,gamma=0.1,seed=1``.
 
-    It has the settings that take more than one value, or all of them where these do not tell the runs apart.
-    The part of a user-defined class is its name, with the file if two classes have the same name.
+    A name consists of the settings that take more than one value, or of all settings if these do not
+    distinguish the runs. A user-defined class is named without its file, unless two classes have the same
+    name.
     """
     combinations = _with_short_names(combinations)
     keys = dict.fromkeys(key for one in combinations for key in one)
@@ -180,27 +190,27 @@ def folder_names(combinations: list[dict]) -> list[str]:
         names = [
             _name({_short(key, chosen): one[key] for key in chosen if key in one}) for one in combinations
         ]
-        if not twice(names):
+        if not first_duplicate(names):
             break
     return names
 
 
 def settings_name(settings: dict) -> str:
-    """A name for the folder of one flat table, which has all of its settings."""
+    """Return a name for one flat table that contains all of its settings."""
     return _name({_short(key, list(settings)): value for key, value in settings.items()})
 
 
-def twice(names: list[str]) -> str:
-    """The first name that stands there more than once, "" where none does."""
+def first_duplicate(names: list[str]) -> str:
+    """Return the first name that occurs more than once; "" if all are different."""
     return next((name for name, count in Counter(names).items() if count > 1), "")
 
 
 def _with_short_names(combinations: list[dict]) -> list[dict]:
-    """The combinations with plugins' names cut down to what tells them apart."""
+    """Shorten the names of plugins as far as they remain different."""
     full = {one[key] for one in combinations for key in _NAMED if isinstance(one.get(key), str)}
-    ways = {name: _ways(name) for name in full}
+    forms = {name: _forms(name) for name in full}
     short = {
-        name: next(way for way, rivals in zip(ways[name], zip(*ways.values())) if rivals.count(way) == 1)
+        name: next(form for form, all_ in zip(forms[name], zip(*forms.values())) if all_.count(form) == 1)
         for name in full
     }
     return [
@@ -212,33 +222,34 @@ def _with_short_names(combinations: list[dict]) -> list[dict]:
     ]
 
 
-def _ways(name: str) -> tuple[str, str, str]:
-    """A plugin's class; with its file or module; with a digest. A name of the package's is itself."""
+def _forms(name: str) -> tuple[str, str, str]:
+    """Return the short forms of a plugin's name: its class alone, with its file or module, with a digest."""
     place, colon, attribute = name.rpartition(":")
-    if not colon:
+    if not colon:  # a class of the package
         return name, name, name
     stem = place.removesuffix(".py").replace("/", ".").rpartition(".")[2]
-    digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
-    return attribute, f"{attribute}-{stem}", f"{attribute}-{digest}"
+    return attribute, f"{attribute}-{stem}", f"{attribute}-{_digest(name)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
 def _text(value) -> str:
-    """A value of TOML as text; dates, which no setting is, as TOML has them."""
-    return json.dumps(value, default=str)
+    return json.dumps(value, default=str)  # TOML has dates, JSON has none
 
 
 def _short(key: str, keys: list[str]) -> str:
-    """The last part of a dotted key, or the whole key if another one has the same last part."""
+    """Return the last part of a dotted key, or the whole key if another key has the same last part."""
     last = key.rpartition(".")[2]
     return key if sum(other.rpartition(".")[2] == last for other in keys) > 1 else last
 
 
 def _name(settings: dict) -> str:
-    """A name in characters that every file system takes."""
+    """Return a name in characters that every file system admits."""
     parts = [str(value) if key == "name" else f"{key}={value}" for key, value in settings.items()]
     name = re.sub(r"[^\w.,=+-]+", "_", ",".join(parts))
     if len(name) > LONGEST or len(name.encode()) > BYTES:
-        digest = hashlib.blake2b(_text(settings).encode(), digest_size=4).hexdigest()
         start = name[: LONGEST - 9].encode()[: BYTES - 9].decode(errors="ignore")
-        name = f"{start}-{digest}"
+        name = f"{start}-{_digest(_text(settings))}"
     return name or "run"

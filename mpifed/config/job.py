@@ -1,40 +1,79 @@
 """One run as a frozen, validated object: from a job file, from its table, or from objects in Python.
 
-A :class:`Config` holds the algorithm and the problem as objects. :meth:`Config.table` gives the resolved
-settings back, complete enough to build the same run again.
+The path of a setting: ``config.tables`` reads TOML and applies changes, ``config.theory`` replaces steps by
+those of a theorem, ``config.plugins`` creates the method and the problem by name, and :class:`Config`
+validates them together with the other sections. :meth:`Config.table` is the inverse.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field, model_validator
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.base.errors import ConfigError
-from mpifed.base.plugins import Plugin, sources
-from mpifed.base.settings import Preset, as_table, sections_of, suggest
+from mpifed.base.errors import ConfigError, short_repr
+from mpifed.base.plugins import Plugin, plugins_of
+from mpifed.base.settings import Preset, Section, as_table, sections_of, suggest
+from mpifed.base.units import Seconds
 from mpifed.config.plugins import find, make, name_of
-from mpifed.config.sections import Run, Stop
-from mpifed.config.tables import expect_spellable, read_job
+from mpifed.config.tables import expect_bounded, read_job
 from mpifed.config.theory import fill, prescription_of
 from mpifed.problems import PROBLEMS
-from mpifed.simulation.settings import SimulationSettings
+from mpifed.simulation.settings import ExecutionOptions, SimulationSettings
+from mpifed.storage.options import StorageOptions
 
-__all__ = ["SECTIONS", "Config"]
+__all__ = ["SECTIONS", "Config", "Outline", "Run", "Stop", "outline"]
 
-#: Sections and settings that a table leaves out where the job has none.
+
+class Stop(Section):
+    """[stop]: conditions that end a run before its last round."""
+
+    metric: str | None = Field(None, description="metric that ends the run")
+    at_least: float | None = Field(None, description="stop when the metric is at least this value")
+    at_most: float | None = Field(None, description="stop when the metric is at most this value")
+    seconds: Seconds | None = Field(None, gt=0, description="wall-time budget, without evaluation")
+
+    @model_validator(mode="after")
+    def _one_target(self):
+        targets = (self.at_least is not None) + (self.at_most is not None)
+        if targets != (self.metric is not None):
+            raise ValueError("a target needs metric and exactly one of at_least, at_most")
+        return self
+
+
+class Run(StorageOptions, ExecutionOptions):
+    """[run]: how the run is executed."""
+
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=4096,
+        description="threads of torch per rank; default: 1 with reduction = exact, otherwise the cores of "
+        "the node divided by its ranks",
+    )
+    watchdog: Seconds = Field(
+        60.0,
+        ge=0,
+        le=1e8,
+        description="minimum time without progress after which the run is ended; ten times as long for the "
+        "set-up, the first round and the first evaluation; 0 disables the watchdog",
+    )
+    progress: bool = Field(True, description="show a progress bar on rank 0")
+
+
+#: Sections and settings that a table omits if they are ``None``.
 _OPTIONAL = ("clock", "initial", "measures", "regularize", "theory")
-#: Section → settings that its table leaves out where they are not set.
-_WHERE_SET = {"participation": ("availability", "oversample", "dropout"), "stop": tuple(Stop.model_fields)}
+#: Section → settings that its table omits if they are ``None``.
+_OPTIONAL_IN = {"participation": ("availability", "oversample", "dropout"), "stop": tuple(Stop.model_fields)}
 
 
 class Config(SimulationSettings):
-    """One run, resolved and validated.
+    """The resolved and validated settings of one run.
 
     Raises:
-        ConfigError: a setting is wrong, or two do not go together; one line per error.
+        ConfigError: settings are wrong or incompatible; one line per error.
     """
 
     record: tuple[str, ...] = Field(
@@ -57,56 +96,50 @@ class Config(SimulationSettings):
         """Read a TOML job file and apply ``key=value`` overrides.
 
         Raises:
-            ConfigError: the file cannot be read, or something in it is wrong.
+            ConfigError: the file cannot be read, or a setting is wrong.
         """
         return cls.from_table(read_job(path, overrides))
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Config:
-        """Build the objects that a job file's table names.
+        """Create the configuration that a job file's table describes.
 
-        What :meth:`table` says of the plugins' sources is left aside: their names alone say what is built.
+        The entry ``plugins`` of a stored table is ignored: classes are found by their names.
 
         Raises:
-            ConfigError: something in it is wrong.
+            ConfigError: a setting is wrong.
         """
-        expect_spellable(table)
-        if "sweep" in table:
-            raise ConfigError(
-                "the job file has a [sweep], which makes many runs: start it with `mpifed sweep`"
-            )
-        if "tune" in table:
-            raise ConfigError(
-                "the job file has a [tune], a search for the best settings: start it with `mpifed tune`"
-            )
+        expect_bounded(table)
+        for section, contents in (("sweep", "many runs"), ("tune", "a search for the best settings")):
+            if section in table:
+                raise ConfigError(
+                    f"the job file has a [{section}], which describes {contents}: start it with `mpifed "
+                    f"{section}`"
+                )
         settings = {key: value for key, value in table.items() if key != "plugins"}
-        (method, rest), (kind, of_problem) = (
-            _part(settings, section, group)
-            for section, group in (("algorithm", ALGORITHMS), ("problem", PROBLEMS))
-        )
-        settings["problem"] = make(kind, of_problem, "problem")
+        method, rest = _named_class(settings, "algorithm", ALGORITHMS)
+        problem, its_settings = _named_class(settings, "problem", PROBLEMS)
+        settings["problem"] = make(problem, its_settings, "problem")
         rest, settings["theory"] = fill(method, rest, settings, settings["problem"])
         settings["algorithm"] = make(method, rest, "algorithm")
         return cls(**settings)
 
     def table(self) -> dict[str, Any]:
-        """The resolved settings: JSON-able, and :meth:`from_table` builds the same run from them.
+        """Return the resolved settings, JSON-able; :meth:`from_table` creates the same run from them.
 
-        Its ``plugins`` are the names and the digests of the sources of the user's own classes, and, under
-        ``problem.model`` and so on, of what else of their settings is the user's.
+        The entry ``plugins`` has the names and source digests of user-defined classes and of user-defined
+        values of their settings, such as ``problem.model``.
         """
         parts = {"algorithm": self.algorithm, "problem": self.problem}
         table = self.model_dump(mode="json", exclude={*parts, "metrics"})
         table |= {section: as_table(part) | {"name": name_of(part)} for section, part in parts.items()}
-        for section, names in _WHERE_SET.items():
+        for section, names in _OPTIONAL_IN.items():
             table[section] = {k: v for k, v in table[section].items() if v is not None or k not in names}
         if self.message.compression is None:
             del table["message"]
         table["output"] = self.output_rule
         table = {key: value for key, value in table.items() if value is not None or key not in _OPTIONAL}
-        plugins = {
-            place: one for section, part in parts.items() for place, one in sources(section, part).items()
-        }
+        plugins = plugins_of("algorithm", self.algorithm) | plugins_of("problem", self.problem)
         if self.metrics:
             table["metrics"] = [one.name for one in self.metrics]
             plugins |= {f"metrics.{k}": Plugin(one.name, one.digest) for k, one in enumerate(self.metrics)}
@@ -115,15 +148,44 @@ class Config(SimulationSettings):
         return table
 
 
-def _part(settings: dict[str, Any], section: str, group: dict) -> tuple[type | Preset, dict[str, Any]]:
-    """The class that a section names, and its settings."""
-    own = settings.get(section)
+def _named_class(table: dict[str, Any], section: str, group: dict) -> tuple[type | Preset, dict[str, Any]]:
+    """Return the class that a section names, and the section's other settings."""
+    own = table.get(section)
     own = {"name": own} if isinstance(own, str) else own
     if not isinstance(own, dict) or not isinstance(own.get("name"), str):
         raise ConfigError(f"[{section}] needs a name {suggest('', group)}")
-    rest = {key: value for key, value in own.items() if key != "name"}
-    return find(own["name"], section), rest
+    return find(own["name"], section), {key: value for key, value in own.items() if key != "name"}
 
 
 #: Name in a job file → record of the section's settings.
 SECTIONS = sections_of(Config)
+
+
+class Outline(NamedTuple):
+    """Summary of a job's table: output folder, names of method and problem, and rounds, ``None`` if a theorem
+    determines them."""
+
+    out: str
+    method: str
+    problem: str
+    rounds: int | None
+
+
+def outline(table: dict[str, Any]) -> Outline:
+    """Summarise a job's table without loading the classes that it names.
+
+    Raises:
+        ConfigError: one of these settings has a wrong type.
+    """
+    run, rounds = table.get("run", {}), table.get("rounds", Config.model_fields["rounds"].default)
+    out = run.get("out", Run.model_fields["out"].default) if isinstance(run, dict) else None
+    if not isinstance(out, str) or not out.strip():
+        raise ConfigError(f"run.out: expected the name of a folder, got {short_repr(out)}")
+    names = []
+    for section in ("algorithm", "problem"):
+        own = table.get(section)
+        name = own.get("name") if isinstance(own, dict) else own
+        if not isinstance(name, str):
+            raise ConfigError(f"[{section}] needs a name")
+        names.append(name.rpartition(":")[2])
+    return Outline(out, *names, rounds if isinstance(rounds, int) else None)

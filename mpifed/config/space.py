@@ -1,15 +1,15 @@
-"""What a search may change in a method: its open settings, each with a range or a list.
+"""The search space of a method: its open settings, each with a range or a list of values.
 
-Of a table of a method's settings a value is fixed, a list is a choice, ``{ low = 1e-3, high = 1.0 }`` is a
-range, searched in the logarithm, and a nested table is read alike. A float that the table leaves out is
-open, too, in a range that follows from what its field declares:
+In a table of a method's settings, a value is fixed, a list is a choice, ``{ low = 1e-3, high = 1.0 }`` is a
+range, searched in the logarithm, and nested tables follow the same rules. An omitted float is open as well,
+in a range that follows from the declaration of its field:
 
 * a weight (at most 1): .01 to 1;
-* a decay (below 1): 1 minus it is searched, from .001 to 1;
-* any other from 0: a step, an offset, a threshold: 1e-4 to 1.
+* a decay (below 1): 1 minus the decay is searched, from .001 to 1;
+* any other number from 0, i.e. a step, an offset or a threshold: 1e-4 to 1.
 
-Floats keep their default where that is 1 (a factor of another step), none or infinite; whole numbers, names
-and truth values always do.
+A float keeps its default if that is 1 (the factor of another step), ``None`` or infinite. Omitted integers,
+names and booleans always keep their defaults.
 """
 
 from __future__ import annotations
@@ -22,34 +22,111 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic.fields import FieldInfo
-
 from mpifed.algorithms.fedavg import SERVERS, Server
 from mpifed.base.errors import ConfigError, short_repr
+from mpifed.base.settings import default_of
 from mpifed.config.plugins import find
-from mpifed.config.ranges import Choice, Range, is_number
-from mpifed.config.tables import put
+from mpifed.config.tables import set_key
 from mpifed.core.adaptive import MATRICES, Decay, Matrix
 from mpifed.core.directions import DIRECTIONS, Direction
 from mpifed.core.schedules import Rate, Weight
 from mpifed.core.sets import MIRRORS, Mirror
 
-__all__ = ["Space", "space_of"]
+__all__ = ["Choice", "Range", "Space", "is_number", "space_of"]
 
-#: Ranges of floats that a file leaves out: of steps, of weights, and of 1 minus a decay.
+#: Default ranges of steps, of weights, and of 1 minus a decay.
 STEP, WEIGHT, FORGETTING = (1e-4, 1.0), (1e-2, 1.0), (1e-3, 1.0)
-#: Choices by name whose own floats are settings of the method.
+#: Choices by name whose floats are settings of the method, too.
 _NESTED = ((Matrix, MATRICES), (Direction, DIRECTIONS), (Server, SERVERS), (Mirror, MIRRORS))
+#: Part of a range, in the logarithm, that counts as its end.
+END = 0.1
+#: Significant digits of proposed values, which keep folder names and files readable.
+DIGITS = 3
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``, uniform in the logarithm.
+
+    Attributes:
+        whole: whether the numbers are integers.
+        forgets: whether the setting is 1 minus the number, as for a decay.
+        least, most: bounds of the setting, which the search never exceeds.
+    """
+
+    low: float
+    high: float
+    whole: bool = False
+    forgets: bool = False
+    least: float = 0.0
+    most: float = math.inf
+
+    def at(self, share: float) -> float:
+        """Return the rounded number at a ``share`` of the way from ``low`` to ``high``."""
+        return self.rounded(math.exp(math.log(self.low) + share * math.log(self.high / self.low)))
+
+    def rounded(self, number: float) -> float:
+        """Return the nearest number in the range with :data:`DIGITS` digits."""
+        near = round(number) if self.whole else float(f"{number:.{DIGITS}g}")
+        return min(max(near, self.low), self.high)
+
+    def value(self, number: float) -> float:
+        """Convert a number of the range to the value of the setting."""
+        return round(1 - number, 12) if self.forgets else number
+
+    def beyond(self, number: float) -> Range | None:
+        """Return the decade past the end that ``number`` is near; ``None`` in the middle and at a bound."""
+        if self.whole:  # integers determine the cost of a round, so their range is not extended
+            return None
+        share = math.log(number / self.low) / math.log(self.high / self.low)
+        if share >= 1 - END and self.high < self.most:
+            return dataclasses.replace(self, low=self.high, high=min(10 * self.high, self.most))
+        if share <= END and self.low > self.least:
+            return dataclasses.replace(self, low=max(self.low / 10, self.least), high=self.low)
+        return None
+
+    def with_(self, more: Range) -> Range:
+        """Return the smallest range that contains both ranges."""
+        return dataclasses.replace(self, low=min(self.low, more.low), high=max(self.high, more.high))
+
+    def within(self, low: float, high: float) -> Range:
+        """Return the part of the range between two numbers."""
+        return dataclasses.replace(self, low=max(self.low, low), high=min(self.high, high))
+
+    def __str__(self) -> str:
+        low, high = sorted(map(self.value, (self.low, self.high)))
+        return f"{low:.12g} to {high:.12g}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of a list."""
+
+    values: tuple[Any, ...]
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the values are increasing numbers, so that neighbours in the list are similar."""
+        numbers = all(is_number(value) for value in self.values)
+        return numbers and list(self.values) == sorted(self.values)
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(map(str, self.values))}"
+
+
+def is_number(value) -> bool:
+    """Return whether a value of a job file is a number; booleans are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
 class Space:
-    """A method with some of its settings open.
+    """A method with open settings.
 
     Attributes:
-        name: of the method.
-        fixed: its other settings, as a table.
-        open: dotted setting → where it may lie.
+        name: name of the method.
+        fixed: its fixed settings, as a table.
+        open: dotted name of a setting → its range or list.
     """
 
     name: str
@@ -57,27 +134,25 @@ class Space:
     open: dict[str, Range | Choice]
 
     def table(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The section [algorithm] with values of the open settings."""
+        """Return the section [algorithm] for values of the open settings."""
         table = {"name": self.name, **copy.deepcopy(self.fixed)}
         for key, value in settings.items():
-            put(table, key, copy.deepcopy(value))
+            set_key(table, key, copy.deepcopy(value))
         return table
 
     @property
     def size(self) -> float:
-        """The number of settings that there are, infinite with a range of real numbers."""
-        parts = (
+        """The number of points; infinite with a range of real numbers."""
+        return math.prod(
             len(one.values)
             if isinstance(one, Choice)
             else (one.high - one.low + 1 if one.whole else math.inf)
             for one in self.open.values()
         )
-        return math.prod(parts)
 
     @property
     def costliest(self) -> dict[str, Any]:
-        """Values with the largest whole numbers, of which a round evaluates the oracle most, and the smallest
-        steps."""
+        """Values with the largest integers, which make a round most expensive, and the smallest steps."""
         return {
             key: one.value(one.high if one.whole else one.low)
             if isinstance(one, Range)
@@ -86,8 +161,8 @@ class Space:
         }
 
     def costly(self) -> Iterator[dict[str, Any]]:
-        """:attr:`costliest`, then the same with one real number after the other at the other end of its
-        range: what is small need not be tame, such as a floor ρ that a step is divided by."""
+        """Yield :attr:`costliest`, then copies in each of which one real number is at the other end of its
+        range. The smallest value need not be the stablest: a step may be divided by it."""
         yield self.costliest
         for key, one in self.open.items():
             if isinstance(one, Range) and not one.whole:
@@ -95,10 +170,10 @@ class Space:
 
 
 def space_of(table: dict[str, Any]) -> Space:
-    """The space of a method's table, with the name of the method.
+    """Return the search space of a table of a method's name and settings.
 
     Raises:
-        ConfigError: no such method, an empty list, or a range that is none.
+        ConfigError: the method is unknown, a list is empty, or a range is invalid.
     """
     cls = find(table["name"], "algorithm")
     space = Space(table["name"], {}, {})
@@ -106,19 +181,20 @@ def space_of(table: dict[str, Any]) -> Space:
         if isinstance(found, Range | Choice):
             space.open[key] = found
         else:
-            put(space.fixed, key, found)
+            set_key(space.fixed, key, found)
     return space
 
 
 def _walk(cls, given: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    """Dotted settings of a class with what is said of each; first those given, then floats left out."""
+    """Yield the dotted settings of a class with their values, ranges or lists: those in the table, then
+    omitted floats."""
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init} if cls else {}
     hints = _hints(cls) if cls else {}
     for key, value in given.items():
         yield from _given(prefix + key, value, hints.get(key), fields.get(key))
     for key, field in fields.items():
         if key not in given:
-            yield from _left_out(prefix + key, hints.get(key), field)
+            yield from _omitted(prefix + key, hints.get(key), field)
 
 
 def _given(key: str, value, hint, field) -> Iterator[tuple[str, Any]]:
@@ -145,8 +221,8 @@ def _choice(key: str, values: list) -> Choice:
         raise ConfigError(f"{key} = {short_repr(values)} has a value twice")
     if _has_range(values):
         raise ConfigError(
-            f"{key}: a range inside a list, which is a choice between values: write a table of "
-            "[[tune.methods]] for each"
+            f"{key}: expected a list of values, got a list with a range: write one table of "
+            "[[tune.methods]] per range"
         )
     return Choice(tuple(values))
 
@@ -165,8 +241,7 @@ def _range(key: str, value: dict, hint, field) -> Range:
         )
     if not 0 < low < high < math.inf:
         raise ConfigError(
-            f"{key}: expected 0 < low < high, as ranges are searched in the logarithm, got "
-            f"{short_repr(value)}; 0 "
+            f"{key}: expected 0 < low < high, because ranges are logarithmic, got {short_repr(value)}; 0 "
             "can be in a list"
         )
     least, most = _bounds(hint, field)
@@ -175,45 +250,46 @@ def _range(key: str, value: dict, hint, field) -> Range:
     if isinstance(low, int) and isinstance(high, int) and hint is not float:
         return Range(low, high, whole=True, least=least, most=most)
     if hint is int:
-        raise ConfigError(f"{key} is a whole number: expected whole low and high, got {short_repr(value)}")
-    if _below_one(hint, field) and high < 1:
+        raise ConfigError(f"{key} is an integer: expected integers low and high, got {short_repr(value)}")
+    if _is_decay(hint, field) and high < 1:
         return Range(round(1 - high, 12), round(1 - low, 12), forgets=True, most=1.0)
     return Range(float(low), float(high), least=least, most=most)
 
 
-def _bounds(hint, field) -> tuple[float, float]:
-    """What a field declares its values to lie between."""
+def _declared(field) -> dict[str, float]:
+    """Return the bounds that a field declares, as "ge", "gt", "le" or "lt" → number."""
     metadata = getattr(getattr(field, "default", None), "metadata", ())
-    declared = {
+    return {
         word: getattr(one, word)
         for one in metadata
         for word in ("ge", "gt", "le", "lt")
         if hasattr(one, word)
     }
-    most = 1.0 if hint in (Weight, Decay) else math.inf
+
+
+def _bounds(hint, field) -> tuple[float, float]:
+    declared, most = _declared(field), 1.0 if hint in (Weight, Decay) else math.inf
     return declared.get("ge", declared.get("gt", 0)), declared.get("le", declared.get("lt", most))
 
 
-def _below_one(hint, field) -> bool:
-    """Whether a field declares a decay."""
-    metadata = getattr(getattr(field, "default", None), "metadata", ())
-    return hint == Decay or any(getattr(one, "lt", None) == 1 for one in metadata)
+def _is_decay(hint, field) -> bool:
+    return hint == Decay or _declared(field).get("lt") == 1
 
 
-def _left_out(key: str, hint, field) -> Iterator[tuple[str, Any]]:
-    """The own range of a float, and those of the floats of a choice by name."""
-    default = _default(field)
+def _omitted(key: str, hint, field) -> Iterator[tuple[str, Any]]:
+    """Yield the default range of a float, or those of the floats of a choice by name."""
+    default = default_of(field)
     for kind, members in _NESTED:
         if hint == kind and default is not None:
             name = default if isinstance(default, str) else getattr(default, "choice_name", None)
-            inside = [(one, found) for one, found in _walk(members.get(name), {}, f"{key}.")]
+            inside = [*_walk(members.get(name), {}, f"{key}.")]
             yield from [(f"{key}.name", name), *inside] if inside else []
             return
     least, most = _bounds(hint, field)
-    steered = hint in (float, Rate, Weight, Decay) and default not in (1, math.inf)
-    if not steered or default is None or least > 0:
+    is_open = hint in (float, Rate, Weight, Decay) and default not in (None, 1, math.inf)
+    if not is_open or least > 0:
         return
-    if _below_one(hint, field):
+    if _is_decay(hint, field):
         yield key, Range(*FORGETTING, forgets=True, most=1.0)
     elif most == 1:
         yield key, Range(*WEIGHT, most=1.0)
@@ -221,16 +297,8 @@ def _left_out(key: str, hint, field) -> Iterator[tuple[str, Any]]:
         yield key, Range(*STEP)
 
 
-def _default(field) -> Any:
-    """A field's default; NaN where it has none."""
-    default = field.default
-    if isinstance(default, FieldInfo):
-        return math.nan if default.is_required() else default.default
-    return math.nan if default is dataclasses.MISSING else default
-
-
 def _hints(cls) -> dict[str, Any]:
     try:
         return typing.get_type_hints(getattr(cls, "cls", cls), include_extras=True)
-    except NameError:  # of a user's class
+    except NameError:  # an annotation of a user-defined class names something unknown
         return {}

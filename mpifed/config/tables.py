@@ -1,4 +1,4 @@
-"""Job files as tables: TOML read in, ``key=value`` changes."""
+"""Job files as tables: reading TOML and applying ``key=value`` changes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ else:
 
 __all__ = [
     "as_text",
-    "expect_spellable",
+    "expect_bounded",
     "loads",
     "override",
     "parse",
-    "put",
     "quoted",
     "read_job",
     "read_table",
+    "set_key",
 ]
 
-#: Tables and lists within each other, at most: a sweep over a plugin's nested lists has half as many.
+#: Maximum depth of nested tables and lists. A sweep over a plugin's nested lists has half as many.
 DEEPEST = 20
-#: Bits of an integer that Python spells in decimal; one written in hexadecimal may have more.
+#: Maximum size of an integer in bits. Python does not convert larger ones to decimal text.
 WIDEST = 14_000
-#: Bytes of a job file, at most.
+#: Maximum size of a job file in bytes.
 LARGEST = 2**20
 
 
 def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
-    """The table of a TOML file. A file of weights next to a job file is named by its path.
+    """Read the table of a TOML file. The path of a file ``initial`` next to the job file is resolved.
+
+    Args:
+        what: description of the file in messages.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -49,10 +52,10 @@ def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
             source = file.read(LARGEST + 1)
         text = source.decode("utf-8-sig")
     except OSError as error:
-        raise ConfigError(f"cannot read the {what} {name}: {error.strerror}{_beside(path)}") from None
+        raise ConfigError(f"cannot read the {what} {name}: {error.strerror}{_neighbours(path)}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is not TOML: {error}") from None
-    except ValueError as error:  # of the name
+    except ValueError as error:  # an invalid name
         raise ConfigError(f"cannot read the {what} {short_repr(name)}: {error}") from None
     if len(source) > LARGEST:
         raise ConfigError(f"{name} is no {what}: it has more than {LARGEST:,} bytes")
@@ -60,56 +63,52 @@ def read_table(path: str | Path, what: str = "job file") -> dict[str, Any]:
         table = loads(text)
     except ValueError as error:
         raise ConfigError(f"{name} is not TOML: {truncate(str(error))}") from None
-    expect_spellable(table)
+    expect_bounded(table)
     weights = table.get("initial")
-    if isinstance(weights, str) and os.path.isfile(beside := Path(path).parent / weights):
-        table["initial"] = str(beside)
+    if isinstance(weights, str) and os.path.isfile(neighbour := Path(path).parent / weights):
+        table["initial"] = str(neighbour)
     return table
 
 
 def read_job(path: str | Path, overrides: Iterable[str]) -> dict[str, Any]:
-    """The table of a job file with ``key=value`` changes.
+    """Read the table of a job file and apply ``key=value`` changes.
 
     Raises:
-        ConfigError: the file cannot be read, or a change is not of that form.
+        ConfigError: the file cannot be read, or a change is invalid.
     """
     table = read_table(path)
     for text in overrides:
         override(table, text)
+    expect_bounded(table)
     return table
 
 
-def _beside(path: str | Path) -> str:
-    """The job files in the folder of one that cannot be read: the near miss, or where there is none."""
+def _neighbours(path: str | Path) -> str:
+    """Return the end of the message that a file cannot be read: the job files in its folder."""
     folder = Path(path).parent
     try:
         names = sorted(str(one) for one in folder.glob("*.toml") if one.is_file())
     except OSError:
         return ""
-    return f": {suggest(str(path), names)}" if names else f": no job file (.toml) lies in {folder.resolve()}"
+    return f": {suggest(str(path), names)}" if names else f": no job file (.toml) in {folder.resolve()}"
 
 
 def loads(text: str) -> dict[str, Any]:
-    """The table of a TOML text.
+    """Parse a TOML text.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not TOML.
     """
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("lists or tables are nested too deep") from None
-    except OverflowError:  # of a date's offset
+    except OverflowError:  # the offset of a date
         raise ValueError("a date or a number is out of range") from None
 
 
-def expect_spellable(table: dict) -> None:
-    """Hold a table against what can be spelled out.
-
-    Raises:
-        ConfigError: its tables and lists are nested too deep, or without end; or an integer has more digits
-            than Python spells.
-    """
+def expect_bounded(table: dict) -> None:
+    """Raise a :class:`ConfigError` if lists or tables are nested too deep, or an integer is too large."""
     level: list = [table]
     for _ in range(DEEPEST):
         inside = [value for one in level for value in (one.values() if isinstance(one, dict) else one)]
@@ -123,7 +122,7 @@ def expect_spellable(table: dict) -> None:
 
 
 def parse(text: str) -> Any:
-    """The value of a setting on the command line: TOML, or else the text itself."""
+    """Parse the value of a setting on the command line as TOML, or return the text if it is not TOML."""
     try:
         table = loads(f"value = {text}")
     except ValueError:
@@ -132,34 +131,34 @@ def parse(text: str) -> Any:
 
 
 def as_text(text: str) -> str:
-    """A value that :func:`parse` takes for ``text``, also where that looks like TOML."""
+    """Return the text that :func:`parse` converts to ``text``."""
     return text if parse(text) == text else quoted(text)
 
 
 def quoted(text: str) -> str:
-    """A text as a string of TOML."""
+    """Return a text as a TOML string."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def override(table: dict, text: str) -> None:
-    """Apply one ``section.key=value``.
+    """Apply one change ``section.key=value``.
 
     Raises:
-        ConfigError: the text is not of that form, or the key leads through something that is no table.
+        ConfigError: the text has another form, or a parent of the key is not a table.
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(
             f"an override is key=value, e.g. run.out=runs/a or algorithm.q=5, got {short_repr(text)}"
         )
-    put(table, key.strip(), parse(value))
+    set_key(table, key.strip(), parse(value))
 
 
-def put(table: dict, key: str, value) -> None:
-    """Set a dotted key. A name on the way becomes a table with that name, and a name replaces a table as one.
+def set_key(table: dict, key: str, value) -> None:
+    """Set a dotted key. A name is converted to a table with that name where the key or the value requires it.
 
     Raises:
-        ConfigError: the key leads through something that is no table.
+        ConfigError: a parent of the key is not a table.
     """
     *path, last = key.split(".")
     if len(path) > DEEPEST:

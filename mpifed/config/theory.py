@@ -1,10 +1,10 @@
-"""What a theorem says, filled into a job: ``eta = { name = "theorem", of = "wang-kale-2", D = 10 }``.
+"""Steps and constants of theorems in a job: ``eta = { name = "theorem", of = "wang-kale-2", D = 10 }``.
 
-The constants of the theorem are looked for in the setting's table, in the job's [theory], among what the job
-fixes (clients, cohort, rounds, local steps, the method's own settings, the noise), and last in what the
-problem knows of itself. A job has one theorem: [theory] keeps its name and all of its constants, so that the
-same job can be made again, and its bound drawn. Its ``times`` are the settings that were filled in, and the
-multiples of the theorem's steps that they are.
+The constants of a theorem are taken from the setting's table, from the job's [theory], from the other
+settings (clients, cohort, rounds, local steps, hyperparameters, noise), and last from the problem, in this
+order. A job has one theorem. The resolved [theory] contains its name and all of its constants, so that the
+same job can be created again and its bound can be plotted. Its ``times`` are the settings that the theorem
+determines, and the multiples of the theorem's steps that they are.
 """
 
 from __future__ import annotations
@@ -15,70 +15,83 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpifed.base.errors import ConfigError, short_repr
-from mpifed.base.plugins import guarded
+from mpifed.base.plugins import call_user_code
 from mpifed.base.settings import Preset, flatten, suggest
 from mpifed.core.algorithm import Algorithm
 from mpifed.core.noise import Gaussian, StudentT
 from mpifed.core.problem import Problem
 from mpifed.theory import THEOREMS, Prescription, Theorem, prescribe
 
-__all__ = ["fill", "prescription_of", "told"]
+__all__ = ["fill", "prescription_of", "summary"]
 
 
 def fill(
     method: type[Algorithm] | Preset, own: dict[str, Any], table: dict[str, Any], problem: Problem
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """A method's settings with what a theorem says in the places that name it, and the [theory] in full.
+    """Replace a method's settings that name a theorem by the theorem's steps.
 
     Args:
-        own: the method's settings, without its name; ``table``: the job's other sections.
+        own: the method's settings without its name.
+        table: the job's other sections.
+
+    Returns:
+        The method's settings, and the resolved [theory], ``None`` without a theorem.
 
     Raises:
-        ConfigError: no such theorem, one of another method, or a constant that nothing tells.
+        ConfigError: the theorem is unknown, is about another method, or needs a constant that is not
+        available.
     """
-    asked = {key: _asked(value) for key, value in own.items() if _is_theorem(value)}
-    said = table.get("theory")
-    if said is not None and not isinstance(said, dict):
-        raise ConfigError(f"[theory] is a table with the name of a theorem, of = ..., got {short_repr(said)}")
-    if not asked and said is None:
+    named = {key: _settings_of(value) for key, value in own.items() if _is_theorem(value)}
+    theory = table.get("theory")
+    if theory is not None and not isinstance(theory, dict):
+        raise ConfigError(
+            f"[theory] is a table with the name of a theorem, of = ..., got {short_repr(theory)}"
+        )
+    if not named and theory is None:
         return own, None
-    said = dict(said or {})
-    before = said.pop("times", {})
-    if not isinstance(before, dict):
-        raise ConfigError(f"theory.times is a table of settings and multiples, got {short_repr(before)}")
-    times = {key: one.pop("times", 1) for key, one in asked.items()}
-    given = _merged([said, *asked.values()])
-    theorem = _theorem(given.pop("of", None), method)
-    plain = {key: value for key, value in own.items() if key not in asked}
+    theory = dict(theory or {})
+    stored_times = theory.pop("times", {})
+    if not isinstance(stored_times, dict):
+        raise ConfigError(
+            f"theory.times is a table of settings and multiples, got {short_repr(stored_times)}"
+        )
+    times = {key: one.pop("times", 1) for key, one in named.items()}
+    given = _merged([theory, *named.values()])
+    theorem = _theorem_for(given.pop("of", None), method)
+    plain = {key: value for key, value in own.items() if key not in named}
     constants = _constants(theorem, given, _known(method, plain, table), lambda: _measured(table, problem))
     prescription = _prescribe(theorem.name, constants)
-    filled = {key: _scaled(key, prescription, times[key], theorem) for key in asked}
-    for key, often in before.items():  # filled in before, and not changed since
+    filled = {key: _scaled(key, prescription, times[key], theorem) for key in named}
+    for key, multiple in stored_times.items():  # keep the entries of settings that have not changed since
         value = plain.get(key)
         if isinstance(value, dict) or (
-            value is not None and value == _scaled(key, prescription, often, theorem)
+            value is not None and value == _scaled(key, prescription, multiple, theorem)
         ):
-            times[key] = often
+            times[key] = multiple
     return plain | filled, {"of": theorem.name, **constants} | ({"times": times} if times else {})
 
 
 def prescription_of(theory: Mapping[str, Any] | None) -> tuple[Theorem, Prescription] | None:
-    """The theorem of a complete [theory], and what it says; ``None`` without one.
+    """Return the theorem of a resolved [theory] and its prescription; ``None`` without a theorem.
 
     Raises:
-        ConfigError: the theorem is not known, or a constant is lacking or wrong.
+        ConfigError: the theorem is unknown, or a constant is missing or wrong.
     """
     if theory is None:
         return None
+    theorem = _theorem(theory.get("of"))
     constants = {key: value for key, value in theory.items() if key not in ("of", "times")}
-    return _named(theory.get("of")), _prescribe(_named(theory.get("of")).name, constants)
+    return theorem, _prescribe(theorem.name, constants)
 
 
-def told(theorem: Theorem, said: Prescription) -> str:
-    """A theorem's steps and bound as a sentence."""
-    numbers = {key: value for key, value in flatten(said.steps).items() if isinstance(value, int | float)}
-    steps = ", ".join(f"{key} = {value:.4g}" for key, value in numbers.items())
-    bound = "" if said.bound is None else f"; {said.of} is at most {said.bound:.4g}"
+def summary(theorem: Theorem, prescription: Prescription) -> str:
+    """Return a sentence with a theorem's steps and bound."""
+    steps = ", ".join(
+        f"{key} = {value:.4g}"
+        for key, value in flatten(prescription.steps).items()
+        if isinstance(value, int | float)
+    )
+    bound = "" if prescription.bound is None else f"; {prescription.of} is at most {prescription.bound:.4g}"
     return f"{theorem.name} prescribes {steps}{bound}"
 
 
@@ -86,7 +99,7 @@ def _is_theorem(value) -> bool:
     return value == "theorem" or (isinstance(value, dict) and value.get("name") == "theorem")
 
 
-def _asked(value) -> dict[str, Any]:
+def _settings_of(value) -> dict[str, Any]:
     return {key: one for key, one in value.items() if key != "name"} if isinstance(value, dict) else {}
 
 
@@ -95,36 +108,36 @@ def _merged(tables: list[dict[str, Any]]) -> dict[str, Any]:
     for key, value in (item for table in tables for item in table.items()):
         if merged.setdefault(key, value) != value:
             raise ConfigError(
-                f"a job has one theorem: {key} = {short_repr(merged[key])} and {short_repr(value)}"
+                f"a job has one theorem, but {key} is {short_repr(merged[key])} and {short_repr(value)}"
             )
     return merged
 
 
-def _named(name) -> Theorem:
+def _theorem(name) -> Theorem:
     if not isinstance(name, str) or name not in THEOREMS:
         near = suggest(name if isinstance(name, str) else "", THEOREMS)
         raise ConfigError(f"theory.of: unknown theorem {short_repr(name)}: {near}")
     return THEOREMS[name]
 
 
-def _theorem(name, method: type[Algorithm] | Preset) -> Theorem:
-    mine = [one for one, other in THEOREMS.items() if method.__name__ in other.methods]
-    if name is None and mine:
+def _theorem_for(name, method: type[Algorithm] | Preset) -> Theorem:
+    available = [one for one, theorem in THEOREMS.items() if method.__name__ in theorem.methods]
+    if name is None and available:
         raise ConfigError(
-            f'a step of the theorem needs to know which: theory.of is missing, e.g. theory.of = "{mine[0]}" '
-            f"(about {method.__name__}: {', '.join(mine)})"
+            f'theory.of is missing, e.g. theory.of = "{available[0]}" (about {method.__name__}: '
+            f"{', '.join(available)})"
         )
-    theorem = _named(name)
+    theorem = _theorem(name)
     if method.__name__ not in theorem.methods:
         raise ConfigError(
             f"theory.of: {theorem.name} is about {', '.join(theorem.methods)}, not {method.__name__}"
-            + (f", of which there are {', '.join(mine)}" if mine else "")
+            + (f", whose theorems are {', '.join(available)}" if available else "")
         )
     return theorem
 
 
 def _known(method: type[Algorithm] | Preset, own: dict, table: dict) -> dict[str, float]:
-    """What a job fixes: the method's numbers by their names, and counts by the words of ``letters``."""
+    """Return hyperparameters that are numbers, and counts by the words of ``Theorem.letters``."""
     fields = {name: one.default for name, one in getattr(method, "__dataclass_fields__", {}).items()}
     numbers = {name: getattr(default, "default", default) for name, default in fields.items()} | own
     known = {name: value for name, value in numbers.items() if _is_number(value)}
@@ -138,18 +151,19 @@ def _known(method: type[Algorithm] | Preset, own: dict, table: dict) -> dict[str
 
 
 def _measured(table: dict, problem: Problem) -> dict[str, float]:
-    """What a problem knows of itself once it is prepared, with the noise that the oracle adds to it."""
+    """Return the constants of a prepared copy of the problem, with the noise that the oracle adds."""
     counts = dict.fromkeys(("clients", "cohort"), problem.clients)
     if type(problem).constants is Problem.constants:
         return counts
     prepared, run = copy.deepcopy(problem), table.get("run")
     seed, data_dir = table.get("seed", 0), run.get("data_dir") if isinstance(run, dict) else None
 
-    def ask() -> dict[str, float]:
+    def measure() -> dict[str, float]:
         prepared.prepare(seed if isinstance(seed, int) else 0, data_dir)
         return prepared.constants()
 
-    found = counts | guarded(f"{type(problem).__name__} does not tell its constants", ask)
+    name = type(problem).__name__
+    found = counts | call_user_code(f"the constants of {name} cannot be computed", measure)
     if "sigma" in found:
         oracle = table.get("oracle")
         size = sum(prepared.variables().sizes.values())
@@ -162,7 +176,7 @@ def _measured(table: dict, problem: Problem) -> dict[str, float]:
 
 
 def _deviation(noise, size: int) -> float | None:
-    """√E‖noise‖² of the oracle's noise; ``None`` where it is infinite, or the law has to be named."""
+    """Return √E‖noise‖² of the oracle's noise; ``None`` if it is infinite or unknown."""
     if noise is None:
         return 0.0
     settings = dict(noise) if isinstance(noise, dict) else {}
@@ -178,9 +192,10 @@ def _deviation(noise, size: int) -> float | None:
 def _constants(
     theorem: Theorem, given: dict, known: dict[str, float], measure: Callable[[], dict[str, float]]
 ) -> dict[str, float]:
-    """The constants of a theorem that are given, and those that it needs and that are known.
+    """Return the constants of a theorem that are given or known.
 
-    The problem is asked where the rest leaves one open.
+    Args:
+        measure: function that returns the problem's constants; called if the others do not suffice.
     """
     unknown = [name for name in given if name not in theorem.constants]
     if unknown:
@@ -194,8 +209,8 @@ def _constants(
     lacking = [name for name in words if name not in found]
     if lacking:
         raise ConfigError(
-            f"{theorem.name} needs {', '.join(lacking)}, which neither the job nor the problem tells: give "
-            f"it, e.g. theory.{lacking[0]} = 1.0"
+            f"{theorem.name} needs {', '.join(lacking)}, which neither the job nor the problem determines: "
+            f"set e.g. theory.{lacking[0]} = 1.0"
         )
     return {name: found[name] for name in theorem.constants if name in found}
 
@@ -209,15 +224,14 @@ def _prescribe(name: str, constants: dict) -> Prescription:
 
 def _scaled(key: str, prescription: Prescription, times, theorem: Theorem):
     if key not in prescription.steps:
-        raise ConfigError(
-            f"{theorem.name} says nothing of {short_repr(key)}: {suggest(key, prescription.steps)}"
-        )
+        near = suggest(key, prescription.steps)
+        raise ConfigError(f"{theorem.name} does not prescribe {short_repr(key)}: {near}")
     value = prescription.steps[key]
     if times == 1:
         return value
     if not _is_number(times) or times <= 0 or not _is_number(value):
         raise ConfigError(
-            f"algorithm.{key}.times: expected a number > 0, on a step that is a number, got "
+            f"algorithm.{key}.times: expected a number > 0, for a step that is a number, got "
             f"{short_repr(times)}"
         )
     return value * times

@@ -1,4 +1,4 @@
-"""A job file with a ``[tune]`` table: which methods are tuned for which tasks, and at what cost."""
+"""Job files with a ``[tune]`` table, which lists methods, tasks and the budget of a hyperparameter search."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pydantic import Field, ValidationError
 
 from mpifed.base.errors import ConfigError, short_repr, truncate
 from mpifed.base.settings import Section, explain, flatten, suggest
-from mpifed.config.grids import expand, folder_names, twice
+from mpifed.config.grids import expand, first_duplicate, folder_names
 from mpifed.config.job import Config
 from mpifed.config.space import Space, space_of
-from mpifed.config.tables import expect_spellable, put, read_job
+from mpifed.config.tables import read_job, set_key
 
 __all__ = ["EXAMPLE", "Cell", "Tune", "Tuning", "tuning"]
 
-#: A [tune] table, as the error of a file without one shows it.
+#: Example of a [tune] table for the message that a file has none.
 EXAMPLE = """\
 [tune]
 runs = 16
@@ -26,8 +26,8 @@ seeds = 3
 [[tune.methods]]
 name = "FGDA"
 q = 10                              # fixed
-alpha = [0.1, 0.5, 0.9]             # one of them
-gamma = { low = 1e-3, high = 1.0 }  # a range; lam and beta, left out, have their own
+alpha = [0.1, 0.5, 0.9]             # a choice
+gamma = { low = 1e-3, high = 1.0 }  # a range; the omitted lam and beta have default ranges
 """
 
 
@@ -37,40 +37,41 @@ class Tune(Section):
     runs: int = Field(
         16,
         ge=1,
-        description="budget of each method and task: oracle calls of so many runs of the costliest method",
+        description="budget per method and task: the oracle calls of this many runs of the costliest method",
     )
     seeds: int = Field(
         3,
         ge=1,
         le=100,
-        description="seeds of what is run for a third of the rounds or longer",
+        description="number of seeds of runs with at least a third of the rounds",
     )
     fresh: int | None = Field(
-        None, ge=1, le=100, description="seeds of best.toml, which have chosen nothing; as many when left out"
+        None, ge=1, le=100, description="number of new seeds in best.toml; default: seeds"
     )
     metric: str | None = Field(
         None,
-        description="what decides, on the validation split where there is one; the problem's first when left "
-        "out",
+        description="metric by which settings are selected, on the validation split if there is one; "
+        "default: the problem's first metric",
     )
     tasks: dict[str, Any] = Field(
-        {}, description="dotted settings and lists: the methods are tuned for every combination apart"
+        {}, description="dotted settings and lists; the methods are tuned separately for each combination"
     )
     methods: tuple[dict[str, Any], ...] = Field(
-        min_length=1, description="tables of a method each: values, lists, ranges { low = 1e-3, high = 1.0 }"
+        min_length=1, description="one table per method: values, lists, ranges { low = 1e-3, high = 1.0 }"
     )
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One method under one task.
+    """One method for one task.
 
     Attributes:
-        task, method: their names, of folders.
-        settings: those of the task, by dotted names.
-        space: what is open in the method.
+        task, method: names of their folders.
+        settings: the task's settings by dotted names.
+        space: search space of the method.
         table: the job's table with the task's settings, without [tune] and [algorithm].
-        rounds: of a whole run; ``seed``: the first one.
+        rounds: rounds of a full run.
+        seed: the first seed.
     """
 
     task: str
@@ -83,14 +84,14 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """What it is called where it is shown."""
+        """Its name in messages and tables."""
         return " ".join(filter(None, [self.task, self.method]))
 
     def config(self, settings: dict[str, Any], seed: int | None = None) -> Config:
-        """A whole run with values of the open settings.
+        """Return the configuration of a full run with values of the open settings.
 
         Raises:
-            ConfigError: these do not go together.
+            ConfigError: the values are incompatible.
         """
         table = copy.deepcopy(self.table) | {"algorithm": self.space.table(settings)}
         return Config.from_table(table if seed is None else table | {"seed": seed})
@@ -98,12 +99,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A search.
+    """A hyperparameter search.
 
     Attributes:
-        tune: its section; ``table``: the rest of the job, without [algorithm].
-        cells: the methods of the first task, then of the next.
-        config: a run of the first cell.
+        tune: the section [tune].
+        table: the other sections of the job, without [algorithm].
+        cells: the methods for the first task, then those for the next task, and so on.
+        config: configuration of a run of the first cell.
     """
 
     tune: Tune
@@ -113,29 +115,28 @@ class Tuning:
 
     @property
     def out(self) -> Path:
-        """The folder of its files."""
+        """The output folder."""
         return Path(self.config.run.out)
 
 
 def tuning(path: str | Path, overrides: list[str] = ()) -> Tuning:
-    """The search that a job file asks for; every method has been built once for every task.
+    """Read the search that a job file describes. Every method is created once for every task.
 
     Raises:
-        ConfigError: the file has no [tune], or something in it cannot be run; says what.
+        ConfigError: the file has no [tune], or a setting is wrong.
     """
     table = read_job(path, overrides)
-    expect_spellable(table)
-    said = table.pop("tune", None)
-    if not isinstance(said, dict):
+    section = table.pop("tune", None)
+    if not isinstance(section, dict):
         raise ConfigError(
-            f"{truncate(str(path))} has no [tune], the table of methods to be tuned and of their budget, e.g."
+            f"{truncate(str(path))} has no [tune], the table of methods to tune and their budget, e.g."
             f"\n\n{EXAMPLE}"
         )
     if "sweep" in table:
         raise ConfigError(
-            "[tune] and [sweep] exclude each other: what is a list of tasks goes into [tune.tasks]"
+            "[tune] and [sweep] exclude each other: write settings with several values into [tune.tasks]"
         )
-    tune = _section(said)
+    tune = _section(section)
     spaces = _spaces(tune, table)
     tasks = expand(tune.tasks)
     if not tasks:
@@ -145,26 +146,28 @@ def tuning(path: str | Path, overrides: list[str] = ()) -> Tuning:
         for name, task in zip(folder_names(tasks), tasks)
         for method, space in spaces.items()
     ]
-    _expect_fair(cells, tune)
+    _expect_budget(cells, tune)
     return Tuning(tune, table, tuple(cells), cells[0].config(cells[0].space.costliest))
 
 
-def _section(said: dict[str, Any]) -> Tune:
-    if unknown := [key for key in said if key not in Tune.model_fields]:
+def _section(table: dict[str, Any]) -> Tune:
+    if unknown := [key for key in table if key not in Tune.model_fields]:
         raise ConfigError(
             f"[tune] has no setting {short_repr(unknown[0])}: {suggest(unknown[0], Tune.model_fields)}"
         )
     try:
-        return Tune(**said)
+        return Tune(**table)
     except ValidationError as error:
         raise ConfigError(explain(error.errors(), "tune")) from None
 
 
 def _spaces(tune: Tune, table: dict[str, Any]) -> dict[str, Space]:
-    """Name of a folder → space of each method, with what the job's [algorithm] says of all."""
+    """Return folder name → search space of each method, including the settings in the job's [algorithm]."""
     shared = table.pop("algorithm", {})
     if not isinstance(shared, dict):
-        raise ConfigError(f"[algorithm] beside [tune] holds what all methods share, got {short_repr(shared)}")
+        raise ConfigError(
+            f"expected [algorithm] with the settings that all methods share, got {short_repr(shared)}"
+        )
     shared = {key: value for key, value in shared.items() if key != "name"}
     spaces = []
     for number, one in enumerate(tune.methods):
@@ -175,7 +178,7 @@ def _spaces(tune: Tune, table: dict[str, Any]) -> dict[str, Space]:
         except ConfigError as error:
             raise ConfigError(f"[[tune.methods]] {one['name']}: {error}") from error
     names = folder_names([{"name": space.name} | flatten(space.fixed) for space in spaces])
-    if twice(names) or len(spaces) == 1:
+    if first_duplicate(names) or len(spaces) == 1:
         names = [f"{space.name}-{k}" if len(spaces) > 1 else space.name for k, space in enumerate(spaces, 1)]
     return dict(zip(names, spaces))
 
@@ -183,8 +186,8 @@ def _spaces(tune: Tune, table: dict[str, Any]) -> dict[str, Space]:
 def _cell(table: dict, task: dict, name: str, method: str, space: Space) -> Cell:
     own = copy.deepcopy(table)
     for key, value in task.items():
-        put(own, key, value)
-    given = own.pop("algorithm", {})  # of tasks such as "algorithm.q"
+        set_key(own, key, value)
+    given = own.pop("algorithm", {})  # from tasks such as "algorithm.q"
     space = Space(
         space.name, space.fixed | given, {k: one for k, one in space.open.items() if k not in given}
     )
@@ -196,15 +199,17 @@ def _cell(table: dict, task: dict, name: str, method: str, space: Space) -> Cell
             f"[tune] {', '.join(filter(None, [name if task else '', method]))}: {error}"
         ) from error
     if config.stop.seconds is not None:
-        raise ConfigError("stop.seconds makes what is found depend on the clock: leave it out beside [tune]")
+        raise ConfigError(
+            "stop.seconds makes the result depend on the clock: remove it from a job with [tune]"
+        )
     return Cell(cell.task, method, task, space, own, config.rounds, config.seed)
 
 
-def _expect_fair(cells: list[Cell], tune: Tune) -> None:
-    """Hold the budget against the least that a search takes."""
+def _expect_budget(cells: list[Cell], tune: Tune) -> None:
+    """Raise a :class:`ConfigError` if the budget is less than a search needs."""
     least = tune.seeds if all(not cell.space.open for cell in cells) else tune.seeds + 1
     if tune.runs < least:
         raise ConfigError(
-            f"tune.runs = {tune.runs} with tune.seeds = {tune.seeds}: expected at least {least}, for what "
-            "is best with every seed"
+            f"tune.runs = {tune.runs} with tune.seeds = {tune.seeds}: expected at least {least}, so that the "
+            "best settings can be run with every seed"
         )

@@ -1,11 +1,14 @@
-"""The search for one method under one task: brackets of successive halving until the budget is spent.
+"""The search for one method and one task: brackets of successive halving until the budget is spent.
 
-A bracket starts some settings for a ninth of the rounds. The best third continues to a third of the rounds
-with several seeds, and the best third of these to all rounds. What is best after few rounds is often too
-large a step for many, so the brackets after the first begin later: with a third of the rounds, then with all,
-then again with a ninth. The first one covers the space evenly, the others follow what has been found; those
-of whole runs stay near the best. A share of the budget is kept for going on past the end of a range that the
-best lies at.
+The first bracket runs several settings for a ninth of the rounds. The best third continues to a third of the
+rounds with several seeds, and the best third of these to all rounds. Steps that are best after few rounds are
+often too large for many rounds, so later brackets begin with a third of the rounds, then with all rounds,
+then again with a ninth. The first bracket covers the space evenly, later ones follow the results so far, and
+brackets of full runs stay near the best settings. A share of the budget is reserved for extending a range if
+the best value is at its end.
+
+Optuna's pruners stop single trials and cannot express synchronous rungs with a budget in oracle calls, whose
+runs are distributed over ranks.
 """
 
 from __future__ import annotations
@@ -16,69 +19,79 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpifed.base.errors import ConfigError
-from mpifed.config.ranges import Range
+from mpifed.config.space import Range
 from mpifed.config.tuning import Cell
 from mpifed.report.statistics import ranking_key
-from mpifed.tuning.proposals import Point, guided, settings_of, spread
-from mpifed.tuning.trials import Asked, Probe, Seen
+from mpifed.tuning.proposals import Point, settings_at, sobol_points, tpe_points
+from mpifed.tuning.trials import Outcome, Probe, Request
 
 __all__ = ["Search", "Trial", "levels"]
 
-#: One in this number continues to the next rung, which has this many times the rounds.
+#: Reduction factor: the best 1 / 3 continues to the next rung, which has 3 times the rounds.
 THIRD = 3
-#: Settings that a bracket has which begins with a ninth of the rounds, with a third, with all.
+#: Number of settings of a bracket that begins with a ninth of the rounds, with a third, and with all.
 USUAL = (9, 5, 4)
-#: Brackets after which the end of a range where the best lies is gone past, and the share of the budget that
-#: is kept for that until then.
+#: Number of brackets before ranges are extended, and share of the budget that is reserved for it until then.
 SURE, KEPT = 2, 0.25
-#: How far from the best one looks near it, in the logarithm of 10, and by what that falls each time.
+#: Size of the neighbourhood of the best point, in decades, and the factor by which it shrinks each time.
 AROUND, CLOSER = 0.5, 0.5
-#: Times that settings which cannot be run are replaced.
+#: Number of attempts to replace settings that are incompatible.
 ATTEMPTS = 5
 
 
 def levels(rounds: int) -> list[int]:
-    """The rounds of the rungs: a ninth, a third and all, each at least 1."""
+    """Return the rounds of the rungs: a ninth, a third and all of ``rounds``, each at least 1."""
     return sorted({max(1, rounds // THIRD**k) for k in range(3)})
 
 
 @dataclass
 class Trial:
-    """Some values of the open settings, and what they have come to.
+    """Values of the open settings and the results of their runs.
 
     Attributes:
-        point: the values as numbers; ``settings`` themselves, by their dotted names.
-        bracket: the number of the bracket that they were proposed in.
-        seen: (rounds, seed) → what was found.
+        point: the values as numbers.
+        settings: the values by dotted name.
+        bracket: number of the bracket in which they were proposed.
+        outcomes: (rounds, seed) → outcome of the run.
     """
 
     point: Point
     settings: dict[str, Any]
     bracket: int
-    seen: dict[tuple[int, int], Seen] = field(default_factory=dict)
+    outcomes: dict[tuple[int, int], Outcome] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
-        """The rounds of the last rung that it was in."""
-        return max(rounds for rounds, _ in self.seen)
+        """The rounds of its last rung."""
+        return max(rounds for rounds, _ in self.outcomes)
 
     def values(self, rounds: int) -> list[float]:
-        """One a seed, after ``rounds``."""
-        return [one.value for (reached, _), one in self.seen.items() if reached == rounds]
+        """Return the value of each seed after ``rounds``."""
+        return [one.value for (reached, _), one in self.outcomes.items() if reached == rounds]
 
     @property
     def calls(self) -> int:
         """Oracle calls of all its runs."""
-        seeds = {seed for _, seed in self.seen}
-        return sum(max(one.calls for (_, own), one in self.seen.items() if own == seed) for seed in seeds)
+        last: dict[int, int] = {}  # the calls of a run include those of its earlier rungs
+        for (_, seed), one in self.outcomes.items():
+            last[seed] = max(last.get(seed, 0), one.calls)
+        return sum(last.values())
 
 
 class Search:
-    """The search of one method under one task: it requests runs and receives their results.
+    """The search for one method and one task, which requests runs and receives their outcomes.
 
     Args:
+        cell: the method and the task.
+        seeds: number of seeds.
         budget: oracle calls.
-        sign: 1 where less of the metric is better, -1 where more is.
+        probe: costs and metrics of the method.
+        sign: 1 if the metric is minimised, -1 if it is maximised.
+
+    Attributes:
+        open: the open settings, whose ranges may have been extended.
+        refused: points whose settings are incompatible.
+        dropped: trials that have ended since the caller last cleared the list.
     """
 
     def __init__(self, cell: Cell, seeds: int, budget: int, probe: Probe, sign: int):
@@ -97,16 +110,16 @@ class Search:
 
     @property
     def best(self) -> Trial | None:
-        """The best of those that were run for all rounds; ``None`` before there are any."""
+        """The best trial that was run for all rounds with every seed; ``None`` if there is none."""
         done = [one for one in self.trials if len(one.values(self.rungs[-1])) == len(self.seeds)]
         return min(done, key=lambda trial: self.rank(trial, self.rungs[-1]), default=None)
 
     def rank(self, trial: Trial, rounds: int) -> tuple[int, float]:
-        """Less is better: runs without a finite value, then the mean."""
+        """Return the sort key of a trial: the number of runs without a finite value, then the mean."""
         return ranking_key(trial.values(rounds), self.sign < 0)
 
     def edges(self) -> dict[str, Range]:
-        """The settings of the best that lie at the end of their range, and what is past it."""
+        """Return the settings whose best value is at the end of its range, with the range past that end."""
         best = self.best
         found = {
             key: one.beyond(number)
@@ -115,38 +128,38 @@ class Search:
         }
         return {key: more for key, more in found.items() if more}
 
-    def carry_out(self) -> Generator[list[Asked], Sequence[Seen], None]:
-        """Yield the runs of one rung after another, and take what each has come to."""
+    def requests(self) -> Generator[list[Request], Sequence[Outcome], None]:
+        """Yield the runs of each rung, and receive their outcomes."""
         if not self.open:
             yield from self._bracket([()], [(self.rungs[-1], len(self.seeds))])
             return
-        kept, number = self._kept(), 0
+        reserve, number = self._reserve(), 0
         while True:
             left, begin = self.budget - self.spent, number % len(USUAL)
-            count = self._fitting(begin, left - kept) if number < SURE else 0
+            count = self._affordable(begin, left - reserve) if number < SURE else 0
             edges = {} if count else self.edges()
             begin = len(USUAL) - 1 if edges else begin
-            count = count or self._fitting(begin, left)
+            count = count or self._affordable(begin, left)
             points = self._proposed(count, begin, edges) if count else []
             if not points:
                 return
             yield from self._bracket(points, self._stages(begin))
             number += not edges
 
-    def _kept(self) -> float:
-        """What is kept for past the ends of ranges, which one bracket at least must be able to use."""
+    def _reserve(self) -> float:
+        """Return the part of the budget for extending ranges; 0 if a bracket could not use it."""
         extends = any(isinstance(one, Range) and not one.whole for one in self.open.values())
         least = self._cost(THIRD, self._stages(0))
         return max(KEPT * self.budget, least) if extends and self.budget >= 2 * least else 0
 
     def _stages(self, begin: int) -> list[tuple[int, int]]:
-        """Rounds and numbers of seeds of a bracket: one seed at first, then all of them."""
+        """Return the rounds and number of seeds of each rung of a bracket: first one seed, then all."""
         rungs = self.rungs[min(begin, len(self.rungs) - 1) :]
         later = rungs[1:] or rungs
         return [(rungs[0], 1), *((rounds, len(self.seeds)) for rounds in later)]
 
     def _cost(self, count: int, stages: Sequence[tuple[int, int]]) -> int:
-        """Oracle calls of a bracket of ``count`` settings, at the most."""
+        """Return an upper bound of the oracle calls of a bracket of ``count`` settings."""
         total = before = 0
         for rounds, seeds in stages:
             calls = seeds * self.probe.calls(rounds)
@@ -154,47 +167,46 @@ class Search:
             before, count = calls, _third(count)
         return total
 
-    def _fitting(self, begin: int, budget: float) -> int:
-        """How many settings the next bracket can have, 0 where the budget is too small."""
+    def _affordable(self, begin: int, budget: float) -> int:
+        """Return the number of settings of the next bracket; 0 if the budget is too small."""
         stages = self._stages(begin)
         return max(
             (count for count in range(1, USUAL[begin] + 1) if self._cost(count, stages) <= budget), default=0
         )
 
     def _proposed(self, count: int, begin: int, edges: Mapping[str, Range]) -> list[Point]:
-        """New settings that can be run, fewer where there are no more.
+        """Return up to ``count`` new compatible settings.
 
         Raises:
-            ConfigError: none of those that were proposed can be run; says why the last one cannot.
+            ConfigError: none of the first proposals are compatible; the error is that of the last one.
         """
         self.open |= {key: self.open[key].with_(more) for key, more in edges.items()}
         near = self._near(edges) if edges or begin == len(USUAL) - 1 else {}
-        sound: list[Point] = []
-        fault = None
+        valid: list[Point] = []
+        last_error = None
         for attempt in range(ATTEMPTS):
             label = f"{self.cell.seed} {self.cell.task} {self.cell.method} {len(self.trials)} {attempt}"
-            seed, known = zlib.crc32(label.encode()), self._ranked() + self.refused + sound
+            seed, known = zlib.crc32(label.encode()), self._ranked() + self.refused + valid
             if near:
-                points = self._beside(near, count - len(sound), seed, known)
-            elif self.trials:
-                points = guided(self.open, count - len(sound), seed, known)
+                points = self._neighbours(near, count - len(valid), seed, known)
             else:
-                points = spread(self.open, count - len(sound), seed, known)
+                propose = tpe_points if self.trials else sobol_points
+                points = propose(self.open, count - len(valid), seed, known)
             for point in points:
                 try:
-                    self.cell.config(settings_of(self.open, point))
-                    sound.append(point)
+                    self.cell.config(settings_at(self.open, point))
+                    valid.append(point)
                 except ConfigError as error:
                     self.refused.append(point)
-                    fault = error
-            if len(sound) == count:
+                    last_error = error
+            if len(valid) == count:
                 break
-        if fault and not self.trials and not sound:
-            raise fault
-        return sound
+        if last_error and not self.trials and not valid:
+            raise last_error
+        return valid
 
     def _near(self, edges: Mapping[str, Range]) -> dict[str, Range]:
-        """The ranges near the best; of settings at an edge also what is past it."""
+        """Return the ranges near the best point; those of ``edges`` include the part past the end."""
         looks = sum(trial.bracket != before.bracket for before, trial in zip(self.trials, self.trials[1:]))
         factor = 10 ** (AROUND * CLOSER ** (looks // len(USUAL)))
         near = {
@@ -204,38 +216,42 @@ class Search:
         }
         return near | {key: near[key].with_(more) for key, more in edges.items()}
 
-    def _beside(self, near: dict[str, Range], count: int, seed: int, known: Sequence[Point]) -> list[Point]:
-        """New points that differ from the best in ranges alone."""
-        moved = spread(near, count, seed, ())
+    def _neighbours(
+        self, near: dict[str, Range], count: int, seed: int, known: Sequence[Point]
+    ) -> list[Point]:
+        """Return new points that differ from the best point in settings with a range only."""
+        moved = sobol_points(near, count, seed, ())
         best = dict(zip(self.open, self.best.point))
         points = [tuple((best | dict(zip(near, point))).values()) for point in moved]
         return [point for point in points if point not in known]
 
     def _ranked(self) -> list[Point]:
-        """The points so far, the best first: those that have gone further, then the better ones there."""
+        """Return the points so far, sorted by the rounds of their last rung and by rank, the best first."""
         key = {trial.point: (-trial.rounds, *self.rank(trial, trial.rounds)) for trial in self.trials}
         return sorted(key, key=key.__getitem__)
 
     def _bracket(
         self, points: Sequence[Point], stages: Sequence[tuple[int, int]]
-    ) -> Generator[list[Asked], Sequence[Seen], None]:
+    ) -> Generator[list[Request], Sequence[Outcome], None]:
         number = self.trials[-1].bracket + 1 if self.trials else 1
-        trials = [Trial(point, settings_of(self.open, point), number) for point in points]
+        trials = [Trial(point, settings_at(self.open, point), number) for point in points]
         self.trials += trials
         for stage, (rounds, seeds) in enumerate(stages, 1):
             wanted = [
                 (trial, seed)
                 for trial in trials
                 for seed in self.seeds[:seeds]
-                if (rounds, seed) not in trial.seen
+                if (rounds, seed) not in trial.outcomes
             ]
-            begun = {(id(trial), seed) for trial in trials for _, seed in trial.seen}
-            asked = [
-                Asked(trial.settings, seed, rounds, (id(trial), seed) not in begun) for trial, seed in wanted
+            begun = {(id(trial), seed) for trial in trials for _, seed in trial.outcomes}
+            requests = [
+                Request(trial.settings, seed, rounds, (id(trial), seed) not in begun)
+                for trial, seed in wanted
             ]
-            seen = (yield asked) if asked else ()  # with one seed, whole runs have been run
-            for (trial, seed), one in zip(wanted, seen, strict=True):
-                trial.seen[rounds, seed] = one
+            # With one seed, full runs may have been run before.
+            outcomes = (yield requests) if requests else ()
+            for (trial, seed), one in zip(wanted, outcomes, strict=True):
+                trial.outcomes[rounds, seed] = one
             ranked = sorted(trials, key=lambda trial: self.rank(trial, rounds))
             trials = ranked[: _third(len(ranked))] if stage < len(stages) else []
             self.dropped += ranked[len(trials) :]

@@ -1,0 +1,186 @@
+"""Results of searches in files: one file per search, and from these ``best.toml`` and ``tried.csv``."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mpifed.config.grids import settings_name
+from mpifed.config.space import Range
+from mpifed.config.tables import quoted
+from mpifed.config.tuning import Cell, Tuning
+from mpifed.report.statistics import ranking_key
+from mpifed.storage.files import replacing
+from mpifed.tuning.search import Search
+
+__all__ = ["BEST", "FRESH", "TRIED", "SearchResult", "read", "result_of", "store", "write_tables"]
+
+BEST, TRIED = "best.toml", "tried.csv"
+#: Difference between the first seed in best.toml and the first seed of the search.
+FRESH = 100
+_COLUMNS = ("task", "method", "bracket", "settings", "rounds", "seeds", "value", "oracle calls")
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of the search for one method and one task.
+
+    Attributes:
+        metric: name of the metric by which settings are selected.
+        settings: the best values of the open settings.
+        value: mean of ``metric`` over the seeds for these values.
+        runs, diverged: number of full runs with these values, and how many of them diverged.
+        budget, spent: oracle calls.
+        warnings: sentences.
+        tried: one row per setting: bracket, settings, rounds, seeds, value, oracle calls.
+    """
+
+    metric: str
+    settings: dict[str, Any]
+    value: float
+    runs: int
+    diverged: int
+    budget: int
+    spent: int
+    warnings: list[str]
+    tried: list[list]
+
+
+def result_of(search: Search, metric: str) -> SearchResult:
+    """Return the result of a finished search."""
+    best, values = search.best, search.best.values(search.rungs[-1])
+    rows = []
+    for one in search.trials:
+        last = one.values(one.rounds)
+        rows.append([one.bracket, one.settings, one.rounds, len(last), _mean(last), one.calls])
+    return SearchResult(
+        metric,
+        best.settings,
+        _mean(values),
+        len(values),
+        sum(not math.isfinite(value) for value in values),
+        search.budget,
+        search.spent,
+        _warnings(search),
+        rows,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    lost, mean = ranking_key(values, False)
+    return math.nan if lost or not math.isfinite(mean) else mean
+
+
+def _warnings(search: Search) -> list[str]:
+    best, found = search.best, []
+    if any(not math.isfinite(value) for value in best.values(search.rungs[-1])):
+        found.append("no setting that was tried has finite values with every seed")
+    for key, more in search.edges().items():
+        one: Range = search.open[key]
+        end = "upper" if more.value(more.high) > one.value(one.high) else "lower"
+        found.append(
+            f"{key} = {best.settings[key]:g} is at the {end} end of the searched range, {one}: the budget "
+            "did not suffice to extend the range"
+        )
+    return found
+
+
+def _file(tuning: Tuning, cell: Cell) -> Path:
+    return tuning.out / "trials" / cell.task / cell.method / "tried.json"
+
+
+def store(tuning: Tuning, cell: Cell, digest: str, result: SearchResult) -> None:
+    """Write a result next to the runs of its search, from where other parts and later starts read it."""
+    path = _file(tuning, cell)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"search": digest, **asdict(result)}, indent=1) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def read(tuning: Tuning, cell: Cell, digest: str) -> SearchResult | None:
+    """Return the stored result of the search with this digest; ``None`` if there is none."""
+    try:
+        table = json.loads(_file(tuning, cell).read_text(encoding="utf-8"))
+        return SearchResult(**table) if table.pop("search") == digest else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def write_tables(tuning: Tuning, results: Sequence[SearchResult | None]) -> None:
+    """Write ``best.toml`` and ``tried.csv`` for the cells whose search has finished."""
+    tuning.out.mkdir(parents=True, exist_ok=True)
+    with replacing(tuning.out / TRIED) as path, open(path, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(_COLUMNS)
+        for cell, one in zip(tuning.cells, results):
+            for bracket, settings, *rest in one.tried if one else ():
+                name = settings_name(settings) if settings else ""
+                table.writerow([cell.task, cell.method, bracket, name, *rest])
+    with replacing(tuning.out / BEST) as path:
+        path.write_text(_best(tuning, results), encoding="utf-8")
+
+
+def _best(tuning: Tuning, results: Sequence[SearchResult | None]) -> str:
+    """Return the text of best.toml."""
+    done = [(cell, one) for cell, one in zip(tuning.cells, results) if one]
+    table = dict(tuning.table)
+    table["run"] = table.get("run", {}) | {"out": str(tuning.out / "best")}
+    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    lines = [
+        "# The best settings of every method, found by `mpifed tune`, with seeds unused by the search.",
+        f"# `mpifed sweep {tuning.out / BEST}` runs them,",
+        f"# `mpifed report {tuning.out / 'best'}` compares them. {TRIED} lists all settings that were tried.",
+    ]
+    if missing := len(tuning.cells) - len(done):
+        lines.append(f"# Unfinished: {missing} of {len(tuning.cells)} searches; the same command continues.")
+    lines += _settings(plain)
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{_key(key)}]", *_settings(value)]
+    for cell, one in done:
+        seeds = [cell.seed + FRESH + k for k in range(tuning.tune.fresh or tuning.tune.seeds)]
+        algorithm = _as_choices(cell.space.table(one.settings))
+        lines += [
+            "",
+            f"# {cell.title}: {one.metric} = {one.value:.6g}, mean over {one.runs} seed(s); {len(one.tried)} "
+            f"setting(s) tried, {one.spent:,} of {one.budget:,} oracle calls spent",
+            *(f"# Warning: {text}." for text in one.warnings),
+            "[[sweep]]",
+            *_settings({"seed": seeds, **_as_choices(cell.settings), "algorithm": algorithm}),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _as_choices(table: dict[str, Any]) -> dict[str, Any]:
+    """Convert settings to the form of a [sweep], where a value that is a list is a list in a list."""
+    return {
+        key: [value] if isinstance(value, list) else _as_choices(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+    }
+
+
+def _settings(table: dict[str, Any]) -> list[str]:
+    return [f"{_key(key)} = {_toml(value)}" for key, value in table.items() if value is not None]
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else quoted(key)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, dict):
+        return "{ " + ", ".join(_settings(value)) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value)
