@@ -1,9 +1,9 @@
 """Folders of image files, or a zip archive of one, decoded by Pillow.
 
-Two layouts: ``train/CLASS/**`` and ``test/CLASS/**``, optionally with ``validation/CLASS/**`` or
-``val/CLASS/**``; and that of Tiny ImageNet, ``train/CLASS/images/*`` with ``val/images/*`` as test images,
-whose classes are in ``val/val_annotations.txt``. Classes are numbered in the order of their names. A rank
-decodes training images when it first indexes them, so only those of its clients.
+There are two layouts: ``train/CLASS/**`` and ``test/CLASS/**``, optionally with ``validation/CLASS/**`` or
+``val/CLASS/**``; and Tiny ImageNet's, ``train/CLASS/images/*`` and test images ``val/images/*`` whose classes
+are listed in ``val/val_annotations.txt``. Classes are numbered in the order of their names. Training images
+are decoded when they are first indexed, so a rank decodes only the images of its clients.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["ImageFolder", "UserFolder"]
 
 _KINDS = (".jpeg", ".jpg", ".png", ".bmp", ".ppm", ".pgm")
-#: Their formats as Pillow calls them: it knows others, of which one runs a program.
+#: Their names in Pillow. Other formats are excluded: Pillow runs an external program to read EPS.
 _FORMATS = ("JPEG", "PNG", "BMP", "PPM")
-#: Pillow's modes of more than a byte a channel, which would be cut to bytes.
+#: Pillow's modes with more than one byte per channel, which conversion to RGB would truncate.
 _WIDE = ("I", "F")
-#: Bytes of an image file, or of the list of classes, at most.
+#: Greatest number of bytes of an image file or of the list of classes.
 _LARGEST = 2**26
 _ANNOTATIONS = "val/val_annotations.txt"
 
@@ -50,9 +50,9 @@ class _Tree:
 
 
 class _Decoded:
-    """Image files as an array of bytes ``[n, 3, h, w]`` whose rows are decoded when they are first indexed.
+    """Image files as a uint8 array ``[n, 3, h, w]`` whose rows are decoded when they are first indexed.
 
-    Images must be of ``size``, or are resized to it with ``resized``.
+    Images are resized to ``size`` if ``resized``; otherwise they must have this size.
     """
 
     def __init__(self, tree: _Tree, names: list[str], size: tuple[int, int], resized: bool):
@@ -80,11 +80,11 @@ class _Decoded:
             # Checked before decoding: a small file can contain any number of pixels.
             if image.size != (width, height) and not self._resized:
                 raise DataError(
-                    f"{where}: expected {expected}, found {image.size[1]} x {image.size[0]}: all images have "
-                    "the size of the first to train on"
+                    f"{where}: expected {expected}, found {image.size[1]} x {image.size[0]}: all images must "
+                    "have the size of the first training image"
                 )
             if image.mode.startswith(_WIDE):
-                raise DataError(f"{where}: expected a byte a channel, found pixels of mode {image.mode}")
+                raise DataError(f"{where}: expected one byte per channel, found pixels of mode {image.mode}")
             coloured = image.convert("RGB")
             if coloured.size != (width, height):
                 coloured = coloured.resize((width, height))
@@ -92,7 +92,7 @@ class _Decoded:
 
 
 def _opened(tree: _Tree, name: str) -> PIL.Image.Image:
-    """An image of which only the header has been read."""
+    """Open an image, reading only its header."""
     from PIL import Image
 
     with warnings.catch_warnings():
@@ -136,7 +136,7 @@ class UserFolder:
     size: int | None = Field(
         default=None,
         ge=1,
-        description="height and width that images are resized to; by default all have the size of the first",
+        description="height and width to which images are resized; by default all must have the same size",
     )
 
     def __call__(self, data_dir: str | None = None) -> Images:
@@ -157,11 +157,13 @@ def _images(source: Source, root: str, size: int | None = None) -> Images:
     train, validation, test = _parts(tree)
     if not train or not test:
         part = "test or val" if train else "train"
-        raise DataError(f"{tree.path}: expected images in {part}, a folder a class, found none")
+        raise DataError(f"{tree.path}: expected images in {part}, one folder per class, found none")
     classes = sorted(set(train.values()))
     for part, files in (("validation", validation), ("test", test)):
         if strange := sorted(set(files.values()) - set(classes)):
-            raise DataError(f"{tree.path}: expected the classes of train in {part}, found {strange[0]!r} too")
+            raise DataError(
+                f"{tree.path}: expected only classes of train in {part}, found the class {strange[0]!r}"
+            )
     shape = (size, size) if size else _size(tree, next(iter(train)))
     with parsing(tree.path, f"{len(train)} images of {shape[0]} x {shape[1]} pixels"):
         pixels = {
@@ -182,8 +184,8 @@ def _images(source: Source, root: str, size: int | None = None) -> Images:
 
 
 def _parts(tree: _Tree) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """File → class of the training, validation and test images. Without test images the validation images
-    are the test images."""
+    """File → class of the training, validation and test images. Without a test split the validation images
+    are used for testing."""
     train = _classified(tree, "train")
     if _ANNOTATIONS in tree.names:
         return train, {}, _annotated(tree)
@@ -237,7 +239,7 @@ def _classified(tree: _Tree, part: str) -> dict[str, str]:
 def _annotated(tree: _Tree) -> dict[str, str]:
     """File → class of the images in ``val/images``, from the list of annotations."""
     where = f"{tree.path}, {_ANNOTATIONS}"
-    expected = "a line for each image of val/images, its name, a tab and its class"
+    expected = "one line per image of val/images: its name, a tab and its class"
     with parsing(where, expected, "a file that cannot be read: "):
         lines = tree.read(_ANNOTATIONS).decode().splitlines()
     present, listed = {name for name in tree.names if name.startswith("val/images/")}, {}
@@ -245,11 +247,8 @@ def _annotated(tree: _Tree) -> dict[str, str]:
         image, *fields = line.split("\t")
         name = f"val/images/{image}"
         if not fields or name not in present or name in listed:
-            found = f"{line[:40]!r} in line {number}"
-            known = "" if name in present else ", and no such image"
-            raise DataError(
-                f"{where}: expected {expected}, found {found}{' again' if name in listed else known}"
-            )
+            known = " again" if name in listed else "" if name in present else ", but no such image"
+            raise DataError(f"{where}: expected {expected}, found {line[:40]!r} in line {number}{known}")
         listed[name] = fields[0]
     if lacking := sorted(present - listed.keys()):
         raise DataError(f"{where}: expected {expected}, found none for {lacking[0]}")

@@ -4,9 +4,8 @@ An IDX file is a magic number (two zero bytes, the type code 0x08, the number of
 as a big-endian 32-bit number, then the elements with the last dimension varying fastest.
 
 CIFAR's batches are pickled dictionaries. Their MD5 sums are compared with the published ones, and a
-restricted unpickler builds plain values and arrays of whole numbers and refuses every other name. The second
-guard alone protects the data set ``cifar100-subset``, which has no published sums: no code can run, but a
-file made for the purpose can still take long to read.
+restricted unpickler accepts only plain values and integer arrays. The data set ``cifar100-subset`` has no
+published sums: no code in its files can run, but a malicious file can take long to read.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ CIFAR10_MD5 = {
     "test_batch": "40351d587109b95175f43aff81a1287e",
 }
 CIFAR100_MD5 = {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
-#: Bytes of a CIFAR image; most bytes of its pickled label and file name; most images in a batch.
+#: Bytes of a CIFAR image; greatest number of bytes of its label and file name; and of images in a batch.
 _PIXELS, _WORDS, _IMAGES = 3072, 1024, 60_000
 
 
@@ -155,7 +154,7 @@ class Cifar:
             test = self._batch(source, self.test)
         if absent := [batch for batch in self.train if batch not in present]:
             warnings.warn(
-                f"{self.name}: training on {', '.join(present)} alone, {', '.join(absent)} are absent",
+                f"{self.name}: {', '.join(absent)} not found, training only on {', '.join(present)}",
                 stacklevel=2,
             )
         pixels, labels = zip(*parts)
@@ -183,12 +182,12 @@ class Cifar:
 
 
 class _Dtype:
-    """Replaces ``numpy.dtype``, whose pickled state could make numbers into pointers."""
+    """Replaces ``numpy.dtype``, whose pickled state could reinterpret numbers as pointers."""
 
     def __init__(self, code, *flags):
         self.code = code.decode() if isinstance(code, bytes) else code
         if self.code not in ("u1", "i4", "i8"):
-            raise pickle.UnpicklingError(f"an array of {self.code!r}, neither bytes nor whole numbers")
+            raise pickle.UnpicklingError(f"an array of type {self.code!r}, which is not an integer type")
 
     def __setstate__(self, state: tuple) -> None:
         order = state[1].decode() if isinstance(state[1], bytes) else state[1]
@@ -213,7 +212,7 @@ class _Array:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Unpickles plain values and arrays of whole numbers, as written before and since version 2 of NumPy."""
+    """Unpickles plain values and integer arrays, as written by NumPy 1 and 2."""
 
     allowed = {
         ("numpy", "ndarray"): _Array,
@@ -224,7 +223,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str):
         if (module, name) not in self.allowed:
-            raise pickle.UnpicklingError(f"a reference to {module}.{name}, which no batch needs")
+            raise pickle.UnpicklingError(f"a reference to {module}.{name}, which is not allowed")
         return self.allowed[module, name]
 
 
@@ -232,7 +231,7 @@ def _unpickled(content: bytes, key: str) -> tuple[np.ndarray, np.ndarray]:
     batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     if not isinstance(batch, dict):
         raise ValueError(f"a pickled {type(batch).__name__}")
-    # Python 2, which wrote the published files, has bytes for keys.
+    # The published files were written by Python 2, so their keys are bytes.
     batch = {name.decode() if isinstance(name, bytes) else name: value for name, value in batch.items()}
     if lacking := [name for name in ("data", key) if name not in batch]:
         raise ValueError(f"no {lacking[0]} in the dictionary")
@@ -240,9 +239,9 @@ def _unpickled(content: bytes, key: str) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(labels, list) and all(type(label) is int for label in labels):
         labels = np.array(labels)
     if not isinstance(labels, np.ndarray) or labels.dtype.kind != "i" or labels.ndim != 1:
-        raise ValueError(f"{key} that are no list of whole numbers")
+        raise ValueError(f"{key} that are not a list of integers")
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
-        raise ValueError(f"data that is no array of bytes but {getattr(pixels, 'dtype', type(pixels))}")
+        raise ValueError(f"data of type {getattr(pixels, 'dtype', type(pixels))} instead of uint8")
     if pixels.shape != (len(labels), _PIXELS) or not len(labels):
         raise ValueError(f"data of shape {pixels.shape} and {len(labels)} labels")
     return pixels.reshape(-1, 3, 32, 32), labels

@@ -1,4 +1,4 @@
-"""Tables in LIBSVM's text format, ``label column:value ...`` per row."""
+"""Tables in LIBSVM's text format: ``label column:value ...`` in each row."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mpifed.core.memory import gib, host_memory
+from mpifed.base.memory import gib, host_memory
 from mpifed.data.samples import Table
 from mpifed.data.sources import DataError, Source, opened, parsing
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["LibSVM", "expect_dense_room", "read_rows"]
 
-#: Most characters of a row's label, and of one of its columns.
+#: Greatest length of a row's label, and of one of its cells.
 _LABEL, _CELL = 64, 64
-#: Dense samples of at least so many bytes with a smaller share of nonzero numbers are reported.
+#: A warning reports dense samples of at least ``LARGE`` bytes with less than this share of nonzero numbers.
 LARGE, SPARSE = 2**28, 0.01
 
 
@@ -97,7 +97,7 @@ def read_rows(
     with parsing(path, expected):
         try:
             sparse, labels = parse(text)
-        except Exception:  # the parser does not report the line
+        except Exception:  # the parser does not report the line number
             number, line = _first_bad(list(io.BytesIO(text)), parse)
             with parsing(path, expected, f"in line {number}: "):
                 parse(line)
@@ -110,16 +110,16 @@ def read_rows(
 
 
 def expect_dense_room(rows: csr_matrix, what: str, where: Callable[[int], str]) -> None:
-    """Compare the size of rows as dense samples, which all methods use, with the memory; warn if they are
-    :data:`LARGE` and nearly empty.
+    """Check that rows fit into memory as dense samples, which all methods use; warn if they are :data:`LARGE`
+    and nearly all zero.
 
     Args:
         rows: ``[n, d]``.
         what: the files, for messages.
-        where: a function from a row number to its place, for messages.
+        where: function that returns the place of a row, for messages.
 
     Raises:
-        DataError: they do not fit.
+        DataError: the rows do not fit.
     """
     n, d = rows.shape
     needed, memory = 4 * n * d, host_memory()
@@ -127,15 +127,13 @@ def expect_dense_room(rows: csr_matrix, what: str, where: Callable[[int], str]) 
     if needed > memory:
         last = int(np.searchsorted(rows.indptr, rows.indices.argmax(), side="right")) - 1
         raise DataError(
-            f"{text} take {gib(needed)} as dense float32, this machine has {gib(memory)}: the column of the "
-            f"largest number {d:,} is in {where(last).rpartition(', ')[2]}: if it is a mistake, correct it; "
-            "else use fewer columns (hash them, or leave out rare ones) or fewer rows"
+            f"{text} take {gib(needed)} as dense float32, this machine has {gib(memory)}: if the largest "
+            f"column number, {d:,} in {where(last).rpartition(', ')[2]}, is a mistake, correct it; otherwise "
+            "use fewer columns (hash them, or leave out rare ones) or fewer rows"
         )
     if needed >= LARGE and rows.nnz < SPARSE * n * d:
         share = f"{100 * rows.nnz / (n * d):.1g} %"
-        warnings.warn(
-            f"{text}, of which {share} are not 0, take {gib(needed)} as dense float32", stacklevel=2
-        )
+        warnings.warn(f"{text}, {share} of them not 0, take {gib(needed)} as dense float32", stacklevel=2)
 
 
 def _first_bad(lines: list[bytes], parse) -> tuple[int, bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,80 +20,44 @@ __all__ = ["MedMnist", "Omniglot", "load_omniglot"]
 CHARACTERS = {"background": 964, "evaluation": 659}
 
 Arrays = dict[str, np.ndarray]
-#: Name of an array → its NumPy type, and its shape or number of dimensions.
+#: Name of an array → its NumPy type and its shape or number of dimensions.
 Wanted = dict[str, tuple[type, int | tuple[int, ...]]]
 
 
-def read_arrays(source: Source, name: str, wanted: Wanted) -> tuple[Path, str, Arrays]:
-    """Path, description and arrays of an archive.
+def read_arrays(source: Source, name: str, wanted: Wanted | None = None) -> tuple[Path, str, Arrays]:
+    """Path, description and arrays of an archive; without ``wanted`` all of its arrays.
 
-    Headers are checked first, because a few compressed bytes can stand for a terabyte.
+    The lengths in the archive's directory are checked first, because a few compressed bytes can represent a
+    terabyte.
 
     Raises:
         DataError: the file is missing or damaged, or an array is missing or has another type or shape.
     """
-    words = ", ".join(f"{key} of {_described(*one)}" for key, one in wanted.items())
-    expected = f"a NumPy archive with the arrays {words}"
+    names = ", ".join(f"{key} of {_described(*one)}" for key, one in (wanted or {}).items())
+    expected = "a NumPy archive with " + (f"the arrays {names}" if wanted else "arrays of numbers and words")
     path, content = source.read(name, expected)
     arrays, room = {}, bound(path)
     with parsing(path, expected), zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        if lacking := [key for key in wanted if key not in members]:
+        if lacking := [key for key in wanted or () if key not in members]:
             raise ValueError(f"no {', '.join(lacking)} among {', '.join(members) or 'no arrays'}")
-        for key, (kind, shape) in wanted.items():
+        for key in wanted or members:
             if (room := room - members[key].file_size) < 0:
                 raise ValueError(f"more than {bound(path)} bytes, {key} among them")
-            arrays[key] = _array(archive, members[key], key, kind, shape)
+            with archive.open(members[key]) as member:
+                array = np.lib.format.read_array(member, allow_pickle=False)
+                if member.read(1):  # the checksum, too, is verified at the end of the member
+                    raise ValueError(f"{key} of more bytes than its header states")
+            kind, shape = wanted[key] if wanted else (np.generic, array.shape)
+            if not np.issubdtype(array.dtype, kind) or shape not in (array.ndim, array.shape):
+                raise ValueError(f"{key} of type {array.dtype} and shape {array.shape}")
+            arrays[key] = array
     return path, expected, arrays
 
 
-def read_all(source: Source, name: str) -> Arrays:
-    """All arrays of an archive, of numbers or of words.
-
-    Raises:
-        DataError: the file is missing or damaged, or has an array of another type.
-    """
-    expected = "a NumPy archive with arrays of numbers and words"
-    path, content = source.read(name, expected)
-    arrays, room = {}, bound(path)
-    with parsing(path, expected), zipfile.ZipFile(io.BytesIO(content)) as archive:
-        for info in archive.infolist():
-            if (room := room - info.file_size) < 0:
-                raise ValueError(f"more than {bound(path)} bytes, {info.filename} among them")
-            key = info.filename.removesuffix(".npy")
-            arrays[key] = _array(archive, info, key, np.generic, None)
-    return arrays
-
-
-def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo, key: str, kind: type, shape) -> np.ndarray:
-    """An array, after its header has been checked."""
-    with archive.open(info) as member:
-        _check_header(member, key, kind, shape, info.file_size)
-    with archive.open(info) as member:
-        array = np.lib.format.read_array(member, allow_pickle=False)
-        member.read(1)  # the checksum is verified at the end of the member
-    return array
-
-
 def _described(kind: type, shape: int | tuple[int, ...]) -> str:
-    return f"type {kind.__name__} and " + (
-        f"{shape} dimensions" if isinstance(shape, int) else f"shape {shape}"
-    )
-
-
-def _check_header(member, key: str, kind: type, shape: int | tuple[int, ...] | None, size: int) -> None:
-    """Compare an array's header with the expected type and shape and with the length of the archive's
-    member."""
-    version = np.lib.format.read_magic(member)
-    if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"{key} in version {version} of the format")
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    found, _, dtype = read(member)
-    same = shape is None or (len(found) == shape if isinstance(shape, int) else found == shape)
-    if not np.issubdtype(dtype, kind) or not same:
-        raise ValueError(f"{key} of type {dtype} and shape {found}")
-    if (length := member.tell() + math.prod(found) * dtype.itemsize) != size:
-        raise ValueError(f"{key} of {size} bytes, where its header states {length}")
+    form = f"{shape} dimensions" if isinstance(shape, int) else f"shape {shape}"
+    return f"type {kind.__name__} and {form}"
 
 
 @dataclass(frozen=True)
@@ -124,7 +87,7 @@ class MedMnist:
             sizes = [tuple(part[0].shape[2:]) for part in parts]
             if sizes[0] != sizes[1] or 0 in sizes[0]:
                 raise DataError(
-                    f"{path}: expected images of one size to train and to test on, found "
+                    f"{path}: expected training and test images of one size, found "
                     f"{sizes[0][0]} x {sizes[0][1]} and {sizes[1][0]} x {sizes[1][1]}"
                 )
         return Images(*parts[0], *parts[1], source.files)
@@ -151,8 +114,8 @@ class MedMnist:
 
 @dataclass(frozen=True, eq=False)
 class Omniglot:
-    """Handwritten characters ``[characters, 20, 105, 105]``, bool, True for ink, for training
-    (``background``) and for test (``evaluation``), and their files."""
+    """Handwritten characters ``[characters, 20, 105, 105]``, bool, True for ink: ``background`` for training,
+    ``evaluation`` for testing; and the files read."""
 
     background: np.ndarray
     evaluation: np.ndarray

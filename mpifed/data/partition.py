@@ -1,9 +1,9 @@
 """Partitions of labelled samples among clients.
 
-Each is a function ``partition(labels, positive, clients, seed)`` of the class labels ``[n]``, the binary
-label of the meta-problem ``[n]`` (bool), the number of clients and the run's seed. It returns one sorted
-index array per client: disjoint, non-empty, and together all n samples, except that ``positive_ratios`` drops
-positives. Raises ValueError where that is impossible.
+A partition is a function ``partition(labels, positive, clients, seed)`` of the class labels ``[n]``, the
+binary labels of the meta-problem ``[n]`` (bool), the number of clients and the run's seed. It returns one
+sorted index array per client. The arrays are disjoint, non-empty and cover all n samples, except that
+``positive_ratios`` drops positives. It raises ValueError where that is impossible.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ __all__ = [
 
 Parts = list[np.ndarray]
 
-#: Most draws of a Dirichlet partition.
+#: Greatest number of draws of a Dirichlet partition.
 REDRAWS = 1000
 
 
 def _expect_enough(samples: int, clients: int) -> None:
     if samples < clients:
         raise ValueError(
-            f"{clients} clients are to share {samples} samples: expected a sample for each at least"
+            f"expected at least one sample per client, found {samples} samples for {clients} clients"
         )
 
 
 def _split(members: np.ndarray, clients: int, rng: np.random.Generator) -> Parts:
-    """``members`` in ``clients`` random parts whose sizes differ by one at most."""
+    """Split ``members`` at random into ``clients`` parts whose sizes differ by at most one."""
     _expect_enough(len(members), clients)
     return [np.sort(part) for part in np.array_split(rng.permutation(members), clients)]
 
 
 @hyperparameters
 class IID:
-    """Every client has the same number of samples of the same distribution."""
+    """Samples are divided evenly at random."""
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
         return _split(np.arange(len(labels)), clients, generator(seed, "partition"))
@@ -59,7 +59,7 @@ class IID:
 
 @hyperparameters
 class Dirichlet:
-    """Skewed labels: for each class, the clients' shares are a draw of the symmetric Dirichlet distribution.
+    """Skewed labels: for each class, the clients' shares are drawn from a symmetric Dirichlet distribution.
 
     The draw is repeated while a client has no samples.
     """
@@ -79,8 +79,8 @@ class Dirichlet:
                 pieces = [np.split(rng.permutation(members), cut) for members, cut in zip(classes, cuts)]
                 return [np.sort(np.concatenate(part)) for part in zip(*pieces)]
         raise ValueError(
-            f"dirichlet(alpha={self.alpha}) of {len(labels)} samples over {clients} clients left some "
-            f"client without samples in {REDRAWS} draws: expected a larger alpha or fewer clients"
+            f"dirichlet(alpha={self.alpha}) of {len(labels)} samples over {clients} clients left a client "
+            f"without samples in each of {REDRAWS} draws: use a larger alpha or fewer clients"
         )
 
 
@@ -102,8 +102,8 @@ class ByClass:
         above, below = np.unique(labels[positive]), np.unique(labels[~positive])
         if not len(above) == len(below) == self.groups:
             raise ValueError(
-                f"by_class with groups = {self.groups} needs as many positive and as many negative classes, "
-                f"got {len(above)} positive and {len(below)} negative"
+                f"by_class: expected groups = {self.groups} positive and as many negative classes, got "
+                f"{len(above)} positive and {len(below)} negative"
             )
         rng = generator(seed, "partition")
         parts: list[Parts] = [[] for _ in range(clients)]
@@ -119,8 +119,8 @@ class ByClass:
 class PositiveRatios:
     """Skewed labels: positives make up a given share of each client's samples (Zhang & Gao n.d., section 5).
 
-    Negatives are divided evenly at random; positives are dropped at random until every client has its share,
-    to the nearest sample.
+    Negatives are divided evenly at random; positives are dropped at random so that every client has its
+    share, to the nearest sample.
     """
 
     ratios: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
@@ -132,16 +132,17 @@ class PositiveRatios:
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
         if len(self.ratios) != clients:
             raise ValueError(
-                f"positive_ratios: expected one ratio for each of {clients} clients, got {len(self.ratios)}"
+                f"positive_ratios: expected one ratio per client, got {len(self.ratios)} for {clients} "
+                "clients"
             )
         above = generator(seed, "partition", round=1).permutation(np.flatnonzero(positive))
         below = _split(np.flatnonzero(~positive), clients, generator(seed, "partition"))
         wanted = [round(ratio / (1 - ratio) * len(part)) for ratio, part in zip(self.ratios, below)]
         if min(wanted) < 1 or sum(wanted) > len(above):
             raise ValueError(
-                f"positive_ratios need {sum(wanted)} positives for {len(labels) - len(above)} negatives, "
-                f"{min(wanted)} for one client: expected 1 per client at least, and {len(above)} in total "
-                "at most"
+                f"positive_ratios: {len(labels) - len(above)} negatives require {sum(wanted)} positives, "
+                f"{min(wanted)} for one client: expected at least 1 per client and at most {len(above)} in "
+                "total"
             )
         pieces = np.split(above, np.cumsum(wanted))[:clients]
         return [np.sort(np.concatenate(part)) for part in zip(below, pieces)]
@@ -149,10 +150,10 @@ class PositiveRatios:
 
 @hyperparameters
 class Quantity:
-    """Skewed sizes: clients' shares of the samples are a draw of the symmetric Dirichlet distribution,
-    independent of the labels.
+    """Skewed sizes: the clients' shares of the samples are drawn from a symmetric Dirichlet distribution,
+    independently of the labels.
 
-    Every client has one sample in addition, so that none is without.
+    Each client gets one sample in addition, so that no client is empty.
     """
 
     alpha: float = Field(gt=0, allow_inf_nan=False, description="concentration: the smaller, the more skewed")
@@ -168,13 +169,13 @@ class Quantity:
 
 @hyperparameters
 class Natural:
-    """Samples belong to the clients that the data set names, such as hospitals or writers, in the order of
-    the names."""
+    """Samples belong to the clients that the data set names, such as hospitals or writers, sorted by name."""
 
     def __call__(self, labels: np.ndarray, positive: np.ndarray, clients: int, seed: int) -> Parts:
         raise ValueError(
-            "the partition 'natural' is for data sets that name their samples' clients, such as a table with "
-            'client = "hospital": expected another partition'
+            "the partition 'natural' requires a data set that names the clients, such as a table with "
+            "client = "
+            '"hospital"'
         )
 
 
@@ -202,15 +203,15 @@ def divide(
 
     Raises:
         ValueError: the partition does not fit the samples, is not "natural" although the data set names
-            clients, or the named clients with samples are not ``clients``.
+            clients, or the data set names another number of clients or a client without samples.
     """
     if data.owners is None:
         return [train.rows[part] for part in partition(train.labels, positive, clients, seed)]
     names = data.owner_names
     if not isinstance(partition, Natural):
         raise ValueError(
-            f"the data set names its samples' clients, which partition = {partition.choice_name!r} would "
-            'ignore: set problem.partition = "natural", or let the data set name no clients'
+            f"the data set names the clients, which partition = {partition.choice_name!r} would ignore: set "
+            'problem.partition = "natural", or remove the clients from the data set'
         )
     if clients != len(names):
         some = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
@@ -220,7 +221,7 @@ def divide(
         )
     parts = [train.rows[data.owners[train.rows] == client] for client in range(clients)]
     if empty := [name for name, part in zip(names, parts) if not len(part)]:
-        raise ValueError(f"no samples to train on are left for the client {empty[0]} of the data set")
+        raise ValueError(f"the client {empty[0]} of the data set has no training samples left")
     return parts
 
 
@@ -240,8 +241,8 @@ def thin(labels: np.ndarray, positive: np.ndarray, ratio: float | None, seed: in
     wanted = round(ratio * len(negative) / (1 - ratio))
     if not 1 <= wanted <= total:
         raise ValueError(
-            f"an imbalance of {ratio} needs {wanted} positives for {len(negative)} negatives; expected 1 to "
-            f"{total}, the number in the data (a ratio of {total / max(len(labels), 1):.4g})"
+            f"an imbalance of {ratio} requires {wanted} positives for {len(negative)} negatives; expected "
+            f"1 to {total}, the number in the data (a ratio of {total / max(len(labels), 1):.4g})"
         )
     counts = np.diff(np.round(ends * (wanted / total)).astype(np.int64), prepend=0)  # they sum to `wanted`
     rng = generator(seed, "thin")

@@ -125,7 +125,7 @@ USER_TEXTS = {"texts": UserTexts}
 
 
 def read(dataset: Any, data_dir: str | None = None) -> Any:
-    """The samples or texts of a data set as a setting stores it.
+    """Read the samples or texts of a data set, given by its name or as an object.
 
     Raises:
         DataError: they cannot be read.

@@ -1,5 +1,4 @@
-"""Labelled samples as readers return them, their train, validation and test splits, and names of classes and
-clients."""
+"""Labelled samples, their training, validation and test splits, and names of classes and clients."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import short_repr
-from mpifed.core.evaluation import VALIDATION
-from mpifed.core.finite import first_bad
+from mpifed.core.metrics import VALIDATION
+from mpifed.core.numerics import first_bad
 from mpifed.core.problem import DataFile
 from mpifed.core.streams import generator
 from mpifed.data.sources import DataError
@@ -40,11 +39,11 @@ PARTS = ("train", VALIDATION, "test")
 class Pixels:
     """Images ``[n, c, h, w]`` stored as bytes; ``pixels[rows]`` are float32 in [0, 1].
 
-    A rank indexes the rows of its clients. Other rows are neither converted nor decoded, nor loaded from a
-    file that is mapped into memory.
+    A rank indexes only the rows of its clients; other rows are neither converted, decoded nor loaded from a
+    memory-mapped file.
 
     Args:
-        stored: the bytes: an array, or another object with a shape and rows.
+        stored: a uint8 array, or another object with a shape and indexable rows.
     """
 
     def __init__(self, stored):
@@ -62,11 +61,10 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Samples ``[n, ...]``, float32, indexed by rows, with their labels ``[n]``, int64 from 0, and the files
-    that contain them.
+    """Samples ``[n, ...]``, float32, their labels ``[n]``, int64 from 0, and the files read.
 
     Without a validation split both of its fields are ``None``. If the data set assigns samples to clients,
-    ``owners`` is the client of each training sample, ``[n]`` int64 from 0, and ``owner_names`` the clients'
+    ``owners`` is the client of each training sample, ``[n]``, int64 from 0, and ``owner_names`` the clients'
     names. Classes without names are named by their numbers.
 
     Raises:
@@ -90,7 +88,8 @@ class Labelled:
         for part, (samples, labels) in parts_of(self).items():
             if len(samples) != len(labels):
                 raise DataError(
-                    f"{part}: expected a label a sample, found {len(samples)} and {len(labels)}{where}"
+                    f"{part}: expected one label per sample, found {len(samples)} samples and {len(labels)} "
+                    f"labels{where}"
                 )
             if samples.shape[1:] != self.train.shape[1:]:
                 raise DataError(
@@ -127,9 +126,9 @@ class Table(Labelled):
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts with their labels ``[n]``, int64: 1 positive, 0 negative, and the files that contain them.
+    """Texts with their labels ``[n]``, int64: 1 positive, 0 negative, and the files read.
 
-    Without a validation split both of its fields are ``None``. Owners are as in :class:`Labelled`.
+    The optional fields are as in :class:`Labelled`.
     """
 
     train: list[str]
@@ -198,8 +197,8 @@ def splits(
         found[name] = Split(samples, labels, np.flatnonzero(used))
     if share and VALIDATION in found:
         raise ValueError(
-            f"validation = {share}: the data set already has a validation split, of "
-            f"{len(found[VALIDATION])} samples: leave problem.validation out"
+            f"validation = {share}: the data set already has a validation split of {len(found[VALIDATION])} "
+            "samples: leave out problem.validation"
         )
     if share:
         train = found["train"]
@@ -223,8 +222,8 @@ def hold_out(
     counts = np.diff(np.round(ends * share).astype(np.int64), prepend=0)  # they sum to round(share * n)
     if not 0 < counts.sum() < len(labels):
         raise ValueError(
-            f"{purpose} = {share} of {len(labels)} samples holds out {counts.sum()}: expected some, and some "
-            "to train on"
+            f"{purpose} = {share} of {len(labels)} samples holds out {counts.sum()}: expected at least one, "
+            "and at least one training sample"
         )
     rng = generator(seed, purpose)
     held = np.concatenate([rng.permutation(members)[:count] for members, count in zip(classes, counts)])
@@ -237,12 +236,12 @@ def numbered(
     """Names of the distinct values, in order, and each value's number ``[n]``, int64.
 
     Args:
-        values: words, whole numbers or truth values ``[n]``.
+        values: words, whole numbers or booleans ``[n]``.
         name: name of the column, for messages.
-        where: a function from a row number to its place, for messages.
+        where: function that returns the place of a row, for messages.
 
     Raises:
-        DataError: a value is none of these.
+        DataError: a value is a fraction or not finite.
     """
     if values.dtype.kind == "f":
         odd = np.flatnonzero(~np.isfinite(values) | (values != np.round(values)))
@@ -259,26 +258,25 @@ def numbered(
 
 
 def expect_all_classes(classes: Sequence[str], labels: Mapping[str, np.ndarray], what: str) -> None:
-    """Compare the labels of every split with the classes of the training samples.
+    """Check that there are two classes or more, and that each has training samples.
 
     Raises:
-        DataError: there are fewer than two classes, or one without training samples.
+        DataError: otherwise.
     """
     if len(classes) < 2:
-        raise DataError(f"{what}: expected two classes at least, found {', '.join(classes) or 'none'}")
+        raise DataError(f"{what}: expected at least two classes, found {', '.join(classes) or 'none'}")
     counts = {part: np.bincount(known, minlength=len(classes)) for part, known in labels.items()}
     if lacking := np.flatnonzero(counts["train"] == 0).tolist():
-        verbs = {"test": "test", VALIDATION: "validate"}
-        others = [f"{counts[part][lacking[0]]} to {verb} on" for part, verb in verbs.items()
-                  if part in counts and counts[part][lacking[0]]]  # fmt: skip
+        found = {part: number[lacking[0]] for part, number in counts.items()}
+        others = [f"{number} in {part}" for part, number in found.items() if number]
         raise DataError(
-            f"{what}: expected samples of every class to train on, found none of "
-            f"{short_repr(classes[lacking[0]])}" + (f", and {' and '.join(others)}" if others else "")
+            f"{what}: expected training samples of every class, found none of "
+            f"{short_repr(classes[lacking[0]])}" + (f" (but {' and '.join(others)})" if others else "")
         )
 
 
 def owned(clients: np.ndarray | None, name: str, train: np.ndarray, where: Callable[[int], str]) -> dict:
-    """The fields ``owners`` and ``owner_names`` of a data set, from the clients of all rows; empty for
+    """The fields ``owners`` and ``owner_names`` of a data set, from the clients of all rows; no fields for
     ``None``."""
     if clients is None:
         return {}

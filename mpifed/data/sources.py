@@ -8,35 +8,33 @@ The SHA-256 digest of every file's unpacked bytes is recorded: a compressed and 
 data. Plain files are mapped into memory, so that the ranks of a node share one copy.
 
 A few bytes can unpack to more than the memory. No file is read beyond the length that its format allows, nor
-unpacked beyond :func:`bound`; the length of a file that is compressed far better than usual is counted before
-its content is stored.
+unpacked beyond :func:`bound`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mpifed.base.data_files import PACKED, digest
-from mpifed.core.memory import host_memory
+from mpifed.base.memory import host_memory
 from mpifed.core.problem import DataFile
 
 __all__ = ["DataError", "SUFFIXES", "Source", "bound", "opened", "parsing"]
 
 #: Suffixes that may follow a file's official name.
 SUFFIXES = ("", ".gz", ".xz")
-#: Bytes, and multiple of a file's length, that it may always unpack to: text and images are usually
-#: compressed to a fiftieth, zeros by gzip to a thousandth.
+#: A file may always unpack to this number of bytes, and to this multiple of its length: text and images
+#: rarely compress by more than 50, zeros by up to 1000 (gzip).
 _SMALL, _RATIO = 2**26, 100
 #: A file may unpack to 1/16 of the machine's memory, because each of its processes reads it.
 _SHARE = 16
-#: Environment variable with a number of bytes in place of that.
+#: Environment variable with a number of bytes that replaces this share.
 _SETTING = "MPIFED_UNPACKED_BYTES"
-#: Bytes unpacked at a time; characters of a library's message in an error.
+#: Bytes unpacked at a time; greatest length of a library's message in an error.
 _CHUNK, _LONGEST = 2**20, 200
 
 
@@ -45,8 +43,8 @@ class DataError(ValueError):
 
 
 def bound(path: Path) -> int:
-    """Bytes that a compressed file may unpack to: the usual number for its length, or a sixteenth of the
-    machine's memory, or ``$MPIFED_UNPACKED_BYTES``.
+    """Greatest number of bytes that a compressed file may unpack to: :data:`_SMALL`, :data:`_RATIO` times its
+    length, or a sixteenth of the machine's memory or ``$MPIFED_UNPACKED_BYTES``, whichever is largest.
 
     Raises:
         ValueError: the variable is not a number of bytes.
@@ -54,11 +52,8 @@ def bound(path: Path) -> int:
     setting = os.environ.get(_SETTING)
     if setting is not None and not setting.isdecimal():
         raise ValueError(f"{_SETTING}: expected a number of bytes, found {setting!r}")
-    return max(_usual(path), host_memory() // _SHARE if setting is None else int(setting))
-
-
-def _usual(path: Path) -> int:
-    return max(_SMALL, _RATIO * path.stat().st_size)
+    share = host_memory() // _SHARE if setting is None else int(setting)
+    return max(_SMALL, _RATIO * path.stat().st_size, share)
 
 
 @contextlib.contextmanager
@@ -146,43 +141,27 @@ class Source:
 
 
 def _content(path: Path, limit: int | None) -> bytes | mmap.mmap:
-    """The content of a file, at most one byte beyond ``limit``."""
-    size, packed = path.stat().st_size, path.suffix in PACKED
-    end = None if limit is None else limit + 1
-    with PACKED.get(path.suffix, open)(path, "rb") as file:
-        if size and not packed:  # an empty file cannot be mapped
-            return mmap.mmap(file.fileno(), size if end is None else min(size, end), access=mmap.ACCESS_READ)
-        content, usual = bytearray(), _usual(path)
-        for chunk in _chunks(file, end):
-            if len(content) <= usual < len(content) + len(chunk):
-                _expect_room(path, end)
-            content += chunk
-        return bytes(content)
-
-
-def _chunks(file, end: int | None) -> Iterator[bytes]:
-    """The rest of an unpacked file, at most ``end`` bytes."""
-    left = math.inf if end is None else end
-    while chunk := file.read(min(_CHUNK, left)):
-        left -= len(chunk)
-        yield chunk
-
-
-def _expect_room(path: Path, end: int | None) -> None:
-    """Count the bytes of an unpacked file, at most ``end``, without storing them.
+    """The content of a file, at most one byte beyond ``limit``; a plain file is mapped into memory.
 
     Raises:
-        ValueError: there are more than :func:`bound` allows.
+        ValueError: it unpacks to more bytes than :func:`bound` allows.
     """
-    room, size = bound(path), 0
-    with PACKED[path.suffix](path, "rb") as file:
-        for chunk in _chunks(file, end):
-            size += len(chunk)
-            if size > room:
-                raise ValueError(
-                    f"it unpacks to more than {room} bytes, {room / path.stat().st_size:.0f} times its "
-                    f"length; if it is the correct file, unpack it, or set {_SETTING} to a larger number"
-                )
+    size, unpack = path.stat().st_size, PACKED.get(path.suffix)
+    with (unpack or open)(path, "rb") as file:
+        if size and not unpack:  # an empty file cannot be mapped
+            return mmap.mmap(
+                file.fileno(), size if limit is None else min(size, limit + 1), access=mmap.ACCESS_READ
+            )
+        content, allowed = bytearray(), bound(path)
+        end = 1 + (allowed if limit is None else min(limit, allowed))
+        while chunk := file.read(min(_CHUNK, end - len(content))):
+            content += chunk
+    if len(content) > allowed:
+        raise ValueError(
+            f"it unpacks to more than {allowed} bytes, {allowed / size:.0f} times its length; if it is the "
+            f"correct file, unpack it, or set {_SETTING} to a larger number"
+        )
+    return bytes(content)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""Labelled texts in tables or in one file per class, their words, and vectors for the words.
+"""Labelled texts in tables or in one file per class, their words, and word vectors.
 
-Words are runs of letters and digits with apostrophes inside (``don't``, ``n't``), in lower case. Vectors come
-from files in a folder ``wordvectors``, or are random, one per word. The files are NumPy archives with the
-arrays ``words`` and ``vectors``, or texts with a word and its numbers per line, as in GloVe and, after a
-first line of two counts, in word2vec.
+Words are runs of letters and digits with apostrophes inside (``don't``, ``n't``), in lower case. Word vectors
+are read from the folder ``wordvectors``, or random. The files are NumPy archives with the arrays ``words``
+and ``vectors``, or text with a word and its numbers on each line, as in GloVe and, after a first line with
+two counts, in word2vec.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def _lines(source: Source, name: str, expected: str, encoding: str) -> tuple:
             line = raw.count(b"\n", 0, error.start) + 1
             raise ValueError(f"bytes that are not {encoding} in line {line}") from error
     if not text.endswith("\n"):
-        raise DataError(f"{path}: expected {expected}, found a last line without an end")
+        raise DataError(f"{path}: expected {expected}, found an incomplete last line")
     return path, text
 
 
 @dataclass(frozen=True)
 class TextColumns:
-    """A table with a text and a label per row. A first row without a label is a header.
+    """A table with a text and a label in each row. A first row without a known label is a header.
 
     Attributes:
         file: official name.
@@ -91,10 +91,10 @@ class TextColumns:
         """
         count = "" if self.rows is None else f"{self.rows} "
         known = ", ".join(self.labels)
-        expected = f"{count}rows of {self.columns} columns split by {self.delimiter!r}, labels {known}"
+        expected = f"{count}rows of {self.columns} columns separated by {self.delimiter!r}, labels {known}"
         path, text = _lines(source, self.file, expected, self.encoding)
         quoting = csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE
-        # Without a fixed number of rows, an unclosed quotation mark must not swallow the rest.
+        # If the number of rows is not known, an unclosed quotation mark must not swallow the rest unnoticed.
         strict = self.rows is None
         rows = csv.reader(
             io.StringIO(text, newline=""), delimiter=self.delimiter, quoting=quoting, strict=strict
@@ -197,8 +197,8 @@ def words_of(text: str) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class WordVectors:
-    """A table ``[1 + words, d]``, float32, of a row of zeros and a row per word; the row of each word; the
-    files read."""
+    """A table ``[1 + words, d]``, float32, with a row of zeros and then one row per word; the row of each
+    word; the files read."""
 
     table: np.ndarray
     rows: Mapping[str, int]
@@ -217,7 +217,8 @@ def read_vectors(name: str, vocabulary: Iterable[str], data_dir: str | None = No
     """Vectors from a file for the words of a vocabulary that it contains.
 
     Args:
-        name: the file's name without ``.gz`` or ``.xz``; ``.npz`` is an archive, any other name a text.
+        name: the file's name without ``.gz`` or ``.xz``; a name that ends in ``.npz`` is an archive, any
+            other a text.
         vocabulary: words in lower case.
 
     Raises:
@@ -226,7 +227,7 @@ def read_vectors(name: str, vocabulary: Iterable[str], data_dir: str | None = No
     with opened(*_PLACE, data_dir, "wordvectors") as source:
         found, d = (_from_archive if name.endswith(".npz") else _from_text)(source, name, set(vocabulary))
         if not found:
-            raise DataError(f"{source.files[name].path}: expected vectors of words of the texts, found none")
+            raise DataError(f"{source.files[name].path}: expected vectors for words of the texts, found none")
         return _table(found, d, source.files)
 
 
@@ -239,14 +240,14 @@ def _from_archive(source: Source, name: str, vocabulary: set[str]) -> tuple[dict
     if not finite.all():
         row = int(finite.argmin())
         raise DataError(
-            f"{path}: expected finite numbers, found others in row {row} of vectors, of the word "
+            f"{path}: expected finite numbers, found others in row {row} of vectors, for the word "
             f"{words[row][:20]!r}"
         )
     return {word: vector for word, vector in zip(words, vectors) if word in vocabulary}, vectors.shape[1]
 
 
 def _from_text(source: Source, name: str, vocabulary: set[str]) -> tuple[dict[str, np.ndarray], int]:
-    expected = "lines of a word and its numbers, the same count in each, split by blanks"
+    expected = "lines with a word and its numbers, equally many in each, separated by spaces"
     path, content = source.read(name, expected)
     lines = content.readline if isinstance(content, mmap.mmap) else io.BytesIO(content).readline
     found, d, number, counts = {}, 0, 0, None
@@ -258,15 +259,15 @@ def _from_text(source: Source, name: str, vocabulary: set[str]) -> tuple[dict[st
                     counts = [int(cell) for cell in text.split()]
                     continue
             d = d or text.count(" ")
-            word, *cells = text.rsplit(" ", d)  # a few words of GloVe contain blanks
+            word, *cells = text.rsplit(" ", d)  # a few words of GloVe contain spaces
             if len(cells) < max(d, 1):
                 raise ValueError(f"{len(cells)} numbers instead of {d}")
             if not line.endswith(b"\n"):
-                raise ValueError("no end")
+                raise ValueError("an incomplete line")
             if word in vocabulary:
                 found[word] = _vector(cells)
         if counts and counts != [number - 1, d]:
-            raise ValueError(f"{counts[0]} words of {counts[1]} numbers announced, {number - 1} of {d} there")
+            raise ValueError(f"{number - 1} words with {d} numbers instead of {counts[0]} with {counts[1]}")
     except ValueError as error:
         words = str(error)[:80]
         raise DataError(f"{path}: expected {expected}, found {words} in line {number}") from error
@@ -282,8 +283,8 @@ def _vector(cells: list[str]) -> np.ndarray:
 
 
 def random_vectors(vocabulary: Iterable[str], d: int, seed: int = 0) -> WordVectors:
-    """A vector per word, uniform on the unit sphere of ``d`` dimensions, that depends on the word and the
-    seed alone.
+    """Random word vectors, uniform on the unit sphere of ``d`` dimensions. A vector depends only on the word
+    and the seed.
 
     ``files`` contains a digest in place of a file, for a run's records.
     """
@@ -315,8 +316,8 @@ def word_vectors(name: str, vocabulary: Iterable[str], d: int, data_dir: str | N
 
 
 def encode(texts: Iterable[list[str]], rows: Mapping[str, int], length: int) -> np.ndarray:
-    """The rows of the first ``length`` known words of each text, ``[n, length]``, padded with zeros; in the
-    smallest unsigned type that can represent them, because every rank stores all texts.
+    """The rows of the first ``length`` known words of each text, ``[n, length]``, padded with zeros, in the
+    smallest unsigned type that can represent them (every rank stores all texts).
     """
     texts = list(texts)
     tokens = np.zeros((len(texts), length), dtype=np.min_scalar_type(max(rows.values(), default=0)))

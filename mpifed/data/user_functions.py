@@ -3,7 +3,7 @@
 The function returns a dictionary: ``train``, ``test`` and optionally ``validation``, each a pair of samples
 and labels or a torch ``Dataset`` of such pairs; ``classes``, the names of the classes; ``clients``, the
 client of each training sample. It is called on every rank. The digest of its result shows whether ranks, or a
-run and its resumption, were given different samples.
+run and its resumption, got different samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import Dataset
 
 from mpifed.base.errors import short_repr
-from mpifed.base.plugins import UserObject, digest_of, guarded, place_of
+from mpifed.base.plugins import UserObject, call_user_code, digest_of, origin_of
 from mpifed.base.settings import suggest
 from mpifed.core.problem import DataFile
 from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, owned
@@ -43,7 +43,7 @@ class UserFunction(UserObject):
         if not inspect.isfunction(value):
             return None
         module = sys.modules[value.__module__]
-        return cls(f"{place_of(module)}:{value.__qualname__}", digest_of(module.__name__), {}, value)
+        return cls(f"{origin_of(module)}:{value.__qualname__}", digest_of(module.__name__), {}, value)
 
     def __call__(self, data_dir: str | None = None) -> Labelled:
         """Call the function and convert its result.
@@ -63,7 +63,7 @@ class UserFunction(UserObject):
 
     def _returned(self, convert: Callable[[Any, str], Any]) -> tuple[dict[str, Pair], tuple[str, ...], Any]:
         """The splits, the names of the classes, and the clients of the training samples."""
-        returned = guarded(f"{self} failed", lambda: self.given(**self.settings))
+        returned = call_user_code(f"{self} failed", lambda: self.given(**self.settings))
         if not isinstance(returned, dict):
             raise DataError(f"{self} returned {_described(returned)}: {_FORM}")
         if wrong := [key for key in returned if key not in _KEYS]:
@@ -77,7 +77,7 @@ class UserFunction(UserObject):
             samples, labels = convert(samples, what), _as_labels(labels, what)
             if len(samples) != len(labels) or not len(samples):
                 found = f"{len(samples)} samples and {len(labels)} labels"
-                raise DataError(f"{what}: expected samples and a label for each, found {found}")
+                raise DataError(f"{what}: expected samples and one label per sample, found {found}")
             parts[part] = samples, labels
         return parts, self._classes(returned.get("classes"), parts), returned.get("clients")
 
@@ -89,7 +89,7 @@ class UserFunction(UserObject):
             raise DataError(
                 f"{what}: expected a pair (samples, labels) or a torch Dataset, found {_described(given)}"
             )
-        pairs = guarded(
+        pairs = call_user_code(
             f"{self} failed",
             lambda: [given[row] for row in range(len(given))] if isinstance(given, Sized) else [*given],
         )
@@ -108,9 +108,9 @@ class UserFunction(UserObject):
         classes = tuple(given or map(str, range(int(parts["train"][1].max()) + 1)))
         for part, (_, labels) in parts.items():
             if outside := np.flatnonzero((labels < 0) | (labels >= len(classes))).tolist():
-                known = "classes names" if given else "labels to train on have"
+                known = "in classes" if given else "the training labels"
                 raise DataError(
-                    f"{self}, {part}: expected labels from 0 to {len(classes) - 1}, which {known}, found "
+                    f"{self}, {part}: expected labels from 0 to {len(classes) - 1}, as {known}, found "
                     f"{labels[outside[0]]} in row {outside[0]}"
                 )
         expect_all_classes(classes, {part: labels for part, (_, labels) in parts.items()}, str(self))
@@ -122,8 +122,8 @@ class UserFunction(UserObject):
         names, train = np.asarray(clients), parts["train"][1]
         if names.shape != train.shape:
             raise DataError(
-                f"{self}, clients: expected one for each of {len(train)} samples to train on, found shape "
-                f"{names.shape}"
+                f"{self}, clients: expected one client for each of {len(train)} training samples, found "
+                f"shape {names.shape}"
             )
         return owned(names, "clients", np.arange(len(train)), lambda row: f"{self}, clients, row {row}")
 
@@ -145,7 +145,7 @@ class UserTextFunction(UserFunction):
         """Call the function and convert its result, as for samples of numbers."""
         parts, classes, clients = self._returned(_as_texts)
         if any(labels.max() > 1 for _, labels in parts.values()):
-            raise DataError(f"{self}: expected labels 1, positive, and 0, negative, found more classes")
+            raise DataError(f"{self}: expected labels 1 (positive) and 0 (negative), found more classes")
         return Texts(
             **{part: texts for part, (texts, _) in parts.items()},
             **{f"{part}_labels": labels for part, (_, labels) in parts.items()},
@@ -159,7 +159,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _described(value: Any) -> str:
-    """A value in words, for messages."""
+    """A description of a value for messages."""
     if _is_array(value):
         return f"an array of type {value.dtype} and shape {tuple(value.shape)}"
     return (
@@ -177,7 +177,7 @@ def _stacked(samples: list, what: str) -> Any:
         if not (_is_array(one) and one.shape == samples[0].shape):
             raise DataError(
                 f"{what}: expected samples that are tensors or arrays of one shape, found {_described(one)} "
-                f"in row {row}: let the Dataset's transform make them so"
+                f"in row {row}: convert them in the Dataset's transform"
             )
     return np.stack([_array(one) for one in samples])
 
@@ -186,7 +186,7 @@ def _as_numbers(samples: Any, what: str) -> np.ndarray:
     """Samples ``[n, ...]``, float32."""
     array = _array(samples)
     if array.dtype.kind not in "biuf" or array.ndim < 2:
-        raise DataError(f"{what}: expected samples that are numbers [n, ...], found {_described(array)}")
+        raise DataError(f"{what}: expected numeric samples [n, ...], found {_described(array)}")
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
@@ -202,8 +202,8 @@ def _as_labels(labels: Any, what: str) -> np.ndarray:
     array = _array(labels)
     if array.ndim != 1 or array.dtype.kind not in "biu":
         raise DataError(
-            f"{what}: expected labels [n] that are whole numbers from 0, found {_described(array)}: number "
-            "the classes, their names go into classes"
+            f"{what}: expected labels [n] that are integers from 0, found {_described(array)}: number the "
+            "classes, and return their names as classes"
         )
     return array.astype(np.int64)
 

@@ -1,11 +1,11 @@
-"""User-defined data sets in tables: which columns are what, and which rows train, validate and test.
+"""User-defined tables: the roles of their columns, and the split of their rows.
 
 The format of a file follows from its suffix: ``.csv`` (commas) and ``.tsv`` (tabs) with a header, ``.npz``
 with arrays of one length, any other name LIBSVM text. Each may be compressed (``.gz``, ``.xz``). CSV files
 are parsed by pandas.
 
-Test rows are a share of each class of the file, the rows of a second file, or the rows that a column names.
-The random share does not depend on the run's seed: a table has the same test split in all runs.
+Test rows are a random share of each class, the rows of a second file, or the rows that a column marks. The
+random share does not depend on the run's seed: a table has the same test split in all runs.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pydantic import Field
 
 from mpifed.base.errors import short_repr
 from mpifed.base.settings import hyperparameters, suggest
-from mpifed.core.finite import first_bad
+from mpifed.core.numerics import first_bad
 from mpifed.data.libsvm import expect_dense_room, read_rows
-from mpifed.data.npz import read_all
+from mpifed.data.npz import read_arrays
 from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, hold_out, numbered, owned
 from mpifed.data.sources import SUFFIXES, DataError, Source, parsing
 
@@ -43,7 +43,7 @@ CATEGORIES = 256
 
 
 class Places(NamedTuple):
-    """Where concatenated rows come from: the files, and the number of rows of each."""
+    """Origin of concatenated rows: the files, and the number of rows of each."""
 
     files: Sequence[str]
     sizes: Sequence[int]
@@ -64,7 +64,7 @@ class Rows:
     """The rows of some files.
 
     Attributes:
-        places: where they come from.
+        places: their origin.
         samples: ``[n, ...]``; sparse for LIBSVM text.
         numeric: which columns of ``[n, d]`` samples are numbers rather than words, ``[d]`` bool.
         columns: the requested columns by name, ``[n]`` each.
@@ -92,32 +92,29 @@ class _Splits:
     file: str = Field(
         description="the file, from the working folder: .csv, .tsv, .npz; others are LIBSVM text"
     )
-    target: str = Field(
-        default=LABEL, description="column of the labels: words, whole numbers or truth values"
-    )
+    target: str = Field(default=LABEL, description="column of the labels: words, whole numbers or booleans")
     test: float | str | None = Field(
-        default=None, description="share of the rows to test on, such as 0.2, or a second file with them"
+        default=None, description="share of test rows, such as 0.2, or a second file with the test rows"
     )
-    validation: str | None = Field(default=None, description="file with rows to validate on")
+    validation: str | None = Field(default=None, description="file with the validation rows")
     split: str | None = Field(
-        default=None, description="column that says of a row train, validation or test, in place of test"
+        default=None,
+        description="column with the split of each row (train, validation or test); replaces test",
     )
     client: str | None = Field(
-        default=None, description='column that names a row\'s client, for partition = "natural"'
+        default=None, description='column with the client of each row, for partition = "natural"'
     )
 
     def __post_init__(self):
         if (self.test is None) == (self.split is None):
             raise ValueError(
-                "expected test, a share of the rows or a second file, or split, a column that says train, "
-                f"validation or test: {'got neither' if self.test is None else 'got both'}"
+                "expected either test (a share of the rows, or a second file) or split (a column), got "
+                f"{'neither' if self.test is None else 'both'}"
             )
         if not isinstance(self.test, str | None) and not 0 < self.test < 1:
             raise ValueError(f"test: expected a share between 0 and 1, or a file, got {self.test}")
         if self.split and self.validation:
-            raise ValueError(
-                "validation is a file of rows, split a column that names them: expected one of them"
-            )
+            raise ValueError("expected either validation (a file) or split (a column), got both")
 
     @property
     def files(self) -> dict[str, str]:
@@ -127,7 +124,7 @@ class _Splits:
 
     @property
     def named(self) -> list[str]:
-        """The columns that are not part of the samples."""
+        """The columns of labels, splits and clients, which are not part of the samples."""
         return [name for name in (self.target, self.split, self.client) if name]
 
     def rows(
@@ -152,7 +149,7 @@ class _Splits:
                 rows = hold_out(labels[parts["train"]], self.test, 0, "test")
                 parts |= dict(zip(("train", "test"), rows))
         if empty := [part for part in ("train", "test") if not len(parts[part])]:
-            raise DataError(f"{self.file}: expected rows to {empty[0]} on, found none")
+            raise DataError(f"{self.file}: expected {empty[0]} rows, found none")
         return {part: rows for part, rows in parts.items() if len(rows)}
 
     def __str__(self) -> str:
@@ -167,10 +164,10 @@ class UserTable(_Splits):
     of samples ``[n, ...]``. Missing values are refused.
     """
 
-    drop: tuple[str, ...] = Field(default=(), description="columns to leave out, such as numbers of rows")
+    drop: tuple[str, ...] = Field(default=(), description="columns to leave out, such as row numbers")
     standardize: bool = Field(
         default=False,
-        description="columns of numbers less their mean, over their deviation, of the rows to train on",
+        description="standardise numeric columns by mean and standard deviation of the training rows",
     )
 
     def __post_init__(self):
@@ -178,15 +175,14 @@ class UserTable(_Splits):
         kind = _format(self.file)
         if kind == "libsvm" and (self.target != LABEL or self.split or self.client):
             raise ValueError(
-                f"{short_repr(self.file)} is LIBSVM text, where labels stand first in a row and "
-                "columns have no "
-                "names: leave out target, split and client, or name a file .csv, .tsv or .npz"
+                f"{short_repr(self.file)} is read as LIBSVM text, whose columns have no names: leave out "
+                "target, split and client, or use a .csv, .tsv or .npz file"
             )
         if kind in ("npz", "libsvm") and self.drop:
-            raise ValueError("drop leaves out columns of a file .csv or .tsv")
+            raise ValueError("drop applies only to .csv and .tsv files")
         if other := [file for file in self.files.values() if _format(file) != kind]:
             raise ValueError(
-                f"expected files of one form, got {short_repr(self.file)} and {short_repr(other[0])}"
+                f"expected files of one format, got {short_repr(self.file)} and {short_repr(other[0])}"
             )
 
     def __call__(self, data_dir: str | None = None) -> Labelled:
@@ -224,14 +220,14 @@ class UserTexts(_Splits):
     file: str = Field(description="the file, .csv or .tsv, from the working folder")
     text: str = Field(default="text", description="column of the texts")
     positive: str | None = Field(
-        default=None, description="label that counts as positive; by default the later one of two in order"
+        default=None, description="positive label; by default the second of two labels in alphabetical order"
     )
 
     def __post_init__(self):
         super().__post_init__()
         if wrong := [file for file in self.files.values() if _format(file) not in ("csv", "tsv")]:
             raise ValueError(
-                f"expected a file .csv or .tsv with a column of texts, got {short_repr(wrong[0])}"
+                f"expected a .csv or .tsv file with a column of texts, got {short_repr(wrong[0])}"
             )
 
     def __call__(self, data_dir: str | None = None) -> Texts:
@@ -262,10 +258,10 @@ class UserTexts(_Splits):
         if self.positive is None and len(classes) == 2:
             return labels
         if self.positive not in classes:
-            remedy = "set positive, one of" if self.positive is None else "positive:"
-            hint = suggest(self.positive or "", classes)
+            found = "two labels or the setting positive" if self.positive is None else repr(self.positive)
             raise DataError(
-                f"{self.file}: column {short_repr(self.target)} has {len(classes)} labels: {remedy} {hint}"
+                f"{self.file}: expected {found} in column {short_repr(self.target)}, which has "
+                f"{len(classes)} labels: {suggest(self.positive or '', classes)}"
             )
         return (labels == classes.index(self.positive)).astype(np.int64)
 
@@ -279,7 +275,8 @@ def _dense(samples: np.ndarray | csr_matrix) -> np.ndarray:
 
 
 def _standardized(rows: Rows, train: np.ndarray) -> np.ndarray:
-    """The samples with numeric columns less their mean, over their deviation; constant columns become 0."""
+    """The samples with numeric columns standardised by mean and deviation of the training rows; constant
+    columns become 0."""
     samples = _dense(rows.samples).astype(np.float64)
     known = samples[train]
     mean, deviation = known.mean(axis=0), known.std(axis=0)
@@ -299,21 +296,21 @@ def _expect_column(file: str, name: str, columns: Collection[str]) -> None:
 def _read_csv(source: Source, files: Sequence[str], named: Sequence[str], drop: Sequence[str]) -> Rows:
     """All columns but ``named`` and ``drop`` as samples, float64.
 
-    A column of numbers or truth values is one column of the samples, a column of words one column of 0 and 1
+    A column of numbers or booleans becomes one column of the samples, a column of words one column of 0 and 1
     per word, in alphabetical order.
     """
     table, places = _concatenated(source, files, [*named, *drop], {})
     table = table.drop(columns=list(drop))
     if unnamed := [name for name in table.columns if name.startswith("Unnamed: ")]:  # pandas' placeholder
         raise DataError(
-            f"{files[0]}: expected a name for every column, found one without, perhaps the rows' numbers: "
-            f'leave it out: drop = ["{unnamed[0]}"]'
+            f"{files[0]}: expected a name for every column, found a column without a name, perhaps row "
+            f'numbers; to leave it out, set drop = ["{unnamed[0]}"]'
         )
     _expect_no_gaps(table, places, named)
     inputs = [_numbers(table[name], places) for name in table.columns if name not in named]
     if not inputs:
         raise DataError(
-            f"{files[0]}: expected columns to learn from in addition to {', '.join(named)}, found none"
+            f"{files[0]}: expected columns of features in addition to {', '.join(named)}, found none"
         )
     numeric = np.concatenate([np.full(part.shape[1], is_number) for part, is_number in inputs])
     columns = {name: table[name].to_numpy() for name in named}
@@ -338,7 +335,7 @@ def _frame(source: Source, file: str, options: dict) -> pd.DataFrame:
     import pandas as pd
 
     separator, split = (",", "commas") if _format(file) == "csv" else ("\t", "tabs")
-    expected = f"a line of names, then rows of as many cells, split by {split}"
+    expected = f"a header line, then rows with the same number of cells, separated by {split}"
     path, content = source.read(file, expected)
     options = options | {"sep": separator, "encoding": "utf-8-sig", "index_col": False}
     if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1):  # later versions are always exact
@@ -351,7 +348,7 @@ def _frame(source: Source, file: str, options: dict) -> pd.DataFrame:
         if times > 1:  # pandas would number them
             raise ValueError(f"two columns called {short_repr(name)}")
         if len(names) == 1 and (other := next((mark for mark in ";\t," if mark in str(names[0])), "")):
-            raise ValueError(f"one column, whose cells seem to be split by {other!r}")
+            raise ValueError(f"one column, whose cells seem to be separated by {other!r}")
         frame = pd.read_csv(io.BytesIO(content), low_memory=False, **options)
         if not len(frame):
             raise ValueError("no rows")
@@ -366,9 +363,8 @@ def _expect_no_gaps(table: pd.DataFrame, places: Places, named: Sequence[str]) -
     name = str(table.columns[column])
     remedy = "" if name in named else f', or the column: drop = ["{name}"]'
     raise DataError(
-        f"{places.where(row)}: expected a value in every column, found none in {short_repr(name)}: "
-        "fill it in, or "
-        f"leave out the row{remedy}"
+        f"{places.where(row)}: expected a value in every column, found none in {short_repr(name)}: fill it "
+        f"in, or leave out the row{remedy}"
     )
 
 
@@ -384,8 +380,8 @@ def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
             words, codes = np.unique(column.to_numpy(object).astype(str), return_inverse=True)
             if len(words) > CATEGORIES:
                 raise DataError(
-                    f"{', '.join(places.files)}: column {name} has {len(words)} different words, each of "
-                    f"which would become a column: expected {CATEGORIES} at most; {remedy}"
+                    f"{', '.join(places.files)}: expected at most {CATEGORIES} different words in column "
+                    f"{name}, as each becomes a column, found {len(words)}; {remedy}"
                 )
             return (codes[:, None] == np.arange(len(words))).astype(np.float64), False
         if not known.all():
@@ -404,13 +400,13 @@ def _numbers(column: pd.Series, places: Places) -> tuple[np.ndarray, bool]:
 
 def _read_npz(source: Source, files: Sequence[str], named: Sequence[str]) -> Rows:
     """The arrays ``named``, ``[n]``, and the one other array as samples ``[n, ...]``."""
-    archives = [read_all(source, file) for file in files]
+    archives = [read_arrays(source, file)[2] for file in files]
     parts = [_samples(file, arrays, named) for file, arrays in zip(files, archives)]
     for file, part in zip(files, parts):
         if part.shape[1:] != parts[0].shape[1:]:
             raise DataError(
-                f"{file}: expected samples of shape {parts[0].shape[1:]} as in {files[0]}, found "
-                f"{part.shape[1:]}"
+                f"{file}: expected samples of shape {parts[0].shape[1:]} as in {files[0]}, "
+                f"found {part.shape[1:]}"
             )
     columns = {name: np.concatenate([arrays[name] for arrays in archives]) for name in named}
     return Rows(Places(files, [len(part) for part in parts]), np.concatenate(parts), slice(None), columns)
@@ -446,7 +442,7 @@ def _read_libsvm(source: Source, files: Sequence[str]) -> Rows:
     """The rows of LIBSVM text, with the labels as the column :data:`LABEL`; missing columns are 0."""
     from scipy.sparse import vstack
 
-    parts = [read_rows(source, file, "LIBSVM text, or a file .csv, .tsv or .npz") for file in files]
+    parts = [read_rows(source, file, "LIBSVM text, or a .csv, .tsv or .npz file") for file in files]
     width = max(rows.shape[1] for rows, _ in parts)
     for rows, _ in parts:
         rows.resize(rows.shape[0], width)

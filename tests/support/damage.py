@@ -1,4 +1,4 @@
-"""Data files of every reader, small and right, and what can be wrong with them."""
+"""Small valid data files of every reader, and ways in which they can be damaged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpifed.data.libsvm import LibSVM
 from mpifed.data.npz import MedMnist
 from mpifed.data.texts import TextColumns, TextLines, TextSet, read_vectors
 
-#: What a small file may unpack to, and an image file hold, in tests of these.
+#: Bytes to which a small file may unpack, and of an image file, in these tests.
 SMALL = 2**20
 PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 LABELS = {"0": 0, "2": None, "4": 1}
@@ -40,7 +40,7 @@ def archive(**arrays) -> bytes:
 
 
 def member(content: bytes, name: str, text: bytes, stated: int | None = None) -> bytes:
-    """A zip archive with one member more; ``stated`` is what its directory says of the length."""
+    """Add a member to a zip archive; ``stated`` is its length in the archive's directory."""
     buffer = io.BytesIO(content)
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_DEFLATED) as file:
         file.writestr(name, text)
@@ -78,14 +78,14 @@ def scans(**changes) -> bytes:
 
 
 def header(shape: tuple, descr: str = "|u1") -> bytes:
-    """An array's header without what it announces."""
+    """The header of an array without the array."""
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": descr, "fortran_order": False, "shape": shape})
     return buffer.getvalue()
 
 
 def claims(name: str, shape: tuple, descr: str = "|u1", filler: int = 10) -> bytes:
-    """The archive of scans with an array that is another."""
+    """The archive of scans with an array whose header states this shape."""
     return member(scans(**{name: None}), f"{name}.npy", header(shape, descr) + bytes(filler))
 
 
@@ -98,7 +98,7 @@ TINY |= {"val/val_annotations.txt": b"v1.png\tn1\t0\nv2.png\tn2\t0\n"}
 ROWS = b"-1 1:0.5 3:2\n+1 4:1\n-1\n1 2:1e3\n"
 GLOVE = b"good 1 2 3\nfilm 0.5 1e-3 -2\nother 1 2 3\n"
 TABLE = b'0,7,plain\n4,8,"a ""quoted"", cell"\n2,9,neither\n'
-#: Reader → how it is called, and its files.
+#: Reader → function of a folder, and its files.
 READERS = {
     "idx": (
         IdxImages("d", "home", 6, 4, (3, 2), 3),
@@ -142,20 +142,23 @@ READERS = {
 
 
 def zeros(pack, start: bytes = b"") -> bytes:
-    """A few kilobytes that unpack to more than any file of that length may."""
-    return (
-        pack(start + bytes(2**20 + 1), 1)
-        if pack is gzip.compress
-        else pack(start + bytes(2**20 + 1), preset=0)
-    )
+    """A few kilobytes that unpack to more than :data:`SMALL` bytes."""
+    options = {"compresslevel": 1} if pack is gzip.compress else {"preset": 0}
+    return pack(start + bytes(SMALL + 1), **options)
 
 
-#: Reader, file, what becomes of its content, how it is packed, and what is said.
+#: Reader, file, its content or a function of the valid one, compression, part of the message.
 # fmt: off
 CASES = [
     ("idx", "train-images-idx3-ubyte", lambda old: old[:-1], "",
      "6 x 3 x 2 unsigned bytes (52 bytes uncompressed), found 51 bytes"),
     ("idx", "train-images-idx3-ubyte", lambda old: old + b"0", "", "found more than 52 bytes"),
+    ("idx", "train-images-idx3-ubyte", b"", "", "found only 0 bytes"),
+    ("idx", "train-images-idx3-ubyte", lambda old: old[:9], "", "found only 9 bytes"),
+    ("idx", "train-images-idx3-ubyte", b"<html>" + bytes(60), "", "found magic number 0x3C68746D"),
+    ("idx", "train-images-idx3-ubyte", idx(bytes_of(6, 6)), "", "found magic number 0x00000802"),
+    ("idx", "train-images-idx3-ubyte", idx(bytes_of(6, 2, 3)), "", "found dimensions 6 x 2 x 3"),
+    ("idx", "train-images-idx3-ubyte", bytes(99), ".gz", "found a file that cannot be read: Not a gzipped"),
     ("idx", "train-images-idx3-ubyte", lambda old: zeros(gzip.compress, old), ".gz",
      "found more than 52 bytes"),
     ("idx", "t10k-labels-idx1-ubyte", lambda old: zeros(lzma.compress), ".xz",
@@ -172,10 +175,16 @@ CASES = [
      "a pickled dictionary with n x 3072 bytes of data and n labels, found "),
     ("cifar", "one", lambda old: zeros(lzma.compress, old), ".xz", "it unpacks to more than 1048576 bytes"),
     ("cifar", "one", batch(5, data=np.full((5, 3072), np.nan)), "",
-     "found an array of 'f8', neither bytes nor whole numbers"),
+     "found an array of type 'f8', which is not an integer type"),
+    ("cifar", "one", pickle.dumps([1, 2]), "", "found a pickled list"),
+    ("cifar", "one", pickle.dumps({b"data": bytes_of(5, 3072)}), "", "found no labels in the dictionary"),
+    ("cifar", "one", batch(0), "", "found labels that are not a list of integers"),
+    ("cifar", "one", batch(5, data=bytes_of(5, 1024)), "", "found data of shape (5, 1024) and 5 labels"),
+    ("cifar", "one", batch(5, data=bytes_of(5, 3072).astype(int)), "", "found data of type int64 instead of"),
+    ("cifar", "one", batch(5, data=bytes_of(4, 3072)), "", "found data of shape (4, 3072) and 5 labels"),
     ("cifar", "one", batch(5, labels=[0, 1, 2, 3, 4]), "", "expected labels from 0 to 3, found 4 in row 4"),
-    ("cifar", "one", batch(5, labels=[0.0] * 5), "", "found labels that are no list of whole numbers"),
-    ("cifar", "one", batch(5, labels=[[0]] * 5), "", "found labels that are no list of whole numbers"),
+    ("cifar", "one", batch(5, labels=[0.0] * 5), "", "found labels that are not a list of integers"),
+    ("cifar", "one", batch(5, labels=[[0]] * 5), "", "found labels that are not a list of integers"),
     ("cifar", "one", b"cnumpy\nndarray\n}b.", "", "missing 1 required positional argument: 'state'"),
     ("medmnist", "d.npz", lambda old: old[:-30], "", "found File is not a zip file"),
     ("medmnist", "d.npz", scans(train_images=bytes_of(6, 5, 4).astype(np.uint16)), "",
@@ -183,7 +192,7 @@ CASES = [
     ("medmnist", "d.npz", scans(train_images=np.full((6, 5, 4), np.inf)), "",
      "found train_images of type float64"),
     ("medmnist", "d.npz", scans(test_images=bytes_of(4, 4, 5)), "",
-     "expected images of one size to train and to test on, found 5 x 4 and 4 x 5"),
+     "expected training and test images of one size, found 5 x 4 and 4 x 5"),
     ("medmnist", "d.npz", scans(test_labels=np.array([[0], [1], [2], [3]])), "",
      "found 3 in row 3 of test_labels"),
     ("medmnist", "d.npz", scans(train_labels=np.array([[0], [1], [2], [-1], [0], [0]])), "",
@@ -192,10 +201,14 @@ CASES = [
      "expected train images of all 3 classes, found none of class 2"),
     ("medmnist", "d.npz", scans(train_labels=np.zeros((6, 2), int)), "",
      "train labels of shape (6, 2) for 6 images"),
-    ("medmnist", "d.npz", scans(test_labels=np.array([[None]] * 4)), "", "found test_labels of type object"),
+    ("medmnist", "d.npz", scans(test_labels=np.array([[None]] * 4)), "",
+     "found Object arrays cannot be loaded"),
     ("medmnist", "d.npz", scans(test_labels=None), "", "found no test_labels among train_images"),
     ("medmnist", "d.npz", claims("test_images", (10**7, 28, 28)), "",
-     "found test_images of 138 bytes, where its header states 7840000128"),
+     "found more than fits into memory: Unable to allocate"),
+    ("medmnist", "d.npz", claims("test_images", (4, 5, 4), filler=81), "",
+     "found test_images of more bytes than its header states"),
+    ("medmnist", "d.npz", lambda old: old[:100], "", "found File is not a zip file"),
     ("medmnist", "d.npz", claims("test_images", (2**14, 8, 9), filler=72 * 2**14), "",
      "found more than 1048576 bytes, test_images among them"),
     ("omniglot", "images_evaluation.npz", archive(images=np.zeros((2, 20, 105, 105), bool)), "",
@@ -204,6 +217,9 @@ CASES = [
     ("libsvm", "d", lambda old: old[:-4], "", "found in line 4: "),
     ("libsvm", "d", lambda old: old[:-8], "", "found 3 rows"),
     ("libsvm", "d", lambda old: old + old, "", "found 8 rows"),
+    ("libsvm", "d", b"", "", "4 rows of LIBSVM text with labels -1 and 1 and columns 1 to 4, found "),
+    ("libsvm", "d", lambda old: old.replace(b"4:1", b"0:1"), "", "found in line 2: "),
+    ("libsvm", "d", lambda old: old.replace(b"+1", b"2"), "", "found the label 2 in row 2"),
     ("libsvm", "d", lambda old: old.replace(b"2:1e3", b"2:nan"), "",
      "expected finite numbers, found nan in row 4, column 2"),
     ("libsvm", "d", lambda old: old.replace(b"2:1e3", b"2:1e39"), "",
@@ -216,7 +232,7 @@ CASES = [
     ("libsvm", "d", lambda old: old + b"#" * 10**4, "", "found more than 1280 bytes"),
     ("libsvm", "d.t", lambda old: zeros(gzip.compress, old), ".gz", "found more than 640 bytes"),
     ("libsvm", "d.t", b"\x89PNG\r\n\x1a\n", "", "found in line 1: "),
-    ("glove", "g.txt", lambda old: old[:-1], "", "found no end in line 3"),
+    ("glove", "g.txt", lambda old: old[:-1], "", "found an incomplete line in line 3"),
     ("glove", "g.txt", lambda old: old[:-4], "", "found 1 numbers instead of 3 in line 3"),
     ("glove", "g.txt", lambda old: old.replace(b"1e-3", b"nan"), "",
      "found nan, which is not a finite number, in line 2"),
@@ -226,14 +242,20 @@ CASES = [
      "found could not convert string to float: 'x' in line 2"),
     ("glove", "g.txt", lambda old: zeros(lzma.compress, old), ".xz", "it unpacks to more than 1048576 bytes"),
     ("word2vec", "g.txt", lambda old: old[: old.index(b"other")], "",
-     "found 3 words of 3 numbers announced, 2 of 3 there in line 3"),
+     "found 2 words with 3 numbers instead of 3 with 3 in line 3"),
     ("vectors", "g.npz", archive(words=np.array(["good"]), vectors=np.ones((2, 3))), "",
      "found 1 words and 2 vectors"),
     ("vectors", "g.npz", archive(words=np.array(["a", "good"]), vectors=np.array([[1.0], [np.nan]])), "",
-     "expected finite numbers, found others in row 1 of vectors, of the word 'good'"),
+     "expected finite numbers, found others in row 1 of vectors, for the word 'good'"),
     ("vectors", "g.npz", archive(words=np.array([1, 2]), vectors=np.ones((2, 3))), "",
      "found words of type int64"),
-    ("table", "a", lambda old: old[:-1], "", "found a last line without an end"),
+    ("table", "a", lambda old: old[:-1], "", "found an incomplete last line"),
+    ("table", "a", b"", "", "found an incomplete last line"),
+    ("table", "a", b"target,id,text\n", "", "found 0 rows"),
+    ("table", "a", b"0,7,plain,more\n", "", "found 4 columns in line 1"),
+    ("table", "a", b'0,7,"a"b\n', "", "found ',' expected after '\"' in line 1"),
+    ("table", "a", b'0,7,"a\n', "", "found unexpected end of data in line 1"),
+    ("table", "b", lambda old: old[: old.index(b"2,9")], "", "found 2 rows"),
     ("table", "b", lambda old: old * 2, "", "found 6 rows"),
     ("table", "a", b"0,7,plain\n4,8\n", "", "found 2 columns in line 2"),
     ("table", "a", b"0,7,plain\nnan,8,x\n", "", "found the label 'nan' in line 2"),
@@ -242,15 +264,15 @@ CASES = [
      "found field larger than field limit (131072) in line 1"),
     ("table", "b", lambda old: zeros(gzip.compress, old), ".gz", "it unpacks to more than 1048576 bytes"),
     ("lines", "a.1", b"so\n\nbad\n", "", "found an empty line 2"),
-    ("lines", "a.1", b"so\nbad", "", "found a last line without an end"),
+    ("lines", "a.1", b"so\nbad", "", "found an incomplete last line"),
     ("lines", "b.0", b"so\nb\xff\n", "", "found bytes that are not utf-8 in line 2"),
     ("folder", "r/test/a/1.png", lambda old: old[:40], "",
      ", test/a/1.png: expected an image of 6 x 4 pixels, found a file that cannot be decoded: "),
     ("folder", "r/test/a/1.png", picture(4, 6, 3), "",
-     "found 4 x 6: all images have the size of the first to train on"),
+     "found 4 x 6: all images must have the size of the first training image"),
     ("folder", "r/test/a/1.png", picture(300, 400), "", "found 300 x 400"),
     ("folder", "r/test/a/1.png", picture(6, 4, dtype=np.uint16), "",
-     ", test/a/1.png: expected a byte a channel, found pixels of mode I"),
+     ", test/a/1.png: expected one byte per channel, found pixels of mode I"),
     ("folder", "r/train/a/1.png", b"", "",
      ", train/a/1.png: expected an image, found a file that cannot be read: "),
     ("zip", "r.zip", lambda old: old[:-30], "", "found File is not a zip file"),
@@ -260,20 +282,24 @@ CASES = [
     ("zip", "r.zip", lambda old: member(old, "r/test/a/3.png", bytes(2**20 + 1), stated=9), "",
      ", test/a/3.png: expected an image of 6 x 4 pixels, found a file that cannot be decoded: "),
     ("zip", "r.zip", lambda old: member(old, "r/test/c/1.png", picture(6, 4, 3)), "",
-     "expected the classes of train in test, found 'c' too"),
+     "expected only classes of train in test, found the class 'c'"),
+    ("zip", "r.zip", zipped({name: text for name, text in TREE.items() if "train" in name}), "",
+     "expected images in test or val, one folder per class, found none"),
+    ("zip", "r.zip", zipped({name: text for name, text in TREE.items() if "test" in name}), "",
+     "expected images in train, one folder per class, found none"),
     ("tiny", "r/val/val_annotations.txt", lambda old: old[:12], "",
-     ", val/val_annotations.txt: expected a line for each image of val/images, its name, a tab and its "
+     ", val/val_annotations.txt: expected one line per image of val/images: its name, a tab and its "
      "class, found none for val/images/v2.png"),
     ("tiny", "r/val/val_annotations.txt", lambda old: old + b"v3.png\tn1\n", "",
-     "found 'v3.png\\tn1' in line 3, and no such image"),
+     "found 'v3.png\\tn1' in line 3, but no such image"),
     ("tiny", "r/val/val_annotations.txt", lambda old: old + b"v2.png\tn1\n", "",
      "found 'v2.png\\tn1' in line 3 again"),
     ("tiny", "r/val/val_annotations.txt", b"v1.png\tn\xff\n", "",
-     ", val/val_annotations.txt: expected a line for each image of val/images, its name, a tab and its "
+     ", val/val_annotations.txt: expected one line per image of val/images: its name, a tab and its "
      "class, found a file that cannot be read: "),
-    ("tiny", "r/val/val_annotations.txt", b"v1.png\tn9\nv2.png\tn1\n", "", "found 'n9' too"),
+    ("tiny", "r/val/val_annotations.txt", b"v1.png\tn9\nv2.png\tn1\n", "", "found the class 'n9'"),
     ("tiny zip", "r.zip", lambda old: zipped(TINY | {"val/val_annotations.txt": b"v1.png\tn\xff\n"}), "",
-     ", val/val_annotations.txt: expected a line"),
+     ", val/val_annotations.txt: expected one line"),
     ("tiny zip", "r.zip", lambda old: zipped(TINY | {"val/val_annotations.txt": bytes(2**20 + 1)}), "",
      "found a file that cannot be read: 1048577 bytes, more than 1048576"),
 ]

@@ -1,4 +1,4 @@
-"""Where the real data sets lie, if they do: ``$MPIFED_DATA`` or ``shared/data`` beside the checkout."""
+"""Official data sets in ``$MPIFED_DATA`` or in ``shared/data`` next to the checkout."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ ROOT = Path(os.environ.get("MPIFED_DATA", Path(__file__).resolve().parents[3] / 
 
 
 def real(name: str) -> Path:
-    """The folder of the data sets; the test is skipped where it has no ``name``."""
+    """The folder of the data sets; skip the test if it does not contain ``name``."""
     if not (ROOT / name).exists():
-        pytest.skip(f"no {name} in $MPIFED_DATA or in shared/data beside the checkout")
+        pytest.skip(f"no {name} in $MPIFED_DATA or in shared/data next to the checkout")
     return ROOT

@@ -1,4 +1,4 @@
-"""Folders and archives of image files: what is read, what is decoded by whom, and what is refused."""
+"""Folders and archives of image files: layouts, decoding on demand, resizing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from realdata import real
 
 from mpifed.data import DATASETS, DataError
 from mpifed.data.image_folder import ImageFolder
@@ -32,7 +31,7 @@ def png(array: np.ndarray) -> bytes:
 
 
 def tree(part: str = "test") -> dict[str, bytes]:
-    """Files by name: four cats, then two dogs, to train on, and one of each in ``part``."""
+    """Files by name: four cats and two dogs for training, one of each in ``part``."""
     names = [f"train/cat/deep/{i}.png" for i in range(4)]
     names += ["train/dog/a.PNG", "train/dog/b.png", f"{part}/cat/x.png", f"{part}/dog/y.png"]
     return {name: png(picture(i)) for i, name in enumerate(names)} | {"train/dog/notes.txt": b"no image"}
@@ -57,14 +56,13 @@ def write(folder: Path, files: dict[str, bytes], archive: bool = False) -> Path:
 
 @pytest.mark.parametrize("part", ["test", "val"])
 @pytest.mark.parametrize("archive", [False, True])
-def test_classes_are_numbered_by_name_and_pixels_in_place(tmp_path, archive, part):
+def test_classes_are_sorted_by_name_and_pixels_decoded(tmp_path, archive, part):
     path = write(tmp_path, tree(part), archive)
     images = PETS(tmp_path)
     assert images.shape == (3, 6, 4)
     assert images.train_labels.tolist() == [0, 0, 0, 0, 1, 1] and images.test_labels.tolist() == [0, 1]
-    expected = np.stack([picture(i).transpose(2, 0, 1) for i in range(6)]).astype(np.float32) / np.float32(
-        255
-    )
+    stored = np.stack([picture(i).transpose(2, 0, 1) for i in range(6)])
+    expected = stored.astype(np.float32) / np.float32(255)
     np.testing.assert_array_equal(images.train[torch.tensor([5, 0, 5])].numpy(), expected[[5, 0, 5]])
     np.testing.assert_array_equal(images.train[:].numpy(), expected)
     assert [file.path for file in images.files.values()] == [str(path)]
@@ -85,13 +83,12 @@ def test_the_digest_changes_with_a_name_and_with_a_byte(tmp_path):
     files = tree()
     renamed = {name.replace("b.png", "c.png"): content for name, content in files.items()}
     changed = files | {"train/dog/b.png": png(picture(99))}
-    assert len({digest(files), digest(renamed), digest(changed)}) == 3 and digest(files) == digest(
-        dict(reversed(files.items()))
-    )
+    assert len({digest(files), digest(renamed), digest(changed)}) == 3
+    assert digest(files) == digest(dict(reversed(files.items())))
 
 
 @pytest.mark.parametrize("archive", [False, True])
-def test_a_client_decodes_its_own_images_only(tmp_path, monkeypatch, archive):
+def test_only_images_of_the_client_are_decoded(tmp_path, monkeypatch, archive):
     monkeypatch.setitem(DATASETS, "pets", PETS)
     files = tree()
     files["train/cat/deep/2.png"] = files["train/cat/deep/2.png"][:40]
@@ -116,49 +113,8 @@ def test_an_image_is_decoded_once(tmp_path):
     assert torch.equal(images.train[1:3], first)
 
 
-@pytest.mark.parametrize(
-    "changes, says",
-    [
-        (
-            {"test/cat/x.png": png(picture(0))[:50]},
-            "test/cat/x.png: expected an image of 6 x 4 pixels, found a file that cannot",
-        ),
-        (
-            {"test/cat/x.png": b"GIF89a"},
-            "test/cat/x.png: expected an image of 6 x 4 pixels, found a file that cannot",
-        ),
-        (
-            {"test/cat/x.png": png(picture(0, (4, 6)))},
-            "test/cat/x.png: expected an image of 6 x 4 pixels, found 4 x 6",
-        ),
-        (
-            {"train/cat/deep/0.png": b""},
-            "train/cat/deep/0.png: expected an image, found a file that cannot be read",
-        ),
-        ({"test/cow/z.png": png(picture(0))}, "expected the classes of train in test, found 'cow' too"),
-    ],
-)
-def test_what_is_wrong_with_the_held_out_images_is_said_at_once(tmp_path, changes, says):
-    write(tmp_path, tree() | changes)
-    with pytest.raises(DataError, match=says):
-        PETS(tmp_path)
-
-
-@pytest.mark.parametrize("lost, says", [("train", "images in train,"), ("test", "images in test or val,")])
-def test_both_parts_are_needed(tmp_path, lost, says):
-    write(tmp_path, {name: content for name, content in tree().items() if not name.startswith(lost)})
-    with pytest.raises(DataError, match=f"expected {says} a folder a class, found none"):
-        PETS(tmp_path)
-
-
-def test_archives_that_are_truncated_or_of_another_root_or_absent(tmp_path):
+def test_archives_with_another_root_and_missing_archives(tmp_path):
     path = write(tmp_path, tree(), archive=True)
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(
-        DataError,
-        match="photos.zip: expected a zip archive of the folder photos, found File is not a zip file",
-    ):
-        PETS(tmp_path)
     with zipfile.ZipFile(path, "w") as target:
         target.writestr("other/train/cat/0.png", b"")
     with pytest.raises(DataError, match="expected images in train"):
@@ -178,22 +134,9 @@ def test_the_layout_of_tiny_imagenet(tmp_path):
     found = (images.test[:] * 255).round().byte().permute(0, 2, 3, 1).numpy()
     np.testing.assert_array_equal(found, [picture(i) for i in range(3)])
     assert images.test_labels.tolist() == [1, 0, 1]
-    write(tmp_path, files | {"val/val_annotations.txt": "\n".join(lines[:2]).encode()})
-    with pytest.raises(
-        DataError, match="a line for each image of val/images, .*found none for val/images/val_2"
-    ):
-        PETS(tmp_path)
 
 
-def test_the_real_archive():
-    images = DATASETS["tiny-imagenet"](real("tiny-imagenet-200_subset"))
-    assert images.shape == (3, 64, 64) and torch.bincount(images.train_labels).tolist() == [50] * 50
-    assert torch.bincount(images.test_labels).tolist() == [10] * 50
-    part = images.train[::500]
-    assert part.shape == (5, 3, 64, 64) and 0 <= part.min() and 0.5 < part.max() <= 1
-
-
-def test_a_folder_of_ones_own_with_a_validation_split(tmp_path, monkeypatch):
+def test_a_user_defined_folder_with_a_validation_split(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root = write(tmp_path, tree() | {"validation/dog/v.png": png(picture(7))})
     monkeypatch.chdir(root.parent)
@@ -206,8 +149,8 @@ def test_a_folder_of_ones_own_with_a_validation_split(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", ["photos", "photos.zip"])
-def test_images_are_resized_where_a_size_is_set(tmp_path, monkeypatch, path):
-    flat = np.full((9, 5, 3), 77, np.uint8)  # of one colour, which no way of resizing changes
+def test_images_are_resized_to_a_given_size(tmp_path, monkeypatch, path):
+    flat = np.full((9, 5, 3), 77, np.uint8)  # resizing does not change a single colour
     root = write(tmp_path, tree() | {"test/cat/x.png": png(flat)}, archive=path.endswith(".zip"))
     monkeypatch.chdir(root.parent)
     images = Classification(dataset={"name": "folder", "path": path, "size": 8}).dataset()
@@ -217,7 +160,7 @@ def test_images_are_resized_where_a_size_is_set(tmp_path, monkeypatch, path):
         Classification(dataset={"name": "folder", "path": path}).dataset()
 
 
-def test_a_folder_that_is_not_there(tmp_path, monkeypatch):
+def test_a_missing_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         DataError, match="expected one of pictures/, pictures.zip, a zip archive of the folder"

@@ -105,21 +105,21 @@ REFUSED = {
     "no test": ({"train": (SAMPLES, LABELS)}, "load returned no test samples: expected a dictionary"),
     "another name": (dict(GOOD, valid=1), "load returned 'valid': did you mean 'validation'"),
     "no labels": (dict(GOOD, train=SAMPLES), "train: expected a pair .* found an array of type float64"),
-    "words": (dict(GOOD, train=(SAMPLES.astype(str), LABELS)), "train: expected samples that are numbers"),
-    "flat": (dict(GOOD, train=(SAMPLES[:, 0], LABELS)), r"that are numbers \[n, ...\], .*shape \(12,\)"),
+    "words": (dict(GOOD, train=(SAMPLES.astype(str), LABELS)), "train: expected numeric samples"),
+    "flat": (dict(GOOD, train=(SAMPLES[:, 0], LABELS)), r"numeric samples \[n, ...\], .*shape \(12,\)"),
     "floats": (dict(GOOD, train=(SAMPLES, LABELS / 1)), "train: expected labels .n. that are .*float64"),
     "wide": (dict(GOOD, train=(SAMPLES, LABELS[:, None])), r"labels \[n\] that are .* shape \(12, 1\)"),
-    "named": (dict(GOOD, train=(SAMPLES, ["a"] * 12)), "number the classes, their names go into classes"),
+    "named": (dict(GOOD, train=(SAMPLES, ["a"] * 12)), "and return their names as classes"),
     "fewer": (dict(GOOD, test=(SAMPLES, [0, 1])), "test: expected samples .* 12 samples and 2 labels"),
     "empty": (dict(GOOD, test=(SAMPLES[:0], LABELS[:0])), "test: .* found 0 samples and 0 labels"),
     "too high": (dict(GOOD, test=(SAMPLES[:1], [3])), "test: .* from 0 to 2, .*, found 3 in row 0"),
     "negative": (dict(GOOD, train=(SAMPLES, LABELS - 1)), "train: .* from 0 to 1, .*, found -1 in row 0"),
-    "few names": (dict(GOOD, classes=["a", "b"]), "from 0 to 1, which classes names, found 2 in row 2"),
-    "many names": (dict(GOOD, classes=list("abcd")), "every class to train on, found none of 'd'"),
-    "a gap": (dict(GOOD, train=(SAMPLES, LABELS * 2)), "every class to train on, found none of '1'"),
-    "one class": (dict(train=ONE, test=ONE), "expected two classes at least, found 0"),
+    "few names": (dict(GOOD, classes=["a", "b"]), "from 0 to 1, as in classes, found 2 in row 2"),
+    "many names": (dict(GOOD, classes=list("abcd")), "training samples of every class, found none of 'd'"),
+    "a gap": (dict(GOOD, train=(SAMPLES, LABELS * 2)), "training samples of every class, found none of '1'"),
+    "one class": (dict(train=ONE, test=ONE), "expected at least two classes, found 0"),
     "classes": (dict(GOOD, classes=3), "classes: expected a list of names, found 3"),
-    "clients": (dict(GOOD, clients=[0, 1]), r"one for each of 12 samples to train on, .* \(2,\)"),
+    "clients": (dict(GOOD, clients=[0, 1]), r"one client for each of 12 training samples, .* \(2,\)"),
     "nan": (dict(GOOD, test=(NAN, LABELS)), "test: expected finite numbers, found nan in row 2 .returned"),
     "shapes": (dict(GOOD, test=(SAMPLES.T[:, :3], [0, 1])), r"test: expected samples of shape \(2,\) as in"),
 }
@@ -213,7 +213,7 @@ def test_texts_of_a_function(file):
     assert problem.test_labels().tolist() == [1, 0] * 4
     for wrong, says in (
         ({"train": TEXTS, "test": (["a", 3], [0, 1])}, "test: expected texts, found 3 in row 1"),
-        ({"train": (["a"] * 3, [0, 1, 2]), "test": TEXTS}, "expected labels 1, positive, and 0, negative"),
+        ({"train": (["a"] * 3, [0, 1, 2]), "test": TEXTS}, "expected labels 1 .positive. and 0 .negative."),
     ):
         with pytest.raises(DataError, match=says):
             TextAUC(dataset=returning(wrong)).dataset()
