@@ -1,5 +1,6 @@
-"""Users' own classes: how they are found, what they are known by, and what is said of an error in them."""
+"""User-defined classes: how they are found and identified, and how errors in them are reported."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import pytest
 
 import mpifed
 from mpifed import Config, ConfigError
-from mpifed.algorithms import LocalSGDA
+from mpifed.algorithms import AdaFGDA, LocalSGDA
 from mpifed.base.plugins import plugin
 from mpifed.base.settings import title
 from mpifed.cli.main import main
@@ -16,20 +17,21 @@ from mpifed.config.plugins import changed_sources, expect_same_sources, find, na
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Saddle as PackageSaddle
 
-#: A problem with the name of one of the package's, and another start.
+#: A problem with the name of a problem of the package and another starting point.
 PLUGIN = """
 from dataclasses import dataclass
 from mpifed.problems import Saddle as Base
 
 @dataclass
 class Saddle(Base):
-    \"\"\"A saddle of my own.\"\"\"
+    \"\"\"A user-defined saddle.\"\"\"
     c: float = 1.0
 
     def initial(self, rng):
         return {block: self.c * v for block, v in super().initial(rng).items()}
 """
 METHOD = {"name": "LocalSGDA", "q": 2, "eta_x": 0.01, "eta_y": 0.01}
+JOB = 'algorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }\n'
 
 
 @pytest.fixture
@@ -50,254 +52,75 @@ def table(problem, out="runs/none", **settings) -> dict:
     }
 
 
+def run(problem, out, **settings):
+    return mpifed.run(Config.from_table(table(problem, out, **settings)), SerialComm())
+
+
 def command_line(monkeypatch, capsys, *words) -> str:
-    """What the command line says as it ends with exit code 2."""
+    """Run a command that ends with exit code 2; return its standard error."""
     monkeypatch.setattr(sys, "argv", ["mpifed", *map(str, words)])
     with pytest.raises(SystemExit) as end:
         main()
-    said = capsys.readouterr().err
-    assert end.value.code == 2 and "Traceback" not in said, said
-    return said
+    text = capsys.readouterr().err
+    assert end.value.code == 2 and "Traceback" not in text, text
+    return text
 
 
-def test_the_packages_own_are_known_by_their_names():
+def test_classes_of_the_package_are_identified_by_name():
     config = Config.from_table(table("Saddle"))
     assert "plugins" not in config.table() and config.table()["problem"]["name"] == "Saddle"
     assert plugin(PackageSaddle) is None and title(config.problem) == name_of(config.problem) == "Saddle"
 
 
-def test_a_plugin_is_known_by_its_file_and_digest(file, monkeypatch):
+def test_presets_are_identified_by_name():
+    config = Config.from_table(table("Saddle", algorithm={"name": "FGDA", "q": 3}))
+    stored = config.table()
+    assert title(config.algorithm) == stored["algorithm"]["name"] == "FGDA"
+    assert stored["algorithm"]["q"] == 3 and not {"matrix", "first_matrix"} & set(stored["algorithm"])
+    assert Config.from_table(stored).table() == stored and "plugins" not in stored
+    assert title(AdaFGDA(q=3)) == "AdaFGDA"
+    with pytest.raises(ConfigError, match="algorithm has no setting 'matrix'"):
+        Config.from_table(table("Saddle", algorithm={"name": "FGDA", "q": 3, "matrix": "adam"}))
+
+
+def test_a_class_of_a_file_is_identified_by_path_and_digest(file, monkeypatch):
     monkeypatch.chdir(file.parent)
     config = Config.from_table(table("./mine.py:Saddle"))
     stored = config.table()
-    digest = subprocess.run(["sha256sum", file], capture_output=True, text=True, check=True).stdout.split()[0]
-    assert stored["problem"]["name"] == f"{file}:Saddle"
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert stored["problem"]["name"] == f"{file}:Saddle" and title(config.problem) == "Saddle"
     assert stored["plugins"] == {"problem": {"name": f"{file}:Saddle", "digest": digest}}
-    assert title(config.problem) == "Saddle"
     assert Config.from_table(json.loads(json.dumps(stored))).table() == stored
-    by_hand = Config(algorithm=config.algorithm, problem=config.problem)
-    assert by_hand.table()["plugins"] == stored["plugins"]
+    from_objects = Config(algorithm=config.algorithm, problem=config.problem)
+    assert from_objects.table()["plugins"] == stored["plugins"]
+    file.write_text(PLUGIN + "# edited\n")  # during the run
+    assert config.table() == stored
+    assert Config.from_table(stored).table()["plugins"] != stored["plugins"]
 
 
-def test_the_digest_is_that_of_the_source_that_runs(file):
-    """A file that is edited while its run goes on does not put its new digest into the next checkpoint."""
-    config = Config.from_table(table(f"{file}:Saddle"))
-    before = config.table()
-    file.write_text(PLUGIN + "# edited\n")
-    assert config.table() == before
-    assert Config.from_table(before).table()["plugins"] != before["plugins"]
-
-
-def test_a_module_is_known_by_its_name(tmp_path, monkeypatch):
-    (tmp_path / "some_package").mkdir()
-    (tmp_path / "some_package" / "__init__.py").touch()
-    (tmp_path / "some_package" / "inner.py").write_text(PLUGIN)
+def test_a_class_of_a_module_is_identified_by_its_name(tmp_path, monkeypatch):
+    inner = tmp_path / "some_package" / "inner.py"
+    inner.parent.mkdir()
+    (inner.parent / "__init__.py").touch()
+    inner.write_text(PLUGIN)
     monkeypatch.syspath_prepend(tmp_path)
-    config = Config.from_table(table("some_package.inner:Saddle"))
-    assert config.table()["plugins"]["problem"]["name"] == "some_package.inner:Saddle"
-    expect_same_sources(config.table())
-    (tmp_path / "some_package" / "inner.py").write_text(PLUGIN + "# edited\n")
+    stored = Config.from_table(table("some_package.inner:Saddle")).table()
+    assert stored["problem"]["name"] == "some_package.inner:Saddle"
+    expect_same_sources(stored)
+    inner.write_text(PLUGIN + "# edited\n")
     with pytest.raises(ConfigError, match="the source of problem some_package.inner:Saddle has changed"):
-        expect_same_sources(config.table())
+        expect_same_sources(stored)
 
 
-def test_a_file_is_run_once_for_each_state(file):
-    first = find(f"{file}:Saddle", "problem")
-    assert find(f"{file}:Saddle", "problem") is first
-    file.write_text(PLUGIN.replace("c: float", "cc: float"))
-    assert find(f"{file}:Saddle", "problem").__dataclass_fields__.keys() >= {"cc"}
-    file.write_text("import nothing_of_this_name\n")
-    with pytest.raises(ConfigError):
-        find(f"{file}:Saddle", "problem")
-
-
-def test_nested_classes(file):
+def test_a_nested_class_is_identified_by_its_qualified_name(file):
     file.write_text(PLUGIN + "\nclass Holder:\n    @dataclass\n    class Inner(Saddle):\n        pass\n")
     stored = Config.from_table(table(f"{file}:Holder.Inner")).table()
     assert stored["problem"]["name"] == f"{file}:Holder.Inner"
     assert Config.from_table(stored).table() == stored
 
 
-def test_neighbours_can_be_imported_while_loading_and_later(tmp_path):
-    (tmp_path / "neighbour_of_mine.py").write_text("SCALE = 3.0\n")
-    (tmp_path / "late_neighbour.py").write_text("SCALE = 5.0\n")
-    (tmp_path / "mine.py").write_text(
-        PLUGIN.replace("class Saddle", "class Mine").replace("c: float = 1.0", "c: float = SCALE")
-        + "\n    def late(self):\n        import late_neighbour\n        return late_neighbour.SCALE\n"
-    )
-    file = tmp_path / "mine.py"
-    file.write_text("from neighbour_of_mine import SCALE\n" + file.read_text())
-    problem = Config.from_table(table(f"{file}:Mine")).problem
-    assert problem.c == 3.0 and problem.late() == 5.0
-    assert sys.path[0] != str(tmp_path), "a neighbour must not hide an installed module later on"
-
-
-def test_files_of_one_name_in_two_folders(tmp_path):
-    for folder, scale in (("a", 1.0), ("b", 2.0)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "mine.py").write_text(PLUGIN.replace("1.0", str(scale)))
-    first, second = (find(f"{tmp_path / folder}/mine.py:Saddle", "problem") for folder in "ab")
-    assert first.__module__ != second.__module__ and (first(clients=2).c, second(clients=2).c) == (1.0, 2.0)
-    assert sys.modules[first.__module__].Saddle is first
-
-
-def test_neighbours_of_one_name_in_two_folders_are_refused(tmp_path):
-    """The second plugin would silently get the first one's neighbour."""
-    for folder in "ab":
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "same_neighbour.py").write_text(f"FOLDER = '{folder}'\n")
-        (tmp_path / folder / f"{folder}.py").write_text("import same_neighbour\n" + PLUGIN)
-    find(f"{tmp_path}/a/a.py:Saddle", "problem")
-    with pytest.raises(
-        ConfigError, match="imports 'same_neighbour', which in this process is .*a/same_.* rename one"
-    ):
-        find(f"{tmp_path}/b/b.py:Saddle", "problem")
-
-
-@pytest.mark.parametrize(
-    "source, says",
-    [
-        ("x = (\n", ["SyntaxError: '(' was never closed", 'mine.py", line 1']),
-        ("import no_such_module_at_all\n", ["ModuleNotFoundError: No module named", 'mine.py", line 1']),
-        ("def f():\n    return 1 / 0\n\n\nf()\n", ["ZeroDivisionError", "line 2, in f", "return 1 / 0"]),
-        ("raise SystemExit(0)\n", ["SystemExit: 0", 'mine.py", line 1']),
-        (PLUGIN + "    d = undefined\n", ["NameError: name 'undefined'", "in Saddle", "d = undefined"]),
-        (
-            PLUGIN + "    def __post_init__(self):\n        self.nothing\n",
-            ["problem Saddle cannot be made: AttributeError", "in __post_init__", "self.nothing"],
-        ),
-        (
-            PLUGIN + "    def __post_init__(self):\n        int('x')\n",
-            ["invalid literal for int()", "in __post_init__", "int('x')"],
-        ),
-        (
-            PLUGIN.replace("class Saddle", "class Sadle"),
-            ["has no 'Saddle': did you mean 'Sadle'? (options: Sadle)"],
-        ),
-        ("class Saddle:\n    pass\n", ["is not a subclass of mpifed.Problem"]),
-    ],
-)
-def test_errors_in_a_plugin_show_its_lines_and_no_others(file, source, says, monkeypatch, capsys):
-    file.write_text(source)
-    job = file.with_name("job.toml")
-    job.write_text('algorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }\n')
-    said = command_line(monkeypatch, capsys, "run", job, f"problem.name={file}:Saddle")
-    for words in says:
-        assert words in said, said
-    assert str(mpifed.__path__[0]) not in said and "importlib" not in said, said
-
-
-def test_an_error_in_a_neighbour_shows_both_files(file, monkeypatch, capsys):
-    file.with_name("faulty_neighbour.py").write_text("def f(:\n")
-    file.write_text("import faulty_neighbour\n")
-    said = command_line(monkeypatch, capsys, "check", f"{file}:Saddle")
-    assert "SyntaxError" in said and 'mine.py", line 1' in said and 'faulty_neighbour.py", line 1' in said, (
-        said
-    )
-
-
-def test_info_of_a_plugin_that_cannot_be_loaded(file, monkeypatch, capsys):
-    file.write_text("1 / 0\n")
-    assert "ZeroDivisionError" in command_line(monkeypatch, capsys, "info", f"{file}:Saddle")
-
-
-def test_a_run_goes_on_with_its_own_class(file, tmp_path):
-    """The user's class is called as one of the package's, which ends elsewhere."""
-    whole = mpifed.run(Config.from_table(table(f"{file}:Saddle", tmp_path / "whole", rounds=6)), SerialComm())
-    mpifed.run(Config.from_table(table(f"{file}:Saddle", tmp_path / "run")), SerialComm())
-    on = mpifed.resume(tmp_path / "run", ["rounds=6"], SerialComm())
-    assert all((on.point[block] == whole.point[block]).all() for block in "xy")
-    assert type(find(f"{file}:Saddle", "problem")(clients=3)).__mro__[1] is PackageSaddle
-
-
-def test_a_changed_source_does_not_continue(file, tmp_path, monkeypatch, capsys):
-    out, job = tmp_path / "run", tmp_path / "job.toml"
-    job.write_text(
-        f'rounds = 4\nproblem = {{ name = "{file}:Saddle", clients = 3 }}\n'
-        'algorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }\n'
-        f'[run]\nout = "{out}"\nprogress = false\n'
-    )
-    mpifed.run(Config.load(job), SerialComm())
-    file.write_text(PLUGIN.replace("self.c *", "2 * self.c *"))
-    for words in (("run", job, "rounds=6"), ("resume", out, "rounds=6")):
-        said = command_line(monkeypatch, capsys, *words)
-        assert f"the source of problem {file}:Saddle has changed" in said, said
-        assert "run.overwrite=true" in said and said.count("\n") == 1, said
-    mpifed.run(Config.load(job, ["run.overwrite=true"]), SerialComm())
-    file.unlink()
-    said = command_line(monkeypatch, capsys, "resume", out, "rounds=6")
-    assert f"problem {file}:Saddle cannot be imported again" in said, said
-
-
-def test_a_class_of_the_packages_name_does_not_take_over_and_the_other_way_round(file, tmp_path):
-    for first, second in (("Saddle", f"{file}:Saddle"), (f"{file}:Saddle", "Saddle")):
-        out = tmp_path / first.replace("/", "_")
-        mpifed.run(Config.from_table(table(first, out)), SerialComm())
-        with pytest.raises(CollectiveError, match="problem.name is .*Saddle there and .*Saddle here"):
-            mpifed.run(Config.from_table(table(second, out, rounds=6)), SerialComm())
-
-
-def test_a_class_made_in_python_is_never_replaced_by_a_name(tmp_path):
-    """The class below is called Saddle, too; `resume` of its run cannot make it again, and says so."""
-
-    class Saddle(PackageSaddle):
-        pass
-
-    method = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
-    settings = {"out": str(tmp_path / "run"), "progress": False}
-    config = Config(algorithm=method, problem=Saddle(clients=3), rounds=4, run=settings)
-    assert "<locals>.Saddle" in config.table()["problem"]["name"]
-    mpifed.run(config, SerialComm())
-    with pytest.raises(
-        ConfigError, match="<locals>.Saddle cannot be imported again: continue with its Config"
-    ):
-        mpifed.resume(tmp_path / "run", ["rounds=6"], SerialComm())
-    longer = Config(algorithm=method, problem=Saddle(clients=3), rounds=6, run=settings)
-    assert mpifed.run(longer, SerialComm()).costs["round"][-1] == 6
-
-
-def test_a_resumption_with_another_plugin_by_name(file):
-    """Whoever names another class for a run that goes on has asked for it."""
-    stored = Config.from_table(table(f"{file}:Saddle")).table()
-    file.unlink()
-    with pytest.raises(ConfigError, match="cannot be imported again"):
-        expect_same_sources(stored)
-    expect_same_sources(stored | {"problem": "Saddle"})
-
-
-def test_classes_without_a_source_are_never_taken_for_the_same():
-    old = {"plugins": {"problem": {"name": "__main__:Saddle", "digest": ""}}}
-    assert "has no source file" in changed_sources(old, old)[0]
-    with pytest.raises(ConfigError, match="cannot be imported again"):
-        expect_same_sources(old | {"problem": {"name": "__main__:Saddle"}})
-
-
-SCRIPT = """
-import sys, mpifed
-from mpifed.algorithms import LocalSGDA
-if __name__ == "__main__":
-    run = {"out": sys.argv[1], "progress": False}
-    method = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
-    mpifed.run(mpifed.Config(algorithm=method, problem=Saddle(clients=3), rounds=4, run=run))
-    print(mpifed.resume(sys.argv[1], ["rounds=6"]).costs["round"][-1])
-"""
-
-
-def test_a_class_of_the_running_script(tmp_path):
-    """It is known by the script's file, from which the script and every other process make it again."""
-    script, out = tmp_path / "script.py", tmp_path / "run"
-    own = PLUGIN.replace("@dataclass", "@problem_settings").replace(
-        "from dataclasses import dataclass", "from mpifed.base.settings import problem_settings"
-    )
-    script.write_text(own + SCRIPT)
-    done = subprocess.run([sys.executable, script, out], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and done.stdout.strip() == "6", done.stderr
-    again = mpifed.resume(out, ["rounds=8"], SerialComm())
-    assert again.costs["round"][-1] == 8
-
-
 def test_entry_points(file, monkeypatch):
-    """An installed package may give its class a name; the run is stored under module and class."""
+    """An installed package may name its class; a run stores the module and the class."""
     package = file.with_name("plugin_package-1.dist-info")
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin-package\nVersion: 1\n")
@@ -316,14 +139,169 @@ def test_entry_points(file, monkeypatch):
         find("Broken", "problem")
 
 
-def test_presets_and_titles():
-    from mpifed.algorithms import AdaFGDA
+def test_a_file_is_executed_once_for_each_state(file):
+    first = find(f"{file}:Saddle", "problem")
+    assert find(f"{file}:Saddle", "problem") is first
+    file.write_text(PLUGIN.replace("c: float", "cc: float"))
+    assert find(f"{file}:Saddle", "problem").__dataclass_fields__.keys() >= {"cc"}
+    file.write_text("import nothing_of_this_name\n")
+    with pytest.raises(ConfigError):
+        find(f"{file}:Saddle", "problem")
 
-    config = Config.from_table(table("Saddle", algorithm={"name": "FGDA", "q": 3}))
-    stored = config.table()
-    assert title(config.algorithm) == stored["algorithm"]["name"] == "FGDA"
-    assert stored["algorithm"]["q"] == 3 and not {"matrix", "first_matrix"} & set(stored["algorithm"])
-    assert Config.from_table(stored).table() == stored and "plugins" not in stored
-    assert title(AdaFGDA(q=3)) == "AdaFGDA"
-    with pytest.raises(ConfigError, match="algorithm has no setting 'matrix'"):
-        Config.from_table(table("Saddle", algorithm={"name": "FGDA", "q": 3, "matrix": "adam"}))
+
+def test_modules_in_the_same_folder_can_be_imported(tmp_path):
+    (tmp_path / "neighbour_of_mine.py").write_text("SCALE = 3.0\n")
+    (tmp_path / "late_neighbour.py").write_text("SCALE = 5.0\n")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from neighbour_of_mine import SCALE\n"
+        + PLUGIN.replace("class Saddle", "class Mine").replace("c: float = 1.0", "c: float = SCALE")
+        + "\n    def late(self):\n        import late_neighbour\n        return late_neighbour.SCALE\n"
+    )
+    problem = Config.from_table(table(f"{file}:Mine")).problem
+    assert problem.c == 3.0 and problem.late() == 5.0
+    assert sys.path[0] != str(tmp_path), "a neighbour must not hide an installed module later"
+
+
+def test_files_of_the_same_name_and_their_neighbours(tmp_path):
+    """Two files of one name are two modules. Two neighbours of one name are refused, because the second file
+    would silently import the first file's neighbour."""
+    for folder, scale in (("a", 1.0), ("b", 2.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(PLUGIN.replace("1.0", str(scale)))
+        (tmp_path / folder / "same_neighbour.py").write_text(f"FOLDER = '{folder}'\n")
+        (tmp_path / folder / f"{folder}.py").write_text("import same_neighbour\n" + PLUGIN)
+    first, second = (find(f"{tmp_path / folder}/mine.py:Saddle", "problem") for folder in "ab")
+    assert first.__module__ != second.__module__ and (first(clients=2).c, second(clients=2).c) == (1.0, 2.0)
+    assert sys.modules[first.__module__].Saddle is first
+    find(f"{tmp_path}/a/a.py:Saddle", "problem")
+    with pytest.raises(
+        ConfigError, match="imports 'same_neighbour', which in this process is .*a/same_.* rename"
+    ):
+        find(f"{tmp_path}/b/b.py:Saddle", "problem")
+
+
+@pytest.mark.parametrize(
+    "source, says",
+    [
+        ("x = (\n", ["SyntaxError: '(' was never closed", 'mine.py", line 1']),
+        ("import no_such_module_at_all\n", ["ModuleNotFoundError: No module named", 'mine.py", line 1']),
+        ("import faulty_neighbour\n", ["SyntaxError", 'mine.py", line 1', 'faulty_neighbour.py", line 1']),
+        ("def f():\n    return 1 / 0\n\n\nf()\n", ["ZeroDivisionError", "line 2, in f", "return 1 / 0"]),
+        ("raise SystemExit(0)\n", ["SystemExit: 0", 'mine.py", line 1']),
+        (PLUGIN + "    d = undefined\n", ["NameError: name 'undefined'", "in Saddle", "d = undefined"]),
+        (
+            PLUGIN + "    def __post_init__(self):\n        self.nothing\n",
+            ["problem Saddle cannot be created: AttributeError", "in __post_init__", "self.nothing"],
+        ),
+        (
+            PLUGIN + "    def __post_init__(self):\n        int('x')\n",
+            ["invalid literal for int()", "in __post_init__", "int('x')"],
+        ),
+        (
+            PLUGIN.replace("class Saddle", "class Sadle"),
+            ["has no 'Saddle': did you mean 'Sadle'? (options: Sadle)"],
+        ),
+        ("class Saddle:\n    pass\n", ["is not a subclass of mpifed.Problem"]),
+    ],
+)
+def test_errors_show_the_lines_of_the_plugin_only(file, source, says, monkeypatch, capsys):
+    file.write_text(source)
+    file.with_name("faulty_neighbour.py").write_text("def f(:\n")
+    job = file.with_name("job.toml")
+    job.write_text(JOB)
+    text = command_line(monkeypatch, capsys, "run", job, f"problem.name={file}:Saddle")
+    assert all(words in text for words in says), text
+    assert str(mpifed.__path__[0]) not in text and "importlib" not in text, text
+
+
+def test_a_run_of_a_user_defined_class_can_be_resumed(file, tmp_path):
+    """The class has the name of a class of the package, which ends at another point."""
+    whole = run(f"{file}:Saddle", tmp_path / "whole", rounds=6)
+    run(f"{file}:Saddle", tmp_path / "run")
+    resumed = mpifed.resume(tmp_path / "run", ["rounds=6"], SerialComm())
+    assert all((resumed.point[block] == whole.point[block]).all() for block in "xy")
+    assert type(find(f"{file}:Saddle", "problem")(clients=3)).__mro__[1] is PackageSaddle
+
+
+def test_a_run_cannot_be_resumed_with_another_source(file, tmp_path, monkeypatch, capsys):
+    out, job = tmp_path / "run", tmp_path / "job.toml"
+    job.write_text(
+        f'rounds = 4\nproblem = {{ name = "{file}:Saddle", clients = 3 }}\n{JOB}'
+        f'[run]\nout = "{out}"\nprogress = false\n'
+    )
+    mpifed.run(Config.load(job), SerialComm())
+    file.write_text(PLUGIN.replace("self.c *", "2 * self.c *"))
+    for words in (("run", job, "rounds=6"), ("resume", out, "rounds=6")):
+        text = command_line(monkeypatch, capsys, *words)
+        assert f"the source of problem {file}:Saddle has changed" in text, text
+        assert "run.overwrite=true" in text and text.count("\n") == 1, text
+    mpifed.run(Config.load(job, ["run.overwrite=true"]), SerialComm())
+    file.unlink()
+    text = command_line(monkeypatch, capsys, "resume", out, "rounds=6")
+    assert f"problem {file}:Saddle cannot be imported again" in text, text
+
+
+def test_classes_of_the_same_name_do_not_replace_each_other(file, tmp_path):
+    for first, second in (("Saddle", f"{file}:Saddle"), (f"{file}:Saddle", "Saddle")):
+        out = tmp_path / first.replace("/", "_")
+        run(first, out)
+        with pytest.raises(CollectiveError, match="problem.name is .*Saddle there and .*Saddle here"):
+            run(second, out, rounds=6)
+
+
+def test_a_local_class_is_continued_from_python_only(tmp_path):
+    class Saddle(PackageSaddle):
+        pass
+
+    def started(rounds):
+        settings = {"out": str(tmp_path / "run"), "progress": False}
+        method = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
+        config = Config(algorithm=method, problem=Saddle(clients=3), rounds=rounds, run=settings)
+        assert "<locals>.Saddle" in config.table()["problem"]["name"]
+        return mpifed.run(config, SerialComm())
+
+    started(4)
+    with pytest.raises(
+        ConfigError, match="<locals>.Saddle cannot be imported again: continue with its Config"
+    ):
+        mpifed.resume(tmp_path / "run", ["rounds=6"], SerialComm())
+    assert started(6).costs["round"][-1] == 6
+
+
+def test_a_plugin_that_a_change_replaces_is_not_compared(file):
+    stored = Config.from_table(table(f"{file}:Saddle")).table()
+    file.unlink()
+    with pytest.raises(ConfigError, match="cannot be imported again"):
+        expect_same_sources(stored)
+    expect_same_sources(stored | {"problem": "Saddle"})
+
+
+def test_classes_without_a_source_are_never_equal():
+    old = {"plugins": {"problem": {"name": "__main__:Saddle", "digest": ""}}}
+    assert "has no source file" in changed_sources(old, old)[0]
+    with pytest.raises(ConfigError, match="cannot be imported again"):
+        expect_same_sources(old | {"problem": {"name": "__main__:Saddle"}})
+
+
+SCRIPT = """
+import sys, mpifed
+from mpifed.algorithms import LocalSGDA
+if __name__ == "__main__":
+    run = {"out": sys.argv[1], "progress": False}
+    method = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
+    mpifed.run(mpifed.Config(algorithm=method, problem=Saddle(clients=3), rounds=4, run=run))
+    print(mpifed.resume(sys.argv[1], ["rounds=6"]).costs["round"][-1])
+"""
+
+
+def test_a_class_of_the_running_script(tmp_path):
+    """The class is identified by the script's file, from which every process can import it."""
+    script, out = tmp_path / "script.py", tmp_path / "run"
+    own = PLUGIN.replace("@dataclass", "@problem_settings").replace(
+        "from dataclasses import dataclass", "from mpifed.base.settings import problem_settings"
+    )
+    script.write_text(own + SCRIPT)
+    done = subprocess.run([sys.executable, script, out], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.strip() == "6", done.stderr
+    assert mpifed.resume(out, ["rounds=8"], SerialComm()).costs["round"][-1] == 8
