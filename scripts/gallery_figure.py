@@ -67,8 +67,8 @@ def _draw(cell, found: Standings, axis: Axis, shown: Sequence[Entry]) -> None:
     for one in found.entries:
         if one not in shown:
             curve = one.setting.curve(found.metric)
-            costs = [axis.of(run, curve.rounds) for run in one.setting.drawn(found.metric)]
-            line = curve.line(scale == "log" or not one.setting.is_whole(found.metric))
+            costs = [axis.costs(run, curve.rounds) for run in one.setting.curve_runs(found.metric)]
+            line = curve.line(scale == "log" or not one.setting.all_finite(found.metric))
             line = np.where(np.abs(line) < DIVERGED, line, np.nan)
             across = np.mean(costs, axis=0) / size
             cell.plot(across, line, color="0.86", linewidth=0.8, zorder=0.5, antialiased=False)

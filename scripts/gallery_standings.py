@@ -44,7 +44,7 @@ class Entry:
     @property
     def spread(self) -> Spread:
         """Of the final values."""
-        return Spread.of(self.finals.values())
+        return Spread.from_values(self.finals.values())
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _paid(setting: Setting, rule: Rule) -> dict[str, dict[int, float]]:
     if any(at is None for at in rounds.values()):
         return {}
     return {
-        axis.name: {run.config["seed"]: float(axis.of(run, [at])[0]) for run, at in rounds.items()}
+        axis.name: {run.config["seed"]: float(axis.costs(run, [at])[0]) for run, at in rounds.items()}
         for axis in PAID
     }
 

@@ -1,4 +1,4 @@
-"""The sources to cite for runs: those of their methods, problems, matrices and data."""
+"""References for the methods, problems, adaptive matrices and data of runs."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["cite", "references", "sources"]
 
 
 def cite(places: Iterable[str | Path]) -> str:
-    """The BibTeX entries of the methods, problems and data of runs, "" for none.
+    """The BibTeX entries of the methods, problems and data of runs; "" if there are none.
 
     Raises:
-        ValueError: no runs, or one that cannot be read.
+        ValueError: there are no runs, or a run cannot be read.
     """
     return bibtex(sources(load(path).config for path in find_runs(places)))
 
 
 def references(configs: Iterable[dict[str, Any]]) -> list[str]:
-    """One line for each source of the runs with these resolved settings, in the order of first use."""
+    """One line per source of the runs with these resolved settings, in the order of first use."""
     return [plain(key) for key in sources(configs)]
 
 
 def sources(configs: Iterable[dict[str, Any]]) -> list[str]:
-    """The keys of the sources in the bibliography, in the order of first use."""
+    """Keys of the sources in the bibliography, in the order of first use."""
     keys: dict[str, None] = {}
     for config in configs:
         for setting, value in flatten(config).items():
@@ -40,7 +40,7 @@ def sources(configs: Iterable[dict[str, Any]]) -> list[str]:
 
 
 def _known(setting: str, value: str) -> object:
-    """The class of a name; ``None`` for a user's own, which a report does not import."""
+    """The class of a name; ``None`` for a user-defined class, which a report does not import."""
     if setting.endswith(".matrix.name"):
         return MATRICES.get(value)
     section, _, key = setting.partition(".")

@@ -1,4 +1,4 @@
-"""Who holds what: the samples of every class on every client of a job, as a table and as a figure."""
+"""Number of samples per client and class, as a table and as a figure."""
 
 from __future__ import annotations
 
@@ -18,32 +18,31 @@ from rich import box
 from rich.table import Table
 
 from mpifed.base.console import Console
-from mpifed.base.log import drawn
+from mpifed.base.log import figure_text
 from mpifed.config.job import Config, ConfigError
-from mpifed.storage.atomic import writing
-from mpifed.storage.ownership import MADE_BY
+from mpifed.storage.files import MADE_BY, writing
 
-__all__ = ["Holdings", "holdings", "title", "print_holdings", "draw", "show"]
+__all__ = ["ClassCounts", "class_counts", "title", "print_counts", "draw", "show"]
 
-#: Most classes that get a column or an entry of the legend each, and most clients that get a row each.
+#: Greatest number of classes shown as columns or in the legend, and of clients shown as rows.
 COLUMNS, ROWS = 12, 40
 
 
 @dataclass(frozen=True, eq=False)
-class Holdings:
-    """Samples by client and class ``[N, classes]``, and the classes' names. One class stands for samples
-    without any."""
+class ClassCounts:
+    """Number of samples by client and class ``[N, classes]``, and the names of the classes. Samples without
+    labels count as one class."""
 
     title: str
     counts: np.ndarray
     names: list[str]
 
 
-def holdings(config: Config) -> Holdings:
-    """Prepare the job's problem as a run does, and count.
+def class_counts(config: Config) -> ClassCounts:
+    """Prepare the job's problem as a run does, and count its samples.
 
     Raises:
-        ConfigError: the problem's data do not fit or cannot be read, or it has none.
+        ConfigError: the problem has no data, or they cannot be read or partitioned.
     """
     problem = config.problem
     try:
@@ -52,65 +51,61 @@ def holdings(config: Config) -> Holdings:
         raise ConfigError(str(error)) from error
     found = problem.class_counts()
     if found is None and not problem.client_data(0):
-        raise ConfigError(f"{type(problem).__name__} makes its samples as it goes: clients hold no data")
+        raise ConfigError(f"{type(problem).__name__} generates its samples: clients store no data")
     counts, names = found or (
         np.array([[problem.client_size(client)] for client in range(problem.clients)]),
         ["samples"],
     )
-    return Holdings(title(config.table()), counts, names)
+    return ClassCounts(title(config.table()), counts, names)
 
 
 def show(config: Config, path: Path) -> None:
-    """Print the holdings of a job, and draw them into the file ``path``.
+    """Print the class counts of a job, and draw them into the file ``path``.
 
     Raises:
-        ConfigError: as for :func:`holdings`, or the file cannot be written.
+        ConfigError: as for :func:`class_counts`, or the file cannot be written.
     """
-    held = holdings(config)
-    print_holdings(held)
+    found = class_counts(config)
+    print_counts(found)
     with writing(path) as temporary:
-        draw(held, temporary)
+        draw(found, temporary)
 
 
 def title(config: dict) -> str:
-    """The problem, its data and who gets what, from the table of a job's settings."""
+    """The problem, its data and partition, from the table of a job's settings."""
     settings = config["problem"]
-    words = [_called(settings[key]) for key in ("name", "dataset") if key in settings]
+    words = [_name(settings[key]) for key in ("name", "dataset") if key in settings]
     if isinstance(partition := settings.get("partition"), dict):
         options = ", ".join(f"{key} = {value}" for key, value in partition.items() if key != "name")
         words.append(f"{partition['name']} ({options})" if options else partition["name"])
     return ", ".join([*words, f"{settings['clients']} clients", f"seed {config['seed']}"])
 
 
-def _called(value) -> str:
-    """A name, or of a table of settings the file that it is about."""
+def _name(value) -> str:
+    """The name in a setting; the file's name for a table about a file."""
     if not isinstance(value, dict):
         return str(value)
     return Path(next(value[key] for key in ("file", "path", "name") if key in value)).name
 
 
-def print_holdings(held: Holdings, console: Console | None = None) -> None:
-    """Print one row a client, with a column a class where there are not too many of either, and totals."""
+def print_counts(found: ClassCounts, console: Console | None = None) -> None:
+    """Print one row per client and one column per class, as far as there are not too many, and totals."""
     console = console or Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 120)
-    counts, sizes = held.counts, held.counts.sum(axis=1)
-    wide = 1 < len(held.names) <= COLUMNS
-    table = Table(title=held.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
-    columns = held.names if wide else ["classes", "largest class %"] if len(held.names) > 1 else []
+    counts, sizes = found.counts, found.counts.sum(axis=1)
+    wide = 1 < len(found.names) <= COLUMNS
+    table = Table(title=found.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    columns = found.names if wide else ["classes", "largest class %"] if len(found.names) > 1 else []
     for column in ("client", "samples", *columns):
         table.add_column(column, justify="right", overflow="fold")
-    shown = (
-        range(len(counts))
-        if len(counts) <= ROWS
-        else [*range(ROWS // 2), *range(len(counts) - ROWS // 2, len(counts))]
-    )
-    for place, client in enumerate(shown):
-        if place and client != shown[place - 1] + 1:
+    for client in range(len(counts)):
+        if len(counts) <= ROWS or not ROWS // 2 <= client < len(counts) - ROWS // 2:
+            table.add_row(str(client), *_cells(counts[client], wide, len(columns)))
+        elif client == ROWS // 2:
             table.add_row("...")
-        table.add_row(str(client), *_cells(counts[client], wide, len(columns)))
     table.add_section()
     table.add_row("all", *_cells(counts.sum(axis=0), wide, len(columns)))
     console.print(table)
-    console.print(f"samples a client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}")
+    console.print(f"samples per client: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,.0f}")
 
 
 def _cells(counts: np.ndarray, wide: bool, columns: int) -> list[str]:
@@ -118,30 +113,26 @@ def _cells(counts: np.ndarray, wide: bool, columns: int) -> list[str]:
     return [str(counts.sum()), *(f"{number:.0f}" for number in [*numbers][:columns])]
 
 
-def draw(held: Holdings, file: Path | BinaryIO) -> None:
-    """Write a PNG, to a path or an open file, with one bar a client, stacked from its samples of each
+def draw(found: ClassCounts, file: Path | BinaryIO) -> None:
+    """Write a PNG to a path or an open file, with one bar per client, stacked from its samples of each
     class."""
-    counts = held.counts
+    counts = found.counts
     clients, classes = counts.shape
-    figure = Figure(
-        figsize=(min(14, 5 + 0.25 * clients), 4.5), dpi=150, layout="constrained", facecolor="white"
-    )
+    size = (min(14, 5 + 0.25 * clients), 4.5)
+    figure = Figure(figsize=size, dpi=150, layout="constrained", facecolor="white")
     axes = figure.subplots()
-    colours = colormaps["tab10" if classes <= 10 else "turbo"].resampled(
-        max(classes, 10 if classes <= 10 else 1)
-    )
+    colours = colormaps["tab10" if classes <= 10 else "turbo"].resampled(max(classes, 10))
     tops = np.concatenate([np.zeros((clients, 1), int), np.cumsum(counts, axis=1)], axis=1)
     left, right = np.arange(clients) - 0.4, np.arange(clients) + 0.4
-    for k, name in enumerate(
-        held.names
-    ):  # one collection a class: a patch a bar would take minutes for large jobs
+    for k, name in enumerate(found.names):  # a collection per class; a patch per bar would take minutes
         low, high = tops[:, k], tops[:, k + 1]
         corners = np.stack([left, low, left, high, right, high, right, low], axis=1).reshape(-1, 4, 2)
-        axes.add_collection(PolyCollection(corners, facecolors=[colours(k)], linewidths=0, label=drawn(name)))
+        label = figure_text(name)
+        axes.add_collection(PolyCollection(corners, facecolors=[colours(k)], linewidths=0, label=label))
     axes.set_xlim(-0.7, clients - 0.3)
     axes.set_ylim(0, 1.04 * max(tops[:, -1].max(), 1))
     axes.xaxis.set_major_locator(MaxNLocator(min(clients + 1, 20), steps=[1, 2, 5, 10], integer=True))
-    axes.set(xlabel="client", ylabel="samples", title=drawn(held.title))
+    axes.set(xlabel="client", ylabel="samples", title=figure_text(found.title))
     axes.title.set(fontsize=9, wrap=True)
     axes.spines[["top", "right"]].set_visible(False)
     if 1 < classes <= COLUMNS:

@@ -1,7 +1,7 @@
-"""Runs grouped into settings, which differ in more than the seed, and the best setting of each method.
+"""Settings (groups of runs that differ only in the seed) and the best setting of each method.
 
-The settings of an algorithm are tuned. All other settings (problem, data, participation, oracle, rounds ...)
-define the task it is tuned for: the best setting of a method is chosen for each of their combinations.
+The settings of an algorithm are tuned. All other settings (problem, data, participation, oracle, rounds, ...)
+define the task: the best setting of a method is chosen for each of their combinations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pandas as pd
 from mpifed.base.settings import flatten, suggest
 from mpifed.config.theory import prescription_of
 from mpifed.core.autodiff import Evaluation
-from mpifed.core.evaluation import VALIDATION, of_split
+from mpifed.core.metrics import VALIDATION, of_split
 from mpifed.report.labels import short_names
 from mpifed.report.statistics import (
     Curve,
@@ -31,24 +31,23 @@ from mpifed.report.statistics import (
 )
 from mpifed.storage.results import RunData
 
-__all__ = ["Rule", "Setting", "against", "best", "metrics_of", "settings_of"]
+__all__ = ["Rule", "Setting", "best", "metrics_of", "paired_tests", "settings_of"]
 
-#: The settings of [run] that can change a result or its speed; the others set where and how often files are
-#: written.
+#: The settings of [run] that can change results or their speed; the others concern files.
 _EXECUTION = (
     "device", "dtype", *Evaluation._fields, "group", "matrices", "placement", "reduction", "transport"
 )  # fmt: skip
 
-#: The parts of a job that do not distinguish settings.
-_APART = {"seed", "record", "metrics", "run", "plugins", "theory"}
+#: Sections of a job that do not distinguish settings.
+_IGNORED = {"seed", "record", "metrics", "run", "plugins", "theory"}
 
 
 @dataclass(frozen=True, eq=False)
 class Setting:
     """Runs that differ only in the seed, with their settings as ``{dotted name: value}``.
 
-    ``repetition`` numbers identical settings, where one seed has been run more than once. ``name`` is the
-    method's short name, unique among the settings that are read together.
+    ``repetition`` numbers identical settings if a seed has been run more than once. ``name`` is the method's
+    short name, unique among the settings that are read together.
     """
 
     runs: tuple[RunData, ...]
@@ -58,7 +57,7 @@ class Setting:
 
     @property
     def infeasible(self) -> int:
-        """The number of runs that have left the problem's sets."""
+        """Number of runs that have left the problem's constraint sets."""
         return sum(bool(run.infeasible) for run in self.runs)
 
     @property
@@ -73,34 +72,34 @@ class Setting:
         return metric in self.runs[0].maximised
 
     def spread(self, value: Callable[[RunData], float]) -> Spread:
-        """Of one value per run."""
-        return Spread.of(value(run) for run in self.runs)
+        """Mean and deviation over the runs of a function of a run."""
+        return Spread.from_values(value(run) for run in self.runs)
 
     def finite(self, metric: str) -> tuple[RunData, ...]:
-        """The runs that have not diverged, and whose last value of the metric is finite."""
+        """The runs that have not diverged and whose last value of the metric is finite."""
         return tuple(run for run in self.runs if not run.diverged and np.isfinite(final(run, metric)))
 
-    def is_whole(self, metric: str) -> bool:
-        """Whether all runs are finite at the end."""
+    def all_finite(self, metric: str) -> bool:
+        """Whether all runs end with a finite value of the metric."""
         return len(self.finite(metric)) == len(self.runs)
 
-    def tally(self, metrics: Iterable[str]) -> str:
-        """The number of runs that are finite at the end in all of the metrics that are finite for any run:
-        "4 of 5 finite", "" where all are."""
+    def finite_count(self, metrics: Iterable[str]) -> str:
+        """``"4 of 5 finite"``: the number of runs that end with finite values of all metrics, ignoring
+        metrics that are finite in no run; "" if all do."""
         counts = [len(self.finite(metric)) for metric in metrics if metric in self.metrics]
         count = min((one for one in counts if one), default=0)
         return f"{count} of {len(self.runs)} finite" if counts and count < len(self.runs) else ""
 
-    def drawn(self, metric: str) -> tuple[RunData, ...]:
-        """The runs of a curve: those that are finite at the end, or all where none is."""
+    def curve_runs(self, metric: str) -> tuple[RunData, ...]:
+        """The runs that a curve aggregates: those that end with a finite value, or all if none does."""
         return self.finite(metric) or self.runs
 
     def curve(self, metric: str) -> Curve:
-        """Over the runs that are :meth:`drawn`."""
-        return Curve.of((run.metric_rounds, run.metrics[metric]) for run in self.drawn(metric))
+        """The curve of the metric over :meth:`curve_runs`."""
+        return Curve.from_runs((run.metric_rounds, run.metrics[metric]) for run in self.curve_runs(metric))
 
     def bound(self, metric: str) -> float | None:
-        """The mean over the runs of their theorem's bound on the metric, ``None`` where none bounds it."""
+        """Mean over the runs of their theorem's bound on the metric, ``None`` if a run has no such bound."""
         found = [prescription_of(run.config.get("theory")) for run in self.runs]
         bounds = [
             prescription.bound
@@ -112,13 +111,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Rule:
-    """How the best setting of a method is chosen: by the metric on the validation split where the runs have
-    one. The metric itself is reported.
+    """Criterion for the best setting of a method: a metric, on the validation split if the runs have one. The
+    metric on the test split is reported.
 
     Attributes:
         metric: by default the first metric of the runs.
-        by: a run's last value, or its best.
-        target: a value of the metric whose number of rounds is reported; it does not affect the choice.
+        by: whether the last or the best value of a run counts.
+        target: value of the metric; the rounds needed to reach it are reported, and do not affect the choice.
         each: settings of methods, such as ``q``, that are part of the task: each of their values has its own
             best setting.
     """
@@ -129,17 +128,19 @@ class Rule:
     each: tuple[str, ...] = ()
 
     def metric_of(self, setting: Setting) -> str | None:
-        """The metric that is reported: :attr:`metric`, or the setting's first where it does not have it."""
+        """The reported metric: :attr:`metric` if the setting has it, else the setting's first."""
         return self.metric if self.metric in setting.metrics else next(iter(setting.metrics), None)
 
     def deciding(self, setting: Setting) -> str | None:
-        """The metric that decides: on the validation split where all runs have one."""
+        """The metric that decides, on the validation split if all runs have one."""
         metric = self.metric_of(setting)
         return metric and validation_metric(metric, setting.metrics)
 
     def check(self, settings: Sequence[Setting]) -> None:
-        """Raises:
-        ValueError: no run has the metric, or no method a setting of ``each``.
+        """Check that the rule applies to the settings.
+
+        Raises:
+            ValueError: no run has the metric, or no method has a setting in ``each``.
         """
         known = [*dict.fromkeys(metric for one in settings for metric in one.metrics)]
         if self.metric is not None and self.metric not in known:
@@ -155,68 +156,67 @@ class Rule:
                 raise ValueError(f"no method has the setting {name!r}: {suggest(name, sorted(own))}")
 
     def value(self, run: RunData, metric: str) -> float:
-        """A run's value; NaN where it has diverged."""
+        """A run's value; NaN if the run has diverged."""
         return (
             np.nan if run.diverged else final(run, metric) if self.by == "final" else best_value(run, metric)
         )
 
     def rank(self, setting: Setting) -> tuple[int, float]:
-        """The setting's :func:`ranking_key <mpifed.report.statistics.ranking_key>`, less is better."""
+        """The setting's :func:`ranking_key <mpifed.report.statistics.ranking_key>`; smaller is better."""
         metric = self.deciding(setting)
         if metric is None:
             return 0, 0.0
         return ranking_key((self.value(run, metric) for run in setting.runs), setting.maximises(metric))
 
     def rounds_to_target(self, run: RunData, metric: str | None) -> int | None:
-        """Rounds until the first evaluation that reaches the target, ``None`` where none does."""
+        """Round of the first evaluation that reaches the target, ``None`` if none does."""
         values = run.metrics.get(metric, np.zeros(0))
         reached = values >= self.target if metric in run.maximised else values <= self.target
         return int(run.metric_rounds[np.argmax(reached)]) if reached.any() else None
 
     def is_task(self, key: str) -> bool:
-        """Whether a dotted setting is part of the task; the others are tuned."""
+        """Whether a dotted setting is part of the task rather than tuned."""
         return not key.startswith("algorithm.") or key.removeprefix("algorithm.") in self.each
 
     def task(self, setting: Setting) -> str:
-        """The task that the methods are tuned for, as a text that rivals share."""
+        """A text that identifies the setting's task."""
         table = {key: value for key, value in setting.settings.items() if self.is_task(key)}
         return json.dumps([setting.repetition, table], sort_keys=True)
 
     def rivals(self, settings: Sequence[Setting]) -> list[list[Setting]]:
-        """The settings of each task, in their order."""
+        """Group the settings by task, in their order."""
         tasks: dict[str, list[Setting]] = {}
         for one in settings:
             tasks.setdefault(self.task(one), []).append(one)
         return [*tasks.values()]
 
     def describe(self, settings: Sequence[Setting]) -> str:
-        """The rule in words, and the data that it chooses on."""
+        """The rule, and the data on which it chooses, as a sentence."""
         goals = []
         for metric in dict.fromkeys(filter(None, map(self.deciding, settings))):
             more = any(one.maximises(metric) for one in settings if metric in one.metrics)
             goals.append(f"the {'largest' if more else 'smallest'} {self.by} {metric}")
         which = "at the last evaluation" if self.by == "final" else "at the run's best evaluation"
         lost = any(self.rank(one)[0] for one in settings)
-        mean = f"mean over the seeds{', median of the others where some do' if lost else ''}"
+        mean = f"mean over the seeds{', or median of the finite values if some diverge' if lost else ''}"
         on = [f"chosen on {data}" for data in dict.fromkeys(filter(None, map(self._data, settings)))]
         return (
             "The best setting of a method has the fewest runs that end in non-finite values, then "
-            f"{' or '.join(goals)} "
-            f"({'; '.join([which, mean, *on])})."
+            f"{' or '.join(goals)} ({'; '.join([which, mean, *on])})."
         )
 
     def _data(self, setting: Setting) -> str | None:
-        """The data of the deciding metric; ``None`` where the runs hold no data out."""
+        """The data of the deciding metric; ``None`` if the runs have no held-out data."""
         metric = self.deciding(setting) or ""
         if metric.startswith(of_split(VALIDATION, "")):
-            return "the validation data, other metrics are of the test data"
+            return "the validation data, other metrics refer to the test data"
         if metric.startswith((of_split("train", ""), of_split("client", ""))):
             return "the training data"
         return "the test data" if all(run.splits.get("test") for run in setting.runs) else None
 
 
 def settings_of(runs: Iterable[RunData]) -> list[Setting]:
-    """The runs grouped by their settings except the seed, in their order."""
+    """Group runs by all settings except the seed, in their order."""
     groups: dict[tuple[str, int], list[RunData]] = {}
     flat: dict[str, dict] = {}
     for run in runs:
@@ -238,18 +238,18 @@ def _seed(run: RunData) -> int | None:
 
 
 def _compared(config: dict) -> dict[str, object]:
-    """The settings that are compared: all except the seed, the records and the location of results.
+    """The settings that distinguish runs: all except the seed and those about records and files.
 
-    A schedule is represented by its value. The digest of a user's file counts as a setting of its object.
+    A schedule is represented by its value, a user-defined object by its name and the digest of its file.
     """
-    table = {key: value for key, value in config.items() if key not in _APART}
-    # A step from a theorem differs between seeds, as the constants of their problems do.
+    table = {key: value for key, value in config.items() if key not in _IGNORED}
+    # A step size from a theorem differs between seeds because the problems' constants do.
     theory = config.get("theory", {})
     for key, times in theory.get("times", {}).items():
-        said = theory["of"] if times == 1 else f"{times:g} x {theory['of']}"
-        table["algorithm"] = table["algorithm"] | {key: said}
+        step = theory["of"] if times == 1 else f"{times:g} x {theory['of']}"
+        table["algorithm"] = table["algorithm"] | {key: step}
     own = {
-        place: one for place, one in config.get("plugins", {}).items() if place.split(".")[0] not in _APART
+        place: one for place, one in config.get("plugins", {}).items() if place.split(".")[0] not in _IGNORED
     }
     digests = {f"{place}.digest": one["digest"][:12] for place, one in own.items()}
     table["run"] = {key: value for key, value in config.get("run", {}).items() if key in _EXECUTION}
@@ -258,7 +258,7 @@ def _compared(config: dict) -> dict[str, object]:
 
 
 def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
-    """The best setting of each method under each combination of the settings that are not tuned."""
+    """The best setting of each method for each task."""
     rivals: dict[tuple[object, str], list[Setting]] = {}
     for one in settings:
         rivals.setdefault((one.settings["algorithm.name"], rule.task(one)), []).append(one)
@@ -266,28 +266,29 @@ def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
 
 
 def metrics_of(settings: Iterable[Setting]) -> list[str]:
-    """The metrics of the settings, each once, without those over clients, which have their own table."""
+    """The distinct metrics of the settings, except the statistics over clients, which have their own
+    table."""
     every = dict.fromkeys(metric for one in settings for metric in one.metrics)
     return [metric for metric in every if not metric.startswith(of_split("client", ""))]
 
 
-def against(first: Setting, others: Sequence[Setting], rule: Rule, metric: str) -> pd.DataFrame:
-    """Compare each of the others with the first by a paired t-test over the seeds, a row each.
+def paired_tests(first: Setting, others: Sequence[Setting], rule: Rule, metric: str) -> pd.DataFrame:
+    """Compare each of the other settings with the first by a paired t-test over the seeds.
 
-    Runs of one seed are a pair: they share the data's partition and the starting point, so only the method
-    differs.
+    Runs with the same seed form a pair: they share the data partition and the starting point, so only the
+    method differs.
 
     Returns:
-        ``difference`` is the setting's value minus the first one's, mean and deviation over the pairs, whose
-        number is ``seeds``; ``left out`` counts the seeds at which one of the two has no finite value. ``p``
-        is NaN for fewer than two pairs or equal differences; ``p (Holm)`` is corrected for the number of
-        comparisons.
+        One row per setting. ``difference`` is the setting's value minus that of ``first``, mean and deviation
+        over the pairs; ``seeds`` is the number of pairs; ``left out`` counts the seeds at which one of the
+        two has no finite value. ``p`` is NaN for fewer than two pairs or equal differences; ``p (Holm)`` is
+        corrected for the number of comparisons.
     """
     rows = []
     for pair in (_by_seed(one, rule, metric) - _by_seed(first, rule, metric) for one in others):
         known = pair[np.isfinite(pair)]
         left = len(pair) - len(known)
-        rows.append((len(known), left, Spread.of(known), paired_test(known)))
+        rows.append((len(known), left, Spread.from_values(known), paired_test(known)))
     found = pd.DataFrame(rows, columns=["seeds", "left out", "difference", "p"])
     return found.assign(**{"p (Holm)": holm(found["p"])})
 

@@ -1,20 +1,20 @@
-"""Static figures: every metric against every cost on :data:`AXES`, for a report, for a paper and on a user's
-own axes.
+"""Figures by matplotlib: every metric against every cost in :data:`AXES`, for a report, for a paper, and on
+the user's axes.
 
-Which method is ahead depends on the cost: rounds, gradients, bytes or time. :func:`draw_summary` is the one
-rule of how the seeds of a setting are drawn. Where the job names a theorem that bounds the metric, the bound
-is a dotted level in the curve's colour.
+The best method can depend on the cost: rounds, gradients, bytes or time. :func:`draw_summary` draws the seeds
+of a setting in all figures. If the job names a theorem that bounds the metric, the bound is a dotted
+horizontal line in the curve's colour.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import matplotlib
 import numpy as np
@@ -25,13 +25,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from mpifed.base.log import drawn
+from mpifed.base.log import figure_text
 from mpifed.base.settings import suggest
 from mpifed.report.comparison import Setting, metrics_of
 from mpifed.report.frame import frame
 from mpifed.report.labels import Labels, labels
 from mpifed.report.statistics import Curve
-from mpifed.storage.ownership import FIGURE_MARK, MADE_BY
+from mpifed.storage.files import FIGURE_MARK, MADE_BY
 from mpifed.storage.results import RunData, expect
 
 __all__ = [
@@ -51,17 +51,16 @@ __all__ = [
     "plot",
     "scales",
     "set_scale",
-    "still",
     "style",
 ]
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A horizontal axis: the sum of some cost columns, in the largest of ``units`` that leaves numbers above
-    2. ``name`` is its name in commands.
+    """A horizontal axis: the sum of some cost columns, in the largest of ``units`` with a range of at least
+    2.
 
-    An ``optional`` axis is drawn only for runs whose cost on it is not always zero.
+    ``name`` is its name in commands. An ``optional`` axis is used only for runs with a cost other than zero.
     """
 
     name: str
@@ -70,20 +69,19 @@ class Axis:
     units: tuple[tuple[float, str], ...] = ((1, ""),)
     optional: bool = False
 
-    def of(self, run: RunData, rounds: np.ndarray) -> np.ndarray:
-        """The cost at some completed rounds of the run, ``[E]``."""
+    def costs(self, run: RunData, rounds: np.ndarray) -> np.ndarray:
+        """The cost of the run up to some of its rounds, ``[E]``."""
         rows = np.searchsorted(run.costs["round"], rounds)
         return sum(run.costs[column][rows].astype(float) for column in self.columns)
 
     def suits(self, setting: Setting) -> bool:
-        """Whether the setting is drawn against this axis."""
-        return not self.optional or all(self.of(run, run.metric_rounds).any() for run in setting.runs)
+        """Whether the setting can be drawn against this axis."""
+        return not self.optional or all(self.costs(run, run.metric_rounds).any() for run in setting.runs)
 
     def scale(self, settings: Sequence[Setting], label: str | None = None) -> tuple[float, str]:
-        """Divisor that suits the largest cost of the runs, and the label with its unit."""
-        largest = max(
-            np.max(self.of(run, run.metric_rounds), initial=0) for one in settings for run in one.runs
-        )
+        """The unit for the costs of the settings, and the label with this unit."""
+        runs = [run for one in settings for run in one.runs]
+        largest = max(np.max(self.costs(run, run.metric_rounds), initial=0) for run in runs)
         size, name = next((unit for unit in reversed(self.units) if largest >= 2 * unit[0]), self.units[0])
         label = label or self.label
         return size, f"{label} ({name})" if name else label
@@ -92,7 +90,7 @@ class Axis:
 _COUNT = ((1, ""), (1e3, "thousands"), (1e6, "millions"), (1e9, "billions"))
 _SIZE = ((1, "B"), (1e3, "kB"), (1e6, "MB"), (1e9, "GB"))
 _TIME = ((1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h"))
-#: The horizontal axes. Bytes are those that federated clients would send and receive.
+#: The horizontal axes. Bytes are sent and received by federated clients.
 AXES = (
     Axis("rounds", "rounds", ("round",)),
     Axis("oracle calls", "oracle calls", ("oracle_calls",), _COUNT),
@@ -101,36 +99,34 @@ AXES = (
     Axis("federated seconds", "federated wall time", ("federated_seconds",), _TIME, optional=True),
 )
 
-# Okabe and Ito's palette without its yellow, which is too faint on white. Seven colours and four dash
-# patterns have no common factor, so that 28 curves look different, and neighbours differ in both.
+# The palette of Okabe and Ito without yellow, which is too faint on white. With seven colours and four dash
+# patterns, which have no common factor, 28 curves look different and neighbours differ in both.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
-BOUND = (0, (1, 3))  # dots wider apart than any curve's: a theorem's bound
-DIVERGED = 1e100  # larger values flatten the rest of a curve, and overflow in the margins of an axis
+BOUND = (0, (1, 3))  # dashes of a theorem's bound: dots further apart than any curve's
+DIVERGED = 1e100  # greater values are not drawn: they would flatten a curve and overflow in an axis' margins
 STYLES = [dict(color=COLOURS[i % 7], linestyle=DASHES[i % 4], linewidth=1.7) for i in range(28)]
-#: Markers for print without colours, and about how many a line has; neighbours differ.
+#: Markers for print without colours, and their approximate number per line.
 MARKERS, MARKED = "os^Dv", 8
-#: Most points of a curve in the still figure of the page.
-POINTS = 200
 
-#: Of a paper's figure: inches per unit (a point is TeX's, in which ``\the\columnwidth`` is given), possible
-#: widths in inches, vector formats.
+#: A figure for a paper: inches per unit (TeX's point, the unit of ``\the\columnwidth``), range of widths in
+#: inches, vector formats.
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 WIDTHS = 1.0, 30.0
 FORMATS = (".pdf", ".svg", ".eps")
-#: Its text and lines in points, and the height of a panel over its width.
+#: Its font size and line width in points, and the ratio of a panel's height to its width.
 TEXT, THICKNESS, SHAPE = 8, 1.2, 0.7
-#: Its fonts are embedded as a whole, as journals ask for (they refuse Type 3 fonts).
+#: Journals reject Type 3 fonts: TrueType fonts are embedded.
 _EMBEDDED = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.hashsalt": "mpifed"}
 
 
 def axes_of(settings: Sequence[Setting]) -> list[Axis]:
-    """The axes that suit one of the settings."""
+    """The axes that suit any of the settings."""
     return [axis for axis in AXES if any(axis.suits(one) for one in settings)]
 
 
 def scales(settings: Sequence[Setting], metric: str) -> list[str]:
-    """The useful vertical scales, the better one first: logarithmic where all values are positive and span a
+    """The useful vertical scales, the better one first: logarithmic if all values are positive and span a
     large range."""
     means = np.concatenate([one.curve(metric).median for one in settings if metric in one.metrics])
     means = means[np.abs(means) < DIVERGED]
@@ -138,31 +134,26 @@ def scales(settings: Sequence[Setting], metric: str) -> list[str]:
     return ["log", "linear"] if spread > 100 else ["linear", "log"] if spread > 3 else ["linear"]
 
 
-def curves(settings: Sequence[Setting], path: str | Path, metric: str | None = None) -> None:
-    """Write a PNG with a row per metric (all, or the one named) and a column for each of :data:`AXES` that
-    suits a setting.
+def curves(settings: Sequence[Setting], file: str | Path | BinaryIO, metric: str | None = None) -> None:
+    """Write a PNG with a row for each metric (or the given one) and a column for each suitable axis.
 
     Raises:
-        ValueError: no setting has the metric, or none has any.
+        ValueError: no setting has the metric, or any metric.
     """
     metrics = metrics_of(settings)
-    expect(
-        metrics if metric is None else metric in metrics,
-        f"a metric of these runs ({', '.join(metrics)})",
-        metric,
-    )
+    known = metrics if metric is None else metric in metrics
+    expect(known, f"a metric of these runs ({', '.join(metrics)})", metric)
     metrics = metrics if metric is None else [metric]
-    names = [drawn(name) for name in counted(settings, labels(settings), metrics)]
+    names = [figure_text(name) for name in counted(settings, labels(settings), metrics)]
     columns = max(1, min(len(names), 150 // (max(map(len, names)) + 10)))
     height = 0.7 + 2.5 * len(metrics) + 0.22 * -(-len(names) // columns)
     axes = axes_of(settings)
     figure = Figure(figsize=(3.375 * len(axes), height), dpi=150, layout="constrained", facecolor="white")
     _panels(figure, settings, metrics, axes, text=10)
     handles = [Line2D([], [], **style(number)) for number in range(len(settings))]
-    figure.legend(
-        handles, names, loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3
-    )
-    figure.savefig(path, format="png", metadata=MADE_BY)
+    place = dict(loc="outside upper center", ncols=columns, frameon=False, fontsize=10, handlelength=3)
+    figure.legend(handles, names, **place)
+    figure.savefig(file, format="png", metadata=MADE_BY)
 
 
 def _panels(
@@ -189,27 +180,12 @@ def _panels(
 
 
 def _quoted(text: str, by_user: bool) -> str:
-    """A text for matplotlib: only a user's own may contain mathematics between dollars."""
-    return text if by_user else drawn(text)
-
-
-def still(settings: Sequence[Setting], metric: str, axis: Axis) -> bytes:
-    """One metric against one axis as an SVG, without a legend, its text in the reader's font."""
-    figure = Figure(figsize=(7.2, 4), facecolor="white")
-    cell = figure.subplots(
-        gridspec_kw=dict(left=0.14, right=0.98, bottom=0.14, top=0.97)
-    )  # as good as fitted, in half the time
-    draw(cell, settings, metric, axis, POINTS)
-    cell.set_xlabel(axis.scale(settings)[1], fontsize=11)
-    cell.set_ylabel(drawn(metric), fontsize=11)
-    set_scale(cell, settings, metric, scales(settings, metric)[0])
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "mpifed"}), io.BytesIO() as file:
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-        return file.getvalue()
+    """A text for matplotlib; only the user's names may contain mathematics between dollars."""
+    return text if by_user else figure_text(text)
 
 
 def style(number: int) -> dict:
-    """Colour, dashes and width of a line."""
+    """Colour, dashes and width of a line, by its number."""
     return STYLES[number % len(STYLES)]
 
 
@@ -218,14 +194,13 @@ def draw(
     settings: Sequence[Setting],
     metric: str,
     axis: Axis,
-    points: int | None = None,
     marked: bool = False,
 ) -> None:
-    """The curves of the settings, with :data:`MARKERS` if ``marked``, and the bounds."""
+    """Draw the curves and bounds of settings, with :data:`MARKERS` if ``marked``."""
     size, log = axis.scale(settings)[0], scales(settings, metric)[0] == "log"
     for number, setting in enumerate(settings):
         if metric in setting.metrics and axis.suits(setting):
-            draw_setting(cell, setting, metric, axis, number, log, size=size, points=points, marked=marked)
+            draw_setting(cell, setting, metric, axis, number, log, size, marked)
             draw_bound(cell, setting, metric, number)
     cell.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axis.columns == ("round",)))
     cell.set_axisbelow(True)
@@ -242,22 +217,21 @@ def draw_setting(
     number: int,
     log: bool,
     size: float = 1.0,
-    points: int | None = None,
     marked: bool = False,
     label: str | None = None,
 ) -> None:
-    """A setting by :func:`draw_summary`, on an axis in units of ``size``, with at most so many points."""
-    curve, finite = setting.curve(metric).thinned(points), setting.finite(metric)
-    across = np.mean([axis.of(run, curve.rounds) for run in setting.drawn(metric)], axis=0) / size
+    """Draw a setting by :func:`draw_summary` on an axis with the unit ``size``."""
+    curve, finite = setting.curve(metric), setting.finite(metric)
+    across = np.mean([axis.costs(run, curve.rounds) for run in setting.curve_runs(metric)], axis=0) / size
     seeds = [
-        (axis.of(run, run.metric_rounds) / size, run.metrics[metric], run not in finite)
+        (axis.costs(run, run.metric_rounds) / size, run.metrics[metric], run not in finite)
         for run in setting.runs
     ]
     draw_summary(cell, across, curve, seeds, number, log, f"seeds of {setting.name}", marked, label)
 
 
 def draw_bound(cell: Axes, setting: Setting, metric: str, number: int, label: str | None = None) -> None:
-    """The bound of the setting's theorem on the metric, if there is one."""
+    """Draw the bound of the setting's theorem on the metric, if there is one."""
     if (bound := setting.bound(metric)) is not None and bound < DIVERGED:
         cell.axhline(bound, color=style(number)["color"], linestyle=BOUND, linewidth=1.2, label=label)
 
@@ -273,20 +247,20 @@ def draw_summary(
     marked: bool = False,
     label: str | None = None,
 ) -> None:
-    """The rule for the seeds of a setting.
+    """Draw the seeds of a setting.
 
-    The line is their mean in a band of one standard deviation; on a logarithmic axis their median in a band
-    of quantiles. Where some seeds are lost, i.e. end in non-finite values, it is the median of the others,
-    and every seed is a thin line, with a cross where it is lost.
+    The line is their mean with a band of one standard deviation; on a logarithmic axis their median with a
+    band of quantiles. If some seeds diverge, i.e. end in non-finite values, it is the median of the others;
+    each seed is a thin line in addition, and a cross marks the last finite value of a diverged seed.
 
     Args:
-        across: places of the curve's points.
-        seeds: of each its places, its heights, and whether it is lost.
+        across: x values of the curve's points.
+        seeds: x values, y values and whether the seed diverged, for each seed.
         name: label of the thin lines.
     """
-    lost = any(one for _, _, one in seeds)
-    draw_curve(axes, across, curve, number, marked, label, quantiles=log or lost)
-    if lost:
+    diverged = any(one for _, _, one in seeds)
+    draw_curve(axes, across, curve, number, marked, label, quantiles=log or diverged)
+    if diverged:
         _draw_seeds(axes, seeds, number, name)
 
 
@@ -299,8 +273,9 @@ def draw_curve(
     label: str | None = None,
     quantiles: bool = False,
 ) -> None:
-    """A curve in the style of its number, with its band where there are several runs: the mean, or the median
-    and ``quantiles``. Values that diverged or are NaN leave a gap; a single value between gaps is a dot."""
+    """Draw a curve in the style of its number, with a band if there are several runs: mean and deviation, or
+    median and ``quantiles``. Values that are NaN or diverge leave a gap; a single value between gaps is a
+    dot."""
     line = curve.line(quantiles)
     seen = np.pad(np.abs(line) < DIVERGED, 1)
     alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
@@ -314,26 +289,27 @@ def draw_curve(
 
 
 def _draw_seeds(axes, lines: Sequence[tuple[np.ndarray, np.ndarray, bool]], number: int, label: str) -> None:
-    """Seeds as thin lines in the colour of their setting, which no axis is stretched for."""
+    """Draw seeds as thin lines in the colour of their setting, without an effect on the limits of the
+    axes."""
     color, known = style(number)["color"], [np.isfinite(heights) for _, heights, _ in lines]
     paths = [np.column_stack([x, y])[finite] for (x, y, _), finite in zip(lines, known)]
     seeds = LineCollection(paths, colors=color, linewidths=0.7, alpha=0.6, label=label)
     axes.add_collection(seeds, autolim=False)
-    ends = [path[-1] for path, (_, _, lost) in zip(paths, lines) if lost and len(path)]
+    ends = [path[-1] for path, (_, _, diverged) in zip(paths, lines) if diverged and len(path)]
     if ends:
         x, y = np.transpose(ends)
-        crosses = Line2D(x, y, color=color, linestyle="None", marker="x", markersize=5, label="_lost")
+        crosses = Line2D(x, y, color=color, linestyle="None", marker="x", markersize=5, label="_diverged")
         axes.add_artist(crosses)
 
 
 def counted(settings: Sequence[Setting], names: Sequence[str], metrics: Iterable[str]) -> list[str]:
-    """The names, with the number of finite seeds where some are lost."""
-    tallies = [one.tally(metrics) for one in settings]
-    return [f"{name} ({tally})" if tally else name for name, tally in zip(names, tallies)]
+    """Append the number of finite seeds to the names of settings with diverged seeds."""
+    counts = [one.finite_count(metrics) for one in settings]
+    return [f"{name} ({count})" if count else name for name, count in zip(names, counts)]
 
 
 def _marks(number: int, points: int, alone: list[int], marked: bool) -> dict:
-    """Markers of a line: at single points between gaps, and evenly spaced along it."""
+    """Markers of a line: at single points between gaps, and if ``marked`` evenly spaced along the line."""
     if not marked and not alone:
         return {}
     step = max(points // MARKED, 1)
@@ -347,8 +323,8 @@ def _marks(number: int, points: int, alone: list[int], marked: bool) -> dict:
 
 
 def set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> None:
-    """Set the vertical scale. A logarithmic axis ends a little below the medians: a band that reaches 0 would
-    stretch it indefinitely."""
+    """Set the vertical scale. A logarithmic axis starts a little below the medians, since a band can reach
+    0."""
     cell.set_yscale(scale)
     cell.autoscale(axis="y")
     if scale == "log":
@@ -368,32 +344,32 @@ def paper_figure(
 ) -> Callable[[Path], None]:
     """Prepare a figure of an exact size for a paper, in the format of ``path``.
 
-    Fonts and the like are those of the user's matplotlibrc, except the size of text.
+    The user's matplotlibrc applies, except for sizes of fonts and lines.
 
     Args:
-        width: with its unit, as for :func:`inches`.
+        width: width with its unit, as for :func:`inches`.
         axes: names of :data:`AXES`.
 
     Returns:
-        A function that writes the figure, or raises ValueError for invalid mathematics in ``names``.
+        A function that writes the figure, and raises ValueError for invalid mathematics in ``names``.
 
     Raises:
-        ValueError: unknown format, width or axis.
+        ValueError: the format, the width or an axis is invalid.
     """
     if path.suffix not in FORMATS:
-        raise ValueError(f"expected a figure that ends in {', '.join(FORMATS)}, found {path.name}")
+        raise ValueError(f"expected a figure file that ends in {', '.join(FORMATS)}, found {path.name}")
     known = {axis.name: axis for axis in AXES}
     suitable = {axis.name for axis in axes_of(settings)}
     axes = [name.replace("_", " ") for name in axes]
     for name in axes:
         if name not in known:
-            raise ValueError(f"no axis is called {name!r}: {suggest(name, known)}")
+            raise ValueError(f"unknown axis {name!r}: {suggest(name, known)}")
         if name not in suitable:
-            raise ValueError(f"the runs have no {name}: their jobs have no [clock]")
+            raise ValueError(f"the runs have no {name}, because their jobs have no [clock]")
     across, size = [known[name] for name in axes], inches(width)
 
     def write(file: Path) -> None:
-        lines = counted(settings, names.of(settings, _quoted), metrics)
+        lines = counted(settings, names.for_settings(settings, _quoted), metrics)
         with matplotlib.rc_context(_EMBEDDED | {"font.size": TEXT}):
             figure = Figure(figsize=(size, 1), layout="constrained", facecolor="white")
             for cell in _panels(figure, settings, metrics, across, TEXT, names, marked=True).flat:
@@ -411,10 +387,10 @@ def paper_figure(
 
 
 def inches(text: str) -> float:
-    """A width with its unit, such as ``3.25in`` or ``84mm``.
+    """Parse a width such as ``3.25in`` or ``84mm``.
 
     Raises:
-        ValueError: it is none, or nothing can be drawn in it.
+        ValueError: the text is not a width from ``WIDTHS[0]`` to ``WIDTHS[1]`` inches.
     """
     found = re.fullmatch(rf"([0-9.]+) *({'|'.join(UNITS)})", text.strip())
     try:
@@ -430,20 +406,13 @@ def inches(text: str) -> float:
 
 
 def _legend(drawing: Figure, labels: Sequence[str]) -> int:
-    """A legend above the panels, in as many columns as the figure is wide; how many lines it has."""
-    handle = 3.0  # of TEXT
+    """Draw a legend above the panels with as many columns as fit; return its number of lines."""
+    handle = 3.0  # in units of the font size
     width = 72 * drawing.get_figwidth() / TEXT
     labels = [textwrap.fill(label, max(int((width - handle - 1) / 0.62), 8)) for label in labels]
-    handles = [
-        Line2D(
-            [],
-            [],
-            marker=MARKERS[number % len(MARKERS)],
-            markersize=3.5,
-            **style(number) | {"linewidth": THICKNESS},
-        )
-        for number in range(len(labels))
-    ]
+    marks = [dict(marker=MARKERS[number % len(MARKERS)], markersize=3.5) for number in range(len(labels))]
+    looks = [style(number) | mark | {"linewidth": THICKNESS} for number, mark in enumerate(marks)]
+    handles = [Line2D([], [], **look) for look in looks]
     for columns in range(len(labels), 0, -1):
         legend = drawing.legend(
             handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize=TEXT - 1,
@@ -462,27 +431,27 @@ def plot(
     x: str = "round",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw a metric of each setting over its seeds: the mean with a band of one standard deviation, or, on
-    axes that are logarithmic already, the median with a band from the 10 % to the 90 % quantile.
+    """Plot a metric of each setting over its seeds: the mean with a band of one standard deviation, or, if
+    the y axis is already logarithmic, the median with a band from the 10 % to the 90 % quantile.
 
-    A curve ends where the first of its runs ends, and has a gap where one of them has no finite value. For a
+    A curve ends where the first of its runs ends, and has a gap where a run has no finite value. For a
     setting with diverged runs it is the median of the others, with every run as a thin line.
 
     Args:
-        runs: the argument of :func:`mpifed.frame`, or a table that it returned, or a part of one. Settings
-            keep their styles in any part of a table.
+        runs: the argument of :func:`mpifed.frame`, or the table that it returned, or some of its rows.
+            Settings keep their styles in any selection of rows.
         metric: by default the first.
         x: ``round`` or another column of the table, such as the costs ``oracle_calls``, ``bytes_up`` and
             ``seconds``.
-        ax: matplotlib axes, by default the current ones.
+        ax: matplotlib axes, by default the current axes.
 
     Returns:
         The axes, with a legend.
 
     Raises:
-        ValueError: no such metric or column; as for :func:`mpifed.frame`.
+        ValueError: there is no such metric or column; or as for :func:`mpifed.frame`.
     """
-    from matplotlib import pyplot  # reports do not need it
+    from matplotlib import pyplot  # not needed for reports
 
     found = runs if isinstance(runs, pd.DataFrame) else frame(runs)
     if x not in found:
@@ -491,26 +460,26 @@ def plot(
     ax = ax or pyplot.gca()
     for setting, own in rows.groupby("setting", observed=True):
         _plot_setting(ax, [run for _, run in own.groupby("run", observed=True)], x, str(setting), settings)
-    ax.set(xlabel=x.replace("_", " "), ylabel=drawn(rows["metric"].iloc[0]))
+    ax.set(xlabel=x.replace("_", " "), ylabel=figure_text(rows["metric"].iloc[0]))
     ax.legend(frameon=False)
     return ax
 
 
 def _plot_setting(ax: Axes, runs: Sequence[pd.DataFrame], x: str, setting: str, settings: pd.Index) -> None:
-    """A setting by :func:`draw_summary`."""
-    lost = [run["diverged"].any() or not np.isfinite(run["value"].iloc[-1]) for run in runs]
-    known = [run for run, without in zip(runs, lost) if not without]
-    curve = Curve.of((run["round"], run["value"]) for run in known or runs)
-    across = Curve.of((run["round"], run[x]) for run in known or runs).mean
-    seeds = [(run[x], run["value"], without) for run, without in zip(runs, lost)]
-    tally = f" ({len(known)} of {len(runs)} finite)" if any(lost) else ""
+    """Plot the runs of a setting by :func:`draw_summary`."""
+    diverged = [run["diverged"].any() or not np.isfinite(run["value"].iloc[-1]) for run in runs]
+    known = [run for run, lost in zip(runs, diverged) if not lost]
+    curve = Curve.from_runs((run["round"], run["value"]) for run in known or runs)
+    across = Curve.from_runs((run["round"], run[x]) for run in known or runs).mean
+    seeds = [(run[x], run["value"], lost) for run, lost in zip(runs, diverged)]
+    count = f" ({len(known)} of {len(runs)} finite)" if any(diverged) else ""
     number, log = settings.get_loc(setting), ax.get_yscale() == "log"
-    label = drawn(f"{setting}{tally}")
+    label = figure_text(f"{setting}{count}")
     draw_summary(ax, across, curve, seeds, number, log, f"_seeds of {setting}", label=label)
 
 
 def _rows(found: pd.DataFrame, metric: str | None) -> pd.DataFrame:
-    """The rows of a metric, by default of the first."""
+    """The rows of a metric, by default the first."""
     known = [*found["metric"].unique()]
     if not known:
         raise ValueError("these runs have no metrics")

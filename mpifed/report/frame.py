@@ -1,4 +1,4 @@
-"""Results as data: the evaluations of runs as one tidy table."""
+"""The evaluations of runs as a tidy table."""
 
 from __future__ import annotations
 
@@ -11,49 +11,46 @@ import pandas as pd
 
 from mpifed.report.comparison import settings_of
 from mpifed.report.labels import labels
-from mpifed.storage.format import COSTS
-from mpifed.storage.results import RunData, find_runs, load
+from mpifed.storage.results import COSTS, RunData, find_runs, load
 
 __all__ = ["frame", "tidy"]
 
 
 def frame(places: str | os.PathLike | Iterable[str | os.PathLike]) -> pd.DataFrame:
-    """The evaluations of finished runs, and of runs that still go on, read from their files.
+    """Read the evaluations of runs, finished or still in progress.
 
     Args:
-        places: a folder that is a run or holds some at any depth, a run file, a :class:`Result`, or several
-            of these.
+        places: the folder of a run, a folder that contains runs at any depth, a run file, a :class:`Result`,
+            or several of these.
 
     Returns:
-        One row for each run, round and metric of an evaluation, in their order. ``run`` is the run's folder,
-        below the working directory as seen from there; ``method`` the algorithm's name; ``setting`` what runs
-        that differ in nothing but the seed share, named by what sets it apart from the others in the table;
-        then ``seed``, ``round``, ``metric`` and ``value``, which is NaN or infinite where the run's was. Then
-        what the run had cost by that round, under its names in ``run.h5``: counts, bytes and seconds,
-        cumulative. ``diverged`` says whether the run has ended in non-finite values.
+        One row per run, round and metric. ``run`` is the run's folder, relative to the working directory if
+        it is below; ``method`` the algorithm's name; ``setting`` a name shared by runs that differ only in
+        the seed, made of the settings that distinguish it; then ``seed``, ``round``, ``metric`` and ``value``
+        (can be NaN or infinite); then the cumulative costs up to this round, with the names in ``run.h5``.
+        ``diverged`` is whether the run ended in non-finite values.
 
     Raises:
-        ValueError: there are no runs, or one of them cannot be read.
+        ValueError: there are no runs, or a run cannot be read.
     """
     several = [places] if isinstance(places, str | os.PathLike) else places
     return tidy([load(file) for file in find_runs(several)])
 
 
 def tidy(runs: Iterable[RunData]) -> pd.DataFrame:
-    """The evaluations of runs as :func:`frame` gives them."""
+    """The table of :func:`frame` for runs that have been read."""
     settings = settings_of(runs)
-    tables = [_of(run, one.name, name) for one, name in zip(settings, labels(settings)) for run in one.runs]
+    tables = [_rows(run, one.name, name) for one, name in zip(settings, labels(settings)) for run in one.runs]
     found = pd.concat(tables, ignore_index=True)
     for column in ("run", "method", "setting", "metric"):
         found[column] = pd.Categorical(found[column], categories=found[column].unique())
     return found
 
 
-def _of(run: RunData, method: str, setting: str) -> pd.DataFrame:
-    """The rows of one run."""
+def _rows(run: RunData, method: str, setting: str) -> pd.DataFrame:
     metrics, at = np.array([*run.metrics], dtype=str), np.searchsorted(run.costs["round"], run.metric_rounds)
     rows = {
-        "run": _seen(run.folder),
+        "run": _relative(run.folder),
         "method": method,
         "setting": setting,
         "seed": run.config.get("seed"),
@@ -65,7 +62,7 @@ def _of(run: RunData, method: str, setting: str) -> pd.DataFrame:
     return pd.DataFrame(rows | costs | {"diverged": run.diverged})
 
 
-def _seen(folder: Path) -> str:
-    """A folder below the working directory as seen from there, another from the root."""
+def _relative(folder: Path) -> str:
+    """The path relative to the working directory if the folder is below it, else the absolute path."""
     here = Path.cwd()
     return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

@@ -1,4 +1,4 @@
-"""The names of runs, settings, metrics and axes in tables and figures, and a user's own names for them."""
+"""Names of runs, settings, metrics and axes in tables and figures, and the user's names for them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["Labels", "columns", "differing", "labels", "run_names", "setting_cel
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """A short name for each class: ``./mine.py:Mine`` is ``Mine``.
+    """Short names of classes: ``./mine.py:Mine`` becomes ``Mine``.
 
-    Where two have the same ending, those from files or modules keep as much of the path as distinguishes
-    them: ``Mine (mine.py)``, ``Mine (a/mine.py)``.
+    If several end in the same word, user-defined classes keep as much of the path as distinguishes them:
+    ``Mine (mine.py)``, ``Mine (a/mine.py)``.
     """
     places = {name: name.rpartition(":")[::2] for name in names}
     ends = [end for _, end in places.values()]
@@ -39,7 +39,7 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _tail(place: str, others: Iterable[str]) -> str:
-    """The last parts of a path, as many as none of the others has."""
+    """The shortest tail of a path that no other path has."""
     parts = place.split("/")
     for count in range(1, len(parts)):
         tail = "/".join(parts[-count:])
@@ -49,7 +49,7 @@ def _tail(place: str, others: Iterable[str]) -> str:
 
 
 def differing(settings: Sequence[Setting]) -> list[str]:
-    """The dotted names of the settings whose values differ."""
+    """Dotted names of the settings whose values differ."""
     if len(settings) < 2:
         return []
     texts = pd.DataFrame(
@@ -59,23 +59,23 @@ def differing(settings: Sequence[Setting]) -> list[str]:
 
 
 def _within(settings: Sequence[Setting]) -> dict[str, list[str]]:
-    """For each method the settings that vary within it."""
+    """The settings that vary within each method."""
     names = dict.fromkeys(one.name for one in settings)
     return {name: differing([one for one in settings if one.name == name]) for name in names}
 
 
 def columns(settings: Sequence[Setting]) -> list[str]:
-    """The settings that a table shows: a method's own if they vary within a method, and all others that
+    """The settings that a table shows: the algorithm's if they vary within a method, and all others that
     vary."""
     varied = {key for keys in _within(settings).values() for key in keys}
     return [key for key in differing(settings) if key in varied or not key.startswith("algorithm.")]
 
 
 def setting_cells(settings: Sequence[Setting], rule: Rule) -> dict[Setting, dict]:
-    """The columns of each setting in a table, the same for all: the settings that vary between them.
+    """The cells of each setting in a table, with the same columns for all: the settings that vary.
 
-    Methods use the same letter for different things. So a method's own settings that vary within it share one
-    cell, unless there is only one method, or they belong to the task.
+    Methods use the same letter for different things. Therefore the settings of the algorithm share one cell,
+    unless there is only one method or they belong to the task.
     """
     keys, several = columns(settings), len({one.name for one in settings}) > 1
     own = [key for key in keys if several and not rule.is_task(key)]
@@ -92,8 +92,8 @@ def setting_cells(settings: Sequence[Setting], rule: Rule) -> dict[Setting, dict
 def labels(
     settings: Sequence[Setting], methods: Mapping[str, str] = {}, keys: Mapping[str, str] = {}
 ) -> list[str]:
-    """A unique label for each setting: its method, whether it has left the problem's sets, the settings that
-    distinguish it from others of the method, and its folder where nothing else does.
+    """Unique labels of settings: the method, whether the setting is infeasible, the settings that distinguish
+    it from others of the same method, and the folder if nothing else does.
 
     ``methods`` and ``keys`` replace the names of methods and the last words of settings.
     """
@@ -109,8 +109,7 @@ def labels(
 
 
 def run_names(runs: Sequence[RunData]) -> list[str]:
-    """A name for each run: its algorithm if it is the only one, else the part of its folder's path that
-    distinguishes it."""
+    """Names of runs: the distinguishing part of the folder's path; the algorithm if there is only one run."""
     if len(runs) == 1:
         return [runs[0].name]
     folders = [str(run.folder) for run in runs]
@@ -119,7 +118,7 @@ def run_names(runs: Sequence[RunData]) -> list[str]:
 
 
 def _word(key: str, value: object, apart: Sequence[str], keys: Mapping[str, str] = {}) -> str:
-    """``gamma=0.1``, with as much of the dotted name as distinguishes it from the others."""
+    """``gamma=0.1``, or with the whole dotted name if another varying setting ends in the same word."""
     first, dot, last = key.rpartition(".")
     alone = sum(other.rpartition(".")[2] == last for other in apart) == 1
     named = keys.get(last, last)
@@ -128,16 +127,16 @@ def _word(key: str, value: object, apart: Sequence[str], keys: Mapping[str, str]
 
 @dataclass(frozen=True)
 class Labels:
-    """A user's names for a paper, by the present ones; whatever has none keeps its name.
+    """The user's names for a paper, by default name.
 
-    Names of the user may contain mathematics between dollars; all others are quoted for the output by the
-    ``quote`` of each method.
+    The user's names may contain mathematics between dollars. The functions ``quote`` escape names for the
+    output; they take a name and whether it is the user's.
 
     Attributes:
-        methods: of methods (``FGDA``), or of whole lines (``"FGDA, gamma=0.1"``).
-        settings: of settings in the labels of lines (``gamma``).
-        metrics: of metrics.
-        axes: of horizontal axes (``bytes``); the unit is appended.
+        methods: names of methods (``FGDA``) or of whole lines (``"FGDA, gamma=0.1"``).
+        settings: names of settings in the labels of lines (``gamma``).
+        metrics: names of metrics.
+        axes: names of horizontal axes (``bytes``); the unit is appended.
     """
 
     methods: Mapping[str, str] = field(default_factory=dict)
@@ -147,10 +146,10 @@ class Labels:
 
     @classmethod
     def read(cls, path: str | Path, settings: Sequence[Setting], metrics: Iterable[str], axes: Iterable[str]):
-        """Read a TOML file with new names for these settings, metrics and axes.
+        """Read a TOML file with names for these settings, metrics and axes.
 
         Raises:
-            ValueError: the file cannot be read, or it renames something that does not exist.
+            ValueError: the file cannot be read, or names something that does not exist.
         """
         tables = read_table(path, "file of labels")
         known = {
@@ -173,8 +172,8 @@ class Labels:
                     raise ValueError(f"{path}: [{section}] {name} must be a text, found {new!r}")
         return cls(**tables)
 
-    def of(self, settings: Sequence[Setting], quote: Callable[[str, bool], str]) -> list[str]:
-        """The label of each setting; ``quote`` gets a name and whether it is the user's."""
+    def for_settings(self, settings: Sequence[Setting], quote: Callable[[str, bool], str]) -> list[str]:
+        """The labels of settings."""
         plain, renamed = labels(settings), labels(settings, self.methods, self.settings)
         renamed = [self.methods.get(old, new) for old, new in zip(plain, renamed)]
         return [quote(new, new != old) for old, new in zip(plain, renamed)]

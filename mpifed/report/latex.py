@@ -7,19 +7,19 @@ import re
 from collections.abc import Sequence
 
 from mpifed.base.log import visible
-from mpifed.report.comparison import Rule, Setting, against
+from mpifed.report.comparison import Rule, Setting, paired_tests
 from mpifed.report.labels import Labels
 from mpifed.report.statistics import Spread
 from mpifed.report.tables import TEST
-from mpifed.storage.ownership import FIGURE_MARK
+from mpifed.storage.files import FIGURE_MARK
 
 __all__ = ["LEVEL", "escape", "number", "table"]
 
 #: Significance level of the test.
 LEVEL = 0.05
-#: Marks methods that are not distinguished from the best.
+#: Marks methods that do not differ significantly from the best.
 MARK = r"\dagger"
-#: Numbers below and from here on are written with a power of ten.
+#: Numbers below SMALL and from LARGE on are written with a power of ten.
 SMALL, LARGE = 1e-3, 1e5
 _SPECIAL = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
@@ -31,11 +31,11 @@ _SPECIAL = {
 def table(chosen: Sequence[Setting], rule: Rule, metrics: Sequence[str], names: Labels = Labels()) -> str:
     """A table with a row per method and a column per metric, mean ± standard deviation over the seeds.
 
-    In each column the best mean is bold, and methods that the paired test does not distinguish from it are
-    marked. A method with lost seeds is neither: it has the median of the others and the count. Methods are
-    compared only within a task.
+    In each column the best mean is bold, and methods that do not differ significantly from it are marked. A
+    method with diverged seeds is neither: its cell has the median of the finite values and their count.
+    Methods are compared only within a task.
     """
-    labels = dict(zip(chosen, names.of(chosen, _quoted)))
+    labels = dict(zip(chosen, names.for_settings(chosen, _quoted)))
     parts, tested = [], False
     for rivals in rule.rivals(chosen):
         columns = [_column(rivals, rule, metric) for metric in metrics]
@@ -54,31 +54,31 @@ def table(chosen: Sequence[Setting], rule: Rule, metrics: Sequence[str], names: 
 
 
 def _column(rivals: Sequence[Setting], rule: Rule, metric: str) -> tuple[list[str], bool]:
-    """The cells of one metric, and whether any two methods could be tested."""
+    """The cells of one metric, and whether any p-value could be computed."""
     spreads = [
-        one.spread(lambda run: rule.value(run, metric)) if metric in one.metrics else Spread.of([])
+        one.spread(lambda run: rule.value(run, metric)) if metric in one.metrics else Spread.from_values([])
         for one in rivals
     ]
     finite = [place for place, spread in enumerate(spreads) if math.isfinite(spread.mean)]
     if not finite:
-        return [_lost(spread) for spread in spreads], False
+        return [_diverged(spread) for spread in spreads], False
     sign = -1 if rivals[finite[0]].maximises(metric) else 1
     first = min(finite, key=lambda place: sign * spreads[place].mean)
     others = [place for place in finite if place != first]
-    found = against(rivals[first], [rivals[place] for place in others], rule, metric)
-    alike = {place for place, p in zip(others, found["p (Holm)"]) if p >= LEVEL}
-    # Of equal seeds there is no p-value.
-    alike |= {place for place, one in zip(others, found["difference"]) if one.mean == one.deviation == 0}
+    found = paired_tests(rivals[first], [rivals[place] for place in others], rule, metric)
+    tied = {place for place, p in zip(others, found["p (Holm)"]) if p >= LEVEL}
+    # If all pairs are equal, there is no p-value.
+    tied |= {place for place, one in zip(others, found["difference"]) if one.mean == one.deviation == 0}
     best = {place for place in finite if spreads[place].mean == spreads[first].mean}
     cells = [
-        number(spread, place in best, place in alike - best) if place in finite else _lost(spread)
+        number(spread, place in best, place in tied - best) if place in finite else _diverged(spread)
         for place, spread in enumerate(spreads)
     ]
     return cells, bool(len(found) and found["p"].notna().any())
 
 
-def _lost(spread: Spread) -> str:
-    """The cell of a method with seeds that are lost, or without the metric."""
+def _diverged(spread: Spread) -> str:
+    """The cell of a method with diverged seeds, or without the metric."""
     if spread.finite is None:
         return "--"
     count = f"{spread.finite.count}/{spread.finite.runs}"
@@ -86,8 +86,8 @@ def _lost(spread: Spread) -> str:
 
 
 def number(spread: Spread, bold: bool = False, marked: bool = False) -> str:
-    """Mean and deviation in mathematics: the deviation with two digits, and the mean with as many decimals;
-    four digits of a mean alone."""
+    """Mean and deviation as mathematics: the deviation with two digits, the mean with the same decimals; a
+    mean without a deviation with four digits."""
     power = math.floor(math.log10(abs(spread.mean))) if spread.mean else 0
     shift = 0 if not spread.mean or SMALL <= abs(spread.mean) < LARGE else power
     mean, deviation = spread.mean / 10.0**shift, spread.deviation / 10.0**shift
@@ -102,12 +102,12 @@ def number(spread: Spread, bold: bool = False, marked: bool = False) -> str:
 
 
 def escape(text: str) -> str:
-    """A text quoted for LaTeX."""
+    """Escape a text for LaTeX."""
     return "".join(_SPECIAL.get(one, one) for one in visible(text, line=True))
 
 
 def _quoted(text: str, by_user: bool) -> str:
-    """A name for LaTeX; mathematics between dollars is kept only in a user's own."""
+    """A name for LaTeX; mathematics between dollars is kept only in the user's names."""
     if not by_user:
         return escape(text)
     parts = re.split(r"(\$[^$]+\$)", text)
@@ -120,7 +120,7 @@ def _arrow(chosen: Sequence[Setting], metric: str) -> str:
 
 
 def _caption(chosen: Sequence[Setting], rule: Rule, tested: bool, body: str) -> str:
-    """The caption: what the numbers are, and the test that compared them."""
+    """The caption, which explains the numbers and the test."""
     numbers = sorted({len(one.runs) for one in chosen})
     seeds = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
     which = "the last evaluation" if rule.by == "final" else "the best evaluation"
@@ -131,15 +131,14 @@ def _caption(chosen: Sequence[Setting], rule: Rule, tested: bool, body: str) -> 
     ]
     words.append("The best is bold.")
     if tested:
-        told = f"not told apart from the best at the level {LEVEL:g} ({TEST})"
-        words.append(rf"${MARK}$: {told}.")
+        words.append(rf"${MARK}$: not significantly different from the best at level {LEVEL:g} ({TEST}).")
     elif len(chosen) > 1:
         words.append("Too few seeds for a test.")
     if "--" in body:
-        words.append("--: no such figure.")
+        words.append("--: not available.")
     if re.search(r"\b\d+/\d+\b", body.partition("&")[2]):
         words.append(
-            "($k$/$n$): median of the $k$ of $n$ seeds that end in finite values; such a method ranks behind "
-            "those without lost seeds, and is not tested."
+            "($k$/$n$): median over the $k$ of $n$ seeds that end in finite values; such a method ranks "
+            "behind methods without diverged seeds, and is not tested."
         )
     return " ".join(words)

@@ -1,7 +1,7 @@
-"""The report as one self-contained HTML page: figures, style and script are part of it.
+"""The report as one self-contained HTML page with figures, style and script.
 
 BokehJS draws the curves in the browser from data in the page. Bokeh's Python package is not imported, since
-that takes longer than the rest of a page.
+its import takes longer than the rest of the page.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from markupsafe import Markup
 
 from mpifed.base.settings import flatten
 from mpifed.report.citations import references
-from mpifed.report.client_samples import Holdings, draw, title
+from mpifed.report.client_samples import ClassCounts, draw, title
 from mpifed.report.comparison import Rule, Setting, metrics_of
-from mpifed.report.figures import DIVERGED, axes_of, counted, scales, still, style
+from mpifed.report.figures import DIVERGED, axes_of, counted, scales, style
 from mpifed.report.labels import labels, run_names, setting_cells
 from mpifed.report.statistics import Curve, Spread
 from mpifed.report.tables import (
@@ -40,76 +40,76 @@ from mpifed.storage.results import RunData
 
 __all__ = ["library", "page", "points"]
 
-#: Points of all lines together, and the least and most of one.
+#: Points of all lines together, and the minimum and maximum per line.
 BUDGET, LEAST, MOST = 8000, 200, 2000
-#: Significant digits of the page's curves: more than a screen shows.
+#: Significant digits of the page's curves, more than a screen can show.
 DIGITS = 6
-#: The figures' colours on a dark background.
+#: Colours of the figures → colours on a dark background.
 DARK = {
     "#0072B2": "#4FA8E0", "#D55E00": "#F0803C", "#009E73": "#2CC79A", "#CC79A7": "#E59CC6",
     "#000000": "#E6E9EC", "#E69F00": "#F2C14E", "#56B4E9": "#A5DCFA",
 }  # fmt: skip
-#: The tables whose columns are explained.
+#: Tables whose columns are explained.
 _EXPLAINED = ("best", "settings", "runs", "costs", "theory", "clients")
-#: Texts with more characters than this are broken into lines.
+#: Columns with longer texts are broken into lines.
 LONG = 24
-#: What the columns of the tables mean, by their name or the last word of it.
+#: Meaning of the columns, by name or last word.
 COLUMNS = {
-    "name": "the run's folder, or its method where there is one run only",
+    "name": "folder of the run, or its method if there is only one run",
     "method": "the algorithm",
-    "setting": "the method, with the settings that set it apart from others of the same method",
-    "settings": "those of the method's own that vary within the method",
-    "seeds": "pairs of runs that are compared, one a seed",
-    "seed": "first part of the address of every random number of the run, the partition of the data "
-    "among them",
-    "difference": "the setting's value less that of the best one, mean ± standard deviation over the pairs",
+    "setting": "the method, with the settings that distinguish it from other settings of the same method",
+    "settings": "settings of the algorithm that vary within the method",
+    "seeds": "number of pairs of runs with the same seed",
+    "seed": "seed of all random numbers of the run, including the partition of the data",
+    "difference": "value of the setting minus value of the best setting, mean ± standard deviation over the "
+    "pairs",
     "against": "the best setting of the same task",
-    "p": "how often chance alone would make a difference as large; NaN where there are fewer than two pairs, "
-    "or all differ by the same",
-    "p (Holm)": "the same, corrected for the number of comparisons",
+    "p": "probability of an at least equally large difference by chance; NaN for fewer than two pairs, or if "
+    "all differences are equal",
+    "p (Holm)": "p corrected for the number of comparisons",
     "theorem": "the theorem that the job names",
-    "bound on": "what the theorem bounds, with its own steps",
-    "bound": "its value; a dotted level in the figure of the metric that it bounds",
-    "measured": "that metric at the last evaluation",
-    "prescribed": "the step that the theorem prescribes",
-    "used": "the step that the runs have",
-    "used / prescribed": "how many times smaller the theorem's step is",
-    "runs": "number of runs with these settings, one a seed; every figure of the row is their mean ± "
-    "standard deviation, or where some have no finite value the median of the others, least and largest",
-    "diverged": "how many of the runs ended in non-finite values; they have no final and no best value, and "
-    "the setting ranks behind those of which fewer did",
-    "left out": "seeds that make no pair, since one of the two has no finite value",
-    "not finished": "how many of the runs are still going on or were killed; they count with their values so "
-    "far",
-    "infeasible": "how many of the runs have left the problem's sets, or how far a run has; a point outside "
-    "is no solution, whatever its metrics",
+    "bound on": "the quantity that the theorem bounds for its own step sizes",
+    "bound": "value of the bound; a dotted line in the figure of its metric",
+    "measured": "last value of the bounded metric",
+    "prescribed": "the step size that the theorem prescribes",
+    "used": "the step size of the runs",
+    "used / prescribed": "ratio of the two step sizes",
+    "runs": "number of runs with these settings, one per seed; all values are mean ± standard deviation over "
+    "the runs, or median (minimum to maximum) of the finite values if some are not finite",
+    "diverged": "number of runs that ended in non-finite values; they have no final and no best value, and "
+    "settings with fewer diverged runs rank first",
+    "left out": "number of seeds at which one of the two runs has no finite value",
+    "not finished": "number of runs that are still in progress or were killed; their values so far are used",
+    "infeasible": "number of runs that left the problem's constraint sets, or how far a run did; an "
+    "infeasible point is not a solution",
     "final": "value of the metric at the last evaluation",
-    "best": "largest value of the metric at any evaluation if more of it is better, else the smallest; with "
-    "a validation split, the value where that of the validation metric is",
-    "reached by": "number of runs that reach the target; the mean of the rounds is over these",
-    "rounds": "communication rounds done",
-    "oracle calls": "gradients or operator values of one sample or batch, added up over all clients",
-    "phases": "message exchanges between clients and server; some methods need more than one a round",
-    "bytes up": "what all federated clients would send to the server",
-    "bytes down": "what the server would send to all federated clients",
-    "wire bytes": "what this simulation moved between its ranks",
+    "best": "best value of the metric at any evaluation: the largest if it is to be maximised, else the "
+    "smallest; with a validation split, the value at the best evaluation of the validation metric",
+    "reached by": "number of runs that reach the target; the mean number of rounds is over these runs",
+    "rounds": "completed communication rounds",
+    "oracle calls": "evaluations of gradients or operators on a sample or minibatch, summed over all clients",
+    "phases": "message exchanges between clients and server; some methods need several per round",
+    "bytes up": "bytes that federated clients would send to the server",
+    "bytes down": "bytes that the server would send to federated clients",
+    "wire bytes": "bytes that this simulation moved between its ranks",
     "seconds": "wall time of the simulation, without evaluation and files",
-    "federated seconds": "wall time that federated clients would take, by the clock of the job file",
-    "communication %": "share of communication in the time that the ranks spent computing and communicating",
-    "peak memory per rank": "most memory that a process has held (MB = 1,000,000 bytes), "
-    "least to largest over the ranks",
+    "federated seconds": "wall time of federated clients according to the clock of the job file",
+    "communication %": "share of communication in the ranks' time of computation and communication",
+    "peak memory per rank": "largest memory of a process (MB = 1,000,000 bytes), smallest to largest over "
+    "the ranks",
     "clients": "number of clients",
-    "worst client": "the number of the client with the worst value, in each run",
-    "stopped": "why the run ended",
+    "worst client": "number of the client with the worst value, in each run",
+    "stopped": "reason for the end of the run",
 }
 
 
-def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> str:
-    """The text of the page.
+def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, figure: bytes = b"") -> str:
+    """The HTML text of the page.
 
     Args:
-        settings: everything that was run.
+        settings: all settings.
         chosen: the best setting of every method.
+        figure: a PNG of the curves, for print and browsers without scripts.
     """
     runs, choosing = [run for one in settings for run in one.runs], len(chosen) < len(settings)
     common, own = _configs(runs)
@@ -122,6 +122,7 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
         counts=_counts(settings, runs),
         rule=rule.describe(settings),
         **_charts(settings, chosen),
+        figure=_uri(figure) if figure else "",
         metrics=[(one, one) for one in metrics_of(settings)],
         axes=[(axis.name, axis.name) for axis in axes_of(settings)],
         tables=tables,
@@ -130,20 +131,18 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> 
         several=len(runs) > 1,
         glossary=_glossary(tables),
         confusions=_confusions(chosen),
-        holdings=_holdings(settings),
+        partitions=_partitions(settings),
         common=common,
         references=references(run.config for run in runs),
     )
 
 
 def _tables(settings, chosen, runs, rule: Rule, own) -> dict:
-    """The page's tables by name, ``None`` for an empty one."""
-    cells, choosing = setting_cells(settings, rule), len(chosen) < len(settings)
+    """The page's tables by name, ``None`` for an empty table."""
+    cells, marks = setting_cells(settings, rule), [one in chosen for one in settings]
     return {
         "best": _table(setting_rows(chosen, rule, cells)) if len(runs) > len(chosen) else None,
-        "settings": _table(setting_rows(settings, rule, cells), [one in chosen for one in settings])
-        if choosing
-        else None,
+        "settings": None if all(marks) else _table(setting_rows(settings, rule, cells), marks),
         "runs": _table(run_rows(settings, rule, costs=False)),
         "costs": _table(cost_rows(chosen)),
         "paired": _table(paired_rows(chosen, rule)),
@@ -165,7 +164,7 @@ def _heading(settings: Sequence[Setting]) -> str:
 
 
 def _counts(settings: Sequence[Setting], runs: Sequence[RunData]) -> str:
-    """The numbers of runs, settings and methods, or how the only run ended, as a sentence."""
+    """The numbers of runs, settings and methods, or how the only run ended."""
     if len(runs) == 1:
         return "; infeasible: ".join(filter(None, [runs[0].stopped or "not finished", runs[0].infeasible]))
     numbers = {"run": len(runs), "setting": len(settings), "method": len({one.name for one in settings})}
@@ -180,7 +179,7 @@ def _counts(settings: Sequence[Setting], runs: Sequence[RunData]) -> str:
 
 
 def _charts(settings: Sequence[Setting], chosen: Sequence[Setting]) -> dict:
-    """The values of the template for the charts; no curves where there are no metrics."""
+    """The template's values for the charts; no curves without metrics."""
     if not metrics_of(chosen):
         return {"curves": ""}
     most = points(len(settings))
@@ -190,69 +189,50 @@ def _charts(settings: Sequence[Setting], chosen: Sequence[Setting]) -> dict:
         "library": Markup(library()),
         "script": Markup(_template("charts.js")),
         "legend": legend(settings, chosen),
-        "still": _still(chosen),
         "thinned": most if long else 0,
     }
-
-
-def _still(chosen: Sequence[Setting]) -> dict:
-    """The first metric against the first axis, for readers without scripts and for paper."""
-    metric, axis = metrics_of(chosen)[0], axes_of(chosen)[0]
-    return {"metric": metric, "axis": axis.label, "image": _uri(still(chosen, metric, axis), "svg+xml")}
 
 
 def _template(name: str) -> str:
     return resources.files("mpifed.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _uri(content: bytes, kind: str) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+def _uri(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def _table(rows: Sequence[dict], marks: Sequence[bool] = ()) -> dict | None:
-    """Rows as texts, with the type of each column: number, short (never broken) or long."""
+    """Rows as texts, with the type of each column: number, short (never broken into lines) or long."""
     if not rows:
         return None
     texts, kinds = [[cell(column, value) for column, value in row.items()] for row in rows], []
-    for number, column in enumerate(rows[0]):
+    for column, words in zip(rows[0], zip(*texts)):
         numeric = any(isinstance(row[column], int | float | Spread) for row in rows)
-        kinds.append(
-            "number" if numeric else "long" if max(len(row[number]) for row in texts) > LONG else "short"
-        )
-    return {
-        "columns": list(rows[0]),
-        "kinds": kinds,
-        "rows": texts,
-        "marks": list(marks) or [False] * len(rows),
-    }
+        kinds.append("number" if numeric else "long" if max(map(len, words)) > LONG else "short")
+    marks = list(marks) or [False] * len(rows)
+    return {"columns": list(rows[0]), "kinds": kinds, "rows": texts, "marks": marks}
 
 
 def _glossary(tables: dict[str, dict | None]) -> dict[str, str]:
     """The meaning of every column that occurs."""
-    found = {name: tables[name]["columns"] for name in _EXPLAINED if tables[name]}
-    columns = dict.fromkeys(column for names in found.values() for column in names)
+    found = [table["columns"] for name in _EXPLAINED if (table := tables[name])]
+    columns = dict.fromkeys(column for names in found for column in names)
     meanings = {column: COLUMNS[column] for column in columns if column in COLUMNS}
-    meanings |= {
-        f"… {word}": COLUMNS[word]
-        for word in ("final", "best")
-        if any(name.endswith(f" {word}") for name in columns)
-    }
-    targets = {
-        column: "rounds to the first evaluation at which the metric reaches the target"
-        for column in columns
-        if column.startswith("rounds to ")
-    }
-    return meanings | targets
+    for word in ("final", "best"):
+        if any(column.endswith(f" {word}") for column in columns):
+            meanings[f"… {word}"] = COLUMNS[word]
+    target = "rounds until the first evaluation at which the metric reaches the target"
+    return meanings | {column: target for column in columns if column.startswith("rounds to ")}
 
 
 def _confusions(chosen: Sequence[Setting]) -> list[tuple[str, dict]]:
-    """The tables of confusion of the best settings, with their names."""
+    """The confusion matrices of the best settings, with their names."""
     tables = ((name, _table(confusion_rows(one))) for one, name in zip(chosen, labels(chosen)))
     return [(name, table) for name, table in tables if table]
 
 
-def _holdings(settings: Sequence[Setting]) -> list[dict]:
-    """Samples by client and class in the first run of every problem with classes."""
+def _partitions(settings: Sequence[Setting]) -> list[dict]:
+    """Figures of the samples by client and class in the first run of every problem with classes."""
     firsts: dict[str, RunData] = {}
     for run in (one.runs[0] for one in settings):
         if run.class_counts is not None:
@@ -260,19 +240,19 @@ def _holdings(settings: Sequence[Setting]) -> list[dict]:
     found = []
     for run in firsts.values():
         with io.BytesIO() as file:
-            draw(Holdings(title(run.config), run.class_counts, run.classes), file)
-            found.append({"title": title(run.config), "image": _uri(file.getvalue(), "png")})
+            draw(ClassCounts(title(run.config), run.class_counts, run.classes), file)
+            found.append({"title": title(run.config), "image": _uri(file.getvalue())})
     return found
 
 
 def _files(runs: Sequence[RunData]) -> list[dict]:
-    """The data files that were read, each version once."""
+    """The data files, each version once."""
     found = {(name, file["digest"], file["path"]): None for run in runs for name, file in run.data.items()}
     return [{"data file": name, "path": path, "SHA-256": digest} for name, digest, path in sorted(found)]
 
 
 def _places(runs: Sequence[RunData]) -> list[dict]:
-    """The results file of each run, and the machine it ran on."""
+    """The results file and the machine of each run."""
     names = dict.fromkeys(
         key for run in runs for key, value in run.layout.items() if not isinstance(value, list | dict)
     )
@@ -283,7 +263,7 @@ def _places(runs: Sequence[RunData]) -> list[dict]:
 
 
 def _versions(runs: Sequence[RunData]) -> list[dict]:
-    """Every version of each software that a run has used."""
+    """All versions of each software that the runs used."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         for name, version in run.versions.items():
@@ -292,7 +272,7 @@ def _versions(runs: Sequence[RunData]) -> list[dict]:
 
 
 def _configs(runs: Sequence[RunData]) -> tuple[dict[str, str], list[dict]]:
-    """All settings as JSON texts: those that the runs share, and a row per run of the others."""
+    """All settings as JSON texts: the settings that the runs share, and one row per run with the others."""
     configs = [{key: json.dumps(value) for key, value in flatten(run.config).items()} for run in runs]
     keys = dict.fromkeys(key for config in configs for key in config)
     apart = [key for key in keys if len({config.get(key) for config in configs}) > 1]
@@ -305,7 +285,7 @@ def _configs(runs: Sequence[RunData]) -> tuple[dict[str, str], list[dict]]:
 
 
 def library() -> str:
-    """The text of BokehJS with its interface for scripts, of the installed package."""
+    """The text of BokehJS, with its scripting interface, from the installed package."""
     package = find_spec("bokeh")
     assert package is not None and package.submodule_search_locations is not None
     folder = Path(package.submodule_search_locations[0], "server", "static", "js")
@@ -315,15 +295,13 @@ def library() -> str:
 
 
 def points(lines: int) -> int:
-    """Most points per line for this number of lines."""
+    """Greatest number of points per line, given the number of lines."""
     return min(max(BUDGET // lines, LEAST), MOST)
 
 
 def legend(settings: Sequence[Setting], chosen: Sequence[Setting]) -> list[dict]:
-    """The legend's entry of each line, those of the chosen settings first."""
+    """The legend's entries, the chosen settings first."""
     ordered, names = _in_order(settings, chosen), dict(zip(settings, labels(settings)))
-    if len(chosen) == len(settings):
-        names = dict(zip(chosen, labels(chosen)))
     texts, entries = counted(ordered, [names[one] for one in ordered], metrics_of(settings)), []
     for number, one in enumerate(ordered):
         look = style(number)
@@ -336,12 +314,12 @@ def legend(settings: Sequence[Setting], chosen: Sequence[Setting]) -> list[dict]
 
 
 def _in_order(settings: Sequence[Setting], chosen: Sequence[Setting]) -> list[Setting]:
-    """All settings, the chosen ones first, so that they keep their colours of other figures."""
+    """The chosen settings, then the others, so that colours agree with other figures."""
     return [*chosen, *(one for one in settings if one not in chosen)]
 
 
 def curves_json(settings: Sequence[Setting], chosen: Sequence[Setting]) -> str:
-    """All curves, as JSON that is safe within HTML."""
+    """All curves as JSON that is safe within HTML."""
     ordered = _in_order(settings, chosen)
     axes = [(axis, *axis.scale(settings)) for axis in axes_of(settings)]
     found = {
@@ -353,19 +331,19 @@ def curves_json(settings: Sequence[Setting], chosen: Sequence[Setting]) -> str:
 
 
 def _line(setting: Setting, axes: Sequence, most: int) -> dict:
-    """The curves of a setting: costs by axis, those of the first metric and of others where they differ; by
-    metric the line and the band of each kind of axis, the seeds where some are lost, a bound of theory."""
+    """The curves of a setting: the costs by axis, and for each metric the line and band on linear and
+    logarithmic axes, its costs if they differ, the seeds if some diverged, and a theorem's bound."""
     x: dict[str, list] = {}
     y: dict[str, dict] = {}
     for metric in metrics_of([setting]):
-        curve, runs = setting.curve(metric).thinned(most), setting.drawn(metric)
+        curve, runs = setting.curve(metric).thinned(most), setting.curve_runs(metric)
         costs = _costs(axes, setting, runs, curve.rounds)
         x = x or costs
         own: dict = ({} if costs == x else {"x": costs}) | {"mean": _numbers(curve.mean)}
         if len(runs) > 1:
             names = ("deviation", "median", "low", "high")
             own |= {name: _numbers(getattr(curve, name)) for name in names}
-        if not setting.is_whole(metric):
+        if not setting.all_finite(metric):
             finite = setting.finite(metric)
             own["seeds"] = [_seed(setting, run, metric, axes, run not in finite) for run in setting.runs]
         bound = setting.bound(metric)
@@ -373,22 +351,22 @@ def _line(setting: Setting, axes: Sequence, most: int) -> dict:
     return {"x": x, "y": y}
 
 
-def _seed(setting: Setting, run: RunData, metric: str, axes: Sequence, lost: bool) -> dict:
-    """The values of a run, at most :data:`LEAST` of them, and whether it is lost."""
-    curve = Curve.of([(run.metric_rounds, run.metrics[metric])]).thinned(LEAST)
+def _seed(setting: Setting, run: RunData, metric: str, axes: Sequence, diverged: bool) -> dict:
+    """At most :data:`LEAST` values of a run, and whether it diverged."""
+    curve = Curve.from_runs([(run.metric_rounds, run.metrics[metric])]).thinned(LEAST)
     x = _costs(axes, setting, [run], curve.rounds)
-    return {"x": x, "y": _numbers(curve.mean), "lost": lost}
+    return {"x": x, "y": _numbers(curve.mean), "diverged": diverged}
 
 
 def _costs(axes: Sequence, setting: Setting, runs: Sequence[RunData], rounds: np.ndarray) -> dict[str, list]:
-    """The mean cost of runs at some rounds, by axis."""
+    """The mean cost of runs up to some rounds, by axis."""
     return {
-        axis.name: _numbers(np.mean([axis.of(run, rounds) for run in runs], axis=0) / size)
+        axis.name: _numbers(np.mean([axis.costs(run, rounds) for run in runs], axis=0) / size)
         for axis, size, _ in axes
         if axis.suits(setting)
     }
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:
-    """Finite numbers with :data:`DIGITS` digits; values that are not drawn are ``None``."""
+    """Numbers with :data:`DIGITS` digits; values that are not drawn are ``None``."""
     return [float(f"{value:.{DIGITS}g}") if abs(value) < DIVERGED else None for value in values.tolist()]

@@ -1,7 +1,9 @@
-"""The report of runs: curves, tables, a page for a browser, and a figure and a table for a paper."""
+"""Reports of runs: curves, tables, an HTML page, and a figure and a table for a paper."""
 
 from __future__ import annotations
 
+import functools
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +27,15 @@ from mpifed.report.tables import (
     theory_rows,
     to_csv,
 )
-from mpifed.storage.atomic import expect_place, replacing
-from mpifed.storage.ownership import REPORT_FILES, TEXT_MARK, claim, expect_own, is_paper
+from mpifed.storage.files import (
+    REPORT_FILES,
+    TEXT_MARK,
+    expect_writable,
+    is_paper,
+    refuse_foreign,
+    register,
+    replacing,
+)
 from mpifed.storage.results import find_runs, load
 
 __all__ = ["Paper", "report"]
@@ -34,15 +43,15 @@ __all__ = ["Paper", "report"]
 
 @dataclass(frozen=True)
 class Paper:
-    """A figure and a table for a paper, of the best setting of every method.
+    """A figure and a table for a paper, with the best setting of every method.
 
     Attributes:
-        figure: the file of the figure, ``None`` for none; its suffix is the format.
-        latex: the file of the table, ``None`` for none.
-        width: of the figure, with its unit.
-        metrics: of figure and table; by default the metric that decides which setting is best.
-        x: names of the figure's axes.
-        labels: a file with the user's names.
+        figure: file of the figure, ``None`` for none; its suffix determines the format.
+        latex: file of the table, ``None`` for none.
+        width: width of the figure with its unit.
+        metrics: metrics of figure and table; by default the metric that determines the best setting.
+        x: names of the figure's horizontal axes.
+        labels: file with the user's names.
     """
 
     figure: Path | None = None
@@ -53,7 +62,7 @@ class Paper:
     labels: Path | None = None
 
     def writers(self, chosen: Sequence[Setting], rule: Rule) -> dict[Path, Callable[[Path], object]]:
-        """The function that writes each file.
+        """Functions that write each file.
 
         Raises:
             ValueError: a metric or an axis does not exist, or a file cannot be written.
@@ -65,7 +74,7 @@ class Paper:
             if metric not in known:
                 raise ValueError(f"no run has the metric {metric!r}: {suggest(metric, known)}")
         if not known:
-            raise ValueError("the runs have no metrics: there is nothing to draw, and no table")
+            raise ValueError("the runs have no metrics to draw or tabulate")
         metrics = self.metrics or tuple(dict.fromkeys(filter(None, map(rule.metric_of, chosen))))
         axes = [axis.name for axis in AXES]
         names = Labels.read(self.labels, chosen, known, axes) if self.labels else Labels()
@@ -76,7 +85,7 @@ class Paper:
             text = table(chosen, rule, metrics, names)
             found[self.latex] = lambda path: path.write_text(text, encoding="utf-8")
         for path in found:
-            expect_place(path, is_paper)
+            expect_writable(path, is_paper)
         return found
 
 
@@ -86,29 +95,29 @@ def report(
     """Compare runs; write and print the report.
 
     Args:
-        places: run files, or folders that hold some at any depth.
-        out: folder for ``report.html``, ``curves.png`` (if there are any metrics), ``table.txt``,
-            ``table.csv`` with a row per run, and with several runs ``settings.csv`` with a row for all those
-            that differ only in the seed.
-        paper: a figure and a table for a paper.
+        places: run files, or folders that contain runs at any depth.
+        out: folder for ``report.html``, ``curves.png`` (if there are metrics), ``table.txt``, ``table.csv``
+            with a row per run, and for several runs ``settings.csv`` with a row for all runs that differ only
+            in the seed.
+        paper: figure and table for a paper.
 
     Returns:
         The files written.
 
     Raises:
-        ValueError: no runs, one that cannot be read, a rule with a metric that no run has, or a file in
-            ``out`` that would be replaced and is no report's; after everything else is written and printed,
-            files that could not be made.
+        ValueError: there are no runs, a run cannot be read, no run has the rule's metric, or a file in
+            ``out`` was not written by a report; or, after everything else is written and printed, some files
+            could not be written.
     """
     out, settings = Path(out), settings_of([load(path) for path in find_runs(places)])
     rule.check(settings)
-    expect_own(out / name for name in REPORT_FILES)
+    refuse_foreign(out / name for name in REPORT_FILES)
     chosen, rows = best(settings, rule), run_rows(settings, rule)
     wanted = paper.writers(chosen, rule) if paper else {}
     files = {out / name: write for name, write in _writers(settings, chosen, rule, rows).items()} | wanted
     out.mkdir(parents=True, exist_ok=True)
-    claim(out, REPORT_FILES)
-    failed = [fault for file, write in files.items() if (fault := _failing(file, write))]
+    register(out, REPORT_FILES)
+    failed = [error for file, write in files.items() if (error := _write(file, write))]
     if len(chosen) == len(rows):
         print_table(rows)
     else:
@@ -120,23 +129,33 @@ def report(
     return [*files]
 
 
-def _failing(file: Path, write: Callable[[Path], object]) -> str:
-    """Write a file; return why that failed, or "". The files after it are written in either case."""
+def _write(file: Path, write: Callable[[Path], object]) -> str:
+    """Write a file; return the error, or ""."""
     try:
         with replacing(file) as path:
             write(path)
-    except Exception as fault:  # of a library that draws or lays out what foreign files hold
-        return f"{file}: {type(fault).__name__}: {fault}"
+    except Exception as error:  # libraries can fail to draw the content of other users' files
+        return f"{file}: {type(error).__name__}: {error}"
     return ""
 
 
 def _writers(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, rows: list[dict]) -> dict:
-    """The files of a report, and the functions that write them."""
+    """Functions that write the files of a report, by name."""
+
+    @functools.cache
+    def figure() -> bytes:
+        with io.BytesIO() as file:
+            curves(chosen, file)
+            return file.getvalue()
+
+    has = bool(metrics_of(settings))
     found: dict[str, Callable[[Path], object]] = {
-        "report.html": lambda path: path.write_text(page(settings, chosen, rule), encoding="utf-8")
+        "report.html": lambda path: path.write_text(
+            page(settings, chosen, rule, figure() if has else b""), encoding="utf-8"
+        )
     }
-    if metrics_of(settings):
-        found["curves.png"] = lambda path: curves(chosen, path)
+    if has:
+        found["curves.png"] = lambda path: path.write_bytes(figure())
     found["table.txt"] = lambda path: _to_text(path, settings, chosen, rule, rows)
     found["table.csv"] = lambda path: to_csv(rows, path)
     if len(rows) > 1:
@@ -157,18 +176,18 @@ def _to_text(
 
 
 def _print(console: Console, settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule) -> None:
-    """Print the best settings, their costs and the tests between them, where there are several runs."""
+    """Print the best settings, their costs and the tests between them if there are several runs."""
     runs = sum(len(one.runs) for one in settings)
     if len(chosen) < runs:
         console.print(Text(f"{runs} runs, {len(settings)} settings. {rule.describe(settings)}"))
         print_table(setting_rows(chosen, rule, setting_cells(settings, rule)), console)
         print_table(cost_rows(chosen), console)
     if rows := paired_rows(chosen, rule):
-        console.print(Text(f"Every method against the best one: {TEST}."))
+        console.print(Text(f"Comparison of each method with the best: {TEST}."))
         print_table(rows, console)
 
 
 def _print_theory(console: Console, chosen: Sequence[Setting]) -> None:
-    """Print the steps and bounds of theorems for the best settings, where a job names one."""
+    """Print step sizes and bounds of theorems for the best settings, if a job names a theorem."""
     if rows := theory_rows(chosen):
         print_table(rows, console)

@@ -1,9 +1,10 @@
-"""Tables of runs, settings, costs, tests, theorems and clients: as rows, as CSV, on the console."""
+"""Tables of runs, settings, costs, tests, theorems and clients: as rows, as CSV, and on the console."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,8 @@ from mpifed.base.console import Console
 from mpifed.base.log import visible
 from mpifed.base.settings import flatten
 from mpifed.config.theory import prescription_of
-from mpifed.core.evaluation import QUANTILES
-from mpifed.report.comparison import Rule, Setting, against, metrics_of
+from mpifed.core.metrics import QUANTILES
+from mpifed.report.comparison import Rule, Setting, metrics_of, paired_tests
 from mpifed.report.labels import labels, run_names, setting_cells
 from mpifed.report.statistics import Spread, best_value, final
 from mpifed.storage.results import RunData
@@ -37,21 +38,20 @@ __all__ = [
     "to_csv",
 ]
 
-#: The costs of a run, and those of a setting.
+#: Costs in the tables of runs and of settings.
 RUN_COSTS = ("oracle calls", "bytes", "wire bytes", "seconds")
 SETTING_COSTS = ("rounds", "oracle calls", "phases", "bytes up", "bytes down", "wire bytes", "seconds")
 #: The test of :func:`paired_rows`.
 TEST = "two-sided paired t-test over the seeds, p-values corrected by Holm's method"
-#: Most classes for which a confusion matrix is shown.
+#: Greatest number of classes of a confusion matrix.
 MOST = 30
 
 
 def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> list[dict]:
-    """One row per run, with or without its costs, all with the same keys; ``None`` where a run has no such
-    value.
+    """One row per run, with or without its costs. All rows have the same keys; a missing value is ``None``.
 
-    ``bytes`` are those of federated clients, ``wire bytes`` those moved between ranks; ``communication %`` is
-    the share of communication in the time spent computing and communicating.
+    ``bytes`` are sent by federated clients, ``wire bytes`` between ranks; ``communication %`` is the share of
+    communication in the time of computation and communication.
     """
     pairs = [(setting, run) for setting in settings for run in setting.runs]
     runs, cells = [run for _, run in pairs], setting_cells(settings, rule)
@@ -77,7 +77,7 @@ def run_rows(settings: Sequence[Setting], rule: Rule, costs: bool = True) -> lis
 
 
 def _totals(runs: Sequence[RunData]) -> pd.DataFrame:
-    """The total costs of runs, one row per run; columns have the names of tables."""
+    """The total costs of runs, one row per run, with the columns' names in tables."""
     total = pd.DataFrame([{name: values[-1] for name, values in run.costs.items()} for run in runs])
     total = total.astype({name: int for name in total if "seconds" not in name}).rename(
         columns=lambda name: "rounds" if name == "round" else name.replace("_", " ")
@@ -86,7 +86,7 @@ def _totals(runs: Sequence[RunData]) -> pd.DataFrame:
 
 
 def _spent(total: pd.DataFrame, names: Sequence[str]) -> list[dict]:
-    """The rows of some costs, with the share of communication, and federated seconds where a run has them."""
+    """Rows of the named costs, the share of communication, and federated seconds if any run has them."""
     talk, clock = total["communication seconds"], total["federated seconds"]
     clocked = {clock.name: clock.astype(object).where(clock > 0, None)} if clock.any() else {}
     share = 100 * talk / (talk + total["compute seconds"])
@@ -98,7 +98,7 @@ def _target(rule: Rule) -> str:
 
 
 def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting, dict]) -> list[dict]:
-    """One row per setting, with its ``cells`` of :func:`setting_cells`, how its runs ended, and values as
+    """One row per setting: its ``cells`` of :func:`setting_cells`, how its runs ended, and its metrics as
     :class:`Spread`."""
     rows = []
     for one in settings:
@@ -106,23 +106,19 @@ def setting_rows(settings: Sequence[Setting], rule: Rule, cells: Mapping[Setting
         row |= {"runs": len(one.runs), "diverged": sum(run.diverged for run in one.runs)}
         row |= {"not finished": sum(not run.stopped for run in one.runs)}
         row |= {"infeasible": one.infeasible} if any(other.infeasible for other in settings) else {}
-        row |= {
-            f"{metric} {by}": one.spread(lambda run: Rule(by=by).value(run, metric))
-            if metric in one.metrics
-            else None
-            for metric in metrics_of(settings)
-            for by in ("final", "best")
-        }
+        for metric, by in product(metrics_of(settings), ("final", "best")):
+            has = metric in one.metrics
+            row[f"{metric} {by}"] = one.spread(lambda run: Rule(by=by).value(run, metric)) if has else None
         if rule.target is not None:
             metric = rule.metric_of(one)
             taken = [rounds for run in one.runs if (rounds := rule.rounds_to_target(run, metric)) is not None]
-            row |= {_target(rule): Spread.of(taken) if taken else None, "reached by": len(taken)}
+            row |= {_target(rule): Spread.from_values(taken) if taken else None, "reached by": len(taken)}
         rows.append(row)
     return rows
 
 
 def cost_rows(settings: Sequence[Setting]) -> list[dict]:
-    """One row per setting with its costs, mean over its runs."""
+    """One row per setting with the mean costs of its runs."""
     total = pd.DataFrame([_totals(one.runs).mean() for one in settings])
     return [
         {"setting": name} | row | {"peak memory per rank": _memory(one.runs)}
@@ -131,15 +127,15 @@ def cost_rows(settings: Sequence[Setting]) -> list[dict]:
 
 
 def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
-    """One row for each setting that is compared with the best setting of its task, as in
-    :func:`mpifed.report.comparison.against`.
+    """One row for each setting that is compared with the best setting of its task by
+    :func:`mpifed.report.comparison.paired_tests`.
 
-    Without a validation split the best setting is chosen by the very values that are compared, so ``p`` is
+    Without a validation split, the best setting is chosen by the same values that are compared, so ``p`` is
     slightly too small.
 
     Args:
         chosen: the best setting of each method.
-        rule: the compared metric and the choice of the best setting.
+        rule: the rule that determines the metric and the best setting.
     """
     names = dict(zip(chosen, labels(chosen)))
     rows = []
@@ -147,7 +143,7 @@ def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
         first = min(rivals, key=rule.rank)
         metric = rule.metric_of(first)
         others = [one for one in rivals if one is not first and metric in one.metrics]
-        found = against(first, others, rule, metric)
+        found = paired_tests(first, others, rule, metric)
         if len(found) and (found["seeds"] > 1).any():
             found.insert(0, "setting", [names[one] for one in others])
             found.insert(1, "against", names[first])
@@ -157,10 +153,8 @@ def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
 
 
 def theory_rows(settings: Sequence[Setting]) -> list[dict]:
-    """One row for each step that a setting's theorem prescribes, values as :class:`Spread` over the runs.
-
-    ``used / prescribed`` is how many times smaller the theorem's step is than the one used.
-    """
+    """One row for each step size that a setting's theorem prescribes, values as :class:`Spread` over the
+    runs."""
     rows = []
     for setting, name in zip(settings, labels(settings)):
         found = prescription_of(setting.runs[0].config.get("theory"))
@@ -169,7 +163,7 @@ def theory_rows(settings: Sequence[Setting]) -> list[dict]:
         theorem, _ = found
         common = {"theorem": theorem.name, "bound on": theorem.of}
         bounds = [_steps(run)[1] for run in setting.runs]
-        figure = Spread.of(bounds) if None not in bounds else None
+        figure = Spread.from_values(bounds) if None not in bounds else None
         has = theorem.metric in setting.metrics
         last = setting.spread(lambda run: Rule().value(run, theorem.metric)) if has else None
         steps = [key for key in _steps(setting.runs[0])[0] if all(_used(run, key) for run in setting.runs)]
@@ -183,7 +177,7 @@ def theory_rows(settings: Sequence[Setting]) -> list[dict]:
 
 
 def _steps(run: RunData) -> tuple[dict[str, float], float | None]:
-    """The numbers that a run's theorem prescribes, those of a schedule as ``eta.scale``, and its bound."""
+    """The step sizes that a run's theorem prescribes (for a schedule, as ``eta.scale``), and its bound."""
     found = prescription_of(run.config["theory"])
     assert found is not None
     numbers = {key: value for key, value in flatten(found[1].steps).items() if isinstance(value, int | float)}
@@ -191,15 +185,15 @@ def _steps(run: RunData) -> tuple[dict[str, float], float | None]:
 
 
 def _used(run: RunData, key: str) -> float:
-    """The number that a run used for a step; 0 for none, or for another schedule."""
+    """The step size that a run used; 0 if it used none or another schedule."""
     own = flatten(run.config["algorithm"])
     value = own.get(key, own.get(f"{key}.value"))
     return float(value) if isinstance(value, int | float) else 0.0
 
 
 def client_rows(settings: Sequence[Setting]) -> list[dict]:
-    """One row per setting and metric: its quantiles over the clients' own samples and the worst client, mean
-    over the runs, and the worst client's number in each run."""
+    """One row per setting and metric: quantiles over the clients and the worst client, averaged over the
+    runs, and the number of the worst client in each run."""
     rows = []
     for one, name in zip(settings, labels(settings)):
         runs = [run for run in one.runs if run.details.clients]
@@ -207,30 +201,30 @@ def client_rows(settings: Sequence[Setting]) -> list[dict]:
             known = [_known(run, metric) for run in runs]
             worst = [_worst(run, metric) for run in runs]
             quantiles = {
-                f"{per_cent} %": Spread.of(np.quantile(values, per_cent / 100) for values in known)
+                f"{per_cent} %": Spread.from_values(np.quantile(values, per_cent / 100) for values in known)
                 for per_cent in QUANTILES
             }
             row = {"setting": name, "metric": metric, "clients": len(runs[0].details.clients[metric])}
-            figures = Spread.of(run.details.clients[metric][k] for run, k in zip(runs, worst))
+            figures = Spread.from_values(run.details.clients[metric][k] for run, k in zip(runs, worst))
             rows.append(row | quantiles | {"worst": figures, "worst client": ", ".join(map(str, worst))})
     return rows
 
 
 def _known(run: RunData, metric: str) -> np.ndarray:
-    """The clients' values that are not NaN; one NaN where all are."""
+    """The clients' values that are not NaN; a single NaN if all are."""
     values = run.details.clients[metric]
     return values[~np.isnan(values)] if not np.isnan(values).all() else values[:1]
 
 
 def _worst(run: RunData, metric: str) -> int:
-    """The number of the client with the worst value; 0 where all are NaN."""
+    """The number of the client with the worst value; 0 if all are NaN."""
     values = run.details.clients[metric] * (1 if metric in run.maximised else -1)
     return 0 if np.isnan(values).all() else int(np.nanargmin(values))
 
 
 def confusion_rows(setting: Setting) -> list[dict]:
-    """One row per class: its test samples by predicted class, added up over the runs; no rows without a
-    confusion matrix, or for more than :data:`MOST` classes."""
+    """One row per class: its test samples by predicted class, summed over the runs; no rows without a
+    confusion matrix or for more than :data:`MOST` classes."""
     found = [run.details for run in setting.runs if run.details.confusion is not None]
     if not found or len(found[0].classes) > MOST:
         return []
@@ -242,7 +236,7 @@ def confusion_rows(setting: Setting) -> list[dict]:
 
 
 def cell(column: str, value) -> str:
-    """A value as text."""
+    """Format a value."""
     if isinstance(value, Spread):
         return value.describe()
     if value is None or isinstance(value, str):
@@ -254,28 +248,24 @@ def cell(column: str, value) -> str:
         return f"{value:.3g} s" if value < 99.5 else str(timedelta(seconds=round(value)))
     if column in {"rounds", "oracle calls", "phases"}:
         return f"{value:,.0f}"
-    if (
-        isinstance(value, float) and "." not in column
-    ):  # a dotted column is a setting, shown as it was written
+    if isinstance(value, float) and "." not in column:  # a dotted column is a setting, shown unchanged
         return format(value, ".1f" if column == "communication %" else ".4g")
     return visible(str(value), line=True)
 
 
 def to_csv(rows: Sequence[dict], path: str | Path) -> None:
-    """Write rows with full precision; missing values are left empty. A spread takes two columns, and four
-    more where a run of a row has no finite value."""
-    spread = {column for row in rows for column, value in row.items() if isinstance(value, Spread)}
-    lost = {
-        column for row in rows for column, value in row.items() if isinstance(value, Spread) and value.finite
-    }
+    """Write rows with full precision; missing values are empty. A :class:`Spread` takes two columns, and four
+    more if it has a run without a finite value in any row."""
+    spreads = [(key, one) for row in rows for key, one in row.items() if isinstance(one, Spread)]
+    spread, diverged = {key for key, _ in spreads}, {key for key, one in spreads if one.finite}
 
     def cells(column: str, value) -> dict:
-        """The columns of one value; no value is empty, NaN is written as such."""
+        """The columns of one value; ``None`` is empty, NaN is written as such."""
         if column not in spread:
             return {column: "" if value is None else value}
         parts = {part: getattr(value, part, "") for part in ("mean", "deviation")}
         finite = getattr(value, "finite", None)
-        more = ("count", "median", "least", "largest") if column in lost else ()
+        more = ("count", "median", "least", "largest") if column in diverged else ()
         parts |= {"finite" if part == "count" else part: getattr(finite, part, "") for part in more}
         return {f"{column} {part}": one for part, one in parts.items()}
 
@@ -284,7 +274,7 @@ def to_csv(rows: Sequence[dict], path: str | Path) -> None:
 
 
 def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
-    """Print rows: a single row as a list, several as tables no wider than the console, each with the first
+    """Print a single row as a list, and several rows as tables that fit the console, each with the first
     column."""
     console = console or Console()
     if len(rows) == 1:
@@ -298,11 +288,8 @@ def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
     def page(columns: Sequence[str]) -> Table:
         grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for column in (first, *columns):
-            layout = (
-                dict(max_width=30, overflow="fold")
-                if column in {first, "stopped"}
-                else dict(justify="right", no_wrap=True)
-            )
+            long = column in {first, "stopped"}
+            layout = dict(max_width=30, overflow="fold") if long else dict(justify="right", no_wrap=True)
             grid.add_column(Text(visible(column, line=True).replace(" ", "\n")), vertical="top", **layout)
         for row in rows:
             grid.add_row(*(Text(cell(column, row[column])) for column in (first, *columns)))
@@ -324,7 +311,7 @@ def _memory(runs: Sequence[RunData]) -> str | None:
 
 
 def describe_memory(ranks: Mapping[str, np.ndarray]) -> str:
-    """Peak memory per rank as text, from the columns of the group ``ranks``."""
+    """Format the peak memory per rank, from the columns of the group ``ranks``."""
     ranges = []
     for name in ("host", "gpu"):
         low, high = (f"{pick(ranks[f'peak_{name}_bytes']) / 1e6:.0f}" for pick in (np.min, np.max))

@@ -46,7 +46,7 @@ def _figure(run: RunData, claim: Claim) -> float:
 
 def _cost(run: RunData, claim: Claim, at: int) -> float:
     """The cost up to a round, at least 1, also for a target that the starting point has reached."""
-    return max(COSTS[claim.statistic].of(run, [at])[0].item(), 1)
+    return max(COSTS[claim.statistic].costs(run, [at])[0].item(), 1)
 
 
 def _longer(run: RunData, claim: Claim) -> float:

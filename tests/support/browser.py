@@ -1,4 +1,4 @@
-"""A headless Chromium for tests, spoken to over the DevTools protocol through a pair of pipes."""
+"""A headless Chromium for tests, controlled by the DevTools protocol through a pair of pipes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from pathlib import Path
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-#: Seconds until an answer of the browser is taken for lost: a start takes one or two, on a busy machine many
-#: more.
+#: Timeout for an answer of the browser in seconds. A start takes one or two, on a busy machine many more.
 PATIENCE = 90
 
 
 class Browser:
-    """One page in a browser of its own, without a network.
+    """One page in a new browser without a network.
 
     Attributes:
-        events: everything that the browser has told unasked.
+        events: all events that the browser has sent.
     """
 
     def __init__(self, profile: Path):
@@ -56,13 +55,13 @@ class Browser:
             self.events.append(self._message())
 
     def run(self, script: str):
-        """The value of an expression in the page."""
+        """Evaluate an expression in the page."""
         answer = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     def click(self, script: str) -> None:
-        """Click with the mouse on the middle of the element that an expression gives."""
+        """Click on the centre of the element that an expression returns."""
         box = self.run(
             f"(() => {{ const e = {script}; e.scrollIntoView({{block: 'center'}});"
             " const b = e.getBoundingClientRect(); return {x: b.x + b.width / 2, y: b.y + b.height / 2} })()"
@@ -71,34 +70,23 @@ class Browser:
             self._ask("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **box)
 
     def resize(self, width: int, height: int) -> None:
-        """The size of the window in pixels."""
-        self._ask(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        """Set the size of the window in pixels."""
+        size = dict(width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self._ask("Emulation.setDeviceMetricsOverride", **size)
 
     def screenshot(self, file: Path) -> None:
-        """Write what the window shows as a PNG."""
+        """Write a PNG of the window."""
         file.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot")["data"]))
 
     def requests(self) -> list[str]:
-        """The addresses that the page has asked for."""
-        return [
-            event["params"]["request"]["url"]
-            for event in self.events
-            if event["method"] == "Network.requestWillBeSent"
-        ]
+        """The requested addresses."""
+        sent = [event for event in self.events if event["method"] == "Network.requestWillBeSent"]
+        return [event["params"]["request"]["url"] for event in sent]
 
     def complaints(self) -> list[dict]:
         """Errors of scripts and of the page."""
-        return [
-            event
-            for event in self.events
-            if event["method"] in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
-        ]
+        methods = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled")
+        return [event for event in self.events if event["method"] in methods]
 
     def close(self) -> None:
         """End the browser."""

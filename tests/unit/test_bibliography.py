@@ -1,4 +1,4 @@
-"""The bibliography: every entry whole, every key known, and no source without an entry."""
+"""The bibliography: complete entries, valid keys, and an entry for every source."""
 
 import re
 from importlib import resources
@@ -12,10 +12,10 @@ from mpifed.data import DATASETS, TEXTS
 from mpifed.problems import PROBLEMS
 from mpifed.report.citations import references
 
-THINGS = {**ALGORITHMS, **PROBLEMS, **MATRICES}
+CLASSES = {**ALGORITHMS, **PROBLEMS, **MATRICES}
 
 
-def test_the_reader_finds_every_entry():
+def test_every_entry_is_read():
     text = resources.files("mpifed").joinpath("references.bib").read_text(encoding="utf-8")
     entries = re.findall(r"^@\w+\{(\w+),", text, re.M)
     assert list(bibliography()) == entries and len(set(entries)) == len(entries)
@@ -24,7 +24,7 @@ def test_the_reader_finds_every_entry():
 
 
 @pytest.mark.parametrize("key", bibliography())
-def test_an_entry_says_who_what_and_when(key):
+def test_an_entry_has_author_title_and_year(key):
     entry = bibliography()[key]
     assert entry.count("{") == entry.count("}")
     assert all(re.search(rf"^ *{field} *= \{{", entry, re.M) for field in ("author", "title")), entry
@@ -33,11 +33,11 @@ def test_an_entry_says_who_what_and_when(key):
     assert plain(key).endswith(".") and "{" not in plain(key)
 
 
-@pytest.mark.parametrize("name", THINGS)
-def test_what_is_cited_is_there(name):
-    thing = THINGS[name]
-    assert all(key in bibliography() for key in getattr(thing, "cites", ()))
-    assert bool(cites_of(name, thing)) == bool(getattr(thing, "source", ""))
+@pytest.mark.parametrize("name", CLASSES)
+def test_citations_of_classes_have_entries(name):
+    cls = CLASSES[name]
+    assert all(key in bibliography() for key in getattr(cls, "cites", ()))
+    assert bool(cites_of(name, cls)) == bool(getattr(cls, "source", ""))
 
 
 def test_keywords_are_names_of_data_sets():
@@ -46,7 +46,7 @@ def test_keywords_are_names_of_data_sets():
     assert cites_of("sst2", TEXTS["sst2"]) == ("socher2013sst",)
 
 
-def test_a_wrong_key_is_named_with_the_near_miss():
+def test_an_unknown_key_is_reported_with_a_suggestion():
     with pytest.raises(ValueError, match="no entry 'shen2024fesgda'.*shen2024fessgda"):
         bibtex(["shen2024fesgda"])
 

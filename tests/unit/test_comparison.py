@@ -1,285 +1,313 @@
-"""Runs side by side: what counts as the same setting, means over seeds, which setting is best."""
+"""Settings, their statistics over the seeds, the best setting of each method, and paired tests."""
 
 from __future__ import annotations
 
+import html
 import math
+from itertools import product
 
 import numpy as np
+import pandas as pd
 import pytest
 from runfiles import write
+from scipy import stats
 
 from mpifed.problems import PROBLEMS
 from mpifed.report.comparison import Rule, best, settings_of
-from mpifed.report.labels import columns, labels, setting_cells
-from mpifed.report.statistics import Spread
-from mpifed.report.tables import setting_rows
+from mpifed.report.labels import columns, labels, setting_cells, short_names
+from mpifed.report.report import report
+from mpifed.report.statistics import Spread, holm
+from mpifed.report.tables import TEST, paired_rows, setting_rows
 from mpifed.storage.results import load
 
 
 @pytest.fixture
-def runs(tmp_path):
-    """Write runs and read them: ``runs([dict(seed=1, gamma=0.1, auc=[...]), ...])``; maximised are auc, also
-    that of validation data, and accuracy."""
+def settings(tmp_path):
+    """Write and read runs with maximised auc and accuracy: ``settings(dict(seed=1, auc=[...]), ...)``."""
 
-    def make(descriptions):
+    def make(*runs):
         made = []
-        for one in descriptions:
-            one, number = dict(one), len(list(tmp_path.iterdir()))
+        for one in runs:
+            one, number = {"rounds": 10, **one}, len(list(tmp_path.iterdir()))
             config = {
                 "seed": one.pop("seed", 0),
                 "algorithm": {key: one.pop(key) for key in ("gamma", "eta") if key in one},
                 "problem": {"name": "P", "alpha": one.pop("alpha", 1)},
                 "run": one.pop("run", {}),
             }
-            made.append(
-                load(
-                    write(
-                        tmp_path / str(number),
-                        config=config,
-                        maximised=["auc", "accuracy", "validation_auc"],
-                        **{"rounds": 10} | one,
-                    )
-                )
-            )
-        return made
+            maximised = ["auc", "accuracy", "validation_auc"]
+            made.append(load(write(tmp_path / str(number), config=config, maximised=maximised, **one)))
+        return settings_of(made)
 
     return make
 
 
-def test_runs_that_differ_only_in_the_seed_are_one_setting(runs):
+def test_runs_that_differ_only_in_the_seed_are_one_setting(settings):
     where = [{"out": "a", "threads": 1, "dtype": "float32"}, {"out": "b", "threads": 2, "dtype": "float32"}]
-    settings = settings_of(
-        runs(
-            [
-                dict(seed=0, gamma=0.1, run=where[0]),
-                dict(seed=1, gamma=0.1, run=where[1]),  # places and threads are no settings
-                dict(seed=0, gamma=0.2, run=where[0]),
-                dict(seed=0, gamma=0.1, run=where[0] | {"dtype": "float64"}),
-                dict(seed=0, gamma=0.1, run=where[1]),  # the seed is there already: a repetition
-            ]
-        )
+    found = settings(
+        dict(seed=0, gamma=0.1, run=where[0]),
+        dict(seed=1, gamma=0.1, run=where[1]),  # folders and threads do not distinguish settings
+        dict(seed=0, gamma=0.2, run=where[0]),
+        dict(seed=0, gamma=0.1, run=where[0] | {"dtype": "float64"}),
+        dict(seed=0, gamma=0.1, run=where[1]),  # a repetition of the same seed
     )
-    assert [[run.folder.name for run in one.runs] for one in settings] == [["0", "1"], ["2"], ["3"], ["4"]]
-    assert columns(settings) == ["algorithm.gamma", "run.dtype"]
-    assert labels(settings) == [
+    assert [[run.folder.name for run in one.runs] for one in found] == [["0", "1"], ["2"], ["3"], ["4"]]
+    assert columns(found) == ["algorithm.gamma", "run.dtype"]
+    assert labels(found) == [
         "FGDA, gamma=0.1, dtype=float32 (0)",
         "FGDA, gamma=0.2, dtype=float32",
         "FGDA, gamma=0.1, dtype=float64",
         "FGDA, gamma=0.1, dtype=float32 (4)",
     ]
-    assert len(best(settings, Rule())) == 3  # gamma is chosen; neither the precision nor a repetition is
+    assert len(best(found, Rule())) == 3, "gamma is tuned; the precision and repetitions are not"
 
 
-def test_names_tell_methods_and_settings_apart(runs):
-    schedules = [{"name": "constant", "value": 0.1}, {"name": "constant", "value": 0.2}]
-    settings = settings_of(
-        runs([dict(eta=schedules[0]), dict(eta=schedules[1]), dict(algorithm="CDMA", gamma=3)])
-    )
-    assert labels(settings) == ["FGDA, eta=0.1", "FGDA, eta=0.2", "CDMA"]
-    assert columns(settings) == ["algorithm.eta"], "what one method alone has, with one value, is no column"
+def test_labels_and_columns_of_several_methods(settings):
+    etas = [{"name": "constant", "value": value} for value in (0.1, 0.2)]
+    found = settings(dict(eta=etas[0]), dict(eta=etas[1]), dict(algorithm="CDMA", gamma=3))
+    assert labels(found) == ["FGDA, eta=0.1", "FGDA, eta=0.2", "CDMA"]
+    assert columns(found) == ["algorithm.eta"], "gamma has a single value in a single method"
 
 
-def test_mean_and_deviation_over_seeds_by_hand(runs):
-    (one,) = settings_of(
-        runs(
-            [
-                dict(seed=0, every=5, auc=[1, 2, 6]),
-                dict(seed=1, every=5, auc=[3, 4, 7]),
-                dict(seed=2, every=5, auc=[5, 3, 11]),
-            ]
-        )
-    )
-    assert one.spread(lambda run: run.metrics["auc"][-1]) == Spread(
-        8.0, pytest.approx(math.sqrt(7))
-    )  # (4 + 1 + 9) / 2
+def test_short_names_of_classes_keep_the_distinguishing_part_of_the_path(tmp_path):
+    short = {"FGDA": "FGDA", "./mine.py:Mine": "Mine", "pack.age:Other": "Other"}
+    assert short_names(short) == short
+    for names, expected in (
+        (("FGDA", "./a.py:FGDA", "b.c:FGDA"), ["FGDA", "FGDA (a.py)", "FGDA (b.c)"]),
+        (("/a/m.py:M", "/b/m.py:M", "m.py:M"), ["M (a/m.py)", "M (b/m.py)", "M (m.py)"]),
+    ):
+        assert [*short_names(names).values()] == expected
+    folders = [write(tmp_path / name, f"{tmp_path}/{name}.py:Mine") for name in ("a", "b")]
+    assert labels(settings_of(map(load, folders))) == ["Mine (a.py)", "Mine (b.py)"]
+    assert labels(settings_of(map(load, folders[:1]))) == ["Mine"]
+
+
+def test_mean_and_deviation_over_seeds(settings):
+    values = [[1, 2, 6], [3, 4, 7], [5, 3, 11]]
+    (one,) = settings(*(dict(seed=seed, auc=auc) for seed, auc in enumerate(values)))
+    deviation = pytest.approx(math.sqrt(7))  # (4 + 1 + 9) / 2
+    assert one.spread(lambda run: run.metrics["auc"][-1]) == Spread(8.0, deviation)
     curve = one.curve("auc")
     assert curve.rounds.tolist() == [0, 5, 10] and curve.mean.tolist() == [3, 3, 8]
     assert curve.deviation == pytest.approx([2, 1, math.sqrt(7)])
     (single,) = settings_of(one.runs[:1])
-    assert math.isnan(single.curve("auc").deviation[0]) and math.isnan(
-        single.spread(lambda run: 3.0).deviation
-    )
+    assert math.isnan(single.curve("auc").deviation[0])
+    assert math.isnan(single.spread(lambda run: 3.0).deviation)
 
 
-def test_curves_meet_at_all_rounds_of_evaluation_and_end_together(runs):
-    (one,) = settings_of(
-        runs([dict(seed=0, every=5, auc=[0, 10, 0]), dict(seed=1, rounds=10, every=4, auc=[0, 8, 16])])
-    )
+def test_curves_are_interpolated_and_end_with_the_first_run(settings):
+    (one,) = settings(dict(seed=0, auc=[0, 10, 0]), dict(seed=1, every=4, auc=[0, 8, 16]))
     curve = one.curve("auc")
-    assert curve.rounds.tolist() == [0, 4, 5, 8]  # the second has not been evaluated after round 8
+    assert curve.rounds.tolist() == [0, 4, 5, 8], "the second run was not evaluated after round 8"
     assert curve.mean.tolist() == [0, (8 + 8) / 2, (10 + 10) / 2, (4 + 16) / 2]
     assert curve.deviation[-1] == pytest.approx(12 / math.sqrt(2))
 
 
-def test_a_curve_has_a_gap_where_one_seed_has_no_value(runs):
-    (one,) = settings_of(runs([dict(seed=0, auc=[1, math.nan, 3]), dict(seed=1, auc=[1, 2, 3])]))
-    assert one.curve("auc").mean[[0, 2]].tolist() == [1, 3] and np.isnan(one.curve("auc").mean[1])
-    assert np.isnan(one.curve("auc").median[1])
+def test_a_curve_has_a_gap_where_a_seed_has_no_value(settings):
+    (one,) = settings(dict(seed=0, auc=[1, math.nan, 3]), dict(seed=1, auc=[1, 2, 3]))
+    curve = one.curve("auc")
+    assert curve.mean[[0, 2]].tolist() == [1, 3] and np.isnan([curve.mean[1], curve.median[1]]).all()
 
 
 def chosen(settings, **rule):
     return [one.settings["algorithm.gamma"] for one in best(settings, Rule(**rule))]
 
 
-def test_the_best_has_the_best_mean_in_the_declared_direction(runs):
-    settings = settings_of(
-        runs(
-            [
-                dict(gamma=1, seed=0, auc=[0, 9, 1], accuracy_gap=[5, 0, 4]),
-                dict(gamma=1, seed=1, auc=[0, 9, 4], accuracy_gap=[5, 0, 5]),
-                dict(gamma=2, seed=0, auc=[0, 3, 3], accuracy_gap=[5, 4, 2]),
-                dict(gamma=2, seed=1, auc=[0, 3, 3], accuracy_gap=[5, 4, 5]),
-            ]
-        )
+def test_the_best_setting_has_the_best_mean(settings):
+    found = settings(
+        dict(gamma=1, seed=0, auc=[0, 9, 1], accuracy_gap=[5, 0, 4]),
+        dict(gamma=1, seed=1, auc=[0, 9, 4], accuracy_gap=[5, 0, 5]),
+        dict(gamma=2, seed=0, auc=[0, 3, 3], accuracy_gap=[5, 4, 2]),
+        dict(gamma=2, seed=1, auc=[0, 3, 3], accuracy_gap=[5, 4, 5]),
     )
-    assert chosen(settings) == [2], "the mean of the last auc is 2.5 and 3"
-    assert chosen(settings, by="best") == [1]
-    assert chosen(settings, metric="accuracy_gap") == [2], (
-        "3.5 is smaller, and better whatever the name has in it"
-    )
-    assert chosen(settings, metric="accuracy_gap", by="best") == [1]
+    assert chosen(found) == [2], "the mean of the last auc is 2.5 and 3"
+    assert chosen(found, by="best") == [1]
+    assert chosen(found, metric="accuracy_gap") == [2], "it is not declared to be maximised: 3.5 is better"
+    assert chosen(found, metric="accuracy_gap", by="best") == [1]
     with pytest.raises(ValueError, match="no run has the metric 'acu': did you mean 'auc'"):
-        Rule("acu").check(settings)
-    assert "then the largest final auc" in Rule().describe(settings)
-    assert "then the smallest best accuracy_gap" in Rule("accuracy_gap", "best").describe(settings)
+        Rule("acu").check(found)
+    assert "then the largest final auc" in Rule().describe(found)
+    assert "then the smallest best accuracy_gap" in Rule("accuracy_gap", "best").describe(found)
+    without = settings(dict(gamma=1), dict(gamma=2))
+    assert chosen(without) == [1] and Rule().metric_of(without[0]) is None
 
 
 @pytest.fixture
-def at_odds(runs):
-    """Two settings of which the validation and the test data say the opposite, two seeds each."""
-    held = {"test": 100, "validation": 50}
+def conflicting(settings):
+    """Two settings, two seeds each, whose validation and test data disagree."""
     planted = [
         (1, [0, 0.6, 0.9], [0, 0.5, 0.7]),
         (1, [0, 0.6, 0.9], [0, 0.7, 0.5]),
         (2, [0, 0.9, 0.5], [0, 0.6, 0.9]),
         (2, [0, 0.7, 0.5], [0, 0.6, 0.9]),
     ]
-    return settings_of(
-        runs(
-            [
-                dict(gamma=gamma, seed=k % 2, auc=test, validation_auc=validation, splits=held, rounds=10)
-                for k, (gamma, test, validation) in enumerate(planted)
-            ]
+    return settings(
+        *(
+            dict(gamma=gamma, seed=k % 2, auc=test, validation_auc=held, splits={"test": 9, "validation": 5})
+            for k, (gamma, test, held) in enumerate(planted)
         )
     )
 
 
-def test_settings_are_chosen_on_validation_and_told_on_test(at_odds):
-    assert chosen(at_odds) == [2], "validation 0.9 against 0.6; the test data would take 1: 0.9 against 0.5"
-    (best_one,) = best(at_odds, Rule())
-    assert [Rule().value(run, "auc") for run in best_one.runs] == [0.5, 0.5], (
-        "what is told is of the test data"
+def test_settings_are_chosen_on_validation_data_and_reported_on_test_data(conflicting):
+    assert chosen(conflicting) == [2], "validation has 0.6 and 0.9, test 0.9 and 0.5"
+    (only,) = best(conflicting, Rule())
+    assert [Rule().value(run, "auc") for run in only.runs] == [0.5, 0.5]
+    words = (
+        "then the largest final validation_auc (at the last evaluation; mean over the seeds; chosen on the "
+        "validation data, other metrics refer to the test data)."
     )
-    assert (
-        Rule()
-        .describe(at_odds)
-        .endswith(
-            "then the largest final validation_auc (at the last evaluation; mean over the seeds; chosen on "
-            "the validation data, other metrics are of the test data)."
-        )
-    )
+    assert Rule().describe(conflicting).endswith(words)
 
 
-def test_the_best_evaluation_is_the_one_that_validation_chooses(at_odds):
-    first, second = at_odds
-    rule = Rule(by="best")
+def test_validation_data_determine_the_best_evaluation(conflicting):
+    (first, second), rule = conflicting, Rule(by="best")
     assert [rule.value(run, "auc") for run in first.runs] == [0.9, 0.6], "at rounds 10 and 5"
     assert [rule.value(run, "validation_auc") for run in first.runs] == [0.7, 0.7]
-    assert [rule.value(run, "auc") for run in second.runs] == [0.5, 0.5], "not 0.9, before validation's best"
-    assert chosen(at_odds, by="best") == [2] and chosen(at_odds, metric="validation_auc") == [2]
-    (row, _) = setting_rows(at_odds, rule, setting_cells(at_odds, rule))
+    assert [rule.value(run, "auc") for run in second.runs] == [0.5, 0.5], "not 0.9, at an earlier evaluation"
+    assert chosen(conflicting, by="best") == [2] and chosen(conflicting, metric="validation_auc") == [2]
+    (row, _) = setting_rows(conflicting, rule, setting_cells(conflicting, rule))
     assert row["auc best"].mean == pytest.approx(0.75)
 
 
-def test_it_is_said_where_settings_are_chosen_on_the_test_data(runs):
-    settings = settings_of(runs([dict(gamma=1, auc=[0, 1, 2], splits={"test": 100})]))
-    assert (
-        Rule()
-        .describe(settings)
-        .endswith("(at the last evaluation; mean over the seeds; chosen on the test data).")
+@pytest.mark.parametrize(
+    ("splits", "words"),
+    [({"test": 100}, "over the seeds; chosen on the test data)."), (None, "over the seeds).")],
+)
+def test_the_rule_names_the_data_of_the_choice(settings, splits, words):
+    assert Rule().describe(settings(dict(auc=[0, 1, 2], splits=splits))).endswith(words)
+
+
+def test_a_setting_with_fewer_diverged_runs_is_better(settings):
+    found = settings(
+        dict(gamma=1, seed=0, auc=[0, 1, 1]),
+        dict(gamma=1, seed=1, auc=[0, 1, 1], stopped="non-finite value in round 7: client 0"),
+        dict(gamma=2, seed=0, auc=[0, 0, 0.1]),
+        dict(gamma=2, seed=1, auc=[0, 0, 0.1]),
+        dict(gamma=3, seed=0, auc=[0, 0, 1]),
+        dict(gamma=3, seed=1, auc=[0, 0, math.nan]),
     )
-    without = settings_of(runs([dict(gamma=1, auc=[0, 1, 2])])[:1])
-    assert Rule().describe(without).endswith("(at the last evaluation; mean over the seeds).")
+    assert chosen(found) == [2]
+    assert chosen(found[::2]) == [1], "the first of equal settings"
+    assert all(math.isnan(one.spread(lambda run: Rule().value(run, "auc")).mean) for one in found[::2])
 
 
-def test_a_setting_with_fewer_diverged_runs_comes_first(runs):
-    lost = dict(stopped="non-finite value in round 7: client 0")
-    settings = settings_of(
-        runs(
-            [
-                dict(gamma=1, seed=0, auc=[0, 1, 1]),
-                dict(gamma=1, seed=1, auc=[0, 1, 1], **lost),
-                dict(gamma=2, seed=0, auc=[0, 0, 0.1]),
-                dict(gamma=2, seed=1, auc=[0, 0, 0.1]),
-                dict(gamma=3, seed=0, auc=[0, 0, 1]),
-                dict(gamma=3, seed=1, auc=[0, 0, math.nan]),
-            ]
+def test_each_method_has_a_best_setting_for_each_problem(settings):
+    grid = product(((1, 1), (2, -1)), ("FGDA", "CDMA"), (1, 2))
+    found = settings(
+        *(
+            dict(alpha=alpha, gamma=gamma, algorithm=method, auc=[0, 0, gamma * sign])
+            for (alpha, sign), method, gamma in grid
         )
     )
-    assert chosen(settings) == [2]
-    assert chosen(settings[::2]) == [1], "of settings that all diverged somewhere the first"
-    assert all(math.isnan(one.spread(lambda run: Rule().value(run, "auc")).mean) for one in settings[::2])
-
-
-def test_every_method_has_a_best_for_every_problem(runs):
-    settings = settings_of(
-        runs(
-            [
-                dict(alpha=alpha, gamma=gamma, algorithm=method, auc=[0, 0, gamma * sign])
-                for alpha, sign in ((1, 1), (2, -1))
-                for method in ("FGDA", "CDMA")
-                for gamma in (1, 2)
-            ]
-        )
-    )
-    found = [
-        (one.name, one.settings["problem.alpha"], one.settings["algorithm.gamma"])
-        for one in best(settings, Rule())
+    chosen = [
+        (one.name, *(one.settings[key] for key in ("problem.alpha", "algorithm.gamma")))
+        for one in best(found, Rule())
     ]
-    assert found == [("FGDA", 1, 2), ("CDMA", 1, 2), ("FGDA", 2, 1), ("CDMA", 2, 1)]
+    assert chosen == [("FGDA", 1, 2), ("CDMA", 1, 2), ("FGDA", 2, 1), ("CDMA", 2, 1)]
 
 
 @pytest.mark.parametrize(
     ("metric", "target", "rounds"),
     [("auc", 0.5, 5), ("auc", 0.95, None), ("error", 0.5, 10), ("error", 9, 0)],
 )
-def test_rounds_to_a_target(runs, metric, target, rounds):
-    (run,) = runs([dict(auc=[0, 0.5, 0.9], error=[9, 2, 0.1])])
-    assert Rule(target=target).rounds_to_target(run, metric) == rounds
+def test_rounds_to_a_target(settings, metric, target, rounds):
+    (one,) = settings(dict(auc=[0, 0.5, 0.9], error=[9, 2, 0.1]))
+    assert Rule(target=target).rounds_to_target(one.runs[0], metric) == rounds
 
 
-def test_runs_without_metrics_are_compared_all_the_same(runs):
-    settings = settings_of(runs([dict(gamma=1), dict(gamma=2)]))
-    assert chosen(settings) == [1] and Rule().metric_of(settings[0]) is None
-
-
-def test_problems_declare_what_more_is_better_of():
+def test_maximised_metrics_of_the_problems():
     declared = {name: set(cls.maximised) for name, cls in PROBLEMS.items() if cls.maximised}
     assert declared == {
         "DeepAUC": {"auc"}, "TextAUC": {"auc"}, "FairClassification": {"mean_accuracy", "worst_accuracy"},
         "RobustRegression": {"accuracy", "perturbed_accuracy"}, "FewShotMAML": {"accuracy"},
-        "DistributionallyRobust": {"accuracy"},
-        "Classification": {"accuracy", "worst_accuracy"},
+        "DistributionallyRobust": {"accuracy"}, "Classification": {"accuracy", "worst_accuracy"},
         "AffineShift": {"accuracy", "shifted_accuracy", "attacked_accuracy"},
     }  # fmt: skip
 
 
-def test_a_setting_of_methods_that_is_part_of_the_task(runs):
-    """With ``each`` there is a best setting for every value; ``eta`` stands in for the number of local
-    steps."""
-    settings = settings_of(
-        runs(
-            [
-                dict(eta=steps, gamma=gamma, auc=[0.5, 0.5, auc])
-                for steps, gamma, auc in [(4, 0.1, 0.7), (4, 0.2, 0.8), (8, 0.1, 0.6), (8, 0.2, 0.5)]
-            ]
-        )
-    )
-    assert [one.settings["algorithm.gamma"] for one in best(settings, Rule("auc"))] == [0.2]
-    chosen = best(settings, Rule("auc", each=("eta",)))
-    assert [(one.settings["algorithm.eta"], one.settings["algorithm.gamma"]) for one in chosen] == [
-        (4, 0.2),
-        (8, 0.1),
-    ]
+def test_an_algorithm_setting_can_be_part_of_the_task(settings):
+    """``each`` gives every value its own best setting."""
+    planted = [(4, 0.1, 0.7), (4, 0.2, 0.8), (8, 0.1, 0.6), (8, 0.2, 0.5)]
+    found = settings(*(dict(eta=eta, gamma=gamma, auc=[0.5, 0.5, auc]) for eta, gamma, auc in planted))
+    assert chosen(found, metric="auc") == [0.2]
+    keys = ("algorithm.eta", "algorithm.gamma")
+    several = best(found, Rule("auc", each=("eta",)))
+    assert [tuple(one.settings[key] for key in keys) for one in several] == [(4, 0.2), (8, 0.1)]
     with pytest.raises(ValueError, match="no method has the setting 'etta'.*eta"):
-        Rule("auc", each=("etta",)).check(settings)
+        Rule("auc", each=("etta",)).check(found)
+
+
+FIRST, SECOND, THIRD = [0.9, 0.8, 0.85, 0.95], [0.7, 0.75, 0.8, 0.7], [0.88, 0.81, 0.83, 0.9]
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """Rows of paired tests for methods whose runs end with the given values, one per seed:
+    ``compared(FGDA=[0.9, 0.8], ...)``."""
+
+    def make(stopped="all rounds done", seeds=range(9), task=0, **values):
+        for method, ends in values.items():
+            for seed, last in zip(seeds, ends):
+                config = {"seed": seed, "problem": {"name": "P", "task": task}}
+                folder = tmp_path / f"{task}-{method}-{seed}"
+                write(folder, method, 5, config=config, auc=[0.5, last], maximised=["auc"], stopped=stopped)
+        found = settings_of(load(path) for path in sorted(tmp_path.iterdir()))
+        return paired_rows(best(found, Rule()), Rule())
+
+    return make
+
+
+def test_methods_are_compared_with_the_best_by_a_paired_t_test(compared):
+    second, third = compared(A=FIRST, B=SECOND, C=THIRD)
+    assert (second["setting"], second["against"], second["metric"], second["seeds"]) == ("B", "A", "auc", 4)
+    assert second["difference"] == Spread.from_values(np.subtract(SECOND, FIRST))
+    p = [stats.ttest_rel(other, FIRST).pvalue for other in (SECOND, THIRD)]
+    # The same sums in another order, of numbers near 1.
+    assert [second["p"], third["p"]] == pytest.approx(p, rel=1e-12)
+    assert p[0] < p[1] and second["p (Holm)"] == pytest.approx(2 * p[0]) and third["p (Holm)"] == third["p"]
+
+
+def test_the_p_value_of_a_known_case(compared):
+    """Differences -1, -2, -3: t² = 12, and p = 1 - |t| / sqrt(2 + t²) for two degrees of freedom."""
+    (row,) = compared(A=[3, 4, 5], B=[2, 2, 2])
+    assert row["difference"] == Spread(-2.0, 1.0)
+    assert row["p"] == row["p (Holm)"] == pytest.approx(1 - math.sqrt(12 / 14))
+
+
+def test_only_seeds_with_two_finite_values_are_pairs(compared):
+    compared(A=[3, 4, 5, 6])
+    (row,) = compared(B=[2, 2, 2, math.nan], seeds=[1, 2, 3, 0])
+    assert row["against"] == "A" and row["seeds"] == 3 and row["difference"] == Spread(-3.0, 1.0)
+    rows = compared(stopped="non-finite value in round 3", C=[9, 9, 9])
+    assert [(row["setting"], row["seeds"]) for row in rows] == [("B", 3), ("C", 0)]
+    assert math.isnan(rows[1]["p"]) and rows[0]["p (Holm)"] == rows[0]["p"], "one test, no correction"
+
+
+def test_equal_differences_have_no_p_value(compared):
+    (row,) = compared(A=[0.3, 0.4, 0.5], B=[0.2, 0.3, 0.4])
+    assert row["difference"].mean == pytest.approx(-0.1) and math.isnan(row["p"])
+
+
+def test_each_task_has_its_own_tests(compared):
+    compared(A=FIRST, B=SECOND)
+    rows = compared(task=1, A=SECOND, B=FIRST)
+    assert [row["against"].split(",")[0] for row in rows] == ["A", "B"]
+    assert [row["p (Holm)"] == row["p"] for row in rows] == [True, True]
+
+
+def test_holm_correction():
+    found = holm(pd.Series([0.01, 0.04, math.nan, 0.03, 0.6]))
+    assert found.tolist()[:2] == [0.04, pytest.approx(0.09)] and math.isnan(found[2])
+    assert found.tolist()[3:] == [0.09, 0.6], "no p-value is smaller than a smaller one's"
+    assert holm(pd.Series([0.7, 0.8])).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("seeds", [4, 1])
+def test_reports_show_tests_if_there_are_several_seeds(tmp_path, compared, capsys, seeds):
+    rows = compared(A=FIRST[:seeds], B=SECOND[:seeds])
+    report(sorted(tmp_path.iterdir()), tmp_path / "report")
+    texts = [html.unescape((tmp_path / "report" / name).read_text()) for name in ("report.html", "table.txt")]
+    for text in (*texts, capsys.readouterr().out):
+        assert (TEST in " ".join(text.split()) and "p (Holm)" in " ".join(text.split())) == (seeds > 1)
+        assert all(f"{row['p (Holm)']:.4g}" in text for row in rows) and bool(rows) == (seeds > 1)

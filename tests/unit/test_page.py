@@ -1,4 +1,4 @@
-"""The page: complete in itself, sound HTML, and alive in a real browser."""
+"""The HTML page: self-contained, valid, and interactive in a real browser."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import re
 import time
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -18,12 +17,13 @@ from mpifed.report.comparison import Rule, best, settings_of
 from mpifed.report.page import library, page, points
 from mpifed.storage.results import find_runs, load
 
-#: Elements without an end.
+#: Elements without an end tag.
 VOID = {"meta", "img", "input", "br", "hr", "wbr", "line", "link"}
+PNG = b"an image"
 
 
 class Reader(HTMLParser):
-    """Checks that every element is closed in order, and keeps elements, the text of cells and all text."""
+    """Checks that elements are closed in order; stores elements, the text of cells and the whole text."""
 
     def __init__(self, text):
         super().__init__()
@@ -53,149 +53,118 @@ class Reader(HTMLParser):
             self.cells[-1] += data
 
 
-def make(folder, rule=Rule()):
+def make(folder, rule=Rule(), figure=b""):
     settings = settings_of(load(path) for path in find_runs([folder]))
-    return page(settings, best(settings, rule), rule)
+    return page(settings, best(settings, rule), rule, figure)
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """The page of two methods with two settings of one, three seeds, one diverged run, and hostile names."""
+    """The page of two methods, one with two settings, three seeds, a diverged run, and hostile names."""
     folder = tmp_path_factory.mktemp("runs")
+    problem = {"name": "DeepAUC", "clients": 2, "note": "<b>&\"'"}
     for seed in range(3):
-        shared = dict(maximised=["auc"], rounds=20, stopped="all 20 rounds done")
-        for gamma in (0.1, 0.2):
-            config = {
-                "seed": seed,
-                "algorithm": {"gamma": gamma},
-                "problem": {"name": "DeepAUC", "clients": 2, "note": "<b>&\"'"},
-            }
-            ends = {"stopped": "non-finite value in round 20"} if (seed, gamma) == (1, 0.2) else {}
-            write(
-                folder / f"g{gamma}s{seed}",
-                "FGDA",
-                config=config,
+        for name, method, gamma, slope in (
+            ("g", "FGDA", 0.1, 50),
+            ("h", "FGDA", 0.2, 50),
+            ("<i>", "CDMA", 0.3, 60),
+        ):
+            algorithm = {"gamma": gamma} if method == "FGDA" else {}
+            path = write(
+                folder / f"{name}{seed}",
+                method,
+                stopped="non-finite value in round 20" if (name, seed) == ("h", 1) else "all 20 rounds done",
+                config={"seed": seed, "algorithm": algorithm, "problem": problem},
+                maximised=["auc"],
                 error=decay(gamma),
-                auc=lambda r: 0.5 + (seed + r) / 50,
-                **shared | ends,
+                auc=lambda r, seed=seed, slope=slope: 0.5 + (seed + r) / slope,
             )
-        config = {"seed": seed, "problem": {"name": "DeepAUC", "clients": 2, "note": "<b>&\"'"}}
-        path = write(
-            folder / f"<i>{seed}",
-            "CDMA",
-            config=config,
-            error=decay(0.3),
-            auc=lambda r: 0.5 + (seed + r) / 60,
-            **shared,
-        )
         with edited(path / "run.h5") as file:
             file["holdings"] = np.array([[3, 4], [5, 6]])
             file["holdings"].attrs["classes"] = json.dumps(["cat", "dog"])
             file.attrs["data"] = json.dumps({"images.gz": {"path": "/data/images.gz", "digest": "ab" * 32}})
             file["ranks/peak_host_bytes"], file["ranks/peak_gpu_bytes"] = [100_000_000, 300_000_000], [0, 0]
-    return make(folder, Rule(target=0.7))
+    return make(folder, Rule(target=0.7), PNG)
 
 
-def test_the_page_is_sound_and_needs_nothing_else(text):
+def test_the_page_is_valid_and_self_contained(text):
     read = Reader(text)
     assert not [tag for tag, _ in read.elements if tag in ("link", "iframe", "object", "embed", "i", "b")]
-    links = [
-        value
-        for _, attributes in read.elements
-        for name, value in attributes.items()
-        if name in ("src", "href", "srcset", "action")
-    ]
+    keys = ("src", "href", "srcset", "action")
+    links = [one[key] for _, one in read.elements for key in keys if key in one]
     assert links and all(link.startswith("data:image/") for link in links)
-    outside = re.sub(r'"data:image/[^"]*"', "", text.replace(library(), ""))
-    assert len(outside) < 100_000 and not any(
-        word in outside for word in ("http:", "https:", "url(", "@import")
-    )
+    rest = re.sub(r'"data:image/[^"]*"', "", text.replace(library(), ""))
+    assert len(rest) < 100_000 and not re.search(r"https?:|url\(|@import", rest)
 
 
-def test_the_curves_are_data_and_the_first_is_an_image_too(text):
+def curves(text):
     (block,) = re.findall(r'<script type="application/json" id="curves">(.*?)</script>', text, re.S)
-    data = json.loads(block)
+    return json.loads(block)
+
+
+def test_curves_are_data_and_an_image(text):
+    data = curves(text)
     assert [one["name"] for one in data["axes"]] == ["rounds", "oracle calls", "bytes", "seconds"]
     assert data["scales"] == {"error": ["log", "linear"], "auc": ["linear"]}
-    first, second, third = data["lines"]  # the chosen ones of CDMA and FGDA, and FGDA with another step
-    assert first["x"]["bytes"] == [0, 20, 40, 60, 80], "4,000 bytes a round, in kB"
+    first = data["lines"][0]  # the chosen settings of CDMA and FGDA, then the other setting of FGDA
+    assert first["x"]["bytes"] == [0, 20, 40, 60, 80], "4,000 bytes per round, in kB"
     # Of seeds 0, 1, 2: 0.5 + (seed + r) / 60.
     assert first["y"]["auc"]["mean"] == pytest.approx([0.5 + (1 + r) / 60 for r in range(0, 21, 5)], rel=1e-5)
     assert first["y"]["auc"]["deviation"] == pytest.approx([1 / 60] * 5, rel=1e-5)
-    read = Reader(text)
-    lines = [attributes for tag, attributes in read.elements if tag == "li" and "data-color" in attributes]
-    assert (
-        ["hidden" in one for one in lines]
-        == ["data-best" not in one for one in lines]
-        == [False, False, True]
-    )
-    images = [attributes for tag, attributes in read.elements if tag == "img"]
-    assert all(one["alt"] for one in images)
-    (drawn,) = [one for one in images if one.get("class") == "still"]
-    kind, _, content = drawn["src"].partition(",")
-    assert kind == "data:image/svg+xml;base64"
-    svg = ElementTree.fromstring(base64.b64decode(content))
-    loaded = [value for node in svg.iter() for name, value in node.attrib.items() if name.endswith("href")]
-    assert all(value.startswith("#") for value in loaded), "parts of the figure itself"
-    words = " ".join("".join(node.itertext()) for node in svg.iter() if node.tag.endswith("}text"))
-    assert "error" in words and "rounds" in words
-    (partition,) = [one for one in images if one["src"].startswith("data:image/png")]
-    assert partition["alt"].startswith("Samples by client and class: DeepAUC, 2 clients, seed 0")
+    elements = Reader(text).elements
+    lines = [one for tag, one in elements if tag == "li" and "data-color" in one]
+    assert [("hidden" in one, "data-best" in one) for one in lines] == [(False, True)] * 2 + [(True, False)]
+    still, partition = (one for tag, one in elements if tag == "img")
+    assert still["src"] == f"data:image/png;base64,{base64.b64encode(PNG).decode()}" and still["alt"]
+    assert partition["alt"] == "Samples by client and class: DeepAUC, 2 clients, seed 0"
 
 
-def test_long_curves_are_thinned_and_the_page_says_so(tmp_path):
-    text = make(
-        write(tmp_path / "a", rounds=5000, every=1, auc=lambda r: np.where(r == 2500, np.nan, r / 5000))
-    )
-    (line,) = json.loads(re.findall(r'id="curves">(.*?)</script>', text, re.S)[0])["lines"]
+def test_long_curves_are_thinned(tmp_path):
+    long = dict(rounds=5000, every=1, auc=lambda r: np.where(r == 2500, np.nan, r / 5000))
+    text = make(write(tmp_path / "a", **long))
+    (line,) = curves(text)["lines"]
     assert len(line["x"]["rounds"]) == points(1) == 2000 and line["x"]["rounds"][-1] == 5000
-    assert "more than 2000 evaluations the chart shows 2000" in text
+    assert "at most 2000 evenly spaced evaluations" in text
     assert points(40) == 200 and points(1000) == 200
     short = make(write(tmp_path / "b", rounds=2, every=1, auc=[1, np.nan, np.inf]))
-    assert '"mean":[1.0,null,null]' in short and "evenly spread" not in short
+    assert '"mean":[1.0,null,null]' in short and "evenly spaced" not in short
 
 
-def test_the_tables_hold_the_figures_and_the_words_explain_them(text):
+def test_tables_and_their_explanation(text):
     read = Reader(text)
     # Seeds 0, 1, 2 end at 0.5 + (20 + seed) / 50 and / 60; the deviation of 0, 1, 2 is 1.
     assert read.cells.count("0.92 ± 0.02") >= 2 and read.cells.count("0.85 ± 0.017") >= 2
-    # 10 exp(-0.3 r) is below 0.7 from r = 8.9, 10 exp(-0.2 r) from 13.3; evaluated every fifth round.
+    # 10 exp(-0.3 r) is below 0.7 from r = 8.9 on, 10 exp(-0.2 r) from 13.3; evaluated every fifth round.
     assert "10 ± 0" in read.cells and "15 ± 0" in read.cells
     assert "9 runs, 3 settings, 2 methods, 1 ended in non-finite values" in read.text
     assert "fewest runs that end in non-finite values, then the smallest final error" in read.text
-    for word in (
+    words = {
         "rounds to 0.7",
         "reached by",
         "images.gz",
         "ab" * 32,
         "host 100-300 MB, GPU 0 MB",
-        "non-finite value in round 20",
         "<i>0",
         "torch",
-    ):
-        assert word in read.cells, word
-    assert '"<b>&\\"\'"' in read.text, "settings are shown as they are, and escaped"
-    explained = read.text.partition("What the columns mean")[2]
-    assert all(
-        column in explained
-        for column in ("diverged", "communication %", "wire bytes", "rounds to 0.7", "… final")
-    )
+    }
+    assert words | {"non-finite value in round 20"} <= {*read.cells}
+    assert '"<b>&\\"\'"' in read.text, "settings are escaped"
+    explained = read.text.partition("Columns of the tables")[2]
+    for column in ("diverged", "communication %", "wire bytes", "rounds to 0.7", "… final"):
+        assert column in explained
 
 
-def test_the_page_of_a_single_run_and_of_none_with_metrics(tmp_path):
+def test_the_page_of_a_single_run_and_of_a_run_without_metrics(tmp_path):
     read = Reader(make(write(tmp_path / "a", auc=[0.5] * 5, stopped="")))
-    assert (
-        "not finished" in read.text
-        and "standard deviation" not in read.text
-        and "Best setting" not in read.text
-    )
+    assert "not finished" in read.text
+    assert "standard deviation" not in read.text and "Best setting" not in read.text
     empty = Reader(make(write(tmp_path / "b")))
     assert "Curves" not in empty.text and "Costs" in empty.text
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory, text):
-    """The page in a browser, from the disk."""
+    """The page in a browser, loaded from a file."""
     folder = tmp_path_factory.mktemp("browser")
     (folder / "report.html").write_text(text, encoding="utf-8")
     browser = Browser(folder / "profile")
@@ -205,11 +174,11 @@ def browser(tmp_path_factory, text):
     browser.close()
 
 
-#: What is shown: [show, metric, axis, scale, number of lines].
+#: The choices that are shown and the number of lines.
 SHOWN = (
     "['show', 'metric', 'axis', 'scale', 'lines'].map(name => document.getElementById('chart').dataset[name])"
 )
-#: The shown entries of the legend: the name, the value at the pointer, whether the line is shown.
+#: The visible entries of the legend: name, value at the pointer, whether the line is visible.
 LEGEND = """[...document.querySelectorAll('.legend li')].filter(one => one.offsetParent).map(one =>
     [one.querySelector('span').innerText, one.querySelector('output').value,
      one.querySelector('button').getAttribute('aria-pressed')])"""
@@ -220,36 +189,33 @@ def choice(name, value):
 
 
 def wait(browser, expression, expected):
-    """What is drawn comes a moment after a click."""
+    """Wait until a script returns a value; charts are drawn a moment after a click."""
     end = time.monotonic() + 60
     while (found := browser.run(expression)) != expected and time.monotonic() < end:
         time.sleep(0.05)
     assert found == expected
 
 
-def test_a_choice_draws_another_chart(browser):
+def test_choices_change_the_chart(browser):
     wait(browser, SHOWN, ["best", "error", "rounds", "log", "2"])
     steps = [
         ("axis", "oracle calls", ["best", "error", "oracle calls", "log", "2"]),
         ("scale", "linear", ["best", "error", "oracle calls", "linear", "2"]),
         ("axis", "seconds", ["best", "error", "seconds", "linear", "2"]),
         ("show", "every", ["every", "error", "seconds", "linear", "3"]),
-        ("metric", "auc", ["every", "auc", "seconds", "linear", "3"]),  # it has no other scale
+        ("metric", "auc", ["every", "auc", "seconds", "linear", "3"]),  # its only scale
         ("scale", "log", ["every", "auc", "seconds", "linear", "3"]),
-        ("metric", "error", ["every", "error", "seconds", "log", "3"]),  # its better scale
+        ("metric", "error", ["every", "error", "seconds", "log", "3"]),  # its preferred scale
     ]
     for name, value, shown in steps:
         browser.click(choice(name, value))
         wait(browser, SHOWN, shown)
-    assert [name for name, *_ in browser.run(LEGEND)] == [
-        *("CDMA", "FGDA, gamma=0.1", "FGDA, gamma=0.2 (2 of 3 finite)")
-    ]
-    assert browser.run("document.querySelectorAll('#chart > .bk-Figure').length") == 1, (
-        "the charts before are gone"
-    )
+    names = [name for name, *_ in browser.run(LEGEND)]
+    assert names == ["CDMA", "FGDA, gamma=0.1", "FGDA, gamma=0.2 (2 of 3 finite)"]
+    assert browser.run("document.querySelectorAll('#chart > .bk-Figure').length") == 1, "others are removed"
 
 
-def test_the_pointer_tells_values_and_a_click_hides_a_line(browser):
+def test_the_pointer_shows_values_and_a_click_hides_a_line(browser):
     browser.click(choice("metric", "auc"))
     browser.click(choice("axis", "rounds"))
     wait(browser, SHOWN, ["every", "auc", "rounds", "linear", "3"])
@@ -260,7 +226,7 @@ def test_the_pointer_tells_values_and_a_click_hides_a_line(browser):
     )
     browser._ask("Input.dispatchMouseEvent", type="mouseMoved", **box)
     wait(browser, "document.getElementById('at').innerText.startsWith('rounds: ')", True)
-    # The middle is near round 10: 0.5 + 11 / 60; the runs that diverged count up to there.
+    # The middle is near round 10: 0.5 + 11 / 60.
     assert browser.run(LEGEND)[0] == ["CDMA", "0.6833 ± 0.017", "true"]
     visible = "shown.lines.map(line => line.parts.every(part => part.visible))"
     browser.click("document.querySelectorAll('.legend button')[1]")
@@ -272,7 +238,7 @@ def test_the_pointer_tells_values_and_a_click_hides_a_line(browser):
     assert browser.run(visible) == [True, True, True]
 
 
-def test_dark_mode_and_print_change_the_colours(browser):
+def test_dark_mode_and_print(browser):
     paper = "getComputedStyle(document.body).backgroundColor"
     dark = [{"name": "prefers-color-scheme", "value": "dark"}]
     color = "shown.lines[0].parts[0].glyph.line_color.value"
@@ -287,21 +253,21 @@ def test_dark_mode_and_print_change_the_colours(browser):
     assert browser.run(display)[1] == "none"
 
 
-def test_the_browser_finds_no_fault_and_asks_for_nothing(browser):
+def test_the_page_causes_no_errors_and_no_requests(browser):
     assert browser.complaints() == []
-    asked = [url for url in browser.requests() if not url.startswith("data:")]
-    assert len(asked) == 1 and asked[0].startswith("file:") and asked[0].endswith("/report.html")
+    (request,) = [url for url in browser.requests() if not url.startswith("data:")]
+    assert request.startswith("file:") and request.endswith("/report.html")
 
 
-def test_names_with_dollars_load_no_mathematics(tmp_path):
-    """Bokeh would ask a foreign host for MathJax; the page forbids what is not in it, too."""
+def test_names_with_dollars_do_not_load_mathjax(tmp_path):
+    """Bokeh would load it from the network, which the page's policy also forbids."""
     tex = r"$$\frac{x^2}$$"
     write(tmp_path / "run", tex, **{tex: decay(0.1), r"\(x": decay(0.2), "$x_": decay(0.3)})
     text = make(tmp_path / "run")
     (policy,) = (one["content"] for _, one in Reader(text).elements if "http-equiv" in one)
     assert policy.startswith("default-src 'none';") and not re.search(r"http|\*|unsafe-eval", policy)
     file = tmp_path / "report.html"
-    # Without the policy, which would hide that the script asks.
+    # Without the policy, which would hide the request.
     file.write_text(text.replace("http-equiv", "data-none"), encoding="utf-8")
     browser = Browser(tmp_path / "profile")
     try:
@@ -318,6 +284,4 @@ def test_names_with_dollars_load_no_mathematics(tmp_path):
 
 def test_the_page_fits_a_narrow_screen(browser):
     browser.resize(375, 800)
-    assert browser.run("document.documentElement.scrollWidth") <= 375, (
-        "tables and figures scroll in themselves"
-    )
+    assert browser.run("document.documentElement.scrollWidth") <= 375

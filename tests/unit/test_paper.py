@@ -1,4 +1,4 @@
-"""Output for a paper: the figure's size and fonts, the rows of the table, new names, citations."""
+"""Output for papers: size and fonts of the figure, rows of the table, names, citations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ error = "distance"
 [axes]
 bytes = "communication"
 """
-#: The last errors of seeds 0 to 3. By hand: LocalSGDA less FGDA is 1, 0, 1, 0, so t = 0.5 / (0.57735 / 2)
-#: = 1.732, and p = 0.182 with 3 degrees of freedom; CDMA less FGDA is 10, 10.1, 10, 10.1, p < 1e-6.
+#: The last errors of seeds 0 to 3. LocalSGDA minus FGDA is 1, 0, 1, 0: t = 0.5 / (0.57735 / 2) = 1.732 and
+#: p = 0.182 with 3 degrees of freedom. CDMA minus FGDA is 10, 10.1, 10, 10.1: p < 1e-6.
 LAST = {"FGDA": (2, 3, 2, 3), "LocalSGDA": (3, 3, 3, 3), "CDMA": (12, 13.1, 12, 13.1)}
 
 
@@ -52,32 +52,30 @@ def invoke(runs, *words, code=0):
     return " ".join(done.output.split())
 
 
-def test_the_pdf_has_the_width_and_whole_fonts(runs):
+def test_the_pdf_has_the_given_width_and_embedded_fonts(runs):
     file = runs.parent / "fig.pdf"
-    for _ in range(2):  # its own figure may be replaced
+    for _ in range(2):  # a figure of mpifed is replaced
         invoke(runs, "--figure", file, "--width", "3.25in", "--metrics", "error", "--x", "bytes",
                "--labels", runs.parent / "labels.toml")  # fmt: skip
     content = file.read_bytes()
     (box,) = re.findall(rb"/MediaBox \[ 0 0 ([0-9.]+) ([0-9.]+) \]", content)
     assert float(box[0]) == 234 and 100 < float(box[1]) < 234, "3.25 times 72"
-    # Type 42: the outlines as TrueType has them, in FontFile2; a Type 3 font has procedures.
+    # TrueType outlines are stored in FontFile2; journals reject Type 3 fonts.
     assert b"/FontFile2" in content and b"/Type3" not in content
 
 
-def test_the_svg_has_the_names_and_every_panel(runs, monkeypatch):
+def test_the_svg_has_all_names_and_panels(runs, monkeypatch):
     import matplotlib
 
-    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # as a user's matplotlibrc may say
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # as in a user's matplotlibrc
     file = runs.parent / "fig.svg"
     invoke(runs, "--figure", file, "--width", "84mm", "--metrics", "error,auc", "--x", "bytes, oracle_calls",
            "--labels", runs.parent / "labels.toml")  # fmt: skip
     text = file.read_text()
-    assert float(re.search(r'<svg [^>]*width="([0-9.]+)pt"', text)[1]) == pytest.approx(
-        84 / 25.4 * 72, abs=1e-5
-    )
-    assert all(
-        word in text for word in ("communication (kB)", "oracle calls", "distance", "Local_SGDA", "(ours)")
-    )
+    width = float(re.search(r'<svg [^>]*width="([0-9.]+)pt"', text)[1])
+    assert width == pytest.approx(84 / 25.4 * 72, abs=1e-5)
+    for word in ("communication (kB)", "oracle calls", "distance", "Local_SGDA", "(ours)"):
+        assert word in text
     assert text.count('<g id="axes_') == 4 and len(set(re.findall(r"stroke-dasharray: [0-9.,]+", text))) >= 2
 
 
@@ -88,7 +86,7 @@ def test_units_of_a_width(text, width):
     assert inches(text) == pytest.approx(width)
 
 
-def test_the_table_by_hand(runs):
+def test_the_table(runs):
     file = runs.parent / "table.tex"
     for _ in range(2):
         invoke(runs, "--latex", file, "--metrics", "error,auc", "--metric", "error",
@@ -110,14 +108,14 @@ def test_the_table_by_hand(runs):
     assert {line.count("&") for line in body} == {2, 3}, "one of the names has an ampersand"
 
 
-def test_a_table_of_one_seed_and_of_a_run_that_diverged(tmp_path):
+def test_a_table_with_one_seed_and_a_diverged_run(tmp_path):
     write(tmp_path / "r" / "a", "FGDA", error=decay(0.1))
     write(tmp_path / "r" / "b", "Own_1", error=decay(0.2), stopped="non-finite value in round 9")
     settings = settings_of(load(path) for path in find_runs([tmp_path / "r"]))
     text = table(best(settings, Rule()), Rule(), ["error"], Labels())
     assert r"Own\_1 & 0/1 \\" in text and r"FGDA & $\mathbf{1.353}$ \\" in text  # 10 exp(-2)
     assert "Too few seeds for a test" in text and "end in finite values" in text and "dagger" not in text
-    assert "for a test" not in table(best(settings, Rule())[:1], Rule(), ["error"], Labels()), "of one method"
+    assert "for a test" not in table(settings[:1], Rule(), ["error"], Labels())
 
 
 @pytest.mark.parametrize(
@@ -126,27 +124,27 @@ def test_a_table_of_one_seed_and_of_a_run_that_diverged(tmp_path):
      (1234.5, 12.3, r"1234 \pm 12"), (3e6, float("nan"), r"3.000 \times 10^{6}"),
      (0.0, float("nan"), "0.000")],
 )  # fmt: skip
-def test_digits_follow_the_deviation(mean, deviation, text):
+def test_the_deviation_determines_the_digits(mean, deviation, text):
     assert number(Spread(mean, deviation)) == f"${text}$"
 
 
-def test_what_latex_reads_as_commands_is_escaped():
+def test_special_characters_of_latex_are_escaped():
     assert escape(r"a_b & 5% #1 {x} $y$ ~^\ ") == (
         r"a\_b \& 5\% \#1 \{x\} \$y\$ \textasciitilde{}\textasciicircum{}\textbackslash{} "
     )
 
 
-def test_the_citations_are_bibtex_alone(runs):
-    said = invoke(runs, "--cite")
-    assert said.startswith("@") and all(key in said for key in ("huang2024adafgda", "deng2021localsgda"))
+def test_cite_prints_only_bibtex(runs):
+    output = invoke(runs, "--cite")
+    assert output.startswith("@") and all(key in output for key in ("huang2024adafgda", "deng2021localsgda"))
     assert not (runs.parent / "out").exists()
 
 
-def test_what_is_not_there_is_refused_before_anything_is_written(runs):
+def test_errors_are_found_before_anything_is_written(runs):
     fig, labels = runs.parent / "fig.pdf", runs.parent / "labels.toml"
-    for words, says in [
+    for words, message in [
         (["--figure", fig, "--x", "byte"], "did you mean 'bytes'"),
-        (["--figure", fig, "--x", "federated seconds"], "their jobs have no [clock]"),
+        (["--figure", fig, "--x", "federated seconds"], "because their jobs have no [clock]"),
         (["--figure", fig, "--metrics", "erorr"], "did you mean 'error'"),
         (["--figure", fig, "--width", "3.25"], "such as 3.25in"),
         (["--figure", fig, "--width", "0.1in"], "from 1in to 30in"),
@@ -155,14 +153,14 @@ def test_what_is_not_there_is_refused_before_anything_is_written(runs):
         (["--latex", labels], "labels.toml is a file that mpifed has not written"),
         (["--width", "3in"], "--width needs --figure FILE"),
         (["--labels", labels], "--labels needs --figure"),
-        (["--cite", "--latex", "t.tex"], "--cite writes nothing"),
+        (["--cite", "--latex", "t.tex"], "--cite only prints"),
     ]:  # fmt: skip
-        assert says in invoke(runs, *words, code=2).replace("│ ", ""), words
-    for text, says in [
+        assert message in invoke(runs, *words, code=2).replace("│ ", ""), words
+    for text, message in [
         ("[method]\nFGDA = 'a'", "unknown section [method]: did you mean 'methods'"),
         ("[methods]\nFGD = 'a'", "[methods] has no 'FGD': did you mean 'FGDA'"),
         ("[axes]\nbytes = 1", "[axes] bytes must be a text, found 1"), ("axes = 1", "axes must be a table"),
     ]:  # fmt: skip
         labels.write_text(text)
-        assert says in invoke(runs, "--latex", runs.parent / "t.tex", "--labels", labels, code=2), text
+        assert message in invoke(runs, "--latex", runs.parent / "t.tex", "--labels", labels, code=2), text
     assert not (runs.parent / "out").exists() and not fig.exists()

@@ -1,7 +1,8 @@
-"""The report as a whole: files, what is printed, the command; a run's own report; scalars for TensorBoard."""
+"""Reports: files, printed tables, the command, the report of a run; scalars for TensorBoard."""
 
 from __future__ import annotations
 
+import base64
 import csv
 import struct
 import sys
@@ -16,13 +17,12 @@ from mpifed.cli.main import cli
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.report import report as reports
-from mpifed.report.client_samples import holdings
+from mpifed.report.client_samples import class_counts
 from mpifed.report.comparison import Rule
 from mpifed.report.figures import plot
 from mpifed.report.report import Paper, report
 from mpifed.running.run import resume, run
-from mpifed.storage.format import COSTS
-from mpifed.storage.results import load
+from mpifed.storage.results import COSTS, load
 
 JOB = """
 rounds = 4
@@ -55,8 +55,8 @@ def invoke(*words):
     return CliRunner().invoke(cli, [str(word) for word in words])
 
 
-def test_names_that_are_no_mathematics_are_drawn_as_they_are(tmp_path):
-    """Unpaired dollars and broken TeX in names of metrics, methods, classes: every file is made."""
+def test_names_with_tex_commands_are_drawn_unchanged(tmp_path):
+    """Unpaired dollars and invalid TeX in names of metrics, methods and classes."""
     names = (r"$\frac$", "a$x_", r"$x^$ b", "\x1b]52;c;ZQ==\x07", r"\$a$")
     for seed in range(2):
         for number, method in enumerate(names):
@@ -73,19 +73,18 @@ def test_names_that_are_no_mathematics_are_drawn_as_they_are(tmp_path):
     assert r"\textbackslash{}u001b]52" in table
 
 
-def test_a_file_that_fails_leaves_the_others_and_is_told_at_the_end(tmp_path, monkeypatch, capsys):
+def test_files_that_cannot_be_written_are_reported_at_the_end(tmp_path, monkeypatch, capsys):
     def fails(*_):
         raise RuntimeError("no such glyph")
 
     write(tmp_path / "a", "FGDA", auc=lambda r: r / 40)
     monkeypatch.setattr(reports, "curves", fails)
     with pytest.raises(
-        ValueError, match=r"curves.png: RuntimeError: no such glyph; .*the other 3 files were written"
+        ValueError, match=r"curves.png: RuntimeError: no such glyph; .*other 2 files were wri"
     ):
         report([tmp_path / "a"], tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        *("mpifed-files.txt", "report.html", "table.csv", "table.txt")
-    ]
+    files = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert files == ["mpifed-files.txt", "table.csv", "table.txt"]
     assert "auc" in capsys.readouterr().out
 
 
@@ -94,92 +93,75 @@ def test_two_methods_are_written_and_printed(tmp_path, capsys):
     write(tmp_path / "b", "LocalSGDA", auc=lambda r: r / 50)
     out = tmp_path / "new" / "out"
     files = report([tmp_path / "a", str(tmp_path / "b" / "run.h5")], out)
-    assert files == [
-        out / name for name in ("report.html", "curves.png", "table.txt", "table.csv", "settings.csv")
-    ]
-    assert imread(files[1]).shape[1] > 1500 and "data:image/svg" in files[0].read_text(encoding="utf-8")
+    names = ("report.html", "curves.png", "table.txt", "table.csv", "settings.csv")
+    assert files == [out / name for name in names]
+    assert imread(files[1]).shape[1] > 1500
+    assert base64.b64encode(files[1].read_bytes()).decode() in files[0].read_text(encoding="utf-8")
     text = files[2].read_text(encoding="utf-8")
     assert "LocalSGDA" in text and "80.0 kB" in text and len(files[3].read_text().splitlines()) == 3
     printed = capsys.readouterr().out
-    assert "LocalSGDA" in printed and "best setting" not in printed, "nothing was chosen"
+    assert "LocalSGDA" in printed and "best setting" not in printed, "there is one setting per method"
 
 
-def test_a_sweep_is_averaged_and_the_best_printed(tmp_path):
+def test_a_sweep_is_averaged_over_the_seeds(tmp_path):
     for seed in range(2):
         for gamma in (0.1, 0.2):
             config = {"seed": seed, "algorithm": {"gamma": gamma}}
-            write(
-                tmp_path / "sweep" / f"seed={seed}" / f"{gamma}",
-                config=config,
-                error=[1, 1, 1, 1, gamma + seed],
-                auc=[gamma] * 5,
-                maximised=["auc"],
-            )
+            metrics = dict(error=[1, 1, 1, 1, gamma + seed], auc=[gamma] * 5, maximised=["auc"])
+            write(tmp_path / "sweep" / f"seed={seed}" / f"{gamma}", config=config, **metrics)
     done = invoke("report", tmp_path / "sweep", "--out", tmp_path / "out", "--target", 0.3)
     assert done.exit_code == 0, done.output
     words = " ".join(done.output.split())
-    assert (
-        "4 runs, 2 settings." in words
-        and "smallest final error" in words
-        and "0.6 ± 0.71" in words
-        and "0.7 ±" not in words
-    )
+    for text in ("4 runs, 2 settings.", "smallest final error", "0.6 ± 0.71"):
+        assert text in words
+    assert "0.7 ±" not in words
     with open(tmp_path / "out" / "settings.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["algorithm.gamma"] for row in rows] == ["0.1", "0.2"] and [
-        row["reached by"] for row in rows
-    ] == ["1", "1"]
+    assert [(row["algorithm.gamma"], row["reached by"]) for row in rows] == [("0.1", "1"), ("0.2", "1")]
     assert "0.7 ± 0.71" not in (tmp_path / "out" / "table.txt").read_text(encoding="utf-8")
-    other = invoke(
-        "report", tmp_path / "sweep", "--out", tmp_path / "out", "--metric", "auc", "--best", "best"
-    )
+    words = ("--out", tmp_path / "out", "--metric", "auc", "--best", "best")
+    other = invoke("report", tmp_path / "sweep", *words)
     assert "largest best auc" in " ".join(other.output.split()) and "0.7 ± 0.71" in other.output
 
 
-def test_what_cannot_be_reported_is_said_before_anything_is_written(tmp_path):
+def test_errors_are_found_before_anything_is_written(tmp_path):
     write(tmp_path / "a", auc=[0.5] * 5)
     (tmp_path / "empty").mkdir()
-    for words, says in [
+    for words, message in [
         ([tmp_path / "nowhere"], "no such file"), ([tmp_path / "empty"], "expected a run file run.h5"),
         ([tmp_path / "a", "--metric", "acu"], "did you mean 'auc'"), ([], "Missing argument"),
     ]:  # fmt: skip
         done = invoke("report", *words, "--out", tmp_path / "out")
-        assert done.exit_code == 2 and says in done.output, done.output
+        assert done.exit_code == 2 and message in done.output, done.output
     assert not (tmp_path / "out").exists()
 
 
 def test_runs_without_metrics_and_of_one_row(tmp_path, capsys):
-    assert [file.name for file in report([write(tmp_path / "a")], tmp_path / "out")] == [
-        "report.html",
-        "table.txt",
-        "table.csv",
-    ]
+    files = report([write(tmp_path / "a")], tmp_path / "out")
+    assert [file.name for file in files] == ["report.html", "table.txt", "table.csv"]
     files = report([write(tmp_path / "b", rounds=0, auc=[0.5])], tmp_path / "out")
     assert imread(files[1]).shape[1] > 1500 and "auc final" in capsys.readouterr().out
 
 
-def test_a_run_records_what_its_report_needs(job, tmp_path):
+def test_a_run_writes_its_report(job, tmp_path):
     done = invoke("run", job)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "run" / "report.html").exists()
-    found, held = load(tmp_path / "run"), holdings(Config.load(job))
-    np.testing.assert_array_equal(found.class_counts, held.counts)
-    assert found.classes == held.names and found.maximised == {"auc"} and found.layout["ranks"] == 1
+    found, expected = load(tmp_path / "run"), class_counts(Config.load(job))
+    np.testing.assert_array_equal(found.class_counts, expected.counts)
+    assert found.classes == expected.names and found.maximised == {"auc"} and found.layout["ranks"] == 1
 
 
-def test_the_first_metric_of_a_problem_stays_the_first(job, tmp_path):
+def test_the_order_of_metrics_is_stored(job, tmp_path):
     run(Config.load(job, ["problem={name='TwoSidedPL', clients=2, d=3}"]), SerialComm())
     found = load(tmp_path / "run")
-    assert (
-        list(found.metrics) == ["x_error", "y_error", "error"]
-        and found.maximised == frozenset()
-        and found.class_counts is None
-    )
+    assert list(found.metrics) == ["x_error", "y_error", "error"]
+    assert found.maximised == frozenset() and found.class_counts is None
 
 
 def scalars(folder):
-    """All scalars of a folder's event files, ``{name: {step: value}}``; a later file takes back what it
-    starts before."""
+    """All scalars in a folder's event files, ``{name: {step: value}}``; a later file replaces values from its
+    first step on."""
     from tensorboardX.proto.event_pb2 import Event
 
     found = {}
@@ -189,16 +171,14 @@ def scalars(folder):
             (length,) = struct.unpack("<Q", content[:8])
             event, content = Event.FromString(content[12 : 12 + length]), content[16 + length :]
             if event.HasField("session_log"):
-                found = {
-                    name: {step: v for step, v in values.items() if step < event.step}
-                    for name, values in found.items()
-                }
+                for name, values in found.items():
+                    found[name] = {step: value for step, value in values.items() if step < event.step}
             for value in event.summary.value:
                 found.setdefault(value.tag, {})[event.step] = value.simple_value
     return found
 
 
-def test_scalars_are_those_of_the_results_file_through_a_resumption(job, tmp_path):
+def test_scalars_agree_with_the_results_after_a_resumption(job, tmp_path):
     config = Config.load(job, ["run.tensorboard=true"])
     run(config, SerialComm())
     assert list(scalars(tmp_path / "run" / "tensorboard")["metrics/auc"]) == [0, 2, 4]
@@ -207,23 +187,21 @@ def test_scalars_are_those_of_the_results_file_through_a_resumption(job, tmp_pat
     written, results = scalars(tmp_path / "run" / "tensorboard"), load(tmp_path / "run")
     assert set(written) == {"metrics/auc", *(f"costs/{name}" for name in COSTS[1:])}
     assert list(written["metrics/auc"]) == [0, 2, 4, 6]
-    assert [*written["metrics/auc"].values()] == pytest.approx(
-        results.metrics["auc"], rel=1e-6
-    )  # event files hold float32
+    # Event files store float32.
+    assert [*written["metrics/auc"].values()] == pytest.approx(results.metrics["auc"], rel=1e-6)
     for name in COSTS[1:]:
-        assert [*written[f"costs/{name}"].values()] == pytest.approx(
-            results.costs[name][[0, 2, 4, 6]], rel=1e-6
-        ), name
+        expected = pytest.approx(results.costs[name][[0, 2, 4, 6]], rel=1e-6)
+        assert [*written[f"costs/{name}"].values()] == expected, name
 
 
 def test_scalars_that_cannot_be_written_do_not_end_the_run(job, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "tensorboard").write_text("in the way")
     assert run(Config.load(job, ["run.tensorboard=true"]), SerialComm()).stopped == "all 4 rounds done"
-    assert capsys.readouterr().err.count("no more scalars for TensorBoard") == 1
+    assert capsys.readouterr().err.count("cannot write scalars for TensorBoard") == 1
 
 
-def test_scalars_without_their_package_are_refused_before_the_run(job, tmp_path, monkeypatch):
+def test_scalars_without_tensorboardx_are_rejected_before_the_run(job, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.delitem(sys.modules, "tensorboardX.event_file_writer", raising=False)
     done = invoke("run", job, "run.tensorboard=true")

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the page's curves anew at every choice. A line that is hidden stays so.
+// Draws the curves for the selected metric, axis and scale. Hidden lines stay hidden.
 const curves = JSON.parse(document.getElementById("curves").textContent);
 Bokeh.logger.set_level("warn");
 const entries = [...document.querySelectorAll(".legend li")];
@@ -8,10 +8,11 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const chosen = name => document.querySelector(`input[name=${name}]:checked`).value;
 const style = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const array = values => Float64Array.from(values, one => one ?? NaN);
-const plain = text => new Bokeh.PlainText({text});  // else a name with dollars is TeX, for which Bokeh asks a host
+// Without PlainText, Bokeh would load MathJax from the network for names with dollars.
+const plain = text => new Bokeh.PlainText({text});
 let shown = {lines: []}, builds = 0;
 
-// The lines of the choices, with numbers to draw; on a logarithmic scale bands end a little below the lines.
+// The selected lines and their bands; on a logarithmic scale bands end a little below the lines.
 function select(metric, axis, scale) {
   const all = chosen("show") === "every";
   const lines = [];
@@ -57,10 +58,10 @@ function draw(plot, line, axis) {
   const alone = [...line.y.keys()].filter(i => line.y[i] === line.y[i] && !(line.y[i - 1] < Infinity) && !(line.y[i + 1] < Infinity));
   if (alone.length) parts.push(plot.scatter(alone.map(i => line.x[i]), alone.map(i => line.y[i]), {color, size: 6}));
   line.fitted = [...parts];
-  if (line.own.seeds) {  // which no axis is stretched for
-    const seeds = line.own.seeds, lost = seeds.filter(one => one.lost), end = one => one.y.findLastIndex(y => y !== null);
+  if (line.own.seeds) {  // they do not affect the limits of the axes
+    const seeds = line.own.seeds, diverged = seeds.filter(one => one.diverged), end = one => one.y.findLastIndex(y => y !== null);
     parts.push(plot.multi_line(seeds.map(one => array(one.x[axis])), seeds.map(one => array(one.y)), {color, line_width: 1, line_alpha: .6}));
-    const ends = lost.filter(one => end(one) >= 0);
+    const ends = diverged.filter(one => end(one) >= 0);
     parts.push(plot.scatter(ends.map(one => one.x[axis][end(one)]), ends.map(one => one.y[end(one)]), {marker: "x", color, size: 8}));
   }
   if (line.own.bound !== undefined) {
@@ -71,8 +72,8 @@ function draw(plot, line, axis) {
   line.parts = parts;
 }
 
-// Values of all lines at the evaluation that is nearest to a cost.
-function tell(at) {
+// Shows the values of all lines at the evaluation nearest to a cost.
+function showValues(at) {
   for (const line of shown.lines) {
     let nearest = 0;
     line.x.forEach((one, i) => { if (Math.abs(one - at) < Math.abs(line.x[nearest] - at)) nearest = i; });
@@ -95,29 +96,29 @@ async function build() {
   const lines = select(metric, axis, scale), plot = frame(metric, axis, scale);
   lines.forEach(line => draw(plot, line, axis));
   plot.y_range.renderers = lines.flatMap(line => line.fitted);
-  tell(null);
+  showValues(null);
   shown.view?.remove();
   const chart = document.getElementById("chart");
   chart.replaceChildren();
-  Bokeh.documents.length = 0;  // that of the chart before
+  Bokeh.documents.length = 0;  // remove the previous chart's document
   shown = {lines, label: curves.axes.find(one => one.name === axis).label};
   const own = shown;
   entries.forEach((one, k) => { one.hidden = !lines.some(line => line.number === k); });
   hide();
-  plot.on_event("mousemove", event => tell(event.x));
-  plot.on_event("mouseleave", () => tell(null));
+  plot.on_event("mousemove", event => showValues(event.x));
+  plot.on_event("mouseleave", () => showValues(null));
   own.view = await Bokeh.Plotting.show(plot, chart);
   if (number !== builds) own.view.remove();
   else Object.assign(chart.dataset, {metric, axis, scale, show: chosen("show"), lines: lines.length});
 }
 
-// The first of a metric's scales is the better one, and may be the only one.
+// The first scale of a metric is the preferred one; it may be the only one.
 function choose(changed) {
   const scales = curves.scales[chosen("metric")];
-  const asked = changed !== "metric" && scales.includes(chosen("scale")) ? chosen("scale") : scales[0];
+  const scale = changed !== "metric" && scales.includes(chosen("scale")) ? chosen("scale") : scales[0];
   for (const one of document.querySelectorAll("input[name=scale]")) {
     one.disabled = !scales.includes(one.value);
-    one.checked = one.value === asked;
+    one.checked = one.value === scale;
   }
   build();
 }

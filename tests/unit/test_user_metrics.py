@@ -1,4 +1,4 @@
-"""Metrics of the user's, metrics of clients, the confusion of the output point: against hand computations."""
+"""User-defined metrics, metrics of clients and the confusion matrix, compared with direct computations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mpifed.problems import Classification, DeepAUC, RobustRegression, Saddle
 from mpifed.report.comparison import Rule, settings_of
 from mpifed.report.page import page
 from mpifed.report.tables import client_rows, confusion_rows
-from mpifed.simulation.evaluation import details_of, summary, whole
+from mpifed.simulation.evaluation import client_summary, evaluation_details, named_point
 from mpifed.storage import results
 
 SOURCE = """
@@ -40,7 +40,7 @@ def norm(point):
     total = sum(float((value ** 2).sum()) for block in point.values() for value in block.values())
     for block in point.values():
         for value in block.values():
-            value.zero_()  # a copy
+            value.zero_()  # the point is a copy
     return total ** 0.5
 
 norm.maximise = True
@@ -62,30 +62,28 @@ def file(tmp_path, monkeypatch):
 
 def table(out="run", problem=None, **settings):
     digits = {"name": "Classification", "dataset": "digits", "clients": 4, "partition": "iid"}
-    execution = {"progress": False, "out": str(out), "eval_every": 2, "evaluate_on": ["clients"]}
-    return {
+    table = {
         "rounds": 2,
         "algorithm": {"name": "FedAvg", "K": 2, "eta": 0.1},
         "problem": digits | (problem or {}),
-        "run": execution,
-        **settings,
+        "run": {"progress": False, "out": str(out), "eval_every": 2, "evaluate_on": ["clients"]},
     }
+    return table | settings
 
 
-def test_own_metrics_by_hand(file):
+def test_values_and_names_of_user_metrics(file):
     job = table(metrics=["./own.py:confidence", "./own.py:top", "./own.py:norm"], problem={"validation": 0.2})
     result = mpifed.run(job, SerialComm())
     images, network = DATASETS["digits"](), result.parameters["x"]
     scores = images.test.flatten(1) @ network["fc1.weight"].T + network["fc1.bias"]
     best = scores.argsort(dim=1, descending=True)[:, :2]
     right = [(label in pair) for label, pair in zip(images.test_labels.tolist(), best.tolist())]
-    # Outputs of some units in single precision, in blocks of rows and as a whole.
+    # Outputs of order 1 in single precision, computed in blocks and as a whole.
     assert result.metrics["confidence"] == pytest.approx(scores.softmax(1).amax(1).mean().item(), abs=1e-5)
-    assert (
-        result.metrics["top2"] == pytest.approx(np.mean(right), abs=1e-12) and result.metrics["wrong"] == 0.5
-    )
+    assert result.metrics["top2"] == pytest.approx(np.mean(right), abs=1e-12)
+    assert result.metrics["wrong"] == 0.5
     norm = np.sqrt(sum(float((value.double() ** 2).sum()) for value in network.values()))
-    assert result.metrics["norm"] == pytest.approx(norm, rel=1e-6)  # squares of single precision
+    assert result.metrics["norm"] == pytest.approx(norm, rel=1e-6)  # single precision
     assert {"validation_confidence", "client_top2_q50"} <= result.metrics.keys()
     assert not {"validation_norm", "client_norm_q50"} & result.metrics.keys()
     run = results.load("run")
@@ -93,7 +91,7 @@ def test_own_metrics_by_hand(file):
     assert not {"wrong", "confidence", "validation_norm"} & run.maximised
 
 
-def test_their_source_belongs_to_the_run(file):
+def test_a_run_is_not_resumed_with_another_source(file):
     job = table(metrics=["./own.py:norm"])
     stored = mpifed.run(job, SerialComm()).config
     assert stored["metrics"] == [f"{file}:norm"] and stored["plugins"]["metrics.0"]["name"] == f"{file}:norm"
@@ -104,7 +102,7 @@ def test_their_source_belongs_to_the_run(file):
     assert len(mpifed.resume("run", ["rounds=4"], SerialComm()).history["norm"]) == 3
 
 
-def test_functions_from_python():
+def test_metrics_as_python_functions():
     def largest(point):
         return max(value.abs().max() for value in point["x"].values())
 
@@ -124,7 +122,7 @@ def test_functions_from_python():
         ({"name": "./own.py:top", "count": 3}, "metric top has no settings, got {'count': 3}"),
     ],
 )
-def test_mistakes_are_told_before_any_work(file, named, words):
+def test_invalid_metrics_are_rejected(file, named, words):
     with pytest.raises(ConfigError, match=words):
         Config.from_table(table(metrics=[named]))
 
@@ -154,64 +152,59 @@ def broken(scores, labels):
         (broken, r"the metric broken failed: IndexError(.|\n)*in broken"),
     ],
 )
-def test_a_metric_that_fails_is_named(tmp_path, function, words):
+def test_errors_in_metrics_name_the_metric(tmp_path, function, words):
     with pytest.raises(CollectiveError, match=words):
         mpifed.run(table(tmp_path / "run", metrics=[function]), SerialComm())
 
 
-def test_what_a_problem_does_not_have_is_refused(tmp_path):
+def test_metrics_that_need_labelled_data_or_clients_are_rejected(tmp_path):
     saddle = {
         "rounds": 1, "algorithm": {"name": "FGDA", "q": 1, "gamma": 0.1, "lam": 0.1},
         "problem": {"name": "Saddle", "clients": 2}, "run": {"out": str(tmp_path / "run"), "progress": False},
     }  # fmt: skip
-    with pytest.raises(
-        CollectiveError, match="the metric two is a function of .* Saddle holds out no labelled"
-    ):
+    with pytest.raises(CollectiveError, match="the metric two is a function of .* Saddle has no labelled"):
         mpifed.run(saddle | {"metrics": [two]}, SerialComm())
-    with pytest.raises(CollectiveError, match=r"evaluate_on = \['clients'\]: Saddle does not say"):
+    with pytest.raises(CollectiveError, match=r"evaluate_on = \['clients'\]: Saddle does not define"):
         mpifed.run(saddle | {"run": saddle["run"] | {"evaluate_on": ["clients"]}}, SerialComm())
 
 
-def test_a_point_is_that_of_the_problem_under_methods_for_operators():
+def test_the_point_has_the_problems_blocks_under_operator_methods():
     problem = Saddle(clients=2, d=2)
     problem.prepare(0)
     game = as_family(problem, "operator")
     sizes = game.variables()
-    found = whole(game, [sizes.unflatten("z", torch.arange(4.0))])
-    values = {
-        block: {name: value.tolist() for name, value in named.items()} for block, named in found.items()
-    }
-    assert values == {"x": {"x": [0.0, 1.0]}, "y": {"y": [2.0, 3.0]}}
-
-
-def test_quantiles_and_the_worst_client_by_hand():
-    shares = np.array([0.5, 0.9, np.nan, 0.1, 0.7, 0.3])
-    found = summary({"share": shares, "loss": shares}, {"share"})
-    # Of 0.1, 0.3, 0.5, 0.7, 0.9: 10 % lie 0.4 of the way from the first to the second.
-    assert list(found) == [
-        f"client_{name}_{of}" for name in ("share", "loss") for of in ("q10", "q50", "q90", "worst")
+    found = named_point(game, [sizes.unflatten("z", torch.arange(4.0))])
+    values = [
+        (block, name, value.tolist()) for block, named in found.items() for name, value in named.items()
     ]
+    assert values == [("x", "x", [0.0, 1.0]), ("y", "y", [2.0, 3.0])]
+
+
+def test_quantiles_and_the_worst_client():
+    shares = np.array([0.5, 0.9, np.nan, 0.1, 0.7, 0.3])
+    found = client_summary({"share": shares, "loss": shares}, {"share"})
+    # The 10 % quantile of 0.1, 0.3, 0.5, 0.7, 0.9 is 0.4 of the way from the first to the second.
+    parts = ("q10", "q50", "q90", "worst")
+    assert list(found) == [f"client_{name}_{part}" for name in ("share", "loss") for part in parts]
     assert [*found.values()] == pytest.approx([0.18, 0.5, 0.82, 0.1, 0.18, 0.5, 0.82, 0.9], abs=1e-15)
-    assert all(np.isnan([*summary({"share": np.full(3, np.nan)}, ()).values()]))
+    assert all(np.isnan([*client_summary({"share": np.full(3, np.nan)}, ()).values()]))
 
 
-def test_metrics_of_clients_and_confusion_by_hand(tmp_path):
+def test_metrics_of_clients_and_confusion_matrix(tmp_path):
     result = mpifed.run(table(tmp_path / "run"), SerialComm())
     problem, network = Classification(dataset="digits", clients=4), result.parameters["x"]
     problem.prepare(0)
 
-    def taken_for(images):
+    def predicted(images):
         return (images.flatten(1) @ network["fc1.weight"].T + network["fc1.bias"]).argmax(1).numpy()
 
-    shares = [
-        float((taken_for(images) == labels.numpy()).mean())
-        for images, labels in map(problem.client_data, range(4))
-    ]
+    clients = map(problem.client_data, range(4))
+    shares = [float((predicted(images) == labels.numpy()).mean()) for images, labels in clients]
     assert result.clients["accuracy"].tolist() == pytest.approx(shares, abs=1e-12)
     assert result.clients.index.name == "client" and result.metrics["client_accuracy_worst"] == min(shares)
     images = DATASETS["digits"]()
     expected = np.zeros((10, 10), dtype=int)
-    np.add.at(expected, (images.test_labels.numpy(), taken_for(images.test)), 1)
+    np.add.at(expected, (images.test_labels.numpy(), predicted(images.test)), 1)
     assert result.confusion.to_numpy().tolist() == expected.tolist()
     assert np.trace(expected) / 359 == pytest.approx(result.metrics["accuracy"], abs=1e-12)
     again = mpifed.load(tmp_path / "run")
@@ -224,28 +217,27 @@ def test_metrics_of_clients_and_confusion_by_hand(tmp_path):
         mpifed.load(tmp_path / "run")
 
 
-def test_confusion_is_of_classes_alone():
-    """Of clean images where perturbed ones are scored as well; not of a score without a threshold, nor of
-    one that is no number."""
+def test_only_finite_scores_of_classes_have_a_confusion_matrix():
+    """It is computed on clean images if perturbed images are scored, too."""
     robust = RobustRegression(dataset="digits", clients=2)
     robust.prepare(0)
     labels = torch.from_numpy(robust.test_labels())
     scores = torch.nn.functional.one_hot(labels, 10).double()
-    details = details_of(robust, torch.cat([scores, 2 * scores.flip(1)], dim=1))
+    details = evaluation_details(robust, torch.cat([scores, 2 * scores.flip(1)], dim=1))
     assert details.confusion.tolist() == np.diag(np.bincount(labels)).tolist()
-    assert details_of(robust, torch.full((359, 20), torch.nan)).confusion is None
+    assert evaluation_details(robust, torch.full((359, 20), torch.nan)).confusion is None
     auc = DeepAUC(dataset="digits", model="linear", clients=2)
     auc.prepare(0)
-    assert details_of(auc, torch.zeros(359)).confusion is None
+    assert evaluation_details(auc, torch.zeros(359)).confusion is None
 
 
-def test_a_metric_is_known_by_its_place_and_source(file):
+def test_metrics_with_the_same_source_are_equal(file):
     one, other = (Metric.of("./own.py:norm", "metric") for _ in range(2))
     assert one == other and one.name == f"{file}:norm" and one.table() == {"name": f"{file}:norm"}
 
 
-def test_tables_of_clients_and_confusion(tmp_path):
-    """Two seeds: quantiles over clients and the worst in the mean over the runs; counts are added up."""
+def test_tables_of_clients_and_of_the_confusion_matrix(tmp_path):
+    """Statistics over clients are averaged over the seeds; counts are summed."""
     runs = []
     for seed in (0, 1):
         mpifed.run(table(tmp_path / str(seed), seed=seed), SerialComm())

@@ -1,0 +1,112 @@
+"""Number of samples per client and class of a job: table and figure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from mpifed.cli.main import cli
+from mpifed.config.job import Config, ConfigError
+from mpifed.report.client_samples import ClassCounts, class_counts, draw, print_counts
+
+JOB = """
+[algorithm]
+name = "LocalSGDA"
+q = 2
+eta_x = 0.01
+eta_y = 0.01
+[problem]
+name = "{problem}"
+clients = 4
+{settings}
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    def write(problem: str, settings: str = ""):
+        path = tmp_path / "job.toml"
+        path.write_text(JOB.format(problem=problem, settings=settings))
+        return path
+
+    return write
+
+
+def test_counts_agree_with_the_clients_data(job):
+    settings = 'dataset = "digits"\npartition = { name = "dirichlet", alpha = 0.5 }'
+    config = Config.load(job("FairClassification", settings))
+    found = class_counts(config)
+    assert found.counts.shape == (4, 10) and found.counts.sum() == 1438
+    for client in range(4):
+        labels = config.problem.client_data(client)[1].numpy()
+        np.testing.assert_array_equal(found.counts[client], np.bincount(labels, minlength=10))
+    assert found.title == "FairClassification, digits, dirichlet (alpha = 0.5), 4 clients, seed 0"
+
+
+def test_positive_ratios_determine_the_counts_and_the_weights_of_the_loss(job):
+    ratios = [0.05, 0.1, 0.2, 0.4]
+    partition = f'dataset = "digits"\npartition = {{ name = "positive_ratios", ratios = {ratios} }}'
+    config = Config.load(job("DeepAUC", f'model = "linear"\n{partition}'))
+    found = class_counts(config)
+    assert found.names == [*(f"{label}-" for label in range(5)), *(f"{label}+" for label in range(5, 10))]
+    positive = found.counts[:, 5:].sum(axis=1)
+    # Half a sample of a client's 180 negatives, at least.
+    assert np.abs(positive / found.counts.sum(axis=1) - ratios).max() < 0.005
+    assert config.problem._ratio == positive.sum() / found.counts.sum()
+    fair = Config.load(job("FairClassification", partition))
+    counts = class_counts(fair).counts  # classes are weighted by their share in the clients' data
+    # torch multiplies by a rounded reciprocal instead of dividing.
+    weights = pytest.approx((counts.sum() / counts.sum(axis=0)).tolist(), rel=1e-15)
+    assert fair.problem._inverse_share.tolist() == weights
+
+
+def test_info_of_a_job_prints_a_table_and_writes_a_figure(job, tmp_path):
+    path = job("DeepAUC", 'dataset = "digits"\nmodel = "linear"')
+    words = ["info", str(path), "problem.clients=3", "problem.partition.name=iid"]
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0 and "3 clients" in done.output
+    rows = [line.split() for line in done.output.splitlines()]
+    assert ["client", "samples", "0-", "1-", "2-", "3-", "4-", "5+", "6+", "7+", "8+", "9+"] in rows
+    sizes = {row[0]: row[1] for row in rows if row and row[0] in ("0", "1", "2", "all")}
+    assert sizes == {"0": "480", "1": "479", "2": "479", "all": "1438"}
+    assert str(tmp_path / "job.clients.png") in done.output
+    image = imread(tmp_path / "job.clients.png")
+    assert len(np.unique(image.reshape(-1, image.shape[-1]), axis=0)) > 10, "at least one colour per class"
+    CliRunner().invoke(cli, ["info", str(path), "--out", str(tmp_path / "other.png")], catch_exceptions=False)
+    assert (tmp_path / "other.png").exists()
+    done = CliRunner().invoke(cli, ["info", "AdaFGDA", "q=2"])
+    assert done.exit_code == 2 and "job files" in done.output
+
+
+def test_problems_without_classes_and_without_data(job):
+    found = class_counts(Config.load(job("Saddle")))
+    assert found.names == ["samples"] and found.counts.tolist() == [[1]] * 4
+    with pytest.raises(ConfigError, match="WGAN generates its samples"):
+        class_counts(Config.load(job("WGAN")))
+    with pytest.raises(ConfigError, match="mnist lacks a file"):
+        class_counts(Config.load(job("FairClassification", 'dataset = "mnist"'), ["run.data_dir=nowhere"]))
+
+
+def test_many_clients_and_classes_are_summarised(tmp_path, capsys):
+    counts = np.random.default_rng(0).integers(0, 9, (500, 100))
+    found = ClassCounts("many", counts, [str(label) for label in range(100)])
+    print_counts(found)
+    output = capsys.readouterr().out
+    assert "..." in output and "largest class %" in output and len(output.splitlines()) < 60
+    draw(found, tmp_path / "many.png")
+    assert imread(tmp_path / "many.png").shape[0] > 500
+
+
+def test_labels_of_the_figure(tmp_path, monkeypatch):
+    """Dollars in names do not start mathematics."""
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda self, *_, **options: drawn.append((self, options)))
+    draw(ClassCounts("costs $5 and $6", np.array([[3], [2]]), ["samples"]), tmp_path / "figure.png")
+    ((figure, options),) = drawn
+    (axes,) = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("client", "samples")
+    assert axes.get_title() == r"costs \$5 and \$6"
+    assert options == {"format": "png", "metadata": {"Software": "mpifed"}}
