@@ -23,9 +23,9 @@ from gallery_figure import picture, thumbnail
 from gallery_pages import index, page
 from gallery_standings import standings
 from mpifed.base.settings import suggest
-from mpifed.cli.output import ends_quietly
+from mpifed.cli.output import quiet_broken_pipe
 from mpifed.config.tuning import tuning
-from mpifed.tuning.found import BEST
+from mpifed.tuning.results import BEST
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -70,5 +70,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with ends_quietly():
+    with quiet_broken_pipe():
         sys.exit(main())

@@ -38,7 +38,7 @@ from claims.figures import draw
 from claims.panels import read_panel
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import suggest
-from mpifed.cli.output import ends_quietly
+from mpifed.cli.output import quiet_broken_pipe
 from mpifed.config.tables import read_table
 from mpifed.report.comparison import Rule
 from mpifed.report.report import report
@@ -169,5 +169,5 @@ def figure(book: Book, name: str, changes: Sequence[str], full: bool) -> Path:
 
 
 if __name__ == "__main__":
-    with ends_quietly():
+    with quiet_broken_pipe():
         sys.exit(main())

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 import launch  # noqa: E402
 from processes import ranks, segments, wait_for_the_end, wait_until  # noqa: E402
 
-from mpifed.cli.output import ends_quietly  # noqa: E402
+from mpifed.cli.output import quiet_broken_pipe  # noqa: E402
 
 #: Seconds that a run may take on a busy machine.
 PATIENCE = 300
@@ -164,5 +164,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with ends_quietly():
+    with quiet_broken_pipe():
         main()

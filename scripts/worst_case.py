@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpifed.cli.output import ends_quietly
+from mpifed.cli.output import quiet_broken_pipe
 from mpifed.problems.restricted_gap import maximize_on_ball
 from mpifed.theory import prescribe
 
@@ -177,5 +177,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with ends_quietly():
+    with quiet_broken_pipe():
         main()

@@ -1,4 +1,4 @@
-"""The text of a batch script for Slurm: ``#SBATCH`` lines and one command.
+"""The text of a Slurm batch script: ``#SBATCH`` lines and one command.
 
 The script sources ``launcher.sh`` from the package, which starts the ranks, forwards the warning signal and
 requeues the job.
@@ -38,18 +38,18 @@ class Batch:
     Attributes:
         job: the job file.
         settings: ``key=value`` changes to it.
-        tasks: further changes, one tuple for each element of a job array; empty for a single job.
-        parts: elements of a job array among which a sweep's runs, or the methods and tasks of a search, are
-            divided; 0 for other jobs.
+        tasks: further changes, one tuple per element of a job array; empty for a single run.
+        parts: number of elements of a job array that share the runs of a sweep, or the methods and tasks of a
+            search; 0 for a single run.
         verb: the command of mpifed: run, sweep or tune.
-        gpus_per_node: a number, or type and number as in ``a100:4``; ``None`` requests none.
-        time: the time limit in one of Slurm's forms; ``None`` for the partition's.
+        gpus_per_node: a number, or type and number as in ``a100:4``; ``None`` for no GPUs.
+        time: the time limit in one of Slurm's formats; ``None`` for the limit of the partition.
         warning: seconds before the time limit at which the run writes a checkpoint and ends.
-        preemptible: whether the job is requeued when a signal or a preemption has ended it early.
+        preemptible: whether the job is requeued after a signal or a preemption.
         extra: the words of further ``#SBATCH`` lines, see :func:`sbatch_words`.
-        setup: lines of shell to run first.
-        command: the arguments of ``mpifed launch`` for this job.
-        shares: the runs of each element, by the names of their folders next to the script; empty if they are
+        setup: lines of shell that are executed first.
+        command: the arguments of ``mpifed launch`` that produce this job.
+        shares: the runs of each element, as names of folders next to the script; empty if the folders are
             elsewhere.
     """
 
@@ -73,19 +73,19 @@ class Batch:
 
     @property
     def ranks(self) -> int:
-        """Ranks of a run."""
+        """Number of ranks."""
         return self.nodes * self.ranks_per_node
 
     @property
     def gpus(self) -> int:
-        """GPUs of a node."""
+        """Number of GPUs per node."""
         return int(self.gpus_per_node.split(":")[-1]) if self.gpus_per_node else 0
 
     def script(self) -> str:
-        """The text of the batch script."""
+        """Return the text of the batch script."""
         elements = len(self.tasks) or (self.parts if self.parts > 1 else 0)
         options = [
-            f"--job-name={re.sub(r'[^ -~]', _shown, Path(self.job).stem)}",
+            f"--job-name={re.sub(r'[^ -~]', _printable, Path(self.job).stem)}",
             f"--nodes={self.nodes}",
             f"--ntasks-per-node={self.ranks_per_node}",
             f"--cpus-per-task={self.cpus_per_rank}",
@@ -97,7 +97,7 @@ class Batch:
             *(["--requeue", "--open-mode=append"] if self.preemptible else []),
         ]
         given = [*((option,) for option in options if option), *self.extra]
-        lines = [HEAD + _joined(self.command), f"# {self._words()}"]
+        lines = [HEAD + _joined(self.command), f"# {self._summary()}"]
         lines += ["#SBATCH " + " ".join(map(_directive, words)) for words in given]
         lines += [
             *share_lines(self.shares),
@@ -111,37 +111,39 @@ class Batch:
 
     def _command(self) -> str:
         part = f' --part "${{SLURM_ARRAY_TASK_ID:-0}}/{self.parts}"' if self.parts > 1 else ""
-        # A file name that looks like an option, or like the mark between two commands of mpirun
+        # The name may look like an option, or like the colon between two commands of mpirun.
         job = f"./{self.job}" if self.job.startswith(("-", ":")) else self.job
         return f"{self.verb} {_joined([job, *self.settings])}{part}"
 
-    def _words(self) -> str:
-        share = f"{self.ranks_per_node} rank(s)" + (f" on {self.gpus} GPU(s)" if self.gpus else ", CPU only")
-        again = "; goes back into the queue when preempted or out of time" if self.preemptible else ""
+    def _summary(self) -> str:
+        gpus = f"{self.gpus} GPU(s)" if self.gpus else "no GPU"
+        again = "; requeued when preempted or out of time" if self.preemptible else ""
         what = {"sweep": "a sweep", "tune": "a search"}.get(self.verb, "")
         runs = f"{what} in {self.parts} part(s)" if self.parts else f"{len(self.tasks) or 1} run(s)"
-        return f"{runs}; {self.nodes} node(s), on each {share}{again}."
+        return f"{runs}; {self.nodes} node(s), per node {self.ranks_per_node} rank(s) and {gpus}{again}."
 
     def warnings(self, clients: int) -> list[str]:
-        """Probable mistakes, one line each."""
+        """Return probable mistakes, one line each."""
         found = []
-        if self.ranks > clients and self.verb != "tune":  # its ranks have separate runs
+        if self.ranks > clients and self.verb != "tune":  # the ranks of a search have separate runs
             found.append(
-                f"{self.ranks} ranks for {clients} clients: {self.ranks - clients} would have nothing to do"
+                f"{self.ranks} ranks for {clients} clients: {self.ranks - clients} of the ranks would be idle"
             )
         if self.gpus > self.ranks_per_node:
-            found.append(f"{self.gpus} GPUs a node for {self.ranks_per_node} ranks: a rank uses one GPU")
+            found.append(
+                f"{self.gpus} GPUs per node for {self.ranks_per_node} ranks per node: a rank uses one GPU"
+            )
         limit = seconds(self.time) if self.time else None
         if limit and limit <= self.warning:
             found.append(
-                f"the time limit of {limit} s lies before the warning, {self.warning} s ahead of it: "
-                "see --warning"
+                f"expected a time limit above the warning time of {self.warning} s, got {limit} s: increase "
+                "--time or decrease --warning"
             )
         return found
 
 
 def quoted(word: str) -> str:
-    """``word`` quoted for bash in one line of printable characters, preserving every byte."""
+    """Quote a word for bash in one line of printable characters, preserving every byte."""
     if word.isprintable():
         return shlex.quote(word)
     shown = (chr(byte) if chr(byte) in _PLAIN else f"\\{byte:03o}" for byte in os.fsencode(word))
@@ -152,41 +154,43 @@ def _joined(words: Iterable[str]) -> str:
     return " ".join(map(quoted, words))
 
 
-def _shown(character: re.Match) -> str:
+def _printable(character: re.Match) -> str:
     return character[0] if character[0].isprintable() else "_"
 
 
 def _directive(word: str) -> str:
-    """``word`` quoted for an ``#SBATCH`` line, where blanks end a word and ``#`` begins a comment."""
+    """Quote a word for an ``#SBATCH`` line, where blanks end a word and ``#`` begins a comment."""
     if re.fullmatch(r"[\w@%+=:,./-]+", word, re.ASCII):
         return word
     return '"' + re.sub(r'(["\\])', r"\\\1", word) + '"'
 
 
 def sbatch_words(line: str) -> tuple[str, ...]:
-    """The words of ``line``, options as on sbatch's command line or a whole ``#SBATCH`` line.
+    """Split a line into words: options as on sbatch's command line, or a whole ``#SBATCH`` line.
 
     Raises:
-        ValueError: the words are not options, or a value with blanks is not quoted.
+        ValueError: a word is not an option, or a value with blanks is not quoted.
     """
     whole = line.startswith("#SBATCH")
     words = shlex.split(line.removeprefix("#SBATCH"), comments=whole)
     before = ""
     for word in words:
         if not word.isprintable():
-            raise ValueError("a line of #SBATCH holds no line breaks or other control characters")
+            raise ValueError("an #SBATCH line must not contain line breaks or other control characters")
         if not re.match("--?[A-Za-z]", word) and (not before.startswith("-") or "=" in before):
-            raise ValueError(f"{word!r} is no option; values with blanks need quotes")
+            raise ValueError(f"{word!r} is not an option; quote values with blanks")
         before = word
     if not words:
-        raise ValueError("it is empty")
+        raise ValueError("the line is empty")
     return tuple(words)
 
 
 def seconds(time: str) -> int | None:
-    """A time limit in Slurm's forms M, M:S, H:M:S, D-H, D-H:M and D-H:M:S; ``None`` for other texts and for
-    numbers of more than six digits."""
-    # Slurm stores minutes in 32 bits and does not report an overflow
+    """Parse a time limit in Slurm's formats M, M:S, H:M:S, D-H, D-H:M and D-H:M:S.
+
+    Returns ``None`` for other texts and for numbers of more than six digits: Slurm stores minutes in 32 bits
+    and does not report an overflow.
+    """
     number = "([0-9]{1,6})"
     match = re.fullmatch(f"(?:{number}-)?{number}(?::{number})?(?::{number})?", time)
     if not match:

@@ -1,4 +1,4 @@
-"""What there is, and what each thing takes: the texts of ``mpifed list`` and ``mpifed info``."""
+"""Descriptions of settings and named objects: the output of ``mpifed list`` and ``mpifed info``."""
 
 from __future__ import annotations
 
@@ -7,80 +7,230 @@ import dataclasses
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from rich import box
 from rich.markdown import Markdown
-from rich.table import Table
 
+from mpifed.algorithms import ALGORITHMS
+from mpifed.algorithms.fedavg import SERVERS
 from mpifed.base.bibliography import bibtex, cites_of
-from mpifed.base.console import Console
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build, default_of, suggest
-from mpifed.cli.output import echo
+from mpifed.cli.output import console, echo, print_table
 from mpifed.cli.schema import Row, rows_of, toml
-from mpifed.cli.settings_page import SWEEP, THEORY, TOP, TUNE, settings_page
-from mpifed.cli.topics import EXAMPLES, GROUPS, Group
 from mpifed.config.job import SECTIONS, Config
 from mpifed.config.plugins import find
-from mpifed.config.tuning import Tune
+from mpifed.config.tuning import EXAMPLE, Tune
+from mpifed.core.adaptive import MATRICES
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.compression import COMPRESSIONS
+from mpifed.core.directions import DIRECTIONS
+from mpifed.core.noise import NOISES
+from mpifed.core.participation import AVAILABILITY_MODELS
 from mpifed.core.records import Record
-from mpifed.theory import Theorem
+from mpifed.core.schedules import SCHEDULES
+from mpifed.core.sets import MIRRORS, PROXIMALS, SETS
+from mpifed.data import DATASETS, TEXTS, USER_DATASETS, USER_TEXTS
+from mpifed.data.partition import PARTITIONS
+from mpifed.models import MODELS
+from mpifed.problems import PROBLEMS
+from mpifed.theory import THEOREMS, Theorem
 
-#: What stands outside the sections.
-_OUTSIDE = """A job file: settings of the run as a whole, then [algorithm] and [problem], each with a name,
-and sections that may be left out: oracle, participation, message, stop, run, clock, measures, regularize,
-theory, sweep, tune. `mpifed info SECTION` explains each, `mpifed list` has the names."""
-#: Values for settings without a default, by their types.
+__all__ = [
+    "EXAMPLES",
+    "GROUPS",
+    "Group",
+    "catalogue",
+    "example",
+    "print_catalogue",
+    "print_citation",
+    "print_info",
+    "settings_page",
+]
+
+
+class Group(NamedTuple):
+    """Objects of one type.
+
+    Attributes:
+        members: name → class, preset or object.
+        one: the word for one object.
+        setting: the setting of a job file whose value is such an object; "" if there are several.
+        note: a sentence for the page of settings.
+    """
+
+    members: Mapping[str, Any]
+    one: str
+    setting: str
+    note: str = ""
+
+
+GROUPS = {
+    "methods": Group(ALGORITHMS, "algorithm", "algorithm"),
+    "problems": Group(PROBLEMS, "problem", "problem"),
+    "datasets": Group(DATASETS, "dataset", "problem.dataset"),
+    "texts": Group(TEXTS, "text", "problem.dataset"),
+    "own data": Group(
+        {**USER_DATASETS, **USER_TEXTS}, "own", "problem.dataset", "See [Your own data](own_data.md)."
+    ),
+    "models": Group(MODELS, "model", "problem.model"),
+    "partitions": Group(PARTITIONS, "partition", "problem.partition"),
+    "matrices": Group(MATRICES, "matrix", "algorithm.matrix"),
+    "directions": Group(DIRECTIONS, "direction", "algorithm.direction"),
+    "servers": Group(SERVERS, "server", "algorithm.server"),
+    "schedules": Group(
+        SCHEDULES, "schedule", "algorithm.eta", "For every step size and weight; a number is `constant`."
+    ),
+    "noises": Group(NOISES, "noise", "oracle.noise"),
+    "availability": Group(AVAILABILITY_MODELS, "availability model", "participation.availability"),
+    "compressions": Group(COMPRESSIONS, "compression", "message.compression"),
+    "sets": Group(SETS, "set", "", "For problems with a set among their settings."),
+    "convex functions": Group(PROXIMALS, "phi", "problem.phi"),
+    "mirror maps": Group(MIRRORS, "mirror", "algorithm.mirror"),
+    "theorems": Group(THEOREMS, "theorem", "theory.of"),
+}
+
+#: Section → an example of its most common settings. "job" is a whole job file.
+EXAMPLES = {
+    "job": """\
+rounds = 100
+seed = 0
+[algorithm]
+name = "FGDA"
+q = 10
+[problem]
+name = "DeepAUC"
+dataset = "digits"
+model = "mlp"
+clients = 8
+[run]
+out = "runs/first\"""",
+    "oracle": """\
+[oracle]
+batch_size = 16
+noise = { name = "gaussian", scale = 0.1 }""",
+    "participation": """\
+[participation]
+cohort = 4          # clients per round
+dropout = 0.1""",
+    "message": """\
+[message]
+compression = { name = "top-k", ratio = 0.01 }
+error_feedback = true""",
+    "stop": """\
+[stop]
+metric = "error"    # the columns of a report are the metrics of a problem
+at_most = 0.01
+seconds = "2h\"""",
+    "run": """\
+[run]
+out = "runs/first"
+dtype = "float64"
+eval_every = 5
+checkpoint_every = 20""",
+    "clock": """\
+[clock]
+bandwidth_down = "100Mbit/s"
+bandwidth_up = "10MB/s"
+gradients_per_second = "500/s"
+latency = "20ms\"""",
+    "measures": """\
+[measures]
+of = ["stationarity", "phi"]
+ell = 10.0""",
+    "regularize": """\
+[regularize]
+x = 0.1""",
+    "theory": """\
+[algorithm]
+name = "LESGD"
+K = 10
+eta = "theorem"
+[problem]
+name = "AffineGame"
+clients = 4
+[theory]
+of = "wang-kale-2"
+D = 10.0""",
+    "sweep": """\
+[sweep]
+seed = [0, 1, 2]
+"algorithm.gamma" = [0.01, 0.1]    # with three seeds, six runs: mpifed sweep JOB""",
+    "tune": EXAMPLE.strip(),
+}
+
+#: Descriptions of the sections that are not classes of settings.
+WORDS = {
+    "job": f"""A job file: settings of the whole run, then [algorithm] and [problem], each with a name, and
+optional sections: {", ".join(name for name in EXAMPLES if name != "job")}.
+`mpifed info SECTION` explains a section, `mpifed list` prints the names.""",
+    "theory": """\
+The name of a theorem, `of`, and values of its constants. A step size in `[algorithm]` may then be
+`"theorem"`, or a table with `name = "theorem"`, optionally with its own `of` and constants, and
+`times`, a factor of the step size. See [Theory](theory.md).""",
+    "sweep": """\
+Lists of values of settings by their dotted names. Every combination is a run. Several `[[sweep]]`
+tables are expanded separately. `algorithm` and `problem` may be lists of tables, whose settings
+may be lists, too.""",
+    "tune": """\
+A search for the best settings of several methods, at the same cost for each: `mpifed tune`. In the
+table of a method, a value is fixed, a list is a choice, and `{ low = 1e-3, high = 1.0 }` is a range that is
+searched on a logarithmic scale; the same holds for nested tables. Floats that are left out are searched in
+default ranges: weights from .01 to 1, decays such that 1 minus the decay is from .001 to 1, others from 1e-4
+to 1. Integers, and floats whose default is 1, unset or infinite, keep their default. See
+[Tuning](tuning.md).""",
+}
+#: The settings of a job file outside its sections.
+TOP = [name for name in Config.model_fields if name not in {*SECTIONS, "algorithm", "problem", "theory"}]
+#: Values for settings without a default, by type.
 _PLAUSIBLE = {"int": 4, "float": 0.1, "Rate": 0.1, "Probabilities": 0.5, "tuple[float, ...]": [0.1, 0.2]}
-
-__all__ = ["catalogue", "print_catalogue", "print_citation", "print_info", "example"]
 
 
 def catalogue() -> dict[str, dict[str, str]]:
-    """Group → name → one line."""
+    """Return the first sentence about every object, by group and name."""
     return {
-        name: {member: _first_line(one) for member, one in group.members.items()}
+        name: {member: _summary(one) for member, one in group.members.items()}
         for name, group in GROUPS.items()
     }
 
 
-def _first_line(thing) -> str:
+def _summary(thing) -> str:
     return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
 
 
 def print_catalogue() -> None:
-    """All groups as one table."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for column in ("", "name", ""):
-        table.add_column(column, overflow="fold")
+    """Print all groups as one table."""
+    rows: list = []
     for group, members in catalogue().items():
-        for number, (name, line) in enumerate(members.items()):
-            table.add_row(group if number == 0 else "", name, line)
-        table.add_section()
-    _console().print(table)
-
-
-def _console() -> Console:
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 110)
+        first = next(iter(members), None)
+        rows += [(group if name == first else "", name, line) for name, line in members.items()] + [None]
+    print_table(("", "name", ""), rows)
 
 
 def example(cls: type, settings: dict | None = None):
-    """An instance of a class of settings: those given, its ``example``, then 4 (whole numbers) or 0.01.
+    """Construct an instance of a class of settings.
+
+    Settings without a default are taken from ``settings``, then from the class attribute ``example``; the
+    others are 4 (integers) or 0.01.
 
     Raises:
-        ConfigError: the settings do not fit, or the class is no record of settings.
+        ConfigError: the settings are wrong, or the class is not a dataclass.
     """
     filled = {**getattr(cls, "example", {}), **(settings or {})}
-    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
-        if field.init and default_of(field) is dataclasses.MISSING and field.name not in filled:
-            filled[field.name] = 4 if field.type in (int, "int") else 0.01
+    for field in _required(cls):
+        filled.setdefault(field.name, 4 if field.type in (int, "int") else 0.01)
     return build(cls, filled, cls.__name__)
 
 
+def _required(cls) -> list[dataclasses.Field]:
+    """Return the settings without a default."""
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return [field for field in fields if field.init and default_of(field) is dataclasses.MISSING]
+
+
 def print_info(name: str) -> None:
-    """Everything about a name of the catalogue, a kind of names, a section or a setting, or a user's class.
+    """Explain an object, a group, a section or a setting of job files, or a user-defined class.
 
     ``settings`` prints the page docs/settings.md.
 
@@ -97,32 +247,27 @@ def print_info(name: str) -> None:
     elif section in EXAMPLES and ":" not in name:
         _print_setting(section, key) if key else _print_section(section)
     else:
-        _print_thing(*_found(name))
+        _print_object(*_find(name))
 
 
 def _rows(section: str) -> list[Row]:
     if section == "job":
         return rows_of(Config, TOP)
-    if section == "tune":
-        return rows_of(Tune)
-    return rows_of(SECTIONS[section]) if section in SECTIONS else []
+    record = {**SECTIONS, "tune": Tune}.get(section)
+    return rows_of(record) if record else []
 
 
 def _print_section(section: str) -> None:
-    """A section of a job file: what it is for, its settings, an example."""
-    parts = {"sweep": SWEEP, "theory": THEORY, "tune": TUNE}
-    words = {name: "\n".join(lines).strip() for name, lines in parts.items()} | {"job": _OUTSIDE}
-    console = _console()
-    console.print(f"{words.get(section) or inspect.getdoc(SECTIONS[section])}\n")
+    echo(f"{WORDS.get(section) or inspect.getdoc(SECTIONS[section])}\n")
     if rows := _rows(section):
         _print_rows(rows)
     if section == "theory":
-        console.print(f"Theorems: {', '.join(GROUPS['theorems'].members)}")
-    console.print(f"\nFor example:\n\n{EXAMPLES[section]}")
+        echo(f"Theorems: {', '.join(GROUPS['theorems'].members)}")
+    echo(f"\nFor example:\n\n{EXAMPLES[section]}")
 
 
 def _print_setting(section: str, key: str) -> None:
-    """One setting of a section; of one that takes a name, also the names."""
+    """Print one setting of a section, with the possible names if it takes a name."""
     rows = [row for row in _rows(section) if row.name == key]
     if not rows:
         known = [row.name for row in _rows(section)]
@@ -133,57 +278,54 @@ def _print_setting(section: str, key: str) -> None:
             _print_group(group)
 
 
+def _print_rows(rows: list[Row]) -> None:
+    print_table(("setting", "values", "default", "effect"), rows)
+
+
 def _print_group(group: Group) -> None:
-    """Things of a kind, and how a job asks for one."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for column in (group.one, "what it is"):
-        table.add_column(column, overflow="fold")
-    for name, thing in group.members.items():
-        table.add_row(name, _first_line(thing))
-    console = _console()
-    console.print(table)
-    some = [text for name, thing in group.members.items() if (text := in_a_job(group, name, thing))]
-    console.print(f"\nFor example: {max(some[:3], key=len)}" if some else "")
-    console.print("The settings of each: mpifed info NAME")
+    print_table((group.one, "description"), ((name, _summary(one)) for name, one in group.members.items()))
+    some = [text for name, thing in group.members.items() if (text := _in_job(group, name, thing))]
+    if some:
+        echo(f"\nFor example: {max(some[:3], key=len)}")
+    echo("The settings of each: mpifed info NAME")
 
 
-def in_a_job(group: Group, name: str, thing) -> str:
-    """How a job asks for a thing, with the settings that have no default; "" where no setting does."""
+def _in_job(group: Group, name: str, thing) -> str:
+    """Return the line of a job file that selects an object, with its required settings, or ""."""
     cls = getattr(thing, "cls", thing)
     if not group.setting or (isinstance(cls, type) and not dataclasses.is_dataclass(cls)):
         return ""
-    needed = {}
-    for field in dataclasses.fields(thing) if isinstance(cls, type) else ():
-        if field.init and default_of(field) is dataclasses.MISSING:
-            needed[field.name] = _PLAUSIBLE.get(str(getattr(field.type, "__name__", field.type)), "...")
-    needed |= {key: value for key, value in getattr(cls, "example", {}).items() if key in needed}
+    shown = getattr(cls, "example", {})
+    needed = {
+        field.name: shown.get(
+            field.name, _PLAUSIBLE.get(str(getattr(field.type, "__name__", field.type)), "...")
+        )
+        for field in (_required(thing) if isinstance(cls, type) else ())
+    }
     return f"{group.setting} = {toml({'name': name, **needed}) if needed else toml(name)}"
 
 
 def print_citation(name: str) -> None:
-    """The BibTeX entries of a method, a problem, a matrix or a data set.
+    """Print the BibTeX entries of the sources of an object.
 
     Raises:
         ConfigError: there is no such name.
-        ValueError: a class cites a key that the bibliography does not have.
+        ValueError: a class cites a key that is not in the bibliography.
     """
-    known, _, thing = _found(name)
-    if keys := cites_of(known, thing):
-        echo(bibtex(keys))
-    else:
-        echo(f"{known} names no source in the bibliography")
+    known, _, thing = _find(name)
+    keys = cites_of(known, thing)
+    echo(bibtex(keys) if keys else f"{known} names no source in the bibliography")
 
 
-def _found(name: str) -> tuple[str, str, object]:
-    """The name as it is written, the group and the thing itself."""
+def _find(name: str) -> tuple[str, str, Any]:
+    """Return the exact name of an object, its group, and the object."""
     for group, (members, *_) in GROUPS.items():
         for known, thing in members.items():
             if known.lower() == name.lower():
                 return known, group, thing
     if ":" not in name:
-        kinds = [word for plural, group in GROUPS.items() for word in (plural, group.one, *group.members)]
-        names = [*kinds, *EXAMPLES, "settings"]
-        raise ConfigError(f"nothing is called {name!r}: {suggest(name, names)}")
+        words = [word for plural, group in GROUPS.items() for word in (plural, group.one, *group.members)]
+        raise ConfigError(f"there is no {name!r}: {suggest(name, [*words, *EXAMPLES, 'settings'])}")
     try:
         return name, "methods", find(name, "algorithm")
     except ConfigError as error:
@@ -192,91 +334,109 @@ def _found(name: str) -> tuple[str, str, object]:
         raise error
 
 
-def _print_thing(name: str, group: str, thing) -> None:
-    console = _console()
-    console.print(f"{name}  ({group})", style="bold")
-    if source := getattr(thing, "source", ""):
-        console.print(f"source: {source}")
-    if family := getattr(thing, "family", ""):
-        console.print(f"problem family: {family}")
-    console.print(f"\n{inspect.getdoc(thing) or 'no description'}\n")
+def _print_object(name: str, group: str, thing) -> None:
+    console().print(f"{name}  ({group})", style="bold")
+    for label, attribute in (("source", "source"), ("problem family", "family")):
+        if value := getattr(thing, attribute, ""):
+            echo(f"{label}: {value}")
+    echo(f"\n{inspect.getdoc(thing) or 'no description'}\n")
     cls = getattr(thing, "cls", thing)
     if isinstance(cls, type) and dataclasses.is_dataclass(cls):
         _print_rows(rows_of(thing))
     elif isinstance(thing, Theorem):
-        _print_theorem(console, thing)
-    elif dataclasses.is_dataclass(thing):
-        _print_values(thing)
-    if name in GROUPS[group].members and (text := in_a_job(GROUPS[group], name, thing)):
-        console.print(f"\nFor example: {text}\n")
+        _print_theorem(thing)
+    elif dataclasses.is_dataclass(thing):  # the reader of a data set
+        values = ((field.name, str(getattr(thing, field.name))) for field in dataclasses.fields(thing))
+        print_table(("setting", "value"), values)
+    if name in GROUPS[group].members and (text := _in_job(GROUPS[group], name, thing)):
+        echo(f"\nFor example: {text}\n")
     if isinstance(cls, type) and issubclass(cls, Algorithm):
-        _print_method(console, example(thing))
-        console.print(Markdown("---\n" + (inspect.getdoc(sys.modules[cls.__module__]) or "")))
+        _print_method(example(thing))
+        console().print(Markdown("---\n" + (inspect.getdoc(sys.modules[cls.__module__]) or "")))
 
 
-def _print_rows(rows: Iterable[Row]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for column in ("setting", "values", "default", "effect"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    _console().print(table)
+def _print_theorem(theorem: Theorem) -> None:
+    echo(f"methods: {', '.join(theorem.methods)}; bounds {theorem.of}")
+    required = [name for name, given in theorem.constants.items() if given]
+    optional = [name for name, given in theorem.constants.items() if not given]
+    echo(f"constants: {', '.join(required)}" + (f"; optional: {', '.join(optional)}" if optional else ""))
+    if known := ", ".join(f"{letter} ({what})" for letter, what in theorem.letters.items()):
+        echo(f"taken from the job: {known}; a problem may provide others")
 
 
-def _print_theorem(console: Console, theorem: Theorem) -> None:
-    """What a theorem is about, and its constants."""
-    console.print(f"of {', '.join(theorem.methods)}; bounds {theorem.of}")
-    needed = [name for name, given in theorem.constants.items() if given]
-    free = [name for name, given in theorem.constants.items() if not given]
-    console.print(f"constants: {', '.join(needed)}" + (f"; may be given: {', '.join(free)}" if free else ""))
-    known = ", ".join(f"{letter} ({what})" for letter, what in theorem.letters.items())
-    console.print(f"which the job tells: {known}; the problem may tell others" if known else "")
-
-
-def _print_values(reader) -> None:
-    """What a reader of a data set was made with."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for column in ("setting", "value"):
-        table.add_column(column, overflow="fold")
-    for field in dataclasses.fields(reader):
-        table.add_row(field.name, str(getattr(reader, field.name)))
-    _console().print(table)
-
-
-def _print_method(console: Console, method: Algorithm) -> None:
-    """Records, phases and cost of a method with its default options."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for column in ("record", "fields (kind)"):
-        table.add_column(column, overflow="fold")
-    for record in ("shared", "client"):
-        table.add_row(record, _fields(getattr(method, record)))
+def _print_method(method: Algorithm) -> None:
+    """Print records, phases and cost of a method with its default options."""
+    rows = [(record, _fields(getattr(method, record))) for record in ("shared", "client")]
     for when, phases in (("once", method.start), ("every round", method.phases)):
         messages = {phase.name: phase.message for phase in phases}
         for name, times in Counter(phase.name for phase in phases).items():
             often = when if times == 1 else f"{times} times {when}"
-            table.add_row(f"message of {name!r} ({often})", _fields(messages[name]))
-    console.print(table)
-    steps = f"{method.calls_per_step} evaluation(s) a local step"
-    console.print(
-        f"cost per client and round, with the default options: {len(method.phases)} phase(s); {steps}"
-    )
+            rows.append((f"message of {name!r} ({often})", _fields(messages[name])))
+    print_table(("record", "fields (shape)"), rows)
+    partial = "yes" if method.partial_participation else "no, every client in every round"
+    echo(f"cost per client and round, with the default options: {len(method.phases)} phase(s), "
+         f"{method.calls_per_step} evaluation(s) per local step")  # fmt: skip
     if method.paper_cost:
-        console.print(f"  in the papers (D numbers of variables): {method.paper_cost}")
-    part = "yes" if method.partial_participation else "no, every client in every round"
-    console.print(f"  partial participation: {part}")
-    console.print("  bytes up and down are observed while a method runs, and stand in its results")
+        echo(f"  in the papers (D is the number of variables): {method.paper_cost}")
+    echo(f"  partial participation: {partial}")
+    echo("  bytes up and down are measured during a run and stored in its results")
 
 
 def _fields(record: Record) -> str:
-    return ", ".join(f"{name} ({_kind(kind)})" for name, kind in record.fields.items()) or "none"
+    return ", ".join(f"{name} ({_shape(kind)})" for name, kind in record.fields.items()) or "none"
 
 
-def _kind(kind) -> str:
-    """A field's kind in words: a block's name, several, or a kind that says more than a size."""
-    if isinstance(kind, str):
-        return kind
-    if isinstance(kind, tuple):
-        return " + ".join(kind)
+def _shape(kind) -> str:
+    """Return the type of a field in words: the name of a block, several names, or a name with its marker."""
+    if isinstance(kind, str | tuple):
+        return kind if isinstance(kind, str) else " + ".join(kind)
     if hasattr(kind, "of"):
         return f"{kind.block}, adaptive, of {kind.of}"
-    return f"{_kind(kind.kind)}, {type(kind).__name__.lower()}"
+    return f"{_shape(kind.kind)}, {type(kind).__name__.lower()}"
+
+
+def settings_page() -> str:
+    """Return the page docs/settings.md: every setting with its values, default and effect."""
+    lines = [
+        "# Settings",
+        "",
+        "<!-- Written by `mpifed info settings`; a test compares this page with the classes. -->",
+        "",
+        "Every setting of a job file. On the command line a setting is `section.key=value`, e.g.",
+        "`run.out=runs/a`. *Required* settings have no default; *unset* is the same as left out.",
+        "",
+        "## The run as a whole",
+        "",
+        *_page_table(rows_of(Config, TOP)),
+        *(line for name, section in SECTIONS.items() for line in _page_part(f"## `[{name}]`", section)),
+    ]
+    for section in ("theory", "sweep", "tune"):
+        lines += [f"## `[{section}]`", "", *WORDS[section].split("\n"), ""]
+    lines += _page_table(rows_of(Tune))
+    for heading, group in GROUPS.items():
+        classes = [getattr(member, "cls", member) for member in group.members.values()]
+        if all(isinstance(cls, type) and dataclasses.is_dataclass(cls) for cls in classes):
+            how = (
+                f"`{group.setting}`: a name, or a table with the name and settings." if group.setting else ""
+            )
+            lines += [f"## {heading.capitalize()}", "", " ".join(filter(None, [how, group.note])), ""]
+            for name, cls in group.members.items():
+                lines += _page_part(f"### `{name}`", cls)
+    return "\n".join(lines)
+
+
+def _page_part(heading: str, cls) -> list[str]:
+    words = [_summary(cls), f"*Source: {cls.source}.*" if getattr(cls, "source", "") else ""]
+    paragraphs = [part for word in words if word for part in (word, "")] if heading.startswith("###") else []
+    return [heading, "", *paragraphs, *_page_table(rows_of(cls))]
+
+
+def _page_table(rows: list[Row]) -> list[str]:
+    if not rows:
+        return ["No settings.", ""]
+    lines = ["| setting | values | default | effect |", "|---|---|---|---|"]
+    for name, values, default, effect in rows:
+        default = f"*{default}*" if default in ("required", "unset") else f"`{default}`"
+        cells = (cell.replace("|", r"\|") for cell in (f"`{name}`", values, default, effect))
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]

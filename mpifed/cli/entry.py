@@ -1,7 +1,7 @@
-"""Entry point of the command line: signals are handled before large packages are imported.
+"""Entry point of the command line, which handles signals before it imports large packages.
 
-Importing torch takes seconds on a busy machine. A signal during the import must neither end the process
-silently nor one rank without the others.
+Importing torch takes seconds on a busy machine. Without this, a signal during the import would end one rank
+but not the others, with an exit code that does not report the signal.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["loading", "main"]
 
 
 def main() -> None:
-    """The command line, with signals recorded from the beginning."""
+    """Run the command line, and record signals from the beginning."""
     EarlySignals().listen()
     from mpifed.cli.main import main as command_line
 
@@ -25,7 +25,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Disable garbage collection during imports, and exclude the imported objects from later collections."""
+    """Disable garbage collection during imports, and exempt the imported objects from later collections."""
     gc.disable()
     try:
         yield

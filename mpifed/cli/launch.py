@@ -1,4 +1,4 @@
-"""Batch scripts for Slurm: ``mpifed launch`` writes one from a job file and submits it."""
+"""``mpifed launch``: writes a Slurm batch script for a job file and submits it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mpifed.base.errors import ConfigError
 from mpifed.base.log import visible
 from mpifed.base.units import TIME, convert
 from mpifed.cli.batch_script import Batch, sbatch_words, seconds
-from mpifed.cli.options import Quantity, looking
+from mpifed.cli.options import inspects
 from mpifed.cli.output import echo
 from mpifed.storage.slurm_array import HEAD, SCRIPT
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = ["array_tasks", "launch", "time_limit"]
 
-#: Slurm stores most sizes in 16 bits and silently truncates larger numbers.
+#: Maximum size. Slurm stores most sizes in 16 bits and silently truncates larger numbers.
 MOST = 65_000
 #: Environment variables that describe a job, and those that configure Slurm and its launchers.
 _OF_A_JOB = ("SLURM", "PMI_", "PMIX_", "OMPI_COMM_WORLD_")
 _OF_A_SITE = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "PMIX_MCA_")
 
 
-class _Remembering(click.Command):
-    """A command that keeps its arguments as typed, to write them into the script."""
+class _Recording(click.Command):
+    """A command that records its arguments as typed, for the head of the script."""
 
     def parse_args(self, ctx, args):
         ctx.meta["arguments"] = tuple(
@@ -44,22 +44,24 @@ class _Remembering(click.Command):
         return super().parse_args(ctx, args)
 
 
-class _Matching(click.ParamType):
-    """A text that matches a pattern."""
+def _matching(pattern: str, expected: str):
+    """Return a callback of an option that accepts texts matching a pattern."""
 
-    name = "text"
-
-    def __init__(self, pattern: str, expected: str):
-        self.pattern, self.expected = pattern, expected
-
-    def convert(self, value, param, ctx) -> str:
-        if not re.fullmatch(self.pattern, value, re.ASCII):
-            self.fail(f"expected {self.expected}, got {value!r}", param, ctx)
+    def callback(ctx, parameter, value):
+        if value is not None and not re.fullmatch(pattern, value, re.ASCII):
+            raise click.BadParameter(f"expected {expected}, got {value!r}")
         return value
+
+    return callback
+
+
+def _size(name: str, help: str):
+    """Return an option for a positive integer."""
+    return click.option(name, type=click.IntRange(1, MOST), default=1, show_default=True, help=help)
 
 
 def time_limit(ctx, parameter, value):
-    """A limit in Slurm's own forms, unchanged; a time with a unit in whole minutes."""
+    """Return a limit in Slurm's formats unchanged, and a time with a unit in whole minutes, rounded up."""
     if value is None or seconds(value) is not None:
         return value
     with contextlib.suppress(ValueError):
@@ -68,25 +70,36 @@ def time_limit(ctx, parameter, value):
     raise click.BadParameter(f"expected minutes, H:M:S, D-H:M:S or a time such as 2h, got {value!r}")
 
 
+def _warning_time(ctx, parameter, value) -> int:
+    """Return a time with or without a unit in whole seconds."""
+    try:
+        seconds = float(value) if re.fullmatch(r"[\d.]+", value, re.ASCII) else convert(value, TIME)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if not 1 <= seconds <= MOST:
+        raise click.BadParameter(f"expected 1 to {MOST} seconds, got {value!r}")
+    return int(seconds)
+
+
 def _extra(ctx, parameter, value):
     def words(line: str) -> tuple[str, ...]:
         try:
             return sbatch_words(line)
         except ValueError as error:
             raise click.BadParameter(
-                f"--extra takes an option of sbatch, e.g. --account=abc123, got {line!r}: {error}"
+                f"expected an option of sbatch, e.g. --account=abc123, got {line!r}: {error}"
             ) from None
 
     return tuple(map(words, value))
 
 
 def _setup(ctx, parameter, value):
-    """Complete lines of shell: an open quote or here-document would swallow the rest of the script."""
+    """Refuse incomplete lines of shell: an open quote or here-document would extend over the script."""
     text = "\n".join(value)
     if re.search(r"^#SBATCH", text, re.M) or "\r" in text or re.search(r"(?<!\\)(\\\\)*\\$", text):
         raise click.BadParameter(
-            "expected lines of shell; options of sbatch go into --extra, and the last line ends without a "
-            f"backslash, got {text!r}"
+            f"expected lines of shell without a backslash at the end, got {text!r}: options of sbatch go "
+            "into --extra"
         )
     read = subprocess.run(["bash", "-n"], input=os.fsencode(text), capture_output=True) if text else None
     if read and read.stderr:
@@ -95,40 +108,28 @@ def _setup(ctx, parameter, value):
     return value
 
 
-@click.command(cls=_Remembering)
+@click.command(cls=_Recording)
 @click.argument("job", type=click.Path())
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option("--nodes", type=click.IntRange(1, MOST), default=1, show_default=True, help="Nodes of a run.")
-@click.option(
-    "--ranks-per-node",
-    type=click.IntRange(1, MOST),
-    default=1,
-    show_default=True,
-    help="MPI ranks on each node.",
-)
-@click.option(
-    "--cpus-per-rank",
-    type=click.IntRange(1, MOST),
-    default=1,
-    show_default=True,
-    help="Cores and threads of a rank.",
-)
+@_size("--nodes", "Nodes per run.")
+@_size("--ranks-per-node", "MPI ranks on each node.")
+@_size("--cpus-per-rank", "Cores and threads per rank.")
 @click.option(
     "--gpus-per-node",
     metavar="[TYPE:]N",
-    type=_Matching(r"([\w.-]+:)?[1-9]\d{0,4}", "a number or TYPE:NUMBER, e.g. 4 or a100:4"),
-    help="GPUs of each node; its ranks take them in turn.",
+    callback=_matching(r"([\w.-]+:)?[1-9]\d{0,4}", "a number or TYPE:NUMBER, e.g. 4 or a100:4"),
+    help="GPUs per node; the ranks of a node use them in turn.",
 )
 @click.option(
     "--time",
     metavar="LIMIT",
     callback=time_limit,
-    help="Time limit: minutes, H:M:S, D-H:M:S, or e.g. 2h.",
+    help="Time limit: minutes, H:M:S, D-H:M:S, or a time with a unit such as 2h.",
 )
 @click.option(
     "--partition",
     metavar="TEXT",
-    type=_Matching(r"[^\s,]+(,[^\s,]+)*", "a name, or several with commas between"),
+    callback=_matching(r"[^\s,]+(,[^\s,]+)*", "a name, or several names separated by commas"),
     help="Partition (queue).",
 )
 @click.option(
@@ -136,61 +137,65 @@ def _setup(ctx, parameter, value):
     "axes",
     multiple=True,
     metavar="KEY=V1,V2,...",
-    help="A job array with one run for each value, in folders below run.out; given again, all combinations.",
+    help="Submit a job array with one run per value, in folders below run.out. If repeated: one run per "
+    "combination.",
 )
 @click.option(
     "--parts",
     type=click.IntRange(1, 10**6),
     metavar="N",
-    help="A job array of N elements that share the runs of the job file's [sweep], or the methods and tasks "
-    "of its [tune].  [default: 1]",
+    help="Submit a job array of N elements that share the runs of the job file's [sweep], or the methods and "
+    "tasks of its [tune].  [default: 1]",
 )
 @click.option(
-    "--preemptible", is_flag=True, help="Back into the queue, to resume, when preempted or out of time."
+    "--preemptible", is_flag=True, help="Requeue the job, which then resumes, when preempted or out of time."
 )
 @click.option(
     "--warning",
-    type=Quantity(TIME, 1, MOST),
-    callback=lambda ctx, parameter, value: int(value),
-    default=120,
+    metavar="TIME",
+    callback=_warning_time,
+    default="120",
     show_default=True,
-    help="How long before the time limit (seconds, or 5min) a run writes a checkpoint and ends, code 85.",
+    help="Write a checkpoint and end, with exit code 85, this long before the time limit (seconds, or 5min).",
 )
 @click.option(
     "--extra",
     multiple=True,
     metavar="OPTION",
     callback=_extra,
-    help='Another option of sbatch, e.g. "--account=abc123".',
+    help='Further option of sbatch, e.g. "--account=abc123".',
 )
 @click.option(
     "--setup",
     multiple=True,
     metavar="LINE",
     callback=_setup,
-    help='A line of shell to run first, e.g. "module load cuda".',
+    help='Line of shell to execute first, e.g. "module load cuda".',
 )
 @click.option(
-    "--script", "path", type=click.Path(dir_okay=False), help="The script's file, else job.sbatch in run.out."
+    "--script",
+    "path",
+    type=click.Path(dir_okay=False),
+    help="Path of the script.  [default: job.sbatch in run.out]",
 )
-@click.option("--no-submit", is_flag=True, help="Write the script, do not submit it.")
-@click.option("--dry-run", is_flag=True, help="Print the script; write and submit nothing.")
-@looking(lambda settings: settings["dry_run"])
+@click.option("--no-submit", is_flag=True, help="Write the script without submitting it.")
+@click.option("--dry-run", is_flag=True, help="Print the script without writing it.")
+@inspects(lambda settings: settings["dry_run"])
 @click.pass_context
 def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
-    """Write a Slurm batch script that runs JOB (TOML, with KEY=VALUE changes), and submit it.
+    """Write a Slurm batch script that runs the job file JOB, and submit it. KEY=VALUE changes settings.
 
     \b
     mpifed launch jobs/mnist_auc.toml --nodes 2 --ranks-per-node 4 --gpus-per-node 4 --time 2:00:00
     mpifed launch jobs/saddle.toml --ranks-per-node 4 --array seed=0,1,2 --partition cpu --dry-run
     mpifed launch jobs/mnist_auc.toml --gpus-per-node 1 --preemptible --time 30 --partition preempt
     mpifed launch jobs/papers/wgan_by_regularisation.toml --ranks-per-node 2 --parts 8
-    mpifed launch JOB --ranks-per-node 16 --parts 6      a [tune]: 6 methods, the runs of each on 16 ranks
+    mpifed launch JOB --ranks-per-node 16 --parts 6      a [tune] with 6 methods, each on 16 ranks
 
-    The script determines how to start the ranks: srun with PMIx or PMI2, or the MPI's own mpirun;
-    MPIFED_LAUNCHER=pmix, pmi2 or mpirun overrides it. Submit from inside the environment of mpifed, or enter
-    it with --setup. Paths are relative to the folder of submission, and KEY=VALUE after the script's name
-    changes settings again.
+    The script finds out how to start the ranks: srun with PMIx or PMI2, or the mpirun of the MPI library.
+    MPIFED_LAUNCHER=pmix, pmi2 or mpirun overrides the choice. Submit in the environment of mpifed, or
+    activate it with --setup. Paths are relative to the folder of submission. KEY=VALUE after the name of the
+    script changes settings again.
     """
     plan = _planned(job, list(settings), axes, parts)
     shares = () if path else plan.shares
@@ -198,19 +203,20 @@ def launch(ctx, job, settings, axes, parts, path, no_submit, dry_run, **sizes):
     batch = Batch(job, settings, plan.tasks, plan.parts, plan.verb, command=command, shares=shares, **sizes)
     if batch.preemptible and plan.config.run.overwrite:
         raise click.UsageError(
-            "run.overwrite=true would restart a preemptible job from the beginning each time: leave it out"
+            "a preemptible job with run.overwrite=true would restart from the beginning each time: leave "
+            "run.overwrite out"
         )
     for line in batch.warnings(plan.config.problem.clients):
         echo(f"mpifed: warning: {line}", err=True)
     if dry_run:
-        script = batch.script()  # unchanged bytes, except on a terminal
+        script = batch.script()  # a file or pipe gets the exact bytes
         click.echo(visible(script) if sys.stdout.isatty() else os.fsencode(script), nl=False)
     else:
         _write(Path(path or Path(plan.out) / SCRIPT), batch.script(), not no_submit)
 
 
 class _Plan(NamedTuple):
-    """A configuration to compare the sizes with, the folder of results, and fields of :class:`Batch`."""
+    """A configuration of a run, the folder of results, and fields of :class:`Batch`."""
 
     config: Config
     out: str
@@ -221,7 +227,7 @@ class _Plan(NamedTuple):
 
 
 def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | None) -> _Plan:
-    """The batch job of a job file: a run, a run for each value of ``axes``, a sweep, or a search."""
+    """Plan the batch job of a job file: a run, one run per combination of ``axes``, a sweep, or a search."""
     from mpifed.config.grids import variants
     from mpifed.config.job import Config
     from mpifed.config.tables import parse, read_table
@@ -230,8 +236,8 @@ def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | 
     section = next((name for name in ("sweep", "tune") if name in read_table(job)), None)
     if section and axes:
         raise click.UsageError(
-            f"{job} has a [{section}]: --parts N shares its runs among the elements of a job array, "
-            "--array is for other files"
+            f"{job} has a [{section}]: use --parts N instead of --array to share its runs among the elements "
+            "of a job array"
         )
     if section == "tune":
         search = tuning(job, settings)
@@ -243,8 +249,8 @@ def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | 
         return _Plan(config, str(Path(config.run.out).parent), "sweep", parts=parts, shares=shares)
     if parts:
         raise click.UsageError(
-            f"--parts is for a job file with a [sweep] or a [tune], which {job} does not have: --array "
-            "KEY=V1,V2,... makes an array"
+            f"--parts needs a job file with a [sweep] or a [tune], which {job} does not have: use --array "
+            "KEY=V1,V2,..."
         )
     config = Config.load(job, settings)
     tasks = tuple(array_tasks(axes, config.run.out)) if axes else ()
@@ -255,13 +261,13 @@ def _planned(job: str, settings: list[str], axes: tuple[str, ...], parts: int | 
 
 
 def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:
-    """All combinations of ``key=value,value,...``, each with its own folder below ``out``.
+    """Return all combinations of ``key=value,value,...``, each with its own folder below ``out``.
 
     Raises:
-        ConfigError: an axis is not of this form, or two combinations would share a folder.
+        ConfigError: an axis has another form, or two combinations would share a folder.
     """
     from mpifed.base.settings import flatten
-    from mpifed.config.grids import expand, folder_names, twice
+    from mpifed.config.grids import expand, first_duplicate, folder_names
     from mpifed.config.tables import as_text, parse
 
     choices = {}
@@ -269,16 +275,14 @@ def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:
         key, equals, text = axis.partition("=")
         values = [value.strip() for value in _values(text)]
         if not equals or not key or not all(values):
-            raise ConfigError(f"--array takes KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got {axis!r}")
+            raise ConfigError(f"--array: expected KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got {axis!r}")
         if key in choices:
-            raise ConfigError(
-                f"--array names {key} twice: give all of its values at once, {key}=VALUE,VALUE,..."
-            )
+            raise ConfigError(f"--array has {key} twice: give all values at once, {key}=VALUE,VALUE,...")
         choices[key] = values
     tasks = expand(choices)
     names = folder_names([flatten({key: parse(text) for key, text in task.items()}) for task in tasks])
-    if twice(names):
-        raise ConfigError(f"--array names the same run twice: {', '.join(axes)}")
+    if first_duplicate(names):
+        raise ConfigError(f"--array has the same run twice: {', '.join(axes)}")
     return [
         (*(f"{key}={text}" for key, text in task.items()), f"run.out={as_text(str(Path(out) / name))}")
         for task, name in zip(tasks, names)
@@ -286,7 +290,7 @@ def array_tasks(axes: list[str], out: str) -> list[tuple[str, ...]]:
 
 
 def _values(text: str) -> list[str]:
-    """``text`` split at commas outside quotes and brackets; ``[""]`` if one of these stays open."""
+    """Split a text at commas outside quotes and brackets; ``[""]`` if a quote or bracket is not closed."""
     values, depth, quote = [""], 0, ""
     for character in text:
         if quote:
@@ -305,18 +309,18 @@ def _values(text: str) -> list[str]:
 def _write(path: Path, text: str, submit: bool) -> None:
     if submit and not shutil.which("sbatch"):
         raise click.UsageError(
-            "there is no sbatch on this machine: --no-submit writes the script, --dry-run prints it"
+            "there is no sbatch on this machine: write the script with --no-submit or print it with --dry-run"
         )
     try:
         _expect_own(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(os.fsencode(text))
     except (OSError, ValueError) as error:  # a null character is a ValueError
-        said = error.strerror if isinstance(error, OSError) else error
-        raise click.UsageError(f"cannot write {str(path)!r}: {said}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise click.UsageError(f"cannot write {str(path)!r}: {reason}") from None
     echo(path)
     if submit:
-        # An absolute path is neither an option nor looked up on PATH
+        # An absolute path is not mistaken for an option and not searched on PATH.
         command = ["sbatch", str(path.absolute())]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=_environment())
         echo((done.stdout + done.stderr).strip(), err=done.returncode != 0)
@@ -332,11 +336,11 @@ def _expect_own(path: Path) -> None:
         with open(path, "rb") as file:
             if file.read(len(HEAD)) == HEAD.encode():
                 return
-    raise click.UsageError(f"{path} exists and is no script of mpifed launch: choose another --script")
+    raise click.UsageError(f"{path} exists and was not written by mpifed launch: choose another --script")
 
 
 def _environment() -> dict[str, str]:
-    """The environment without the variables of another job, inside which this shell may have been started."""
+    """Return the environment without variables of another job, in which this shell may have been started."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""The command ``mpifed measure``: what the assumptions of theorems look like along a job's run."""
+"""``mpifed measure``: estimates of the constants in the assumptions of theorems along a run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from mpifed.base.errors import ConfigError
+from mpifed.cli.options import job_argument
 from mpifed.cli.output import echo
 from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.world import world
@@ -15,45 +16,45 @@ __all__ = ["measure"]
 
 
 @click.command()
-@click.argument("job", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@job_argument("job")
 @click.option(
     "--points",
     default=5,
     show_default=True,
     type=click.IntRange(1),
-    help="Points of the run, evenly from the start to the end.",
+    help="Number of points of the run, evenly spaced.",
 )
 @click.option(
     "--samples",
     default=1000,
     show_default=True,
     type=click.IntRange(10),
-    help="Stochastic gradients of each client at each of them.",
+    help="Stochastic gradients per client and point.",
 )
 @click.option(
     "--top",
     type=click.IntRange(2),
-    help="How many of the longest of a client's noise tell its tail index; by default the root of SAMPLES.",
+    help="Number of largest noise norms per client in the Hill estimator of the tail index.  [default: "
+    "floor(sqrt(SAMPLES))]",
 )
 @click.option(
     "--iterations",
     default=20,
     show_default=True,
     type=click.IntRange(1),
-    help="Steps of the power iteration for L.",
+    help="Maximum number of power iterations for L.",
 )
 @click.option(
     "--of",
     multiple=True,
     type=click.Choice(["L", "pl", "noise"]),
-    help="What is measured, several times for several; by default all. The noise alone is the cheapest.",
+    help="Estimates to compute; may be repeated. `noise` is the cheapest.  [default: all]",
 )
 def measure(job, overrides, points, samples, top, iterations, of):
-    """Estimate along the run of JOB what theorems assume: L, the PL constant, noise, heterogeneity, tails.
+    """Estimate Lipschitz and PL constants, noise, heterogeneity and tail indices along the run of JOB.
 
-    The job is executed again, with settings changed by KEY=VALUE, with or without mpirun. Tables are
-    printed; assumptions.csv, assumptions.json and assumptions.png go to the folder run.out.
+    The job is executed again, in one process or under mpirun. KEY=VALUE changes settings. Tables are printed,
+    and assumptions.csv, assumptions.json and assumptions.png are written to the folder run.out.
     """
     from mpifed.config.job import Config
     from mpifed.diagnostics.assumptions import ALL, Options
@@ -75,16 +76,16 @@ def measure(job, overrides, points, samples, top, iterations, of):
 
 
 def _expect_places(folder: Path) -> None:
-    """Make the folder, and hold the files that are to be written against what lies there."""
-    from mpifed.storage.ownership import ASSUMPTION_FILES, claim
+    """Create the folder, and check that no other file would be replaced."""
+    from mpifed.storage.files import ASSUMPTION_FILES, register
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        claim(folder, ASSUMPTION_FILES)
-    except OSError as fault:
-        raise ConfigError(f"cannot write to run.out = {folder}: {fault.strerror}") from None
-    except ValueError as fault:
-        raise ConfigError(str(fault)) from None
+        register(folder, ASSUMPTION_FILES)
+    except OSError as error:
+        raise ConfigError(f"cannot write to run.out = {folder}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _show(found: dict, folder: Path) -> None:

@@ -1,8 +1,10 @@
-"""``mpifed new``: a template of a method, a problem or a job, which runs unchanged."""
+"""``mpifed new``: a template of a method, a problem or a job, which runs without changes."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
+import textwrap
 from pathlib import Path
 
 import click
@@ -10,22 +12,58 @@ import click
 from mpifed.base.errors import ConfigError
 from mpifed.cli.output import echo
 
-__all__ = ["new"]
+__all__ = ["job_text", "new"]
 
-_FOLDER = Path(__file__).parent / "starting"
+_TEMPLATES = Path(__file__).parent / "starting"
+#: Values for settings without a default, unless the class has an ``example``.
+_VALUES = {"dataset": "digits", "model": "mlp", "clients": 8}
+#: Family → a method, and a problem that needs no files.
+_PAIRS = {
+    "minimax": ("FGDA", "DeepAUC"),
+    "minimisation": ("FedAvg", "Classification"),
+    "operator": ("LESGD", "AffineGame"),
+    "composition": ("MFCGD", "LinearMAML"),
+}
+_HEAD = """\
+# Lines that begin with # are defaults and examples. `mpifed info run` explains the settings of a section.
+# On the command line: mpifed run JOB rounds=50 run.out=runs/other
+rounds = 100                  # communication rounds
+seed = 0
+
+"""
+#: Other settings that are often changed.
+_TAIL = """\
+# [oracle]
+# batch_size = 32             # rows of a client's data per sample; 0 for all rows
+# noise = {{ name = "gaussian", scale = 0.1 }}
+
+# [participation]
+# cohort = 4                  # clients sampled per round; default: all clients
+
+# [stop]
+# seconds = "2h"              # wall-time budget
+
+[run]
+out = "runs/{name}"
+# overwrite = true            # start again and replace the results in out
+# device = "cpu"              # default: a GPU if there is one
+# dtype = "float64"
+# eval_every = 10             # rounds between evaluations
+# checkpoint_every = 50       # rounds between checkpoints
+"""
 
 
 @click.group()
 def new():
-    """Write a template of a method, a problem or a job, which runs unchanged."""
+    """Write a template of a method, a problem or a job, which runs without changes."""
 
 
 @new.command()
 @click.argument("name", default="MyMethod")
 def method(name):
-    """Write a user-defined method, NAME, with the contract in short comments.
+    """Write a user-defined method with comments on its contract.
 
-    NAME is a class, LocalExtra, which is written to local_extra.py.
+    NAME is the name of the class. The method LocalExtra is written to local_extra.py.
     """
     _from_template("method", "MyMethod", name)
 
@@ -33,45 +71,43 @@ def method(name):
 @new.command()
 @click.argument("name", default="MyProblem")
 def problem(name):
-    """Write a user-defined problem, NAME, with the contract in short comments.
+    """Write a user-defined problem with comments on its contract.
 
-    NAME is a class, RobustFit, which is written to robust_fit.py.
+    NAME is the name of the class. The problem RobustFit is written to robust_fit.py.
     """
     _from_template("problem", "MyProblem", name)
 
 
 @new.command()
 @click.argument("name", default="job")
-@click.option("--method", help="Its method: a name or ./file.py:Class; else one that suits the problem.")
-@click.option("--problem", help="Its problem; else one that suits the method.")
+@click.option("--method", help="A name or ./file.py:Class.  [default: a method that solves the problem]")
+@click.option("--problem", help="A name or ./file.py:Class.  [default: a problem that the method solves]")
 def job(name, method, problem):
-    """Write a job file, NAME.toml, with every setting of its method and problem, and the common others.
+    """Write a job file, NAME.toml, with all settings of its method and problem and common other settings.
 
-    Lines behind # are defaults or examples.
+    Lines that begin with # are defaults or examples.
     """
-    from mpifed.cli.job_template import job_text
-
     path = Path(name if name.endswith(".toml") else f"{name}.toml")
     _expect_free(path)
     _write(path, job_text(method, problem, path.stem))
-    echo(f"it runs as it stands: mpifed run {path}, or on four ranks: mpirun -n 4 mpifed run {path}")
+    echo(f"next: mpifed run {path}, or on four ranks: mpirun -n 4 mpifed run {path}")
 
 
 def _from_template(kind: str, placeholder: str, name: str) -> None:
-    """Write a template with ``name`` for its class, and print the next commands."""
+    """Write a template with ``name`` as its class, and print the next commands."""
     if not name.isidentifier():
         raise ConfigError(f"expected the name of a class, e.g. {placeholder}, got {name!r}")
     path = Path(re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower() + ".py")
     _expect_free(path)
-    text = (_FOLDER / f"{kind}.py").read_text(encoding="utf-8")
+    text = (_TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")
     _write(path, text.replace(placeholder, name).replace("FILE", path.name))
-    echo(f"it holds as it stands: mpifed check ./{path}:{name}")
-    echo(f"a job with it:         mpifed new job --{kind} ./{path}:{name}")
+    echo(f"test it:        mpifed check ./{path}:{name}")
+    echo(f"write its job:  mpifed new job --{kind} ./{path}:{name}")
 
 
 def _expect_free(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        raise ConfigError(f"{path} exists and is left as it is: choose another name, or move it away")
+        raise ConfigError(f"{path} exists and is not replaced: choose another name, or move it away")
 
 
 def _write(path: Path, text: str) -> None:
@@ -81,3 +117,52 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
     echo(f"wrote {path}")
+
+
+def job_text(method: str | None, problem: str | None, name: str) -> str:
+    """Return the text of a job file whose results are written to ``runs/NAME``.
+
+    Raises:
+        ConfigError: there is no such method or problem, or the method does not solve the problem.
+    """
+    from mpifed.config.job import Config
+    from mpifed.config.plugins import find
+    from mpifed.config.tables import loads
+
+    method = method or _PAIRS[find(problem, "problem").family if problem else "minimax"][0]
+    problem = problem or _PAIRS[find(method, "algorithm").family][1]
+    parts = _part("algorithm", method), _part("problem", problem)
+    text = "".join([_HEAD, *parts, _TAIL.format(name=name)])
+    Config.from_table(loads(text))
+    return text
+
+
+def _part(section: str, name: str) -> str:
+    """Return a section with all settings of a class; settings with a default are comments."""
+    from mpifed.base.settings import as_table, default_of
+    from mpifed.cli.catalogue import example
+    from mpifed.cli.schema import rows_of, toml
+    from mpifed.config.plugins import find
+
+    cls = find(name, section)
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    given = _VALUES.keys() - getattr(cls, "example", {}).keys() if section == "problem" else set()
+    values = {field.name: _VALUES[field.name] for field in fields if field.name in given}
+    made = example(cls, values)
+    effects = {row.name: row.effect for row in rows_of(cls)}
+    lines = [f"[{section}]", f'name = "{name}"']
+    for field in fields:
+        default = default_of(field)
+        needed = field.name in values or default is dataclasses.MISSING
+        value = toml(as_table(getattr(made, field.name) if needed else default))
+        setting = f"{'' if needed else '# '}{field.name} = {'...' if value == 'unset' else value}"
+        lines += _commented(setting, effects[field.name])
+    return "\n".join([*lines, "", ""])
+
+
+def _commented(setting: str, effect: str) -> list[str]:
+    """Return a setting with its effect as a comment: on the same line, or above if the line is too long."""
+    line = f"{setting:<29} # {effect}" if effect else setting
+    if len(line) <= 110:
+        return [line]
+    return [*textwrap.wrap(effect, 106, initial_indent="# ", subsequent_indent="# "), setting]

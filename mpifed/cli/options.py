@@ -1,4 +1,4 @@
-"""Options and option types of several commands."""
+"""Options and shell completion of several commands."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from typing import Any
 import click
 
 from mpifed.base.log import LOG, PHASES
-from mpifed.base.units import Dimension, convert
 
-__all__ = ["Quantity", "looking", "report_option", "verbosity"]
+__all__ = [
+    "complete_name",
+    "complete_setting",
+    "inspects",
+    "job_argument",
+    "part_option",
+    "report_option",
+    "verbosity",
+]
 
 _REMEDY = "this command only looks at the job. Read the code first, then execute it with --allow-code"
 
@@ -20,34 +27,50 @@ report_option = click.option(
     "--report/--no-report",
     "with_report",
     default=True,
-    help="Draw curves and write the report at the end (default).",
+    help="Write curves, tables and report.html after the run (default).",
 )
 
 
-class Quantity(click.ParamType):
-    """A positive number in the unit of ``dimension``, or a text with a unit; bounds are inclusive."""
+def complete_name(ctx, param, incomplete: str) -> list[str]:
+    """Return the methods, problems and sections that begin with ``incomplete``."""
+    from mpifed.algorithms import ALGORITHMS
+    from mpifed.config.job import SECTIONS
+    from mpifed.problems import PROBLEMS
 
-    def __init__(self, dimension: Dimension, least: float = 0.0, most: float = float("inf")):
-        self.dimension, self.least, self.most = dimension, least, most
-        self.name = dimension.words.removeprefix("a ")
-
-    def convert(self, value, param, ctx) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            try:
-                number = convert(value, self.dimension)
-            except ValueError as error:
-                self.fail(str(error), param, ctx)
-        if not 0 < number < float("inf") or not self.least <= number <= self.most:
-            bounds = f"{self.least:g} to {self.most:g}" if self.least else "more than 0"
-            self.fail(f"expected {bounds} {self.dimension.unit}, got {value!r}", param, ctx)
-        return number
+    return [name for name in (*ALGORITHMS, *PROBLEMS, *SECTIONS, "tune") if name.startswith(incomplete)]
 
 
-def looking(only: Callable[[dict[str, Any]], bool] = lambda settings: True) -> Callable:
-    """Add the option ``--allow-code`` to a command that inspects a job: without it no code but the package's
-    is loaded.
+def complete_setting(ctx, param, incomplete: str) -> list[str]:
+    """Return the settings ``section.key=`` that begin with ``incomplete``."""
+    from mpifed.config.job import SECTIONS, Config
+    from mpifed.config.tuning import Tune
+
+    keys = [*(Config.model_fields.keys() - SECTIONS), "algorithm.name", "problem.name", "problem.clients"]
+    keys += [f"{name}.{key}" for name, one in {**SECTIONS, "tune": Tune}.items() for key in one.model_fields]
+    return [f"{key}=" for key in keys if key.startswith(incomplete)]
+
+
+def job_argument(name: str) -> Callable:
+    """Add the arguments ``name`` (a path) and ``overrides`` (KEY=VALUE...)."""
+
+    def decorate(command: Callable) -> Callable:
+        changes = click.argument(
+            "overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_setting
+        )
+        return click.argument(name, type=click.Path())(changes(command))
+
+    return decorate
+
+
+def part_option(what: str) -> Callable:
+    """Add the option ``--part``, which selects some of ``what`` for an element of a job array."""
+    text = f"Do every N-th of the {what}, beginning with number I (from 0): for job arrays of N elements."
+    return click.option("--part", default="0/1", show_default=True, metavar="I/N", help=text)
+
+
+def inspects(only: Callable[[dict[str, Any]], bool] = lambda settings: True) -> Callable:
+    """Add the option ``--allow-code`` to a command that inspects a job. Without the option, the command
+    executes no code that the job names.
 
     Args:
         only: whether a command with these arguments only inspects the job.
@@ -57,46 +80,37 @@ def looking(only: Callable[[dict[str, Any]], bool] = lambda settings: True) -> C
         @click.option(
             "--allow-code",
             is_flag=True,
-            help="Execute the code that JOB names: methods, problems, networks, metrics, data.",
+            help="Execute the user-defined methods, problems, networks, metrics and data that JOB names.",
         )
         @functools.wraps(command)
-        def looked(*arguments, allow_code: bool, **settings):
+        def inspecting(*arguments, allow_code: bool, **settings):
             from mpifed.base.plugins import refused_code
 
             with refused_code(_REMEDY if only(settings) and not allow_code else ""):
                 return command(*arguments, **settings)
 
-        return looked
+        return inspecting
 
     return decorate
 
 
 def _set_level(context, parameter, value) -> None:
-    """Set the log level of this command only: other commands of this process keep theirs."""
+    """Set the log level for this command only."""
     if not value:
         return
     level = logging.WARNING if parameter.name == "quiet" else (logging.DEBUG, PHASES)[min(value, 2) - 1]
     if LOG.level not in (logging.NOTSET, level):
         LOG.setLevel(logging.NOTSET)
-        raise click.UsageError("-v and -q exclude each other")
+        raise click.UsageError("-v and -q exclude each other: give one of them")
     LOG.setLevel(level)
     context.call_on_close(lambda: LOG.setLevel(logging.NOTSET))
 
 
 def verbosity(command):
     """Add the options -v and -q, which set the level of the logger "mpifed"."""
-    louder = click.option(
-        *("-v", "--verbose"),
-        count=True,
-        expose_value=False,
-        callback=_set_level,
-        help="More in the logs of the ranks, run.out/log: how long rounds take; -vv: phases, too.",
-    )
-    quieter = click.option(
-        *("-q", "--quiet"),
-        is_flag=True,
-        expose_value=False,
-        callback=_set_level,
-        help="No progress bar, and of what is said, warnings alone.",
-    )
-    return louder(quieter(command))
+    settings = {"expose_value": False, "callback": _set_level}
+    more = "Log the time of each round in run.out/log; -vv: also of each phase."
+    verbose = click.option("-v", "--verbose", count=True, help=more, **settings)
+    less = "Print warnings only, without a progress bar."
+    quiet = click.option("-q", "--quiet", is_flag=True, help=less, **settings)
+    return verbose(quiet(command))

@@ -1,8 +1,7 @@
-"""Printing of all commands, and the end of a program whose output is no longer read, as in ``mpifed list |
-head``.
+"""Printing of all commands, and a quiet end if the output is closed early, as in ``mpifed list | head``.
 
-Such a program ends silently, as if SIGPIPE had ended it. SIGPIPE itself stays ignored, as in Python: it would
-also end a run whose plugin writes to a connection that the other side has closed.
+A program whose output is closed ends silently, as if SIGPIPE had ended it. SIGPIPE itself stays ignored, as
+usual in Python: it would also end a run whose plugin writes to a closed connection.
 """
 
 from __future__ import annotations
@@ -10,61 +9,80 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import click
 
 from mpifed.base.log import visible
 
-__all__ = ["EXIT_UNREAD", "Unread", "echo", "ends_quietly", "noticed"]
+__all__ = [
+    "EXIT_BROKEN_PIPE",
+    "BrokenOutput",
+    "broken_output",
+    "console",
+    "echo",
+    "print_table",
+    "quiet_broken_pipe",
+]
 
 #: The exit code that a shell reports for a program that SIGPIPE ended.
-EXIT_UNREAD = 141
+EXIT_BROKEN_PIPE = 141
 
 
 def echo(text: object = "", err: bool = False, nl: bool = True) -> None:
-    """Print a text, to standard error with ``err``. Control characters, for example from other people's
-    files, are escaped."""
+    """Print a text with control characters escaped, to standard error if ``err``."""
     click.echo(visible(str(text)), err=err, nl=nl)
 
 
-class Unread(Exception):
+def console():
+    """Return a console of rich; 110 columns unless standard output is a terminal."""
+    from mpifed.base.console import Console
+
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else 110)
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str] | None]) -> None:
+    """Print a table; a row ``None`` ends a section."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_section() if row is None else table.add_row(*row)
+    console().print(table)
+
+
+class BrokenOutput(Exception):
     """The reader of the output has closed it."""
 
 
 @contextlib.contextmanager
-def noticed() -> Iterator[None]:
-    """Turn a closed pipe into :class:`Unread`: click and rich would end the program with code 1.
-
-    Raises:
-        Unread: the reader of the output has closed it.
-    """
+def broken_output() -> Iterator[None]:
+    """Raise :class:`BrokenOutput` if the output is closed; click and rich would exit with code 1."""
     try:
         yield
     except BrokenPipeError:
-        raise Unread from None
-    except SystemExit as leaving:
-        if isinstance(leaving.__context__, BrokenPipeError):  # raised by rich
-            raise Unread from None
+        raise BrokenOutput from None
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # raised by rich
+            raise BrokenOutput from None
         raise
 
 
 @contextlib.contextmanager
-def ends_quietly(before: Callable[[int], None] = lambda code: None) -> Iterator[None]:
-    """End the program with :data:`EXIT_UNREAD` when the reader of its output has closed it.
-
-    Args:
-        before: called with the exit code first.
-    """
+def quiet_broken_pipe(before: Callable[[int], None] = lambda code: None) -> Iterator[None]:
+    """Exit with :data:`EXIT_BROKEN_PIPE` if the output is closed, after calling ``before`` with the code."""
     try:
-        with noticed():
+        with broken_output():
             try:
                 yield
             finally:
                 sys.stdout.flush()
-    except Unread:
+    except BrokenOutput:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):  # their buffers are flushed when Python ends
+        for stream in (sys.stdout, sys.stderr):  # Python flushes their buffers at exit
             os.dup2(nowhere, stream.fileno())
-        before(EXIT_UNREAD)
-        sys.exit(EXIT_UNREAD)
+        before(EXIT_BROKEN_PIPE)
+        sys.exit(EXIT_BROKEN_PIPE)

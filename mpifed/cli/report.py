@@ -1,10 +1,10 @@
-"""``mpifed report``."""
+"""``mpifed report``: compares runs in tables, figures and a page."""
 
 from __future__ import annotations
 
 import click
 
-from mpifed.cli.errors import spelled
+from mpifed.cli.errors import describe
 from mpifed.cli.output import echo
 
 __all__ = ["report"]
@@ -12,69 +12,76 @@ __all__ = ["report"]
 
 @click.command()
 @click.argument("places", nargs=-1, required=True, type=click.Path(), metavar="FOLDER...")
-@click.option(
-    "--out", default="report", show_default=True, help="Folder for the page, the figures and the tables."
-)
-@click.option("--metric", help="The metric that decides which setting is best; by default the runs' first.")
+@click.option("--out", default="report", show_default=True, help="Folder of the page, figures and tables.")
+@click.option("--metric", help="Metric that selects the best settings.  [default: the first metric]")
 @click.option(
     "--best",
     "by",
     type=click.Choice(["final", "best"]),
     default="final",
     show_default=True,
-    help="Whether a run counts with its last value or with its best.",
+    help="Compare the last or the best value of each run.",
 )
-@click.option(
-    "--target", type=float, help="A value of the metric: tell the rounds that it takes to reach it."
-)
+@click.option("--target", type=float, help="Print the number of rounds until the metric reaches this value.")
 @click.option(
     "--each",
     multiple=True,
     metavar="SETTING",
-    help="A setting of methods, e.g. q, that is not tuned: choose the best for each of its values.",
+    help="Select the best settings separately for each value of this setting of a method, e.g. q.",
 )
 @click.option(
     "--figure",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="A figure for a paper: .pdf, .svg or .eps.",
-)
-@click.option("--width", help="Its width, e.g. 3.25in, 84mm or 240pt (TeX's).  [default: 3.25in]")
-@click.option("--x", help="Its axes, e.g. bytes or rounds,bytes (a panel each).  [default: rounds]")
-@click.option("--latex", type=click.Path(dir_okay=False), metavar="FILE", help="A LaTeX table for a paper.")
-@click.option("--metrics", help="What both show, e.g. error or error,auc; by default what decides.")
-@click.option(
-    "--labels", type=click.Path(dir_okay=False), metavar="FILE", help="New names for both, from a TOML file."
+    help="Write a figure for a paper: .pdf, .svg or .eps.",
 )
 @click.option(
-    "--cite", is_flag=True, help="Print the BibTeX entries of methods, problems and data, and write nothing."
+    "--width", help="Width of the figure, e.g. 3.25in, 84mm or 240pt (TeX points).  [default: 3.25in]"
 )
+@click.option(
+    "--x", help="Horizontal axes of the figure, one panel each, e.g. rounds,bytes.  [default: rounds]"
+)
+@click.option("--latex", type=click.Path(dir_okay=False), metavar="FILE", help="Write a LaTeX table.")
+@click.option(
+    "--metrics", help="Metrics in figure and LaTeX table, e.g. error,auc.  [default: the selecting metric]"
+)
+@click.option(
+    "--labels",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="TOML file of labels in figure and LaTeX table.",
+)
+@click.option("--cite", is_flag=True, help="Only print the BibTeX entries of methods, problems and data.")
 def report(places, out, metric, by, target, each, cite, **paper):
-    """Compare the runs in FOLDER... and below: a page for a browser, curves and tables.
+    """Compare the runs in FOLDER... and below: writes a page for a browser, curves and tables.
 
-    Runs that differ only in the seed are averaged, and of every method the best setting is chosen: fewest
-    runs that end in non-finite values, then the best mean of the metric over the seeds. Problems declare
-    which metrics are to be maximised.
+    Runs that differ only in the seed are averaged. For every method, the setting is selected that has the
+    fewest runs with non-finite values, then the best mean of the metric over the seeds. Problems declare
+    which metrics are maximised.
     """
     from mpifed.report.citations import cite as bibtex
     from mpifed.report.comparison import Rule
     from mpifed.report.report import report as write_report
 
     if cite and any(paper.values()):
-        raise click.UsageError("--cite writes nothing: leave the options of figures and tables out")
+        raise click.UsageError("--cite only prints: leave out the options of figures and tables")
     try:
         if cite:
             text = bibtex(places)
         else:
             written = write_report(places, out, Rule(metric, by, target, each), _paper(**paper))
             text = "\n".join(map(str, written))
-    except (OSError, ValueError) as fault:
-        raise click.UsageError(spelled(fault)) from None
+    except (OSError, ValueError) as error:
+        raise click.UsageError(describe(error)) from None
     echo(text)
 
 
 def _paper(figure, latex, width, x, metrics, labels):
-    """What is wanted for a paper; options without what they are of are refused."""
+    """Return the options of figure and LaTeX table.
+
+    Raises:
+        UsageError: an option is given without the output that it applies to.
+    """
     from pathlib import Path
 
     from mpifed.report.report import Paper

@@ -1,7 +1,7 @@
-"""Settings as pydantic's JSON schema describes them: rows of tables, and the schema of job files.
+"""Settings as described by pydantic's JSON schema: rows of tables, and the JSON schema of job files.
 
-``mpifed schema`` prints the latter for editors, as draft 4, which the editors for TOML know. Nothing is
-required in it: of a sweep's file, the sweep may add what its sections leave out.
+``mpifed schema`` prints the schema of job files as draft 4, which TOML editors support. It requires no
+settings, because a [sweep] may provide settings that the sections leave out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mpifed.problems import PROBLEMS
 __all__ = ["Row", "job_schema", "rows_of", "toml"]
 
 _TYPES = {"boolean": "true, false", "integer": "whole number", "number": "number", "string": "text"}
-#: Keyword of a bound → its sign, and its keyword and exclusiveness in draft 4.
+#: Keyword of a bound → its sign, its keyword in draft 4, and whether it is exclusive.
 _BOUNDS = {
     "minimum": ("≥", "minimum", False),
     "ge": ("≥", "minimum", False),
@@ -33,7 +33,7 @@ _BOUNDS = {
     "exclusiveMaximum": ("<", "maximum", True),
     "lt": ("<", "maximum", True),
 }
-#: Values of a step that a theorem prescribes.
+#: Values of a step size that a theorem prescribes.
 _THEOREM = (
     {"enum": ["theorem"]},
     {"type": "object", "properties": {"name": {"enum": ["theorem"]}}, "required": ["name"]},
@@ -41,7 +41,7 @@ _THEOREM = (
 
 
 class Row(NamedTuple):
-    """A setting: its values, its default and its effect in words."""
+    """A setting with its values, default and effect in words."""
 
     name: str
     values: str
@@ -50,10 +50,10 @@ class Row(NamedTuple):
 
 
 def rows_of(cls, names: Sequence[str] | None = None) -> list[Row]:
-    """The settings of a section, of a class of settings or of a preset.
+    """Return the settings of a section, a class or a preset.
 
     Args:
-        names: the settings of a section, all when left out.
+        names: names of settings of a section; by default all.
     """
     if isinstance(cls, type) and issubclass(cls, BaseModel):
         fields = {name: default_of(cls.model_fields[name]) for name in names or cls.model_fields}
@@ -61,7 +61,7 @@ def rows_of(cls, names: Sequence[str] | None = None) -> list[Row]:
         fields = {field.name: default_of(field) for field in dataclasses.fields(cls) if field.init}
     try:
         schema = json_schema(cls)
-    except (PydanticUserError, NameError):  # of a user's class whose annotations name something unknown
+    except (PydanticUserError, NameError):  # annotations of a user-defined class cannot be evaluated
         schema = {}
     properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
     return [
@@ -76,7 +76,7 @@ def rows_of(cls, names: Sequence[str] | None = None) -> list[Row]:
 
 
 def _values(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """The values that a JSON schema admits, in words; empty for any value."""
+    """Describe the values that a JSON schema accepts; "" if it accepts all values."""
     options = [one for one in schema.get("anyOf", ()) if one.get("type") != "null"]
     if "$ref" in schema and "title" not in schema:
         return _values(definitions[schema["$ref"].rpartition("/")[2]], definitions)
@@ -104,7 +104,7 @@ def _values(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
 
 
 def _is_bound(value) -> bool:
-    """Whether a bound says more than that integers have 64 bits."""
+    """Return whether a bound is narrower than the range of 64-bit integers."""
     return isinstance(value, int | float) and -(2**63) < value < 2**63 - 1
 
 
@@ -115,7 +115,7 @@ def _default(default) -> str:
 
 
 def toml(value) -> str:
-    """A value as a job file has it."""
+    """Format a value as in a job file."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -130,7 +130,7 @@ def toml(value) -> str:
 
 
 def job_schema() -> dict[str, Any]:
-    """The JSON schema of job files, a JSON-able table."""
+    """Return the JSON schema of job files as JSON-able values."""
     free = dict[str, Any]
     job = create_model(
         "JobFile",
@@ -152,7 +152,7 @@ def job_schema() -> dict[str, Any]:
 
 
 def _draft_4(node):
-    """A JSON schema in draft 4; without null, which TOML does not have, and without required settings."""
+    """Convert a JSON schema to draft 4, without null, which TOML lacks, and without required settings."""
     if isinstance(node, list):
         return [_draft_4(one) for one in node if one != {"type": "null"}]
     if not isinstance(node, dict):

@@ -1,6 +1,6 @@
 """``mpifed status``: one line per run, once or until all runs have ended.
 
-Nothing large is loaded, and plain text is fast to write.
+The command imports no large package, so it responds quickly.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ __all__ = ["follow", "row", "status", "table"]
 
 #: Units of a time, in seconds.
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
-#: State of an array element → states of its runs; the first entry that one run matches.
+#: State of an array element → states of runs. The first entry that contains the state of a run applies.
 _ELEMENTS = {
     "running": ("running", "running?"),
     "failed": ("failed", "damaged", "unreadable"),
     "stopped": ("stopped",),
 }
-#: States that can still change.
-GOING = ("running", "running?", "not begun")
-#: Columns that always change.
+#: States of runs that have not ended.
+ACTIVE = ("running", "running?", "not begun")
+#: Columns that change at every look.
 CLOCKS = ("written", "rounds/s", "left")
 
 
 @click.command()
 @click.argument("places", nargs=-1, type=click.Path(), metavar="[FOLDER|JOB.toml]...")
-@click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("-f", "--follow", "following", is_flag=True, help="Repeat until all runs have ended.")
 @click.option(
     "--interval",
@@ -56,13 +56,13 @@ def status(places, as_json, following, interval):
     """Show the progress of the runs in FOLDER... and below, by default in the current folder.
 
     One line per run: its round, its state (finished, running, stopped or failed), the latest value of its
-    first metric, the time since it last wrote; for running ones also rounds per second and the time left, as
-    of that moment. For a job file, its run, or the runs of its [sweep], including those not begun. For a job
-    array that `mpifed launch` wrote here, also the states of its elements.
+    first metric, and the time since it last wrote. Running runs also have the rounds per second and the
+    estimated time left. A job file JOB.toml stands for its run, or for all runs of its [sweep], including
+    runs that have not begun. For job arrays of `mpifed launch`, the states of the elements are added.
 
-    With --follow the table is updated in place on a terminal; a file or a pipe gets a line for each change.
+    With --follow, the table is updated in place on a terminal; a file or a pipe gets one line per change.
 
-    Nothing is written, and no run is disturbed.
+    The command writes nothing and does not affect running runs.
     """
     from mpifed.storage.status import is_run, survey
     from mpifed.storage.status import status as status_of
@@ -83,21 +83,21 @@ def status(places, as_json, following, interval):
             echo(json.dumps([_entry(run) for run in look()], indent=2))
         else:
             echo("\n".join(table(look())))
-    except ValueError as fault:
-        raise click.UsageError(str(fault)) from None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _runs_of(job: str) -> Iterator[Status]:
-    """The runs that a job file describes, as not begun; no code that it names is executed."""
+    """Yield the runs of a job file as not begun, without executing code that the file names."""
     from mpifed.config.grids import tables
-    from mpifed.config.outline import outline
+    from mpifed.config.job import outline
     from mpifed.config.tables import read_table
     from mpifed.storage.status import Status
 
     table = read_table(job)
     if "tune" in table:
         raise click.UsageError(
-            f"{job} has a [tune], whose runs are not known in advance: give its folder, run.out"
+            f"{job} has a [tune], whose runs are not known in advance: expected its folder, run.out"
         )
     for one in tables(job).values() if "sweep" in table else [table]:
         found = outline(one)
@@ -105,7 +105,7 @@ def _runs_of(job: str) -> Iterator[Status]:
 
 
 def _entry(run: Status) -> dict:
-    """A run for JSON."""
+    """Return a run as JSON-able values."""
     name, value = _finite(run.metric)
     script = run.script and str(run.script)
     return vars(run) | {
@@ -118,14 +118,17 @@ def _entry(run: Status) -> dict:
 
 
 def _finite(metric: tuple[str, float] | None) -> tuple[str | None, float | None]:
-    """Name and value, ``None`` for a value that is not finite, which JSON cannot represent."""
+    """Return name and value; ``None`` for a non-finite value, which JSON cannot represent."""
     name, value = metric or (None, None)
     return name, value if value is not None and math.isfinite(value) else None
 
 
 def table(runs: Sequence[Status], shown: Sequence[Status] | None = None) -> list[str]:
-    """Lines: the non-empty columns of each run (of ``shown``, by default all), every job array, and the
-    number of runs in each state."""
+    """Return the lines of a table: the non-empty columns of each run, the job arrays, and a count of states.
+
+    Args:
+        shown: the runs that have a line; by default all runs.
+    """
     rows = [row(run) for run in (runs if shown is None else shown)]
     names = [name for name in row(runs[0]) if any(one[name] for one in rows)]
     lines = [dict(zip(names, names)), *rows]
@@ -136,7 +139,7 @@ def table(runs: Sequence[Status], shown: Sequence[Status] | None = None) -> list
 
 
 def row(run: Status) -> dict[str, str]:
-    """The cells of a run by column."""
+    """Return the cells of a run by column."""
     done, of = ("?" if number is None else f"{number:,}" for number in (run.round or 0, run.rounds))
     cells = {
         "run": str(run.folder),
@@ -149,7 +152,7 @@ def row(run: Status) -> dict[str, str]:
         "written": f"{_time(run.age)} ago" if run.age is not None else "",
         "rounds/s": f"{run.pace:.3g}" if run.pace else "",
         "left": _time(run.left) if run.left is not None else "",
-        "why": run.said,
+        "why": run.reason,
     }
     return {name: visible(text, line=True) for name, text in cells.items()}
 
@@ -159,7 +162,7 @@ def _value(metric: tuple[str, float] | None) -> str:
 
 
 def _arrays(runs: Sequence[Status]) -> list[str]:
-    """A line for each job array with the states of its elements."""
+    """Return one line per job array with the states of its elements."""
     arrays: dict = {}
     for run in runs:
         if run.script is not None:
@@ -175,7 +178,7 @@ def _arrays(runs: Sequence[Status]) -> list[str]:
 
 
 def _element(states: set[str]) -> str:
-    """The state of an element from those of its runs; an element that ended between two runs has stopped."""
+    """Return the state of an element of a job array; an element that ended between two runs is stopped."""
     for name, some in _ELEMENTS.items():
         if states & {*some}:
             return name
@@ -185,7 +188,7 @@ def _element(states: set[str]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as in Slurm: 0-3,7."""
+    """Format ascending numbers as in Slurm: 0-3,7."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:
@@ -196,19 +199,19 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def _time(seconds: float) -> str:
-    """A time in its largest unit."""
+    """Format a time in its largest unit."""
     size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= size), _UNITS[-1])
     return f"{seconds / size:.{0 if size == 1 or seconds >= 10 * size else 1}f} {unit}"
 
 
 def follow(look: Callable[[], Sequence[Status]], seconds: float) -> None:
-    """Show the runs that ``look`` returns every few seconds, until all have ended or Ctrl-C."""
+    """Show the runs that ``look`` returns, every few seconds until all runs have ended, or until Ctrl-C."""
     show = _Screen() if _is_terminal() else _Changes()
     try:
         while True:
             runs = look()
             show(runs)
-            if not any(run.state in GOING for run in runs):
+            if not any(run.state in ACTIVE for run in runs):
                 return
             time.sleep(seconds)
     except KeyboardInterrupt:
@@ -216,12 +219,12 @@ def follow(look: Callable[[], Sequence[Status]], seconds: float) -> None:
 
 
 def _is_terminal() -> bool:
-    """Whether lines can be overwritten, which a dumb terminal cannot."""
+    """Return whether lines can be overwritten, which dumb terminals do not support."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class _Screen:
-    """The table, updated in place; control characters only move the cursor."""
+    """Prints the table and updates it in place."""
 
     def __init__(self):
         self._lines = 0
@@ -229,8 +232,8 @@ class _Screen:
     def __call__(self, runs: Sequence[Status]) -> None:
         width, height = shutil.get_terminal_size()
         lines = table(runs)
-        if len(lines) >= height:  # the last line counts the others
-            lines = table(runs, [run for run in runs if run.state in GOING])
+        if len(lines) >= height:  # the last line still counts all runs
+            lines = table(runs, [run for run in runs if run.state in ACTIVE])
         if len(lines) >= height:
             lines = [*lines[: height - 3], "...", lines[-1]]
         up = f"\x1b[{self._lines}F" if self._lines else ""
@@ -239,7 +242,7 @@ class _Screen:
 
 
 class _Changes:
-    """A line for each run that is new or has changed."""
+    """Prints one line per run that is new or has changed."""
 
     def __init__(self):
         self._known: dict = {}

@@ -1,52 +1,52 @@
-"""``mpifed tune``: the best settings of every method, found at the same cost."""
+"""``mpifed tune``: a search for the best settings of every method, at the same cost for each."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import info
-from mpifed.cli.completion import settings as keys
 from mpifed.cli.entry import loading
 from mpifed.cli.errors import end
-from mpifed.cli.options import looking, verbosity
+from mpifed.cli.options import inspects, job_argument, part_option, verbosity
+from mpifed.cli.output import echo, print_table
 from mpifed.parallel.comm import collective_errors
 from mpifed.parallel.world import world
 from mpifed.running.signals import EXIT_RESUME, hold_signals
+
+if TYPE_CHECKING:
+    from mpifed.config.tuning import Tuning
+    from mpifed.tuning.results import SearchResult
 
 __all__ = ["tune"]
 
 
 @click.command()
-@click.argument("file", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=keys)
-@click.option("--list", "only_list", is_flag=True, help="Print what is open in every method, and end.")
-@click.option(
-    "--part",
-    default="0/1",
-    show_default=True,
-    metavar="I/N",
-    help="Every N-th task and method from the I-th (from 0), for an array of N jobs.",
-)
-@looking(lambda settings: settings["only_list"])
+@job_argument("file")
+@click.option("--list", "only_list", is_flag=True, help="Print the search space of every method, and exit.")
+@part_option("tasks and methods")
+@inspects(lambda settings: settings["only_list"])
 @verbosity
 @hold_signals()
 def tune(file, overrides, only_list, part):
     """Find the best settings of every method in the job FILE's [tune], at the same cost for each.
 
     \b
-    mpifed tune jobs/papers/auc_mnist.toml --list     what is open, in which ranges, and the budget
-    mpifed tune jobs/papers/auc_mnist.toml            search; the same command goes on after a stop
-    mpirun -n 8 mpifed tune JOB                          runs side by side, with the same result
-    mpifed sweep runs/papers/auc_mnist/best.toml      the best of each, on seeds that chose nothing
-    mpifed report runs/papers/auc_mnist/best          and compared
+    mpifed tune jobs/papers/auc_mnist.toml --list     print the search space and the budget
+    mpifed tune jobs/papers/auc_mnist.toml            search; the same command continues after a stop
+    mpirun -n 8 mpifed tune JOB                       eight runs at a time, with the same result
+    mpifed sweep runs/papers/auc_mnist/best.toml      run the best settings with new seeds
+    mpifed report runs/papers/auc_mnist/best          compare the methods
 
-    Settings of a method are searched where FILE has a list, a range { low = 1e-3, high = 1.0 }, or leaves a
-    float out. What does badly after a ninth of the rounds goes no further; the best end with all rounds and
-    several seeds. Validation data choose, never test data. Writes best.toml and tried.csv into run.out.
+    A setting of a method is searched if FILE has a list or a range { low = 1e-3, high = 1.0 } for it, or
+    leaves a float out. Poor settings are dropped after a ninth or a third of the rounds; the best settings
+    are run for all rounds with several seeds. They are chosen on validation data, never on test data. Writes
+    best.toml and tried.csv to run.out.
     """
     with loading():
-        from mpifed.cli.tune_table import described, results
         from mpifed.config.grids import taken
         from mpifed.config.tuning import tuning
         from mpifed.tuning.tuner import Interrupted
@@ -57,7 +57,7 @@ def tune(file, overrides, only_list, part):
         job = tuning(file, list(overrides))
         taken(list(job.cells), part)
     if only_list:
-        described(job) if comm.rank == 0 else None
+        _print_space(job) if comm.rank == 0 else None
         return
     try:
         found = search(job, comm, part)
@@ -65,4 +65,47 @@ def tune(file, overrides, only_list, part):
         info(str(stopped)) if comm.rank == 0 else None
         end(EXIT_RESUME)
     if comm.rank == 0:
-        results(job, found)
+        _print_results(job, found)
+
+
+def _print_space(tuning: Tuning) -> None:
+    """Print the search space of every method, and the budget."""
+    from mpifed.tuning.search import levels
+
+    tasks = list(dict.fromkeys(cell.task for cell in tuning.cells if cell.task))
+    rows: list = []
+    cells = [cell for cell in tuning.cells if cell.task == tuning.cells[0].task]
+    for cell in cells:
+        space = {key: str(one) for key, one in cell.space.open.items()}
+        space = space or {"": "nothing is searched: one run with each seed"}
+        names = [cell.method, *[""] * (len(space) - 1)]
+        rows += [*zip(names, space, space.values()), None]
+    print_table(("method", "setting", "searched"), rows)
+    tune, rounds = tuning.tune, cells[0].rounds
+    echo(
+        f"\nbudget of each method{' and task' if tasks else ''}: the oracle calls of {tune.runs} runs of "
+        f"{rounds} rounds\nof the costliest method; runs of {' / '.join(map(str, levels(rounds)))} rounds; "
+        f"{tune.seeds} seed(s) for the longest runs"
+    )
+    if tasks:
+        echo(f"tasks: {'; '.join(tasks)}")
+
+
+def _print_results(tuning: Tuning, found: Sequence[SearchResult | None]) -> None:
+    """Print the best settings of every method and their cost."""
+    from mpifed.tuning.results import BEST
+
+    tasks = any(cell.task for cell in tuning.cells)
+    metrics = " / ".join(dict.fromkeys(one.metric for one in found if one))
+    rows = []
+    for cell, one in zip(tuning.cells, found):
+        row = ["not done yet", "", "", ""]
+        if one is not None:
+            settings = ", ".join(f"{key} = {value}" for key, value in one.settings.items())
+            row = [settings, f"{one.value:.5g}", f"{len(one.tried)}", f"{one.spent:,} of {one.budget:,}"]
+        rows.append([*([cell.task] if tasks else []), cell.method, *row])
+    print_table((*(["task"] if tasks else []), "method", "best settings", metrics, "tried", "calls"), rows)
+    for cell, one in zip(tuning.cells, found):
+        for text in one.warnings if one else ():
+            echo(f"mpifed: warning: {cell.title}: {text}", err=True)
+    echo(tuning.out / BEST)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mpifed.cli.output import ends_quietly
+from mpifed.cli.output import quiet_broken_pipe
 
 RECORDED = (0, 10_000, 100_000, 1_000_000)
 CHECKPOINTS = 40
@@ -44,7 +44,7 @@ def measure(recorded: int, out: Path) -> dict:
     from mpifed.running.recorder import Recorder
     from mpifed.simulation.simulation import Simulation
     from mpifed.storage.folder import Folder
-    from mpifed.storage.format import COSTS, End
+    from mpifed.storage.results import COSTS, End
 
     run = {"out": str(out), "progress": False, "threads": 1, "checkpoint_every": ROUNDS, "group": 1}
     problem = {"name": "Saddle", "clients": 4, "d": 10}
@@ -57,7 +57,7 @@ def measure(recorded: int, out: Path) -> dict:
     simulation.start()
     recorder = Recorder(simulation, comm)
     checkpoints = CheckpointManager(config.run, folder, simulation, recorder, comm)
-    recorder.note_round()
+    recorder.record_round()
     names = ["round", *simulation.evaluate(simulation.shared)]
     if recorded:
         costs = np.random.default_rng(0).uniform(size=(recorded + 1, len(COSTS)))
@@ -71,8 +71,8 @@ def measure(recorded: int, out: Path) -> dict:
     def save(end=None) -> tuple[float, int]:
         for _ in range(ROUNDS):
             simulation.step()
-            recorder.note_round()
-        recorder.note_metrics(simulation.evaluate(simulation.shared))
+            recorder.record_round()
+        recorder.record_metrics(simulation.evaluate(simulation.shared))
         return cost(lambda: checkpoints.save(end, {}))
 
     first = save()
@@ -116,5 +116,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with ends_quietly():
+    with quiet_broken_pipe():
         main()

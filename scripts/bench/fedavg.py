@@ -28,7 +28,7 @@ import torch.nn.functional as F
 
 from mpifed import Blocks, Config, Minimisation
 from mpifed.algorithms import FedAvg, LocalSGDA
-from mpifed.cli.output import ends_quietly
+from mpifed.cli.output import quiet_broken_pipe
 from mpifed.core.streams import generator
 from mpifed.models import MLP, LeNet5, Linear
 from mpifed.parallel.comm import SerialComm
@@ -212,5 +212,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with ends_quietly():
+    with quiet_broken_pipe():
         main()

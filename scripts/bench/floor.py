@@ -32,7 +32,7 @@ from pathlib import Path
 
 from launching import launch, tell
 
-from mpifed.cli.output import ends_quietly
+from mpifed.cli.output import quiet_broken_pipe
 
 METHODS = {
     "AdaFGDA": dict(gamma=0.02, lam=0.02, alpha=0.5, beta=0.5, matrix={"name": "adam", "rho": 0.1}),
@@ -65,7 +65,7 @@ class Floor:
                 tensor.to(simulation.device, simulation.dtype)
                 for tensor in self.problem.client_data(int(client))
             )
-            for client in simulation.placement.of(simulation.comm.rank)
+            for client in simulation.placement.clients_of(simulation.comm.rank)
         ]
         self.calls_per_round = self.samples * self.points * len(self.clients)
         self.rows = [
@@ -325,5 +325,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with ends_quietly():
+    with quiet_broken_pipe():
         main()

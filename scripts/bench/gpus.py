@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mpifed.cli.output import ends_quietly
+from mpifed.cli.output import quiet_broken_pipe
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: Ranks that share the first GPU, and ranks with a GPU each.
@@ -150,5 +150,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with ends_quietly():
+    with quiet_broken_pipe():
         main()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from launching import launch, tell
 
-from mpifed.cli.output import ends_quietly
+from mpifed.cli.output import quiet_broken_pipe
 
 JOB = Path(__file__).resolve().parents[2] / "jobs" / "saddle.toml"
 #: Clients, dimension of x and of y, local steps.
@@ -125,5 +125,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with ends_quietly():
+    with quiet_broken_pipe():
         main()

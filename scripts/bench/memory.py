@@ -3,7 +3,7 @@
 
 Local SGDA, float32, each row a job of its own, in MB of the rank that has most: its clients' data; its peak
 when the simulation is built and after two rounds, less what it had before; and what the guard
-(``mpifed.simulation.memory``) counts of records and samples, which is what is taken for certain. Temporary
+(``mpifed.simulation.state``) counts of records and samples, which is what is taken for certain. Temporary
 tensors come on top.
 
 Without ``--data``, on a problem of one number of data a client. With it, on images and texts divided among
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from launching import launch, tell
 
-from mpifed.cli.output import ends_quietly
+from mpifed.cli.output import quiet_broken_pipe
 from mpifed.core.problem import Minimisation
 from mpifed.core.records import Blocks
 
@@ -74,7 +74,7 @@ def work(problem: dict, batch_size: int, group: int | str) -> None:
     from mpifed.config.job import Config
     from mpifed.parallel.devices import keep_freed_memory
     from mpifed.parallel.world import world
-    from mpifed.simulation.memory import needs
+    from mpifed.simulation.state import needs
     from mpifed.simulation.simulation import Simulation
 
     comm = world()
@@ -136,5 +136,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with ends_quietly():
+    with quiet_broken_pipe():
         main()

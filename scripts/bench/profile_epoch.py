@@ -12,7 +12,7 @@ import sys
 import time
 
 from mpifed.base.settings import title
-from mpifed.cli.output import ends_quietly
+from mpifed.cli.output import quiet_broken_pipe
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
 from mpifed.config.tables import read_table
@@ -115,5 +115,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with ends_quietly():
+    with quiet_broken_pipe():
         main()

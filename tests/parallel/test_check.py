@@ -1,4 +1,4 @@
-"""``mpifed check`` under mpirun: ranks against one process."""
+"""``mpifed check`` under mpirun: results on all ranks and in one process."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_a_sound_method_is_sound_on_all_ranks(comm, capsys):
     assert alike(comm, check_class(f"{PLUGIN}:FedAvg", [], comm))
     lines = capsys.readouterr().out.splitlines()
     assert bool(lines) == (comm.rank == 0)
-    verdict = f"holds        {comm.size} ranks give the same bits as one"
+    verdict = f"holds        {comm.size} ranks give bitwise the same result as one rank"
     assert (verdict in lines) == (comm.rank == 0 and comm.size > 1), lines
 
 
@@ -44,7 +44,7 @@ def test_a_method_that_depends_on_its_process_fails_on_ranks(comm, out, capsys):
     assert alike(comm, check_class(f"{plugin}:FedAvg", [], comm)) == (comm.size == 1)
     if comm.rank == 0 and comm.size > 1:
         (failure,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILS")]
-        assert f"{comm.size} ranks give the same bits as one: the outputs differ by up to" in failure
+        assert f"{comm.size} ranks give bitwise the same result as one rank: the results differ" in failure
 
 
 def test_what_fails_in_one_process_is_not_tried_on_ranks(comm, out, capsys):
@@ -54,7 +54,8 @@ def test_what_fails_in_one_process_is_not_tried_on_ranks(comm, out, capsys):
     comm.barrier()
     assert not alike(comm, check_class(f"{plugin}:FedAvg", [], comm))
     lines = capsys.readouterr().out.splitlines()
-    said = f"not checked  {comm.size} ranks against one: something fails in one process"
+    statement = f"{comm.size} ranks give bitwise the same result as one rank"
+    said = f"not checked  {statement}: a check in one process failed"
     assert (said in lines) == (comm.rank == 0 and comm.size > 1), lines
 
 

@@ -1,4 +1,4 @@
-"""What ``mpifed check`` says of a plugin whose source a test holds."""
+"""Runs ``mpifed check`` on variants of a plugin."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from mpifed.parallel.comm import SerialComm
 
 
 def verdict_of(capsys, path, name: str, header: str, source: str, *replaced: str) -> tuple[bool, list[str]]:
-    """Whether the class ``name`` of a source is sound, and the lines that are printed.
+    """Return whether the class ``name`` passes, and the printed lines.
 
     Args:
-        path: the file that the source is written to, behind ``header``.
-        replaced: words of the source and what stands in their place, by turns.
+        path: the file to which ``header`` and source are written.
+        replaced: alternately a text in the source and its replacement.
     """
     for old, new in zip(replaced[::2], replaced[1::2]):
         assert old in source
@@ -24,7 +24,7 @@ def verdict_of(capsys, path, name: str, header: str, source: str, *replaced: str
 
 
 def failures(verdict) -> list[str]:
-    """The FAILS lines of an unsound plugin."""
+    """Return the FAILS lines of a plugin, and check that it does not pass."""
     sound, lines = verdict
     assert not sound
     return [line for line in lines if line.startswith("FAILS")]

@@ -1,15 +1,18 @@
-"""``mpifed check`` on a user's method: right ones and nonsense of every family, by the words it says."""
+"""``mpifed check`` on valid and invalid user-defined methods of every family."""
 
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from verdicts import failures, verdict_of
 
 from mpifed.algorithms import LSGD, LocalDualExtrapolation
-from mpifed.cli.check_method import check_method_here
-from mpifed.cli.check_runs import Report, tried_on
+from mpifed.cli.check import Report, _Means, _Writes, check_method, problems_for
+from mpifed.core.records import Blocks, Record, State
 
 HEADER = """
 import torch
@@ -90,25 +93,38 @@ class Method(Algorithm):
 
 @pytest.fixture
 def verdicts(tmp_path, capsys):
-    """``verdicts(source, old, new, ...)``: whether a source with replacements is sound, and the lines."""
+    """``verdicts(source, old, new, ...)``: whether the source with replacements passes, and the lines."""
     return partial(verdict_of, capsys, tmp_path / "plugin.py", "Method", HEADER)
 
 
+GROUPS = "groups of 2, 3 and all clients give bitwise the same result"
+
+
 @pytest.mark.parametrize("source", [AVERAGING, EXTRA, OPERATOR, COMPOSITION])
-def test_sound_methods(verdicts, source):
+def test_valid_methods(verdicts, source):
     sound, lines = verdicts(source)
     assert sound, "\n".join(lines)
     assert "float64 and float32 on the CPU" in lines[0] and "temporary folders" in lines[0]
     assert all(line.startswith(("holds        ", "not checked  ")) for line in lines[1:])
-    for words in (
-        "clients stepped together agree",
-        "clients in groups of 2, 3 and all have the same bits, float64",
-        "clients in groups of 2, 3 and all have the same bits, float32",
-        "second run gives the same bits",
-        "resumed run ends in the same",
+    for statement in (
+        "vectorised clients agree with looped clients",
+        f"{GROUPS}, float64",
+        f"{GROUPS}, float32",
+        "a second run gives bitwise the same result",
+        "a resumed run gives bitwise the same result",
         "points stay in the problem's sets",
     ):
-        assert any(words in line and line.startswith("holds") for line in lines)
+        assert f"holds        {statement}" in lines
+    average = "averages over 3 of 5 clients equal plain sums"
+    if source is OPERATOR:  # partial_participation = False
+        assert f"not checked  {average}: the method needs every client in every round" in lines
+    else:
+        assert f"holds        {average}, weights = uniform" in lines
+        assert f"holds        {average}, weights = samples" in lines
+    if source is AVERAGING:  # a method of x alone
+        assert "holds        4 rounds on a problem without y stay finite, float32" in lines
+        refused = "not checked  rounds on a minimax problem: Method has no field 'y'"
+        assert any(line.startswith(refused) for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -119,49 +135,29 @@ def test_sound_methods(verdicts, source):
     ],
     ids=["clients", "server"],
 )
-def test_points_outside_a_set_fail(verdicts, old, new):
+def test_infeasible_points(verdicts, old, new):
     (line,) = failures(verdicts(EXTRA, old, new))
-    assert "points stay in the problem's sets" in line and "away from its set after round 1" in line
+    assert "points stay in the problem's sets" in line and "after round 1" in line
     assert "oracle.sets.x(x - eta * g)" in line and "constrained = False" in line
 
 
-def test_a_method_may_refuse_sets(verdicts):
+def test_a_method_without_support_for_sets(verdicts):
     sound, lines = verdicts(AVERAGING, '    steps = "K"', '    steps, constrained = "K", False')
     assert sound and any(line.startswith("not checked  points stay in the problem's sets") for line in lines)
 
 
-def test_cohorts_are_summed_by_hand_where_the_method_takes_them(verdicts):
-    _, lines = verdicts(EXTRA)
-    for words in ("equal weights", "weights by samples"):
-        assert f"holds        averages over 3 of 5 clients equal sums by hand, {words}" in lines
-    _, lines = verdicts(OPERATOR)
-    assert any(line.startswith("not checked  averages over 3 of 5 clients") for line in lines)
-    assert not any("equal weights" in line for line in lines)
-
-
-def test_a_method_of_x_alone_is_not_checked_on_problems_with_y(verdicts):
-    _, lines = verdicts(AVERAGING)
-    assert "holds        4 rounds on a problem without y stay finite, float32" in lines
-    assert any(
-        line.startswith("not checked  rounds on a minimax problem: Method has no field 'y'") for line in lines
-    )
-
-
-NONSENSE = [
+MEAN = "client.gx = gx.mean(0, keepdim=True) * torch.ones_like(gx)"
+VECTORISED = "vectorised clients agree with looped clients: the results differ"
+INVALID = [
     (
         OPERATOR,
         "eta: float = 0.01",
         "eta: float = 0.01\n    __hash__ = None",
-        "its hyperparameters are a frozen dataclass: TypeError: unhashable type",
+        "the hyperparameters are a frozen dataclass: TypeError: unhashable type",
     ),
     (EXTRA, "x, y = shared.x, shared.y\n", "x, y = shared.x, shared.y\n        x -= 1\n", "changed shared.x"),
-    (
-        EXTRA,
-        "client.gx = gx",
-        "client.gx = gx.mean(0, keepdim=True) * torch.ones_like(gx)",
-        "stepped together agree",
-    ),
-    (AVERAGING, "message.x = x", "message.x = x + torch.rand(())", "a second run gives the same bits"),
+    (EXTRA, "client.gx = gx", MEAN, VECTORISED),
+    (AVERAGING, "message.x = x", "message.x = x + torch.rand(())", "a second run gives bitwise the same"),
     (AVERAGING, "message.x = x", "pass", "never fills message.x"),
     (AVERAGING, "message.x = x", "message.x = x / 0", "non-finite value in round 1"),
     (
@@ -180,46 +176,40 @@ NONSENSE = [
         AVERAGING,
         'Record(x="x")\n    message',
         'Record(z="z")\n    message',
-        "FAILS        it runs on a minimax problem",
+        "FAILS        the method runs on a minimax problem",
     ),
-    (COMPOSITION, "(J.mT @", "((J + J.sum(0)).mT @", "stepped together agree"),
+    (COMPOSITION, "(J.mT @", "((J + J.sum(0)).mT @", VECTORISED),
 ]
 
 
-@pytest.mark.parametrize("source, old, new, words", NONSENSE)
-def test_nonsense_methods(verdicts, source, old, new, words):
+@pytest.mark.parametrize("source, old, new, message", INVALID)
+def test_invalid_methods(verdicts, source, old, new, message):
     lines = failures(verdicts(source, old, new))
-    assert any(words in line for line in lines), "\n".join(lines)
+    assert any(message in line for line in lines), "\n".join(lines)
 
 
-def test_a_method_whose_last_digits_follow_the_group_fails_in_groups_alone(verdicts):
-    """In the loop and with all at once it agrees to rounding."""
+def test_results_that_depend_on_the_size_of_a_group(verdicts):
+    """To rounding, the results of the loop and of all clients together agree."""
     lines = failures(verdicts(AVERAGING, "message.x = x", "message.x = x * (1 + 1e-14 * len(x))"))
-    assert len(lines) == 1 and "clients in groups of 2, 3 and all have the same bits, float64" in lines[0]
-    assert "outputs of groups of 3 and of 2 differ by up to" in lines[0]
+    assert len(lines) == 1 and f"{GROUPS}, float64" in lines[0]
+    assert "the results of groups of 3 and of 2 differ by up to" in lines[0]
+    _, lines = verdicts(EXTRA, "client.gx = gx", MEAN)
+    assert f"not checked  {GROUPS}: vectorised and looped clients do not agree" in lines
 
 
-def test_what_does_not_go_together_is_not_tried_in_groups(verdicts):
-    _, lines = verdicts(EXTRA, "client.gx = gx", "client.gx = gx.mean(0, keepdim=True) * torch.ones_like(gx)")
-    why = "they do not agree with one after another"
-    assert f"not checked  clients in groups of 2, 3 and all have the same bits: {why}" in lines
-
-
-def test_composite_methods_alone_are_tried_on_a_convex_part():
+def test_only_composite_methods_run_on_a_convex_part():
     for method in (LSGD(K=1, eta=0.1), LocalDualExtrapolation(K=1, eta=0.1)):
-        assert ("a game with a convex part" in tried_on(method)) == method.composite
+        assert ("a game with a convex part" in problems_for(method)) == method.composite
 
 
-def test_a_method_without_a_file(capsys):
-    """Written at a prompt: its lines cannot be told from the package's."""
-    report = Report(None, shown=True)
-    check_method_here(LocalDualExtrapolation(K=1, eta=0.01), report, None)
-    assert "not checked  float64 stays float64: its source is in no file" in capsys.readouterr().out
-    assert report.sound
+def test_a_method_without_a_source_file(capsys):
+    report = Report(None, printed=True)
+    check_method(LocalDualExtrapolation(K=1, eta=0.01), report)
+    expected = "not checked  float64 stays float64: the source code is not in a file"
+    assert expected in capsys.readouterr().out and report.sound
 
 
-def test_functions_that_a_methods_file_calls_are_not_its_own(verdicts, tmp_path, monkeypatch):
-    """Of a helper in another file, the lines there would have to be told."""
+def test_precision_of_functions_in_other_files_is_not_checked(verdicts, tmp_path, monkeypatch):
     (tmp_path / "helping.py").write_text(
         "import torch\n\ndef half(x):\n    return x * torch.tensor(0.3, dtype=torch.float32)\n"
     )
@@ -228,8 +218,56 @@ def test_functions_that_a_methods_file_calls_are_not_its_own(verdicts, tmp_path,
     assert "holds        float64 stays float64" in lines
 
 
-def test_state_outside_the_records_is_lost_by_a_restart(verdicts):
+def test_state_outside_the_records(verdicts):
     memory = "MEMORY = {}\n\n@dataclass"
     keep = "MEMORY[now.round] = shared.x.clone()\n        message.x = x + MEMORY.pop(now.round - 1, 0)"
     lines = failures(verdicts(AVERAGING, "@dataclass", memory, "message.x = x", keep))
-    assert any("a resumed run ends in the same bits: the outputs differ" in line for line in lines)
+    message = "a resumed run gives bitwise the same result: the results differ"
+    assert any(message in line for line in lines)
+
+
+STAGE = SimpleNamespace(phase=SimpleNamespace(name="round"))
+LAYOUT = Record(x="x", u="x").layout(Blocks(x={"w": (2,)}))
+
+
+@pytest.mark.parametrize("client, field, message", [
+    (1, None, None),  # the client that is stepped
+    (0, None, "records of clients outside its group"),
+    (2, None, "records of clients outside its group"),
+    (None, 3, "changed shared.u"),
+    (None, 0, "changed shared.x"),
+])  # fmt: skip
+def test_writes_to_other_records(client, field, message):
+    shared, clients = State(LAYOUT, torch.zeros(4)), SimpleNamespace(buffer=torch.zeros(3, 2))
+    observer, cohort = _Writes(), SimpleNamespace(local=np.array([1]))
+    observer.simulation = SimpleNamespace(shared=shared, clients=clients)
+    observer.before_clients(STAGE, cohort, slice(0, 1))
+    if client is not None:
+        clients.buffer[client, 1] = 1
+    if field is not None:
+        shared.buffer[field] = 1
+    if message is None:
+        observer.after_clients(STAGE, cohort, slice(0, 1))
+    else:
+        with pytest.raises(AssertionError, match=message):
+            observer.after_clients(STAGE, cohort, slice(0, 1))
+
+
+@pytest.mark.parametrize("weights, average", [("uniform", 2.0), ("samples", 2.5)])
+@pytest.mark.parametrize("error, sound", [(0.0, True), (1e-13, True), (1.5e-12, False), (1.0, False)])
+def test_wrong_averages(weights, average, error, sound):
+    """The messages of clients with 5 and 15 samples are 1 and 3. The third row belongs to no client."""
+    observer, cohort = _Means(), SimpleNamespace(local=np.array([0, 1]), members=np.array([4, 7]))
+    observer.simulation = SimpleNamespace(
+        problem=SimpleNamespace(client_size={4: 5, 7: 15}.get),
+        config=SimpleNamespace(participation=SimpleNamespace(weights=weights)),
+    )
+    messages = SimpleNamespace(buffer=torch.tensor([[1.0], [3.0], [99.0]]).double())
+    observer.after_clients(SimpleNamespace(messages=messages), cohort, slice(0, 2))
+    mean = SimpleNamespace(buffer=torch.tensor([average * (1 + error)], dtype=torch.float64))
+    stage = SimpleNamespace(mean=mean, phase=STAGE.phase)
+    if sound:
+        observer.after_mean(stage, cohort)
+    else:
+        with pytest.raises(AssertionError, match="the average of phase 'round'"):
+            observer.after_mean(stage, cohort)

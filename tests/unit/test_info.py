@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from mpifed.cli.catalogue import settings_page
+from mpifed.cli.catalogue import EXAMPLES, GROUPS
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.cli.main import cli
 from mpifed.cli.schema import rows_of
-from mpifed.cli.settings_page import settings_page
-from mpifed.cli.topics import EXAMPLES, GROUPS
 from mpifed.config.grids import expand
 from mpifed.config.job import SECTIONS, Config
 from mpifed.config.space import space_of

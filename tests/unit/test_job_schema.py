@@ -6,11 +6,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 from click.testing import CliRunner
+from mpifed.cli.catalogue import EXAMPLES
 
 from mpifed.algorithms import ALGORITHMS
 from mpifed.cli.main import cli
 from mpifed.cli.schema import rows_of
-from mpifed.cli.topics import EXAMPLES
 from mpifed.config.tables import loads, read_table
 from mpifed.problems import PROBLEMS
 

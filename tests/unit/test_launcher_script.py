@@ -1,5 +1,4 @@
-"""``launcher.sh`` with stubs for Slurm: exit codes, requeues, what it finds in the environment.
-tests/slurm runs it under a real Slurm."""
+"""``launcher.sh`` with stubs for Slurm: exit codes, requeueing, variables. tests/slurm uses a real Slurm."""
 
 import os
 import subprocess
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 LAUNCHER = Path(__file__).parents[2] / "mpifed/cli/launcher.sh"
-#: srun runs what follows its options once; scontrol knows some jobs, and writes down what it is asked.
+#: srun executes its command once; scontrol knows some jobs and records its arguments.
 STUBS = {
     "srun": """
         case $1 in --mpi=list) echo "pmix pmi2"; exit ;; --overlap) [ ! -e lost ]; exit ;; esac
@@ -35,7 +34,7 @@ STUBS = {
 
 @pytest.fixture
 def launcher(tmp_path):
-    """Runs ``mpifed_launch command WORD CODE`` after ``setup``: exit code, output, scontrol's requests."""
+    """``launcher(WORD, CODE)`` runs ``mpifed_launch command``: exit code, output, arguments of scontrol."""
     (tmp_path / "bin").mkdir()
     for name, text in STUBS.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -59,13 +58,13 @@ def launcher(tmp_path):
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 71, 75, 85, 130, 137, 255])
-def test_the_exit_code_is_the_commands(launcher, code):
+def test_the_exit_code_of_the_command_is_returned(launcher, code):
     ended, output, asked = launcher("done", str(code))
     assert ended == code and not asked, output
     assert ("submit the same script again" in output) == (code == 85)
 
 
-def test_arguments_arrive_as_they_are(launcher):
+def test_arguments_are_passed_unchanged(launcher):
     ended, output, _ = launcher("done", "0", "a  b", "$(id)", "*", "", "'\"\\", "é\nx")
     assert ended == 0 and "args: done 0 a  b $(id) *  '\"\\ é\nx\n" in output
 
@@ -79,28 +78,28 @@ def test_arguments_arrive_as_they_are(launcher):
         "set -o noclobber -o posix",
     ],
 )
-def test_the_shell_may_be_strict(launcher, setup):
-    """A second way is tried where the first does not fit."""
+def test_options_of_the_shell(launcher, setup):
+    """The second launcher is tried after the first."""
     ended, output, _ = launcher("done", "3", setup=setup, MPIFED_LAUNCHER="other pmix")
     assert ended == 3 and "by srun --mpi=pmix " in output, output
 
 
-def test_a_folder_of_temporary_files_that_is_missing(launcher):
+def test_a_missing_temporary_folder(launcher):
     ended, output, _ = launcher("done", TMPDIR="/nowhere")
-    assert ended == 0 and "TMPDIR=/nowhere is missing on this node: /tmp is used" in output, output
+    assert ended == 0 and "TMPDIR=/nowhere is missing on this node: using /tmp" in output, output
     assert "MPIFED_UNFINISHED=/tmp/" in output
 
 
-def test_a_command_that_has_not_come_to_its_end(launcher):
-    """Whatever the launcher's exit code says; where no file can be made, that is all there is."""
+def test_exit_code_0_of_an_unfinished_command(launcher):
+    """Without a temporary file, the exit code is trusted."""
     for words in (("stopped",), ("stopped", "0")):
         ended, output, _ = launcher(*words)
-        assert ended == 1 and "exit code 0, but the command has not come to its end" in output, output
+        assert ended == 1 and "exit code 0, but the command has not finished" in output, output
     ended, output, _ = launcher("stopped", "0", setup="mktemp() { false; }")
-    assert ended == 0 and "has not come" not in output, output
+    assert ended == 0 and "has not finished" not in output, output
 
 
-def test_leftovers_of_another_job(launcher):
+def test_variables_of_another_job(launcher):
     left = {
         "SLURM_ARRAY_JOB_ID": "4",
         "SLURM_ARRAY_TASK_ID": "3",
@@ -119,7 +118,7 @@ def test_leftovers_of_another_job(launcher):
     assert not (set(left) - {"SLURM_EXPORT_ENV", "PMIX_MCA_psec"}) & set(seen), output
 
 
-def test_an_element_of_an_array_goes_back_alone(launcher):
+def test_only_the_element_of_an_array_is_requeued(launcher):
     code, output, asked = launcher(
         "done", "85", MPIFED_REQUEUE="1", SLURM_ARRAY_JOB_ID="4", SLURM_ARRAY_TASK_ID="2"
     )
@@ -127,19 +126,19 @@ def test_an_element_of_an_array_goes_back_alone(launcher):
 
 
 @pytest.mark.parametrize("code", [2, 3, 71, 75])
-def test_what_would_fail_again_stays_out_of_the_queue(launcher, code):
+def test_errors_that_would_recur_are_not_requeued(launcher, code):
     ended, output, asked = launcher("done", str(code), MPIFED_REQUEUE="1")
     assert ended == code and asked == ["show job 7"], output
 
 
 @pytest.mark.parametrize("code", ["0", "1", "75", "137"])
 def test_a_lost_node(launcher, tmp_path, code):
-    """The script waits for Slurm, which ends it by SIGTERM when it has seen what happened."""
+    """The script waits until Slurm notices the loss and sends SIGTERM."""
     (tmp_path / "lost").touch()
     ended, output, asked = launcher("lost", code, setup="export MAIN=$$", MPIFED_REQUEUE="1")
-    assert ended == (int(code) or 1) and "a node of this job does not answer: waiting up to 61 s" in output, (
-        output
-    )
+    assert (
+        ended == (int(code) or 1) and "a node of this job does not respond: waiting up to 61 s" in output
+    ), output
     assert asked[:2] == ["show config", "show job 7"]
 
 
@@ -147,4 +146,4 @@ def test_a_signal_before_the_ranks_start(launcher, tmp_path):
     (tmp_path / "early").touch()
     ended, output, asked = launcher("never", setup="export MAIN=$$", MPIFED_REQUEUE="1")
     assert ended == 85 and asked == ["show job 7", "requeue 7"] and "args:" not in output, output
-    assert "cannot load" not in output and "do not fit" not in output, output
+    assert "cannot load" not in output and "do not match" not in output, output

@@ -1,4 +1,4 @@
-"""How a result shows itself: in a shell, in a notebook, on every rank, whatever has become of the run."""
+"""Representations of a result as text and HTML, for finished and unfinished runs, on every rank."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import mpifed
 
 
 def tree(result) -> ET.Element:
-    """The HTML, which is read as XML: no tag is left open and nothing unescaped."""
+    """Parse the HTML as XML, which requires closed tags and escaped text."""
     return ET.fromstring(f"<div>{result._repr_html_()}</div>")
 
 
-def test_a_result_in_a_few_lines(tmp_path):
+def test_the_lines_of_a_result(tmp_path):
     config = {"problem": {"name": "./my.py:Mine"}}
     result = mpifed.load(write(tmp_path / "a", config=config, error=decay(0.1), gap=[1, 2, 3, 4, 5.25]))
     first, *lines = repr(result).splitlines()
@@ -33,7 +33,7 @@ def test_a_result_in_a_few_lines(tmp_path):
 def test_the_curve_is_the_first_metric_against_the_rounds(tmp_path):
     result = mpifed.load(write(tmp_path / "a", rounds=20, error=[8, math.nan, 0, 4, math.inf]))
     points = tree(result).find(".//polyline").get("points")
-    # Rounds 0, 10 and 15 over 320 pixels; 8 is the top, at 0, and 0 the foot, at 80.
+    # Rounds 0, 10 and 15 over 320 pixels; the value 8 is at the top, y = 0, and 0 at the bottom, y = 80.
     assert points == "0.0,0.0 213.3,80.0 320.0,40.0"
     assert "error: 0 to 8, rounds 0 to 15" in result._repr_html_()
 
@@ -41,7 +41,7 @@ def test_the_curve_is_the_first_metric_against_the_rounds(tmp_path):
 @pytest.mark.parametrize(
     "values", [[], [1.0], [math.nan] * 5, [3, 3, 3, 3, 3], [-1.7e308, 1.7e308, 0, 1e-320, 1]], ids=str
 )
-def test_no_history_is_too_odd_to_be_shown(tmp_path, values):
+def test_unusual_histories(tmp_path, values):
     every = 20 // max(len(values) - 1, 1)
     folder = write(tmp_path / "<a>&", rounds=20 if len(values) > 1 else 0, every=every, stopped="",
                    **({"a<b": values} if values else {}))  # fmt: skip
@@ -51,7 +51,7 @@ def test_no_history_is_too_odd_to_be_shown(tmp_path, values):
         assert all(0 <= float(number) <= 320 for number in re.findall(r"[^ ,]+", point.get("points")))
 
 
-def test_ranks_that_have_only_the_point_show_that(tmp_path):
+def test_the_result_of_a_rank_that_has_only_the_point(tmp_path):
     result = mpifed.load(write(tmp_path / "a", error=decay(0.1)))
     part = {name: getattr(result, name) for name in result.__dataclass_fields__}
     other = mpifed.Result(**part | {"metrics": {}, "history": {}, "costs": {}, "iterates": {}})
@@ -59,6 +59,6 @@ def test_ranks_that_have_only_the_point_show_that(tmp_path):
     assert tree(other).find(".//svg") is None
 
 
-def test_many_metrics_still_fit_a_screen(tmp_path):
+def test_many_metrics_are_truncated(tmp_path):
     result = mpifed.load(write(tmp_path / "a", **{f"accuracy_{client}": decay(0.1) for client in range(500)}))
     assert "accuracy_11 1.353, and 488 more" in repr(result) and len(repr(result)) < 2000

@@ -1,14 +1,9 @@
-"""Times, sizes and rates with their units, in job files, in changes of them and in options."""
+"""Times, sizes and rates with units, in job files and in overrides."""
 
-import click
 import pytest
-from click.testing import CliRunner
 
 from mpifed import Config, ConfigError
 from mpifed.base.units import GRADIENT_RATE, RATE, TIME, convert
-from mpifed.cli.launch import time_limit
-from mpifed.cli.main import cli
-from mpifed.cli.options import Quantity
 
 JOB = """
 algorithm = { name = "FGDA", q = 2 }
@@ -36,7 +31,7 @@ def job(tmp_path):
     ],
 )
 def test_texts_with_a_unit(kind, texts):
-    """To the last bit: one multiplication, and rounding of the factor."""
+    """Up to the rounding of a factor and of one multiplication."""
     assert {text: convert(text, kind) for text in texts} == pytest.approx(texts, rel=1e-15)
     assert convert(3, kind) == 3 and convert(None, kind) is None
 
@@ -60,13 +55,13 @@ def test_texts_with_a_unit(kind, texts):
         (GRADIENT_RATE, "500", "write 500"),
     ],
 )  # fmt: skip
-def test_what_is_no_such_text(kind, text, says):
+def test_invalid_texts(kind, text, says):
     with pytest.raises(ValueError) as refused:
         convert(text, kind)
     assert says in str(refused.value) and len(str(refused.value)) < 500
 
 
-def test_a_job_stores_plain_numbers(job):
+def test_a_job_stores_numbers(job):
     config = Config.load(job, ["stop.seconds=2h", "run.watchdog=5min", "clock.timeout=1 min"])
     clock = config.clock
     assert (clock.bandwidth_down, clock.bandwidth_up, clock.gradients_per_second) == (125e5, 1e7, 500)
@@ -86,30 +81,7 @@ def test_a_job_stores_plain_numbers(job):
         ("clock.stragglers=2s", "clock.stragglers: Input should be a valid number, got '2s'"),
     ],
 )  # fmt: skip
-def test_refusals_name_the_setting(job, change, says):
+def test_errors_name_the_setting(job, change, says):
     with pytest.raises(ConfigError) as refused:
         Config.load(job, [change])
     assert says in str(refused.value)
-
-
-def test_options_take_units():
-    assert [Quantity(TIME).convert(text, None, None) for text in ("2us", "0.5", "1 min")] == [2e-6, 0.5, 60]
-    for wrong, says in (("0us", "more than 0 seconds"), ("-1", "more than 0"), ("nan", "more"), ("x", "2h")):
-        with pytest.raises(click.BadParameter, match=says):
-            Quantity(TIME).convert(wrong, None, None)
-    with pytest.raises(click.BadParameter, match="expected 64 to 1024 seconds, got '2h'"):
-        Quantity(TIME, 64, 1024).convert("2h", None, None)
-
-
-def test_limits_of_batch_jobs(job):
-    assert [time_limit(None, None, one) for one in ("2h", "90 s", "2:00:00", "30")] == [
-        "120",
-        "2",
-        "2:00:00",
-        "30",
-    ]
-    with pytest.raises(click.BadParameter, match="or a time such as 2h, got '2 hrs'"):
-        time_limit(None, None, "2 hrs")
-    words = ["launch", str(job), "--dry-run", "--preemptible", "--time", "2h", "--warning", "5min"]
-    script = CliRunner().invoke(cli, words).output
-    assert "#SBATCH --time=120\n" in script and "--signal=B:USR1@300" in script

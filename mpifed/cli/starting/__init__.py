@@ -1,1 +1,1 @@
-"""Templates of `mpifed new`, in which names are substituted."""
+"""Templates of ``mpifed new``, in which names are substituted."""

@@ -1,4 +1,4 @@
-"""`mpifed new`: files that hold and run as they stand, with what comes next, and none replaced."""
+"""``mpifed new``: templates that run without changes, printed next commands, and existing files."""
 
 import re
 import shlex
@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from mpifed import Config
-from mpifed.cli.job_template import job_text
 from mpifed.cli.main import cli
+from mpifed.cli.new import job_text
 from mpifed.cli.schema import rows_of
 from mpifed.config.plugins import find
 from mpifed.config.tables import loads
@@ -20,35 +20,34 @@ def mpifed(*words: str) -> str:
     return done.output
 
 
-def said(output: str) -> list[str]:
-    """The command that is said to come next, as words."""
+def next_command(output: str) -> list[str]:
     return shlex.split(re.search(r"mpifed ((check|run) [^,\n]*)", output)[1])
 
 
-@pytest.mark.parametrize("kind, file", [("method", "local_extra.py"), ("problem", "local_extra.py")])
-def test_what_it_says_next_works(kind, file, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["method", "problem"])
+def test_the_printed_commands_succeed(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     output = mpifed("new", kind, "LocalExtra")
-    assert "class LocalExtra(" in (tmp_path / file).read_text()
-    checked = mpifed(*said(output))
+    assert "class LocalExtra(" in (tmp_path / "local_extra.py").read_text()
+    checked = mpifed(*next_command(output))
     assert "FAILS" not in checked and "holds" in checked
     written = mpifed(*shlex.split(output.splitlines()[-1].partition("mpifed ")[2]))
-    mpifed(*said(written), "rounds=1", "run.progress=false", "--no-report")
+    mpifed(*next_command(written), "rounds=1", "run.progress=false", "--no-report")
     assert (tmp_path / "runs/job/run.h5").exists()
 
 
-def test_nothing_is_replaced(tmp_path, monkeypatch):
+def test_existing_files_are_not_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words, file in ((["method", "Mine"], "mine.py"), (["job"], "job.toml")):
         (tmp_path / file).write_text("mine")
         done = CliRunner().invoke(cli, ["new", *words])
-        assert f"{file} exists and is left as it is" in str(done.exception)
+        assert f"{file} exists and is not replaced" in str(done.exception)
         assert (tmp_path / file).read_text() == "mine"
     assert "expected the name of a class" in str(CliRunner().invoke(cli, ["new", "method", "a-b"]).exception)
 
 
 @pytest.mark.parametrize("method, problem", [("FedAvg", None), ("LSGD", None), (None, "SinusoidMAML")])
-def test_a_job_has_every_setting_of_its_parts(method, problem):
+def test_a_job_contains_every_setting_of_its_method_and_problem(method, problem):
     text = job_text(method, problem, "here")
     assert Config.from_table(loads(text)).run.out == "runs/here"
     for part, name in (("algorithm", method), ("problem", problem)):
@@ -57,8 +56,8 @@ def test_a_job_has_every_setting_of_its_parts(method, problem):
             assert re.search(rf"^(# )?{row.name} = ", section, re.M), row.name
 
 
-def test_what_stands_behind_the_sign_are_the_defaults():
-    """With all of them in force the job is the same."""
+def test_comments_of_a_job_are_the_defaults():
+    """With all comments activated the job is the same."""
     text = job_text("AdaFGDA", "Saddle", "here")
     head, sign, rest = text.partition("# [oracle]")
     free = re.sub(r"^# (?=\w+ = (?!\.\.\.))", "", head, flags=re.M)

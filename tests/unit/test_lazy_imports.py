@@ -1,4 +1,4 @@
-"""Help, the version, completion and status load no large library, and a run none that it does not use."""
+"""Help, version, completion and status import no large library, and a run imports only what it uses."""
 
 import os
 import shutil
@@ -12,14 +12,14 @@ from runfiles import decay, write
 from small_job import LIMIT
 
 from mpifed.algorithms import ALGORITHMS
-from mpifed.cli.completion import names, settings
 from mpifed.cli.main import cli
+from mpifed.cli.options import complete_name, complete_setting
 from mpifed.config.job import SECTIONS
 from mpifed.config.tuning import Tune
 from mpifed.problems import PROBLEMS
 
 DIGITS = Path(__file__).parents[2] / "jobs" / "digits_auc.toml"
-#: Each takes a tenth of a second or more, torch more than a second.
+#: Importing each of them takes a tenth of a second or more.
 LARGE = {"torch", "scipy", "sklearn", "pydantic", "h5py", "mpi4py", "matplotlib", "rich", "jinja2", "PIL"}
 LARGE |= {"pandas", "bokeh", "safetensors"}
 SCRIPT = """
@@ -31,8 +31,8 @@ main()
 """
 
 
-def answer(*arguments: str, **variables: str) -> tuple[str, set[str]]:
-    """What the command says, and the libraries and modules that its process has loaded."""
+def invoke(*arguments: str, **variables: str) -> tuple[str, set[str]]:
+    """Return the output of a command, and the libraries and modules that it has imported."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments],
         capture_output=True,
@@ -40,9 +40,9 @@ def answer(*arguments: str, **variables: str) -> tuple[str, set[str]]:
         timeout=LIMIT,
         env=os.environ | variables,
     )
-    said, _, loaded = done.stdout.rpartition("loaded:")
+    output, _, loaded = done.stdout.rpartition("loaded:")
     assert loaded and not done.stderr, done.stderr
-    return said, set(loaded.split())
+    return output, set(loaded.split())
 
 
 def commands(group: click.Group, *path: str):
@@ -55,14 +55,14 @@ def commands(group: click.Group, *path: str):
 
 
 @pytest.mark.parametrize("command", list(commands(cli)), ids=" ".join)
-def test_help_loads_no_large_library(command):
-    said, loaded = answer(*command, "--help")
-    assert "Usage: mpifed" in said and not loaded & LARGE
+def test_help_imports_no_large_library(command):
+    output, loaded = invoke(*command, "--help")
+    assert "Usage: mpifed" in output and not loaded & LARGE
 
 
-def test_the_version_loads_no_large_library():
-    said, loaded = answer("--version")
-    assert "mpifed" in said and not loaded & LARGE
+def test_the_version_imports_no_large_library():
+    output, loaded = invoke("--version")
+    assert "mpifed" in output and not loaded & LARGE
 
 
 COMPLETED = [
@@ -73,29 +73,29 @@ COMPLETED = [
 
 @pytest.mark.parametrize("words, expected, quick", COMPLETED)
 def test_completion(words, expected, quick):
-    """Commands and options are completed without large libraries, names and settings from the package."""
+    """Commands and options are completed without large libraries; names and settings need the package."""
     number = str(len(words.split()) - 1)
-    said, loaded = answer(_MPIFED_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=number)
-    assert expected in said and not (quick and loaded & LARGE)
+    output, loaded = invoke(_MPIFED_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=number)
+    assert expected in output and not (quick and loaded & LARGE)
 
 
-def test_where_runs_stand_is_read_with_hdf5_alone(tmp_path):
+def test_status_imports_only_h5py(tmp_path):
     run = write(tmp_path / "a", auc=decay(0.1))
     shutil.copytree(run, tmp_path / "b")
     (tmp_path / "b" / "checkpoint-00000020.h5").write_bytes(b"damaged")
     (tmp_path / "b" / "run.h5").unlink()
-    said, loaded = answer("status", str(tmp_path))
-    assert "1 finished, 1 damaged" in said and loaded & LARGE == {"h5py"}
+    output, loaded = invoke("status", str(tmp_path))
+    assert "1 finished, 1 damaged" in output and loaded & LARGE == {"h5py"}
 
 
-def test_a_run_loads_only_what_it_uses(tmp_path):
+def test_a_run_imports_only_what_it_uses(tmp_path):
     settings = ["rounds=1", "run.progress=false", f"run.out={tmp_path / 'run'}"]
-    _, loaded = answer("run", str(DIGITS), "--no-report", *settings)
+    _, loaded = invoke("run", str(DIGITS), "--no-report", *settings)
     assert loaded & LARGE == {"torch", "pydantic", "h5py"}
 
 
-def test_completion_knows_every_method_problem_section_and_setting():
+def test_completion_of_every_method_problem_section_and_setting():
     sections = SECTIONS | {"tune": Tune}
-    assert {*ALGORITHMS, *PROBLEMS, *sections} == set(names(None, None, ""))
+    assert {*ALGORITHMS, *PROBLEMS, *sections} == set(complete_name(None, None, ""))
     keys = {f"{name}.{key}=" for name, section in sections.items() for key in section.model_fields}
-    assert keys <= set(settings(None, None, ""))
+    assert keys <= set(complete_setting(None, None, ""))

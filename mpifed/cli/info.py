@@ -1,0 +1,78 @@
+"""The commands ``mpifed list``, ``mpifed info`` and ``mpifed schema``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from mpifed.cli.options import complete_name, inspects
+from mpifed.cli.output import echo
+from mpifed.storage.files import expect_writable, is_figure
+
+__all__ = ["info", "list_", "schema"]
+
+
+@click.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(as_json):
+    """List all methods, problems, data sets, models and other objects that a job file can name."""
+    from mpifed.cli.catalogue import catalogue, print_catalogue
+
+    echo(json.dumps(catalogue(), indent=2)) if as_json else print_catalogue()
+
+
+@click.command()
+@click.argument("name", shell_complete=complete_name)
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "--out", type=click.Path(), help="For a job file: path of the figure.  [default: JOB.clients.png]"
+)
+@click.option("--cite", is_flag=True, help="Print the BibTeX entries of NAME's sources instead.")
+@inspects(lambda settings: settings["name"].endswith(".toml"))
+def info(name, overrides, out, cite):
+    """Explain NAME: its settings with values, defaults and effects, its source, and the cost of a method.
+
+    NAME is a name that `mpifed list` prints, a group of names (partition, model, noise, ...), a user-defined
+    class ./file.py:Class, a section of a job file (run, oracle, ...; `job` for the settings outside the
+    sections), a setting (run.group), or `settings` for a page with all settings.
+
+    For a job file, show which client has how many samples of each class, as a table and a figure. KEY=VALUE
+    changes settings of the job.
+    """
+    if name.endswith(".toml"):
+        echo(_show_clients(name, overrides, out))
+        return
+    if overrides or out:
+        raise click.UsageError(f"KEY=VALUE and --out are for job files (.toml), got {name}")
+    from mpifed.cli.catalogue import print_citation, print_info
+
+    print_citation(name) if cite else print_info(name)
+
+
+def _show_clients(job: str, overrides: Sequence[str], out: str | None) -> Path:
+    """Show the samples of each client, and return the path of the figure."""
+    from mpifed.config.job import Config
+    from mpifed.report.client_samples import show
+    from mpifed.simulation.state import expect_constants
+
+    figure = Path(out) if out else Path(job).with_suffix(".clients.png")
+    expect_writable(figure, is_figure)
+    config = Config.load(job, overrides)
+    expect_constants(config.problem)
+    show(config, figure)
+    return figure
+
+
+@click.command()
+def schema():
+    """Print the JSON schema of job files: mpifed schema > mpifed.schema.json.
+
+    Editors use it to complete, explain and check the settings of a job file: begin the file with the line
+    `#:schema mpifed.schema.json` (in VS Code with the extension Even Better TOML).
+    """
+    from mpifed.cli.schema import job_schema
+
+    echo(json.dumps(job_schema(), indent=1, ensure_ascii=False))

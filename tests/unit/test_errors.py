@@ -1,0 +1,275 @@
+"""Common errors of users: each is reported once, on one screen, with exit code 2 and without a traceback."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from launch import launch
+from runfiles import decay, write
+
+from mpifed.cli.main import _warn_idle, cli, main
+
+#: Number of lines of a screen.
+SCREEN = 24
+JOB = """
+rounds = 3
+algorithm = { name = "FGDA", q = 2 }
+problem = { name = "Saddle", clients = 4, d = 5 }
+run = { out = "run", progress = false }
+"""
+AUC = JOB.replace(
+    '"Saddle", clients = 4, d = 5', '"DeepAUC", dataset = "digits", model = "linear", clients = 4'
+)
+OWN = """
+rounds = 2
+algorithm = { name = "FedAvg", K = 2, eta = 0.1 }
+problem = { name = "./own.py:Own" }
+run = { out = "run", progress = false }
+"""
+METHOD = JOB.replace('"FGDA", q = 2', '"./method.py:Mine", eta = 0.1')
+PROBLEM = """
+from dataclasses import dataclass
+import numpy as np
+import torch
+from mpifed import Blocks, Minimisation
+
+@dataclass
+class Own(Minimisation):
+    clients: int = 4
+    def variables(self):
+        return Blocks(x={"w": (5, 3)})
+    def client_data(self, client):
+        rng = np.random.default_rng(client)
+        inputs, labels = rng.standard_normal((20, 5)), rng.integers(0, 3, 20)
+        return torch.from_numpy(inputs), torch.from_numpy(labels)
+    def loss(self, x, batch):
+        inputs, labels = batch
+        return torch.nn.functional.cross_entropy(inputs @ x["w"], labels)
+"""
+ALGORITHM = """
+from dataclasses import dataclass
+from mpifed import Algorithm, Record
+
+@dataclass(frozen=True)
+class Mine(Algorithm):
+    eta: float
+    shared = Record(x="x", y="y")
+    message = Record(x="x", y="y")
+    def client_round(self, now, shared, client, message, oracle):
+        gx, gy = oracle.grad(shared.x, shared.y, oracle.sample())
+        message.x = shared.x - self.eta * gx
+        message.y = shared.y + self.eta * gy
+"""
+FILES = {"job.toml": JOB, "auc.toml": AUC, "own.toml": OWN, "method.toml": METHOD}
+FILES |= {"own.py": PROBLEM, "method.py": ALGORITHM, "broken.toml": "rounds = 3\n[algorithm\n"}
+FILES |= {"net.py": "from torch.nn import *\n\nNet = lambda: Sequential(Flatten(), Linear(64, 7))\n"}
+FILES |= {"empty.toml": "", "sweep.toml": JOB + '[sweep]\n"algorithm.gama" = [0.1, 0.2]\n'}
+
+
+#: Command, then parts of the message.
+# fmt: off
+COMMANDS = [
+    ("run jbo.toml", "cannot read the job file jbo.toml", "did you mean 'job.toml'?"),
+    ("run sub/job.toml", "cannot read the job file", "no job file (.toml) in"),
+    ("run broken.toml", "broken.toml is not TOML", "at line 2"),
+    ("run job.toml paticipation.cohort=2", "did you mean 'participation'?"),
+    ("run job.toml algorithm.gama=5", "has no setting 'gama'", "did you mean 'gamma'?"),
+    ("run job.toml device=cpu", "outside its sections", "'run.device'?"),
+    ("run job.toml q=5", "did you mean 'algorithm.q'?"),
+    ("run job.toml algorithm.name=FGAD", "unknown algorithm 'FGAD'", "did you mean 'FGDA'?", "mpifed list"),
+    ("run job.toml problem=Sadle", "unknown problem 'Sadle'", "did you mean 'Saddle'?"),
+    ("run auc.toml problem.dataset=cifar", "unknown data set 'cifar'", "'cifar10'?"),
+    ("run auc.toml problem.model=lenet", "unknown model 'lenet'", "'lenet5'?"),
+    ('run own.toml algorithm={name="FedAvg"}', "algorithm.eta is missing", "mpifed info FedAvg"),
+    ("run auc.toml problem.partition=dirichlet", "alpha is missing", "mpifed info dirichlet"),
+    ('run job.toml rounds="10"', "rounds: Input should be a valid integer", "write 10"),
+    ("run job.toml algorithm.gamma=-0.1", "algorithm.gamma", "greater than or equal to 0"),
+    ("run job.toml 'stop.seconds=2 hrz'", "stop.seconds: expected a time in seconds", '"2h"'),
+    ("run job.toml rounds:5", "an override is key=value", "got 'rounds:5'"),
+    ("run job.toml --ressume must", "Did you mean '--resume'?"),
+    ("ran job.toml", "Did you mean 'run'?"),
+    ('run auc.toml algorithm={name="FedAvg",K=1,eta=0.1}', "DeepAUC is a minimax problem", "FGDA"),
+    ("run auc.toml problem.dataset=mnist --data-dir nowhere", "mnist lacks a file", "searched: "),
+    ("run auc.toml problem.model=lenet5 problem.dataset=digits", "lenet5 takes images of 28 x 28"),
+    ("run auc.toml problem.clients=5000", "one sample per client", "1438 samples for 5000 clients"),
+    ("run job.toml participation.cohort=9", "cohort = 9 is more than problem.clients = 4"),
+    ("run job.toml run.device=cuda", "requires a GPU", "set run.device = 'auto' or 'cpu'"),
+    ("run job.toml stop.metric=eror stop.at_most=1", "is no metric of this problem", "error"),
+    ('run job.toml record=["w"]', "there is no block 'w' (options: x, y)"),
+    ("sweep sweep.toml", "[sweep] gama=0.1", "did you mean 'gamma'?"),
+    ("run sweep.toml", "start it with `mpifed sweep`"),
+    ("sweep job.toml", "has no [sweep]", "`mpifed run`"),
+    ("run job.toml algorithm.gamma=theorem", "theory.of", "huang-2024-2"),
+    ("resume nowhere", "there is no checkpoint in nowhere", "`mpifed run`"),
+    ("run job.toml run.out=job.toml", "cannot write to run.out = job.toml"),
+    ("run job.toml algorithm=./nowhere.py:Mine", "there is no file ./nowhere.py"),
+    ("run method.toml algorithm.name=./method.py:Min", "did you mean 'Mine'?"),
+    ("run job.toml algorithm=./method.py", "expected ./method.py:Name"),
+    ("run auc.toml problem.model=./net.py:Net", "net.py:Net", "expected"),
+    ("run auc.toml 'problem.dataset={name=\"table\", file=\"my.csv\", target=\"y\", test=0.2}'", "my.csv",
+     "expected"),
+    ("info oracel", "did you mean 'oracle'?"),
+    ("info run.grup", "[run] has no setting 'grup'", "did you mean 'group'?"),
+    ("run job.toml algorithm.q=0", "algorithm.q: Input should be greater than or equal to 1, got 0"),
+    ("run job.toml algorithm.eta=-1", "algorithm.eta: expected a finite number >= 0 or a schedule, got -1"),
+    ("run job.toml algorithm.eta.name=powr", "unknown schedule 'powr': did you mean 'power'?"),
+    ("run job.toml algorithm.name=AdaFGDA algorithm.matrix=adm",
+     "unknown matrix 'adm': did you mean 'adam'?"),
+    ("run job.toml algorithm.matrix=adam", "algorithm has no setting 'matrix'"),
+    ("run job.toml participation.cohort=3", "FGDA is defined for full participation only"),
+    ("run job.toml run.devise=cpu", "[run] has no setting 'devise': did you mean 'device'?"),
+    ("run job.toml run.dtype=float16", "run.dtype"),
+    ("run job.toml rnds=3", "a job file has no setting 'rnds': did you mean 'rounds'?"),
+    ("run job.toml stop.metric=error", "a target needs metric and exactly one of at_least, at_most"),
+    ("run job.toml oracle.noise.scale=1", "unknown noise None"),
+    ("run job.toml oracle.noise={name='gaussian',scale=0}", "Input should be greater than 0"),
+    ("run job.toml algorithm.name=os.path:join", "os.path:join is not a subclass of mpifed.Algorithm"),
+    ("run job.toml algorithm.name=no.such.package:Method", "cannot import 'no.such.package'"),
+    ("run none.toml", "cannot read the job file", "No such file"),
+    ("run empty.toml", "[algorithm] needs a name"),
+]
+#: Job file, a text in its plugin, the replacement, then parts of the message.
+PLUGINS = [
+    ("method", "    eta: float", "    eta float", "SyntaxError", "eta float"),
+    ("method", "import dataclass", "import dataclas", "ImportError", "line 2"),
+    ("method", "client_round", "client_rond", "Mine needs client_round("),
+    ("method", "@dataclass(frozen=True)\n", "", "must be a dataclass"),
+    ("method", "* gx", "* gx.double()", "expected float32, got float64", "message.x ="),
+    ("method", "        message.y = shared.y + self.eta * gy\n", "", "never fills message.y"),
+    ("method", "message.y =", "message.z =", "no field 'z'; it has x, y"),
+    ("method", "message.x = shared.x -", "shared.x -=", "must not write"),
+    ("method", "shared.x, shared.y, oracle", "shared.x, oracle", "oracle.grad(x, y, xi)"),
+    ("own", "(0, 3, 20)", "(0, 9, 20)", "out of bounds", "labels must be integers"),
+    ("own", 'x["w"], labels)', 'x["w"], labels, reduction="none")', "loss() has the shape",
+     "expected a scalar"),
+    ("own", 'x["w"], labels)', 'x["w"], labels).item()', "expected a tensor"),
+    ("own", 'x["w"], labels)', 'x["w"], labels).detach()', "does not depend on the parameters"),
+    ("own", 'x["w"], labels)', 'x["w"].T, labels)', "shapes cannot be multiplied", "rows of one client"),
+    ("own", "0, 3, 20", "0, 3, 10", "columns of different lengths"),
+    ("own", "labels = rng.standard_normal((20, 5))", "labels = np.full((20, 5), np.nan)",
+     "expected finite numbers"),
+    ("own", "rng = np", 'open(f"{client}.npz")\n        rng = np', "FileNotFoundError", "0.npz"),
+]
+# fmt: on
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.fixture
+def message(folder, monkeypatch, capsys):
+    """``message(words, code)``: what the command prints on standard error, on one screen."""
+
+    def run(words: list[str], code: int = 2) -> str:
+        monkeypatch.setattr("sys.argv", ["mpifed", *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        text = capsys.readouterr().err
+        assert end.value.code == code, text
+        assert text.startswith("mpifed: ") and text.count("mpifed: ") == 1 and "Traceback" not in text, text
+        assert sum(1 + len(line) // 110 for line in text.splitlines()) <= SCREEN, text
+        return text
+
+    return run
+
+
+@pytest.mark.parametrize("command, parts", [(command, parts) for command, *parts in COMMANDS])
+def test_commands(command, parts, message):
+    text = message([word.strip("'") for word in re.findall(r"'[^']*'(?=\s|$)|\S+", command)])
+    assert all(part in text for part in parts), text
+
+
+@pytest.mark.parametrize("job, old, new, parts", [(*change, parts) for *change, parts in
+                                                  (([*one[:3], one[3:]]) for one in PLUGINS)])  # fmt: skip
+def test_plugins(job, old, new, parts, folder, message):
+    file = folder / f"{job}.py"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    text = message(["run", f"{job}.toml"])
+    assert all(part in text for part in parts), text
+
+
+def test_step_sizes_that_are_too_large(message):
+    text = message(["run", "job.toml", "algorithm.gamma=1e30", "algorithm.lam=1e30"], code=3)
+    assert "non-finite value in round 1" in text and "reduce the step sizes" in text
+
+
+def test_folders_of_other_jobs_and_other_files(folder, message, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["mpifed", "run", "job.toml", "--no-report"])
+    main()
+    capsys.readouterr()
+    text = message(["run", "job.toml", "algorithm.gamma=0.3"])
+    assert "algorithm.gamma is 0.1 there and 0.3 here" in text and "another run.out" in text
+    (folder / "theirs").mkdir()
+    (folder / "theirs/run.h5").write_text("mine")
+    text = message(["run", "job.toml", "run.out=theirs"])
+    assert "mpifed has not written" in text and "choose another place" in text
+
+
+@pytest.mark.parametrize(
+    "override", ["algorithm.gama=0.1", "problem={name='DeepAUC', dataset='mnist'}", "run.out=/proc/no"]
+)
+def test_several_ranks(override, folder):
+    """Invalid settings, missing data and folders: exit code 2, one message from rank 0, and no deadlock."""
+    command = ["-m", "mpifed", "run", folder / "job.toml", override, "--data-dir", folder]
+    code, output = launch(3, command, limit=60)
+    assert code == 2, output
+    assert output.count("mpifed: ") == 1 and "Traceback" not in output, output
+
+
+def test_ranks_without_clients(capsys):
+    _warn_idle(SimpleNamespace(rank=0, size=3), 2)
+    assert "3 ranks for 2 clients: 1 of the ranks will be idle" in capsys.readouterr().err
+    _warn_idle(SimpleNamespace(rank=0, size=2), 2)
+    assert not capsys.readouterr().err
+
+
+def test_data_folders_that_are_not_utf8(folder):
+    words = ["run", "auc.toml", "problem.dataset=mnist", "--data-dir", "nowhere/\udcff"]
+    error = str(CliRunner().invoke(cli, words).exception)
+    assert "mnist lacks a file" in error and "nowhere/\udcff" in error
+
+
+LONG = "n" * 300
+METHOD = '{ name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }'
+SMALL = """
+rounds = 1
+problem = { name = "Saddle", d = 2, clients = 2 }
+run = { out = "runs", progress = false }
+"""
+#: Job files with the settings that a command needs to get to the name.
+LONG_FILES = {
+    "run": f"{SMALL}algorithm = {METHOD}",
+    "sweep": f"{SMALL}algorithm = {METHOD}\nsweep = {{ seed = [0, 1] }}",
+    "tune": f"{SMALL}tune = {{ runs = 3, methods = [{METHOD.replace('= 0.01', '= [0.1, 0.2]')}] }}",
+}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([name, LONG] for name in ("resume", "status", "report", "measure", "tune", "sweep", "info")),
+        *(["status", f"a/{LONG}/b"], ["status", f"{LONG}.toml"], ["export", LONG, "--to", "w.safetensors"]),
+        *(["new", kind, LONG] for kind in ("job", "method", "problem")),
+        *([name, f"{name}.toml", f"run.out={LONG}"] for name in ("run", "sweep", "tune")),
+        *(["status", "sweep.toml", f"run.out={LONG}"], ["info", "run.toml", "--out", f"{LONG}.png"]),
+        *(["report", "done", "--out", LONG], ["report", "done", "--figure", f"{LONG}.pdf"]),
+        *(["export", "done", "--to", f"{LONG}.safetensors"], ["launch", "run.toml", "--script", LONG]),
+        ["check", f"./{LONG}.py:Mine"],
+    ],
+    ids=lambda words: "-".join(words).replace(LONG, "LONG"),
+)
+def test_names_that_are_too_long(folder, message, words):
+    """Long names are truncated."""
+    for name, text in LONG_FILES.items():
+        (folder / f"{name}.toml").write_text(text)
+    write(folder / "done", config={"problem": {"name": "Saddle", "clients": 2}}, error=decay(0.1))
+    assert len(message(words)) < 1500

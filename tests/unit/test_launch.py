@@ -1,0 +1,457 @@
+"""``mpifed launch``: the text of batch scripts, refused arguments, files and submission, without Slurm."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mpifed.base.errors import ConfigError
+from mpifed.cli.batch_script import Batch, quoted, sbatch_words
+from mpifed.cli.batch_script import seconds as seconds_of
+from mpifed.cli.launch import array_tasks, launch
+from mpifed.cli.main import main
+from mpifed.config.grids import variants
+from mpifed.config.tables import override
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted((ROOT / "jobs/slurm").glob("*.sbatch"))
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(launch, [str(argument) for argument in arguments])
+
+
+def script(*arguments) -> list[str]:
+    done = invoke("jobs/saddle.toml", *arguments, "--dry-run")
+    assert done.exit_code == 0, done.output
+    return done.stdout.splitlines()
+
+
+# Quoting
+
+HOSTILE = "-\n\r\t \"'`$\\;#%!&*?[]{}()<>|~=:,é😀\u2028\u00a0\x7f\x1b\udcff"
+words = st.text(
+    st.one_of(st.sampled_from(HOSTILE), st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
+    min_size=1,
+    max_size=12,
+)
+
+
+def arguments_of_launcher(script: str, *arguments: str, **variables: str) -> list[str]:
+    """Return the arguments that a script passes to ``mpifed_launch``, which a stub replaces."""
+    stub = "() { echo /; }", "() { printf '%s\\0' \"$@\"; }"
+    done = subprocess.run(
+        ["bash", "-c", script.replace('. "$here/cli/launcher.sh"', ""), "job.sbatch", *arguments],
+        env={"BASH_FUNC_python%%": stub[0], "BASH_FUNC_mpifed_launch%%": stub[1], **variables},
+        capture_output=True,
+        timeout=20,
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr.decode()
+    return [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]]
+
+
+def words_of_sbatch(line: str) -> list[str]:
+    """Split a line of ``#SBATCH`` by the rules of sbatch's source, ``_get_argument``."""
+    found, word, quote, escaped = [], None, "", False
+    for character in line.removeprefix("#SBATCH"):
+        if escaped:
+            word, escaped = (word or "") + character, False
+        elif character == "\\":
+            escaped = True
+        elif character == quote:
+            quote = ""
+        elif quote:
+            word += character
+        elif character in "\"'":
+            word, quote = word or "", character
+        elif character == "#":
+            break
+        elif character in " \t\n\v\f\r":
+            found, word = found + ([] if word is None else [word]), None
+        else:
+            word = (word or "") + character
+    assert not quote and not escaped
+    return found + ([] if word is None else [word])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(words, min_size=5, max_size=5), st.lists(words, max_size=3))
+@example(["-n 2.toml", "run.out=a\nb", "x=$(id)`id`", "\n#SBATCH --nodes=9", "'\"\\"], ["\r", "#"])
+def test_the_command_receives_the_exact_arguments(names, more):
+    job, *changes, task, command = names
+    batch = Batch(job, tuple(changes), (("seed=1",), (task,)), command=(command, *more))
+    text = batch.script()
+    arguments = arguments_of_launcher(text, *more, SLURM_ARRAY_TASK_ID="1")
+    place = f"./{job}" if job[0] in "-:" else job
+    assert arguments == ["mpifed", "run", place, *changes, task, *more]
+    head, body = text.split("\ncase ")
+    lines = head.splitlines()
+    assert lines[0] == "#!/bin/bash" and all(line.startswith("#SBATCH ") for line in lines[3:]), head
+    assert all(line.isprintable() for line in text.split("\n"))
+    name, *options = (words_of_sbatch(line) for line in lines[3:])
+    assert len(name) == 1 and name[0].startswith("--job-name=")
+    assert options == [[option] for option in ("--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=1",
+                                               "--array=0-1", "--signal=B:USR1@120")]  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(words.filter(str.isprintable), words.filter(str.isprintable))
+def test_sbatch_receives_the_exact_name_and_options(name, value):
+    name = name.replace("/", "_").strip(".") or "x"
+    batch = Batch(f"jobs/{name}.toml", extra=(sbatch_words(f"--comment={shlex.quote(value)}"),))
+    lines = [words_of_sbatch(line) for line in batch.script().splitlines() if line.startswith("#SBATCH")]
+    assert lines[0] == [f"--job-name={name}"] and lines[-1] == [f"--comment={value}"]
+
+
+def test_words_are_quoted_only_if_necessary():
+    assert quoted("run.out=runs/a") == "run.out=runs/a" and quoted("a b") == "'a b'"
+    assert quoted("é\n") == r"$'\303\251\012'"
+
+
+@pytest.mark.parametrize(
+    "line, read",
+    [
+        ("--account=abc", ["--account=abc"]),
+        ("#SBATCH --account=abc # mine", ["--account=abc"]),
+        ("-A abc --exclusive", ["-A", "abc", "--exclusive"]),
+        ("--comment='a b' --nice=#1", ["--comment=a b", "--nice=#1"]),
+    ],
+)
+def test_options_of_sbatch_are_split(line, read):
+    assert sbatch_words(line) == tuple(read)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("account=abc", "'account=abc' is not an option"),
+        ("--comment=a b", "'b' is not an option; quote values with blanks"),
+        ("-A abc def", "'def' is not an option"),
+        ("--comment='a", "No closing quotation"),
+        ("--a=1\nrm -rf x", "'rm' is not an option"),
+        ("--a='1\nrm'", "must not contain line breaks"),
+        ("--", "'--' is not an option"),
+        ("#SBATCH", "the line is empty"),
+        ("", "the line is empty"),
+    ],
+)
+def test_invalid_options_of_sbatch(line, message):
+    with pytest.raises(ValueError, match=message):
+        sbatch_words(line)
+
+
+# Scripts
+
+
+def test_shipped_scripts_are_the_output_of_launch():
+    """The second line of a script is the command that writes it."""
+    assert {file.stem for file in SHIPPED} == {"gpu_nodes", "shared_gpu", "cpu", "array", "preemptible"}
+    for file in SHIPPED:
+        text = file.read_text()
+        arguments = shlex.split(text.splitlines()[1].removeprefix("# mpifed launch "))
+        assert arguments[-2:] == ["--script", f"jobs/slurm/{file.name}"]
+        assert invoke(*arguments, "--dry-run").stdout == text
+    for file in (*SHIPPED, ROOT / "mpifed/cli/launcher.sh"):
+        subprocess.run(["bash", "-n", file], check=True, timeout=20)
+
+
+def test_options():
+    options = {"--nodes": 2, "--ranks-per-node": 3, "--cpus-per-rank": 4, "--gpus-per-node": "a100:2"}
+    options |= {"--time": "1-12", "--partition": "long", "--warning": 300, "--setup": "module load x"}
+    extra = ["--extra", "#SBATCH --account=abc", "--extra", "--exclusive"]
+    lines = script("rounds=20", *(word for option in options.items() for word in option), *extra)
+    assert [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")] == [
+        "--job-name=saddle",
+        "--nodes=2",
+        "--ntasks-per-node=3",
+        "--cpus-per-task=4",
+        "--gpus-per-node=a100:2",
+        "--time=1-12",
+        "--partition=long",
+        "--signal=B:USR1@300",
+        "--account=abc",
+        "--exclusive",
+    ]
+    assert "module load x" in lines and "export MPIFED_REQUEUE=1" not in lines
+    assert lines[-1] == 'mpifed_launch mpifed run jobs/saddle.toml rounds=20 "$@"'
+    preemptible = {"#SBATCH --requeue", "#SBATCH --open-mode=append", "export MPIFED_REQUEUE=1"}
+    assert preemptible <= {*script("--preemptible")}
+
+
+def test_every_job_file():
+    for path in sorted((ROOT / "jobs").rglob("*.toml")):
+        if path.name != "claims.toml":
+            assert "mpifed_launch mpifed " in invoke(path, "--dry-run").stdout, path
+
+
+TUNE = """
+problem = { name = "Saddle", clients = 2 }
+[[tune.methods]]
+name = "FGDA"
+q = 2
+"""
+
+
+@pytest.mark.parametrize("verb, name", [("sweep", "a sweep"), ("tune", "a search")])
+def test_parts_of_a_sweep_or_a_search(verb, name, tmp_path):
+    job = "jobs/baselines/composition.toml" if verb == "sweep" else tmp_path / "tune.toml"
+    if verb == "tune":
+        job.write_text(TUNE)
+    lines = invoke(job, "run.out=out", "--parts", 4, "--dry-run").stdout.splitlines()
+    assert "#SBATCH --array=0-3" in lines and lines[2].startswith(f"# {name} in 4 part(s);")
+    command = f"mpifed_launch mpifed {verb} {job} run.out=out"
+    assert lines[-1] == f'{command} --part "${{SLURM_ARRAY_TASK_ID:-0}}/4" "$@"'
+    alone = invoke(job, "run.out=out", "--dry-run").stdout
+    assert "--array" not in alone and alone.endswith(f'{command} "$@"\n')
+    refused = invoke(job, "--array", "seed=0,1", "--dry-run").output
+    assert f"has a [{verb}]: use --parts N instead of --array" in refused
+    out = tmp_path / "out"
+    assert str(out / "job.sbatch") in invoke(job, f"run.out={out}", "--no-submit").stdout
+
+
+def test_parts_of_a_single_run():
+    refused = invoke("jobs/saddle.toml", "--parts", 2, "--dry-run").output
+    assert "--parts needs a job file with a [sweep]" in refused
+
+
+def test_an_array_is_the_product_of_its_axes():
+    values = 'algorithm={name="FGDA", q=5, gamma=0.1},{name="LocalSGDA", q=5, eta_x=0.1, eta_y=0.1}'
+    tasks = array_tasks(["seed=0,1", values], "runs/a")
+    assert [task[:2] for task in tasks] == [
+        (seed, f"algorithm={algorithm}")
+        for seed in ("seed=0", "seed=1")
+        for algorithm in ('{name="FGDA", q=5, gamma=0.1}', '{name="LocalSGDA", q=5, eta_x=0.1, eta_y=0.1}')
+    ]
+    names = ["seed=0,FGDA", "seed=0,LocalSGDA", "seed=1,FGDA", "seed=1,LocalSGDA"]
+    assert [task[2].removeprefix("run.out=runs/a/") for task in tasks] == names
+    nested = array_tasks(["x=[[1,2],[3]],{a=[1,2],b={c=1},d=2}"], "a")
+    assert [task[0] for task in nested] == ["x=[[1,2],[3]]", "x={a=[1,2],b={c=1},d=2}"]
+
+
+def test_arrays_and_sweeps_have_the_same_folders(tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_text(
+        (ROOT / "jobs/saddle.toml").read_text() + "\n[sweep]\nseed = [0, 1]\nalgorithm.gamma = [0.1, 1e-2]\n"
+    )
+    tasks = array_tasks(["seed=0,1", "algorithm.gamma=0.1,1e-2"], "runs/saddle")
+    assert [run.config.run.out for run in variants(job)] == [
+        task[-1].removeprefix("run.out=") for task in tasks
+    ]
+
+
+@pytest.mark.parametrize("out", ['"a" # b', "[1]\n#", "1 # é", "runs/a"])
+def test_a_folder_name_that_looks_like_toml_is_preserved(out):
+    (*_, setting), _ = array_tasks(["seed=1,2"], out)
+    table = {}
+    override(table, setting)
+    assert table["run"]["out"] == f"{out}/seed=1"
+
+
+def test_an_element_of_an_array_gets_its_settings():
+    lines = script("--array", "seed=3,4", "--array", 'record=[],["x"]')
+    assert "#SBATCH --array=0-3" in lines
+    choice = lines[lines.index('case "${SLURM_ARRAY_TASK_ID-}" in') : lines.index("esac") + 1]
+
+    def chosen(element):
+        return subprocess.run(
+            ["bash", "-c", "\n".join([*choice, 'printf "%s\\n" "$@"']), "bash", "last=1"],
+            env={"SLURM_ARRAY_TASK_ID": element},
+            capture_output=True,
+            text=True,
+            timeout=20,
+        )
+
+    assert (chosen("4").returncode, chosen("4").stderr) == (2, "mpifed: this array has no element 4\n")
+    settings = ["seed=4", 'record=["x"]', "run.out=runs/saddle/seed=4,record=_x_", "last=1"]
+    assert chosen("3").stdout.splitlines() == settings
+
+
+# Refused arguments
+
+TIME = "expected minutes, H:M:S, D-H:M:S or a time such as 2h, got "
+GPUS = "expected a number or TYPE:NUMBER, e.g. 4 or a100:4, got "
+NAMES = "expected a name, or several names separated by commas, got "
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--nodes", "0"], "0 is not in the range 1<=x<=65000"),
+        (["--ranks-per-node", "70000"], "70000 is not in the range 1<=x<=65000"),
+        (["--cpus-per-rank", "9" * 5000], "is not a valid integer range"),
+        (["--warning", "65536"], "expected 1 to 65000 seconds, got '65536'"),
+        (["--warning", "20h"], "expected 1 to 65000 seconds, got '20h'"),
+        (["--warning", "x"], "expected a time in seconds"),
+        (["--time", "soon"], f"{TIME}'soon'"),
+        (["--time", "2 hrs"], f"{TIME}'2 hrs'"),
+        (["--time", "4294967296"], f"{TIME}'4294967296'"),
+        (["--time", "٣"], f"{TIME}'٣'"),
+        (["--gpus-per-node", "many"], f"{GPUS}'many'"),
+        (["--gpus-per-node", "a100:"], f"{GPUS}'a100:'"),
+        (["--gpus-per-node", "9" * 5000], f"{GPUS}'999"),
+        (["--partition", "a b"], f"{NAMES}'a b'"),
+        (["--partition", "a\n#SBATCH -n9"], f"{NAMES}'a\\n"),
+        (["--partition", ""], f"{NAMES}''"),
+        (["--setup", "echo 'open"], 'bash cannot read "echo \'open"'),
+        (["--setup", "cat <<EOF"], "bash cannot read 'cat <<EOF'"),
+        (["--setup", "module load x &&"], "bash cannot read 'module load x &&'"),
+        (["--setup", "module load x \\"], "expected lines of shell"),
+        (["--setup", "#SBATCH --nodes=9"], "options of sbatch go into --extra"),
+        (["--extra", "--comment=a b"], "'b' is not an option; quote values with blanks"),
+        (
+            ["--extra", "account=abc"],
+            "expected an option of sbatch, e.g. --account=abc123, got 'account=abc'",
+        ),
+        (["--preemptible", "run.overwrite=true"], "would restart from the beginning each time"),
+    ],
+)
+def test_invalid_options(arguments, message):
+    done = invoke("jobs/saddle.toml", *arguments, "--dry-run")
+    assert done.exit_code == 2 and message in " ".join(done.output.split()), done.output
+
+
+ARRAY = "--array: expected KEY=VALUE,VALUE,..., e.g. seed=0,1,2, got "
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["rnds=3"], "a job file has no setting 'rnds'"),
+        (["--array", "algorithm.q=1,0"], "algorithm.q: Input should be greater than or equal to 1, got 0"),
+        (["--array", "seed=0,"], f"{ARRAY}'seed=0,'"),
+        (["--array", 'run.title="a,b'], ARRAY),
+        (["--array", "record=[[1,2]"], ARRAY),
+        (["--array", "seed"], f"{ARRAY}'seed'"),
+        (["--array", "seed=1,1"], "--array has the same run twice"),
+        (["--array", "seed=1", "--array", "seed=2"], "--array has seed twice: give all values at once"),
+    ],
+)
+def test_invalid_settings(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["mpifed", "launch", "jobs/saddle.toml", *arguments, "--dry-run"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--nodes", "3", "--ranks-per-node", "7"], "21 ranks for 20 clients: 1 of the ranks would be idle"),
+        (["--gpus-per-node", "2"], "2 GPUs per node for 1 ranks per node: a rank uses one GPU"),
+        (["--time", "2"], "expected a time limit above the warning time of 120 s, got 120 s"),
+    ],
+)
+def test_warnings(arguments, message):
+    assert message in invoke("jobs/saddle.toml", *arguments, "--dry-run").stderr
+
+
+@pytest.mark.parametrize(
+    "text, seconds",
+    [("5", 300), ("5:30", 330), ("1:00:01", 3601), ("2-3", 183600), ("2-3:30", 185400),
+     ("1-0:0:1", 86401), ("x", None), ("", None)],
+)  # fmt: skip
+def test_time_limits_of_slurm(text, seconds):
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize("time, limit", [("2h", "120"), ("90 s", "2"), ("2:00:00", "2:00:00"), ("30", "30")])
+def test_times_with_units(time, limit):
+    lines = script("--preemptible", "--time", time, "--warning", "1min")
+    assert f"#SBATCH --time={limit}" in lines and "#SBATCH --signal=B:USR1@60" in lines
+
+
+# Files and submission
+
+
+@pytest.fixture
+def sbatch(tmp_path, monkeypatch):
+    """``sbatch(text)``: puts a program named sbatch first on PATH."""
+
+    def make(text: str) -> None:
+        program = tmp_path / "bin" / "sbatch"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/bash\n{text}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+
+    return make
+
+
+def test_the_script_is_written_and_submitted(tmp_path, monkeypatch, sbatch):
+    sbatch('[ -z "$REFUSE" ] || { echo "invalid partition" >&2; exit 1; }\necho Submitted "$@"')
+    settings = ["jobs/saddle.toml", f"run.out={tmp_path / 'run'}"]
+    file = tmp_path / "run" / "job.sbatch"
+    assert invoke(*settings).output == f"{file}\nSubmitted {file}\n"
+    assert file.read_text() == invoke(*settings, "--dry-run").output
+    assert "Submitted" not in invoke(*settings, "--no-submit").output
+    monkeypatch.setenv("REFUSE", "1")
+    done = invoke(*settings)
+    assert done.exit_code == 2 and "invalid partition" in done.output and f"refused {file}" in done.output
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "there is no sbatch on this machine" in " ".join(invoke(*settings).output.split())
+
+
+def test_a_python_without_the_package_is_reported_in_one_sentence(tmp_path):
+    """As after sbatch --export=NONE, which drops the environment of submission."""
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
+    bare.chmod(0o755)
+    text = invoke("jobs/saddle.toml", "--dry-run").output
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", text], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    assert done.returncode == 71 and "Traceback" not in done.stderr
+    assert f"mpifed is not installed for {bare}: submit" in done.stderr and "--setup" in done.stderr
+
+
+def test_sbatch_does_not_inherit_variables_of_another_job(tmp_path, monkeypatch, sbatch):
+    """And the script's name is not taken for an option or searched on PATH."""
+    sbatch('echo "$@"\nenv')
+    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_EXPORT_ENV", "PMIX_RANK", "PMI_SIZE"):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    monkeypatch.chdir(tmp_path)
+    lines = invoke(ROOT / "jobs/saddle.toml", "--script", "-x").stdout.splitlines()
+    assert lines[:2] == ["-x", str(tmp_path / "-x")]
+    assert "SLURM_CONF=/etc/slurm.conf" in lines and not [line for line in lines if line.endswith("=7")]
+
+
+@pytest.mark.parametrize("kind", ["text", "mark", "link", "dangling", "folder", "pipe", "below a file"])
+def test_other_files_are_not_replaced(tmp_path, kind):
+    file, target = tmp_path / "job.sbatch", tmp_path / "mine"
+    text = "mine\n" if kind != "mark" else "#!/bin/bash\n# made by:\n# mpifed launch jobs/saddle.toml\nmine\n"
+    if kind != "dangling":
+        target.write_text(text)
+    match kind:
+        case "text" | "mark":
+            target.rename(file)
+        case "link" | "dangling":
+            file.symlink_to(target)
+        case "folder":
+            file.mkdir()
+        case "pipe":
+            os.mkfifo(file)
+        case "below a file":
+            file = target / "job.sbatch"
+    done = invoke("jobs/saddle.toml", "--script", file, "--no-submit")
+    assert done.exit_code == 2, done.output
+    message = "cannot write" if kind == "below a file" else "was not written by mpifed launch"
+    assert kind == "folder" or message in " ".join(done.output.split()), done.output
+    assert [path.read_text() for path in tmp_path.iterdir() if path.is_file()] == (
+        [] if kind == "dangling" else [text] * (2 if kind == "link" else 1)
+    )
+
+
+def test_a_null_character_in_a_path():
+    done = invoke("jobs/saddle.toml", 'run.out="a\\u0000b"', "--no-submit")
+    assert isinstance(done.exception, ConfigError) and "NUL character" in str(done.exception)
