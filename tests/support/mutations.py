@@ -1,4 +1,4 @@
-"""Job files as nobody should write them: tables, texts and changes of valid jobs with some faults put in."""
+"""Hypothesis strategies of invalid job files: mutated tables, texts and overrides of valid jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mpifed import Config
 from mpifed.config.tables import read_table
 
-#: Cases of the fastest test; thousands by hand, MPIFED_FUZZ=10000 pytest tests/unit/test_fuzz.py.
+#: Examples of the fastest test; for more, MPIFED_FUZZ=10000 pytest tests/unit/test_fuzz.py.
 BUDGET = int(os.environ.get("MPIFED_FUZZ", "150"))
 JOBS = sorted(path for path in (Path(__file__).parents[2] / "jobs").rglob("*.toml"))
 
@@ -26,7 +26,7 @@ def _nested(depth: int, inside):
     return inside
 
 
-#: Values that are of another type, too large, too small, too long, too deep or no names.
+#: Values of a wrong type, too large, too small, too long, too deep, or invalid names.
 VALUES = [
     *(True, False, None, 0, -1, 3, 3.0, -0.0, 0.5, 1e308, -1e308, 1e-320, math.inf, -math.inf, math.nan),
     *(10**5000, -(10**400), 2**63, -(2**63), 2**63 - 1, 10**11, 2 * 10**9, 10**19),
@@ -38,18 +38,18 @@ VALUES = [
     *(_nested(50, 1), _nested(51, 1), {f"key{k}": k for k in range(1000)}),
     *(datetime.date(1979, 5, 27), datetime.time(7, 32), datetime.datetime(1979, 5, 27, 7, 32)),
 ]
-#: Names of settings: known, near misses, none.
+#: Names of settings: known, misspelled, invalid.
 KEYS = ["name", "rounds", "round", "run", "self", "", "a.b", "x" * 100_000, "ü", "\0", "sweep", "plugins"]
 
 
 def tables() -> list[dict]:
-    """Valid tables: the shipped jobs as written, and one of every pair with all settings spelt out."""
+    """Return valid tables: all shipped jobs, and the complete table of every pair of method and problem."""
     whole = [Config(algorithm=method(one), problem=problem(other)).table() for one, other in PAIRS]
     return [*map(read_table, JOBS), *(json.loads(json.dumps(table)) for table in whole)]
 
 
 def _places(node, path=()):
-    """The ways to all values in a table."""
+    """Yield the paths of all values in a table."""
     items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in items:
         yield (*path, key)
@@ -59,7 +59,7 @@ def _places(node, path=()):
 
 @st.composite
 def mutated(draw, bases: list[dict]):
-    """A table with one to three faults."""
+    """Generate a table with one to three mutations."""
     table = copy.deepcopy(draw(st.sampled_from(bases)))
     for _ in range(draw(st.integers(1, 3))):
         _mutate(draw, table)
@@ -90,7 +90,7 @@ def _mutate(draw, table: dict) -> None:
 
 @st.composite
 def texts(draw, sources: list[bytes]) -> bytes:
-    """The bytes of a job file with some of them changed."""
+    """Generate the bytes of a job file with one to four replacements."""
     source = bytearray(draw(st.sampled_from(sources)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(source)))
@@ -99,7 +99,7 @@ def texts(draw, sources: list[bytes]) -> bytes:
     return bytes(source)
 
 
-#: What is put into the bytes of a job file.
+#: Bytes that are inserted into a job file.
 PIECES = [
     *(b"\xff", b"\0", b"\xef\xbb\xbf", b"\r\n", b"\r", b"\xed\xa0\x80", b"\xc3", b"", b'"', b"'", b"\\"),
     *(b"=", b"[", b"]", b"[[", b"]]", b"{", b"}", b",", b".", b"#", b"\n[sweep]\n", b"\n[[sweep]]\n"),
@@ -112,7 +112,7 @@ PIECES = [
 
 @st.composite
 def changes(draw, bases: list[dict]) -> list[str]:
-    """Overrides ``key=value``: of real and of made-up keys, with values of all sorts."""
+    """Generate overrides ``key=value`` of valid and invalid keys and values."""
     said = []
     for _ in range(draw(st.integers(1, 3))):
         place = ".".join(map(str, draw(st.sampled_from(list(_places(draw(st.sampled_from(bases))))))))
@@ -123,11 +123,11 @@ def changes(draw, bases: list[dict]) -> list[str]:
     return said
 
 
-def _spelt(value) -> str:
+def _as_toml(value) -> str:
     if isinstance(value, str):
         return value
     return f"0x{value:x}" if isinstance(value, int) and abs(value) > 2**70 else str(value).replace("'", '"')
 
 
-#: What is written behind the sign of equality.
-TEXTS = [*map(_spelt, VALUES), "[" * 5000, "{", '"', "1\nrounds = 3", "9" * 5000, "True", ".5"]
+#: Values of overrides.
+TEXTS = [*map(_as_toml, VALUES), "[" * 5000, "{", '"', "1\nrounds = 3", "9" * 5000, "True", ".5"]

@@ -1,4 +1,4 @@
-"""A run that has ended is not complete any more when its data have changed."""
+"""A finished run whose data have changed is refused, and data are compared by their digests."""
 
 import gzip
 import hashlib
@@ -44,7 +44,7 @@ def table(extra: float) -> str:
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """Writes a job on a data set and its table."""
+    """A function that writes a job file and its data."""
     monkeypatch.chdir(tmp_path)
 
     def write(section="", dataset=TABLE):
@@ -60,26 +60,26 @@ def call(*words: str) -> tuple[int, str]:
 
 
 def change(file="mine.csv"):
-    """Other numbers in a file of the same size, whose time is set back."""
+    """Change numbers in a file without changing its size or modification time."""
     known = os.stat(file)
     Path(file).write_text(table(0.75))
     os.utime(file, ns=(known.st_atime_ns, known.st_mtime_ns))
     assert os.stat(file).st_size == known.st_size and os.stat(file).st_mtime_ns == known.st_mtime_ns
 
 
-def expect_refused(told: tuple[int, str], name="mine.csv"):
-    code, said = told
-    assert code == 2 and f"data file {name} has changed since the run in " in said, said
-    assert "Restore the file, choose another run.out, or start over" in said and "run.overwrite=true" in said
+def expect_refused(done: tuple[int, str], name="mine.csv"):
+    code, text = done
+    assert code == 2 and f"data file {name} has changed since the run in " in text, text
+    assert "Restore the file, choose another run.out, or start over" in text and "run.overwrite=true" in text
 
 
-def test_a_run_through_the_command_line(job):
+def test_a_run(job):
     job()
     assert call("run", "job.toml")[0] == 0
     before = mpifed.load("out").point["x"]
     for words in (("run", "job.toml"), ("resume", "out")):
-        code, said = call(*words)
-        assert code == 0 and "is complete" in said
+        code, text = call(*words)
+        assert code == 0 and "is complete" in text
     change()
     for words in (("run", "job.toml"), ("resume", "out")):
         expect_refused(call(*words))
@@ -94,8 +94,8 @@ def test_a_run_through_the_command_line(job):
 
 
 @pytest.mark.parametrize("part", ["0/1", "1/2"])
-def test_a_sweep_trains_no_new_seed_beside_runs_on_other_data(job, part):
-    """Whichever of the sweep's runs a part carries out."""
+def test_a_sweep_with_new_seeds(job, part):
+    """No new run is started, whichever runs belong to the part."""
     job(SWEEP)
     assert call("sweep", "job.toml")[0] == 0
     change()
@@ -103,21 +103,21 @@ def test_a_sweep_trains_no_new_seed_beside_runs_on_other_data(job, part):
     Path("job.toml").write_text(text.replace("[0, 1]", "[2, 3, 0, 1]"))
     expect_refused(call("sweep", "job.toml", "--part", part))
     assert not Path("out/seed=2").exists() and not Path("out/seed=3").exists()
-    assert "4 runs done, 0 of them before" in call("sweep", "job.toml", "run.overwrite=true")[1]
-    assert "4 runs done, 4 of them before" in call("sweep", "job.toml")[1]
+    assert "4 runs are finished, 0 of them before" in call("sweep", "job.toml", "run.overwrite=true")[1]
+    assert "4 runs are finished, 4 of them before" in call("sweep", "job.toml")[1]
 
 
 def test_a_search(job):
     job("validation = 0.25\n" + TUNE)
-    code, said = call("tune", "job.toml")
-    assert code == 0, said
+    code, text = call("tune", "job.toml")
+    assert code == 0, text
     change()
     expect_refused(call("tune", "job.toml"))
     assert call("tune", "job.toml", "run.overwrite=true")[0] == 0
 
 
-def test_samples_that_a_function_returns(job):
-    """No file is known, so that the function is called again."""
+def test_data_of_a_function(job):
+    """The files that the function reads are unknown, so it is called again."""
     Path("data.py").write_text(
         "import numpy as np\ndef load():\n    own = np.loadtxt('mine.csv', delimiter=',', skiprows=1)\n"
         "    pair = own[:, :2].astype('float32'), own[:, 2].astype('int64')\n"
@@ -131,7 +131,7 @@ def test_samples_that_a_function_returns(job):
 
 @dataclass
 class Reading(Game):
-    """The game, which reads a file of the data folder and digests it in a way of its own."""
+    """A game that reads a file in the data folder and computes a digest of another type."""
 
     def prepare(self, seed, data_dir=None):
         super().prepare(seed, data_dir)
@@ -139,8 +139,7 @@ class Reading(Game):
         self.files = {"prices": DataFile(str(file), hashlib.md5(file.read_bytes()).hexdigest())}
 
 
-def test_another_folder_of_data_and_another_digest(tmp_path):
-    """run.data_dir may change between starts: the data there are read."""
+def test_run_data_dir_may_change_if_the_data_are_the_same(tmp_path):
     for folder, text in (("here", "1"), ("there", "1"), ("elsewhere", "2")):
         Path(tmp_path / folder).mkdir()
         Path(tmp_path / folder / "prices").write_text(text)
@@ -160,20 +159,20 @@ def test_another_folder_of_data_and_another_digest(tmp_path):
         started("elsewhere")
 
 
-def test_a_packed_copy_is_the_same_and_data_that_are_gone_are_told(job, capfd):
+def test_a_compressed_copy_is_the_same_and_missing_data_cause_a_warning(job, capfd):
     job()
     assert call("run", "job.toml")[0] == 0
     Path("mine.csv.gz").write_bytes(gzip.compress(Path("mine.csv").read_bytes()))
     Path("mine.csv").unlink()
-    code, said = call("run", "job.toml")
-    assert code == 0 and "is complete" in said and "nothing tells" not in said
+    code, text = call("run", "job.toml")
+    assert code == 0 and "is complete" in text and "nothing tells" not in text
     Path("mine.csv.gz").unlink()
-    code, said = call("run", "job.toml")
-    assert code == 0 and "is complete" in said
-    assert "nothing tells whether the data of " in said and "lacks a file" in said
+    code, text = call("run", "job.toml")
+    assert code == 0 and "is complete" in text
+    assert "cannot check whether the data of " in text and "lacks a file" in text
 
 
-def test_a_digest_is_taken_once_for_each_state_of_a_file(tmp_path, monkeypatch):
+def test_a_digest_is_computed_once_for_each_state_of_a_file(tmp_path, monkeypatch):
     file, opened = tmp_path / "a", []
     file.write_text("1")
     monkeypatch.setattr(data_files, "open", lambda *of: opened.append(of) or open(*of), raising=False)

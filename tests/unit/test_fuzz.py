@@ -1,4 +1,4 @@
-"""Job files with faults put in end in a sentence or in a valid configuration, in nothing else, and soon."""
+"""Mutated job files yield a short error message or a valid configuration, and no other errors."""
 
 import contextlib
 import copy
@@ -20,18 +20,17 @@ from mpifed.config.tables import override
 
 BASES = tables()
 SOURCES = [path.read_bytes() for path in JOBS]
-#: Characters of a line of a message: a value, a name, the options that there are. A plugin's own error and
-#: a chain of places may make it longer.
+#: Maximum length of a line of a message (a value, a name and the available options), and number of lines.
 LINE, LINES = 1500, 60
 
 
 def within_budget(share: int):
-    """As many examples as there is time for: the budget over what one takes."""
+    """Return hypothesis settings with ``BUDGET // share`` examples."""
     return settings(max_examples=max(1, BUDGET // share), suppress_health_check=list(HealthCheck))
 
 
 def outcome(work):
-    """What the work returns, ``None`` after a sentence of bounded length."""
+    """Return the result of ``work``; ``None`` after a ConfigError of bounded length."""
     began = time.perf_counter()
     try:
         result = work()
@@ -39,7 +38,7 @@ def outcome(work):
         lines = str(error).splitlines()
         assert lines and len(lines) <= LINES and max(map(len, lines)) <= LINE, str(error)[:5000]
         result = None
-    assert time.perf_counter() - began < 20  # a sentence takes milliseconds; the machine may be busy
+    assert time.perf_counter() - began < 20  # an error takes milliseconds; the machine may be busy
     return result
 
 
@@ -66,36 +65,38 @@ def test_texts(place, source):
 
 
 @within_budget(1)
-@given(said=changes(BASES))
-def test_changes(said):
+@given(overrides=changes(BASES))
+def test_changes(overrides):
     def changed():
         table = copy.deepcopy(BASES[0])
-        for text in said:
+        for text in overrides:
             override(table, text)
         return Config.from_table(table)
 
     outcome(changed)
 
 
-def commanded(*words: str) -> tuple[int, str]:
-    """The exit code of a command in this process, and what it says."""
-    said = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)  # scripts go as bytes
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+def execute(*words: str) -> tuple[int, str]:
+    """Return the exit code and the output of a command in this process."""
+    output = io.TextIOWrapper(
+        io.BytesIO(), encoding="utf-8", write_through=True
+    )  # scripts are written as bytes
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(output):
         patch.setattr(sys, "argv", ["mpifed", *words])
-        patch.setattr(errors.signal, "signal", lambda *_: None)  # at its end a command turns signals away
-        with contextlib.redirect_stdout(said):
+        patch.setattr(errors.signal, "signal", lambda *_: None)  # a command ends by ignoring signals
+        with contextlib.redirect_stdout(output):
             try:
                 main.main()
                 code = 0
             except SystemExit as leaving:
                 code = leaving.code or 0
-    return code, said.buffer.getvalue().decode()
+    return code, output.buffer.getvalue().decode()
 
 
-def light(path: Path, said: list[str]) -> bool:
-    """Whether the job is wrong, or done in a moment."""
+def light(path: Path, overrides: list[str]) -> bool:
+    """Return whether the job is invalid or short."""
     try:
-        config = Config.load(path, said)
+        config = Config.load(path, overrides)
     except ConfigError:
         return True
     counts = [value for value in vars(config.algorithm).values() if isinstance(value, int)]
@@ -106,11 +107,11 @@ def light(path: Path, said: list[str]) -> bool:
 @within_budget(8)
 @given(command=st.sampled_from(["run", "sweep", "resume", "launch", "info"]), data=st.data())
 def test_commands(tmp_path_factory, command, data):
-    """On a job file with faults, changes with faults, or both: exit code 2 and a sentence, or 0."""
-    inner = tmp_path_factory.mktemp("fuzz") / "a" / "b" / "c"  # so that ../.. is a place of its own
+    """On a mutated job file, with mutated changes, or both: exit code 2 with a message, or 0."""
+    inner = tmp_path_factory.mktemp("fuzz") / "a" / "b" / "c"  # so that ../.. is a temporary folder, too
     inner.mkdir(parents=True)
     source = data.draw(st.one_of(st.sampled_from(SOURCES), texts(SOURCES)))
-    said = data.draw(st.one_of(st.just([]), changes(BASES[:1])))
+    overrides = data.draw(st.one_of(st.just([]), changes(BASES[:1])))
     path = inner / "job.toml"
     path.write_bytes(source)
     if command in ("sweep", "launch"):
@@ -119,9 +120,9 @@ def test_commands(tmp_path_factory, command, data):
         words = [command, str(path)]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(inner)
-        said = [*said, "rounds=1", "run.progress=false", "run.device=cpu"]
-        if command == "run" and not light(path, said):
+        overrides = [*overrides, "rounds=1", "run.progress=false", "run.device=cpu"]
+        if command == "run" and not light(path, overrides):
             return
-        code, text = commanded(*words, "--", *said)
+        code, text = execute(*words, "--", *overrides)
     assert code in (0, 2, 3) and "Traceback" not in text, text[:3000]
     assert code != 2 or max(map(len, text.splitlines())) <= LINE, text[:3000]

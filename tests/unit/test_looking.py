@@ -1,4 +1,4 @@
-"""Commands that look at a job or a run execute none of the code that these name without --allow-code."""
+"""Commands that only inspect a job or a run do not execute its code without --allow-code."""
 
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +13,7 @@ from mpifed.cli.main import cli
 from mpifed.config.plugins import find
 from mpifed.parallel.comm import SerialComm
 
-#: A problem, a network, a metric and data, in a file that leaves a mark when it is executed.
+#: A problem and a network in a file that creates another file when it is executed.
 PLUGIN = """
 from pathlib import Path
 Path("executed").touch()
@@ -50,24 +50,25 @@ SWEEP, TUNE = "[sweep]\nseed = [0, 1]\n", '[tune]\nmethods = [{ name = "LocalSGD
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Job files that name a stranger's code, and a run of one; nothing of it is loaded."""
+    """Job files that name user code, and a finished run. The code is not loaded."""
     monkeypatch.chdir(tmp_path)
     Path("stranger.py").write_text(PLUGIN)
     Path("job.toml").write_text(JOB)
     Path("sweep.toml").write_text(JOB + SWEEP)
     Path("tune.toml").write_text(JOB + "validation = 0.2\n" + TUNE)
     mpifed.run("job.toml", SerialComm(), overrides=["run.out=done"])
-    forget()
+    unload()
     return tmp_path
 
 
-def forget():
-    """Let the file be executed again where something asks for it."""
+def unload():
+    """Unload the file, so that loading it again executes it."""
     plugins._loaded.clear()
     Path("executed").unlink(missing_ok=True)
 
 
 def call(*words) -> tuple[int, str]:
+    """Return whether a command fails, and its output."""
     done = CliRunner().invoke(cli, [*map(str, words)], standalone_mode=False)
     return int(done.exception is not None), done.output + str(done.exception or "")
 
@@ -80,8 +81,8 @@ def call(*words) -> tuple[int, str]:
     ],
 )  # fmt: skip
 def test_commands_that_need_no_code(folder, words):
-    code, said = call(*words.split())
-    assert code == 0, said
+    code, text = call(*words.split())
+    assert code == 0, text
     assert not Path("executed").exists()
 
 
@@ -92,23 +93,22 @@ def test_commands_that_need_no_code(folder, words):
         "launch job.toml --array seed=0,1 --dry-run", "tune tune.toml --list",
     ],
 )  # fmt: skip
-def test_commands_that_say_so_and_do_it_when_they_are_told(folder, words):
-    code, said = call(*words.split())
-    assert code and "./stranger.py:Mine is code, which would be executed" in said and "--allow-code" in said
+def test_commands_that_need_code_require_allow_code(folder, words):
+    code, text = call(*words.split())
+    assert code and "./stranger.py:Mine is code, which would be executed" in text and "--allow-code" in text
     assert not Path("executed").exists()
-    code, said = call(*words.split(), "--allow-code")
-    assert code == 0 and Path("executed").exists(), said
+    code, text = call(*words.split(), "--allow-code")
+    assert code == 0 and Path("executed").exists(), text
 
 
-def test_from_python(folder):
-    """Reading a run executes nothing; making its network does."""
+def test_reading_a_run_in_python_executes_no_code_but_creating_its_network_does(folder):
     result = mpifed.load("done")
     mpifed.frame(["done"])
     assert result.metrics and not Path("executed").exists()
     assert type(result.model()).__name__ == "Net" and Path("executed").exists()
 
 
-def test_modules_and_entry_points_are_code_too(monkeypatch):
+def test_modules_and_entry_points_are_refused_as_code(monkeypatch):
     installed = [metadata.EntryPoint("Theirs", "their.package:Method", "mpifed.algorithms")]
     monkeypatch.setattr(metadata, "entry_points", lambda group: installed)
     for name in ("their.package:Method", "Theirs"):
