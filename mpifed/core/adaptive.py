@@ -1,23 +1,23 @@
-"""Adaptive matrices: how the averaged estimators become the matrices A and B of the adaptive methods.
+"""Adaptive matrices A and B, computed from averaged estimators.
 
 A matrix is a pure function of its moments and of the averages of a synchronisation::
 
     moments, A = matrix(moments, w, x, t)      # then x -= gamma * eta * w / A
 
-* A is a diagonal, shape ``[d]``, or a multiple of the identity, shape ``[1]``; always A ⪰ ρ I.
-* ``moments`` is a tuple that starts as zeros. ``state`` names the kind of each: "block" like x, or "scalar".
-* ``matrix.refer(moments, w, x)`` is for rules that compare with the previous synchronisation. It sets the
-  reference of the first synchronisation, the averaged estimator and the point at the common start, and
-  accumulates nothing. The matrix that the rule computes from these averages comes before it.
+* A is a diagonal ``[d]``, or a multiple of the identity ``[1]``; always A ⪰ ρ I.
+* ``moments`` is a tuple that starts at zero. ``state`` gives the shape of each: "block" (as x), or "scalar".
+* ``matrix.refer(moments, w, x)`` is for rules that compare with the previous synchronisation. It stores the
+  averaged estimator and the point of the common start as the reference of the first synchronisation, and
+  accumulates nothing. It is called after the rule has computed A_1 from them.
 
-Sources: Huang et al. 2024, Algorithm 1, line 6, and the example below it in the text; Huang, Algorithm 1,
-line 6, and eq. 6. Both count t in steps, but make matrices at synchronisations only: their a_{t-1} is the
-moment of the one before. The papers use no bias correction, so the first matrices are about (1 - ϱ)^(-1/2)
-smaller than corrected ones, and the first steps that much larger.
+Sources: Huang et al. 2024, Algorithm 1, line 6, and the example in the text below it; Huang, Algorithm 1,
+line 6, and eq. 6. Both count t in steps but compute matrices at synchronisations only, so a_{t-1} is the
+moment of the previous synchronisation. The papers use no bias correction: the first matrices are smaller than
+corrected ones by a factor of about (1 - ϱ)^(1/2), and the first steps larger.
 
-Decays ϱ and ϑ_t are numbers or schedules of t. A synchronisation's t is that of its aggregated step, r q
-after round r of q steps; it is 1 where the rule makes A_1 of the initial estimators. α_t = c η_{t-1}², which
-Huang suggests for ϑ_t, is a ``power`` of exponent 2/3 where η_t is one of exponent 1/3.
+The decays ϱ and ϑ_t are numbers or schedules of t, the step of a synchronisation: r q after round r of q
+steps, and 1 if the rule computes A_1 from the initial estimators. Huang suggests ϑ_t = c η_{t-1}²; for η_t
+with exponent 1/3 this is a ``power`` schedule with exponent 2/3.
 """
 
 from __future__ import annotations
@@ -54,13 +54,12 @@ Moments = tuple[torch.Tensor, ...]
 
 
 def _decay(rate):
-    """A number or a schedule, below 1 at every t: a schedule is monotone, so its first and last values
-    suffice."""
+    """Validate a number or a schedule below 1; schedules are monotone, so two values suffice."""
     if isinstance(rate, Squared):
-        raise ValueError("'squared' follows a step size η, which a matrix does not have: take 'power'")
+        raise ValueError("'squared' depends on a step size η, which a matrix does not have: use 'power'")
     for value in (rate(1), rate(2**53)):
         if value >= 1:
-            raise ValueError(f"expected a decay below 1, or a schedule of such, got {short_repr(value)}")
+            raise ValueError(f"expected a decay below 1 at every step, got {short_repr(value)}")
     return rate.value if isinstance(rate, Constant) else rate
 
 
@@ -75,19 +74,19 @@ def _at(decay, t: int) -> float:
 class _Matrix:
     state: ClassVar[tuple[str, ...]] = ("block",)
     kind: ClassVar[str] = "block"
-    #: False where A is the same in every round.
+    #: False if A is the same in every round.
     adapts: ClassVar[bool] = True
 
     def fields(self, block: str) -> tuple[str, ...]:
-        """The kinds of the moments for this block of variables, as a record wants them."""
+        """Return the kinds of the record fields of the moments of a block."""
         return tuple(block if kind == "block" else "scalar" for kind in self.state)
 
     def shape(self, block: str) -> str:
-        """The kind of the matrix itself for this block."""
+        """Return the kind of the record field of the matrix of a block."""
         return block if self.kind == "block" else "scalar"
 
     def refer(self, moments: Moments, w: torch.Tensor, x: torch.Tensor) -> Moments:
-        """The moments once the common starting point is known."""
+        """Return the moments with the reference of the common start."""
         return moments
 
 
@@ -108,7 +107,8 @@ class Identity(_Matrix):
 class Adam(_Matrix):
     """a ← ϱ a + (1 - ϱ) w², A = diag(√a + ρ) (Huang et al. 2024, line 6).
 
-    ``bias_correction`` divides a by 1 - ϱⁿ after n synchronisations, which no paper does; ϱ is constant then.
+    ``bias_correction`` divides a by 1 - ϱⁿ after n synchronisations, which the papers do not; it requires a
+    constant ϱ.
     """
 
     varrho: Decay = Field(default=0.9, description="decay ϱ_t of the second moment")
@@ -131,9 +131,9 @@ class Adam(_Matrix):
 class AdaBelief(_Matrix):
     """a ← ϱ a + (1 - ϱ)(w - w')², A = diag(√a + ρ) (Huang et al. 2024, below Algorithm 1).
 
-    w' is the average at the synchronisation before. The paper prints ρ for ϱ, and leaves w' open at the first
-    synchronisation: ``belief_reference``. The matrix that the rule makes of the averaged initial estimators
-    themselves has w' = 0 in both readings; compared with itself, w_1 would make it ρ I.
+    w' is the average at the previous synchronisation. The paper prints ρ for ϱ, and leaves w' open at the
+    first synchronisation: ``belief_reference``. A_1, computed from the averaged initial estimators, uses w' =
+    0 in both readings, because w' = w_1 would give ρ I.
     """
 
     varrho: Decay = Field(default=0.9, description="decay ϱ_t of the belief")
@@ -155,7 +155,7 @@ class AdaBelief(_Matrix):
 
 @hyperparameters
 class AMSGrad(_Matrix):
-    """Adam's moment with its running maximum: â ← max(â, a), A = diag(√â + ρ)."""
+    """The running maximum of Adam's moment: â ← max(â, a), A = diag(√â + ρ)."""
 
     varrho: Decay = Field(default=0.9, description="decay ϱ_t of the second moment")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
@@ -172,12 +172,12 @@ class AMSGrad(_Matrix):
 class Norm(_Matrix):
     """a ← ϑ a + (1 - ϑ)‖w‖, A = (a + ρ) I (Huang, eq. 6, literally).
 
-    ``root`` averages ‖w‖² instead and takes the root of the average.
+    ``root`` averages ‖w‖² instead and uses the square root of the average.
     """
 
     vartheta: Decay = Field(default=0.9, description="decay ϑ_t of the norm")
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
-    root: bool = Field(default=False, description="average the squared norm and take the root")
+    root: bool = Field(default=False, description="average the squared norm and use its square root")
     state = ("scalar",)
     kind = "scalar"
 
@@ -206,7 +206,8 @@ class AdaGradNorm(_Matrix):
 class BarzilaiBorwein(_Matrix):
     """A = (|⟨Δw, Δx⟩| / ‖Δx‖² + ρ) I from the last two synchronisations.
 
-    While there is one only, or Δx is zero to rounding, the last quotient stays (0 at first, so that A = ρ I).
+    After the first synchronisation, and if Δx is zero up to rounding, the previous quotient is kept, which is
+    0 at first, so that A = ρ I.
     """
 
     rho: float = Field(default=0.01, ge=0, description="offset ρ: A ⪰ ρ I")
@@ -217,7 +218,7 @@ class BarzilaiBorwein(_Matrix):
         last_w, last_x, a, known = moments
         dw, dx = w - last_w, x - last_x
         square = dx @ dx
-        rounding = 8 * torch.finfo(x.dtype).eps  # averages of equal points differ by it
+        rounding = 8 * torch.finfo(x.dtype).eps  # difference between averages of equal points
         moved = (known > 0) & (square > rounding**2 * (x @ x))
         a = torch.where(moved, (dw @ dx).abs() / torch.where(moved, square, 1.0), a)
         return (w, x, a, torch.ones_like(known)), a + self.rho
@@ -238,46 +239,45 @@ MATRICES = {
 
 #: An adaptive matrix by name, table or instance.
 Matrix = choice("matrix", MATRICES)
-#: How the matrices begin: by their rule from the averaged initial estimators, as I, or as ρI.
+#: The first matrices: the rule applied to the averaged initial estimators, I, or ρI.
 FirstMatrix = Literal["rule", "identity", "rho"]
 
 
 def adaptive(block: str, of: str) -> Adaptive:
-    """A field of ``shared`` with the adaptive matrix of ``block``, computed by the method's ``matrix``.
+    """Declare a field of ``shared`` with the adaptive matrix of ``block``, computed by ``method.matrix``.
 
-    Rank 0 refreshes it once per round, after the first phase whose messages contain ``of``. It is computed
-    from the average of that field and from the averaged ``block``, or ``shared``'s if the messages have no
-    such block. In a method with a start phase that contains ``of``, ``first_matrix`` selects the matrices
-    before the first round.
+    Rank 0 updates it once per round, after the first phase whose messages contain ``of``, from the average
+    of that field and the averaged ``block``, or the ``block`` of ``shared`` if the messages do not contain
+    it. If a start phase contains ``of``, ``first_matrix`` selects the matrices before the first round.
     """
     return Adaptive(block, of)
 
 
 def first(method) -> float:
-    """The diagonal of a method's matrices before the first average."""
+    """Return the diagonal of a method's matrices before the first average."""
     return method.matrix.rho if getattr(method, "first_matrix", "identity") == "rho" else 1.0
 
 
 def due(method, steps: int, round: int) -> bool:
-    """Whether ``round`` computes new matrices.
+    """Return whether ``round`` computes new matrices.
 
-    With rounds of one step and the rule at the start, the start is the first synchronisation. Round 1 then
-    averages the same estimators that gave A_1, and changes nothing.
+    With one step per round and the rule at the start, the start is the first synchronisation. Round 1 then
+    averages the estimators from which A_1 was computed, so it changes nothing.
     """
     rule = getattr(method, "first_matrix", "") == "rule"
     return round > 1 or (rule if round == 0 else not (rule and steps == 1))
 
 
 def refresh(method, steps: int, round: int, moments: Moments, w: torch.Tensor, x: torch.Tensor):
-    """Line 6 of the boxes: the moments and the matrix after ``round``, ``None`` for one that stays as it is.
+    """Return the moments and the matrix after ``round`` (line 6), ``None`` if the matrix does not change.
 
     Args:
-        steps: local steps of a round.
-        w, x: the averaged estimator and the averaged point, ``[d]``.
+        steps: local steps per round.
+        w, x: averaged estimator and averaged point, ``[d]``.
     """
     matrix, new = method.matrix, None
     if due(method, steps, round):
         moments, new = matrix(moments, w, x, max(1, round * steps))
-    if round == 0 and not (new is not None and steps == 1):  # the start is no synchronisation
+    if round == 0 and not (new is not None and steps == 1):  # the start is not a synchronisation
         moments = matrix.refer(moments, w, x)
     return moments, new

@@ -45,11 +45,11 @@ class Phase:
     """One round trip: a client function, one fused Allreduce of ``message``, a server function.
 
     Attributes:
-        client: called as ``client(now, shared, client, message, oracle)``.
-        message: the record that it fills.
-        server: called as ``server(now, shared, mean)``; ``None``: the averages replace the fields of
-            ``shared`` of the same names, blocks projected.
-        new_cohort: draw a new cohort before this phase.
+        client: client function, called as ``client(now, shared, client, message, oracle)``.
+        message: the record that the client function fills.
+        server: server function, called as ``server(now, shared, mean)``. If it is ``None``, the averages
+            replace the fields of ``shared`` of the same names, and blocks are projected.
+        new_cohort: whether a new cohort is sampled before this phase.
     """
 
     client: Callable
@@ -59,7 +59,7 @@ class Phase:
 
     @property
     def name(self) -> str:
-        """The client function's name, without ``client_``."""
+        """Name of the client function without ``client_``."""
         return getattr(self.client, "__name__", type(self.client).__name__).removeprefix("client_")
 
 
@@ -68,15 +68,16 @@ class Now:
     """The current round, as passed to the functions of a method.
 
     Attributes:
-        round: its number, from 1; 0 for the start phases.
+        round: number of the round, from 1; 0 for the start phases.
+        steps: number of local steps per round.
         clients: N, the number of all clients.
         cohort: the number of clients that participate.
         cohort_weight: the cohort's share of the total weight: cohort / clients for uniform weights.
-        unbiased: whether averages are unbiased estimates of those over all clients
+        unbiased: whether averages are unbiased estimates of the averages over all clients
             (``availability.unbiased``).
-        sets: the problem's sets, ``now.sets.y(v)`` projects.
+        sets: the problem's sets; ``now.sets.y(v)`` projects.
         blocks: names and shapes of the parameters of each block.
-        prox: the proximal map of a variational inequality's φ, as ``oracle.prox``; ``None`` elsewhere.
+        prox: proximal map of φ in a variational inequality, as ``oracle.prox``; otherwise ``None``.
     """
 
     round: int
@@ -90,38 +91,37 @@ class Now:
     prox: Any = None
 
     def step(self, k: int) -> int:
-        """The papers' t of the round's step ``k`` = 1, 2, ...; t counts the steps of all rounds from 1."""
+        """Return t, the number from 1 of step ``k`` = 1, 2, ... of this round among all steps."""
         return (self.round - 1) * self.steps + k
 
 
 class Algorithm:
-    """Base of every method. Subclasses are frozen dataclasses of hyperparameters."""
+    """Base class of methods, which are frozen dataclasses of hyperparameters."""
 
-    #: Problem family that the method solves: "minimax" (without y, too), "minimisation" (without y alone),
-    #: "operator" or "composition".
+    #: Problem family: "minimax" (with or without y), "minimisation" (without y), "operator" or "composition".
     family: ClassVar[str] = "minimax"
-    #: Where the method is printed, and the keys of these sources in the bibliography.
+    #: Sources of the method, and their keys in the bibliography.
     source: ClassVar[str] = ""
     cites: ClassVar[tuple[str, ...]] = ()
-    #: Settings for an example, where the defaults of examples are inconsistent.
+    #: Settings of the example job, in addition to the defaults of examples.
     example: ClassVar[dict] = {}
     #: Cost per round in the paper: vectors up, vectors down, phases, evaluations per local step.
     paper_cost: ClassVar[str] = ""
-    #: Gradient evaluations in a local step, for `mpifed info`.
+    #: Gradient evaluations per local step, for `mpifed info`.
     calls_per_step: ClassVar[int] = 1
-    #: False where the method is defined for full participation only.
+    #: False if the method is defined for full participation only.
     partial_participation: ClassVar[bool] = True
-    #: For methods that use ``oracle.full_batch``: the setting that selects minibatches instead, with its
-    #: value where only one value does.
+    #: For methods that use ``oracle.full_batch``: the setting that selects minibatches instead, or
+    #: "setting = value".
     minibatch_alternative: ClassVar[str] = ""
     #: Whether the method handles the convex part φ of a composite variational inequality.
     composite: ClassVar[bool] = False
-    #: False where the method does not project: a problem with sets is refused.
+    #: False if the method does not project, so that problems with sets are refused.
     constrained: ClassVar[bool] = True
     #: The output rule of the paper: "last" or "average".
     output: ClassVar[str] = "last"
-    #: Block → field of ``shared`` with the average over clients and steps that the paper returns; by default
-    #: the output rule "average" means the average of the rounds' points.
+    #: Block → field of ``shared`` with the average over clients and steps that the paper returns. Empty: the
+    #: output rule "average" is the average of the points after each round.
     averages: ClassVar[dict[str, str]] = {}
     #: Name of the hyperparameter with the number of local steps per round.
     steps: ClassVar[str] = ""
@@ -129,9 +129,9 @@ class Algorithm:
     shared: ClassVar[Record]
     message: ClassVar[Record]
     client: ClassVar[Record] = Record()
-    #: The rule of the adaptive matrices, a hyperparameter of methods that have some.
+    #: Rule of the adaptive matrices, a hyperparameter of methods with adaptive fields.
     matrix: Any
-    #: Phases run once, as round 0, before the first round.
+    #: Phases that run once before the first round, as round 0.
     start: ClassVar[tuple[Phase, ...]] = ()
     client_round: ClassVar[Callable]
     server_round: ClassVar[Callable | None] = None
@@ -143,8 +143,8 @@ class Algorithm:
             for name, kind in inspect.get_annotations(base).items():
                 if name in taken and "ClassVar" not in str(kind):
                     raise ContractError(
-                        f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which the contract of "
-                        "methods uses; what is no hyperparameter is annotated ClassVar or not at all"
+                        f"{cls.__name__}: a hyperparameter cannot be called {name!r}, which is an attribute "
+                        "of Algorithm; annotate other attributes with ClassVar, or do not annotate them"
                     )
 
     @property
@@ -160,12 +160,12 @@ class Algorithm:
 
 
 def local_steps(method: Algorithm) -> int:
-    """Number of local steps per round of ``method``."""
+    """Return the number of local steps per round of a method."""
     return getattr(method, method.steps) if method.steps else 1
 
 
 def refreshed(method: Algorithm, phases: tuple[Phase, ...]) -> list[tuple[str, ...]]:
-    """The adaptive fields of ``shared`` that are refreshed after each of ``phases``."""
+    """Return the adaptive fields of ``shared`` that are updated after each of ``phases``."""
     adaptive = method.shared.of(Adaptive)
     if not adaptive or not method.matrix.adapts:
         return [()] * len(phases)
@@ -177,18 +177,20 @@ def refreshed(method: Algorithm, phases: tuple[Phase, ...]) -> list[tuple[str, .
 
 
 def travels(record: Record) -> list[str]:
-    """The fields of a record that count as communicated."""
+    """Return the fields of a record that count as communicated."""
     return [name for name in record.fields if name not in record.of(NotSent)]
 
 
 def stored_fields(method: Algorithm) -> list[str]:
-    """The fields that clients of ``method`` keep from round to round."""
+    """Return the fields that clients of a method store between rounds."""
     return [name for name, kind in method.client.fields.items() if not isinstance(kind, WithinRound)]
 
 
 def undeclared(method: Algorithm) -> list[str]:
-    """The vectors that clients of ``method`` store in addition to blocks of their own, if no field of a
-    message is declared to be a change of them."""
+    """Return the stored fields of a method's clients other than blocks and scalars, such as control variates.
+
+    The result is empty if a message declares changes of stored fields with ``stored()``.
+    """
     if any(phase.message.of(Stored) for phase in method.phases):
         return []
     kinds = method.client.fields

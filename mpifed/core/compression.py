@@ -1,7 +1,7 @@
-"""Compression of messages, an option of every method.
+"""Compression of messages, which works with every method.
 
-``[message] compression = { name = "top-k", ratio = 0.01 }`` selects it. A compression maps vectors of d
-numbers to vectors that take fewer bytes. Each field of a message is compressed by itself.
+``[message] compression = { name = "top-k", ratio = 0.01 }`` selects it. A compression maps a vector of d
+elements to one that takes fewer bytes. Each field of a message is compressed separately.
 """
 
 from __future__ import annotations
@@ -16,39 +16,38 @@ from mpifed.base.settings import Section, choice, hyperparameters
 
 __all__ = ["COMPRESSIONS", "QSGD", "Compression", "Message", "TopK"]
 
-#: Bytes of the place of a number in a vector.
+#: Bytes of the index of an element.
 INDEX = 4
 
 
 @hyperparameters
 class TopK:
-    """The k = ratio · d entries of largest absolute value, the others 0; of equal ones the first.
+    """Keep the k = ratio · d entries of largest absolute value, in a tie the first, and set the others to 0.
 
     A contraction (Stich et al. 2018): ‖C(v) - v‖² ≤ (1 - k/d) ‖v‖².
     """
 
-    ratio: float = Field(
-        gt=0, le=1, description="share of a field's numbers that is sent, at least one number"
-    )
+    ratio: float = Field(gt=0, le=1, description="fraction of a field's elements that is sent, at least one")
 
     random: ClassVar[bool] = False
 
     def kept(self, size: int) -> int:
-        """k: how many of ``size`` numbers are sent."""
+        """Return k for vectors of ``size`` elements."""
         return max(1, round(self.ratio * size))
 
     def whole(self, size: int) -> bool:
-        """Whether a vector of ``size`` numbers is sent as it is."""
+        """Return whether a vector of ``size`` elements is sent uncompressed."""
         return self.kept(size) == size
 
     def bytes(self, size: int, item: int) -> int:
-        """Bytes of a compressed vector of ``size`` numbers of ``item`` bytes: values and their places of four
-        bytes, or all values where that takes less.
+        """Return the bytes of a compressed vector of ``size`` elements of ``item`` bytes.
+
+        It consists of values and 4-byte indices, or of all values if that takes less.
         """
         return min(self.kept(size) * (item + INDEX), size * item)
 
     def __call__(self, values: torch.Tensor, draws: torch.Tensor, contract: bool) -> torch.Tensor:
-        """The compressed rows of ``values`` ``[C, d]``; takes no draws."""
+        """Return the compressed rows of ``values`` ``[C, d]``; ``draws`` and ``contract`` are not used."""
         sizes, kept = values.abs(), self.kept(values.shape[-1])
         least = sizes.topk(kept, dim=-1, sorted=True).values[:, -1:]
         above, ties = sizes > least, sizes == least
@@ -58,10 +57,10 @@ class TopK:
 
 @hyperparameters
 class QSGD:
-    """QSGD (Alistarh et al. 2017): the norm, and each entry's share of it rounded at random to s levels.
+    """QSGD (Alistarh et al. 2017): the norm, and each entry relative to it, randomly rounded to s levels.
 
-    Unbiased, with variance at most ω ‖v‖², ω = min(d/s², √d/s). With error feedback it is divided by 1 + ω,
-    which makes it a contraction; error feedback around a map that is none lets the residuals grow.
+    Unbiased, with variance at most ω ‖v‖², ω = min(d/s², √d/s). With error feedback the result is divided by
+    1 + ω, which makes the map a contraction; otherwise the residuals could grow.
     """
 
     levels: int = Field(ge=1, le=2**30, description="levels s of an entry's absolute value, in addition to 0")
@@ -69,19 +68,19 @@ class QSGD:
     random: ClassVar[bool] = True
 
     def whole(self, size: int) -> bool:
-        """As of :class:`TopK`: one number is its norm and sign."""
+        """Return whether a vector of ``size`` elements is sent uncompressed: if it has one element."""
         return size == 1
 
     def bytes(self, size: int, item: int) -> int:
-        """As of :class:`TopK`: a norm, and of each entry the sign and the level, in bits of fixed number."""
+        """Return the bytes of a norm, and of sign and level of each entry with a fixed number of bits."""
         return item if self.whole(size) else item + -(-size * (1 + self.levels.bit_length()) // 8)
 
     def __call__(self, values: torch.Tensor, draws: torch.Tensor, contract: bool) -> torch.Tensor:
-        """The compressed rows of ``values`` ``[C, d]``.
+        """Return the compressed rows of ``values`` ``[C, d]``.
 
         Args:
-            draws: uniform in (0, 1), float64 ``[C, d]``.
-            contract: divide by 1 + ω.
+            draws: random numbers uniform in (0, 1), float64 ``[C, d]``.
+            contract: whether to divide by 1 + ω.
         """
         norms = _sums(values * values).sqrt()
         shares = (values.abs() * (self.levels / norms)).clamp(max=self.levels)
@@ -94,8 +93,10 @@ class QSGD:
 
 
 def _sums(rows: torch.Tensor) -> torch.Tensor:
-    """The sum of each row, ``[C, 1]``, by halves: bitwise identical for a row alone and among others, on
-    every device and with any number of threads."""
+    """Return the sum of each row, ``[C, 1]``, by repeated halving.
+
+    The bits do not depend on the other rows, the device or the number of threads.
+    """
     while (size := rows.shape[-1]) > 1:
         half = (size + 1) // 2
         left = rows[:, :half].clone()
@@ -118,13 +119,13 @@ class Message(Section):
         None, description='compression of each field of a message, e.g. { name = "top-k", ratio = 0.01 }'
     )
     error_feedback: bool = Field(
-        False, description="each client adds the part that compression has removed to its next message"
+        False, description="each client adds the part that compression removed to its next message"
     )
 
     @model_validator(mode="after")
     def _compresses(self):
         if self.error_feedback and self.compression is None:
             raise ValueError(
-                "error_feedback is about what compression leaves out: set compression, or leave it out"
+                "error_feedback needs compression: set message.compression, or leave out error_feedback"
             )
         return self

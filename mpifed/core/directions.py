@@ -1,8 +1,8 @@
-"""Directions: the step computed from an estimator (Zhang & Gao: normalised, clipped, orthogonalised).
+"""Directions of steps, computed from an estimator: normalised, clipped or orthogonalised (Zhang & Gao).
 
-A direction maps ``[C, d]`` (or ``[d]``) to the same shape, client by client; ``shapes`` gives the block's
-named parameters, because ``norm_over = "tensor"`` and orthogonalisation act on every parameter by itself. 0/0
-is 0.
+A direction maps ``[C, d]`` or ``[d]`` to the same shape, separately for each client. ``shapes`` contains the
+names and shapes of the block's parameters, on which ``norm_over = "tensor"`` and orthogonalisation act
+separately. 0/0 is 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import choice, hyperparameters
-from mpifed.core.finite import where_finite
+from mpifed.core.numerics import where_finite
 
 __all__ = ["Plain", "Normalize", "Clip", "Orthogonalize", "DIRECTIONS", "Direction"]
 
@@ -25,8 +25,7 @@ QUINTIC, CUBIC = (3.4445, -4.7750, 2.0315), (1.5, -0.5, 0.0)
 
 
 def _each(u: torch.Tensor, shapes: Shapes, function) -> torch.Tensor:
-    """``function(part, shape)`` of every parameter's flat part, put together again; without parts, u
-    itself."""
+    """Apply ``function(part, shape)`` to the flat part of each parameter; return u if there is none."""
     if not shapes:
         return u
     parts = u.split([math.prod(shape) for shape in shapes.values()], dim=-1)
@@ -34,7 +33,7 @@ def _each(u: torch.Tensor, shapes: Shapes, function) -> torch.Tensor:
 
 
 def _norms(u: torch.Tensor, shapes: Shapes, over: str) -> torch.Tensor:
-    """The norm that each coordinate's block or tensor has, broadcastable against ``u``."""
+    """Return the norm of the block or of each parameter tensor, broadcastable to ``u``."""
     if over == "block":
         return torch.linalg.vector_norm(u, dim=-1, keepdim=True)
     return _each(
@@ -44,7 +43,7 @@ def _norms(u: torch.Tensor, shapes: Shapes, over: str) -> torch.Tensor:
 
 @hyperparameters
 class Plain:
-    """u itself."""
+    """u."""
 
     def __call__(self, u: torch.Tensor, shapes: Shapes) -> torch.Tensor:
         return u
@@ -67,7 +66,7 @@ class Normalize:
 class Clip:
     """min(1, τ / ‖u‖) u (Zhang & Gao, eq. 21)."""
 
-    tau: float = Field(default=0.1, gt=0, description="largest norm τ that is left alone")
+    tau: float = Field(default=0.1, gt=0, description="largest norm τ that is not clipped")
     norm_over: NormOver = Field(
         default="block", description="norm over the whole block, or per parameter tensor"
     )
@@ -82,14 +81,14 @@ class Orthogonalize:
     """The polar factor PQᵀ of every matrix-shaped parameter U = PΣQᵀ; vectors are normalised (Zhang & Gao,
     Algorithm 3).
 
-    ``svd`` keeps the directions with singular value above rounding (rank-deficient U, zero matrix → 0).
-    ``newton_schulz`` is Jordan's quintic iteration, whose singular values end near 1 only;
-    ``newton_schulz_cubic`` converges to 1. Parameters with more than two axes are matrices of their first
-    axis by the others.
+    ``svd`` drops singular directions below rounding error, so a zero matrix gives 0. ``newton_schulz`` is
+    Jordan's quintic iteration, whose singular values are only near 1; those of ``newton_schulz_cubic``
+    converge to 1. A parameter with more than two axes is a matrix of the first axis by all others.
     """
 
-    method: Literal["svd", "newton_schulz", "newton_schulz_cubic"] = Field(
-        default="svd", description="how it is computed"
+    method: Literal["auto", "svd", "newton_schulz", "newton_schulz_cubic"] = Field(
+        default="auto",
+        description="algorithm that computes the polar factor; auto: svd on CPUs, newton_schulz on GPUs",
     )
     steps: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
 
@@ -105,13 +104,13 @@ class Orthogonalize:
         return (X.mT if tall else X).reshape(part.shape)
 
     def _factor(self, U: torch.Tensor) -> torch.Tensor:
-        """The factors of wide matrices ``[C, m, n]``, m ≤ n."""
-        if self.method != "svd":
+        """Return the polar factors of matrices ``[C, m, n]``, m ≤ n."""
+        if self.method.startswith("newton_schulz") or (self.method == "auto" and U.is_cuda):
             return self._newton_schulz(U)
         return where_finite(_polar if U.dtype == torch.float64 else _polar_of_gram, U)
 
     def _newton_schulz(self, U: torch.Tensor) -> torch.Tensor:
-        a, b, c = QUINTIC if self.method == "newton_schulz" else CUBIC
+        a, b, c = CUBIC if self.method == "newton_schulz_cubic" else QUINTIC
         X = U / (torch.linalg.matrix_norm(U, keepdim=True) + 1e-7)
         for _ in range(self.steps):
             G = X @ X.mT
@@ -120,16 +119,16 @@ class Orthogonalize:
 
 
 def _polar(U: torch.Tensor) -> torch.Tensor:
-    """PQᵀ over the singular directions above rounding."""
+    """Return PQᵀ over the singular directions above rounding error."""
     P, s, Qt = torch.linalg.svd(U, full_matrices=False)
     return (P * (s > _rounding(U) * s[..., :1]).to(U.dtype).unsqueeze(-2)) @ Qt
 
 
 def _polar_of_gram(U: torch.Tensor) -> torch.Tensor:
-    """The same for wide matrices of lower precision, as (UUᵀ)^(-1/2) U in double precision, for less than
-    half the time.
+    """Return PQᵀ of single-precision matrices, m ≤ n, as (UUᵀ)^(-1/2) U in double precision.
 
-    The squares of all singular values above single precision's rounding are far above double precision's.
+    This takes less than half the time. The squares of singular values above the rounding error of single
+    precision are far above that of double precision.
     """
     X = U.double()
     squares, P = torch.linalg.eigh(X @ X.mT)
@@ -138,7 +137,7 @@ def _polar_of_gram(U: torch.Tensor) -> torch.Tensor:
 
 
 def _rounding(U: torch.Tensor) -> float:
-    """The threshold of singular values, relative to the largest."""
+    """Return the threshold of singular values relative to the largest."""
     return max(U.shape[-2:]) * torch.finfo(U.dtype).eps
 
 

@@ -1,36 +1,65 @@
-"""Metrics that a user writes as functions: ``metrics = ["./my_metrics.py:calibration"]``."""
+"""Metrics: names by split, results of an evaluation, and metrics that are user-defined functions.
+
+Metrics of the test split have the names that the problem gives them. The names of all other splits begin with
+the split, such as ``validation_auc``. ``metrics = ["./my_metrics.py:calibration"]`` adds a user's function.
+"""
 
 from __future__ import annotations
 
 import inspect
 import sys
 from collections.abc import Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from pydantic import BeforeValidator, InstanceOf
 
 from mpifed.base.errors import ConfigError, short_repr
-from mpifed.base.plugins import UserObject, digest_of, place_of
+from mpifed.base.plugins import UserObject, digest_of, origin_of
 
-__all__ = ["Metric", "MetricSetting"]
+__all__ = ["QUANTILES", "VALIDATION", "Details", "Metric", "MetricSetting", "of_split"]
+
+#: The split by which hyperparameters are selected.
+VALIDATION = "validation"
+#: Percentiles over the clients that are reported.
+QUANTILES = (10, 50, 90)
+
+
+def of_split(split: str, metric: str) -> str:
+    """Return the name of a metric on a split other than the test split."""
+    return f"{split}_{metric}"
+
+
+class Details(NamedTuple):
+    """Results of an evaluation at one point, in addition to its metrics.
+
+    Attributes:
+        confusion: number of test samples by true class (rows) and predicted class, ``[K, K]``; ``None`` if
+            the scores do not determine a class.
+        classes: names of the classes.
+        clients: every metric on each client's samples, ``[N]``; empty if it is not evaluated.
+    """
+
+    confusion: np.ndarray | None = None
+    classes: list[str] = []
+    clients: dict[str, np.ndarray] = {}
 
 
 class Metric(UserObject):
-    """A function of ``(scores, labels)`` of held-out samples, or of the ``point``.
+    """A user-defined function of ``(scores, labels)`` of held-out samples, or of the ``point``.
 
-    It returns a number, recorded under the function's name, or a dictionary of numbers by name. Less is
-    better, unless its attribute ``maximise`` is true, or has the name.
+    It returns a number, which is recorded under the function's name, or a dictionary of numbers by name.
+    Metrics are minimised unless the function's attribute ``maximise`` is true or contains the metric's name.
     """
 
     kind = "a function of (scores, labels) or of (point)"
 
     @classmethod
     def fits(cls, value: Any) -> bool:
-        return callable(value) and not isinstance(value, type) and _taken(value) in (1, 2)
+        return callable(value) and not isinstance(value, type) and _required(value) in (1, 2)
 
     @classmethod
     def _expect(cls, given: Any, settings: dict[str, Any], what: str) -> None:
-        """What the function is given is the package's."""
         if settings:
             raise ConfigError(f"{what} has no settings, got {short_repr(settings)}")
 
@@ -38,28 +67,28 @@ class Metric(UserObject):
     def _of_instance(cls, value: Any) -> Metric | None:
         if not cls.fits(value) or not hasattr(value, "__qualname__"):
             return None
-        digest, place = digest_of(value.__module__), place_of(sys.modules[value.__module__])
+        digest, place = digest_of(value.__module__), origin_of(sys.modules[value.__module__])
         return cls(f"{place}:{value.__qualname__}", digest, {}, value)
 
     @property
     def title(self) -> str:
-        """What a number that it returns is recorded as."""
+        """Name under which a single number is recorded."""
         return self.name.rpartition(":")[2].rpartition(".")[2]
 
     @property
     def of_scores(self) -> bool:
-        """Whether it is given scores and labels, and not the point."""
-        return _taken(self.given) == 2
+        """Whether the function takes scores and labels rather than the point."""
+        return _required(self.given) == 2
 
     @property
     def maximised(self) -> Collection[str]:
-        """Of which of its numbers more is better."""
-        said = getattr(self.given, "maximise", False)
-        return [self.title] if said is True else said or []
+        """Names of the metrics to maximise."""
+        maximise = getattr(self.given, "maximise", False)
+        return [self.title] if maximise is True else maximise or []
 
 
-def _taken(function: Any) -> int:
-    """The number of required arguments of a function; 0 if it is unknown."""
+def _required(function: Any) -> int:
+    """Return the number of required positional arguments; 0 if the signature is unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

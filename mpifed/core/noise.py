@@ -1,19 +1,18 @@
-"""Additive gradient noise, an option of every problem.
+"""Additive gradient noise, which can be added to every problem.
 
-``[oracle] noise = { name = "student_t", nu = 1.5, scale = 0.1 }`` selects it. The noise belongs to the
-sample ξ: evaluating the same ξ at two points adds the same vector to both gradients, as in ∇f(z; ξ) = ∇f(z) +
-ξ. Recursive estimators therefore see the difference of exact gradients. Coordinates are independent and
-symmetric about 0.
+``[oracle] noise = { name = "student_t", nu = 1.5, scale = 0.1 }`` selects it. The noise is part of the sample
+ξ: at two points, the same ξ adds the same vector to both gradients, as in ∇f(z; ξ) = ∇f(z) + ξ. The
+differences of recursive estimators are therefore exact. Coordinates are independent and symmetric about 0.
 
-Heavy tails: Zhang & Gao assume a bounded moment E‖∇f(z; ξ) - ∇f(z)‖^s ≤ σ^s for an s in (1, 2]. A noise of
-tail index a has moments of every order s < a and none of order a or above, so it satisfies the assumption for
-s < a. The tail index is ``nu`` of Student's t, ``alpha`` of the stable laws (below 2), ``tail`` of Pareto. At
-or below 2 the variance is infinite; at or below 1 there is no mean, and no method here is meant for that.
+Heavy tails: Zhang & Gao assume a bounded moment E‖∇f(z; ξ) - ∇f(z)‖^s ≤ σ^s for an s in (1, 2]. Noise with
+tail index a has finite moments of orders s < a only, so it satisfies the assumption for s < a. The tail index
+is ``nu`` of Student's t, ``alpha`` of the stable distributions (below 2), ``tail`` of Pareto. For an index of
+at most 2 the variance is infinite; for an index of at most 1 there is no mean, which no method supports.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -30,45 +29,49 @@ class Gaussian:
 
     scale: float = Field(gt=0, description="standard deviation of every coordinate")
 
+    on_device: ClassVar[bool] = True
+
     def __call__(self, stream: Stream, size: int) -> np.ndarray:
         return self.scale * stream.normal(size)
 
 
 @hyperparameters
 class StudentT:
-    """Student's t with ν degrees of freedom, by inversion: moments of order s < ν."""
+    """Student's t with ν degrees of freedom, by inversion: finite moments of orders s < ν."""
 
     nu: float = Field(gt=0, description="degrees of freedom ν: the tail index")
-    scale: float = Field(default=1.0, gt=0, description="multiplies the standard law")
+    scale: float = Field(default=1.0, gt=0, description="factor of the standard distribution")
 
     def __call__(self, stream: Stream, size: int) -> np.ndarray:
-        from scipy.special import stdtrit  # here: it takes a third of a second
+        from scipy.special import stdtrit  # imported late, because it takes a third of a second
 
         return self.scale * stdtrit(self.nu, stream.uniform(size))
 
 
 @hyperparameters
 class AlphaStable:
-    """Symmetric α-stable noise, characteristic function exp(-|scale · w|^α): moments of order s < α.
+    """Symmetric α-stable noise, characteristic function exp(-|scale · w|^α): finite for orders s < α.
 
-    By the method of Chambers, Mallows and Stuck (1976). α = 2 is normal with variance 2 scale², α = 1 is
-    Cauchy.
+    Sampled by the method of Chambers, Mallows and Stuck (1976). α = 2 is normal with variance 2 scale², α = 1
+    is Cauchy.
     """
 
     alpha: float = Field(gt=0, le=2, description="stability α: the tail index (below 2)")
-    scale: float = Field(default=1.0, gt=0, description="scale of the law")
+    scale: float = Field(default=1.0, gt=0, description="scale of the distribution")
+
+    on_device: ClassVar[bool] = True
 
     def __call__(self, stream: Stream, size: int) -> np.ndarray:
+        a, m = self.alpha, stream.math
         angle = np.pi * (stream.uniform(size) - 0.5)
-        waiting = -np.log(stream.uniform(size))
-        a = self.alpha
-        tail = (np.cos((1 - a) * angle) / waiting) ** ((1 - a) / a)
-        return self.scale * np.sin(a * angle) / np.cos(angle) ** (1 / a) * tail
+        waiting = -m.log(stream.uniform(size))
+        tail = (m.cos((1 - a) * angle) / waiting) ** ((1 - a) / a)
+        return self.scale * m.sin(a * angle) / m.cos(angle) ** (1 / a) * tail
 
 
 @hyperparameters
 class Pareto:
-    """Pareto's law with a random sign: moments of order s < tail.
+    """Pareto distribution with a random sign: finite moments of orders s < tail.
 
     P(|noise| > scale · v) = v^(-tail) for v ≥ 1.
     """
@@ -76,9 +79,12 @@ class Pareto:
     tail: float = Field(gt=0, description="tail index")
     scale: float = Field(default=1.0, gt=0, description="smallest absolute value")
 
+    on_device: ClassVar[bool] = True
+
     def __call__(self, stream: Stream, size: int) -> np.ndarray:
         uniform = 2 * stream.uniform(size) - 1
-        return self.scale * np.sign(uniform) * np.abs(uniform) ** (-1 / self.tail)
+        m = stream.math
+        return self.scale * m.sign(uniform) * m.abs(uniform) ** (-1 / self.tail)
 
 
 NOISES = {"gaussian": Gaussian, "student_t": StudentT, "alpha_stable": AlphaStable, "pareto": Pareto}

@@ -1,9 +1,9 @@
-"""Availability of clients in a round, an option of every method, and the drawing of cohorts.
+"""Availability of clients in a round, and the sampling of cohorts.
 
-``[participation] availability = { name = "markov", p_off = 0.1, p_on = 0.3 }`` selects a model. It says which
-clients are *available*; where ``participation.cohort`` is set, that many of them are drawn, uniformly except
-under ``weighted``. Every draw has an address (seed, purpose, client, round), so all ranks draw the same
-clients, nothing is communicated and no checkpoint stores any of it. A trace is read from a CSV file.
+``[participation] availability = { name = "markov", p_off = 0.1, p_on = 0.3 }`` selects a model of the clients
+that are *available*. If ``participation.cohort`` is set, that many of them are sampled, uniformly except with
+``weighted``. Random numbers have addresses (seed, purpose, client, round), so all ranks sample the same
+clients without communication, and checkpoints store no state. A trace is read from a CSV file.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ __all__ = [
 
 
 class Chain:
-    """Two-state Markov chains, one per client; round r's step is u_r < P(on | the state before), u_r by
-    address.
+    """Two-state Markov chains, one per client: in round r, a client is on if u_r < P(on | previous state).
 
-    A u outside of the interval between the two probabilities decides by itself. So the state of any round
-    follows from a walk back to the last such u, at most to round 1, and no checkpoint has to hold it.
+    The number u_r has an address. If it is outside the interval between the probabilities of the two previous
+    states, it determines the state. The state of any round is therefore found by walking back to the last
+    such number, at most to round 1, and need not be stored in checkpoints.
     """
 
     def __init__(self, seed: int, off: np.ndarray, on: np.ndarray, stationary: np.ndarray):
@@ -58,7 +58,7 @@ class Chain:
         return Stream(self._seed, "markov", clients, r).uniform()[:, 0]
 
     def at(self, r: int) -> np.ndarray:
-        """Which clients are on in round ``r``, bool ``[N]``."""
+        """Return which clients are on in round ``r``, bool ``[N]``."""
         if r == self._round + 1 and self._round:
             everyone = np.arange(len(self._on))
             self._state = self._draws(everyone, r) < np.where(self._state, self._stay, self._on)
@@ -76,7 +76,7 @@ class Chain:
             else:
                 low, high = np.minimum(stay, on), np.maximum(stay, on)
                 decided, value = (draws < low) | (draws >= high), draws < low
-            turned = (stay < on) & (back % 2 == 1)  # undecided, such a chain takes the other state
+            turned = (stay < on) & (back % 2 == 1)  # in each undecided round, such a chain changes its state
             state[open_[decided]] = (value ^ turned)[decided]
             open_ = open_[~decided]
             if not len(open_):
@@ -85,9 +85,9 @@ class Chain:
 
 
 def inclusion(weights: np.ndarray, size: int) -> np.ndarray:
-    """The probability with which each of N clients is among ``size`` drawn by weight, ``[N]``.
+    """Return the probability of each client to be in a weighted sample of ``size`` clients, ``[N]``.
 
-    Proportional to the weights as far as no probability exceeds 1; their sum is ``size``.
+    The probabilities sum to ``size`` and are proportional to the weights, but at most 1.
     """
     chances, certain = np.zeros(len(weights)), np.zeros(len(weights), dtype=bool)
     while True:
@@ -100,12 +100,12 @@ def inclusion(weights: np.ndarray, size: int) -> np.ndarray:
 
 
 def systematic(chances: np.ndarray, order: np.ndarray, point: float) -> np.ndarray:
-    """Systematic sampling: the clients whose intervals contain ``point``, ``point`` + 1, ..., ascending.
+    """Return the clients whose intervals contain ``point``, ``point`` + 1, ...: systematic sampling.
 
     Args:
-        chances: lengths of the intervals, ``[N]`` from 0 to 1.
+        chances: inclusion probabilities, which are the lengths of the intervals, ``[N]``.
         order: the clients in the order of their intervals.
-        point: in (0, 1).
+        point: a number in (0, 1).
     """
     certain, order = np.flatnonzero(chances >= 1), order[chances[order] < 1]
     size = round(float(chances.sum())) - len(certain)
@@ -115,13 +115,13 @@ def systematic(chances: np.ndarray, order: np.ndarray, point: float) -> np.ndarr
     return np.unique(np.concatenate([certain, drawn]))
 
 
-#: ``available(r, number)``: the clients that can be reached when the ``number``-th cohort of round ``r`` is
-#: drawn, ascending; ``None`` for all.
+#: ``available(r, number)`` returns the clients that are available when cohort ``number`` of round ``r`` is
+#: sampled, ascending; ``None`` for all clients.
 Available = Callable[[int, int], np.ndarray | None]
 
 
 def _numbers(value, expected: str, fits: Callable[[Any], bool]) -> float | tuple[float, ...]:
-    """A number or a list of them as a tuple."""
+    """Validate a number, or a list of numbers, which becomes a tuple."""
     listed = isinstance(value, list | tuple | np.ndarray)
     values = list(value) if listed else [value]
     wrong = [one for one in values if not isinstance(one, Real) or isinstance(one, bool) or not fits(one)]
@@ -153,20 +153,23 @@ Probabilities = Annotated[
 
 
 def one_each(values: float | tuple[float, ...], clients: int, name: str) -> np.ndarray:
-    """One value per client, ``[N]``, or one for all as a 0-d array, as N may exceed memory.
+    """Return one value per client, ``[N]``, or a 0-d array for one number, since N may be large.
+
+    Args:
+        name: name of the setting, for the error message.
 
     Raises:
-        ValueError: the list has another length; the message names the setting ``name``.
+        ValueError: the list does not have one value per client.
     """
     if isinstance(values, tuple) and len(values) != clients:
         raise ValueError(
-            f"{name}: expected one number, or one for each of {clients} clients, got {len(values)}"
+            f"{name}: expected one number, or one per client for {clients} clients, got {len(values)}"
         )
     return np.asarray(values, dtype=np.float64)
 
 
 class _Everyone:
-    """Base of the availability models: all clients are available.
+    """Base class of availability models: all clients are available.
 
     Attributes:
         unbiased: whether averages are weighted by the inverse of the inclusion probabilities.
@@ -175,40 +178,40 @@ class _Everyone:
     unbiased = False
 
     def share(self, clients: int) -> float:
-        """The expected share of clients that are available.
+        """Return the expected fraction of clients that are available.
 
         Raises:
-            ValueError: the settings do not fit this number of clients.
+            ValueError: the settings are invalid for this number of clients.
         """
         return 1.0
 
     def start(self, seed: int, clients: int) -> Available:
-        """The function that returns the available clients.
+        """Return the function that returns the available clients.
 
         Raises:
-            ValueError, OSError: a file cannot be read, or does not fit.
+            ValueError, OSError: a file cannot be read or is invalid.
         """
         return lambda r, number: None
 
 
 @hyperparameters
 class Uniform(_Everyone):
-    """All clients are available; the cohort is drawn uniformly without replacement."""
+    """All clients are available; the cohort is sampled uniformly without replacement."""
 
 
 @hyperparameters
 class Weighted(_Everyone):
-    """All clients are available; the cohort is drawn without replacement by weight.
+    """All clients are available; the cohort is sampled without replacement by weight.
 
-    Systematic sampling in a random order (Madow 1949): with a cohort of S, client k is drawn with probability
-    min(1, c w_k), where c makes the sum S (:func:`mpifed.core.participation.inclusion`).
+    Systematic sampling in a random order (Madow 1949): with a cohort of S, client k is sampled with
+    probability min(1, c w_k), where c makes the sum S (:func:`mpifed.core.participation.inclusion`).
     """
 
     weights: Annotated[Literal["samples"] | tuple[float, ...], BeforeValidator(_weights)] = Field(
         "samples", description="weights, one per client, or the clients' numbers of samples"
     )
     unbiased: bool = Field(
-        False, description="divide each client's weight in averages by its probability of being drawn"
+        False, description="divide each client's weight in averages by its probability of being sampled"
     )
 
     def share(self, clients):
@@ -219,7 +222,7 @@ class Weighted(_Everyone):
 
 @hyperparameters
 class Bernoulli(_Everyone):
-    """Every client is available with its own probability, independently in every round."""
+    """Each client is available with its own probability, independently in each round."""
 
     probability: Probabilities = Field(description="probability that a client is available")
     unbiased: bool = Field(False, description="divide each client's weight in averages by its probability")
@@ -228,7 +231,7 @@ class Bernoulli(_Everyone):
         return float(self.chances(clients).mean())
 
     def chances(self, clients: int) -> np.ndarray:
-        """The clients' probabilities, as :func:`one_each`."""
+        """Return the clients' probabilities, as :func:`one_each`."""
         return one_each(self.probability, clients, "participation.availability.probability")
 
     def start(self, seed, clients):
@@ -243,9 +246,9 @@ class Bernoulli(_Everyone):
 
 @hyperparameters
 class Cyclic(_Everyone):
-    """Blocks of consecutive clients take turns, one per round; a new cohort is drawn from the next block."""
+    """One block of consecutive clients is available per round, in turn; a new cohort uses the next block."""
 
-    blocks: int = Field(ge=1, description="number of blocks, which differ by one client at most")
+    blocks: int = Field(ge=1, description="number of blocks, whose sizes differ by at most one client")
 
     def share(self, clients):
         if self.blocks > clients:
@@ -267,7 +270,7 @@ class Cyclic(_Everyone):
 
 @hyperparameters
 class Markov(_Everyone):
-    """Every client is a two-state Markov chain, on or off, that starts in its stationary distribution."""
+    """Each client is a two-state Markov chain, on or off, that starts in its stationary distribution."""
 
     p_off: Probabilities = Field(description="probability that a client that is on is off in the next round")
     p_on: Probabilities = Field(description="probability that a client that is off is on in the next round")
@@ -276,12 +279,12 @@ class Markov(_Everyone):
         return float(self.stationary(clients).mean())
 
     def chances(self, clients: int) -> tuple[np.ndarray, np.ndarray]:
-        """The clients' ``p_off`` and ``p_on``, each as :func:`one_each`."""
+        """Return the clients' ``p_off`` and ``p_on``, each as :func:`one_each`."""
         off = one_each(self.p_off, clients, "participation.availability.p_off")
         return off, one_each(self.p_on, clients, "participation.availability.p_on")
 
     def stationary(self, clients: int) -> np.ndarray:
-        """The probability that each client is on, as :func:`one_each`."""
+        """Return the stationary probability that each client is on, as :func:`one_each`."""
         off, on = self.chances(clients)
         if not (off + on).all():
             raise ValueError(
@@ -298,11 +301,11 @@ class Markov(_Everyone):
 
 @hyperparameters
 class Trace(_Everyone):
-    """The available clients of each round, or of each cohort, are listed in a file."""
+    """A file lists the available clients of each round, or of each cohort."""
 
     file: str = Field(
         description="CSV file with the columns round (from 1) and client (from 0), or round, cohort (from 0) "
-        "and client; rounds and cohorts that it omits have no available client"
+        "and client; rounds and cohorts that it omits have no available clients"
     )
 
 
@@ -331,7 +334,7 @@ class Participation(Section):
     )
     availability: Availability | None = Field(
         None,
-        description="model of the availability of clients, and of the sampling of a cohort; default: uniform",
+        description="model of the availability of clients and of the sampling of cohorts; default: uniform",
     )
     oversample: int | None = Field(
         None,
@@ -349,11 +352,11 @@ class Participation(Section):
         if self.oversample is not None and self.oversample < (self.cohort or self.oversample + 1):
             got = "none" if self.cohort is None else f"cohort = {self.cohort}"
             raise ValueError(
-                f"oversample = {self.oversample} clients need a cohort of at most as many, got {got}"
+                f"oversample = {self.oversample} needs a cohort of at most {self.oversample}, got {got}"
             )
         if isinstance(self.availability, Weighted) and self.cohort is None:
             raise ValueError(
-                "availability = 'weighted' says how a cohort is drawn: set cohort, the number of clients"
+                "availability = 'weighted' samples a cohort: set participation.cohort, its number of clients"
             )
         others = {"oversample": self.oversample, "dropout": self.dropout}
         if self.availability and self.availability.unbiased and not isinstance(self.availability, Weighted):
@@ -361,16 +364,16 @@ class Participation(Section):
         given = [name for name, value in others.items() if value is not None]
         if self.availability and self.availability.unbiased and given:
             raise ValueError(
-                "availability.unbiased divides by the probability that a client reports, unknown with "
-                f"{' and '.join(given)}: leave out one or the other"
+                "availability.unbiased needs the probability that a client reports, which is unknown with "
+                f"{' and '.join(given)}: leave out one of these settings"
             )
         return self
 
     def expect(self, clients: int) -> None:
-        """Hold the settings against the number of clients.
+        """Validate the settings for a number of clients.
 
         Raises:
-            ValueError: they do not fit; one sentence.
+            ValueError: the settings are invalid.
         """
         for name in ("cohort", "oversample"):
             value = getattr(self, name)
@@ -379,10 +382,10 @@ class Participation(Section):
         self.members(clients)
 
     def partial(self, clients: int) -> str:
-        """The setting by which clients may be absent in a round, as in a job file; "" where all answer."""
-        law = self.availability
-        if law and (law.share(clients) < 1 or isinstance(law, Trace)):
-            return f"participation.availability = {law.choice_name!r}"
+        """Return the setting by which clients may not participate, as in a job file; "" if there is none."""
+        model = self.availability
+        if model and (model.share(clients) < 1 or isinstance(model, Trace)):
+            return f"participation.availability = {model.choice_name!r}"
         if self.dropout is not None and one_each(self.dropout, clients, "participation.dropout").any():
             return "participation.dropout"
         if self.cohort not in (None, clients):
@@ -390,31 +393,31 @@ class Participation(Section):
         return ""
 
     def members(self, clients: int) -> int:
-        """The number of clients that answer in a phase: the expected one, at least 1, where it is by chance.
+        """Return the number of clients that report in a phase; if it is random, its expectation, at least 1.
 
         Raises:
-            ValueError: the settings do not fit this number of clients.
+            ValueError: the settings are invalid for this number of clients.
         """
-        reached = (self.availability.share(clients) if self.availability else 1.0) * clients
-        asked = min(reached, self.oversample or self.cohort or clients)
-        answering = asked * (1 - one_each(self.dropout or 0.0, clients, "participation.dropout").mean())
-        return max(1, round(min(answering, self.cohort or clients)))
+        available = (self.availability.share(clients) if self.availability else 1.0) * clients
+        sampled = min(available, self.oversample or self.cohort or clients)
+        reporting = sampled * (1 - one_each(self.dropout or 0.0, clients, "participation.dropout").mean())
+        return max(1, round(min(reporting, self.cohort or clients)))
 
 
-#: The columns of a trace; the second form has the clients of each cohort of a round.
+#: Columns of a trace of rounds, and of a trace of the cohorts of each round.
 COLUMNS = (("round", "client"), ("round", "cohort", "client"))
 NUMBERS = {2: "two", 3: "three"}
 
 
 def read_trace(file: str, clients: int, cohorts: int) -> tuple[Available, DataFile]:
-    """The available clients as a file lists them, and the file with its digest.
+    """Read a trace: return the function that returns the available clients, and the file with its digest.
 
     Args:
         cohorts: number of cohorts per round of the method.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is not such a table, or lists a client or cohort that does not exist.
+        ValueError: the file is not a trace, or lists a client or cohort that does not exist.
     """
     path = Path(file)
     try:
@@ -425,11 +428,11 @@ def read_trace(file: str, clients: int, cohorts: int) -> tuple[Available, DataFi
             f"participation.availability: cannot read the trace {short_repr(file)}: {error.strerror}"
         ) from None
     except ValueError:
-        raise ValueError(f"the trace {short_repr(file)} is no text: expected a CSV file") from None
+        raise ValueError(f"the trace {short_repr(file)} is not a text file: expected a CSV file") from None
     columns = _columns(file, lines[0] if lines else "")
     lines_of = [(number, line) for number, line in enumerate(lines[1:], 2) if line.strip()]
     if not lines_of:
-        raise ValueError(f"the trace {short_repr(file)} is empty: expected a row for each round and client")
+        raise ValueError(f"the trace {short_repr(file)} has no rows: expected one row per round and client")
     rows = np.array(
         [_row(f"{file}, line {number}", columns, line, clients, cohorts) for number, line in lines_of]
     )
@@ -450,7 +453,7 @@ def read_trace(file: str, clients: int, cohorts: int) -> tuple[Available, DataFi
 
 
 def _columns(file: str, line: str) -> tuple[str, ...]:
-    """The columns in the first line."""
+    """Return the columns in the first line."""
     names = tuple(name.strip().strip('"') for name in line.split(","))
     if names in COLUMNS:
         return names
@@ -463,19 +466,18 @@ def _columns(file: str, line: str) -> tuple[str, ...]:
 
 
 def _row(where: str, columns: tuple[str, ...], line: str, clients: int, cohorts: int) -> tuple[int, int, int]:
-    """Round, cohort and client; the cohort is 0 if the file has no column for it."""
+    """Parse a row into round, cohort and client; the cohort is 0 if the file has no such column."""
     try:
         row = dict(zip(columns, map(int, line.split(",")), strict=True))
     except ValueError:
         raise ValueError(
-            f"{where}: expected {NUMBERS[len(columns)]} whole numbers, {','.join(columns)}, got "
-            f"{short_repr(line)}"
+            f"{where}: expected {NUMBERS[len(columns)]} integers, {','.join(columns)}, got {short_repr(line)}"
         ) from None
     r, cohort, client = row["round"], row.get("cohort", 0), row["client"]
     if not 1 <= r < 2**31:
         raise ValueError(f"{where}: rounds are numbered from 1, got {short_repr(r)}")
     if not 0 <= cohort < cohorts:
-        several = "1 cohort, with the number 0" if cohorts == 1 else f"{cohorts} cohorts, numbered from 0"
+        several = "1 cohort, number 0" if cohorts == 1 else f"{cohorts} cohorts, numbered from 0"
         raise ValueError(f"{where}: a round of the method has {several}, got cohort {short_repr(cohort)}")
     if not 0 <= client < clients:
         raise ValueError(f"{where}: expected a client from 0 to {clients - 1}, got {short_repr(client)}")

@@ -48,9 +48,12 @@ __all__ = [
     "Operator",
     "Problem",
     "as_family",
-    "is_analytic",
-    "starting_point",
     "defines",
+    "is_analytic",
+    "network_constants",
+    "network_parameters",
+    "starting_point",
+    "with_network_weights",
 ]
 
 #: The parameters of a block by name, as passed to functions of one client.
@@ -520,3 +523,45 @@ def starting_point(problem: Problem, dtype, device="cpu") -> list[torch.Tensor]:
         torch.as_tensor(start.get(block, torch.zeros(size))).reshape(-1).to(device, dtype)
         for block, size in problem.variables().sizes.items()
     ]
+
+
+def network_parameters(problem: Problem) -> dict[str, tuple[str, str]]:
+    """Return the block of each parameter of a problem's network and its name there; empty without a network.
+
+    The block is x, or z for a :class:`Game`.
+    """
+    block, prefix = ("z", "x.") if isinstance(problem, Game) else ("x", "")
+    return {name: (block, prefix + name) for name in problem.network}
+
+
+def network_constants(problem: Problem) -> tuple[Mapping[str, torch.Tensor], Mapping[str, str]]:
+    """Return the entries of the ``state_dict`` of a problem's network that are not parameters.
+
+    Args:
+        problem: a prepared problem, not a :class:`Game`.
+
+    Returns:
+        The constants by name, and the first name of a shared parameter by its further names.
+    """
+    return problem.model.fixed() if problem.network else ({}, {})  # type: ignore[attr-defined]
+
+
+def with_network_weights(
+    problem: Problem, point: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return a starting point in which parameters of the network are replaced by ``weights``.
+
+    Args:
+        point: flat vectors by block; missing blocks are 0.
+        weights: values by the names of the network's parameters.
+
+    Returns:
+        Flat vectors by block; that of the network is float64, in which every weight is exact.
+    """
+    blocks, where = problem.variables(), network_parameters(problem)
+    (block,) = {block for block, _ in where.values()}
+    flat = torch.as_tensor(point.get(block, torch.zeros(blocks.sizes[block]))).reshape(-1).double().clone()
+    named = blocks.unflatten(block, flat)
+    for name, values in weights.items():
+        named[where[name][1]].copy_(values)
+    return {**point, block: flat}

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from mpifed.base.errors import ContractError
-from mpifed.core.finite import first_bad
+from mpifed.core.numerics import first_bad
 from mpifed.core.problem import Problem
 from mpifed.core.streams import Stream
 

@@ -46,8 +46,8 @@ class Squared:
     """``min(1, c η_t²)``, the momentum weights α_{t+1} = c_1 η_t², β_{t+1} = c_2 η_t² of Huang et al. 2024,
     Theorem 1.
 
-    Only for settings that follow a step size η (``alpha`` and ``beta`` of FGDA); the theorem's conditions
-    keep the weight below 1, the minimum holds it there for every η.
+    Only for hyperparameters that depend on a step size η (``alpha`` and ``beta`` of FGDA). The theorem's
+    conditions keep the weight below 1; the minimum does so for every η.
     """
 
     c: float = Field(ge=0, description="multiple of the squared step size")
@@ -58,7 +58,7 @@ class Squared:
 
 @hyperparameters
 class Steps:
-    """``value * factor**(number of boundaries passed)``: the usual staircase."""
+    """``value * factor**(number of boundaries passed)``: a piecewise constant schedule."""
 
     value: float = Field(ge=0, description="value before the first boundary")
     boundaries: tuple[int, ...] = Field(description="steps t after which the value is multiplied by factor")
@@ -73,11 +73,10 @@ SCHEDULES = {"constant": Constant, "power": Power, "squared": Squared, "steps": 
 
 #: A constant or a schedule.
 Rate: Any = choice("schedule", SCHEDULES, number=Constant, title="number or schedule")
-#: A rate that weighs what is fresh against what is kept: it takes what a rate takes, and a search goes no
-#: further than 1.
+#: A rate that is a weight, such as that of a fresh gradient in a momentum: a search proposes at most 1.
 Weight: Any = Annotated[Rate, "weight"]
 
 
 def largest(rate: Rate) -> float:
-    """The largest value of a schedule over all steps; it falls but at the boundaries of a staircase."""
+    """Return the largest value of a schedule, which is at step 1 or after a boundary."""
     return max(rate(t) for t in (1, *(boundary + 1 for boundary in getattr(rate, "boundaries", ()))))

@@ -2,18 +2,18 @@
 
 All maps act on the last axis and broadcast over the client axis: ``[..., d]`` → ``[..., d]``.
 
-* A *set* is its Euclidean projection. A problem has one per block; a block without one is the whole space.
+* A *set* is represented by its Euclidean projection. A block without a set is unconstrained.
 * A *convex function* φ is its proximal map, prox_{wφ}(v) = argmin_u ½‖u - v‖² + w φ(u); ``value`` is φ itself
   (0 on the set for an indicator). With h = ½‖·‖² the mirror map of dual extrapolation (Wang & Kale, eq. 13)
   is ∇(h + wφ)*(v) = prox_{wφ}(v).
 * A *mirror map* of a dual method is ∇(h + wφ)* for a distance-generating function h. Wang & Kale (section 5)
   require h to be 1-strongly convex in some norm ‖·‖; their constants L, σ and G are then in the dual norm.
-  Where φ is :class:`Separable`, h is a sum over its parts, too, 1-strongly convex in (Σ ‖u_i‖_i²)^(1/2). A
-  mirror has
+  If φ is :class:`Separable`, h is also a sum over the parts, 1-strongly convex in (Σ ‖u_i‖_i²)^(1/2). The
+  methods of a mirror map are
 
   * ``mirror(dual, weight, phi)``: the primal point argmin_u h(u) + weight φ(u) - ⟨dual, u⟩;
-  * ``mirror.dual(point, phi)``: ∇h(point), up to constants that the map above ignores;
-  * ``mirror.faults(phi, point)``: its errors for this φ and this starting point, in sentences.
+  * ``mirror.dual(point, phi)``: ∇h(point), up to constants to which the map is invariant;
+  * ``mirror.errors(phi, point)``: error messages if it does not support this φ or starting point.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torch
 from pydantic import Field
 
 from mpifed.base.settings import choice, hyperparameters
-from mpifed.core.finite import where_finite
+from mpifed.core.numerics import where_finite
 
 __all__ = [
     "Ball",
@@ -55,7 +55,7 @@ __all__ = [
 
 @hyperparameters
 class Space:
-    """The whole space: nothing to project."""
+    """The whole space."""
 
     def __call__(self, point: torch.Tensor) -> torch.Tensor:
         return point
@@ -63,10 +63,10 @@ class Space:
 
 @hyperparameters
 class Ball:
-    """{v : ‖v - center‖ ≤ radius} with the same ``center`` in every coordinate."""
+    """{v : ‖v - center‖ ≤ radius}, where all coordinates of the centre are ``center``."""
 
     radius: float = Field(default=1.0, gt=0, description="radius")
-    center: float = Field(default=0.0, description="every coordinate of the centre")
+    center: float = Field(default=0.0, description="value of each coordinate of the centre")
 
     def __call__(self, point: torch.Tensor) -> torch.Tensor:
         offset = point - self.center
@@ -99,16 +99,15 @@ class Simplex:
         ordered = point.sort(dim=-1, descending=True).values
         excess = _prefix_sums(ordered) - self.total
         count = torch.arange(1, point.shape[-1] + 1, dtype=point.dtype, device=point.device)
-        # The first is always kept, but for values that are not finite: NaN comes out of these.
+        # At least the first is kept, unless values are not finite: then the result is NaN.
         kept = (ordered - excess / count > 0).sum(-1, keepdim=True).clamp(min=1)
         return (point - excess.gather(-1, kept - 1) / kept).clamp(min=0)
 
 
 def _prefix_sums(values: torch.Tensor) -> torch.Tensor:
-    """Sums of the first 1, 2, ... entries along the last dimension.
+    """Compute cumulative sums along the last axis, deterministically on every device.
 
-    On a GPU ``torch.cumsum`` is not deterministic, and torch refuses it under deterministic algorithms; there
-    the sums are doubled in length log2(d) times.
+    On a GPU, where ``torch.cumsum`` is not deterministic, log2(d) additions double the length of the sums.
     """
     if values.device.type == "cpu":
         return values.cumsum(-1)
@@ -129,23 +128,23 @@ _WHOLE = Space()
 
 
 class Sets:
-    """The sets of a problem's blocks, read as ``sets.y(v)``; a block without a set is the whole space."""
+    """The sets of a problem's blocks: ``sets.y(v)`` projects; a block without a set is unconstrained."""
 
     def __init__(self, **sets):
         self._sets = sets
 
     def __iter__(self):
-        """The names of the blocks that have a set."""
+        """Iterate over the names of the blocks that have a set."""
         return iter(self._sets)
 
     def __getattr__(self, block: str):
-        if block.startswith("_"):  # copy and pickle ask for methods of this kind
+        if block.startswith("_"):  # copy and pickle look up such methods
             raise AttributeError(block)
         return self._sets.get(block) or _WHOLE
 
 
 class IndicatorOf:
-    """The indicator of a set, through its proximal map, the projection."""
+    """The indicator function of a set, whose proximal map is the projection."""
 
     def __init__(self, set):
         self.set = set
@@ -162,7 +161,7 @@ class Zero:
         return v
 
     def value(self, v: torch.Tensor) -> torch.Tensor:
-        """φ(v), one value a row."""
+        """Return φ(v), ``[...]``."""
         return v.new_zeros(v.shape[:-1])
 
 
@@ -176,13 +175,13 @@ class L1:
         return v.sign() * (v.abs() - weight * self.lam).clamp(min=0)
 
     def value(self, v: torch.Tensor) -> torch.Tensor:
-        """φ(v), one value a row."""
+        """Return φ(v), ``[...]``."""
         return self.lam * v.abs().sum(-1)
 
 
 @hyperparameters
 class L1Box:
-    """φ = λ‖v‖₁ where all |v_j| ≤ D, ∞ elsewhere: soft thresholding, then clipping."""
+    """φ = λ‖v‖₁ if all |v_j| ≤ D, otherwise ∞: soft thresholding, then clipping."""
 
     lam: float = Field(default=0.1, ge=0, description="weight λ")
     bound: float = Field(default=0.05, gt=0, description="half-width D of the box")
@@ -191,13 +190,13 @@ class L1Box:
         return L1(self.lam)(v, weight).clamp(-self.bound, self.bound)
 
     def value(self, v: torch.Tensor) -> torch.Tensor:
-        """φ(v) on the box, one value a row; points off the box are the caller's care."""
+        """Return φ(v), ``[...]``, for points of the box."""
         return L1(self.lam).value(v)
 
 
 @hyperparameters
 class Nuclear:
-    """φ = λ · sum of the singular values of v seen as a matrix: soft thresholding of the singular values."""
+    """φ = λ times the nuclear norm of v as a matrix: soft thresholding of the singular values."""
 
     shape: tuple[int, int] = Field(description="rows and columns of the matrix")
     lam: float = Field(default=0.1, ge=0, description="weight λ")
@@ -210,13 +209,13 @@ class Nuclear:
         return where_finite(soft, v.reshape(*v.shape[:-1], *self.shape)).reshape(v.shape)
 
     def value(self, v: torch.Tensor) -> torch.Tensor:
-        """φ(v), one value a row."""
+        """Return φ(v), ``[...]``."""
         return self.lam * torch.linalg.matrix_norm(v.reshape(*v.shape[:-1], *self.shape), "nuc")
 
 
 @hyperparameters
 class Indicator:
-    """φ = 0 on a closed convex set, ∞ outside: the projection, whatever the weight."""
+    """φ = 0 on a closed convex set, otherwise ∞: the projection, for every weight."""
 
     set: Set = Field(description="the set: ball, box, simplex")
 
@@ -224,28 +223,28 @@ class Indicator:
         return self.set(v)
 
     def value(self, v: torch.Tensor) -> torch.Tensor:
-        """φ(v) on the set, one value a row; points off the set are the caller's care."""
+        """Return φ(v), ``[...]``, for points of the set."""
         return v.new_zeros(v.shape[:-1])
 
 
 @dataclass(frozen=True)
 class Separable:
-    """φ(v) = Σ_i φ_i(v_i) over consecutive parts v_i of v: the proximal map goes part by part.
+    """φ(v) = Σ_i φ_i(v_i) over consecutive parts v_i of v, whose proximal maps act on the parts.
 
     Attributes:
         parts: name → φ_i, in the order of the parts.
-        sizes: the parts' numbers of coordinates.
+        sizes: number of coordinates of each part.
     """
 
     parts: Mapping[str, Callable]
     sizes: tuple[int, ...]
 
     def split(self, v: torch.Tensor) -> Iterator[tuple[str, Callable, torch.Tensor]]:
-        """Each part's name, φ_i and v_i."""
+        """Iterate over name, φ_i and v_i of each part."""
         return zip(self.parts, self.parts.values(), v.split(self.sizes, dim=-1))
 
     def each(self, function: Callable, v: torch.Tensor) -> torch.Tensor:
-        """``function(φ_i, v_i)`` of every part, put together again."""
+        """Apply ``function(φ_i, v_i)`` to each part and concatenate the results."""
         return torch.cat([function(phi, part) for _, phi, part in self.split(v)], dim=-1)
 
     def __call__(self, v: torch.Tensor, weight: float) -> torch.Tensor:
@@ -259,13 +258,13 @@ Proximal = choice("convex function", PROXIMALS)
 
 
 Phi = Callable[[torch.Tensor, float], torch.Tensor]
-#: How far the coordinates of a start may be from their total: it may have been given in single precision.
+#: Relative tolerance of the sum of a starting point, which may be in single precision.
 ROUNDING = 1e-5
 
 
 @hyperparameters
 class Euclidean:
-    """h = ½‖·‖₂²: duals are points, and the mirror map is the proximal map of φ."""
+    """h = ½‖·‖₂²: dual and primal points coincide, and the mirror map is the proximal map of φ."""
 
     def __call__(self, dual: torch.Tensor, weight: float, phi: Phi) -> torch.Tensor:
         return phi(dual, weight)
@@ -273,7 +272,7 @@ class Euclidean:
     def dual(self, point: torch.Tensor, phi: Phi) -> torch.Tensor:
         return point
 
-    def faults(self, phi: Phi, point: torch.Tensor, of: str = "z") -> Iterator[str]:
+    def errors(self, phi: Phi, point: torch.Tensor, of: str = "z") -> Iterator[str]:
         return iter(())
 
 
@@ -281,8 +280,8 @@ class Euclidean:
 class Entropy:
     """h = s Σ_j u_j log u_j on the simplex {u ≥ 0 : Σ u_j = s}, the set of φ: multiplicative weights.
 
-    1-strongly convex in ‖·‖₁ by Pinsker's inequality. The mirror map is s softmax(dual / s), whatever the
-    weight, and ∇h(u) = s log u up to a constant, which the softmax does not see.
+    1-strongly convex in ‖·‖₁ by Pinsker's inequality. The mirror map is s softmax(dual / s) for every weight,
+    and ∇h(u) = s log u up to a constant, to which the softmax is invariant.
     """
 
     def __call__(self, dual: torch.Tensor, weight: float, phi: Phi) -> torch.Tensor:
@@ -296,10 +295,10 @@ class Entropy:
             return phi.each(lambda part, v: self.dual(v, part), point)
         return phi.set.total * point.log()  # type: ignore[attr-defined]
 
-    def faults(self, phi: Phi, point: torch.Tensor, of: str = "z") -> Iterator[str]:
+    def errors(self, phi: Phi, point: torch.Tensor, of: str = "z") -> Iterator[str]:
         if isinstance(phi, Separable):
             for name, part, v in phi.split(point):
-                yield from self.faults(part, v, name)
+                yield from self.errors(part, v, name)
             return
         simplex = getattr(phi, "set", None)
         if not isinstance(simplex, Simplex):
@@ -310,9 +309,9 @@ class Entropy:
             )
         elif not (point > 0).all() or abs(point.sum() - simplex.total) > ROUNDING * simplex.total:
             yield (
-                f"mirror = 'entropy' starts inside the simplex: expected {of} with positive coordinates that "
-                f"sum to {simplex.total:g}, got a least one of {point.min():.3g} and the sum "
-                f"{point.sum():.6g}"
+                f"mirror = 'entropy' needs a starting point inside the simplex: expected {of} with positive "
+                f"coordinates that sum to {simplex.total:g}, got the smallest coordinate {point.min():.3g} "
+                f"and the sum {point.sum():.6g}"
             )
 
 
@@ -322,13 +321,13 @@ OfBlock = Literal["euclidean", "entropy"]
 
 @hyperparameters
 class Blockwise:
-    """A mirror map for x and one for y, of a problem whose φ is separable in the two."""
+    """Separate mirror maps for x and y, for a problem whose φ is separable in x and y."""
 
     x: OfBlock = Field(default="euclidean", description="mirror map of x")
     y: OfBlock = Field(default="euclidean", description="mirror map of y")
 
     def of(self, block: str) -> Euclidean | Entropy:
-        """The mirror map of a block."""
+        """Return the mirror map of a block."""
         return _OF_BLOCKS[getattr(self, block)]
 
     def __call__(self, dual: torch.Tensor, weight: float, phi: Separable) -> torch.Tensor:
@@ -337,12 +336,12 @@ class Blockwise:
     def dual(self, point: torch.Tensor, phi: Separable) -> torch.Tensor:
         return torch.cat([self.of(name).dual(v, part) for name, part, v in phi.split(point)], dim=-1)
 
-    def faults(self, phi: Phi, point: torch.Tensor, of: str = "z") -> Iterator[str]:
+    def errors(self, phi: Phi, point: torch.Tensor, of: str = "z") -> Iterator[str]:
         if not isinstance(phi, Separable) or not set(phi.parts) <= {"x", "y"}:
             yield f"mirror = 'blockwise' needs a φ that is separable in x and y, got φ = {phi}"
             return
         for name, part, v in phi.split(point):
-            yield from self.of(name).faults(part, v, name)
+            yield from self.of(name).errors(part, v, name)
 
 
 MIRRORS: dict[str, Any] = {"euclidean": Euclidean, "entropy": Entropy, "blockwise": Blockwise}

@@ -1,28 +1,28 @@
 """Random streams by address.
 
-A stream is addressed by ``(seed, purpose, client, round)`` and a sample by that and its index within the
-client's round; never by rank, and never by the order in which clients run. The address *is* the counter of a
+The address of a stream is ``(seed, purpose, client, round)``; that of a sample also has its index within the
+client's round. Ranks and the order of evaluation are not part of it. The address is the counter of a
 counter-based generator, Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC
 2011)::
 
     key     = hash(seed, purpose)                      64 bits
     counter = (lane, index, round, client)             4 x 32 bits
 
-so every draw is random access: no generator state exists, a checkpoint stores none, and the draws of all
-clients of a rank for a whole round are one vectorised call. NumPy's generators are not used for samples
-because they are sequential and one object per client would be needed; :func:`generator` hands one out for
-everything that is drawn once (partitions, starting points).
+so draws are random access: there is no generator state to store in a checkpoint, and one vectorised call
+draws for all clients of a rank and a whole round. NumPy's generators are sequential and would need one object
+per client; :func:`generator` returns one for numbers that are drawn once (partitions, starting points).
 """
 
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 
 __all__ = ["BYTES_A_DRAW", "Stream", "generator", "key", "philox"]
 
-#: Bytes of a number, uniform or normal, while many of them are drawn.
+#: Peak memory per uniform or normal number while many are drawn, in bytes.
 BYTES_A_DRAW = 40
 
 _MULTIPLY = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -32,10 +32,10 @@ _HALF = np.uint64(32)
 
 
 def philox(counter: tuple, key: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """Philox4x32-10: four arrays of 32-bit words, held in uint64.
+    """Return the output of Philox4x32-10: four arrays of 32-bit words, stored as uint64.
 
     Args:
-        counter: four words or arrays of words, which broadcast.
+        counter: four words or arrays of words, which are broadcast.
         key: two words.
     """
     c0, c1, c2, c3 = (np.asarray(word, dtype=np.uint64) for word in counter)
@@ -57,35 +57,37 @@ def _digest(*address, size: int) -> bytes:
 
 
 def generator(seed: int, purpose: str, client: int = 0, round: int = 0) -> np.random.Generator:
-    """A NumPy generator for things drawn once per address (partitions, starting points)."""
+    """Return a NumPy generator for numbers that are drawn once per address (partitions, starting points)."""
     key = int.from_bytes(_digest(seed, purpose, client, round, size=16), "little")
     return np.random.Generator(np.random.Philox(key=key))
 
 
 def key(seed: int, purpose: str) -> tuple[int, int]:
-    """The key of all streams of a purpose, two words of 32 bits."""
+    """Return the key of the streams of a purpose, two words of 32 bits."""
     digest = _digest(seed, purpose, size=8)
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
 class Stream:
-    """The draws of some clients in one round, for samples ``first .. first + count - 1`` of that round.
+    """Random numbers of some clients in one round, for samples ``first .. first + count - 1`` of that round.
 
-    Every method returns an array of shape ``[C, count, *shape]``. Successive calls take fresh lanes, so a
-    problem may draw several quantities for one sample; the values of sample ``j`` do not depend on ``count``
-    nor on the other clients.
+    Every method returns an array ``[C, count, *shape]``. Successive calls use new lanes, so a problem may
+    draw several quantities per sample. The values of a sample depend neither on ``count`` nor on the other
+    clients.
 
     Args:
-        seed, purpose: the first half of the address.
+        seed, purpose: the key of the address.
         clients: global client numbers, ``[C]``.
         round: the round's number, or one per client ``[C]``.
-        count: how many samples to draw for each client.
-        first: the first sample's number.
+        count: number of samples per client.
+        first: index of the first sample.
 
     Attributes:
-        of: "g" or "f", the function of a composition that the samples are for, where the method says it; else
-            "".
+        of: "g" or "f", the function of a composition that the samples are for, otherwise "".
     """
+
+    #: The module with functions of the arrays: numpy, or torch in ``device.DeviceStream``.
+    math: Any = np
 
     def __init__(self, seed: int, purpose: str, clients=(0,), round=0, count: int = 1, first: int = 0):
         self._key = key(seed, purpose)
@@ -94,7 +96,7 @@ class Stream:
         self.of = ""
 
     def words(self, number: int) -> np.ndarray:
-        """``number`` uniform 32-bit words a sample: uint64 ``[C, count, number]``."""
+        """Return ``number`` uniform 32-bit words per sample, uint64 ``[C, count, number]``."""
         lanes = -(-number // 4)
         lane = np.arange(self._lane, self._lane + lanes)[None, None, :]
         index = np.arange(self.first, self.first + self.count)[None, :, None]
@@ -105,26 +107,25 @@ class Stream:
         return np.stack(words, axis=-1).reshape(len(self.clients), self.count, 4 * lanes)[..., :number]
 
     def integers(self, high, number: int) -> np.ndarray:
-        """Integers in ``[0, high)``, int64 ``[C, count, number]``; ``high`` may be ``[C]``, one per
-        client."""
+        """Return integers in ``[0, high)``, int64 ``[C, count, number]``; ``high`` may be ``[C]``."""
         high = np.broadcast_to(np.asarray(high, dtype=np.uint64), self.clients.shape)
         return ((self.words(number) * high[:, None, None]) >> _HALF).astype(np.int64)
 
     def uniform(self, *shape: int) -> np.ndarray:
-        """Uniform in the open interval (0, 1), 52 bits, float64 ``[C, count, *shape]``."""
+        """Return numbers uniform in the open interval (0, 1), 52 bits, float64 ``[C, count, *shape]``."""
         number = int(np.prod(shape, dtype=np.int64))
         words = self.words(2 * number)
         high, low = words[..., 0::2], words[..., 1::2]
         bits = (high << _HALF | low) >> np.uint64(12)
-        values = bits.astype(np.float64)  # of 52 bits, so that + 0.5 is exact
+        values = bits.astype(np.float64)  # 52 bits, so that + 0.5 is exact
         return ((values + 0.5) * 2.0**-52).reshape(len(self.clients), self.count, *shape)
 
     def normal(self, *shape: int) -> np.ndarray:
-        """Standard normal by inversion (one uniform each), float64 ``[C, count, *shape]``."""
-        from scipy.special import ndtri  # here: it takes a third of a second
+        """Return standard normal numbers by inversion, one uniform each, float64 ``[C, count, *shape]``."""
+        from scipy.special import ndtri  # imported late, because it takes a third of a second
 
         return ndtri(self.uniform(*shape))
 
     def permutation(self, n: int) -> np.ndarray:
-        """A random permutation of ``range(n)`` for every client and sample, int64 ``[C, count, n]``."""
+        """Return a random permutation of ``range(n)`` per client and sample, int64 ``[C, count, n]``."""
         return np.argsort(self.uniform(n), axis=-1, kind="stable")

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.core.network import fixed, places
+from mpifed.core.problem import network_constants, network_parameters
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import machine, usage
 from mpifed.simulation.data_consistency import to_json
@@ -212,11 +212,11 @@ class Recorder:
     def _point(self) -> results.Point:
         """The output point, and the network's values that the method does not change."""
         simulation = self.simulation
-        values, tied = fixed(simulation.config.problem)
+        values, tied = network_constants(simulation.config.problem)
         return results.Point(
             {block: getattr(simulation.output, block).cpu().numpy() for block in simulation.blocks},
             dict(simulation.blocks),
-            places(simulation.problem),
+            network_parameters(simulation.problem),
             {
                 name: one.cpu().to(simulation.dtype if one.is_floating_point() else None).numpy()
                 for name, one in values.items()

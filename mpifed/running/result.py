@@ -16,8 +16,8 @@ import torch
 from mpifed.base.errors import ConfigError
 from mpifed.config.job import Config
 from mpifed.config.plugins import expect_same_sources, find, make
-from mpifed.core.evaluation import Details
-from mpifed.core.network import places
+from mpifed.core.metrics import Details
+from mpifed.core.problem import network_parameters
 from mpifed.core.records import Blocks
 from mpifed.parallel.comm import SerialComm, broadcast_text
 from mpifed.running.recorder import Recorder
@@ -158,7 +158,7 @@ class Result:
             history=recorder.metrics,
             costs=recorder.columns(),
             iterates={block: recorder.table(block) for block in recorder.blocks},
-            network=places(simulation.problem),
+            network=network_parameters(simulation.problem),
             end=end,
             path=folder / RUN_FILE,
             details=simulation.metrics.details,

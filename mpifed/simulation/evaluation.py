@@ -17,7 +17,7 @@ import torch
 from mpifed.base.errors import ContractError, short_repr, user_code_errors
 from mpifed.base.log import warning
 from mpifed.core.algorithm import local_steps
-from mpifed.core.evaluation import QUANTILES, VALIDATION, Details, of_split
+from mpifed.core.metrics import QUANTILES, VALIDATION, Details, of_split
 from mpifed.core.metrics import Metric
 from mpifed.core.problem import Game, Operator, Problem
 from mpifed.core.sets import Zero

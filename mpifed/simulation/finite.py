@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from mpifed.core.finite import all_finite
+from mpifed.core.numerics import all_finite
 from mpifed.core.records import Layout, State
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text
 from mpifed.parallel.placement import Cohort

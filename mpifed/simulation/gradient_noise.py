@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import user_code_errors
-from mpifed.core.estimators import Tail, hill
+from mpifed.core.numerics import Tail, hill
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.simulation.full_data import FullData
 

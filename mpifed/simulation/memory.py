@@ -13,7 +13,7 @@ import torch
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import title
 from mpifed.core.algorithm import local_steps
-from mpifed.core.memory import gib, host_memory
+from mpifed.base.memory import gib, host_memory
 from mpifed.core.problem import Problem, as_family
 from mpifed.core.records import Adaptive, Record, WithinRound
 from mpifed.core.sampling import drawn_at_once

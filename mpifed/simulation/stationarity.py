@@ -18,7 +18,7 @@ With Φ(x) = max over y in Y of f(x, y), on all data of all clients:
 ================  ============================================================================================
 
 Each that needs an inner problem solved tells how well that is done: ``phi_residual`` and its like are the
-natural residuals of :mod:`mpifed.core.solvers`, the larger one where there are two problems. Where -f(x, ·)
+natural residuals of :mod:`mpifed.core.numerics`, the larger one where there are two problems. Where -f(x, ·)
 is μ-strongly convex and Y is the whole space, y is within residual/μ of y*(x), and ``phi_gradient`` within
 L residual/μ of ‖∇Φ(x)‖, L the Lipschitz constant of ∇_x f in y. Where f is not concave in y, what is told is
 a stationary point near the present y.
@@ -34,7 +34,7 @@ from pydantic import Field
 
 from mpifed.base.errors import ConfigError, user_code_errors
 from mpifed.base.settings import Section
-from mpifed.core.solvers import Budget, Solved, maximise, solve_saddle
+from mpifed.core.numerics import Budget, Solved, maximise, solve_saddle
 from mpifed.parallel.comm import collective_errors
 from mpifed.simulation.full_data import FullData
 from mpifed.simulation.gradient_noise import TAIL, tail

@@ -11,7 +11,7 @@ import torch
 from mpifed.base.data_files import digest
 from mpifed.base.errors import ConfigError, join_lines, truncate
 from mpifed.base.settings import title
-from mpifed.core.network import placed
+from mpifed.core.problem import with_network_weights
 from mpifed.core.problem import DataFile, Problem
 
 __all__ = ["Weights"]
@@ -100,7 +100,7 @@ class Weights:
     def start(self, problem: Problem, point: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The starting point with these weights in it."""
         weights = {name: self._tensors[name] for name in problem.network} if self._tensors else {}
-        return placed(problem, point, weights) if weights else point
+        return with_network_weights(problem, point, weights) if weights else point
 
 
 def _some(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 import h5py
 import numpy as np
 
-from mpifed.core.evaluation import Details
+from mpifed.core.metrics import Details
 from mpifed.storage.atomic import replacing, shielded
 from mpifed.storage.format import COSTS, FORMAT, RUN_FILE, End
 from mpifed.storage.ownership import HDF5, RESULTS_MAGIC, checkpoints

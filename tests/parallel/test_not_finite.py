@@ -81,9 +81,9 @@ def test_round_client_and_fields_are_named(comm, group, cohort):
     [
         (
             "rows",
-            "client_data(3) has nan in row 4 of column 0: expected finite numbers. It holds nan in row 4 of ",
+            "client_data(3) has nan in row 4 of column 0: expected finite numbers. Attributes that are not finite: nan in row 4 of ",
         ),
-        ("scale", "the gradient of client 3 is not finite at the starting point. It holds inf in row 2 of "),
+        ("scale", "the gradient of client 3 is not finite at the starting point. Attributes that are not finite: inf in row 2 of "),
     ],
 )
 def test_values_that_a_problem_holds_are_told_before_the_first_round(comm, holds, says):

@@ -14,7 +14,7 @@ from games import Game, configuration
 from mpifed import Blocks, Minimisation
 from mpifed.algorithms import FSGDA, LSGD
 from mpifed.cli.main import cli
-from mpifed.core.estimators import hill, lipschitz, top_values
+from mpifed.core.numerics import hill, lipschitz, top_values
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
 from mpifed.core.streams import generator
 from mpifed.diagnostics.assumptions import ALL, Options, measure

@@ -38,7 +38,7 @@ def draws_of(shape, seed=0) -> torch.Tensor:
 
 @settings(deadline=None, max_examples=150)
 @given(values=vectors, ratio=st.floats(0.001, 1))
-def test_top_k_keeps_the_largest_and_of_equal_ones_the_first(values, ratio):
+def test_top_k_keeps_the_largest_and_first_entries(values, ratio):
     compression = TopK(ratio=ratio)
     sent = compression(rows_of(values), NONE, False)[0].tolist()
     kept = max(1, round(ratio * len(values)))
@@ -98,7 +98,7 @@ def test_with_error_feedback_qsgd_is_a_contraction(levels):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("compression", [TopK(ratio=0.3), QSGD(levels=4)], ids=lambda one: one.choice_name)
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_a_row_alone_has_the_bits_of_a_row_among_others(compression, size, dtype):
+def test_compressed_rows_do_not_depend_on_other_rows(compression, size, dtype):
     rows = torch.from_numpy(generator(2, "rows").standard_normal((9, size))).to(dtype)
     rows[3] = rows[3].round()  # ties
     draws = draws_of(rows.shape)
@@ -111,7 +111,7 @@ def test_a_row_alone_has_the_bits_of_a_row_among_others(compression, size, dtype
 
 
 @pytest.mark.parametrize("compression", [TopK(ratio=0.3), QSGD(levels=4)], ids=lambda one: one.choice_name)
-def test_nothing_is_made_of_nothing(compression):
+def test_zero_vectors_stay_zero(compression):
     rows = torch.zeros(2, 5, dtype=torch.float32)
     assert torch.equal(compression(rows, draws_of((2, 5)), True), rows)
 
@@ -123,7 +123,7 @@ def test_float32_draws_do_not_round_up_what_is_zero():
     assert QSGD(levels=5)(rows, 1 - draws, False).tolist() == [[3.0, 0.0, 4.0]]
 
 
-def test_bytes_by_hand():
+def test_compressed_sizes():
     # 1 in 100 of 5000 float64: 50 values of 8 bytes, 50 places of 4.
     assert TopK(ratio=0.01).bytes(5000, 8) == 50 * 12
     assert TopK(ratio=0.01).bytes(10, 4) == 8  # one at least
@@ -175,17 +175,17 @@ def job(**message):
         (dict(compression={"name": "qsgd", "levels": 0}), "greater than or equal to 1"),
         (dict(compression={"name": "qsgd", "levels": 2.5}), "valid integer"),
         (dict(compression={"name": "qsgd", "bits": 4}), "has no setting 'bits'"),
-        (dict(error_feedback=True), "set compression"),
+        (dict(error_feedback=True), "set message.compression"),
         (dict(compress="qsgd"), "did you mean 'compression'"),
     ],
     ids=str,
 )
-def test_settings_that_are_refused(settings, expected):
+def test_invalid_settings_are_refused(settings, expected):
     with pytest.raises(ConfigError, match=f"(?s){expected}"):
         job(**settings)
 
 
-def test_the_section_is_read_back_from_its_table_and_left_out_where_nothing_is_compressed():
+def test_section_round_trips_and_is_omitted_without_compression():
     message = {"compression": {"name": "qsgd", "levels": 4}, "error_feedback": True}
     assert job(**message).table()["message"] == message
     assert "message" not in job().table()

@@ -13,7 +13,7 @@ import mpifed
 from mpifed.base.settings import build
 from mpifed.cli.main import cli
 from mpifed.config.grids import variants
-from mpifed.core.network import placed
+from mpifed.core.problem import with_network_weights
 from mpifed.core.records import Blocks
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS
@@ -255,7 +255,7 @@ def test_weights_take_the_place_of_the_networks_parameters_alone():
     weights = {"w": torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)}
     for dtype in (torch.float32, torch.float64):
         start = {"x": torch.tensor([[7.0, 8.0, 9.0]], dtype=dtype), "y": torch.tensor([5.0], dtype=dtype)}
-        point = placed(problem, start, weights)
+        point = with_network_weights(problem, start, weights)
         assert point["x"].dtype == torch.float64 and point["x"].tolist() == [7.0, 1 / 3, 2 / 3]
         assert point["y"] is start["y"] and start["x"].tolist() == [[7.0, 8.0, 9.0]]
-    assert placed(problem, {}, weights)["x"].tolist() == [0.0, 1 / 3, 2 / 3]
+    assert with_network_weights(problem, {}, weights)["x"].tolist() == [0.0, 1 / 3, 2 / 3]

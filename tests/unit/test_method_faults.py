@@ -136,7 +136,7 @@ MADE = [
     (dict(message=Record()), "Bad: phase 'round' needs a message, a Record with a field, got Record()"),
     (
         dict(client=Record(c=not_sent("x"))),
-        "Bad: client.c cannot be NotSent(kind='x'): what clients keep never",
+        "Bad: client.c cannot be NotSent(kind='x'): client state is never",
     ),
     (dict(client=Record(A=adaptive("x", of="x"))), "Bad: client.A cannot be Adaptive(block='x', of='x')"),
     (
@@ -149,14 +149,14 @@ MADE = [
     ),
     (dict(message=Record(x="x", y=adaptive("y", of="y"))), "message.y cannot be Adaptive(block='y', of='y')"),
     # names
-    (dict(steps="q"), "Bad.steps = 'q' must name the hyperparameter that counts local steps"),
-    (dict(steps="eta"), "Bad.steps = 'eta' must name the hyperparameter that counts local steps"),
-    (dict(steps=2), "Bad.steps = 2 must name the hyperparameter that counts local steps"),
+    (dict(steps="q"), "Bad.steps = 'q' must name the integer hyperparameter that counts local steps"),
+    (dict(steps="eta"), "Bad.steps = 'eta' must name the integer hyperparameter that counts local steps"),
+    (dict(steps=2), "Bad.steps = 2 must name the integer hyperparameter that counts local steps"),
     (dict(averages={"x": "s", "y": "y"}), "Bad.averages: there is no field 's' in `shared` (it has x, y)"),
     (dict(averages={"x": "x"}), "Bad.averages must name the blocks x, y, got x"),
     (
         dict(averages={"x": "y", "y": "y"}),
-        "Bad.averages: shared.y is of kind 'y', expected that of block 'x'",
+        "Bad.averages: shared.y has the shape of 'y', expected that of 'x'",
     ),
     (dict(averages="x"), "Bad.averages must be a dictionary, block: field of `shared`, got 'x'"),
     # functions
@@ -202,11 +202,11 @@ MADE = [
     (phases(lost, lost, lost), "there is no 'dy' (it has x, y)"),
     (
         phases(functools.partial(plain, new_cohort=True)),
-        "Bad.phases[0] cannot have new_cohort = True: it has the round's own cohort",
+        "Bad.phases[0] cannot have new_cohort = True: it has the cohort of the round",
     ),
     (
         dict(start=(Phase(functools.partial(nothing, None), Record(x="x"), new_cohort=True),)),
-        "Bad.start[0] cannot have new_cohort = True: all clients take part in it",
+        "Bad.start[0] cannot have new_cohort = True: all clients participate in it",
     ),
     (
         phases(lambda self: Phase(self.client_round)),
@@ -255,12 +255,12 @@ def of(**changes):
 ADAPTED = [
     (
         of(A=adaptive("x", of="w")),
-        "Bad.A is made from the average of 'w', which no message of a round carries",
+        "Bad.A is computed from the average of 'w', which no message of a round contains",
     ),
-    (of(A=adaptive("x", of="x"), B=adaptive("y", of="v")), "Bad.B is made from the average of 'v'"),
+    (of(A=adaptive("x", of="x"), B=adaptive("y", of="v")), "Bad.B is computed from the average of 'v'"),
     (
         of(A=adaptive("z", of="x")),
-        "Bad.A is the matrix of 'z', which is no field of `shared` or of the message",
+        "Bad.A is the matrix of 'z', which is not a field of `shared` or of the message",
     ),
     (
         of(A=adaptive("x", of="x")) | dict(matrix="adam"),
@@ -299,7 +299,7 @@ def test_hyperparameters_that_hide_a_name():
     def derive(*bases, **kinds):
         return type("Bad", bases, {"__annotations__": kinds, "shared": Record(x="x"), "start": 0.0})
 
-    words = "Bad: a hyperparameter cannot be called '{}', which the contract of methods uses"
+    words = "Bad: a hyperparameter cannot be called '{}', which is an attribute of Algorithm"
     with pytest.raises(ContractError, match=words.format("start")):
         derive(Sound, start=float)
     with pytest.raises(ContractError, match=words.format("shared")):
@@ -325,11 +325,11 @@ def test_classes_that_are_not_decorated(screen):
     pydantic_less = make_dataclass("Bare", [("rho", float, Field(0.1))], bases=(Sound,), frozen=True)
     assert "Bare.rho has no value: decorate the class with" in refused(pydantic_less())
     extended = type("Extended", (hyperparameters(Sound),), {"rho": Field(0.5)})
-    assert "Extended.rho is no setting yet: decorate Extended itself" in refused(extended())
+    assert "Extended declares the field `rho` but is not decorated" in refused(extended())
 
 
 def test_a_cohort_of_a_method_that_needs_everyone(screen):
-    with pytest.raises(ConfigError, match="Bad needs every client in every round") as error:
+    with pytest.raises(ConfigError, match="Bad is defined for full participation only") as error:
         configuration(bad(partial_participation=False), participation={"cohort": 2})
     screen(error.value)
 

@@ -166,7 +166,7 @@ DECLARED = [
     (Both, Blocks(y={"v": (3,)}, x={"w": (4,)}), "has the blocks (y, x), expected (x, y) or (x)"),
     (Plain, Blocks(x={"w": (4,)}, y={"v": (1,)}), "has the blocks (x, y), expected (x)"),
     (Field, Blocks(x={"z": (4,)}), "has the blocks (x), expected (z)"),
-    (Both, Blocks(x={"w": (2, 2)}, y={}), "block 'y' of variables() has no numbers"),
+    (Both, Blocks(x={"w": (2, 2)}, y={}), "block 'y' of variables() has no elements"),
     (Plain, Blocks(x={"a/w": (4,)}), "variables() has a parameter 'a/w' in 'x': expected text without /"),
     (Plain, Blocks(x={"": (4,)}), "variables() has a parameter '' in 'x': expected text"),
     (Plain, Blocks(x={3: (4,)}), "variables() has a parameter 3 in 'x': expected text"),
@@ -181,8 +181,8 @@ def test_blocks(cls, blocks, words):
 @pytest.mark.parametrize(
     "network, words",
     [
-        ({"w": (2, 2)}, "network has 'w' of shape [2, 2], block x of variables() has it of shape [4]"),
-        ({"W": (4,)}, "network has 'W' of shape [4], block x of variables() has it not: did you mean 'w'?"),
+        ({"w": (2, 2)}, "network has 'w' of shape [2, 2], but block x of variables() has the shape [4]"),
+        ({"W": (4,)}, "network has 'W' of shape [4], but block x of variables() has no 'W': did you mean 'w'?"),
     ],
 )
 def test_a_network_of_other_parameters(network, words):
@@ -192,17 +192,17 @@ def test_a_network_of_other_parameters(network, words):
 
 def test_a_set_of_no_block():
     (sentence,) = faults(Both, sets=Sets(z=Ball()))
-    assert "sets has a set for 'z', which is no block" in sentence and "(options: x, y)" in sentence
+    assert "sets has a set for 'z', which is not a block" in sentence and "(options: x, y)" in sentence
 
 
 STARTS = [
-    ({"y": torch.ones(4)}, "initial() gives block 'y' the shape [4], expected 3 numbers"),
-    ({"y": torch.ones(1)}, "initial() gives block 'y' the shape [1], expected 3 numbers"),
-    ({"v": torch.ones(3)}, "initial() has 'v', which is no block"),
-    ({"y": "zero"}, "initial() gives block 'y' a str, expected a tensor"),
-    ({"y": {"v": torch.ones(3)}}, "initial() gives block 'y' a dict, expected a tensor"),
-    ({"y": torch.tensor([1.0, 2.0, torch.nan])}, "initial() gives block 'y' values that are not finite"),
-    ([torch.ones(3)], "initial() must return a dictionary with a flat tensor a block, got list"),
+    ({"y": torch.ones(4)}, "initial() returns shape [4] for block 'y', expected 3 elements"),
+    ({"y": torch.ones(1)}, "initial() returns shape [1] for block 'y', expected 3 elements"),
+    ({"v": torch.ones(3)}, "initial() has 'v', which is not a block"),
+    ({"y": "zero"}, "initial() returns a str for block 'y', expected a tensor"),
+    ({"y": {"v": torch.ones(3)}}, "initial() returns a dict for block 'y', expected a tensor"),
+    ({"y": torch.tensor([1.0, 2.0, torch.nan])}, "initial() returns values for block 'y' that are not finite"),
+    ([torch.ones(3)], "initial() must return a dictionary with a flat tensor per block, got list"),
 ]
 
 
@@ -274,7 +274,7 @@ def test_data_and_draws():
 
 def test_weights_by_samples_of_a_problem_that_draws():
     (sentence,) = faults(Drawn, settings={"weights": "samples"})
-    assert 'weights = "samples" needs data to count' in sentence
+    assert 'weights = "samples" needs the number of samples per client' in sentence
     check_problem(type("Drawn", (Drawn,), {"client_size": lambda self, client: 1})(), weights="samples")
     check_problem(Both(), weights="samples")
 
@@ -409,7 +409,7 @@ def test_exact_gradients_of_a_problem_that_draws():
     assert "set it to 1 or more, or define full_batch(client)" in sentence
     exact = SCAFFOLD(K=1, eta_l=0.1, option="I")
     (sentence,) = faults(Drawn, {"algorithm": exact})
-    assert "SCAFFOLD takes gradients of all data of a client" in sentence
+    assert "SCAFFOLD needs gradients on all data of a client" in sentence
     assert "set algorithm.option = 'I_sample', or define full_batch(client)" in sentence
     check_problem(Drawn(), algorithm=SCAFFOLD(K=1, eta_l=0.1, option="I_sample"))
 

@@ -193,7 +193,7 @@ def test_a_method_that_cannot_run(job, run):
     path = job("none", plugin=PLUGIN.replace('steps = "K"', 'steps = "q"'))
     code, screen = run(path)
     assert code == 2 and screen.splitlines() == [
-        "mpifed: Method.steps = 'q' must name the hyperparameter that counts local steps, a whole number"
+        "mpifed: Method.steps = 'q' must name the integer hyperparameter that counts local steps, a whole number"
     ]
     assert not (path.parent / "run").exists()
 

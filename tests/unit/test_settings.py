@@ -1,4 +1,4 @@
-"""Schedules, sets and adaptive matrices as settings and as functions."""
+"""Schedules, sets and adaptive matrices as settings and as functions, and signatures of classes of settings."""
 
 import dataclasses
 import inspect
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mpifed.algorithms import ALGORITHMS, FGDA, LSGD, AdaFGDA
+from mpifed.algorithms import ALGORITHMS, FGDA, AdaFGDA
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import Preset
 from mpifed.core.adaptive import MATRICES, AdaBelief, BarzilaiBorwein, refresh
@@ -54,7 +54,7 @@ def test_rates_from_numbers_and_tables():
 @pytest.mark.parametrize("set_", [Ball(1.5), Ball(0.5, center=1.0), Box(-1, 2), Simplex(), Simplex(2.5)])
 @given(VECTORS, VECTORS)
 def test_projections(set_, point, other):
-    """Feasible, idempotent, and no other feasible point nearer (1e-9: a few roundings of numbers up to 5)."""
+    """Feasible, idempotent, and no feasible point is nearer (1e-9: a few roundings of numbers up to 5)."""
     projected = set_(point)
     torch.testing.assert_close(set_(projected), projected, rtol=0, atol=1e-9)
     if isinstance(set_, Simplex):
@@ -86,17 +86,17 @@ def test_matrices_dominate_rho(name, values, refreshes):
 @pytest.mark.parametrize(
     "setting, says",
     [
-        (dict(varrho=1), "expected a decay below 1, or a schedule of such, got 1.0"),
+        (dict(varrho=1), "expected a decay below 1 at every step, got 1.0"),
         (dict(varrho=-0.1), "expected a finite number >= 0 or a schedule, got -0.1"),
         (
             dict(varrho={"name": "power", "scale": 1.5}),
-            "expected a decay below 1, or a schedule of such, got 1.5",
+            "expected a decay below 1 at every step, got 1.5",
         ),
         (
             dict(varrho={"name": "steps", "value": 0.5, "boundaries": [3], "factor": 2.0}),
-            "expected a decay below 1, or a schedule of such, got 1.0",
+            "expected a decay below 1 at every step, got 1.0",
         ),
-        (dict(varrho={"name": "squared", "c": 0.5}), "which a matrix does not have: take 'power'"),
+        (dict(varrho={"name": "squared", "c": 0.5}), "which a matrix does not have: use 'power'"),
         (
             dict(varrho={"name": "power", "scale": 0.5}, bias_correction=True),
             "expected a constant varrho, got a schedule",
@@ -110,7 +110,7 @@ def test_a_decay_stays_below_one(setting, says):
 
 
 @pytest.mark.parametrize("name, decay", [("adam", "varrho"), ("adabelief", "varrho"), ("norm", "vartheta")])
-def test_a_schedule_that_stays_where_it_is_has_the_bits_of_the_number(name, decay):
+def test_a_constant_schedule_is_bitwise_identical_to_the_number(name, decay):
     constant = {"name": "steps", "value": 0.8, "boundaries": []}
     number, schedule = (MATRICES[name](**{decay: value}) for value in (0.8, constant))
     w, kinds = torch.tensor([0.3, -1.7, 0.02]), {"x": 3, "scalar": 1}
@@ -123,8 +123,8 @@ def test_a_schedule_that_stays_where_it_is_has_the_bits_of_the_number(name, deca
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("first", ["rule", "identity"])
 def test_the_belief_of_the_start_is_compared_with_zero(first, steps):
-    """ϱ = 3/4: A_1 = w_1 / 2 + ρ by the rule. The reference acts at the first synchronisation, which is the
-    start itself for rounds of one step and the rule.
+    """ϱ = 3/4: A_1 = w_1 / 2 + ρ by the rule. The reference is used at the first synchronisation, which is
+    the start itself if rounds have one step and the first matrix follows the rule.
     """
     w, x, zeros = torch.tensor([4.0]), torch.zeros(1), (torch.zeros(1), torch.zeros(1))
     after = {}
@@ -140,7 +140,7 @@ def test_the_belief_of_the_start_is_compared_with_zero(first, steps):
 
 
 def test_barzilai_borwein_measures_curvature():
-    """For w = H x with H = 3 I the quotient is 3; standing still keeps it."""
+    """For w = H x with H = 3 I the quotient is 3; it does not change if x does not."""
     matrix = BarzilaiBorwein(rho=0.5)
     x = torch.tensor([1.0, 2.0], dtype=torch.float64)
     zeros = torch.zeros(2), torch.zeros(2), torch.zeros(1, dtype=torch.float64), torch.zeros(1)
@@ -153,7 +153,7 @@ def test_barzilai_borwein_measures_curvature():
     assert A.item() == 3.5
 
 
-def test_box_reading_warns_when_it_never_sees_a_gradient():
+def test_the_box_reading_warns_if_no_new_gradient_is_evaluated():
     with pytest.warns(UserWarning, match="never evaluates a fresh gradient"):
         AdaFGDA(q=1, sync_estimator="box")
 
@@ -176,15 +176,7 @@ def test_signatures_name_the_settings_with_types_and_defaults(name):
         assert f"{fields[0].name}: {fields[0].type!r}" in pydoc.plain(pydoc.render_doc(cls))
 
 
-def test_a_signature_is_the_same_once_the_class_has_made_an_instance():
-    AdaFGDA(q=2)
+def test_signatures_of_classes_and_presets():
     shown = str(inspect.signature(AdaFGDA))
     assert shown.startswith("(q: 'int', gamma: 'float' = 0.1, lam: 'float' = 0.1, eta: 'Rate' = 1.0,"), shown
     assert str(inspect.signature(FGDA)).startswith("(*, q: 'int', gamma: 'float' = 0.1,")
-
-
-def test_errors_stay_sentences_once_help_has_completed_the_class():
-    """``help()`` makes pydantic complete a class, and replace its ``__init__``."""
-    pydoc.render_doc(LSGD)
-    with pytest.raises(ConfigError, match="LSGD.K: Input should be a valid integer, got 'five'"):
-        LSGD(K="five", eta=0.1)

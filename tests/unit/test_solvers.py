@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from mpifed.core.numerics import FEW, Budget, maximise, solve_saddle
 from mpifed.core.sets import Ball, Box, Simplex
-from mpifed.core.solvers import FEW, Budget, maximise, solve_saddle
 
 EXACT = Budget(1e-10, 2000)
 
@@ -30,7 +30,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("d", [1, 5, FEW])
-def test_a_quadratic_takes_one_jacobian(d):
+def test_quadratic_needs_one_jacobian(d):
     """d + 1 gradients for the Jacobian, and two or three steps against the rounding of its differences."""
     H, b = quadratic(d)
     field = Counted(lambda y: b - H @ y)
@@ -39,7 +39,7 @@ def test_a_quadratic_takes_one_jacobian(d):
     assert solved.residual <= 1e-10 and field.calls <= d + 5
 
 
-def test_flat_directions_are_left_alone():
+def test_flat_directions_are_not_changed():
     """Where H is singular the maximiser nearest to the start is found."""
     solved = maximise(lambda y: torch.stack([1 - y[0], 0 * y[1]]), torch.tensor([3.0, 7.0]).double(), EXACT)
     torch.testing.assert_close(solved.point, torch.tensor([1.0, 7.0]).double(), rtol=0, atol=1e-9)
@@ -72,13 +72,13 @@ def test_a_quadratic_on_a_set(project):
     torch.testing.assert_close(solved.point, y, rtol=0, atol=1e-9)
 
 
-def test_a_minimum_is_no_maximum():
+def test_minimum_is_not_accepted_as_maximum():
     """sin from near its minimum: Newton's step would go there, ascent leaves."""
     solved = maximise(torch.cos, torch.tensor([-1.5]).double(), EXACT)
     assert math.sin(float(solved.point)) == pytest.approx(1)
 
 
-def test_the_residual_is_told_where_the_budget_ends():
+def test_residual_is_returned_when_the_budget_is_spent():
     H, b = quadratic(2 * FEW)
     field = Counted(lambda y: b - H @ y)
     solved = maximise(field, torch.zeros(2 * FEW).double(), Budget(1e-10, 20))
@@ -87,7 +87,7 @@ def test_the_residual_is_told_where_the_budget_ends():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_ends_it(value):
+def test_non_finite_gradients_stop_the_solver(value):
     solved = maximise(lambda y: y * 0 + value, torch.ones(3).double(), EXACT)
     assert not math.isfinite(solved.residual)
 

@@ -1,10 +1,12 @@
-"""The search for what is not finite among a problem's attributes ends, whatever they hold."""
+"""The search for non-finite attributes of a problem terminates for nested and cyclic values."""
 
 from dataclasses import dataclass
 from math import nan
 from typing import Any
 
-from mpifed.core.validation import _DEPTH, _non_finite_attributes
+import pytest
+
+from mpifed.core.validation import _DEPTH, non_finite
 
 
 @dataclass
@@ -12,26 +14,18 @@ class Link:
     next: Any
 
 
-def chain(length: int, kind) -> Any:
-    last: Any = nan
+@pytest.mark.parametrize(
+    "inside, kind", [("[0]", lambda one: [one]), ("['k']", lambda one: {"k": one}), (".next", Link)]
+)
+@pytest.mark.parametrize("length, found", [(0, True), (_DEPTH, True), (_DEPTH + 1, False), (5000, False)])
+def test_nested_values_are_found_down_to_the_depth(inside, kind, length, found):
+    value: Any = nan
     for _ in range(length):
-        last = kind(last)
-    return last
+        value = kind(value)
+    assert list(non_finite(value, "self.rows")) == ([f"nan in self.rows{inside * length}"] if found else [])
 
 
-KINDS = {"[0]": lambda one: [one], "['k']": lambda one: {"k": one}, ".next": Link}
-
-
-def test_nested_values_are_found_down_to_some_depth():
-    for inside, kind in KINDS.items():
-        for length, found in ((0, True), (_DEPTH, True), (_DEPTH + 1, False), (5000, False)):
-            told = list(_non_finite_attributes({"rows": chain(length, kind)}, "self.{}", _DEPTH, set()))
-            assert told == ([f"nan in self.rows{inside * length}"] if found else [])
-
-
-def test_values_that_hold_themselves():
+def test_cyclic_values():
     ring: Any = Link(None)
     ring.next = [ring, {"back": ring}, nan]
-    assert list(_non_finite_attributes({"ring": ring}, "self.{}", _DEPTH, set())) == [
-        "nan in self.ring.next[2]"
-    ]
+    assert list(non_finite(ring, "self.ring")) == ["nan in self.ring.next[2]"]

@@ -1,4 +1,4 @@
-"""How much memory there is, and sizes of memory in words."""
+"""Size of the available memory, and formatting of sizes in bytes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["gib", "host_memory"]
 
 
 def host_memory() -> int:
-    """Bytes of memory that the processes of this node may take: the machine's, or their control group's."""
+    """Return the memory in bytes that the processes of this node may use, as limited by control groups."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -27,17 +27,17 @@ def host_memory() -> int:
 
 
 def _limit(group: Path) -> list[int]:
-    """The bytes that a control group may have, where it says so."""
+    """Return the memory limit of a control group in bytes, or an empty list."""
     for name in ("memory.max", "memory.limit_in_bytes"):
         try:
             return [int((group / name).read_text())]
-        except (OSError, ValueError):  # there is none, or it is "max"
+        except (OSError, ValueError):  # no limit: the file is missing or contains "max"
             continue
     return []
 
 
 def gib(size: int) -> str:
-    """Bytes in a unit that suits them."""
+    """Format a number of bytes in MiB, GiB or TiB."""
     if size < 2**30:
         return f"{size / 2**20:,.1f} MiB"
     return f"{size / 2**30:,.1f} GiB" if size < 2**50 else f"{size / 2**40:.3g} TiB"

@@ -1,0 +1,323 @@
+"""Numerical routines on tensors that know nothing of methods or problems.
+
+* Tests for NaN and infinity, and decompositions that return NaN for non-finite matrices.
+* Solvers of inner problems to a known accuracy: the best response of y, and proximal points of x.
+* Estimates from gradients: a local Lipschitz constant, and the tail index of noise.
+
+The solvers use gradients only, because problems with analytic gradients have no values. They return the best
+point found with its *natural residual*: the length of a projected gradient step of size 1 from there, which
+is the norm of the gradient if there is no set. It is zero only at solutions if the inner problem is concave
+(convex), and otherwise at every stationary point.
+
+With few variables and no set, a solver starts with Newton's method, whose Jacobian is computed by
+differences: its first step solves a quadratic problem. It continues with projected gradient ascent with
+Nesterov's momentum, restarted when the momentum opposes the gradient (O'Donoghue & Candès 2015), or with the
+extragradient method (Korpelevich 1976). The step sizes of both adapt to the observed gradients.
+
+Hill's estimate (1975) of the tail index from the order statistics X_(1) ≥ X_(2) ≥ ... of n noise norms is ::
+
+    index = k / Σ_{i ≤ k} log(X_(i) / X_(k+1)),   k = ⌊√n⌋ by default.
+
+If the tail beyond X_(k+1) is exactly Pareto, k times the true index divided by the estimate has the Gamma
+distribution with shape k, which gives the confidence interval. A small k keeps the bias of other tails small,
+but makes the interval wide. The estimate for light tails, which have no index, is large and grows with n.
+"""
+
+from __future__ import annotations
+
+import math
+from cmath import isfinite
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+__all__ = [
+    "Budget",
+    "Solved",
+    "Tail",
+    "all_finite",
+    "difference",
+    "first_bad",
+    "hill",
+    "lipschitz",
+    "maximise",
+    "solve_saddle",
+    "top_values",
+    "where_finite",
+]
+
+#: Maximum number of variables for Newton's method.
+FEW = 32
+#: A solver stops if the best residual has not fallen below :data:`BETTER` times itself in so many iterations.
+PATIENCE, BETTER = 100, 0.99
+#: Factors of the step size after an accepted and after a rejected step.
+GROW, SHRINK = 1.4, 0.5
+#: Coverage of the confidence interval of the tail index.
+COVERAGE = 0.95
+#: Relative change of an estimated Lipschitz constant at which its iteration stops.
+CONVERGED = 1e-6
+
+Field = Callable[[torch.Tensor], torch.Tensor]
+
+
+def all_finite(values: torch.Tensor) -> bool:
+    """Return whether all values are finite."""
+    # The sum is cheap. If it is not finite, a value is not finite or the sum overflows.
+    return not values.numel() or isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
+
+
+def first_bad(values: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the index of the first value that is not finite, ``None`` if all values are finite."""
+    if not (values.is_floating_point() or values.is_complex()) or all_finite(values):
+        return None
+    return tuple((~torch.isfinite(values)).nonzero()[0].tolist())
+
+
+def where_finite(function: Callable[[torch.Tensor], torch.Tensor], U: torch.Tensor) -> torch.Tensor:
+    """Apply a decomposition to matrices ``[..., m, n]``; the result is NaN for non-finite matrices.
+
+    LAPACK raises an error for NaN and ignores infinities.
+    """
+    finite = torch.isfinite(U).all(dim=-1, keepdim=True).all(dim=-2, keepdim=True)
+    return torch.where(finite, function(torch.where(finite, U, 0.0)), torch.nan)
+
+
+class Budget(NamedTuple):
+    """Stopping rule of a solver: a natural residual, and a maximum number of gradient evaluations."""
+
+    accuracy: float
+    evaluations: int
+
+
+class Solved(NamedTuple):
+    """A point ``[d]`` and its natural residual, NaN if the gradient is not finite."""
+
+    point: torch.Tensor
+    residual: float
+
+
+class _Best:
+    """A field that counts its evaluations, and the best point of a solver."""
+
+    def __init__(self, field: Field, project: Field, budget: Budget):
+        self._field, self._project, self._budget = field, project, budget
+        self.left, self._idle = budget.evaluations, 0
+        self.residual, self.point = math.nan, torch.empty(0)
+
+    def __call__(self, point: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        return self._field(point)
+
+    def note(self, point: torch.Tensor, value: torch.Tensor) -> float:
+        """Return the residual of a point at which the field is ``value``; store the point if it is best."""
+        residual = float(torch.linalg.vector_norm(self._project(point + value) - point))
+        first = math.isnan(self.residual)
+        self._idle = 0 if first or residual < BETTER * self.residual else self._idle + 1
+        if first or residual < self.residual:
+            self.residual, self.point = residual, point
+        return residual
+
+    @property
+    def done(self) -> bool:
+        """Whether the best point is accurate or not finite, the budget is spent, or progress has stalled."""
+        return not self.residual > self._budget.accuracy or self.left < 1 or self._idle > PATIENCE
+
+
+def maximise(gradient: Field, start: torch.Tensor, budget: Budget, project: Field | None = None) -> Solved:
+    """Maximise a concave function on a convex set.
+
+    Args:
+        gradient: gradient of the function, ``[d]`` → ``[d]``.
+        start: a point of the set, ``[d]``.
+        project: projection onto the set; ``None`` for the whole space.
+    """
+    inside = project or _unconstrained
+    best = _Best(gradient, inside, budget)
+    value = best(start)
+    best.note(start, value)
+    if project is None and len(start) <= FEW:
+        _newton(best, start, value, lambda H: _semidefinite(-H))
+    if not best.done:
+        _ascend(best, inside)
+    return Solved(best.point, best.residual)
+
+
+def solve_saddle(
+    field: Field, start: torch.Tensor, split: int, budget: Budget, project: Field | None = None
+) -> Solved:
+    """Find a saddle point of a function f that is convex in x and concave in y, on a convex set.
+
+    Args:
+        field: (-∇_x f, ∇_y f), ``[d]`` → ``[d]``.
+        start: a point of the set, ``[d]``.
+        split: number of variables of x.
+        project: projection onto the set; ``None`` for the whole space.
+    """
+    inside = project or _unconstrained
+    best = _Best(field, inside, budget)
+    value = best(start)
+    best.note(start, value)
+    if project is None and len(start) <= 2 * FEW:
+        _newton(
+            best,
+            start,
+            value,
+            lambda J: _semidefinite(-J[:split, :split]) and _semidefinite(-J[split:, split:]),
+        )
+    if not best.done:
+        _extragradient(best, inside)
+    return Solved(best.point, best.residual)
+
+
+def difference(point: torch.Tensor) -> float:
+    """Return the width of the differences by which a field is differentiated at a point."""
+    return torch.finfo(point.dtype).eps ** (1 / 3) * max(1.0, float(point.abs().max()))
+
+
+def _unconstrained(point: torch.Tensor) -> torch.Tensor:
+    return point
+
+
+def _semidefinite(H: torch.Tensor) -> bool:
+    """Return whether the symmetric part is positive semidefinite up to the error of differences."""
+    if not len(H):
+        return True
+    eigenvalues = torch.linalg.eigvalsh((H + H.mT) / 2)
+    return bool(eigenvalues[0] >= -math.sqrt(torch.finfo(H.dtype).eps) * eigenvalues.abs().max())
+
+
+def _newton(best: _Best, point: torch.Tensor, value: torch.Tensor, accept: Callable) -> None:
+    """Run Newton's method as long as each step reduces the residual to a tenth.
+
+    The pseudo-inverse gives the shortest step, which is 0 in directions that do not change the field.
+
+    Args:
+        accept: whether a Jacobian is that of a maximum or of a saddle point; the method stops if it is not.
+    """
+    while best.left > len(point) + 1 and not best.done:
+        J = _jacobian(best, point, value)
+        if not torch.isfinite(J).all() or not accept(J):
+            return
+        tolerance = math.sqrt(torch.finfo(J.dtype).eps)
+        inverse, before = torch.linalg.pinv(J.double(), rtol=tolerance).to(J.dtype), best.residual
+        while not best.done:  # reuse the Jacobian as long as it reduces the residual
+            point = best.point - inverse @ value
+            last, value = best.residual, best(point)
+            if not best.note(point, value) <= last / 10:
+                break
+        if best.residual > before / 10:
+            return
+        if best.point is not point:
+            point, value = best.point, best(best.point)
+
+
+def _jacobian(field: Field, point: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return the Jacobian by differences, ``[d, d]``; it is exact up to rounding for a linear field."""
+    width = difference(point)
+    columns = []
+    for unit in torch.eye(len(point), dtype=point.dtype, device=point.device):
+        columns.append((field(point + width * unit) - value) / width)
+    return torch.stack(columns, dim=1)
+
+
+def _ascend(best: _Best, project: Field) -> None:
+    """Run projected ascent with momentum. A step 1/L is halved if the gradient changes by more than L."""
+    point = best.point
+    ahead, slope, momentum = point, best(point), 1.0
+    step = max(1.0, float(point.norm())) / max(float(slope.norm()), 1e-30)
+    while not best.done:
+        new = project(ahead + step * slope)
+        moved = float((new - ahead).norm())
+        if moved == 0:
+            best.note(ahead, slope)
+            return
+        value = best(new)
+        if not step * float((value - slope).norm()) <= moved:
+            step *= SHRINK
+            continue
+        best.note(new, value)
+        if float(slope @ (new - point)) < 0:
+            momentum, ahead, slope = 1.0, new, value
+        else:
+            following = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+            ahead = project(new + (momentum - 1) / following * (new - point))
+            slope, momentum = best(ahead), following
+        point, step = new, step * GROW
+
+
+def _extragradient(best: _Best, project: Field) -> None:
+    """Run the extragradient method. A step is halved if the field changes by more than 0.9 / step."""
+    point = best.point
+    value = best(point)
+    step = max(1.0, float(point.norm())) / max(float(value.norm()), 1e-30)
+    while not best.done:
+        middle = project(point + step * value)
+        moved = float((middle - point).norm())
+        if moved == 0:
+            return
+        between = best(middle)
+        if not step * float((between - value).norm()) <= 0.9 * moved:
+            step *= SHRINK
+            continue
+        point = project(point + step * between)
+        value = best(point)
+        best.note(point, value)
+        step *= GROW
+
+
+def lipschitz(field: Field, point: torch.Tensor, direction: torch.Tensor, iterations: int) -> float:
+    """Estimate a lower bound of the Lipschitz constant of a field F near a point.
+
+    The bound is the largest ‖F(z + hv) - F(z - hv)‖ / 2h over unit vectors v, each of which is the previous
+    difference. If F is a gradient, this is the power iteration on its Hessian at z.
+
+    Args:
+        field: F, ``[d]`` → ``[d]``.
+        point: z, ``[d]``.
+        direction: the first v, of any length.
+        iterations: maximum number of vectors v.
+    """
+    width = difference(point)
+    largest, v = 0.0, direction if float(direction.norm()) > 0 else torch.ones_like(point)
+    for _ in range(iterations):
+        v = v / v.norm()
+        v = (field(point + width * v) - field(point - width * v)) / (2 * width)
+        steepness = float(v.norm())
+        if not steepness > largest * (1 + CONVERGED):
+            return max(steepness, largest)
+        largest = steepness
+    return largest
+
+
+class Tail(NamedTuple):
+    """A tail index and its confidence interval; NaN if it cannot be estimated."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def top_values(count: int) -> int:
+    """Return k, the default number of the largest of ``count`` values that Hill's estimate uses."""
+    return math.isqrt(count)
+
+
+def hill(lengths: np.ndarray, top: int | None = None) -> Tail:
+    """Estimate the tail index of non-negative ``lengths``, ``[n]``.
+
+    Args:
+        top: the number k < n of largest values that are used.
+    """
+    from scipy.special import gammaincinv  # imported late, because it takes a third of a second
+
+    top = top or top_values(len(lengths))
+    if len(lengths) <= top or not np.isfinite(lengths).all():
+        return Tail(math.nan, math.nan, math.nan)
+    largest = np.sort(lengths)[-top - 1 :]
+    if largest[0] <= 0 or largest[-1] == largest[0]:
+        return Tail(math.nan, math.nan, math.nan)
+    index = top / float(np.log(largest[1:] / largest[0]).sum())
+    outside = (1 - COVERAGE) / 2
+    return Tail(index, *(index * float(gammaincinv(top, share)) / top for share in (outside, 1 - outside)))
