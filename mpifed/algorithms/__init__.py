@@ -1,4 +1,4 @@
-"""The methods, one family a file."""
+"""The methods, one family per file."""
 
 from mpifed.algorithms.cdma import CDMAADA, CDMANC, CDMAONE
 from mpifed.algorithms.coda import CODASCA, CODAPlus
@@ -25,7 +25,7 @@ from mpifed.algorithms.smoothed import FESSGDA, FSGDA, SmoothedGDA
 from mpifed.algorithms.variates import SAGDA, SCAFFOLD
 from mpifed.algorithms.variational import LESGD, LIPPAX, LSGD, SLIPPAX, ExtraSGD, ExtraStepLocalSGD
 
-#: Every method by name, those of the papers first, in their order.
+#: Every method by name.
 ALGORITHMS = {
     cls.__name__: cls
     for cls in (

@@ -1,23 +1,21 @@
-"""CDMA-NC, CDMA-ONE and CDMA-ADA (Xie et al. 2023): cross-device minimax optimisation in two phases per
-round.
+"""CDMA-NC, CDMA-ONE and CDMA-ADA (Xie et al. 2023): cross-device minimax optimisation.
 
-In the *collection* clients send gradients of all their data, whose average is the direction (u, v); in the
-*update* they take K steps with it in the form of SVRG. CDMA-NC has no collection and no correction.
-
-The margin names the two phases. Round r is the paper's t = r - 1.
+A round has two phases. In the *collection*, clients send gradients on all their data, whose average is the
+direction (u, v). In the *update*, they take K local steps with the SVRG correction by (u, v). CDMA-NC has no
+collection and no correction. The margin names the phases. Round r is the paper's t = r - 1.
 
 Readings:
 
-* *Whose gradients.* The published code takes the gradient of all of a client's data. They carry no noise and
-  no sample. ``large_batch`` takes a minibatch of so many rows instead, with the noise of one sample; CDMA-ADA
-  evaluates it at both points.
-* *Who updates.* The clients that were sampled in the collection, or with ``fresh_cohort`` others.
-* *First round.* CDMA-ADA has no gradient to compare with: u_0, v_0 are the averages alone.
-* *Schedules.* CDMA-ADA's two step sizes share one exponent, η_t = η_0 / (t+1)^a.
-* *Sets.* Where the problem has sets, both blocks are projected after every local step, which leaves their
-  averages in the sets. The paper has none.
+* *Collected gradients.* The published code computes gradients on all data of a client, which have no noise.
+  ``large_batch`` uses a minibatch with this number of rows and the noise of one sample instead. CDMA-ADA
+  evaluates the same minibatch at both points.
+* *Cohorts.* The update has the cohort of the collection, or a new one with ``fresh_cohort``.
+* *First round.* CDMA-ADA has no previous gradient, so u_0 and v_0 are the averaged gradients.
+* *Schedules.* Both step sizes of CDMA-ADA have the same exponent, η_t = η_0 / (t+1)^a.
+* *Sets.* If the problem has sets, both blocks are projected after every local step, so their averages are in
+  the sets. The paper has no sets.
 
-A client of CDMA-ADA sends g_t - (1 - α_t) g_{t-1}, so it sends no more than one of CDMA-ONE.
+Clients of CDMA-ADA send g_t - (1 - α_t) g_{t-1}, so the messages are no larger than those of CDMA-ONE.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _GRADIENT = Record(u="x", v="y")
 
 @hyperparameters
 class CDMANC(Algorithm):
-    """CDMA-NC: no collection; K local steps, then the average of the cohort."""
+    """CDMA-NC: K local steps, then the average over the cohort."""
 
     K: int = Field(ge=1, description="local steps per round")
     eta_x: float = Field(ge=0, description="step size of x (descent)")
@@ -57,22 +55,22 @@ class CDMANC(Algorithm):
         message.x, message.y = x, y
 
     def rates(self, now) -> tuple[float, float]:
-        """The step sizes of x and y in this round."""
+        """Return the step sizes of x and y in this round."""
         return self.eta_x, self.eta_y
 
     def direction(self, shared, x, y, oracle):
-        """Directions of a local step at (x, y), ``[C, dx]`` and ``[C, dy]``."""
+        """Return the directions of a local step at (x, y), ``[C, dx]`` and ``[C, dy]``."""
         return oracle.grad(x, y, oracle.sample())
 
 
 @hyperparameters
 class CDMAONE(CDMANC):
-    """CDMA-ONE: every step is corrected by the averaged gradients of one collection."""
+    """CDMA-ONE: local steps are corrected by averaged gradients, which are collected once per round."""
 
     large_batch: int | None = Field(
-        default=None, ge=1, description="rows of a collected gradient; left out, all data of the client"
+        default=None, ge=1, description="rows of the minibatch of a collected gradient; default: all data"
     )
-    fresh_cohort: bool = Field(default=False, description="draw other clients for the update")
+    fresh_cohort: bool = Field(default=False, description="sample a new cohort for the update")
 
     source = "Xie et al. 2023, CDMA-ONE"
     paper_cost = "up 2D; down 2D; 2 phases; 2 gradients a step and 1 of all data"
@@ -96,7 +94,7 @@ class CDMAONE(CDMANC):
         shared.u, shared.v = mean.u, mean.v
 
     def collected(self, oracle):
-        """The sample whose gradient is collected."""
+        """Return the sample whose gradient is collected."""
         return oracle.sample(size=self.large_batch) if self.large_batch else oracle.full_batch
 
     def direction(self, shared, x, y, oracle):
@@ -107,7 +105,7 @@ class CDMAONE(CDMANC):
 
 @hyperparameters
 class CDMAADA(CDMAONE):
-    """CDMA-ADA: (u, v) is a recursive estimate, which a small cohort corrects from round to round."""
+    """CDMA-ADA: (u, v) is a recursive gradient estimator, updated by the cohort of each round."""
 
     alpha: float = Field(
         default=0.95, gt=0, description="α_0 of the weight α_t = min(1, α_0 / (t+1)^b) of fresh gradients"
@@ -115,7 +113,7 @@ class CDMAADA(CDMAONE):
     a: float = Field(
         default=1 / 3, ge=0, description="exponent of the step sizes η_t = η_0 / (t+1)^a, t from 0"
     )
-    b: float | None = Field(default=None, ge=0, description="exponent of α_t; left out, 2a")
+    b: float | None = Field(default=None, ge=0, description="exponent of α_t; default: 2a")
 
     source = "Xie et al. 2023, CDMA-ADA"
     paper_cost = "up 2D; down 3D (the previous point); 2 phases; 2 gradients a step and 2 of all data"
@@ -126,7 +124,7 @@ class CDMAADA(CDMAONE):
         return self.eta_x / now.round**self.a, self.eta_y / now.round**self.a
 
     def rest(self, now) -> float:
-        """1 - α_t, the weight of the estimate of the round before."""
+        """Return 1 - α_t, the weight of the previous round's estimator."""
         return 1 - min(1.0, self.alpha / now.round ** (2 * self.a if self.b is None else self.b))
 
     def client_collect(self, now, shared, client, message, oracle):
@@ -138,6 +136,6 @@ class CDMAADA(CDMAONE):
             message.dv -= rest * old_gy
 
     def server_collect(self, now, shared, mean):
-        rest = self.rest(now)  # in the first round u and v are 0
+        rest = self.rest(now)  # u and v are 0 in the first round
         shared.u, shared.v = mean.du + rest * shared.u, mean.dv + rest * shared.v
         shared.old_x, shared.old_y = shared.x, shared.y

@@ -1,27 +1,27 @@
-"""CODA+ and CODASCA (Yuan et al. 2021): stagewise proximal methods, made for AUC maximisation.
+"""CODA+ and CODASCA (Yuan et al. 2021): stagewise proximal methods for AUC maximisation.
 
-A stage s solves a subproblem with the proximal term ‖x - x_ref‖² / (2γ), from where the stage before has
-ended, by T_s rounds with the step η_s. CODA+ averages, CODASCA corrects its local steps by the control
-variates of SCAFFOLD, option II.
+Stage s solves a subproblem with the proximal term ‖x - x_ref‖² / (2γ) by T_s rounds with the step size η_s,
+starting at the last point of the previous stage. CODA+ averages local steps. CODASCA corrects them with the
+control variates of SCAFFOLD, option II.
 
 Readings:
 
-* *Lengths.* T_s counts rounds, not steps: T_s = T growthˢ⁻¹, rounded, and η_s = η / decayˢ⁻¹. The theory has
-  one ratio for both, ``growth = decay``, nearer to 1 the worse the problem is conditioned; the experiments
-  have 3. In the theory the local steps grow too, as 1 / √η_s; here K is constant, as in the experiments.
-* *The proximal term* covers all of x; for AUC maximisation these are the network and both thresholds a, b.
-  y has none.
-* *The reference point* x_ref of a stage is the point that the stage before has ended with, or the average of
-  the points that its rounds have ended with: ``reference``. The first one is the starting point. Neither
-  moves x, and y is carried on, where CODA without the plus would estimate it again.
-* *Variates* contain the proximal term's gradient, which is another one in the next stage. They start every
-  stage at 0, also for a client that is sampled for the first time in the middle of it, unless
-  ``keep_variates``.
-* *A cohort* moves CODASCA's c by its share of all weight. CODA+ is printed for all clients; with a cohort the
-  average is the cohort's, as CODASCA's is.
-* *Sets.* Where the problem has sets, both blocks are projected after every local step and at the server. The
-  paper has none. Variates are made of the projected displacements, as in ``mpifed.algorithms.variates``.
-* *Letters.* K is the paper's I, the local steps.
+* *Length of stages.* T_s is a number of rounds: T_s = T growthˢ⁻¹, rounded, and η_s = η / decayˢ⁻¹. In the
+  theory both ratios are equal, ``growth = decay``, and closer to 1 for worse conditioned problems. The
+  experiments use 3. In the theory the number of local steps grows as 1 / √η_s; here K is constant, as in the
+  experiments.
+* *Proximal term.* It applies to all of x, which in AUC maximisation consists of the network and the
+  thresholds a and b, and not to y.
+* *Reference point.* x_ref of a stage is the last point of the previous stage, or the average of the points
+  after each of its rounds (``reference``). The first x_ref is the starting point. x itself does not change
+  between stages. y does not change either, whereas CODA estimates it again.
+* *Control variates.* They contain the gradient of the proximal term, which changes with the stage. Hence they
+  are 0 at the start of every stage, also for clients that are sampled later, unless ``keep_variates``.
+* *Cohorts.* c of CODASCA is updated by the cohort's share of the total weight. The paper states CODA+ for all
+  clients; here the average is over the cohort, as in CODASCA.
+* *Sets.* If the problem has sets, both blocks are projected after every local step and at the server. The
+  paper has no sets. Variates are computed from projected displacements, see ``mpifed.algorithms.variates``.
+* *Letters.* K is the paper's I, the number of local steps.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class CODAPlus(Algorithm):
     eta: float = Field(gt=0, description="step size η of both blocks in the first stage")
     T: int = Field(ge=1, description="rounds of the first stage")
     growth: float = Field(
-        default=3.0, ge=1, description="how many times as long the next stage is, in rounds, rounded"
+        default=3.0, ge=1, description="ratio of the numbers of rounds of successive stages"
     )
-    decay: float = Field(default=3.0, ge=1, description="how many times smaller the next stage's step is")
-    prox: float = Field(default=0.002, ge=0, description="weight 1/γ of the proximal term; 0 leaves it out")
+    decay: float = Field(default=3.0, ge=1, description="ratio of the step sizes of successive stages")
+    prox: float = Field(default=0.002, ge=0, description="weight 1/γ of the proximal term")
     reference: Literal["last", "average"] = Field(
-        default="last", description="x_ref of the next stage: the stage's last point, or its rounds' average"
+        default="last", description="x_ref of the next stage: last point, or average of the rounds' points"
     )
 
     source = "Yuan et al. 2021, CODA+"
@@ -68,7 +68,7 @@ class CODAPlus(Algorithm):
         shared.ref = shared.x
 
     def stage(self, number: int) -> tuple[int, int, int]:
-        """The number of a round's stage, from 0; the round's number in it, from 1; how many it has."""
+        """Return the stage of a round, from 0, the number of the round in it, from 1, and its length."""
         stage, rounds = 0, self.T
         while number > rounds:
             stage, number = stage + 1, number - rounds
@@ -76,11 +76,11 @@ class CODAPlus(Algorithm):
         return stage, number, rounds
 
     def step(self, now) -> float:
-        """η_s."""
+        """Return η_s."""
         return self.eta / self.decay ** self.stage(now.round)[0]
 
     def displacements(self, now, shared, oracle, bx=0.0, by=0.0):
-        """How far K steps lead, each along the gradient, the proximal term and a correction."""
+        """Return the displacements of K steps along gradient, proximal term and correction."""
         x, y, eta = shared.x, shared.y, self.step(now)
         for _ in range(self.K):
             gx, gy = oracle.grad(x, y, oracle.sample())
@@ -97,11 +97,7 @@ class CODAPlus(Algorithm):
         self.end_round(now, shared)
 
     def end_round(self, now, shared) -> bool:
-        """Note the point for x_ref, and put x_ref in its place at the end of a stage.
-
-        Returns:
-            Whether a stage ends here.
-        """
+        """Update the average for x_ref, and x_ref at the end of a stage; return whether a stage ends."""
         _, round, rounds = self.stage(now.round)
         if self.reference == "average":
             shared.average += (shared.x - shared.average) / round
@@ -115,7 +111,7 @@ class CODASCA(CODAPlus):
     """CODASCA: CODA+ with control variates in both blocks and a global step size."""
 
     eta_g: float = Field(default=1.0, ge=0, description="global step size; 1 is plain averaging")
-    keep_variates: bool = Field(default=False, description="carry the variates on into the next stage")
+    keep_variates: bool = Field(default=False, description="keep the variates in the next stage")
 
     source = "Yuan et al. 2021, CODASCA"
     cites = ("yuan2021codasca", "karimireddy2020scaffold")

@@ -1,31 +1,30 @@
-"""MFCGD and AdaMFCGD (Huang, Algorithm 1): STORM estimators on every level of a composition.
+"""MFCGD and AdaMFCGD (Huang, Algorithm 1): STORM estimators of all parts of a composition.
 
 h, u and v estimate the inner value g(x), its Jacobian ∇g(x) and the outer gradient ∇f(h). w = uᵀv estimates
 the gradient.
 
-The lines of the box, which number the margins of this file:
+Lines of Algorithm 1 in the margins of this file:
 
-* lines 3, 4 and 8 are the rounds: round r covers t = (r-1) q + 1 .. r q, q - 1 local steps and the aggregated
+* Lines 3, 4 and 8 are the rounds. Round r covers t = (r-1) q + 1 .. r q: q - 1 local steps and the aggregated
   step.
-* line 5 is the average of the messages, line 6 is ``refresh`` of ``mpifed.core.adaptive``, between the
-  average and the server's line 7. Line 12 is implicit: A stays until it is recomputed, after a
-  synchronisation too.
-* lines 7 and 11 are solved: x - γ η_t A⁻¹ w, eq. 10 of the paper.
-* lines 16-20 of t = r q need the new point, so each client runs them at the start of round r + 1. ζ_{t+1} and
-  ξ_{t+1} have the numbers 2 (t mod q) and 2 (t mod q) + 1 in their round; those of t = 0 stay unused.
-* line 23 is a setting of the job: ``output = "uniform"`` takes one of the points x̄ that rounds end with.
+* Line 5 is the average of the messages. Line 6 is ``refresh`` in ``mpifed.core.adaptive``, between the
+  average and line 7. Line 12 is implicit: A is kept until it is recomputed.
+* Lines 7 and 11 are solved in closed form: x - γ η_t A⁻¹ w, eq. 10 of the paper.
+* Lines 16-20 for t = r q need the new point, so clients execute them at the start of round r + 1. ζ_{t+1} and
+  ξ_{t+1} have the numbers 2 (t mod q) and 2 (t mod q) + 1 in their round; those for t = 0 are unused.
+* Line 23 is a setting of the job: ``output = "uniform"`` returns the point x̄ after a random round.
 
 Readings:
 
-* *Estimators at a synchronisation.* h, u and v stay local and are updated at every t, after a synchronisation
-  too, with the client's own pre-average point. Only x and w are averaged.
-* *Start.* w_1 = u_1ᵀ v_1, which the box does not print.
-* *Projections.* Π scales onto the Frobenius ball (u) and the Euclidean ball (v) of radius C_g and C_f. It
-  leaves the initial estimators alone unless ``project_init``.
-* *Samples.* One ζ serves h and u; ξ is independent of it, and v compares ∇f at h_{t+1} and h_t on one ξ.
-* *Letters.* α drives h, β drives u, ϱ drives v; each at t is the box's at t + 1. ϑ_t, the decay of line 6, is
-  a number or a schedule of the matrix.
-* *Sets.* Where the problem has a set, every new x is projected. The paper has none.
+* *Estimators at a synchronisation.* h, u and v remain local and are updated at every t, after a
+  synchronisation with the client's own point before averaging. Only x and w are averaged.
+* *Start.* w_1 = u_1ᵀ v_1, which the paper omits.
+* *Projections.* Π scales u to the Frobenius ball of radius C_g and v to the Euclidean ball of radius C_f. It
+  is applied to the initial estimators only with ``project_init``.
+* *Samples.* h and u use the same ζ; ξ is independent. v uses one ξ at h_{t+1} and h_t.
+* *Letters.* α is the weight of h, β of u, ϱ of v. Their values at t are those of the paper at t + 1. ϑ_t, the
+  decay in line 6, is a hyperparameter of the matrix.
+* *Sets.* If the problem has a set, every new x is projected. The paper has no sets.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class AdaMFCGD(Algorithm):
     )
     C_g: float = Field(default=math.inf, gt=0, description="bound on the Frobenius norm of u")
     C_f: float = Field(default=math.inf, gt=0, description="bound on the norm of v")
-    project_init: bool = Field(default=False, description="bound the initial estimators too")
+    project_init: bool = Field(default=False, description="apply the bounds to the initial estimators, too")
     matrix: Matrix = Field(default="adam", validate_default=True, description="generator of A_t")
     first_matrix: FirstMatrix = Field(
         default="rule", description="A_1: the rule applied to the averaged initial estimator, I, or ρI"
@@ -102,7 +101,7 @@ class AdaMFCGD(Algorithm):
         x, h, v = shared.x, client.h, client.v
         u = client.u.unflatten(-1, (h.shape[-1], -1))
         zeta, xi = oracle.sample(of="g"), oracle.sample(of="f")
-        if now.round > 1:  # of the synchronisation: at the new point and the client's own pre-average one
+        if now.round > 1:  # of the synchronisation: at the new point and the client's point before averaging
             h, u, v = self._storm(now.step(0), oracle, zeta, xi, x, client.x, h, u, v)      # lines 16-19
         for k in range(1, self.q):                                                          # lines 8-9
             old, t = x, now.step(k)
@@ -119,7 +118,7 @@ class AdaMFCGD(Algorithm):
         return sets.x(x - self.gamma * self.eta(t) * (w / A))
 
     def _storm(self, t, oracle, zeta, xi, x, old, h, u, v):
-        """h, u, v at t + 1, with the samples ζ_{t+1} and ξ_{t+1} at the points ``x`` and ``old``."""
+        """Return h, u, v at t + 1, with the samples ζ_{t+1} and ξ_{t+1} at the points ``x`` and ``old``."""
         eta = self.eta(t)
         g, J = oracle.g_and_jacobian(x, zeta)
         old_g, old_J = oracle.g_and_jacobian(old, zeta)
@@ -131,12 +130,12 @@ class AdaMFCGD(Algorithm):
 
 
 def chain_rule(u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """w = uᵀv, ``[C, p, d]``, ``[C, p]`` → ``[C, d]``."""
+    """Return w = uᵀv, ``[C, d]``, for u ``[C, p, d]`` and v ``[C, p]``."""
     return (v.unsqueeze(-2) @ u).squeeze(-2)
 
 
 def _bounded(value: torch.Tensor, bound: float, axes: int) -> torch.Tensor:
-    """``value`` scaled to norm at most ``bound``, the norm over the last ``axes`` axes."""
+    """Scale ``value`` to a norm over the last ``axes`` axes of at most ``bound``."""
     if math.isinf(bound):
         return value
     norm = torch.linalg.vector_norm(value, dim=tuple(range(-axes, 0)), keepdim=True)

@@ -1,19 +1,19 @@
-"""ComFedL, LocalMOML, Local-SCGD(M) and compositional FedNest, which Huang compares MFCGD with.
+"""ComFedL, LocalMOML, Local-SCGD(M) and compositional FedNest, the baselines of MFCGD in Huang n.d.
 
-F(x) = (1/N) Σ_n f_n(g_n(x)), but for FedNest, whose inner value is that of all clients together:
-F(x) = (1/N) Σ_n f_n((1/N) Σ_m g_m(x)). The two agree where the g_n do.
+The objective is F(x) = (1/N) Σ_n f_n(g_n(x)). FedNest has the mean inner value of all clients instead:
+F(x) = (1/N) Σ_n f_n((1/N) Σ_m g_m(x)). The objectives are equal if all g_n are.
 
 Readings:
 
-* *Samples.* A call for g and its Jacobian and one for ∇f have samples of their own, in this order in every
-  step. ``B_g``, ``B_f`` and ``K_0`` count samples that are averaged, each with the job's batch size.
-* *ComFedL*: its source does not fix the local schedule, here q steps between averages.
-* *LocalMOML*: u lives for one round; its first value is a mean over K_0 samples at the round's point.
-* *Local-SCGDM*: α weighs the fresh gradient in the momentum and does not multiply the step. At t = 1, u and
-  m are the first values themselves.
-* *FedNest*: steps are not divided by τ. The gradient in y of ½‖y - g_n(x; ζ)‖² has its sample in a constant,
-  which the variance-reduced local steps cancel: they need no calls.
-* *Sets.* Where the problem has a set, every new x is projected. The papers have none.
+* *Samples.* In every step, g with its Jacobian and ∇f are evaluated on different samples, in this order.
+  ``B_g``, ``B_f`` and ``K_0`` are numbers of samples with the job's batch size that are averaged.
+* *ComFedL.* The source does not specify the local schedule; here q steps are taken between averages.
+* *LocalMOML.* u is restarted in every round as the mean over K_0 samples at the round's point.
+* *Local-SCGDM.* α is the weight of the fresh gradient in the momentum and not a factor of the step size. At t
+  = 1, u and m are the first values.
+* *FedNest.* Steps are not divided by τ. In the gradient of ½‖y - g_n(x; ζ)‖² in y, the sample enters only a
+  constant, which cancels in the variance-reduced local steps, so these need no evaluations.
+* *Sets.* If the problem has a set, every new x is projected. The papers have no sets.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["ComFedL", "FedNestComposition", "LocalMOML", "LocalSCGD", "LocalSCGD
 
 @hyperparameters
 class ComFedL(Algorithm):
-    """ComFedL: local steps along the plug-in gradient J(x)ᵀ∇f(g(x)) from fresh samples, which is biased."""
+    """ComFedL: local steps along the biased plug-in gradient J(x)ᵀ∇f(g(x)) on fresh samples."""
 
     q: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="step size η_t")
@@ -70,15 +70,14 @@ class ComFedL(Algorithm):
 
 @hyperparameters
 class LocalMOML(Algorithm):
-    """LocalMOML: local steps with a moving average u of the client's own inner value, restarted each
-    round."""
+    """LocalMOML: local steps with a moving average u of the client's inner value, restarted every round."""
 
     H: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="step size η_t")
     beta: float = Field(default=0.9, ge=0, le=1, description="weight β of the fresh value in u")
     K_0: int = Field(default=1, ge=1, description="samples of the first value of u in a round")
     first_order: bool = Field(
-        default=False, description="take the Jacobian for the identity, as first-order meta-learning does"
+        default=False, description="replace the Jacobian by the identity, as in first-order meta-learning"
     )
 
     source = "Wang et al. 2021, LocalMOML"
@@ -96,7 +95,7 @@ class LocalMOML(Algorithm):
             u = u + oracle.g(x, oracle.sample(of="g")) / self.K_0
         if self.first_order and u.shape[-1] != x.shape[-1]:
             raise ContractError(
-                "first_order takes the Jacobian of g for the identity: expected as many inner values as "
+                "first_order replaces the Jacobian of g by the identity: expected as many inner values as "
                 f"variables, got {u.shape[-1]} and {x.shape[-1]}"
             )
         for k in range(1, self.H + 1):
@@ -110,16 +109,16 @@ class LocalMOML(Algorithm):
 
 @hyperparameters
 class LocalSCGDM(Algorithm):
-    """Local-SCGDM: local steps along a momentum, with a moving average u of the inner value."""
+    """Local-SCGDM: local momentum steps with a moving average u of the inner value."""
 
     p: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="step size η_t")
     beta: float = Field(default=0.3, ge=0, le=1, description="weight β of the fresh value in u")
     alpha: float = Field(
-        default=0.2, ge=0, le=1, description="weight α of the fresh gradient in the momentum; 1 has none"
+        default=0.2, ge=0, le=1, description="weight α of the fresh gradient in the momentum; 1: no momentum"
     )
     average_inner: bool = Field(
-        default=True, description="average u at a synchronisation; false keeps each client's own"
+        default=True, description="average u at a synchronisation; false: u remains local"
     )
 
     source = "Gao et al. 2022, Local-SCGDM"
@@ -164,22 +163,22 @@ LocalSCGD = Preset("LocalSCGD", LocalSCGDM, "Local-SCGD: Local-SCGDM without mom
 
 @hyperparameters
 class FedNestComposition(Algorithm):
-    """Compositional FedNest: T calls move y towards the mean inner value, then x descends along Jᵀ∇f(y)."""
+    """Compositional FedNest: T inner calls move y to the mean inner value, then x descends along Jᵀ∇f(y)."""
 
-    T: int = Field(ge=1, description="calls of the inner solver a round")
+    T: int = Field(ge=1, description="calls of the inner solver per round")
     tau: int = Field(ge=1, description="local steps τ of each call")
     alpha: float = Field(ge=0, description="step size α of x")
-    beta: float = Field(ge=0, description="step size β of y; 1 with τ = 1 takes the mean inner value")
+    beta: float = Field(ge=0, description="step size β of y; β = τ = 1 gives the mean inner value")
     tau_outer: int | None = Field(
-        default=None, ge=1, description="local steps of x; left out, as many as of a call"
+        default=None, ge=1, description="local steps of x; default: tau"
     )
     first_y: Literal["zero", "mean"] = Field(
         default="zero", description="y before the first round: 0, or the mean inner value at the start"
     )
     recompute_jacobian: bool = Field(
-        default=False, description="local steps of x with variance-reduced gradients at their own points"
+        default=False, description="compute variance-reduced gradients at the point of each local step of x"
     )
-    fresh_cohort: bool = Field(default=False, description="draw another cohort for every call, and for x")
+    fresh_cohort: bool = Field(default=False, description="sample a new cohort for every call and for x")
 
     source = "Tarzanagh et al. 2022, FedNest for compositions"
     cites = ("tarzanagh2022fednest",)
@@ -233,6 +232,6 @@ class FedNestComposition(Algorithm):
         message.x = x
 
     def _gradient(self, x, v, zeta, oracle):
-        """J(x; ζ)ᵀv for the v that all clients share."""
+        """Return J(x; ζ)ᵀv for v ``[p]``."""
         _, J = oracle.g_and_jacobian(x, zeta)
         return chain_rule(J, v.expand(len(J), -1))

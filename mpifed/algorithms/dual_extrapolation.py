@@ -5,23 +5,24 @@ Step t of a client, with the duals z and x and the primal points u and v::
     u = ∇h*_{t-1}(z)    x = z - η V(u; ξ)
     v = ∇h*_t(x)        z ← z - η V(v; ξ')
 
-h_t = h + t η φ, and t counts the steps of all rounds. ``mirror`` is h: with h = ½‖·‖² the map ∇h*_t is
-prox_{tηφ}. u, z and x here are u_{t-1}, z_{t-1} and x_t of eq. 13. A synchronisation averages duals, and
-the point of a round is the mirror image of a mean dual: it has the sparsity and rank that φ gives.
+h_t = h + t η φ, where t counts the steps of all rounds. ``mirror`` is h; for h = ½‖·‖² the map ∇h*_t is
+prox_{tηφ}. u, z and x here are u_{t-1}, z_{t-1} and x_t of eq. 13. A synchronisation averages duals. The
+point of a round is the image of a mean dual under the mirror map, so it has the sparsity or rank induced by
+φ.
 
 Readings:
 
-* *Start.* The dual z_0 is ∇h of the problem's starting point: that point itself for the Euclidean h.
-* *Mirror maps.* The paper allows any h that is 1-strongly convex in some norm. Its L, σ and G are then
-  constants of V in the dual norm, and half its D² bounds h(u) - h(z_0) - ⟨∇h(z_0), u - z_0⟩ for all points u
-  that it compares with.
-* *First mirror map.* At t = 1 the weight of φ is 0. For an indicator φ the map still projects
+* *Start.* The dual z_0 is ∇h of the problem's starting point; for the Euclidean h this is the point itself.
+* *Mirror maps.* The paper allows any h that is 1-strongly convex in some norm. Then L, σ and G are constants
+  of V in the dual norm, and D²/2 is a bound of h(u) - h(z_0) - ⟨∇h(z_0), u - z_0⟩ over all u in the error
+  metric.
+* *First mirror map.* At t = 1 the weight of φ is 0. If φ is an indicator function, the map still projects
   (``t0_mirror = "prox"``), or u_0 is the starting point.
-* *Synchronisation.* Both duals are averaged, x before v is made from it: two phases. ``sync_extrapolation =
-  false`` averages z only.
-* *The point of a round* is v of the synchronising step, the image of the mean x. With ``sync_extrapolation =
-  false`` there is no mean x, and the point is the image ∇h*_t of the mean z, where the next step begins.
-* *Output.* The average of v_t over clients and steps: of points, so it is less sparse than they are.
+* *Synchronisation.* Both duals are averaged in two phases, x before v is computed from it.
+  ``sync_extrapolation = false`` averages only z.
+* *Point of a round.* It is v of the synchronising step, the image of the mean x. With ``sync_extrapolation =
+  false`` there is no mean x, so it is the image ∇h*_t of the mean z, from which the next step starts.
+* *Output.* The average of the points v_t over clients and steps, which is less sparse than the points.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = ["DualMethod", "LocalDualExtrapolation"]
 
 
 class DualMethod(Algorithm):
-    """Methods whose clients and server keep and average a point's dual, ``shared.dual``."""
+    """Base class of methods that store and average the dual of a point, ``shared.dual``."""
 
     #: The mirror map, a hyperparameter.
     mirror: Any
@@ -52,8 +53,10 @@ class DualMethod(Algorithm):
         shared.dual = shared.z
 
     def begin(self, now, shared, phi):
-        """The dual that a round begins with. Before the first, ``shared.dual`` is the starting point itself,
-        as ∇h takes φ's set."""
+        """Return the dual at the start of a round.
+
+        Before the first round, ``shared.dual`` is the starting point, because ∇h depends on φ.
+        """
         return self.mirror.dual(shared.dual, phi) if now.round == 1 else shared.dual
 
 
@@ -95,19 +98,19 @@ class LocalDualExtrapolation(DualMethod):
         )
 
     def _extrapolate(self, now, k, z, shared, oracle):
-        """The dual x_t from the dual z_{t-1}: the first line of eq. 13, by way of u_{t-1}."""
+        """Return the dual x_t for the dual z_{t-1}, by way of u_{t-1}: the first line of eq. 13."""
         t = now.step(k)
         identity = t == 1 and self.t0_mirror == "identity"
         u = shared.dual if identity else self.mirror(z, (t - 1) * self.eta, oracle.prox)
         return z - self.eta * oracle.operator(u, oracle.sample())
 
     def _update(self, now, k, z, x, oracle):
-        """v_t from the dual x_t, and the dual z_t from z_{t-1}: the second line of eq. 13."""
+        """Return v_t for the dual x_t, and the dual z_t for z_{t-1}: the second line of eq. 13."""
         v = self.mirror(x, now.step(k) * self.eta, oracle.prox)
         return v, z - self.eta * oracle.operator(v, oracle.sample())
 
     def _steps(self, now, number, shared, oracle):
-        """The dual and the sum of the primal points after ``number`` steps."""
+        """Return the dual and the sum of the primal points after ``number`` steps."""
         z = self.begin(now, shared, oracle.prox)
         v_sum = 0.0 * z
         for k in range(1, number + 1):

@@ -2,19 +2,20 @@
 
 Readings:
 
-* *FedSGDA+.* Local steps are those of Local-SGDA+; S counts rounds, and x̃ is renewed before the local steps
-  of the paper's rounds t = r - 1 with S | t. The sets act in every local step and again at the server; the
-  paper has a set for y only.
-* *FedSGDA-M, the rates.* α is the weight of the fresh gradient in x's estimator u, β in y's v. (FGDA has them
-  the other way round.)
-* *The order of STORM and the average.* ``stem`` (default): after a round's last step clients average the new
-  points and the old estimators. Then each forms its estimators at the averaged point, from the averaged ones
-  and its own point before that step. The error at rest then vanishes with α and β. ``after``: they form their
-  estimators first and average all four, which leaves the drift of Local-SGDA whatever α and β are.
-* *Samples.* The first estimators take sample 0 of round 0. STORM after step k takes sample k - 1 of that
-  step's round, also where it is evaluated in the next one.
-* *Start.* The first estimators are averaged; without ``average_start`` each client keeps its own.
-* *Sets.* Points are projected after each step; the paper has no sets here.
+* *FedSGDA+.* Local steps are those of Local-SGDA+. S is a number of rounds, and x̃ is updated before the
+  local steps of the paper's rounds t = r - 1 with S | t. Points are projected in every local step and at the
+  server; the paper has a set for y only.
+* *Weights of FedSGDA-M.* α is the weight of the fresh gradient in u, the estimator of x, and β in v, that of
+  y. (In FGDA they are exchanged.)
+* *Order of STORM and averaging.* ``stem`` (default): after the last step of a round, clients average the new
+  points and the old estimators. Each client then computes its estimators at the averaged point, from the
+  averaged estimators and its own point before that step. The limiting error then vanishes with α and β.
+  ``after``: clients update their estimators first and average points and estimators, which leaves the client
+  drift of Local-SGDA for all α and β.
+* *Samples.* The first estimators use sample 0 of round 0. STORM after step k uses sample k - 1 of that step's
+  round, even if it is evaluated in the next round.
+* *Start.* The first estimators are averaged, or remain local without ``average_start``.
+* *Sets.* Points are projected after each step; the paper has no sets for FedSGDA-M.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["FedSGDAM", "FedSGDAPlus"]
 
 @hyperparameters
 class FedSGDAPlus(Algorithm):
-    """FedSGDA+: Local-SGDA+ with global step sizes and a snapshot that is renewed every S rounds."""
+    """FedSGDA+: Local-SGDA+ with global step sizes and a snapshot that is updated every S rounds."""
 
     K: int = Field(ge=1, description="local steps per round")
     S: int = Field(ge=1, description="rounds between two snapshots of x")
@@ -67,7 +68,7 @@ class FedSGDAPlus(Algorithm):
 
 @hyperparameters
 class FedSGDAM(Algorithm):
-    """FedSGDA-M: local steps along STORM estimators, which are averaged with the points."""
+    """FedSGDA-M: local steps along STORM estimators, which are averaged together with the points."""
 
     Q: int = Field(ge=1, description="local steps per round")
     eta_x: Rate = Field(description="step size of x (descent)")
@@ -79,7 +80,7 @@ class FedSGDAM(Algorithm):
         default=0.1, validate_default=True, description="weight of the fresh gradient in v (y)"
     )
     order: Literal["stem", "after"] = Field(
-        default="stem", description="the averaged estimators enter STORM, or leave it (see Readings)"
+        default="stem", description="average the estimators before or after the STORM update (see Readings)"
     )
     average_start: bool = Field(default=True, description="average the first estimators (see Readings)")
 
@@ -94,7 +95,7 @@ class FedSGDAM(Algorithm):
 
     @property
     def client(self) -> Record:
-        """The point before the last step of a round, for "stem"."""
+        """The point before the last step of a round, for ``stem``."""
         return Record(x="x", y="y") if self.order == "stem" else Record()
 
     @property
@@ -118,7 +119,7 @@ class FedSGDAM(Algorithm):
             client.x, client.y = old
 
     def after_average(self, now, shared, client, oracle):
-        """The estimators of a round's first step."""
+        """Return the estimators for the first step of a round."""
         if now.round == 1 and not self.average_start:
             return oracle.grad(shared.x, shared.y, oracle.sample(number=0, round=0))
         if now.round == 1 or self.order == "after":
@@ -128,7 +129,7 @@ class FedSGDAM(Algorithm):
         return self.storm(now.step(0), oracle, xi, new, old, shared.u, shared.v)
 
     def storm(self, t, oracle, xi, new, old, u, v):
-        """The estimators after step t, with one sample at the points after and before it."""
+        """Return the estimators after step t, with one sample at the points before and after the step."""
         gx, gy = oracle.grad(*new, xi)
         old_gx, old_gy = oracle.grad(*old, xi)
         u = torch.add(gx, u - old_gx, alpha=1 - self.alpha(t, self.eta_x(t)))

@@ -1,20 +1,22 @@
 """FedAvg (McMahan et al. 2017), with the servers of Reddi et al. 2021: Adagrad, Adam and Yogi.
 
-Clients take K local steps. The server makes its step, times η_g, of the average Δ of their displacements:
+Clients take K local steps. The server takes a step of size η_g along a direction that is computed from the
+average Δ of the clients' displacements:
 
-* ``average``: Δ itself, which with η_g = 1 is plain averaging;
+* ``average``: Δ, which for η_g = 1 is plain averaging;
 * ``momentum``, FedAvgM (Hsu et al. 2019): m ← β m + Δ;
-* ``adagrad`` (Reddi et al. 2021, Algorithm 2): m / (√v + τ) by coordinate, with m ← β_1 m + (1 - β_1) Δ and
+* ``adagrad`` (Reddi et al. 2021, Algorithm 2): m / (√v + τ) coordinatewise, with m ← β_1 m + (1 - β_1) Δ and
   v ← v + Δ²;
 * ``adam``: the same with v ← β_2 v + (1 - β_2) Δ²;
 * ``yogi``: the same with v ← v - (1 - β_2) Δ² sign(v - Δ²).
 
 Readings:
 
-* *Bias* is not corrected, as in the paper. Programs that divide m and v by 1 - β^t take other first steps.
-* *Start.* m starts at 0. v starts at τ², the smallest value that the paper allows.
-* *Sets.* Where the problem has a set, every new point is projected, at the clients and at the server. The
-  papers have none.
+* *Bias correction.* There is none, as in the paper. Implementations that divide m and v by 1 - β^t differ in
+  the first steps.
+* *Start.* m starts at 0, and v at τ², the smallest value that the paper allows.
+* *Sets.* If the problem has a set, every new point is projected, at the clients and at the server. The papers
+  have no sets.
 """
 
 from __future__ import annotations
@@ -32,15 +34,15 @@ __all__ = ["SERVERS", "Adagrad", "Adam", "Average", "FedAvg", "Momentum", "Serve
 
 @hyperparameters
 class Average:
-    """Δ itself."""
+    """The direction is Δ."""
 
     moments = ()
 
     def initialize(self, shared):
-        """Set the moments that do not start at 0."""
+        """Initialise moments that do not start at 0."""
 
     def __call__(self, shared, delta: torch.Tensor) -> torch.Tensor:
-        """The direction of the step, ``[d]``, from the average displacement ``[d]``; updates the moments."""
+        """Update the moments and return the direction ``[d]`` for the average displacement ``[d]``."""
         return delta
 
 
@@ -62,7 +64,7 @@ class Adagrad(Average):
     """v ← v + Δ²."""
 
     beta_1: float = Field(default=0.0, ge=0, lt=1, description="decay β_1 of the first moment")
-    tau: float = Field(default=1e-3, gt=0, description="offset τ: the smaller, the more adaptive")
+    tau: float = Field(default=1e-3, gt=0, description="offset τ; smaller values are more adaptive")
 
     moments = ("m", "v")
 
@@ -75,13 +77,13 @@ class Adagrad(Average):
         return shared.m / (shared.v.sqrt() + self.tau)
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
-        """The new second moment."""
+        """Return the new second moment."""
         return v + square
 
 
 @hyperparameters
 class Adam(Adagrad):
-    """v ← β_2 v + (1 - β_2) Δ², without correction of bias."""
+    """v ← β_2 v + (1 - β_2) Δ², without bias correction."""
 
     beta_1: float = Field(default=0.9, ge=0, lt=1, description="decay β_1 of the first moment")
     beta_2: float = Field(default=0.99, ge=0, lt=1, description="decay β_2 of the second moment")
@@ -92,7 +94,7 @@ class Adam(Adagrad):
 
 @hyperparameters
 class Yogi(Adam):
-    """v ← v - (1 - β_2) Δ² sign(v - Δ²): v falls no faster than it grows."""
+    """v ← v - (1 - β_2) Δ² sign(v - Δ²)."""
 
     def second(self, v, square):
         return v - (1 - self.beta_2) * square * torch.sign(v - square)
@@ -106,7 +108,7 @@ Server = choice("server", SERVERS)
 
 @hyperparameters
 class FedAvg(Algorithm):
-    """FedAvg: local steps, then a step of the server along the average displacement."""
+    """FedAvg: local steps, then a server step along the average displacement."""
 
     K: int = Field(ge=1, description="local steps per round")
     eta: Rate = Field(description="local step size")

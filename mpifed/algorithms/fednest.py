@@ -1,19 +1,19 @@
-"""FedNest and LFedNest (Tarzanagh et al. 2022) for minimax problems: inner calls ascend y, an outer one x.
+"""FedNest and LFedNest (Tarzanagh et al. 2022) for minimax problems: alternating calls that update y and x.
 
-The inner problem of their bilevel method is -f here, so y ascends. A round is T inner calls (FedInn) at fixed
-x, each from the y that the one before has left, then one outer call (FedOut) at the new y. A call in the form
-"svrg" first averages the gradients at its start, and corrects every local step by them; in the form "sgd" it
-only takes local steps.
+The inner problem of the bilevel method is -f, so y ascends. A round has T inner calls (FedInn) at fixed x,
+each starting at the y of the previous call, and one outer call (FedOut) at the new y. A call of the form
+"svrg" first averages the gradients at its starting point, with which it corrects every local step. A call of
+the form "sgd" takes uncorrected local steps.
 
 Readings:
 
-* *Step sizes.* The steps are not divided by the number of local steps; the theory divides them.
-* *Samples.* A local step evaluates one fresh sample at both points. The gathered gradients are of a minibatch
-  of the job's size.
-* *Cohorts.* One per round, or with ``fresh_cohort`` one for every call.
-* *Sets.* Where the problem has sets, a block is projected after every local step, which leaves its average in
-  the set. The paper has no sets; a constrained saddle point stays where it is, as the direction of the first
-  step is the same for all clients.
+* *Step sizes.* They are not divided by the number of local steps, unlike in the theory.
+* *Samples.* A corrected local step evaluates one sample at both points. The averaged gradients are computed
+  on minibatches.
+* *Cohorts.* There is one per round, or with ``fresh_cohort`` one per call.
+* *Sets.* If the problem has sets, a block is projected after every local step, so its average is in the set.
+  The paper has no sets. A constrained saddle point is a fixed point, because the first local step has the
+  same direction at all clients.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ Form = Literal["svrg", "sgd"]
 
 @hyperparameters
 class FedNest(Algorithm):
-    """FedNest: alternating calls with variance-reduced local steps; y first."""
+    """FedNest: alternating calls with variance-reduced local steps, starting with y."""
 
-    T: int = Field(ge=1, description="inner calls a round")
-    tau: int = Field(ge=1, description="local steps τ of a call")
+    T: int = Field(ge=1, description="inner calls per round")
+    tau: int = Field(ge=1, description="local steps τ per call")
     alpha: float = Field(ge=0, description="step size α of x (descent)")
     beta: float = Field(ge=0, description="step size β of y (ascent)")
     tau_outer: int | None = Field(
-        default=None, ge=1, description="local steps of the outer call; left out, as many as of an inner one"
+        default=None, ge=1, description="local steps of the outer call; default: tau"
     )
     inner: Form = Field(default="svrg", description="form of the inner calls")
     outer: Form = Field(default="svrg", description="form of the outer call")
-    fresh_cohort: bool = Field(default=False, description="draw another cohort for every call")
+    fresh_cohort: bool = Field(default=False, description="sample a new cohort for every call")
 
     source = "Tarzanagh et al. 2022, FedNest"
     cites = ("tarzanagh2022fednest",)

@@ -1,34 +1,33 @@
 """FGDA and AdaFGDA (Huang et al. 2024, Algorithm 1): STORM estimators, local steps, adaptive matrices.
 
-The lines of the box, which number the margins of this file:
+Lines of Algorithm 1 in the margins of this file:
 
-* line 2 is the start: the estimators from q samples at the common point. A_1 and B_1 are made right after it.
-* lines 3, 4 and 9 are the rounds. Round r covers t = (r-1) q + 1 .. r q: q - 1 local steps, then the
+* Line 2 is the start: the estimators from q samples at the common point, from which A_1 and B_1 are computed.
+* Lines 3, 4 and 9 are the rounds. Round r covers t = (r-1) q + 1 .. r q: q - 1 local steps, then the
   aggregated step at t = r q.
-* line 5 is the average of the messages, line 6 is ``refresh`` of ``mpifed.core.adaptive``, between the
-  average and the server's lines 7-8. Line 13 is implicit: A and B stay until they are recomputed, after a
-  synchronisation too.
-* lines 14-16 are ``storm``. Those of t = r q need the new point, so each client runs them at the start
-  of round r + 1, in ``after_sync``. Sample ξ_{t+1} has the number t mod q in its round; sample 0 of round 1
-  stays unused.
-* line 20 is a setting of the job: ``output = "uniform"`` takes one of the points x̄, ȳ that rounds end with.
+* Line 5 is the average of the messages. Line 6 is ``refresh`` in ``mpifed.core.adaptive``, between the
+  average and lines 7-8. Line 13 is implicit: A and B are kept until they are recomputed.
+* Lines 14-16 are ``storm``. For t = r q they need the new point, so clients execute them at the start of
+  round r + 1, in ``after_sync``. Sample ξ_{t+1} has the number t mod q in its round; sample 0 of round 1 is
+  unused.
+* Line 20 is a setting of the job: ``output = "uniform"`` returns the point x̄, ȳ after a random round.
 
 Readings:
 
-* *Estimators at a synchronisation.* By the printed line numbers no STORM line follows one, and the estimators
-  get no fresh gradients there. Here every client first takes the averages w̄_t, v̄_t. Then it runs lines
-  15-16 with its own pre-average point x_t^k, y_t^k and one sample at both points. Of the readings with one
-  Allreduce a round, only this one has an error that vanishes with α and β. ``sync_estimator`` selects others,
-  which no experiment of the paper needs: ``local`` runs lines 15-16 from the client's own estimator at every
-  t (without noise and matrices this is Local-GDA); ``mean_after`` does the same and then averages w_{t+1},
-  v_{t+1} (as Lemma 11 has it) in a phase of their own, the first of the next round, where the initial
-  estimators stay local; ``box`` takes the printed line numbers, by which clients continue with w̄_t, v̄_t, so
-  that for q = 1 the estimator never changes.
-* *Signs.* Descent in x, ascent in y. The minus in section 4's ŷ is a misprint.
-* *Letters.* α drives v and y, β drives w and x. ``alpha`` and ``beta`` at t are α_{t+1} and β_{t+1}.
-* *Line 6.* a_{t-1} is the moment of the synchronisation before, as a is computed at synchronisations only.
-* *Sets.* The problem's sets act after the convex combination of lines 8 and 12. The paper has none for x.
-  ``project_y = "step"`` projects ŷ before the convex combination, which stays feasible as η_t ≤ 1.
+* *Estimators at a synchronisation.* With the printed line numbers, no STORM line follows a synchronisation,
+  so no fresh gradients enter the estimators there. ``stem`` (default): every client starts from the averages
+  w̄_t, v̄_t and executes lines 15-16 with its own point x_t^k, y_t^k before averaging, and one sample at both
+  points. Of the readings with one Allreduce per round, only this one has an error that vanishes with α and β.
+  ``local``: clients execute lines 15-16 from their own estimators at every t; without noise and matrices this
+  is Local-GDA. ``mean_after``: the same, and then w_{t+1} and v_{t+1} are averaged, as in Lemma 11, in an
+  additional phase at the start of the next round, where the initial estimators remain local. ``box``: the
+  printed line numbers, with which clients continue with w̄_t, v̄_t, so that for q = 1 the estimators never
+  change. The experiments of the paper only need the default.
+* *Signs.* Descent in x, ascent in y. The minus sign in ŷ in section 4 is a misprint.
+* *Letters.* α is the weight of v and y, β of w and x. ``alpha`` and ``beta`` at t are α_{t+1} and β_{t+1}.
+* *Line 6.* a_{t-1} is the moment of the previous synchronisation, because a is only computed there.
+* *Sets.* Points are projected after the convex combinations of lines 8 and 12. The paper has no set for x.
+  ``project_y = "step"`` projects ŷ before the convex combination, which is feasible for η_t ≤ 1.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _ESTIMATORS = Record(w="x", v="y")
 
 @hyperparameters
 class AdaFGDA(Algorithm):
-    """AdaFGDA: STORM with adaptive matrices refreshed at every synchronisation."""
+    """AdaFGDA: STORM with adaptive matrices that are updated at every synchronisation."""
 
     q: int = Field(ge=1, description="steps per round: q - 1 local ones and the aggregated one")
     gamma: float = Field(default=0.1, ge=0, description="step size γ of x")
@@ -68,7 +67,7 @@ class AdaFGDA(Algorithm):
         default="stem", description="the estimators at a synchronisation (see Readings)"
     )
     project_y: Literal["mixed", "step"] = Field(
-        default="mixed", description="where the problem's set of y acts (see Readings)"
+        default="mixed", description="where y is projected (see Readings)"
     )
     matrix: Matrix = Field(default="adam", validate_default=True, description="generator of A_t and B_t")
     first_matrix: FirstMatrix = Field(
@@ -127,7 +126,7 @@ class AdaFGDA(Algorithm):
     def server_round(self, now, shared, mean):
         t = now.step(self.q)
         shared.w, shared.v = mean.w, mean.v
-        y = now.sets.y(mean.y) if self.project_y == "step" else mean.y  # compression may leave the set
+        y = now.sets.y(mean.y) if self.project_y == "step" else mean.y  # compressed averages may be outside
         shared.x, shared.y = self.step(t, mean.x, y, mean.w, mean.v, shared, now.sets)      # lines 7-8
 
     def client_estimate(self, now, shared, client, message, oracle):
@@ -137,16 +136,16 @@ class AdaFGDA(Algorithm):
         shared.w, shared.v = mean.w_after, mean.v_after
 
     def after_sync(self, now, shared, client, oracle):
-        """w_t, v_t for t = (r-1) q + 1, the first step of round r: lines 14-16 of the step before it."""
+        """Return w_t, v_t for t = (r-1) q + 1, the first step of round r: lines 14-16 for t - 1."""
         if self.sync_estimator in ("stem", "local"):
             before = shared if self.sync_estimator == "stem" else client
             return self.storm_after_sync(now, shared, client, before, oracle)
         if self.sync_estimator == "box":
-            oracle.sample()  # that of the synchronisation, which this reading does not use
+            oracle.sample()  # the sample of the synchronisation, which this reading does not use
         return (client.w, client.v) if now.round == 1 else (shared.w, shared.v)
 
     def storm_after_sync(self, now, shared, client, before, oracle):
-        """Lines 14-16 from the estimators of ``before`` (``shared`` or ``client``); line 2 in round 1."""
+        """Lines 14-16 with the estimators of ``before`` (``shared`` or ``client``); line 2 in round 1."""
         xi = oracle.sample()
         if now.round == 1:
             return client.w, client.v
@@ -154,7 +153,7 @@ class AdaFGDA(Algorithm):
         return self.storm(now.step(0), oracle, xi, new, old, before.w, before.v)
 
     def step(self, t, x, y, w, v, shared, sets):
-        """x_{t+1}, y_{t+1} from the point and the estimators at t: lines 7-8 and 11-12, x̂ and ŷ put in."""
+        """Return x_{t+1}, y_{t+1} for point and estimators at t: lines 7-8, 11-12 with x̂ and ŷ inserted."""
         eta = self.eta(t)
         x = sets.x(torch.addcdiv(x, w, shared.A, value=-eta * self.gamma))
         if self.project_y == "step":
@@ -162,7 +161,7 @@ class AdaFGDA(Algorithm):
         return x, sets.y(torch.addcdiv(y, v, shared.B, value=eta * self.lam))
 
     def storm(self, t, oracle, xi, new, old, w, v):
-        """w_{t+1}, v_{t+1}, with the sample ξ_{t+1} at the new and at the old point: lines 16 and 15."""
+        """Return w_{t+1}, v_{t+1}, with the sample ξ_{t+1} at the new and the old point: lines 16 and 15."""
         eta = self.eta(t)
         gx, gy = oracle.grad(*new, xi)
         old_gx, old_gy = oracle.grad(*old, xi)

@@ -1,14 +1,14 @@
-"""FLRA (Reisizadeh et al. 2020): every client has an adversary of its own, which never leaves it.
+"""FLRA (Reisizadeh et al. 2020): each client has its own adversary, which it does not send.
 
-The problem is min over w of the mean of max over ψ_i of f_i(w, ψ_i): the block y of the problem is one
-client's ψ_i, and each client keeps its own from round to round. The paper's problem is ``AffineShift``.
+The problem is min over w of the mean of max over ψ_i of f_i(w, ψ_i). The block y of the problem is the ψ_i of
+one client, which stores it between rounds. The problem of the paper is ``AffineShift``.
 
 Readings:
 
-* *Local steps* are simultaneous, with one sample for both gradients. Both blocks are projected after every
-  step where the problem has sets.
-* *Cohorts.* Who is absent keeps ψ_i as it is. The paper has all clients.
-* *The reported* block y, in metrics and in the result, is the average of the clients' ψ_i.
+* *Local steps.* They are simultaneous, with one sample for both gradients. If the problem has sets, both
+  blocks are projected after every step.
+* *Cohorts.* Clients that do not participate keep ψ_i. The paper has full participation.
+* *Reported y.* Metrics and results use the average of the clients' ψ_i.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["FLRA"]
 
 @hyperparameters
 class FLRA(Algorithm):
-    """FLRA: local descent in w and ascent in the client's own ψ, then the average of w."""
+    """FLRA: local descent in w and ascent in the client's ψ, then the average of w."""
 
     tau: int = Field(ge=1, description="local steps τ per round")
     eta_1: float = Field(ge=0, description="step size η_1 of w, the block x (descent)")
-    eta_2: float = Field(ge=0, description="step size η_2 of ψ, the block y (ascent); 0 makes it FedAvg")
+    eta_2: float = Field(ge=0, description="step size η_2 of ψ, the block y (ascent); 0 gives FedAvg")
 
     source = "Reisizadeh et al. 2020, FLRA"
     cites = ("reisizadeh2020flra",)

@@ -1,25 +1,25 @@
-"""Local AMSGrad (Chen, Li & Li 2020): adaptive steps at the clients, with one second moment for all.
+"""Local AMSGrad (Chen, Li & Li 2020): adaptive local steps with a second moment that all clients share.
 
-m and v are moving averages of a client's gradients and of their squares; v̂ scales its steps. Were v̂ a
-client's own, clients with large gradients would count less, and the average of their steps would vanish
-elsewhere than at the solution; so v̂ is the same for all, and changes at a synchronisation alone.
+m and v are moving averages of a client's gradients and of their squares; v̂ scales the steps. If each client
+had its own v̂, clients with large gradients would have less weight, and the fixed point would not be the
+solution. Hence v̂ is the same at all clients and is updated at synchronisations only.
 
-Step t of a client, of K steps per round::
+Step t of a client, with K steps per round::
 
     m ← β_1 m + (1 - β_1) g    v ← β_2 v + (1 - β_2) g²
-    where t mod K = 0:  v̂ ← max(v̂, average of v)
+    if t mod K = 0:  v̂ ← max(v̂, average of v)
     x ← x - η m / √v̂
-    where t mod K = 0:  x ← average of x
+    if t mod K = 0:  x ← average of x
 
 Readings:
 
-* *Order.* The step of a synchronising t divides by the v̂ of that t, as in AMSGrad, which the method is for
-  one client and K = 1. So v is averaged before this step, the points after it: two phases. Other
-  implementations keep the old v̂ for this step.
-* *Averaged fields.* Points and v. Each client keeps its own m and v, which are not replaced by averages.
-* *Start.* m = v = 0 and v̂ = ε, which is also the least v̂ there is. There is no bias correction.
-* *Minimax.* The paper minimises. y ascends likewise, with moments of its own.
-* *Sets.* Where the problem has sets, both blocks are projected after every local step; the paper has none.
+* *Order.* The step of a synchronisation uses the v̂ of the same t, so that the method is AMSGrad for one
+  client and K = 1. This requires two phases: v is averaged before the step, points after it. Other
+  implementations use the old v̂ in this step.
+* *Averaged fields.* Points and v are averaged. Clients keep their own m and v.
+* *Start.* m = v = 0 and v̂ = ε, which is also a lower bound of v̂. There is no bias correction.
+* *Minimax.* The paper minimises. Here y ascends in the same way, with its own moments.
+* *Sets.* If the problem has sets, both blocks are projected after every local step. The paper has no sets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["LocalAMSGrad"]
 
 @hyperparameters
 class LocalAMSGrad(Algorithm):
-    """Local AMSGrad: K local steps m / √v̂; the average of v before the last one, of the points after it."""
+    """Local AMSGrad: K local steps m / √v̂. v is averaged before the last step, points after it."""
 
     K: int = Field(ge=1, description="local steps per round")
     eta_x: float = Field(ge=0, description="step size of x (descent)")
@@ -44,7 +44,7 @@ class LocalAMSGrad(Algorithm):
     beta_1: float = Field(default=0.9, ge=0, lt=1, description="decay β_1 of the first moment m")
     beta_2: float = Field(default=0.99, ge=0, lt=1, description="decay β_2 of the second moment v")
     epsilon: float = Field(
-        default=0.01, gt=0, description="v̂ at the start; a step is at most η / √ε times the moment m"
+        default=0.01, gt=0, description="initial v̂: a step is at most η / √ε times the moment m"
     )
 
     source = "Chen, Li & Li 2020, Local AMSGrad"
@@ -66,7 +66,7 @@ class LocalAMSGrad(Algorithm):
         shared.v_hat = self.epsilon, self.epsilon
 
     def client_moments(self, now, shared, client, message, oracle):
-        """K - 1 steps with the v̂ of the last synchronisation, and the moments of step K."""
+        """Take K - 1 steps with the v̂ of the previous synchronisation, and compute the moments of step K."""
         x, y, m, v = shared.x, shared.y, client.m, client.v
         for k in range(1, self.K + 1):
             gradient = oracle.grad(x, y, oracle.sample())

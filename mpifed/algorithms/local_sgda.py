@@ -2,18 +2,18 @@
 
 Readings:
 
-* *Gradients* of both blocks are simultaneous and share a sample.
-* *Sets.* Both blocks are projected after every local step where the problem has sets; the papers have none
+* *Gradients.* Both blocks use the same point and the same sample.
+* *Sets.* If the problem has sets, both blocks are projected after every local step. The papers have no set
   for x.
-* *Cohorts.* The average of a sampled cohort replaces (x, y) in the methods without momentum. Those with
-  momentum need every client.
-* *Snapshot.* S counts local steps, as Deng & Mahdavi do. x̃ starts as x_0, changes at synchronisations only,
-  and only the gradient of y sees it.
-* *Order of a momentum step.* The step along d comes first. The fresh gradient is taken at the client's new
-  point, before that point is averaged. x, y and both momenta are averaged.
-* *Start of the momentum.* d_0 is each client's own gradient on sample 0 of round 0. ``average_start``
-  averages it in a phase of its own.
-* *Momentum-Local-SGDA+* is inferred: no source prints it. It is Momentum-Local-SGDA with y's gradient at x̃.
+* *Cohorts.* Without momentum, the average of a sampled cohort replaces (x, y). The methods with momentum need
+  full participation.
+* *Snapshot.* S is a number of local steps, as in Deng & Mahdavi. x̃ is x_0 at first, is updated at
+  synchronisations only, and is used only in the gradient of y.
+* *Order of a momentum step.* The step along d comes first. The fresh gradient is evaluated at the client's
+  new point before averaging. x, y and both momenta are averaged.
+* *Start of the momentum.* d_0 is each client's gradient on sample 0 of round 0. ``average_start`` averages it
+  in an additional phase.
+* *Momentum-Local-SGDA+.* No source states this method. It is Momentum-Local-SGDA with y's gradient at x̃.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["LocalSGDA", "LocalSGDAPlus", "MomentumLocalSGDA", "MomentumLocalSGDA
 
 @hyperparameters
 class LocalSGDA(Algorithm):
-    """Local stochastic gradient descent ascent: q simultaneous steps, then the average of the cohort."""
+    """Local stochastic gradient descent ascent: q simultaneous steps, then the average over the cohort."""
 
     q: int = Field(ge=1, description="local steps per round")
     eta_x: Rate = Field(description="step size of x (descent)")
@@ -56,7 +56,7 @@ class LocalSGDA(Algorithm):
 
 @hyperparameters
 class LocalSGDAPlus(Algorithm):
-    """Local-SGDA+: as Local-SGDA, with y's gradient at a snapshot of x that is renewed every S steps."""
+    """Local-SGDA+: Local-SGDA with y's gradient at a snapshot of x that is updated every S steps."""
 
     q: int = Field(ge=1, description="local steps per round")
     S: int = Field(ge=1, description="local steps between two snapshots of x, a multiple of q; q² is common")
@@ -90,7 +90,7 @@ class LocalSGDAPlus(Algorithm):
 
 @hyperparameters
 class MomentumLocalSGDA(Algorithm):
-    """Momentum-Local-SGDA, or LocalSGDAM: local steps along an averaged momentum d ← (1 - βα) d + βα ∇f."""
+    """Momentum-Local-SGDA (LocalSGDAM): local steps along an averaged momentum d ← (1 - βα) d + βα ∇f."""
 
     q: int = Field(ge=1, description="local steps per round, τ in the paper")
     eta_x: float = Field(ge=0, description="step size of x (descent)")
@@ -136,13 +136,13 @@ class MomentumLocalSGDA(Algorithm):
         message.x, message.y, message.dx, message.dy = x, y, dx, dy
 
     def snapshot(self, now, shared):
-        """Where y's gradient is taken: at the client's own x."""
+        """Return the x of y's gradient; ``None`` for the client's x."""
         return None
 
 
 @hyperparameters
 class MomentumLocalSGDAPlus(MomentumLocalSGDA):
-    """Momentum-Local-SGDA+: the momentum of y from gradients at a snapshot of x, renewed every S steps."""
+    """Momentum-Local-SGDA+: y's gradient is evaluated at a snapshot of x, updated every S steps."""
 
     S: int = Field(
         ge=1,
@@ -161,7 +161,7 @@ class MomentumLocalSGDAPlus(MomentumLocalSGDA):
         _expect_multiple(self)
 
     def snapshot(self, now, shared):
-        """x̃."""
+        """Return x̃."""
         return snapshot_of(now, shared, self.S // self.q)
 
     def server_round(self, now, shared, mean):

@@ -1,19 +1,19 @@
 """FESS-GDA, FSGDA and Smoothed-GDA (Shen et al. 2024, Algorithms 1 and 2): smoothing by a proximal term.
 
-The margin numbers the lines of Algorithm 1 (FESS-GDA, FSGDA without line 15) or Algorithm 2 (Smoothed-GDA).
-Round r is the box's t = r - 1. Line 3 of Algorithm 1, the sampling of clients, is the simulator's
-(``participation.cohort``). Clients send displacements x^{K+1} - x_t, whose average is line 13's bracket.
+Line numbers in the margin are those of Algorithm 1 (FESS-GDA; FSGDA without line 15) or Algorithm 2
+(Smoothed-GDA). Round r is t = r - 1 in the paper. The simulator samples the clients of line 3 in Algorithm 1
+(``participation.cohort``). Clients send the displacement x^{K+1} - x_t, whose average is the bracket in line
+13.
 
 Readings:
 
-* *Local steps* are those of Local-SGDA. The sets act in every local step and again at the server; the paper
-  has a set for y only.
-* *Smoothing.* The proximal term p (x_t - z_t) acts at the server only, with weight η_xl η_xg K. z moves
+* *Local steps.* They are those of Local-SGDA. Points are projected in every local step and at the server; the
+  paper has a set for y only.
+* *Smoothing.* The proximal term p (x_t - z_t) is applied at the server only, with weight η_xl η_xg K. z moves
   towards x_{t+1}, and z_0 = x_0.
-* *Averages* are over the sampled clients.
-* *Smoothed-GDA* is simultaneous, as printed: y uses x_t. ``alternating`` takes its gradient at x_{t+1}
-  instead.
-* *Values of p.* In theory p = 2ℓ; the experiments use p from {0, .01, .1, 1}.
+* *Averages.* They are over the sampled clients.
+* *Smoothed-GDA.* Updates are simultaneous as in the paper: y uses x_t. With ``alternating``, y uses x_{t+1}.
+* *Values of p.* The theory has p = 2ℓ; the experiments use p from {0, .01, .1, 1}.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class FSGDA(Algorithm):
 
 @hyperparameters
 class FESSGDA(FSGDA):
-    """FESS-GDA: FSGDA with a smoothing point z that the server's x is pulled to."""
+    """FESS-GDA: FSGDA with a smoothing point z towards which the server's x is pulled."""
 
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is FSGDA")
     beta: float = Field(default=0.5, ge=0, le=1, description="step β of the smoothing point z")
@@ -86,7 +86,7 @@ class SmoothedGDA(Algorithm):
     p: float = Field(default=0.0, ge=0, description="smoothing weight p; 0 is plain GDA")
     beta: float = Field(default=0.5, ge=0, le=1, description="step β of the smoothing point z")
     alternating: bool = Field(
-        default=False, description="take the gradient of y at the new x (a second phase)"
+        default=False, description="compute the gradient of y at the new x (a second phase)"
     )
 
     source = "Shen et al. 2024, Algorithm 2"
@@ -123,7 +123,7 @@ class SmoothedGDA(Algorithm):
         shared.z += self.beta * (shared.x - shared.z)                                       # line 5
 
     def client_y(self, now, shared, client, message, oracle):
-        _, message.gy = oracle.grad(shared.x, shared.y, oracle.sample(number=0))  # the sample of x again
+        _, message.gy = oracle.grad(shared.x, shared.y, oracle.sample(number=0))  # the same sample as for x
 
     def server_y(self, now, shared, mean):
         shared.y = now.sets.y(shared.y + self.eta_y * mean.gy)

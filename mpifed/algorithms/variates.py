@@ -1,24 +1,25 @@
 """SAGDA (Yang et al. 2022) and SCAFFOLD (Karimireddy et al. 2020): local steps corrected by control variates.
 
-A client steps along g_i - c_i + c: its own variate c_i is what it usually sees, the server's variate c what
-all see. The margin numbers the lines of SCAFFOLD's Algorithm 1, the box's y_i being (x_i, y_i) here;
-``shared.cx`` and ``shared.cy`` are its c, ``client.cx`` and ``client.cy`` its c_i.
+A client takes steps along g_i - c_i + c, where c_i is its own variate, an estimate of its gradient, and c is
+the server's, an estimate of the mean gradient. Line numbers in the margin are those of SCAFFOLD's Algorithm
+1, whose y_i is (x_i, y_i) here; ``shared.cx`` and ``shared.cy`` are c, ``client.cx`` and ``client.cy`` are
+c_i.
 
 Readings:
 
-* *SAGDA's variates.* ``fresh``: every member of the cohort takes one gradient at the round's starting point,
-  on a sample of its own, and c is the average over the same cohort; nothing outlives the round, which has
-  two phases. ``stored``: those of SCAFFOLD, option II, block by block, in one phase.
-* *Option I* of SCAFFOLD renews c_i by the gradient at the round's starting point: of all local data, or of
-  one more sample, drawn after the K of the local steps.
-* *Minimax.* SCAFFOLD is printed for minimisation. Where the problem has a y, y ascends together with x, with
-  the same two rates and a variate of its own.
-* *A cohort* moves c by its share of all weight, which is |S| / N where clients weigh the same.
-* *Start.* All stored variates start at 0, so the first round is FSGDA's.
-* *Sets.* Where the problem has sets, both blocks are projected after every local step and at the server; the
-  papers have none. Option II takes the projected displacement: c_i lacks the part of the gradient that the
-  set takes away. Only c - c_i enters a step, and where no client moves c = 0 and the average gradient points
-  out of the set, so the limit is a stationary point of the constrained problem.
+* *Variates of SAGDA.* ``fresh``: every client of the cohort computes a gradient at the round's starting
+  point, and c is the average over the same cohort. The variates are not stored, and a round has two phases.
+  ``stored``: the variates of SCAFFOLD, option II, for both blocks, in one phase.
+* *Option I* of SCAFFOLD sets c_i to the gradient at the round's starting point, on all local data or on one
+  further sample after the K samples of the local steps.
+* *Minimax.* SCAFFOLD is stated for minimisation. If the problem has a block y, y ascends simultaneously, with
+  the same step sizes and its own variate.
+* *Cohorts.* c is updated by the cohort's share of the total weight, |S| / N for equal weights.
+* *Start.* Stored variates start at 0, so the first round is that of FSGDA.
+* *Sets.* If the problem has sets, both blocks are projected after every local step and at the server; the
+  papers have no sets. Option II uses the projected displacement, so c_i lacks the part of the gradient that
+  the projection removes. Only c - c_i enters a step. If no client moves, c = 0 and the average gradient
+  points out of the set, so a limit is a stationary point of the constrained problem.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from mpifed.core.records import Record, stored, within_round
 __all__ = ["SAGDA", "SCAFFOLD"]
 
 _STEPS, _VARIATES = Record(dx="x", dy="y"), Record(cx="x", cy="y")
-_CHANGES = Record(dcx=stored("x"), dcy=stored("y"))  # of a client's variates
+_CHANGES = Record(dcx=stored("x"), dcy=stored("y"))  # changes of a client's variates
 
 
 @hyperparameters
@@ -71,22 +72,21 @@ class _Corrected(Algorithm):
         shared.cy += now.cohort_weight * mean.dcy
 
     def change(self, shared, client, message, oracle):
-        """c_i⁺ - c_i, with the mean of the round's raw gradients for c_i⁺, recovered from the
-        displacement."""
+        """Return c_i⁺ - c_i, where c_i⁺ is the mean gradient of the round, computed from the displacement."""
         mean_x, mean_y = -message.dx / (self.K * self.eta_xl), message.dy / (self.K * self.eta_yl)
         return mean_x - shared.cx, mean_y - shared.cy                                       # line 12 (ii)
 
 
 @hyperparameters
 class SAGDA(_Corrected):
-    """SAGDA: FSGDA with control variates, recomputed in every round or stored at the clients."""
+    """SAGDA: FSGDA with control variates that are recomputed in every round or stored by the clients."""
 
     eta_xl: float = Field(gt=0, description="local step size of x (descent)")
     eta_yl: float = Field(gt=0, description="local step size of y (ascent)")
     eta_xg: float = Field(default=1.0, ge=0, description="global step size of x; 1 is plain averaging")
     eta_yg: float = Field(default=1.0, ge=0, description="global step size of y; 1 is plain averaging")
     variates: Literal["fresh", "stored"] = Field(
-        default="fresh", description="control variates of one round (two phases), or kept by the clients"
+        default="fresh", description="recompute control variates in each round (two phases), or store them"
     )
 
     source = "Yang et al. 2022, SAGDA"
@@ -110,14 +110,14 @@ class SAGDA(_Corrected):
 
 @hyperparameters
 class SCAFFOLD(_Corrected):
-    """SCAFFOLD, for problems without y; with y, its minimax twin."""
+    """SCAFFOLD, extended to problems with a block y."""
 
     eta_l: float = Field(gt=0, description="local step size, of both blocks")
     eta_g: float = Field(default=1.0, ge=0, description="global step size; 1 is plain averaging")
     option: Literal["II", "I", "I_sample"] = Field(
         default="II",
-        description="new variates: from the displacement; the exact local gradient at the round's start; "
-        "that of one more sample",
+        description="new variates: II: from the displacement; I: exact local gradient at the start of the "
+        "round; I_sample: its estimate on one more sample",
     )
 
     source = "Karimireddy et al. 2020, Algorithm 1"

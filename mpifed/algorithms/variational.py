@@ -1,30 +1,30 @@
-"""LSGD, LESGD, LIPPAX and SLIPPAX (Wang & Kale), and their central methods, for variational inequalities.
+"""LSGD, LESGD, LIPPAX and SLIPPAX (Wang & Kale), and extragradient methods, for variational inequalities.
 
-Steps are t = 1 .. K R; every K-th is a synchronisation. LSGD is eq. 11 and LESGD eq. 4, which have no line
-numbers. The margin of LIPPAX numbers the lines of Algorithm 1, with those of SLIPPAX (Algorithm 2) in
-brackets. ``x`` is the point of the second operator value, ``z`` the iterate; LSGD, whose iterates the paper
-calls x_t, has them in ``z``. Minibatch ExtraSGD (Beznosikov, Samokhin & Gasnikov 2025) takes one step a
-round, both of whose points are the server's; extra-step Local SGD (Beznosikov et al. 2022) is LESGD without
-averages of x.
+Steps are t = 1 .. K R; every K-th step is a synchronisation. LSGD is eq. 11 and LESGD eq. 4, without line
+numbers. Line numbers in the margin of LIPPAX are those of Algorithm 1, with those of SLIPPAX (Algorithm 2) in
+parentheses. ``x`` is the point of the second operator value and ``z`` the iterate, which the paper calls x_t
+for LSGD. Minibatch ExtraSGD (Beznosikov, Samokhin & Gasnikov 2025) takes one step per round, with both points
+at the server. Extra-step Local SGD (Beznosikov et al. 2022) is LESGD without averaging x.
 
 Readings:
 
-* *Samples.* The two operator values of a step use fresh independent samples. ExtraSGD's b are samples of
-  their own, of the job's batch size each, whose values are averaged.
-* *Synchronisation.* LESGD as printed averages x_t before the second operator value of a synchronising step,
-  and z_t after it: two phases. ``sync_extrapolation = false`` averages z_t only. LIPPAX, SLIPPAX and
-  extra-step Local SGD average z_t only.
-* *Budgets.* One step of ExtraSGD is two exchanges. Against R rounds of LESGD with one exchange each, the fair
-  number of its rounds is R/2, and b = K has LESGD's number of operator values in a round.
-* *Cohorts.* ExtraSGD is analysed with all clients; with a cohort both averages are over the same one.
-* *Start.* z_0 is the problem's starting point, the same for all clients; the boxes start at 0.
-* *Inner loop.* LIPPAX's is plain SGD on the regularised operator, although the text speaks of LESGD steps.
-  γ = 1 / (η (L + 1/η)²) unless given.
-* *Smoothing.* SLIPPAX's radius δ is ησ / d^{1/4}, which the proof and the stated rate use, or ησ / √d, which
-  the theorem prints. Its second operator value is not smoothed.
-* *Output.* The average over clients and steps of the points x_t, of LSGD the iterates after z_0. ``average``
-  keeps it as a running average over the rounds.
-* *Sets.* Where the problem has a set, every new point is projected onto it. The paper has none.
+* *Samples.* The two operator values of a step use independent samples. ExtraSGD averages the values of b
+  samples with the job's batch size.
+* *Synchronisation.* LESGD in the paper averages x_t before the second operator value of a synchronising step,
+  and z_t after it, in two phases. ``sync_extrapolation = false`` averages only z_t, as do LIPPAX, SLIPPAX and
+  extra-step Local SGD.
+* *Budgets.* A step of ExtraSGD has two communications. R rounds of LESGD with one communication each compare
+  with R/2 rounds of ExtraSGD; with b = K a round has as many operator values as one of LESGD.
+* *Cohorts.* The analysis of ExtraSGD is for all clients. With a cohort, both averages are over the same
+  cohort.
+* *Start.* z_0 is the problem's starting point at all clients; in the paper it is 0.
+* *Inner loop.* LIPPAX uses plain SGD on the regularised operator, although the text mentions LESGD steps.
+  The default is γ = 1 / (η (L + 1/η)²).
+* *Smoothing.* The radius δ of SLIPPAX is ησ / d^{1/4}, as in the proof and the stated rate, or ησ / √d, as in
+  the theorem. The second operator value is not smoothed.
+* *Output.* The average of the points x_t over clients and steps; for LSGD, of the iterates after z_0.
+  ``average`` is the running average over the rounds.
+* *Sets.* If the problem has a set, every new point is projected onto it. The paper has no sets.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class _Local(Algorithm):
         self._average(now, shared, mean.x_sum)
 
     def _average(self, now, shared, x_sum):
-        """The output: the average over all steps so far, from the sum over the K steps of the round."""
+        """Update the output, the average over all steps, with the sum over the K steps of the round."""
         shared.average += (x_sum / self.K - shared.average) / now.round
 
 
 @hyperparameters
 class LSGD(_Local):
-    """Local SGD: z ← z - η V(z; ξ); the output averages the iterates after z_0."""
+    """Local SGD: z ← z - η V(z; ξ). The output is the average of the iterates after z_0."""
 
     source = "Wang & Kale n.d., eq. 11"
     cites = ("wang_nd_slippax",)
@@ -84,7 +84,7 @@ class LSGD(_Local):
 
 @hyperparameters
 class ExtraStepLocalSGD(_Local):
-    """Extra-step Local SGD: x = z - η V(z; ξ), z ← z - η V(x; ξ'), averages of z alone."""
+    """Extra-step Local SGD: x = z - η V(z; ξ), z ← z - η V(x; ξ'); only z is averaged."""
 
     source = "Beznosikov et al. 2022"
     cites = ("beznosikov2022extragradient",)
@@ -128,7 +128,7 @@ class LESGD(ExtraStepLocalSGD):
 
     def client_extrapolate(self, now, shared, client, message, oracle):
         z = shared.z
-        for _ in range(self.K - 1):  # the steps without a synchronisation
+        for _ in range(self.K - 1):  # steps without synchronisation
             x, z = self.step(z, oracle)
             message.x_sum += x
         message.x, client.z = self.extrapolate(z, oracle), z
@@ -147,7 +147,7 @@ class ExtraSGD(Algorithm):
     """Minibatch extragradient: x = z - η mean V(z; ξ), z ← z - η mean V(x; ξ'), over clients and samples."""
 
     eta: float = Field(ge=0, description="step size η")
-    b: int = Field(default=1, ge=1, description="samples of each client at each of the two points")
+    b: int = Field(default=1, ge=1, description="number of samples per client at each of the two points")
 
     source = "Beznosikov, Samokhin & Gasnikov 2025"
     cites = ("beznosikov2025distributed",)
@@ -156,7 +156,7 @@ class ExtraSGD(Algorithm):
     output = "average"
     averages = {"z": "average"}
 
-    #: ``rounds`` counts those in which clients participated.
+    #: ``rounds`` is the number of rounds in which clients participated.
     shared = Record(z="z", average=not_sent("z"), x="z", rounds=not_sent("scalar"))
     message = Record(V="z")
 
@@ -172,7 +172,7 @@ class ExtraSGD(Algorithm):
         )
 
     def value(self, z, oracle):
-        """The average of V(z; ξ) over b samples."""
+        """Return the average of V(z; ξ) over b samples."""
         return sum(oracle.operator(z, oracle.sample()) for _ in range(self.b)) / self.b
 
     def client_extrapolate(self, now, shared, client, message, oracle):
@@ -196,7 +196,7 @@ class LIPPAX(_Local):
 
     H: int = Field(ge=0, description="inner steps")
     gamma: float | None = Field(
-        default=None, gt=0, description="inner step size γ; from η and L when left out"
+        default=None, gt=0, description="inner step size γ; default: computed from η and L"
     )
     L: float | None = Field(default=None, ge=0, description="Lipschitz constant of V, for γ")
     source = "Wang & Kale n.d., LIPPAX"
@@ -206,9 +206,9 @@ class LIPPAX(_Local):
 
     def __post_init__(self):
         if self.eta == 0:
-            raise ValueError("needs eta > 0: the inner problem divides by it")
+            raise ValueError("eta: expected a number > 0, because the inner problem divides by it, got 0")
         if self.gamma is None and self.L is None and self.H > 0:
-            raise ValueError("needs gamma, or L to derive it: gamma = 1 / (eta (L + 1/eta)^2)")
+            raise ValueError("set gamma, or L for gamma = 1 / (eta (L + 1/eta)^2)")
 
     @property
     def calls_per_step(self) -> int:
@@ -227,13 +227,13 @@ class LIPPAX(_Local):
         return x, oracle.sets.z(z - self.eta * oracle.operator(x, oracle.sample()))         # lines 8-9 (9-10)
 
     def smoothed(self, x, oracle):
-        """The point at which the inner loop evaluates the operator: here x itself."""
+        """Return the point at which the inner loop evaluates the operator, here x."""
         return x
 
 
 @hyperparameters
 class SLIPPAX(LIPPAX):
-    """LIPPAX with Gaussian smoothing: inner values at x + δ s, with a fresh s ~ N(0, I) each time."""
+    """LIPPAX with Gaussian smoothing: inner operator values at x + δ s with new s ~ N(0, I)."""
 
     delta: float | Literal["derived", "theorem"] = Field(
         default="derived", description="smoothing radius δ: a number, ησ/d^(1/4), or ησ/√d"

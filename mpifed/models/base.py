@@ -1,9 +1,8 @@
-"""The base class of networks: frozen settings that define the parameters' shapes and map parameters and
-samples to outputs.
+"""Base class of networks: settings that determine the shapes of the parameters, and a forward function.
 
 A network is a pure function of a dictionary of parameters, not an ``nn.Module``, so that ``torch.func.vmap``
-vectorises it over clients and a call costs no more than its tensor operations. Unknown names are ignored: the
-dictionary may also contain a problem's other variables.
+can vectorise it over clients and a call has no overhead. Unknown names in the dictionary are ignored, because
+it may contain other variables of a problem.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
 
 
 def layers(**weights: tuple[int, ...]) -> Shapes:
-    """Weight and bias of each layer, in order."""
+    """Return the shapes of weight and bias of each layer, in order."""
     shapes: Shapes = {}
     for name, shape in weights.items():
         shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
@@ -32,21 +31,20 @@ def layers(**weights: tuple[int, ...]) -> Shapes:
 
 
 def uniform(bound: float, shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
-    """Numbers uniform in ±``bound``, float64."""
+    """Return numbers uniform in ±``bound``, float64."""
     return torch.from_numpy(rng.uniform(-bound, bound, shape))
 
 
 def he(shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
-    """Weights uniform in ±√(6 / fan_in), float64, with which a ReLU preserves the second moment of its input
-    (He et al., 2015)."""
+    """Return weights uniform in ±√(6 / fan_in), float64 (He et al. 2015)."""
     return uniform(math.sqrt(6 / math.prod(shape[1:])), shape, rng)
 
 
 class Network:
-    """The contract: ``shapes(sample_shape, outputs)`` and a call ``(params, samples) -> [b, outputs]``."""
+    """Base class: subclasses define ``shapes(sample_shape, outputs)`` and ``__call__(params, samples)``."""
 
     def initial(self, shapes: Shapes, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """Weights and biases uniform in ±1/√fan_in, as in torch's layers; float64."""
+        """Return weights and biases uniform in ±1/√fan_in, float64, as in torch's layers."""
         params = {}
         for name, shape in shapes.items():
             fan_in = math.prod(shapes[name.replace("bias", "weight")][1:])
@@ -54,26 +52,28 @@ class Network:
         return params
 
     def start(self, shapes: Shapes, rng: np.random.Generator) -> torch.Tensor:
-        """The initial parameters in one vector ``[d]``, float64."""
+        """Return the initial parameters as one vector ``[d]``, float64."""
         return torch.cat([tensor.flatten() for tensor in self.initial(shapes, rng).values()])
 
     def fixed(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """The entries of :meth:`module`'s ``state_dict`` other than parameters: constants by name, and
-        further names of shared parameters → the first name."""
+        """Return the entries of the ``state_dict`` of :meth:`module` that are not parameters.
+
+        Returns:
+            Constants by name, and the first name of a shared parameter by its further names.
+        """
         return {}, {}
 
     def module(self, params: Params) -> torch.nn.Module:
-        """The network with these parameters as a module in evaluation mode, whose ``state_dict`` has their
-        names."""
+        """Return a module in evaluation mode whose ``state_dict`` has the names of the parameters."""
         return Exported(self, params).eval()
 
 
 class Exported(nn.Module):
-    """A built-in network as a torch module, whose ``state_dict`` has the parameters' names.
+    """A built-in network as a torch module whose ``state_dict`` has the parameters' names.
 
     Args:
-        network: ``network(params, *inputs)``.
-        params: the parameters; the module stores copies.
+        network: called as ``network(params, *inputs)``.
+        params: the parameters, which are copied.
     """
 
     def __init__(self, network: Callable[..., torch.Tensor], params: Mapping[str, torch.Tensor]):
@@ -89,6 +89,5 @@ class Exported(nn.Module):
             owner.register_parameter(last, nn.Parameter(values.detach().clone()))
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """The network's outputs ``[b, outputs]`` for samples ``[b, ...]``; ``rnn`` also takes the sequences'
-        lengths ``[b]``."""
+        """Return outputs ``[b, outputs]`` for samples ``[b, ...]`` and, for ``rnn``, lengths ``[b]``."""
         return self._network(dict(self.named_parameters()), *inputs)

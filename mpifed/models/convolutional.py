@@ -1,5 +1,4 @@
-"""Convolutional networks: LeNet-5, plain stacks of small convolutions, MAML's network, and residual networks
-of bottleneck blocks (He et al., 2016)."""
+"""Convolutional networks: LeNet-5, stacks of 3 x 3 convolutions, MAML's network, and residual networks."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ EXPANSION = 4
 
 @hyperparameters
 class LeNet5(Network):
-    """LeNet-5 (LeCun et al., 1998) with max-pooling and full connections between its convolutions.
+    """LeNet-5 (LeCun et al. 1998) with max-pooling and full connections between its convolutions.
 
-    Images of 28 x 28 are padded to the 32 x 32 that the network is made for.
+    Images of 28 x 28 are padded to 32 x 32.
     """
 
     activation: Literal["relu", "tanh"] = Field(
@@ -32,21 +31,21 @@ class LeNet5(Network):
     )
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
-        """Shapes of the parameters, in order, for images of shape ``(c, h, w)``.
+        """Return the shapes of the parameters, in order, for images of shape ``(c, h, w)``.
 
         Raises:
             ValueError: the images are neither 28 x 28 nor 32 x 32.
         """
         channels, *size = sample_shape
         if size not in ([28, 28], [32, 32]):
-            got = " x ".join(map(str, size)) or f"rows of {channels} numbers: take mlp or linear"
+            got = " x ".join(map(str, size)) or f"rows of {channels} features: use mlp or linear"
             raise ValueError(f"lenet5 takes images of 28 x 28 or 32 x 32, got {got}")
         return layers(
             conv1=(6, channels, 5, 5), conv2=(16, 6, 5, 5), fc1=(120, 400), fc2=(84, 120), fc3=(outputs, 84)
         )
 
     def __call__(self, params: Params, samples: torch.Tensor) -> torch.Tensor:
-        """Outputs ``[b, outputs]`` for images ``[b, c, h, w]``."""
+        """Return outputs ``[b, outputs]`` for images ``[b, c, h, w]``."""
         activation, padding = ACTIVATIONS[self.activation], (32 - samples.shape[-1]) // 2
         h = activation(F.conv2d(samples, params["conv1.weight"], params["conv1.bias"], padding=padding))
         h = activation(F.conv2d(F.max_pool2d(h, 2), params["conv2.weight"], params["conv2.bias"]))
@@ -58,7 +57,7 @@ class LeNet5(Network):
 
 class _ReLUNetwork(Network):
     def initial(self, shapes: Shapes, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """Weights of He et al. (2015), biases 0; float64."""
+        """Return the weights of :func:`he` and zero biases, float64."""
         return {
             name: torch.zeros(shape, dtype=torch.float64) if name.endswith("bias") else he(shape, rng)
             for name, shape in shapes.items()
@@ -67,29 +66,31 @@ class _ReLUNetwork(Network):
 
 @hyperparameters
 class CNN(_ReLUNetwork):
-    """A convolutional network; by default that of Shen et al. 2024, Table 3, for fair classification.
+    """A convolutional network, by default that of Shen et al. 2024, Table 3, for fair classification.
 
-    Convolutions are 3 x 3 with padding 1 and followed by a ReLU, a stage of them by 2 x 2 max-pooling; then
-    come full connections with ReLU between. The paper prints no starting values: they are those of He et al.
-    (2015), biases 0.
+    Each stage has 3 x 3 convolutions with padding 1 and ReLU, and 2 x 2 max-pooling. Fully connected layers
+    with ReLU follow. The paper does not specify initial parameters; here they are those of He et al. (2015)
+    with zero biases.
     """
 
     stages: tuple[tuple[PositiveInt, ...], ...] = Field(
         default=((16,), (32,), (64,)), description="channels of the convolutions of each stage"
     )
-    hidden: tuple[PositiveInt, ...] = Field(default=(512, 64), description="widths of the hidden full layers")
+    hidden: tuple[PositiveInt, ...] = Field(
+        default=(512, 64), description="widths of the hidden fully connected layers"
+    )
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
-        """Shapes of the parameters, in order, for images of shape ``(c, h, w)``.
+        """Return the shapes of the parameters, in order, for images of shape ``(c, h, w)``.
 
         Raises:
-            ValueError: the samples are no images, or too small to be halved by every stage.
+            ValueError: the samples are not images, or too small for the number of stages.
         """
         least = 2 ** len(self.stages)
         if len(sample_shape) != 3 or min(sample_shape[1:]) < least:
             raise ValueError(
-                f"{self.choice_name} of {len(self.stages)} stages takes images of {least} x {least} at "
-                f"least, got samples of shape {' x '.join(map(str, sample_shape))}"
+                f"{self.choice_name} with {len(self.stages)} stages takes images of at least "
+                f"{least} x {least}, got samples of shape {' x '.join(map(str, sample_shape))}"
             )
         channels, height, width = sample_shape
         through = (channels, *(c for stage in self.stages for c in stage))
@@ -99,7 +100,7 @@ class CNN(_ReLUNetwork):
         return layers(**convolutions, **{f"fc{i}": (widths[i], widths[i - 1]) for i in range(1, len(widths))})
 
     def __call__(self, params: Params, samples: torch.Tensor) -> torch.Tensor:
-        """Outputs ``[b, outputs]`` for images ``[b, c, h, w]``."""
+        """Return outputs ``[b, outputs]`` for images ``[b, c, h, w]``."""
         h, i = samples, 0
         for stage in self.stages:
             for _ in stage:
@@ -114,39 +115,37 @@ class CNN(_ReLUNetwork):
 
 @hyperparameters
 class CNN7(CNN):
-    """A 7-layer CNN for CIFAR-10 (Huang et al. 2024, section 6.2): four convolutions in two stages and three
-    full layers.
+    """A CNN with four convolutions in two stages and three fully connected layers, for CIFAR-10.
 
-    The paper only says "7-layer CNN": here these are seven layers with weights, LeNet-5 with each convolution
-    replaced by the two small convolutions of VGG (Simonyan and Zisserman, 2015).
+    Huang et al. 2024, section 6.2, specify a "7-layer CNN". Here this is LeNet-5 with each convolution
+    replaced by two 3 x 3 convolutions as in VGG (Simonyan and Zisserman 2015).
     """
 
     stages: tuple[tuple[PositiveInt, ...], ...] = Field(
         default=((32, 32), (64, 64)), description="channels of the convolutions of each stage"
     )
     hidden: tuple[PositiveInt, ...] = Field(
-        default=(512, 128), description="widths of the hidden full layers"
+        default=(512, 128), description="widths of the hidden fully connected layers"
     )
 
 
 @hyperparameters
 class Conv4(_ReLUNetwork):
-    """Four strided convolutions and a linear layer: the network of MAML (Finn et al., 2017) for Omniglot,
-    with few filters.
+    """Four strided convolutions and a linear layer, as in MAML for Omniglot (Finn et al. 2017).
 
-    Convolutions are 3 x 3 with stride 2, padding 1 and a ReLU; the last are averaged over their positions.
-    Finn et al. have 64 filters and batch normalisation; without it the loss of a batch is the mean of its
-    samples' losses, which the composition of Huang n.d. requires, and few filters keep the dense Jacobian of
-    that composition small.
+    Convolutions are 3 x 3 with stride 2, padding 1 and ReLU; the last outputs are averaged over positions.
+    Finn et al. use 64 filters and batch normalisation. Without it the loss of a batch is the mean of the
+    losses of its samples, as the composition of Huang n.d. requires. Few filters keep its dense Jacobian
+    small.
     """
 
     filters: PositiveInt = Field(default=8, description="channels of each convolution")
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
-        """Shapes of the parameters, in order, for images of shape ``(c, h, w)``.
+        """Return the shapes of the parameters, in order, for images of shape ``(c, h, w)``.
 
         Raises:
-            ValueError: the samples are no images.
+            ValueError: the samples are not images.
         """
         if len(sample_shape) != 3:
             raise ValueError(f"conv4 takes images, got samples of shape {' x '.join(map(str, sample_shape))}")
@@ -155,7 +154,7 @@ class Conv4(_ReLUNetwork):
         return layers(**convolutions, fc1=(outputs, n))
 
     def __call__(self, params: Params, samples: torch.Tensor) -> torch.Tensor:
-        """Outputs ``[b, outputs]`` for images ``[b, c, h, w]``."""
+        """Return outputs ``[b, outputs]`` for images ``[b, c, h, w]``."""
         h = samples
         for i in range(1, 5):
             h = torch.relu(
@@ -166,32 +165,32 @@ class Conv4(_ReLUNetwork):
 
 @hyperparameters
 class ResNet(Network):
-    """A residual network of bottleneck blocks with group normalisation; by default ResNet-50 (Huang et al.
-    2024, section 6.2).
+    """A residual network of bottleneck blocks (He et al. 2016) with group normalisation.
 
-    With 3 channels and 1000 outputs ResNet-50 has 25,557,032 parameters, as published: group normalisation
-    (Wu and He, 2018) has the two numbers a channel of batch normalisation. It takes the latter's place
-    because that couples the samples of a batch, so that a batch's loss would estimate no client's loss
-    without bias, and because its running averages are neither variables nor equal among unlike clients (Hsieh
-    et al., 2020). A block's stride is in its 3 x 3 convolution, as in torchvision.
-
-    Starting values: convolutions normal with standard deviation √(2 / fan_out), scales 1 and shifts 0, the
-    linear layer uniform in ±1/√fan_in; all as in torchvision.
+    The default is ResNet-50 (Huang et al. 2024, section 6.2), with 25,557,032 parameters for 3 channels and
+    1000 outputs as published. Group normalisation (Wu and He 2018), which has as many parameters, replaces
+    batch normalisation: that couples the samples of a batch, so the loss of a batch would be a biased
+    estimate of a client's loss, and its running averages are not variables and differ between heterogeneous
+    clients (Hsieh et al. 2020). As in torchvision, the stride of a block is in its 3 x 3 convolution, and
+    initial parameters are normal with standard deviation √(2 / fan_out) for convolutions, scales 1 and shifts
+    0, and uniform in ±1/√fan_in for the linear layer.
     """
 
     blocks: tuple[PositiveInt, ...] = Field(
-        default=(3, 4, 6, 3), min_length=1, description="blocks of each stage; (3, 4, 23, 3) makes ResNet-101"
+        default=(3, 4, 6, 3),
+        min_length=1,
+        description="number of blocks of each stage; (3, 4, 23, 3) is ResNet-101",
     )
     width: PositiveInt = Field(
-        default=64, description="channels of the first convolution and inside the first stage's blocks"
+        default=64, description="channels of the first convolution and inside the blocks of the first stage"
     )
     groups: Annotated[int, Field(ge=1)] = Field(
-        default=32, description="groups of channels that are normalised together"
+        default=32, description="number of groups of channels for normalisation"
     )
     stem: Literal["large", "small"] = Field(
         default="large",
-        description="first layer: 7 x 7 with stride 2 and pooling, or 3 x 3 with neither, for images of 32 "
-        "x 32 or so",
+        description="first layer: 7 x 7 with stride 2 and pooling, or 3 x 3 without these for small images "
+        "such as 32 x 32",
     )
 
     def __post_init__(self):
@@ -201,10 +200,10 @@ class ResNet(Network):
             )
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
-        """Shapes of the parameters, in order, for images of shape ``(c, h, w)``.
+        """Return the shapes of the parameters, in order, for images of shape ``(c, h, w)``.
 
         Raises:
-            ValueError: the samples are no images.
+            ValueError: the samples are not images.
         """
         if len(sample_shape) != 3:
             raise ValueError(
@@ -229,13 +228,13 @@ class ResNet(Network):
         return shapes | layers(fc=(outputs, channels))
 
     def _plan(self):
-        """Name, inner channels and stride of every block."""
+        """Iterate over name, inner channels and stride of each block."""
         for stage, count in enumerate(self.blocks):
             for block in range(count):
                 yield f"stage{stage + 1}.{block}", self.width * 2**stage, 2 if stage and not block else 1
 
     def initial(self, shapes: Shapes, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """Starting values, float64."""
+        """Return initial parameters, float64."""
         params = {}
         for name, shape in shapes.items():
             if len(shape) == 4:
@@ -248,7 +247,7 @@ class ResNet(Network):
         return params
 
     def __call__(self, params: Params, samples: torch.Tensor) -> torch.Tensor:
-        """Outputs ``[b, outputs]`` for images ``[b, c, h, w]``."""
+        """Return outputs ``[b, outputs]`` for images ``[b, c, h, w]``."""
         large = self.stem == "large"
         h = F.conv2d(samples, params["conv1.weight"], stride=2 if large else 1, padding=3 if large else 1)
         h = torch.relu(self._norm(params, "norm1", h))

@@ -1,4 +1,4 @@
-"""Networks of full connections."""
+"""Fully connected networks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ class Linear(Network):
     """One linear layer."""
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
-        """Shapes of the parameters, in order, for samples of any shape."""
+        """Return the shapes of the parameters, in order, for samples of any shape."""
         return layers(fc1=(outputs, math.prod(sample_shape)))
 
     def __call__(self, params: Params, samples: torch.Tensor) -> torch.Tensor:
-        """Outputs ``[b, outputs]`` for samples ``[b, ...]``."""
+        """Return outputs ``[b, outputs]`` for samples ``[b, ...]``."""
         return F.linear(samples.flatten(1), params["fc1.weight"], params["fc1.bias"])
 
 
 @hyperparameters
 class MLP(Network):
-    """A multilayer perceptron; two hidden layers make the 3-layer network of Huang et al. 2024, section
-    6.3."""
+    """A multilayer perceptron, by default with three layers (Huang et al. 2024, section 6.3)."""
 
     hidden: tuple[PositiveInt, ...] = Field(default=(128, 64), description="widths of the hidden layers")
     activation: Literal["relu", "tanh"] = Field(
@@ -39,12 +38,12 @@ class MLP(Network):
     )
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
-        """Shapes of the parameters, in order, for samples of any shape."""
+        """Return the shapes of the parameters, in order, for samples of any shape."""
         widths = (math.prod(sample_shape), *self.hidden, outputs)
         return layers(**{f"fc{i}": (widths[i], widths[i - 1]) for i in range(1, len(widths))})
 
     def __call__(self, params: Params, samples: torch.Tensor) -> torch.Tensor:
-        """Outputs ``[b, outputs]`` for samples ``[b, ...]``."""
+        """Return outputs ``[b, outputs]`` for samples ``[b, ...]``."""
         activation, last = ACTIVATIONS[self.activation], len(self.hidden) + 1
         h = samples.flatten(1)
         for i in range(1, last):

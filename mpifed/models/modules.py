@@ -1,18 +1,18 @@
-"""A user-defined ``torch.nn.Module`` as a network: its class, a function that creates one, or an object.
+"""Networks that are user-defined ``torch.nn.Module`` classes, functions that create modules, or modules.
 
-A module is called with a point's parameters in place of its own (``torch.func.functional_call``), so that it
-is a pure function like the built-in networks and can be vectorised over clients. It is tried on samples
-before the run.
+A module is called with ``torch.func.functional_call``, so that it is a pure function of its parameters like
+the built-in networks and can be vectorised over clients. It is tested on random samples before the run.
 
-* Parameters are variables. A parameter that several layers share counts once, under its first name. A frozen
-  parameter (``requires_grad = False``) is not a variable: like a buffer it keeps its initial value.
-* Buffers are constants: a table of positions, a mask. A random buffer is refused, because it would depend on
-  no seed of the run, and so is a ``forward`` that writes to a buffer.
-* Batch normalisation is refused: it couples the samples of a batch, so that the batch's loss estimates no
-  client's loss without bias, and its running averages are neither variables nor equal among heterogeneous
-  clients (Hsieh et al., 2020).
-* Dropout draws by address (``core.sampling``) in gradients and is off in evaluations. Any other random
-  operation in ``forward`` is refused, and so is a module that differs in training for any other reason.
+* Parameters are variables. A parameter that layers share is one variable with its first name. A frozen
+  parameter (``requires_grad = False``) is not a variable; like a buffer, it keeps its initial value.
+* Buffers are constants. Random buffers are refused, because they do not depend on the seed of the run, and so
+  is a ``forward`` that writes to a buffer.
+* Batch normalisation is refused: it couples the samples of a batch, so the loss of a batch is a biased
+  estimate of a client's loss, and its running averages are not variables and differ between heterogeneous
+  clients (Hsieh et al. 2020).
+* Dropout uses random numbers with addresses (:mod:`mpifed.core.sampling`) in gradients, and is off in
+  evaluations. Other random operations in ``forward`` and other differences between training and evaluation
+  are refused.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from mpifed.models.base import Network, Params, Shapes
 __all__ = ["Module", "SequenceModule"]
 
 Tensors = dict[str, torch.Tensor]
-#: Number of samples in a trial batch.
+#: Number of samples in the batch of the test.
 BATCH = 3
-#: Most groups that are suggested in place of batch normalisation.
+#: Maximum number of groups that is suggested instead of batch normalisation.
 GROUPS = 32
-#: Relative difference of the same function by two kernels, in float32, with a margin.
+#: Tolerance, well above the difference of two kernels for the same function in float32.
 ROUNDING = 1e-3
 _BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 _INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
@@ -50,11 +50,10 @@ _INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
 class Module(UserObject, Network):
     """The network of a user-defined module.
 
-    Parameters have the module's names, so that the network's part of a point is the module's ``state_dict``
-    without buffers and frozen parameters; :meth:`module` converts it back.
+    Parameters have the names in the module's ``state_dict``; :meth:`module` converts them back to a module.
 
     Attributes:
-        drops: whether it uses dropout in training; known after :meth:`shapes`.
+        drops: whether the module uses dropout in training, set by :meth:`shapes`.
     """
 
     kind = "an nn.Module class, or a function that returns one"
@@ -62,14 +61,14 @@ class Module(UserObject, Network):
 
     @classmethod
     def fits(cls, value: Any) -> bool:
-        """Whether a value creates modules: a class of modules, or a function."""
+        """Return whether a value creates modules: a subclass of ``nn.Module``, or a function."""
         if isinstance(value, type):
             return issubclass(value, nn.Module)
         return callable(value) and not isinstance(value, nn.Module)
 
     @classmethod
     def fingerprint(cls, value: Any) -> str | None:
-        """A digest of the layers and the tensors of a module."""
+        """Return a digest of the layers and tensors of a module, ``None`` for other values."""
         if not isinstance(value, nn.Module):
             return None
         digest = hashlib.sha256(repr(value).encode())
@@ -82,11 +81,11 @@ class Module(UserObject, Network):
         return digest.hexdigest()
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
-        """Shapes of the parameters, in the module's order, for samples of shape ``(c, h, w)`` or ``(d,)``.
+        """Return the shapes of the parameters, in order, for samples of shape ``(c, h, w)`` or ``(d,)``.
 
         Raises:
-            ConfigError: the module cannot be created, does not take such samples, has outputs of another
-                shape, or has a property that a network cannot have.
+            ConfigError: the module cannot be created, does not accept such samples, has outputs of another
+                shape, or is not supported.
         """
         generator = torch.Generator().manual_seed(0)
         self._samples = torch.rand(BATCH, *sample_shape, dtype=torch.float64, generator=generator)
@@ -94,13 +93,13 @@ class Module(UserObject, Network):
         with self._explained():
             made, again = self._made(0), self._made(0)
             _expect_same(
-                _state(made), _state(again), "differs when the module is created again from one seed"
+                _state(made), _state(again), "differs between two modules that are created with the same seed"
             )
             self._held = _constants(made)
             _expect_same(
                 self._held,
                 _constants(self._made(1)),
-                "is random and not a parameter to train: expected a constant",
+                "is random, but not a trained parameter: expected a constant",
             )
             made = _cast_module(made, torch.get_default_dtype())
             self.drops = _expect_network(made, self._inputs(), outputs)
@@ -111,13 +110,12 @@ class Module(UserObject, Network):
         return {name: tuple(own[name].shape) for name in dict.fromkeys(self._names.values())}
 
     def initial(self, shapes: Shapes, rng: np.random.Generator) -> Tensors:  # type: ignore[override]
-        """The parameters of an object, or of the module that a class or function creates with torch's
-        generator seeded from ``rng``; float64."""
+        """Return the initial parameters, float64; torch's generator is seeded from ``rng``."""
         own = dict(self._made(int(rng.integers(2**63))).named_parameters())
         return {name: own[name].detach().double() for name in shapes}
 
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Store buffers and frozen parameters on a device, in a precision."""
+        """Store buffers and frozen parameters on a device with a dtype."""
         device = torch.empty(0, device=device).device  # "cuda" becomes the current device
         self._placed[device.type, device.index, dtype] = self._held_on(device, dtype)
 
@@ -125,7 +123,7 @@ class Module(UserObject, Network):
         return {name: _cast(tensor, device, dtype) for name, tensor in self._held.items()}
 
     def __call__(self, params: Params, *inputs: torch.Tensor) -> torch.Tensor:
-        """Outputs ``[b, outputs]`` for samples ``[b, ...]``, with dropout where a sample's address is set."""
+        """Return outputs ``[b, outputs]`` for samples ``[b, ...]``, with dropout if an address is set."""
         like = params[next(iter(self._names.values()))]
         place = like.device.type, like.device.index, like.dtype
         # Tensors created inside a derivative must not be stored.
@@ -138,23 +136,24 @@ class Module(UserObject, Network):
             return torch.func.functional_call(self._train, values, inputs, tie_weights=False)
 
     def fixed(self) -> tuple[Tensors, dict[str, str]]:
-        """Buffers and frozen parameters, and further names of shared ones; known after :meth:`shapes`."""
+        """Return buffers and frozen parameters, and further names of shared ones, set by :meth:`shapes`."""
         names = self._eval.state_dict()
         tied = {name: first for name, first in self._names.items() if name != first and name in names}
         return {name: tensor for name, tensor in self._held.items() if name in names}, tied
 
     def module(self, params: Params) -> torch.nn.Module:
-        """The user's module on the CPU, in evaluation mode and the precision of ``params``, with these
-        parameters; other names are ignored. Does not need :meth:`shapes`.
+        """Return the user's module with parameters ``params`` on the CPU, in evaluation mode.
+
+        It has the dtype of ``params``; unknown names are ignored. :meth:`shapes` need not have been called.
 
         Raises:
-            ConfigError: the module cannot be created, or ``params`` lacks one of its parameters.
+            ConfigError: the module cannot be created, or a parameter is missing in ``params``.
         """
         with self._explained():
             made = self._bare(0)
             names = _first_names(made)
             if lacking := sorted(name for name, first in names.items() if first not in params):
-                raise Fault(f"has the parameter {lacking[0]!r}, which is not among the weights")
+                raise Unsupported(f"has the parameter {lacking[0]!r}, which is not among the weights")
         values = {name: params[first].detach().cpu() for name, first in names.items()}
         _cast_module(made, next(iter(values.values())).dtype).load_state_dict(values, strict=False)
         return made.eval()
@@ -163,21 +162,21 @@ class Module(UserObject, Network):
         return (self._samples.to(torch.get_default_dtype()),)
 
     def _bare(self, seed: int) -> torch.nn.Module:
-        """The module as the user creates it; a class or function draws its parameters in float64."""
+        """Return a new module; a class or function creates its parameters in float64."""
         if self.is_instance:
             return copy.deepcopy(self.given).cpu()
         with _drawn_from(seed):
             made = self.make()
         if not isinstance(made, nn.Module):
-            raise Fault(f"returns a {type(made).__name__}: expected an nn.Module")
+            raise Unsupported(f"returns a {type(made).__name__}: expected an nn.Module")
         return made.cpu()
 
     def _made(self, seed: int) -> torch.nn.Module:
-        """The module, with the parameters of lazy layers."""
+        """Return a new module in which lazy layers are initialised."""
         made = self._bare(seed)
         if any(map(_is_lazy, (*made.parameters(), *made.buffers()))):
             if self.is_instance:
-                raise Fault("has lazy layers: call it once on samples before, or name its class")
+                raise Unsupported("has lazy layers: call it once on samples first, or pass its class")
             with _drawn_from(seed), torch.no_grad():
                 _call(made, self._inputs())
         return made
@@ -186,13 +185,15 @@ class Module(UserObject, Network):
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except Fault as fault:
-            raise ConfigError(f"the network {self} {fault}") from fault.__cause__
+        except Unsupported as error:
+            raise ConfigError(f"the network {self} {error}") from error.__cause__
 
 
 class SequenceModule(Module):
-    """A module that reads sequences of vectors: ``forward(vectors, lengths)`` with ``[b, length, d]`` and
-    int64 ``[b]``, the number of valid vectors of each sequence, from the first on."""
+    """The network of a module for sequences of vectors, with ``forward(vectors, lengths)``.
+
+    ``vectors`` is ``[b, length, d]``. ``lengths`` is the number of valid vectors per sequence, int64 ``[b]``.
+    """
 
     def _inputs(self) -> tuple[torch.Tensor, ...]:
         length = self._samples.shape[1]
@@ -201,7 +202,7 @@ class SequenceModule(Module):
 
 @contextlib.contextmanager
 def _drawn_from(seed: int) -> Iterator[None]:
-    """Seed torch's generator and make float64 the default type."""
+    """Seed torch's generator, and set the default dtype to float64."""
     dtype = torch.get_default_dtype()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -216,16 +217,16 @@ def _state(module: nn.Module) -> Tensors:
     return {name: tensor.detach() for name, tensor in (*module.named_parameters(), *module.named_buffers())}
 
 
-class Fault(ValueError):
-    """A property of a module that a network cannot have; the message continues the module's name."""
+class Unsupported(ValueError):
+    """A module is not supported. The message follows the name of the module."""
 
 
 class _Draws(Exception):
-    """An operation draws random numbers."""
+    """A random operation was called."""
 
 
 class _NoDraws(TorchDispatchMode):
-    """Refuses operations that draw from torch's generator."""
+    """Raise :class:`_Draws` for operations that use torch's generator."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         values = kwargs or {}
@@ -235,7 +236,7 @@ class _NoDraws(TorchDispatchMode):
 
 
 def _rate(func, args, kwargs) -> float | None:
-    """The dropout rate of a fused attention, which torch marks as random even at rate 0."""
+    """Return the dropout rate of fused attention, which torch marks as random even for rate 0."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.name == "dropout_p":
             return args[place] if place < len(args) else kwargs.get("dropout_p", 0.0)
@@ -243,11 +244,10 @@ def _rate(func, args, kwargs) -> float | None:
 
 
 def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs: int) -> bool:
-    """Whether a module uses dropout, found by calling it on inputs: samples ``[b, ...]`` and further
-    arguments.
+    """Call a module on inputs and return whether it uses dropout.
 
     Raises:
-        Fault: it cannot be a network.
+        Unsupported: the module is not supported.
     """
     _expect_layers(module)
     before = {name: tensor.clone() for name, tensor in module.named_buffers()}
@@ -255,67 +255,65 @@ def _expect_network(module: nn.Module, inputs: tuple[torch.Tensor, ...], outputs
         value, again = (_call(module.eval(), inputs) for _ in range(2))
     _expect_shape(value, [len(inputs[0]), outputs], inputs)
     if not _close(again, value):
-        raise Fault("gives another output when called again: expected a function of samples alone")
+        raise Unsupported("returns another output when called again: expected a function of the samples")
     words = Words((0, 0), torch.zeros(3, dtype=torch.int64))
     with Dropping(words) as dropping, _NoDraws():
         trained = _call(module.train(), inputs)
     if not dropping.used and not _close(trained, value):
-        raise Fault(
-            "gives another output in training than in evaluation, and has no dropout: expected the same "
-            "function"
+        raise Unsupported(
+            "returns another output in training than in evaluation, without dropout: expected the same output"
         )
     after = dict(module.named_buffers())
     for name in sorted(before.keys() | after.keys()):
         if name not in before or name not in after or not _same(before[name], after[name]):
-            raise Fault(f"writes to its buffer {name!r} in forward: expected buffers that stay as they are")
+            raise Unsupported(f"writes to its buffer {name!r} in forward: expected constant buffers")
     return dropping.used
 
 
 def _expect_layers(module: nn.Module) -> None:
-    """Raises:
-    Fault: there are no parameters to train, or a layer keeps batch statistics.
-    """
+    """Raise an error for modules without trained parameters, and for layers with batch statistics."""
     for name, layer in module.named_modules():
         where = f"has {type(layer).__name__} at {name!r}" if name else f"is a {type(layer).__name__}"
         if isinstance(layer, _BATCH_NORMS):
             width = layer.num_features
             groups = max(count for count in range(1, GROUPS + 1) if width % count == 0)
-            raise Fault(
-                f"{where}: it normalises by the batch, so that a batch's loss estimates no client's loss "
-                "without bias, and its running averages are no variables and differ between clients: use "
-                f"GroupNorm, nn.GroupNorm({groups}, {width})"
+            raise Unsupported(
+                f"{where}: batch normalisation couples the samples of a batch, and its running averages are "
+                f"not variables and differ between clients: use nn.GroupNorm({groups}, {width})"
             )
         if isinstance(layer, _INSTANCE_NORMS) and layer.track_running_stats:
-            raise Fault(
-                f"{where}, which keeps running averages of batches: expected track_running_stats=False, or "
-                "GroupNorm"
+            raise Unsupported(
+                f"{where}, which stores running averages over batches: expected track_running_stats=False, "
+                "or GroupNorm"
             )
     trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
     if not trained:
-        raise Fault("has no parameters to train")
+        raise Unsupported("has no parameters to train")
     for name, tensor in trained.items():
         if not tensor.is_floating_point():
             kind = str(tensor.dtype).removeprefix("torch.")
-            raise Fault(f"has the parameter {name!r} of type {kind}: expected real numbers")
+            raise Unsupported(
+                f"has the parameter {name!r} of dtype {kind}: expected a real floating-point dtype"
+            )
 
 
 def _call(module: nn.Module, inputs: tuple[torch.Tensor, ...]):
-    """The output of a module.
+    """Return the output of a module.
 
     Raises:
-        Fault: it raises an error, or draws from torch's generator under :class:`_NoDraws`.
+        Unsupported: it raises an error, or uses torch's generator under :class:`_NoDraws`.
     """
     try:
         return module(*inputs)
     except _Draws as error:
         text = (
-            f"draws in forward ({error}): expected no other draws than those of torch.nn's Dropout layers "
-            "and attention, and of torch.nn.functional.dropout"
+            f"draws random numbers in forward ({error}): only torch.nn's Dropout layers and attention, and "
+            "torch.nn.functional.dropout may do so"
         )
-        raise Fault(f"{text}\n{user_frames(error)}".rstrip()) from None
+        raise Unsupported(f"{text}\n{user_frames(error)}".rstrip()) from None
     except Exception as error:  # a user's code may raise anything
-        text = f"does not take {_described(inputs)}: {type(error).__name__}: {error}"
-        raise Fault(f"{text}\n{user_frames(error)}".rstrip()) from error
+        text = f"does not accept {_described(inputs)}: {type(error).__name__}: {error}"
+        raise Unsupported(f"{text}\n{user_frames(error)}".rstrip()) from error
 
 
 def _described(inputs: tuple[torch.Tensor, ...]) -> str:
@@ -328,11 +326,13 @@ def _described(inputs: tuple[torch.Tensor, ...]) -> str:
 def _expect_shape(value, shape: list[int], inputs: tuple[torch.Tensor, ...]) -> None:
     expected = f"for {_described(inputs)}: expected a tensor {shape} (batch, outputs)"
     if not isinstance(value, torch.Tensor):
-        raise Fault(f"returns a {type(value).__name__} {expected}")
+        raise Unsupported(f"returns a {type(value).__name__} {expected}")
     if list(value.shape) != shape:
-        raise Fault(f"has outputs of shape {list(value.shape)} {expected}")
+        raise Unsupported(f"has outputs of shape {list(value.shape)} {expected}")
     if not value.is_floating_point():
-        raise Fault(f"has outputs of type {str(value.dtype).removeprefix('torch.')} {expected} of numbers")
+        raise Unsupported(
+            f"has outputs of dtype {str(value.dtype).removeprefix('torch.')} {expected} of floats"
+        )
 
 
 def _close(one, other) -> bool:
@@ -340,7 +340,7 @@ def _close(one, other) -> bool:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal, with NaN equal to NaN."""
+    """Return whether two tensors are equal, with NaN equal to NaN."""
     return (
         one.shape == other.shape
         and one.dtype == other.dtype
@@ -348,24 +348,21 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-def _expect_same(one: Tensors, other: Tensors, fault: str) -> None:
-    """Raises:
-    Fault: a tensor differs.
-    """
+def _expect_same(one: Tensors, other: Tensors, error: str) -> None:
     for name in sorted(one.keys() | other.keys()):
         if name not in one or name not in other or not _same(one[name], other[name]):
-            raise Fault(f"has {name!r}, which {fault}")
+            raise Unsupported(f"has {name!r}, which {error}")
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:
-    """Each name of a trained parameter → its first name."""
+    """Return the first name of each trained parameter by all of its names."""
     first: dict[int, str] = {}
     named = module.named_parameters(remove_duplicate=False)
     return {name: first.setdefault(id(tensor), name) for name, tensor in named if tensor.requires_grad}
 
 
 def _constants(module: nn.Module) -> Tensors:
-    """Buffers and frozen parameters."""
+    """Return buffers and frozen parameters by name."""
     parameters = module.named_parameters(remove_duplicate=False)
     frozen = [pair for pair in parameters if not pair[1].requires_grad]
     pairs = [*module.named_buffers(remove_duplicate=False), *frozen]
@@ -373,14 +370,14 @@ def _constants(module: nn.Module) -> Tensors:
 
 
 def _cast(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on a device, real and complex numbers in a precision."""
+    """Copy a tensor to a device; floating-point and complex tensors get the precision of ``dtype``."""
     if tensor.is_complex():
         return tensor.to(device, dtype.to_complex())
     return tensor.to(device, dtype if tensor.is_floating_point() else None)
 
 
 def _cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The module with its real and complex numbers in a precision, on the CPU."""
+    """Move a module to the CPU and cast it to the precision of ``dtype``."""
     for parameter in module.parameters():
         parameter.data = _cast(parameter.data, torch.device("cpu"), dtype)
     for name, buffer in module.named_buffers(remove_duplicate=False):
@@ -390,5 +387,5 @@ def _cast_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is created with the first samples."""
+    """Return whether a tensor is initialised by the first samples."""
     return isinstance(tensor, UninitializedParameter | UninitializedBuffer)

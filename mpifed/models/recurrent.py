@@ -17,13 +17,13 @@ __all__ = ["RNN"]
 
 @hyperparameters
 class RNN(Network):
-    """A recurrent network whose outputs are linear in its last layer's state after the last word (Zhang & Gao
-    n.d., section 5).
+    """A recurrent network with a linear layer on the last state of its last layer (Zhang & Gao n.d., section
+    5).
 
-    The paper has two layers of width 4096 over vectors of 300 numbers and does not name the cell: the plain
-    one, h' = tanh(Wx + Uh + b), is the literal reading, and a long short-term memory is the common
-    alternative. Parameters have the names and shapes of torch's ``nn.RNN`` and ``nn.LSTM``, and start uniform
-    in ±1/√width as these do.
+    The paper uses two layers of width 4096 on 300-dimensional word vectors and does not specify the cell. The
+    plain cell, h' = tanh(Wx + Uh + b), is the literal reading, and long short-term memory the common
+    alternative. Names, shapes and initial distribution of the parameters are those of torch's ``nn.RNN`` and
+    ``nn.LSTM``.
     """
 
     hidden: PositiveInt = Field(default=4096, description="width of each layer")
@@ -33,10 +33,10 @@ class RNN(Network):
     )
 
     def shapes(self, sample_shape: tuple[int, ...], outputs: int) -> Shapes:
-        """Shapes of the parameters, in order, for sequences of shape ``(length, d)``.
+        """Return the shapes of the parameters, in order, for sequences of shape ``(length, d)``.
 
         Raises:
-            ValueError: the samples are no sequences of vectors.
+            ValueError: the samples are not sequences of vectors.
         """
         if len(sample_shape) != 2:
             raise ValueError(
@@ -53,29 +53,28 @@ class RNN(Network):
         return shapes | {"fc.weight": (outputs, self.hidden), "fc.bias": (outputs,)}
 
     def initial(self, shapes: Shapes, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """Everything uniform in ±1/√width; float64."""
+        """Return all parameters uniform in ±1/√width, float64."""
         return {name: uniform(self.hidden**-0.5, shape, rng) for name, shape in shapes.items()}
 
     def __call__(self, params: Params, samples: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Outputs ``[b, outputs]`` for sequences ``[b, length, d]`` of which the first ``lengths`` ``[b]``,
-        int64, vectors count.
+        """Return outputs ``[b, outputs]`` for padded sequences.
 
-        A state depends on nothing to its right, so padding on that side changes no state that is read. Of a
-        sequence without vectors the first one counts.
+        Args:
+            samples: vectors ``[b, length, d]``, padded on the right, which does not change earlier states.
+            lengths: number of vectors per sequence, int64 ``[b]``; 0 is treated as 1.
         """
         step = _lstm if self.cell == "lstm" else _plain
         h = samples.transpose(0, 1)
         for layer in range(self.layers):
             biases = params[f"bias_ih_l{layer}"] + params[f"bias_hh_l{layer}"]
-            inputs = F.linear(h, params[f"weight_ih_l{layer}"], biases)  # one product for all words
+            inputs = F.linear(h, params[f"weight_ih_l{layer}"], biases)  # one matrix product for all words
             h = torch.stack(step(inputs, params[f"weight_hh_l{layer}"]))
         last = (lengths.clamp(min=1) - 1)[None, :, None].expand(1, -1, self.hidden)
         return F.linear(h.gather(0, last)[0], params["fc.weight"], params["fc.bias"])
 
 
 def _plain(inputs: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
-    """States ``[b, width]`` of one layer, starting from 0, for Wx + b of each word: ``[length, b,
-    width]``."""
+    """Return the states ``[b, width]`` of one layer for Wx + b of each word, ``[length, b, width]``."""
     states = [torch.tanh(inputs[0])]
     for own in inputs[1:].unbind():
         states.append(torch.tanh(own + F.linear(states[-1], weight)))
@@ -83,7 +82,7 @@ def _plain(inputs: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _lstm(inputs: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
-    """As for the plain cell; rows are input, forget, cell and output gate."""
+    """Return the states as :func:`_plain`; rows are input, forget, cell and output gate."""
     states: list[torch.Tensor] = []
     memory = None
     for own in inputs.unbind():

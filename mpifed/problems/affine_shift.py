@@ -111,7 +111,7 @@ class AffineShift(LabelledImages, Minimax):
 
     def _attack(self, x: Named) -> Named:
         like, d = next(iter(x.values())), self._numbers
-        images = self._held[:CHUNK].to(like)
+        images = next(self._held_on(slice(CHUNK), like.device, like.dtype))
         labels = torch.from_numpy(self.test_labels()[:CHUNK]).to(like.device)
         slope = torch.func.grad(lambda y: F.cross_entropy(self.model(x, self.shifted(y, images)), labels))
         identity = self._identity(like.new_empty((d,) if self.diagonal else (d, d)))
@@ -130,8 +130,7 @@ class AffineShift(LabelledImages, Minimax):
         """
         like, attack = next(iter(x.values())), self.attack(x)
         scores = []
-        for chunk in self._held[rows].split(CHUNK):
-            images = chunk.to(like)
+        for images in self._held_on(rows, like.device, like.dtype):
             seen = images, self.shifted(y, images), self.shifted(attack, images)
             scores.append(torch.cat([self.model(x, one) for one in seen], dim=1))
         return torch.cat(scores)

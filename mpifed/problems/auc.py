@@ -23,31 +23,30 @@ __all__ = ["AUC"]
 
 @problem_settings
 class AUC(HeldOut, Minimax):
-    """min over (w, a, b), max over α of the batch mean of the bracket of Huang et al. 2024, eq. 13, for a
-    scoring function h(w; ·).
+    """min over (w, a, b), max over α of the mean loss of a scoring function h(w; ·).
 
-    With the positive ratio p and a sample's label ±1 the bracket is ::
+    With the fraction p of positive samples, the loss of a sample with label ±1 is ::
 
-        (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   both less p(1-p) α²
+        (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   each minus p(1-p) α²
 
-    w, a and b make up x, α is y. A subclass sets ``model`` and ``_shapes``, calls :meth:`_divide` in
+    x consists of w, a and b; y is α. A subclass sets ``model`` and ``_shapes``, calls :meth:`_divide` in
     ``prepare``, and defines :meth:`outputs`.
     """
 
     clients: int = Field(default=10, ge=1, description="number of clients")
-    partition: Partition = Field(default=IID(), description="how samples are divided among clients")
+    partition: Partition = Field(default=IID(), description="partition of the samples over the clients")
     imbalance: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="positive ratio of the training data, reached by dropping positives",
+        description="fraction of positive training samples, reached by dropping positive samples",
     )
     p: Literal["pooled", "client"] = Field(
         default="pooled",
-        description="positive ratio in the loss: of all training data, or of each client's data",
+        description="fraction p in the loss: of all training data, or of each client's data",
     )
     score: Literal["identity", "sigmoid"] = Field(
-        default="identity", description="h is the network's output, or its sigmoid"
+        default="identity", description="h: the network's output, or its sigmoid"
     )
 
     source = "Huang et al. 2024, eq. 13"
@@ -55,7 +54,7 @@ class AUC(HeldOut, Minimax):
     maximised = frozenset({"auc"})
 
     def _divide(self, splits: dict[str, Split], above: list[int], seed: int, data: Labelled | Texts) -> None:
-        """Thin and partition the training data; the classes ``above`` of the splits are positive."""
+        """Drop positive samples and partition the training data; the classes ``above`` are positive."""
         self._splits, self._above, train = splits, above, splits["train"]
         labels, positive = train.labels, np.isin(train.labels, above)
         kept = thin(labels, positive, self.imbalance, seed)
@@ -67,29 +66,28 @@ class AUC(HeldOut, Minimax):
         self._test_on("test")
 
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
-        """The network's outputs ``[b]``, the larger the likelier positive."""
+        """Return the network's outputs ``[b]``. Larger outputs mean that samples are more likely positive."""
         raise NotImplementedError
 
     @property
     def network(self) -> Shapes:
-        """Names and shapes of the parameters of ``model``, those of x but for a and b."""
+        """Names and shapes of the parameters of ``model``: those of x except a and b."""
         return self._shapes
 
     def variables(self) -> Blocks:
         if both := sorted({"a", "b"} & self._shapes.keys()):
             raise ValueError(
-                f"the network has a parameter {both[0]!r}, like the problem: give it another name"
+                f"the network has a parameter {both[0]!r}, which is also a variable of the problem: rename it"
             )
         return Blocks(x={**self._shapes, "a": (1,), "b": (1,)}, y={"alpha": (1,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The network's random start; a, b and α start at 0."""
+        """Return random initial parameters of the network; a, b and α start at 0."""
         ab = torch.zeros(2, dtype=torch.float64)
         return {"x": torch.cat([self.model.start(self._shapes, rng), ab])}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Samples ``[n, ...]``, 1 or 0 for positive or negative ``[n]``, and p ``[n]`` with ``p =
-        "client"``."""
+        """Return samples ``[n, ...]``, labels 1 or 0 ``[n]`` and, for ``p = "client"``, p ``[n]``."""
         rows = torch.from_numpy(self._rows[client])
         positive = self._positive[rows].double()
         data = self._splits["train"].samples[rows], positive
@@ -102,7 +100,7 @@ class AUC(HeldOut, Minimax):
         return self._splits["train"].all_labels[self._rows[client]]
 
     def test_labels(self) -> np.ndarray:
-        """1 for a positive sample, 0 for a negative one."""
+        """Return 1 for positive and 0 for negative samples, ``[n]``."""
         return np.isin(super().test_labels(), self._above).astype(np.int64)
 
     def loss(self, x: Named, y: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -117,7 +115,7 @@ class AUC(HeldOut, Minimax):
         return (above + below - p * (1 - p) * y["alpha"] ** 2).mean()
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``auc``: area under the ROC curve of the test samples, NaN where an output is not finite."""
+        """Return ``auc``, the area under the ROC curve on the test samples, or NaN for non-finite outputs."""
         if not torch.isfinite(predictions).all():
             return {"auc": float("nan")}
         scores, positive = predictions.cpu().numpy(), self.test_labels() == 1
@@ -125,8 +123,10 @@ class AUC(HeldOut, Minimax):
 
 
 def _auc(above: np.ndarray, below: np.ndarray) -> float:
-    """The fraction of pairs of a positive and a negative score in the right order, ties counting half; NaN if
-    one side is empty."""
+    """Return the fraction of pairs of a positive and a negative score in the right order.
+
+    Ties count half. The result is NaN without positive or negative scores.
+    """
     below = np.sort(below)
     ordered = sum(int(np.searchsorted(below, above, side).sum()) for side in ("left", "right"))
     pairs = 2 * len(above) * len(below)

@@ -1,4 +1,4 @@
-"""Classification: a network trained by the cross-entropy, for the methods that minimise."""
+"""Classification with a network and the cross-entropy loss, for minimisation methods."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["Classification"]
 
 @problem_settings
 class Classification(LabelledImages, Minimisation):
-    """min over the network x of the mean cross-entropy of a client's samples, plus (λ/2) ‖x‖².
+    """min over the network's parameters x of the mean cross-entropy plus (λ/2) ‖x‖².
 
-    The data set holds images, or a table whose rows the network takes.
+    The samples are images or rows of a table.
     """
 
-    weight_decay: float = Field(default=0.0, ge=0, description="λ, on all parameters of the network")
+    weight_decay: float = Field(default=0.0, ge=0, description="weight decay λ of all parameters")
 
     maximised = frozenset({"accuracy", "worst_accuracy"})
 
@@ -32,11 +32,10 @@ class Classification(LabelledImages, Minimisation):
         return loss
 
     def predict(self, x: Named, rows: slice) -> torch.Tensor:
-        """The network's outputs, ``[n, classes]``."""
+        """Return the network's outputs, ``[n, classes]``."""
         return self.scores(x, rows)
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """Share of test images classified rightly: ``accuracy`` of all, ``worst_accuracy`` of the class with
-        the smallest share."""
-        share, by_class = self.accuracies(predictions)
-        return {"accuracy": share, "worst_accuracy": float(by_class.min())}
+        """Return the ``accuracy`` on the test images, and ``worst_accuracy``, the smallest of any class."""
+        accuracy, by_class = self.accuracies(predictions)
+        return {"accuracy": accuracy, "worst_accuracy": float(by_class.min())}

@@ -1,4 +1,4 @@
-"""Random constants of synthetic problems: rotations, and client parameters around a mean."""
+"""Random constants of synthetic problems: rotations, and parameters of clients around a mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["around", "rotation"]
 
 
 def rotation(rng: np.random.Generator, d: int) -> np.ndarray:
-    """A dense random orthogonal matrix ``[d, d]``: the product of d reflections."""
+    """Return a dense random orthogonal matrix ``[d, d]``, the product of d reflections."""
     Q = np.eye(d)
     for _ in range(d):
         v = rng.standard_normal(d)
@@ -19,8 +19,11 @@ def rotation(rng: np.random.Generator, d: int) -> np.ndarray:
 
 
 def around(mean: np.ndarray, scale: float, stream: Stream) -> np.ndarray:
-    """One array per client, ``[N, *shape]``, normal with standard deviation ``scale``, shifted to the average
-    ``mean``."""
+    """Return normal arrays ``[N, *shape]``, one per client, whose average over the clients is ``mean``.
+
+    Args:
+        scale: standard deviation.
+    """
     if scale == 0:
         return np.broadcast_to(mean, (len(stream.clients), *mean.shape))  # no copy per client
     deviations = stream.normal(*mean.shape)[:, 0]

@@ -17,39 +17,36 @@ from mpifed.problems.auc import AUC
 
 __all__ = ["DeepAUC"]
 
-#: Number of test images scored at once, which bounds the memory of an evaluation.
-CHUNK = 1000
-
 
 @problem_settings
 class DeepAUC(AUC):
-    """min over (w, a, b), max over α of the batch mean of the bracket of Huang et al. 2024, eq. 13, for a
-    network h(w; ·).
+    """AUC maximisation for a network h(w; ·): min over (w, a, b), max over α of the mean loss.
 
-    With the positive ratio p and a sample's label ±1 the bracket is ::
+    With the fraction p of positive samples, the loss of a sample with label ±1 is ::
 
-        (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   both less p(1-p) α²
+        (1-p) [(h - a)² - 2(1+α) h]  for +1,   p [(h - b)² + 2(1+α) h]  for -1,   each minus p(1-p) α²
 
-    The classes of a data set are divided into positive and negative classes; w, a and b make up x.
+    x consists of w, a and b; y is α. The classes of the data set are divided into positive and negative
+    classes.
     """
 
     dataset: Dataset = Field(description="data set: a name, a table, a folder or a user-defined function")
     model: Model = Field(default=LeNet5(), description="network h")
     positive_classes: tuple[int | str, ...] | None = Field(
         default=None,
-        description="classes that count as positive, by their numbers or names; by default the upper half",
+        description="names or numbers of the positive classes; default: the upper half of the classes",
     )
     negative_classes: tuple[int | str, ...] | None = Field(
         default=None,
-        description="classes that count as negative, others being left out; by default all but the positive "
-        "ones",
+        description="names or numbers of the negative classes; all others are left out; default: all classes "
+        "that are not positive",
     )
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read, split, thin and partition the data.
+        """Read, split and partition the data.
 
         Raises:
-            ValueError: the data, the model, the partition and the classes do not fit together.
+            ValueError: data, model, partition and classes are inconsistent.
         """
         self._images = images = read(self.dataset, data_dir)
         self.files = images.files
@@ -59,7 +56,7 @@ class DeepAUC(AUC):
         self._divide(splits(parts_of(images), self.validation, seed, used), above, seed, images)
 
     def _sides(self, names: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The numbers of the positive and of the negative classes, sorted, of classes of these names."""
+        """Return the numbers of the positive and of the negative classes, sorted."""
         given = [self.positive_classes, self.negative_classes]
         upper = range((len(names) + 1) // 2, len(names))
         chosen = [None if one is None else {str(name) for name in one} for one in given]
@@ -68,29 +65,29 @@ class DeepAUC(AUC):
         if not above or not below or not above | below <= set(names):
             raise ValueError(
                 f"positive_classes and negative_classes: expected some but not all of the classes "
-                f"{truncate(', '.join(names))} of {self.dataset}, got {_listed(above)} as positive and "
-                f"{_listed(below)} as negative"
+                f"{truncate(', '.join(names))} of {self.dataset}, got {_listed(above)} and {_listed(below)}"
             )
         if both := above & below:
             raise ValueError(
-                f"{_listed(both)} are in positive_classes and in negative_classes: expected one of these"
+                f"{_listed(both)} are both in positive_classes and in negative_classes: expected one of these"
             )
         positive, negative = ([i for i, name in enumerate(names) if name in side] for side in (above, below))
         return positive, negative
 
     def class_names(self) -> list[str]:
-        """The names of the classes, each with the sign of its part, if it has one."""
+        """Return the names of the classes, followed by + if they are positive and - if they are negative."""
         signs = dict.fromkeys(self._above, "+") | dict.fromkeys(self._below, "-")
         return [f"{name}{signs.get(label, '')}" for label, name in enumerate(self._images.names)]
 
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
-        """The network's only output for each sample."""
+        """Return the network's output for each sample, ``[b]``."""
         return self.model(x, samples).squeeze(1)
 
     @torch.no_grad()
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
-        """The network's outputs ``[n]``; the sigmoid would not change their order, only make ties."""
-        return torch.cat([self.outputs(x, chunk.to(x["a"])) for chunk in self._held[rows].split(CHUNK)])
+        """Return the network's outputs ``[n]``. The sigmoid is omitted, since it could only cause ties."""
+        chunks = self._held_on(rows, x["a"].device, x["a"].dtype)
+        return torch.cat([self.outputs(x, chunk) for chunk in chunks])
 
 
 def _listed(names: set[str]) -> str:

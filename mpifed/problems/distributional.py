@@ -1,12 +1,12 @@
 """Distributionally robust federated learning as a composition (Huang n.d., eq. 3).
 
-Readings. The paper needs an increasing f around each client's expected loss and leaves f and the data
-open. Here f is the exponential that belongs to the Kullback-Leibler divergence: with L_n the loss of client n
-::
+Interpretation of the paper: It applies an increasing function f to each client's expected loss, but does not
+specify f and the data. Here f is the exponential that corresponds to the Kullback-Leibler divergence. With
+the loss L_n of client n, ::
 
     max over p on the simplex of Σ_n p_n L_n(x) - λ KL(p ‖ uniform) = λ log((1/N) Σ_n exp(L_n(x) / λ))
 
-has the minimisers of (1/N) Σ_n λ exp(L_n(x) / λ), a sum over clients of the required form.
+has the same minimisers as (1/N) Σ_n λ exp(L_n(x) / λ), which has the required form.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = ["DistributionallyRobust"]
 class DistributionallyRobust(LabelledImages, Composition):
     """min over x of F(x) = (1/N) Σ_n f(L_n(x)), f(u) = λ exp(u/λ), L_n the mean cross-entropy of client n.
 
-    The inner map g_n = L_n is a scalar, estimated by the mean over a batch; f is the same for all clients and
-    has no samples. ∇F = (1/N) Σ_n exp(L_n/λ) ∇L_n tends to that of the mean loss as λ grows. A λ far below
-    the losses makes exp(L_n/λ) overflow: in float32 where L_n > 88 λ.
+    The inner function g_n = L_n is a scalar, estimated by the mean over a batch; f is the same for all
+    clients and has no samples. As λ grows, ∇F = (1/N) Σ_n exp(L_n/λ) ∇L_n tends to the gradient of the mean
+    loss. If λ is much smaller than the losses, exp(L_n/λ) overflows, in float32 for L_n > 88 λ.
     """
 
     partition: Partition = Field(
-        default=Dirichlet(alpha=0.5), description="how samples are divided among clients"
+        default=Dirichlet(alpha=0.5), description="partition of the samples over the clients"
     )
     lam: float = Field(
-        default=1.0, gt=0, description="weight λ of KL; the smaller, the more clients with large losses count"
+        default=1.0, gt=0, description="weight λ of KL; a small λ gives clients with large losses more weight"
     )
 
     source = "Huang n.d., eq. 3"
@@ -55,8 +55,7 @@ class DistributionallyRobust(LabelledImages, Composition):
         return self.lam * torch.exp(u[0] / self.lam)
 
     def client_losses(self, x: Named) -> tuple[torch.Tensor, torch.Tensor]:
-        """L_n on all of the clients' data ``[N]``, and the gradients ``[N, d]``, at the precision of
-        ``x``."""
+        """Return the losses L_n on all data of the clients ``[N]`` and their gradients ``[N, d]``."""
         like = next(iter(x.values()))
         slope = torch.func.grad_and_value(lambda x, batch: self.inner(x, batch)[0])
         losses, gradients = [], []
@@ -68,7 +67,7 @@ class DistributionallyRobust(LabelledImages, Composition):
         return torch.stack(losses), torch.stack(gradients)
 
     def value_and_gradient(self, x: Named) -> tuple[torch.Tensor, torch.Tensor]:
-        """F(x) and ∇F(x) ``[d]`` on all data: (1/N) Σ_n exp(L_n/λ) (λ, ∇L_n)."""
+        """Return F(x) and ∇F(x) ``[d]`` on all data: (1/N) Σ_n exp(L_n/λ) (λ, ∇L_n)."""
         return self._composed(*self.client_losses(x))
 
     def _composed(self, losses: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,13 +75,16 @@ class DistributionallyRobust(LabelledImages, Composition):
         return self.lam * weights.mean(), weights @ gradients / self.clients
 
     def predict(self, x: Named, rows: slice) -> torch.Tensor:
-        """The network's outputs, ``[n, classes]``."""
+        """Return the network's outputs, ``[n, classes]``."""
         return self.scores(x, rows)
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """Of all training data: ``objective`` F, ``grad_norm`` ‖∇F‖, ``robust_loss`` λ log(F/λ), and the
-        clients' ``mean_loss`` and ``worst_loss``, between which the robust loss lies. Of the test images:
-        ``accuracy``, the share that is classified rightly."""
+        """Return the metrics.
+
+        On all training data: ``objective`` F, ``grad_norm`` ‖∇F‖, ``robust_loss`` λ log(F/λ), and the
+        clients' ``mean_loss`` and ``worst_loss``, which are bounds of the robust loss. On the test images:
+        ``accuracy``.
+        """
         held = {"accuracy": self.accuracies(predictions)[0]}
         return self._of_training(x) | held if self.split == "test" else held
 

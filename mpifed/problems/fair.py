@@ -1,9 +1,10 @@
-"""Fair classification (Shen et al. 2024, section 4.2): the network against weights on the classes.
+"""Fair classification (Shen et al. 2024, section 4.2): a network against weights of the classes.
 
-Readings. F_c is the mean cross-entropy of the training samples of class c, pooled over clients. A sample of
-class c counts y_c / π_c, with π_c the share of the class in all training data, which makes the batch mean an
-unbiased estimate of Σ_c y_c F_c where clients count by their number of samples (equal clients, or ``weights =
-"samples"``); a batch may lack classes. There is no regulariser. y starts uniform.
+Interpretation of the paper: F_c is the mean cross-entropy of the training samples of class c of all clients.
+A sample of class c has the weight y_c / π_c, where π_c is the fraction of class c in all training data. The
+mean over a batch, which may lack classes, is then an unbiased estimate of Σ_c y_c F_c if the weights of the
+clients are proportional to their numbers of samples (equal clients, or ``weights = "samples"``). There is no
+regulariser. y starts uniform.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ __all__ = ["FairClassification"]
 
 @problem_settings
 class FairClassification(LabelledImages, Minimax):
-    """min over the network x, max over y on the simplex of Σ_c y_c F_c(x), F_c the cross-entropy of class
-    c."""
+    """min over x, max over y in the simplex of Σ_c y_c F_c(x), where F_c is the cross-entropy of class c."""
 
     source = "Shen et al. 2024, section 4.2"
     cites = ("shen2024fessgda",)
@@ -32,7 +32,7 @@ class FairClassification(LabelledImages, Minimax):
     sets = Sets(y=Simplex())
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read and part the data, as for every classification problem."""
+        """Read, split and partition the data, see :meth:`LabelledImages.prepare`."""
         super().prepare(seed, data_dir)
         held = self._images.train_labels[np.concatenate(self._rows)]
         self._inverse_share = len(held) / torch.bincount(held, minlength=self._images.classes).double()
@@ -41,7 +41,7 @@ class FairClassification(LabelledImages, Minimax):
         return Blocks(x=self._shapes, y={"y": (self._images.classes,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The network's random start, and the uniform weights."""
+        """Return random initial parameters of the network and uniform weights."""
         classes = self._images.classes
         return {
             "x": self.model.start(self._shapes, rng),
@@ -49,7 +49,7 @@ class FairClassification(LabelledImages, Minimax):
         }
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Images ``[n, c, h, w]``, labels ``[n]`` and 1/π of a sample's class ``[n]``."""
+        """Return images ``[n, c, h, w]``, labels ``[n]`` and 1/π of each sample's class ``[n]``."""
         images, labels = super().client_data(client)
         return images, labels, self._inverse_share[labels]
 
@@ -59,10 +59,10 @@ class FairClassification(LabelledImages, Minimax):
         return (y["y"][labels] * inverse_share * losses).mean()
 
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
-        """The network's outputs, ``[n, classes]``."""
+        """Return the network's outputs, ``[n, classes]``."""
         return self.scores(x, rows)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """Test accuracy of a class: ``mean_accuracy`` over the classes, ``worst_accuracy`` of the worst."""
+        """Return ``mean_accuracy`` and ``worst_accuracy``, mean and minimum test accuracy over classes."""
         by_class = self.accuracies(predictions)[1]
         return {"mean_accuracy": float(by_class.mean()), "worst_accuracy": float(by_class.min())}

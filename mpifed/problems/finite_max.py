@@ -1,5 +1,4 @@
-"""The largest of finitely many functions as a minimax problem over the simplex (Shen et al. 2024, eq. 2 and
-3)."""
+"""Minimising the maximum of finitely many functions, over the simplex (Shen et al. 2024, eq. 2 and 3)."""
 
 from __future__ import annotations
 
@@ -19,25 +18,25 @@ __all__ = ["FiniteMax"]
 
 @problem_settings
 class FiniteMax(Minimax):
-    """min_x max_i F_i(x) = min over x, max over y of the simplex of F(x)ᵀy, with an exact solution.
+    """min_x max_i F_i(x) = min over x, max over y in the simplex of F(x)ᵀy, with a known solution.
 
-    F_i(x) = vᵀP_i v/2 + q_iᵀv + c_i with v = x - x* is nonconvex, P_i being indefinite. For weights y* > 0 on
-    the first ``active`` functions Σ y*_i P_i = ``convex`` I and Σ y*_i q_i = 0, these have one c_i, and the
-    others a smaller one, by 0.5 to 1.5. Then max_i F_i ≥ Σ y*_i F_i is least at x* alone, where the
-    conditions of stationarity hold with strict complementarity (Assumption 3.6). Clients differ in q and c,
-    by normal deviations that average to 0.
+    F_i(x) = vᵀP_i v/2 + q_iᵀv + c_i with v = x - x* is nonconvex, because P_i is indefinite. There are
+    weights y* > 0 of the first ``active`` functions with Σ y*_i P_i = ``convex`` I and Σ y*_i q_i = 0. The
+    c_i of these functions are equal; those of the others are smaller by 0.5 to 1.5. Then x* is the only
+    minimiser of max_i F_i ≥ Σ y*_i F_i, and stationarity holds there with strict complementarity (Assumption
+    3.6). The q and c of the clients have normal deviations that average to 0.
     """
 
     d: int = Field(default=10, ge=1, description="dimension of x")
     functions: int = Field(default=8, ge=1, description="number of functions F_i")
-    active: int = Field(default=3, ge=1, description="functions that are largest at the solution")
+    active: int = Field(default=3, ge=1, description="number of functions that are maximal at the solution")
     clients: int = Field(default=10, ge=1, description="number of clients")
     convex: float = Field(default=0.5, gt=0, description="curvature of Σ y*_i F_i")
     bend: float = Field(default=1.0, ge=0, description="approximate norm of the differences of the P_i")
     heterogeneity: float = Field(
-        default=0.0, ge=0, description="standard deviation of the clients' q and c about their mean"
+        default=0.0, ge=0, description="standard deviation of the clients' q and c around their mean"
     )
-    scale: float = Field(default=1.0, ge=0, description="standard deviation of the start x_0 about x*")
+    scale: float = Field(default=1.0, ge=0, description="standard deviation of the start x_0 around x*")
 
     source = "Shen et al. 2024, eq. 2 and Theorem 3.4"
     cites = ("shen2024fessgda",)
@@ -71,13 +70,13 @@ class FiniteMax(Minimax):
         return Blocks(x={"x": (self.d,)}, y={"y": (self.functions,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """x_0 about x*, and the uniform weights."""
+        """Return x_0, normal around x*, and uniform weights."""
         start = self._x + self.scale * rng.standard_normal(self.d)
         y = torch.full((self.functions,), 1 / self.functions, dtype=torch.float64)
         return {"x": torch.from_numpy(start), "y": y}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """One row: P ``[1, n, d, d]``, the client's (q, c) ``[1, n, d + 1]`` and x* ``[1, d]``."""
+        """Return one row: P ``[1, n, d, d]``, the client's (q, c) ``[1, n, d + 1]`` and x* ``[1, d]``."""
         rows = self._P, self._linear[client], self._x
         return tuple(torch.from_numpy(np.array(row))[None] for row in rows)
 
@@ -85,7 +84,7 @@ class FiniteMax(Minimax):
         return 1
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """∇F(x) y and F(x); all rows of a batch are the client's only one."""
+        """Return ∇F(x) y and F(x). All rows of a batch are the client's only row."""
         P, linear, star = (column[:, 0] for column in batch)
         v = (x - star).unsqueeze(-2)  # [C, 1, d]
         q, c = linear.split((self.d, 1), dim=-1)
@@ -94,16 +93,16 @@ class FiniteMax(Minimax):
         return (y.unsqueeze(-1) * (Pv + q)).sum(-2), F
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """F(x) of the mean, ``[n]``."""
+        """Return F(x) of the mean over the clients, ``[n]``."""
         v = x - self._x
         return self._P @ v @ v / 2 + self._mean[:, :-1] @ v + self._mean[:, -1]
 
     def solution(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The minimiser x* and the weights y*, ``[d]`` and ``[n]`` float64."""
+        """Return the minimiser x* and the weights y*, ``[d]`` and ``[n]`` float64."""
         return torch.from_numpy(self._x), torch.from_numpy(self._y)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``phi_gap`` = max_i F_i(x) - max_i F_i(x*), and the distances ``x_error`` and ``y_error``."""
+        """Return ``phi_gap`` = max_i F_i(x) - max_i F_i(x*), and distances ``x_error`` and ``y_error``."""
         point = x["x"].cpu().double().numpy()
         x_error, y_error = (
             np.linalg.norm(point - self._x),

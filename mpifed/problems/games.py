@@ -1,9 +1,9 @@
-"""Affine variational inequalities: monotone games, bilinear games, and the ℓ1-regularised bilinear game on a
+"""Affine variational inequalities: monotone games, bilinear games, and ℓ1-regularised bilinear games on a
 box.
 
-Every operator is affine, so the errors of a point are exact: err_D by the trust-region problem, the composite
-gap of the ℓ1 game in closed form. Constants are built without BLAS, whose bits may depend on the number of
-threads of a rank.
+Since the operators are affine, the error metrics are exact: err_D is computed by the trust-region problem,
+and the composite gap of the ℓ1 game in closed form. Constants are computed without BLAS, because its rounding
+may depend on the number of threads of a rank.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ def _apply(J: np.ndarray, z: np.ndarray) -> np.ndarray:
 
 @problem_settings
 class AffineGame(Affine):
-    """V_n(z) = A_n z + b_n, monotone: A_n is positive semidefinite plus antisymmetric, with a known solution.
+    """Monotone V_n(z) = A_n z + b_n, with A_n positive semidefinite plus antisymmetric, and a known solution.
 
-    The mean of the symmetric parts has eigenvalues evenly spaced from ``strong`` to ``smooth``, that of the
-    antisymmetric parts the norm ``skew``. With heterogeneity h client n has the eigenvalues scaled by factors
-    exp(h ν), ν normal, over their mean, an antisymmetric deviation of norm about h ``skew``, and V_n(z*)
-    normal with standard deviation h; all of these average out. With u normal, the solution is z* = prox_φ(u),
-    and the mean vectors make -V(z*) the subgradient u - z* of φ.
+    The mean of the symmetric parts has evenly spaced eigenvalues from ``strong`` to ``smooth``. The mean of
+    the antisymmetric parts has the norm ``skew``. With heterogeneity h, each client's eigenvalues are scaled
+    by factors exp(h ν), ν normal, divided by their mean over the clients. Its antisymmetric part has a
+    deviation of norm about h ``skew``, and V_n(z*) a normal deviation with standard deviation h; these
+    average to 0. The solution is z* = prox_φ(u) with u normal, since -V(z*) = u - z* is a subgradient of φ.
     """
 
     d: int = Field(default=10, ge=1, description="dimension of z")
     clients: int = Field(default=10, ge=1, description="number of clients")
     strong: float = Field(
-        default=0.0, ge=0, description="strong monotonicity: least eigenvalue of the symmetric part"
+        default=0.0, ge=0, description="strong monotonicity: smallest eigenvalue of the symmetric part"
     )
     smooth: float = Field(
         default=1.0, ge=0, description="largest eigenvalue of the symmetric part of the mean"
     )
     skew: float = Field(default=1.0, ge=0, description="norm of the antisymmetric part of the mean")
     phi: Proximal = Field(default=Zero(), description="convex function φ of z, through its proximal map")
-    heterogeneity: float = Field(default=0.0, ge=0, description="how far the clients differ, h")
+    heterogeneity: float = Field(default=0.0, ge=0, description="heterogeneity h of the clients")
     shared_jacobian: bool = Field(default=False, description="all A_n are equal, only the b_n differ")
     radius: float = Field(default=10.0, ge=1e-12, le=1e12, description="radius D of err_D")
     start: Literal["normal", "zero"] = Field(
@@ -85,8 +85,7 @@ class AffineGame(Affine):
         return np.einsum("ij,nj,kj->nik", Q, factors / factors.mean(axis=0) * values, Q)
 
     def _antisymmetric(self, rng: np.random.Generator, scale: float, stream: Stream) -> np.ndarray:
-        """Planes that turn at speeds up to ``skew``, and for each client a normal antisymmetric matrix
-        more."""
+        """Return rotations at speeds up to ``skew``, plus a normal antisymmetric matrix per client."""
         Q, planes = rotation(rng, self.d), self.d // 2
         first, second = Q[:, :planes] * np.linspace(1, 0, planes, endpoint=False), Q[:, planes : 2 * planes]
         turn = np.einsum("ij,kj->ik", first, second)
@@ -103,22 +102,21 @@ class AffineGame(Affine):
         return Blocks(z={"z": (self.d,)})
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """One row: A_n ``[1, d, d]`` and b_n ``[1, d]``."""
+        """Return one row: A_n ``[1, d, d]`` and b_n ``[1, d]``."""
         return torch.from_numpy(self._A[client][None]), torch.from_numpy(self._b[client][None])
 
     def operator(self, z: torch.Tensor, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        A, b = batch[0][:, 0], batch[1][:, 0]  # all rows of a batch are the client's only one
+        A, b = batch[0][:, 0], batch[1][:, 0]  # all rows of a batch are the client's only row
         return (A @ z.unsqueeze(-1)).squeeze(-1) + b
 
 
 @problem_settings
 class Bilinear(Coupled):
-    """f_n(x, y) = xᵀA_n y + a_nᵀx + b_nᵀy, a pure rotation, with an optional φ of z = (x, y) and a known
-    solution.
+    """f_n(x, y) = xᵀA_n y + a_nᵀx + b_nᵀy with an optional φ of z = (x, y) and a known solution.
 
-    The singular values of the mean of the A_n fall evenly from ``coupling`` to ``coupling`` / min(dx, dy).
-    With u normal of standard deviation 2, the solution is z* = prox_φ(u), and the mean vectors make -V(z*)
-    the subgradient u - z* of φ.
+    The singular values of the mean of the A_n decrease evenly from ``coupling`` to ``coupling`` / min(dx,
+    dy). The solution is z* = prox_φ(u) with u normal of standard deviation 2, since -V(z*) = u - z* is a
+    subgradient of φ.
     """
 
     dx: int = Field(default=5, ge=1, description="dimension of x")
@@ -128,7 +126,7 @@ class Bilinear(Coupled):
     phi: Proximal = Field(
         default=Zero(), description="convex function φ of z = (x, y), through its proximal map"
     )
-    heterogeneity: float = Field(default=0.0, ge=0, description="how far the clients differ")
+    heterogeneity: float = Field(default=0.0, ge=0, description="heterogeneity of the clients")
     shared_jacobian: bool = Field(default=False, description="all A_n are equal, only a_n and b_n differ")
     radius: float = Field(default=10.0, ge=1e-12, le=1e12, description="radius D of err_D")
     start: Literal["normal", "zero"] = Field(
@@ -163,8 +161,9 @@ class Bilinear(Coupled):
 class L1BoxBilinear(Coupled):
     """min_x max_y of the mean of ⟨A_n x - b_n, y⟩ + λ‖x‖₁ - λ‖y‖₁ over the box ‖x‖∞, ‖y‖∞ ≤ D.
 
-    Bai & Bullins (2024), appendix A.1: entries of A and b uniform in (-1, 1) and equal for all clients, start
-    uniform in the box, noise of the oracle N(0, 0.1²), 100 clients, dx = 600, dy = 300.
+    Bai & Bullins (2024), appendix A.1: entries of A and b are uniform in (-1, 1) and equal for all clients,
+    the starting point is uniform in the box, gradient noise is N(0, 0.1²), and there are 100 clients with dx
+    = 600 and dy = 300.
     """
 
     dx: int = Field(default=60, ge=1, description="dimension of x")
@@ -197,7 +196,7 @@ class L1BoxBilinear(Coupled):
         self._couple(around(A.T, self.heterogeneity, stream), offsets, start)
 
     def err_c(self, z: np.ndarray) -> float:
-        """Composite gap of a point of the box, which is the duality gap max_y' F(x, y') - min_x' F(x', y):
+        """Return the composite gap of a point of the box: the duality gap max_y' F(x, y') - min_x' F(x', y).
 
         D‖(|Ax - b| - λ)₊‖₁ + λ‖x‖₁ + D‖(|Aᵀy| - λ)₊‖₁ + ⟨b, y⟩ + λ‖y‖₁.
         """
@@ -206,8 +205,7 @@ class L1BoxBilinear(Coupled):
         return float(self.bound * (abs(V) - self.lam).clip(min=0).sum() + self.lam * abs(z).sum() + linear)
 
     def metrics(self, z: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``err_c``, ``residual``, and ``nonzero``, the share of entries of at least 1e-5 in absolute
-        value."""
+        """Return ``err_c``, ``residual`` and ``nonzero``, the fraction of entries with |z_j| ≥ 1e-5."""
         point = flat(z)
         nonzero = float((abs(point) >= 1e-5).mean())
         return {"err_c": self.err_c(point), "residual": self.residual(point), "nonzero": nonzero}

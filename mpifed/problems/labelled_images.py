@@ -1,9 +1,9 @@
-"""Base classes of problems with labelled samples: splits, images partitioned among clients, a network,
-accuracies."""
+"""Base classes of problems with labelled samples: splits, partitioned images, a network, accuracies."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -22,31 +22,33 @@ __all__ = ["HeldOut", "LabelledImages", "accuracies"]
 
 #: Number of test images scored at once, which bounds the memory of an evaluation.
 CHUNK = 1000
+#: Maximum bytes of held-out samples that stay on a GPU between evaluations.
+RESIDENT = 2**30
 
 
 @problem_settings
 class HeldOut:
-    """A base class of problems whose :meth:`predict` scores ``_held``, the samples of one split.
+    """Base class of problems whose :meth:`predict` scores ``_held``, the samples of one split.
 
     A subclass sets ``_splits`` and ``_rows``, the row numbers of every client's training samples, and then
     calls :meth:`_test_on`.
 
     Attributes:
-        split: the split that metrics are computed on: "test", another split, or the number of a client.
+        split: the split on which metrics are computed: "test", another split, or the number of a client.
     """
 
     validation: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="share of the training samples held out to validate on, before they are divided among "
-        "clients; for data sets without a validation split",
+        description="fraction of the training samples that is held out for validation before they are "
+        "partitioned; for data sets without a validation split",
     )
 
     split = "test"
 
     def tested_on(self, split: str | int):
-        """The problem with metrics of another split, as in :meth:`Problem.tested_on`."""
+        """Return the problem with metrics on another split, see :meth:`Problem.tested_on`."""
         if split != "train" and not isinstance(split, int) and split not in self._splits:
             return None
         other = copy.copy(self)
@@ -58,8 +60,22 @@ class HeldOut:
         held: Split = train.of(self._rows[split]) if isinstance(split, int) else self._splits[split]
         if split == "train":  # only the clients' samples
             held = train.of(np.sort(np.concatenate(self._rows)))
-        self._held = held
+        self._held, self._resident = held, {}
         self.split, self.test_rows = split, len(self._held)
+
+    def _held_on(
+        self, rows: slice, device: torch.device, dtype: torch.dtype | None = None, size: int = CHUNK
+    ) -> Iterator[torch.Tensor]:
+        """Iterate over the held-out samples ``rows`` on a device, ``size`` at a time; a GPU keeps them."""
+        first, last, _ = rows.indices(self.test_rows)
+        for start in range(first, last, size):
+            stop = min(start + size, last)
+            chunk = self._resident.get((start, stop, device, dtype))
+            if chunk is None:
+                chunk = self._held[start:stop].to(device, dtype)
+                if chunk.is_cuda and sum(part.nbytes for part in self._resident.values()) < RESIDENT:
+                    self._resident[start, stop, device, dtype] = chunk
+            yield chunk
 
     def test_labels(self) -> np.ndarray:
         return self._held.labels
@@ -67,19 +83,18 @@ class HeldOut:
 
 @problem_settings
 class LabelledImages(HeldOut):
-    """A base class of problems with a network with one output per class, x, and labelled images partitioned
-    among clients."""
+    """Base class of problems with labelled images and a network x with one output per class."""
 
     dataset: Dataset = Field(description="data set: a name, a table, a folder or a user-defined function")
-    model: Model = Field(default=Linear(), description="network h; linear makes softmax regression")
+    model: Model = Field(default=Linear(), description="network h; linear gives softmax regression")
     clients: int = Field(default=10, ge=1, description="number of clients")
-    partition: Partition = Field(default=IID(), description="how samples are divided among clients")
+    partition: Partition = Field(default=IID(), description="partition of the samples over the clients")
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read, split and partition the data; the upper half of the classes is positive for the partition.
+        """Read, split and partition the data. The partition treats the upper half of the classes as positive.
 
         Raises:
-            ValueError: the data, the model and the partition do not fit together.
+            ValueError: data, model and partition are inconsistent.
         """
         self._images = images = read(self.dataset, data_dir)
         self.files = images.files
@@ -99,11 +114,11 @@ class LabelledImages(HeldOut):
         return Blocks(x=self._shapes)
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The network's random start; other blocks start at 0."""
+        """Return random initial parameters of the network; other blocks start at 0."""
         return {"x": self.model.start(self._shapes, rng)}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Images ``[n, c, h, w]`` and class labels ``[n]``, int64."""
+        """Return images ``[n, c, h, w]`` and class labels ``[n]``, int64."""
         rows = torch.from_numpy(self._rows[client])
         return self._images.train[rows], self._images.train_labels[rows]
 
@@ -118,24 +133,24 @@ class LabelledImages(HeldOut):
 
     @torch.no_grad()
     def scores(self, x: Named, rows: slice, shift: torch.Tensor | float = 0.0) -> torch.Tensor:
-        """The network's outputs ``[n, classes]`` for held-out images, each moved by ``shift``."""
+        """Return the network's outputs ``[n, classes]`` for held-out images plus ``shift``."""
         like = next(iter(x.values()))
-        chunks = self._held[rows].split(CHUNK)
-        return torch.cat([self.model(x, chunk.to(like) + shift) for chunk in chunks])
+        chunks = self._held_on(rows, like.device, like.dtype)
+        return torch.cat([self.model(x, chunk + shift) for chunk in chunks])
 
     def class_scores(self, predictions: torch.Tensor) -> torch.Tensor:
-        """The outputs for the unchanged images, which come first, ``[n, classes]``."""
+        """Return the outputs for the unchanged images, which come first, ``[n, classes]``."""
         return predictions[:, : self._images.classes]
 
     def accuracies(self, scores: torch.Tensor) -> tuple[float, np.ndarray]:
-        """Accuracy of scores ``[n, classes]`` on the held-out images: of all, and of each class."""
+        """Return the accuracy of scores ``[n, classes]`` on all held-out images and on each class."""
         labels = torch.from_numpy(self.test_labels())
         by_class, counts = accuracies(scores, labels), labels.unique(return_counts=True)[1].numpy()
         return float(np.average(by_class, weights=counts)), by_class
 
 
 def accuracies(scores: torch.Tensor, labels: torch.Tensor) -> np.ndarray:
-    """Accuracy of each class that occurs in ``labels``; NaN if a score is not finite."""
+    """Return the accuracy of each class that occurs in ``labels``; NaN if a score is not finite."""
     labels = labels.numpy()
     classes = np.unique(labels)
     if not torch.isfinite(scores).all():

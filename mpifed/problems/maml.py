@@ -1,9 +1,8 @@
-"""Model-agnostic meta-learning as a composition (Huang n.d., eq. 2), and its case of linear regression,
-solved in closed form.
+"""Model-agnostic meta-learning as a composition (Huang n.d., eq. 2), and linear regression in closed form.
 
-Readings. The paper leaves tasks and data open. A client has one task, and inner and outer batches are drawn
-from the same set of its samples, as eq. 2 has it. For linear regression the task is the client's own weights
-w*_n, near a common centre, on a fixed set of standard normal features.
+Interpretation of the paper: It does not specify tasks and data. Here each client has one task, and inner and
+outer batches are drawn from the same samples, as in eq. 2. For linear regression, the task of client n is
+given by weights w*_n near a common centre, with a fixed set of standard normal features.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ __all__ = ["MAML", "LinearMAML", "NetworkMAML"]
 
 
 class MAML(Composition):
-    """min over x of F(x) = (1/N) Σ_n f_n(x - η ∇f_n(x)) for losses f_n of tasks.
+    """min over x of F(x) = (1/N) Σ_n f_n(x - η ∇f_n(x)), where f_n is the loss of a task.
 
-    A subclass has the setting ``eta`` and defines :meth:`task_loss`. The inner map is g_n(x) = x - η ∇f_n(x),
-    so p = d and its Jacobian holds d² numbers: a thousand parameters make 4 MB in float32, ten thousand 400
-    MB.
+    A subclass has the setting ``eta`` and defines :meth:`task_loss`. The inner function is g_n(x) = x - η
+    ∇f_n(x), so p = d and its Jacobian has d² elements: 4 MB in float32 for d = 1000, 400 MB for d = 10,000.
     """
 
     source = "Huang n.d., eq. 2"
@@ -39,11 +37,11 @@ class MAML(Composition):
         return self.variables().sizes["x"]
 
     def task_loss(self, x: Named, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """f_n on a batch of client n: a scalar; a pure function."""
+        """Return f_n on a batch of client n, a scalar. This must be a pure function."""
         raise NotImplementedError
 
     def adapted(self, x: Named, batch: tuple[torch.Tensor, ...]) -> Named:
-        """The parameters after one step on a batch, x - η ∇f_n(x)."""
+        """Return the parameters after one step on a batch, x - η ∇f_n(x)."""
         slope = torch.func.grad(self.task_loss)(x, batch)
         return {name: value - self.eta * slope[name] for name, value in x.items()}
 
@@ -54,8 +52,7 @@ class MAML(Composition):
         return self.task_loss(self.variables().unflatten("x", u), batch)
 
     def value_and_gradient(self, x: Named) -> tuple[torch.Tensor, torch.Tensor]:
-        """F(x) and ∇F(x) ``[d]`` on all data, at the precision and on the device of ``x``, without a
-        Jacobian."""
+        """Return F(x) and ∇F(x) ``[d]`` on all data, in the dtype and on the device of ``x``."""
         slope = torch.func.grad_and_value(lambda x, batch: self.task_loss(self.adapted(x, batch), batch))
         like, value, gradient = next(iter(x.values())), 0.0, 0.0
         for client in range(self.clients):
@@ -66,46 +63,46 @@ class MAML(Composition):
         return value, gradient
 
     def exact(self, x: Named) -> dict[str, float]:
-        """``objective`` F and ``grad_norm`` ‖∇F‖ on all data of the clients."""
+        """Return ``objective`` F and ``grad_norm`` ‖∇F‖ on all data of the clients."""
         value, gradient = self.value_and_gradient(x)
         return {"objective": float(value), "grad_norm": float(gradient.norm())}
 
 
 class NetworkMAML(MAML):
-    """MAML of a network: a subclass has the setting ``model`` and sets ``_shapes`` in ``prepare``."""
+    """MAML for a network. A subclass has the setting ``model`` and sets ``_shapes`` in ``prepare``."""
 
     @property
     def network(self) -> Shapes:
-        """Names and shapes of the parameters of ``model``, all of x."""
+        """Names and shapes of the parameters of ``model``, which are all of x."""
         return self._shapes
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes)
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """The network's random start."""
+        """Return random initial parameters of the network."""
         return {"x": self.model.start(self._shapes, rng)}
 
 
 @problem_settings
 class LinearMAML(MAML):
-    """min over w of F(w) = (1/N) Σ_n L_n(w - η ∇L_n(w)) for least-squares losses L_n.
+    """min over w of F(w) = (1/N) Σ_n L_n(w - η ∇L_n(w)) with least-squares losses L_n.
 
     L_n(w) is half the mean of (aᵀw - b)² over client n's rows (a, b), with a ~ N(0, I), b = aᵀw*_n + noise ·
-    N(0, 1), w*_n ~ N(w_0, s² I) and w_0 ~ N(0, I). The inner map is g_n(w) = w - η ∇L_n(w), p = d, the outer
-    one L_n. A client's rows depend on the seed and its number alone.
+    N(0, 1), w*_n ~ N(w_0, s² I) and w_0 ~ N(0, I). The inner function is g_n(w) = w - η ∇L_n(w), p = d; the
+    outer function is L_n. A client's rows depend only on the seed and its number.
     """
 
     d: int = Field(default=10, ge=1, description="dimension of w")
     clients: int = Field(default=10, ge=1, description="number of clients, each with one task")
-    samples: int = Field(default=50, ge=1, description="rows of a client")
+    samples: int = Field(default=50, ge=1, description="number of rows per client")
     eta: float = Field(default=0.1, ge=0, description="step size η of the adaptation to a task")
     s: float = Field(default=1.0, ge=0, description="heterogeneity: standard deviation of the tasks' weights")
     noise: float = Field(default=0.1, ge=0, description="standard deviation of the noise of b")
 
     def footprint(self) -> int:
         rows = BYTES_A_DRAW * self.clients * self.samples * self.d
-        return max(rows, 32 * self.clients * self.d**2)  # the Hessians behind the solution
+        return max(rows, 32 * self.clients * self.d**2)  # the Hessians for the solution
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         numbers = np.arange(self.clients)
@@ -121,7 +118,7 @@ class LinearMAML(MAML):
         return Blocks(x={"w": (self.d,)})
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Features ``[n, d]`` and targets ``[n]``."""
+        """Return features ``[n, d]`` and targets ``[n]``."""
         return self._features[client], self._targets[client]
 
     def client_size(self, client: int) -> int:
@@ -132,7 +129,7 @@ class LinearMAML(MAML):
         return ((features @ x["w"] - targets) ** 2).mean() / 2
 
     def solution(self) -> torch.Tensor:
-        """The minimiser ``[d]``, float64; the least-norm one of several.
+        """Return the minimiser of least norm, ``[d]`` float64.
 
         With L_n = ½ wᵀH_n w - c_nᵀw + const and P_n = I - ηH_n it solves Σ_n P_n H_n P_n w = Σ_n P_n² c_n.
         """
@@ -144,6 +141,6 @@ class LinearMAML(MAML):
         return torch.from_numpy(np.linalg.lstsq((P @ H @ P).mean(0), right.mean(0))[0])
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``error`` ‖w - w*‖, ``objective`` F, ``grad_norm`` ‖∇F‖, all on all data."""
+        """Return ``error`` ‖w - w*‖, ``objective`` F and ``grad_norm`` ‖∇F‖, on all data."""
         w = x["w"].detach().cpu().double()
         return {"error": float(torch.dist(w, self._solution)), **self.exact({"w": w})}

@@ -1,4 +1,4 @@
-"""Zero-sum matrix games in mixed strategies: the problem on simplexes that the entropy is made for."""
+"""Zero-sum matrix games in mixed strategies, for entropic mirror maps."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ __all__ = ["MatrixGame"]
 
 @problem_settings
 class MatrixGame(Coupled):
-    """min over x, max over y of the mean of xᵀA_n y, x and y in simplexes: a game in mixed strategies.
+    """min over x, max over y of the mean of xᵀA_n y, where x and y are in simplexes (mixed strategies).
 
-    Entries of the mean A are uniform in (-1, 1), those of the A_n normal around them. φ is the indicator of
-    the simplexes, for dual methods with the mirror map "euclidean", "entropy", or one for each block.
+    Entries of the mean A are uniform in (-1, 1), and those of the A_n are normal around them. φ is the
+    indicator function of the simplexes. Dual methods can use the mirror maps "euclidean", "entropy" and
+    "blockwise".
     """
 
-    dx: int = Field(default=20, ge=1, description="pure strategies of x")
-    dy: int = Field(default=20, ge=1, description="pure strategies of y")
+    dx: int = Field(default=20, ge=1, description="number of pure strategies of x")
+    dy: int = Field(default=20, ge=1, description="number of pure strategies of y")
     clients: int = Field(default=10, ge=1, description="number of clients")
     heterogeneity: float = Field(default=0.0, ge=0, description="standard deviation of the entries of A_n")
     start: Literal["uniform", "random"] = Field(
@@ -39,7 +40,7 @@ class MatrixGame(Coupled):
 
     @property
     def phi(self) -> Separable:
-        """The indicator of the two simplexes."""
+        """The indicator function of the two simplexes."""
         return Separable({"x": Indicator(Simplex()), "y": Indicator(Simplex())}, (self.dx, self.dy))
 
     def footprint(self) -> int:
@@ -58,17 +59,19 @@ class MatrixGame(Coupled):
 
     @property
     def largest(self) -> float:
-        """The largest absolute payoff of a client: the Lipschitz constant of a V_n from the norm
-        (‖x‖₁² + ‖y‖₁²)^½, in which the entropy is 1-strongly convex, to its dual norm."""
+        """The largest absolute payoff of a client.
+
+        It is the largest Lipschitz constant of the V_n from the norm (‖x‖₁² + ‖y‖₁²)^½, in which the entropy
+        is 1-strongly convex, to its dual norm.
+        """
         return float(np.abs(self._C).max())
 
     def gap(self, z: np.ndarray) -> float:
-        """Duality gap max_j (Aᵀx)_j - min_i (Ay)_i of strategies z = (x, y), with the mean A; 0 at
-        solutions."""
+        """Return the duality gap max_j (Aᵀx)_j - min_i (Ay)_i of z = (x, y), which is 0 at solutions."""
         V = self.mean_operator(z)  # (Ay, -Aᵀx)
         return float(-V[self.dx :].min() - V[: self.dx].min())
 
     def metrics(self, z: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``gap`` and ``residual``."""
+        """Return ``gap`` and ``residual``."""
         point = flat(z)
         return {"gap": self.gap(point), "residual": self.residual(point)}

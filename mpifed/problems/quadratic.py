@@ -1,5 +1,4 @@
-"""Minimax problems with a Polyak-Łojasiewicz (PL) condition in y and known constants, for the rates of Shen
-et al. 2024."""
+"""Minimax problems that satisfy a Polyak-Łojasiewicz (PL) condition in y with known constants."""
 
 from __future__ import annotations
 
@@ -18,23 +17,23 @@ __all__ = ["QuadraticNCPL", "TwoSidedPL"]
 
 @problem_settings
 class QuadraticNCPL(Minimax):
-    """f_n(x, y) = xᵀP_n x/2 + xᵀR_n y - yᵀS_n y/2 + p_nᵀx + s_nᵀy, nonconvex in x; the mean is μ-PL in y and
-    ℓ-smooth.
+    """f_n(x, y) = xᵀP_n x/2 + xᵀR_n y - yᵀS_n y/2 + p_nᵀx + s_nᵀy, whose mean is μ-PL in y and ℓ-smooth.
 
-    In random orthonormal bases the mean decomposes into pairs and single directions. Pair i < min(dx, rank)
-    has the Hessian ((-a_i, ρ_i), (ρ_i, -σ_i)), σ_i from μ = ℓ/κ geometrically towards ℓ, a_i = (ℓ - σ_i)/2,
-    ρ_i² = (ℓ - a_i)(ℓ - σ_i): its spectral norm is ℓ, and Φ = max_y f has the curvature (ℓ/2)(ℓ/σ_i - 1)
-    there, so that y must be kept ahead of x. The other directions of x have curvatures from μ to ℓ, in which
-    plain descent ascent is slow once the pairs have set its steps; those of y have -σ_i up to ``rank`` and
-    are flat beyond. Φ is strongly convex, its minimiser x* normal. With heterogeneity h the Hessians of the
-    clients differ by matrices of norm about h ℓ, their gradients at (x*, y*) by vectors of standard deviation
-    h.
+    In random orthonormal bases the mean decomposes into pairs of directions of x and y, and single
+    directions. Pair i < min(dx, rank) has the Hessian ((-a_i, ρ_i), (ρ_i, -σ_i)), where σ_i increases
+    geometrically from μ = ℓ/κ towards ℓ, a_i = (ℓ - σ_i)/2 and ρ_i² = (ℓ - a_i)(ℓ - σ_i). Its spectral norm
+    is ℓ, it is nonconvex in x, and Φ = max_y f has the curvature (ℓ/2)(ℓ/σ_i - 1), so y must be updated
+    faster than x. The other directions of x have curvatures from μ to ℓ, in which gradient descent ascent
+    with step sizes for the pairs is slow. The other directions of y have the curvature -σ_i up to ``rank``,
+    otherwise 0. Φ is strongly convex with a normal minimiser x*. With heterogeneity h, the Hessians of the
+    clients differ by matrices of norm about h ℓ, and their gradients at (x*, y*) by vectors with standard
+    deviation h.
     """
 
     dx: int = Field(default=10, ge=1, description="dimension of x")
     dy: int = Field(default=10, ge=1, description="dimension of y")
     rank: int = Field(
-        default=5, ge=1, description="rank of the Hessian in y; f is strongly concave in y if it is dy"
+        default=5, ge=1, description="rank of the Hessian in y; for rank = dy, f is strongly concave in y"
     )
     clients: int = Field(default=10, ge=1, description="number of clients")
     ell: float = Field(default=1.0, gt=0, description="smoothness ℓ: spectral norm of the mean Hessian")
@@ -61,7 +60,7 @@ class QuadraticNCPL(Minimax):
 
     @property
     def ell_clients(self) -> float:
-        """Smoothness of the least smooth f_n: the largest spectral norm of a client's Hessian."""
+        """Largest smoothness constant of the f_n: the largest spectral norm of a client's Hessian."""
         return float(max(np.linalg.norm(H, 2) for H in self._H))
 
     def footprint(self) -> int:
@@ -81,7 +80,7 @@ class QuadraticNCPL(Minimax):
         self._mean = self._H.mean(axis=0), self._g.mean(axis=0)
 
     def _mean_hessian(self, rng: np.random.Generator) -> np.ndarray:
-        """((P, R), (Rᵀ, -S)); keeps S⁺, which Φ needs."""
+        """Return ((P, R), (Rᵀ, -S)), and store the pseudo-inverse S⁺ for Φ."""
         pairs, ell = min(self.dx, self.rank), self.ell
         sigma = self.mu * self.kappa ** (np.arange(self.rank) / self.rank)
         a = (ell - sigma[:pairs]) / 2
@@ -94,7 +93,7 @@ class QuadraticNCPL(Minimax):
         return np.block([[P, R], [R.T, -S]])
 
     def constants(self) -> dict[str, float]:
-        """``L`` of the least smooth client, ``mu``, ``sigma`` = 0."""
+        """Return ``L``, the largest smoothness constant of a client, ``mu`` and ``sigma`` = 0."""
         return {"L": self.ell_clients, "mu": self.mu, "sigma": 0.0}
 
     def variables(self) -> Blocks:
@@ -105,14 +104,14 @@ class QuadraticNCPL(Minimax):
         return {block: torch.from_numpy(self.scale * rng.standard_normal(d)) for block, d in sizes.items()}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """One row: the Hessian ``[1, dx + dy, dx + dy]`` and the linear part (p_n, s_n) ``[1, dx + dy]``."""
+        """Return one row: the Hessian ``[1, dx + dy, dx + dy]`` and (p_n, s_n) ``[1, dx + dy]``."""
         return torch.from_numpy(self._H[client][None]), torch.from_numpy(self._g[client][None])
 
     def client_size(self, client: int) -> int:
         return 1
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """The Hessian times (x, y) plus the linear part; all rows of a batch are the client's only row."""
+        """Return H(x, y) + (p_n, s_n). All rows of a batch are the client's only row."""
         H, linear = batch[0][:, 0], batch[1][:, 0]
         if x.dim() != y.dim():  # one block is shared, the other differs between clients
             x, y = x.expand(len(H), -1), y.expand(len(H), -1)
@@ -121,34 +120,34 @@ class QuadraticNCPL(Minimax):
         )
 
     def solution(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The minimiser x* of Φ and a maximiser y* of f(x*, ·), ``[dx]`` and ``[dy]`` float64."""
+        """Return the minimiser x* of Φ and a maximiser y* of f(x*, ·), ``[dx]`` and ``[dy]`` float64."""
         return torch.from_numpy(self._point).split((self.dx, self.dy))
 
     def y_star(self, x: np.ndarray) -> np.ndarray:
-        """The maximiser of f(x, ·) of least norm, ``[dy]``: S⁺(Rᵀx + s)."""
+        """Return the maximiser of f(x, ·) of least norm, ``[dy]``: S⁺(Rᵀx + s)."""
         H, g = self._mean
         return self._pinv_S @ (H[self.dx :, : self.dx] @ x + g[self.dx :])
 
     def best_response(self, x: Named) -> torch.Tensor:
-        """:meth:`y_star` for the stationarity measures, ``[dy]`` float64."""
+        """Return :meth:`y_star` for the stationarity measures, ``[dy]`` float64."""
         return torch.from_numpy(self.y_star(x["x"].cpu().double().numpy()))
 
     def grad_phi(self, x: np.ndarray) -> np.ndarray:
-        """∇Φ(x) = ∇_x f(x, y*(x)), ``[dx]``."""
+        """Return ∇Φ(x) = ∇_x f(x, y*(x)), ``[dx]``."""
         H, g = self._mean
         return H[: self.dx] @ np.concatenate([x, self.y_star(x)]) + g[: self.dx]
 
     def phi(self, x: np.ndarray) -> float:
-        """Φ(x) = max_y f(x, y) of the mean f."""
+        """Return Φ(x) = max_y f(x, y) of the mean f."""
         H, g = self._mean
         z = np.concatenate([x, self.y_star(x)])
         return float(z @ H @ z / 2 + g @ z)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``grad_phi`` = ‖∇Φ(x)‖, ``phi_gap`` = Φ(x) - min Φ, ``x_error`` = ‖x - x*‖."""
+        """Return ``grad_phi`` = ‖∇Φ(x)‖, ``phi_gap`` = Φ(x) - min Φ, ``x_error`` = ‖x - x*‖."""
         point = x["x"].cpu().double().numpy()
         gradient, error = self.grad_phi(point), point - self._point[: self.dx]
-        # Φ is quadratic with its minimum at x*: the gap without cancellation.
+        # Since Φ is quadratic with its minimum at x*, this is the gap, without cancellation.
         gap = float(gradient @ error) / 2
         return {
             "grad_phi": float(np.linalg.norm(gradient)),
@@ -159,18 +158,18 @@ class QuadraticNCPL(Minimax):
 
 @problem_settings
 class TwoSidedPL(Minimax):
-    """f(x, y) = Σ_j x_j² + 3 sin²x_j sin²y_j - 4y_j² - 10 sin²y_j, nonconvex-nonconcave, PL in x and in y;
-    saddle 0.
+    """f(x, y) = Σ_j x_j² + 3 sin²x_j sin²y_j - 4y_j² - 10 sin²y_j, which is PL in x and in y.
 
-    f_n(x, y) = t_n f(x, y) + a_nᵀx + b_nᵀy, t_n = exp(``scaling`` · ν_n) over the clients' mean of it, a_n
-    and b_n normal of standard deviation ``shift`` less their mean: f is the mean of the f_n.
+    f is nonconvex-nonconcave with the saddle point 0, and the mean of f_n(x, y) = t_n f(x, y) + a_nᵀx +
+    b_nᵀy. t_n is exp(``scaling`` · ν_n) with normal ν_n, divided by its mean over the clients. a_n and b_n
+    are normal with standard deviation ``shift``, minus their mean over the clients.
     """
 
     d: int = Field(default=1, ge=1, description="dimension of x and of y")
     clients: int = Field(default=10, ge=1, description="number of clients")
     shift: float = Field(default=1.0, ge=0, description="standard deviation of a_n and b_n")
     scaling: float = Field(
-        default=0.0, ge=0, description="standard deviation of log t_n, before the mean is made 1"
+        default=0.0, ge=0, description="standard deviation of log t_n before normalisation to mean 1"
     )
     scale: float = Field(
         default=3.0, ge=0, description="standard deviation of the coordinates of the starting point"
@@ -192,7 +191,7 @@ class TwoSidedPL(Minimax):
         self._shifts = around(np.zeros(2 * self.d), self.shift, stream)
 
     def constants(self) -> dict[str, float]:
-        """``L`` of the least smooth client, ``mu`` = ``mu_y`` and ``mu_x`` of the mean, ``sigma`` = 0."""
+        """Return the largest ``L`` of a client, ``mu`` = ``mu_y`` and ``mu_x`` of the mean, ``sigma`` = 0."""
         ell = self.ell * float(self._t.max())
         return {"L": ell, "mu": self.mu_y, "mu_x": self.mu_x, "mu_y": self.mu_y, "sigma": 0.0}
 
@@ -203,20 +202,20 @@ class TwoSidedPL(Minimax):
         return {block: torch.from_numpy(self.scale * rng.standard_normal(self.d)) for block in "xy"}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """One row: t_n ``[1, 1]`` and (a_n, b_n) ``[1, 2d]``."""
+        """Return one row: t_n ``[1, 1]`` and (a_n, b_n) ``[1, 2d]``."""
         return torch.from_numpy(self._t[client][None]), torch.from_numpy(self._shifts[client][None].copy())
 
     def client_size(self, client: int) -> int:
         return 1
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """∇f times t_n plus the shifts; all rows of a batch are the client's only one."""
+        """Return t_n ∇f + (a_n, b_n). All rows of a batch are the client's only row."""
         t, (a, b) = batch[0][:, 0], batch[1][:, 0].split(self.d, dim=-1)
         gx = 2 * x + 3 * torch.sin(2 * x) * torch.sin(y) ** 2
         gy = (3 * torch.sin(x) ** 2 - 10) * torch.sin(2 * y) - 8 * y
         return t * gx + a, t * gy + b
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """Distances to the saddle, in x, in y and in both."""
+        """Return the distances to the saddle point: ``x_error``, ``y_error`` and ``error``."""
         x_error, y_error = float(x["x"].double().norm()), float(y["y"].double().norm())
         return {"x_error": x_error, "y_error": y_error, "error": float(np.hypot(x_error, y_error))}

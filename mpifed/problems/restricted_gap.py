@@ -1,18 +1,19 @@
-"""The restricted gap of an affine, monotone, composite variational inequality, between certified bounds, and
-the exact maximum of a quadratic on a ball, which is the gap for φ = 0.
+"""Certified bounds of the restricted gap of affine, monotone, composite variational inequalities.
 
-It is the max over ‖w - z_0‖ ≤ D of ⟨V(w), z - w⟩ + φ(z) - φ(w) with V(w) = Jw + c. With S = (J + Jᵀ)/2 ⪰ 0
-and q = Jᵀz - c that is ⟨c, z⟩ + φ(z) plus the max of ⟨q, w⟩ - ⟨w, Sw⟩ - φ(w), a concave function.
+The gap is the maximum over ‖w - z_0‖ ≤ D of ⟨V(w), z - w⟩ + φ(z) - φ(w) with V(w) = Jw + c. With S = (J +
+Jᵀ)/2 ⪰ 0 and q = Jᵀz - c it is ⟨c, z⟩ + φ(z) plus the maximum of ⟨q, w⟩ - ⟨w, Sw⟩ - φ(w), which is concave.
 
-* From below every w of the ball bounds it.
-* From above, as -⟨w, Sw⟩ ≤ ⟨v, Sv⟩ - 2⟨Sv, w⟩ for every v, the max over w of ⟨v, Sv⟩ + ⟨q - 2Sv, w⟩ - φ(w)
-  does, and that is at most its Lagrangian at any multiplier m > 0 of the ball, where the best w is a proximal
-  point of φ: prox_{φ/m}(z_0 + (q - 2Sv)/m).
+* Lower bound: every w in the ball gives one.
+* Upper bound: since -⟨w, Sw⟩ ≤ ⟨v, Sv⟩ - 2⟨Sv, w⟩ for every v, the maximum over w of ⟨v, Sv⟩ + ⟨q - 2Sv, w⟩ -
+  φ(w) is an upper bound. It is at most its Lagrangian for any multiplier m > 0 of the ball, whose maximiser
+  is the proximal point prox_{φ/m}(z_0 + (q - 2Sv)/m).
 
-Accelerated proximal steps (Beck & Teboulle 2009), restarted where the function falls, move v until the two
-bounds meet. Where S = 0, as in bilinear games, v plays no part and the gap is exact: to rounding where the
-ball binds, to some 1e-8 of D‖q‖ where φ's set is inside it. Only the proximal map and the value of φ are
-needed.
+Accelerated proximal gradient steps (Beck & Teboulle 2009), restarted if the function decreases, update v
+until the bounds agree. If S = 0, as in bilinear games, v has no effect and the gap is exact: up to rounding
+if the ball constraint is active, otherwise up to about 1e-8 D‖q‖. Only the proximal map and the values of φ
+are used.
+
+For φ = 0 the gap is the maximum of a quadratic function on a ball, which is computed exactly.
 """
 
 from __future__ import annotations
@@ -25,17 +26,16 @@ import torch
 
 __all__ = ["maximize_on_ball", "restricted_gap"]
 
-#: Newton's iteration on the secular equation converges quadratically from its left; a handful of steps is
-#: usual.
+#: Maximum number of Newton steps on the secular equation. Convergence is quadratic; usually a few suffice.
 NEWTON_STEPS = 200
-#: Most proximal steps.
+#: Maximum number of proximal steps.
 STEPS = 2000
 #: Number of steps between two evaluations of the bounds.
 EVERY = 20
-#: The least multiplier of a ball that does not bind, relative to ‖p‖/D: it adds as much of D‖p‖ to the bound,
-#: and proximal maps of points farther out than 1/this lose as much to rounding.
+#: Multiplier of an inactive ball constraint relative to ‖p‖/D. It increases the bound by this fraction of
+#: D‖p‖; with a smaller multiplier, the rounding error of the proximal map would be larger.
 INACTIVE = 1e-8
-#: Greatest distance of a point from φ's set, relative to its norm: averages of points of the set are rounded.
+#: Maximum distance of a point from φ's set relative to its norm, for the rounding of averages.
 OFF = 1e-6
 
 
@@ -48,16 +48,20 @@ def restricted_gap(
     radius: float,
     tolerance: float = 1e-6,
 ) -> tuple[float, float]:
-    """Bounds of the gap of ``z`` ``[d]``, from below and from above.
+    """Return a lower and an upper bound of the gap of ``z``.
 
     Args:
-        J: monotone, ``[d, d]``.
-        phi: convex, with its proximal map ``phi(v, weight)`` and ``phi.value(v)``, as in ``core.sets``.
-        centre: z_0 ``[d]``; ``radius``: D > 0.
-        tolerance: the difference of the bounds, relative to the larger of 1 and the gap, that is enough.
+        J: a monotone matrix, ``[d, d]``.
+        c: ``[d]``.
+        phi: a convex function with the proximal map ``phi(v, weight)`` and ``phi.value(v)``, see
+            :mod:`mpifed.core.sets`.
+        z: ``[d]``.
+        centre: z_0, ``[d]``.
+        radius: D > 0.
+        tolerance: difference of the bounds, relative to max(1, gap), at which the iteration stops.
 
     Returns:
-        Twice ∞ where φ(z) is.
+        Both bounds are infinite if φ(z) is infinite.
 
     Raises:
         ValueError: φ is infinite on the whole ball.
@@ -79,7 +83,7 @@ def restricted_gap(
 
 
 def _close(lower: Callable, upper: Callable, ball: _Ball, S, q, tolerance: float) -> tuple[float, float]:
-    """The bounds after as many proximal steps as necessary."""
+    """Return the bounds after as many proximal steps as necessary."""
     L = 2 * float(np.linalg.norm(S, 2))
     w = ball.nearest(q, 0.0, 1.0)[0] if L == 0 else ball.nearest(ball.centre, 1.0, 0.0)[0]
     low, high = lower(w), upper(w)
@@ -91,22 +95,22 @@ def _close(lower: Callable, upper: Callable, ball: _Ball, S, q, tolerance: float
         following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
         v = new + (momentum - 1) / following * (new - w)
         value = lower(new)
-        if value < low:  # overshoot by the momentum
+        if value < low:  # the momentum overshoots
             v, following = new, 1.0
         w, momentum, low = new, following, max(low, value)
         if step % EVERY == 1:
             high = min(high, upper(w))
-    return float(low), float(max(low, high))  # rounding may have swapped them
+    return float(low), float(max(low, high))  # rounding errors may have swapped them
 
 
 class _Ball:
-    """{w : ‖w - centre‖ ≤ radius} where φ is finite."""
+    """{w : ‖w - centre‖ ≤ radius}, on which φ is finite somewhere."""
 
     def __init__(self, phi, centre: np.ndarray, radius: float):
         self.phi, self.centre, self.radius = phi, centre, radius
         nearest = self._prox(centre, 0.0)
         if not np.linalg.norm(nearest - centre) <= radius:
-            raise ValueError(f"φ = {phi} is infinite on the ball of radius {radius:g} about the start")
+            raise ValueError(f"φ = {phi} is infinite on the ball of radius {radius:g} around the start")
 
     def _prox(self, v: np.ndarray, weight: float) -> np.ndarray:
         return self.phi(torch.from_numpy(v), weight).numpy()
@@ -115,14 +119,15 @@ class _Ball:
         return float(self.phi.value(torch.from_numpy(w)))
 
     def maximum(self, p: np.ndarray) -> float:
-        """An upper bound of ⟨p, w⟩ - φ(w) on the ball: its Lagrangian at the best multiplier found."""
+        """Return an upper bound of ⟨p, w⟩ - φ(w) on the ball: the Lagrangian at the best multiplier found."""
         w, m = self.nearest(p, 0.0, 1.0)
         return p @ w - self.phi_at(w) - m / 2 * (np.sum((w - self.centre) ** 2) - self.radius**2)
 
     def nearest(self, p: np.ndarray, a: float, weight: float) -> tuple[np.ndarray, float]:
-        """The point of the ball that minimises a/2 ‖w‖² - ⟨p, w⟩ + weight φ(w), and the ball's multiplier m.
+        """Return the minimiser of a/2 ‖w‖² - ⟨p, w⟩ + weight φ(w) on the ball, and the multiplier m.
 
-        The distance of prox_{weight φ/(a + m)}((p + m centre)/(a + m)) from the centre falls in m.
+        m is found by bisection, since prox_{weight φ/(a + m)}((p + m centre)/(a + m)) approaches the centre
+        as m increases.
         """
 
         def at(m):
@@ -148,25 +153,25 @@ class _Ball:
 
 
 def maximize_on_ball(Q: np.ndarray, c: np.ndarray, radius: float) -> tuple[float, np.ndarray]:
-    """max of cᵀv + vᵀQv/2 over ‖v‖ ≤ radius, and a v ``[d]`` that attains it.
+    """Return the maximum of cᵀv + vᵀQv/2 over ‖v‖ ≤ radius, and a maximiser ``[d]``.
 
     v is a maximiser if and only if (mI - Q) v = c for some m ≥ 0 with mI - Q ⪰ 0, and m = 0 or ‖v‖ = radius
-    (Moré & Sorensen 1983). In the eigenbasis of Q the norm of that v falls in m, which is found by Newton's
-    method; where even the least m leaves ‖v‖ below the radius although it is not 0 (the hard case), the rest
-    is filled up along the leading eigenvector.
+    (Moré & Sorensen 1983). The norm of v decreases in m, so Newton's method finds m in the eigenbasis of Q.
+    In the hard case, where ‖v‖ < radius for the smallest m > 0, a multiple of the leading eigenvector is
+    added.
 
     Args:
-        Q: symmetric ``[d, d]``, of any signature.
+        Q: a symmetric matrix ``[d, d]``.
         c: ``[d]``.
-        radius: > 0.
+        radius: a positive number.
 
     Raises:
-        ValueError: shapes that do not fit, an asymmetric or non-finite Q, or a radius that is not positive.
+        ValueError: inconsistent shapes, an asymmetric or non-finite Q, or a radius that is not positive.
     """
     Q, c = _checked(Q, c, radius)
     q, U = np.linalg.eigh(Q)
     beta = U.T @ c
-    # Components below eps² are rounding of 0: dropped, they change the value by less than its last bit.
+    # Components below eps² are rounding errors; dropping them changes the value by less than its last bit.
     beta[np.abs(beta) <= np.finfo(float).eps ** 2 * np.abs(beta).max(initial=0.0)] = 0.0
     least = max(0.0, q[-1])
     gap, active = least - q, beta != 0  # the gap of a positive leading eigenvalue is exactly 0
@@ -174,19 +179,19 @@ def maximize_on_ball(Q: np.ndarray, c: np.ndarray, radius: float) -> tuple[float
     v = np.zeros_like(beta)
     v[active] = beta[active] / (gap[active] + excess)
     if least > 0 and excess == 0:
-        v[-1] += np.sqrt(max(0.0, radius**2 - v @ v))  # the hard case; v[-1] is 0 before
+        v[-1] += np.sqrt(max(0.0, radius**2 - v @ v))  # the hard case, in which v[-1] is 0
     return float(beta @ v + v @ (q * v) / 2), U @ v
 
 
 def _secular(beta: np.ndarray, gap: np.ndarray, radius: float) -> float:
-    """The least s ≥ 0 with ‖β / (gap + s)‖ ≤ radius; all β are nonzero."""
+    """Return the least s ≥ 0 with ‖β / (gap + s)‖ ≤ radius; all β are nonzero."""
     if not len(beta):
         return 0.0
     s = max(0.0, float((np.abs(beta) / radius - gap).max()))  # no component may exceed the radius
     for _ in range(NEWTON_STEPS):
         v = beta / (gap + s)
         norm = np.linalg.norm(v)
-        # 1 / ‖v(s)‖ is concave in s, so that its tangent never oversteps the root.
+        # 1 / ‖v(s)‖ is concave in s, so a Newton step does not pass the root.
         step = (norm / radius - 1) * norm**2 / (v @ (v / (gap + s)))
         if step <= 2 * np.finfo(float).eps * s or step <= 0:
             return s
@@ -204,7 +209,5 @@ def _checked(Q, c, radius: float) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"radius must be positive, got {radius}")
     skew = np.abs(Q - Q.T).max(initial=0.0)
     if skew > 1e-12 * np.abs(Q).max(initial=0.0):
-        raise ValueError(
-            f"Q must be symmetric, its entries differ from the transposed ones by up to {skew:g}"
-        )
+        raise ValueError(f"Q must be symmetric, but its entries differ from those of Qᵀ by up to {skew:g}")
     return Q, c

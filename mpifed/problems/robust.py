@@ -1,9 +1,9 @@
 """Robust training of a network against one perturbation of all images (Huang et al. 2024, section 6.3).
 
-Readings. The paper squares the difference of the network's output and the label and reports a test accuracy:
-here the network has one output a class, the label is one-hot, and squares are summed over the classes. The
-sum over a client's samples is a mean, so that step sizes do not depend on the amount of data. One ν serves
-all samples and clients; it starts at 0.
+Interpretation of the paper: It squares the difference of the network's output and the label, and reports a
+test accuracy. Here the network has one output per class, labels are one-hot, and squares are summed over the
+classes. The loss is the mean over a client's samples instead of the sum, so step sizes do not depend on the
+amount of data. All samples and clients share one ν, which starts at 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["RobustRegression"]
 class RobustRegression(LabelledImages, Minimax):
     """min over w, max over ‖ν‖ ≤ radius of the mean of ‖h(w; image + ν) - one-hot label‖².
 
-    x holds the network's parameters w, y the perturbation ν of an image's shape.
+    x contains the network's parameters w; y is the perturbation ν, which has the shape of an image.
     """
 
     model: Model = Field(default=MLP(), description="network h")
@@ -40,14 +40,14 @@ class RobustRegression(LabelledImages, Minimax):
 
     @property
     def sets(self) -> Sets:
-        """The ball of ν."""
+        """The ball that contains ν."""
         return Sets(y=Ball(self.radius))
 
     def variables(self) -> Blocks:
         return Blocks(x=self._shapes, y={"nu": self._images.shape})
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Images ``[n, c, h, w]`` and one-hot labels ``[n, classes]``."""
+        """Return images ``[n, c, h, w]`` and one-hot labels ``[n, classes]``."""
         images, labels = super().client_data(client)
         return images, F.one_hot(labels, self._images.classes).double()
 
@@ -56,11 +56,10 @@ class RobustRegression(LabelledImages, Minimax):
         return ((self.model(x, images + y["nu"]) - targets) ** 2).sum(dim=1).mean()
 
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
-        """The network's outputs for clean images, then for perturbed ones: ``[n, 2 classes]``."""
+        """Return the network's outputs for clean and then for perturbed images, ``[n, 2 classes]``."""
         return torch.cat([self.scores(x, rows), self.scores(x, rows, y["nu"])], dim=1)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """Share of test images classified rightly: ``accuracy`` clean, ``perturbed_accuracy`` at the point's
-        ν."""
+        """Return the accuracies on clean and perturbed test images, ``accuracy``, ``perturbed_accuracy``."""
         clean, perturbed = (self.accuracies(part)[0] for part in predictions.chunk(2, dim=1))
         return {"accuracy": clean, "perturbed_accuracy": perturbed}

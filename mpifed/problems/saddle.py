@@ -1,5 +1,4 @@
-"""The synthetic saddle problem of Huang et al. 2024, section 6.1: quadratic clients, all solutions in closed
-form."""
+"""Quadratic saddle problem with solutions in closed form (Huang et al. 2024, section 6.1)."""
 
 from __future__ import annotations
 
@@ -19,20 +18,19 @@ __all__ = ["Saddle"]
 
 @problem_settings
 class Saddle(Minimax):
-    """f^k(x, y) = (τ/2)‖x‖² - (‖y‖²/2 - b_kᵀy + yᵀA_k x) with A_k = t_k I, t_k ~ U(0, t_max), b'_k ~ N(0, s²
-    I).
+    """f^k(x, y) = (τ/2)‖x‖² - (‖y‖²/2 - b_kᵀy + yᵀA_k x) with A_k = t_k I.
 
-    b_k is b'_k, less the clients' mean where ``centred``, which puts the saddle point at 0. The gradients are
-    exact; noise is an option of the oracle. A client's t_k and b'_k depend on the seed and its number k
-    alone.
+    t_k ~ U(0, t_max) and b'_k ~ N(0, s² I) depend only on the seed and the client's number k. b_k is b'_k,
+    minus the mean over the clients if ``centred``, so that the saddle point is 0. Gradients are exact; the
+    setting ``oracle.noise`` adds noise.
     """
 
     d: int = Field(default=10, ge=1, description="dimension of x and of y")
     clients: int = Field(default=20, ge=1, description="number of clients")
     tau: float = Field(default=10.0, gt=0, description="strong convexity τ in x")
     s: float = Field(default=1.0, ge=0, description="heterogeneity: standard deviation of b'")
-    t_max: float = Field(default=0.1, ge=0, description="upper end of the couplings t_k")
-    centred: bool = Field(default=True, description="subtract the clients' mean from b'")
+    t_max: float = Field(default=0.1, ge=0, description="maximum of the couplings t_k")
+    centred: bool = Field(default=True, description="subtract the mean over the clients from b'")
     start: Literal["normal", "zero"] = Field(
         default="normal", description="starting point: standard normal, or 0"
     )
@@ -60,21 +58,19 @@ class Saddle(Minimax):
         return {block: torch.from_numpy(rng.standard_normal(self.d)) for block in "xy"}
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """One row: t_k ``[1]`` and b_k ``[1, d]``."""
+        """Return one row: t_k ``[1]`` and b_k ``[1, d]``."""
         return torch.from_numpy(self._t[client : client + 1]), torch.from_numpy(self._b[client : client + 1])
 
     def client_size(self, client: int) -> int:
         return 1
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor, batch: tuple) -> tuple[torch.Tensor, torch.Tensor]:
-        """∇_x f^k = τx - t_k y and ∇_y f^k = b_k - y - t_k x; all rows of a batch are the client's only
-        one."""
+        """Return τx - t_k y and b_k - y - t_k x. All rows of a batch are the client's only row."""
         t, b = batch[0].narrow(1, 0, 1), batch[1].select(1, 0)
         return self.tau * x - t * y, b - y - t * x
 
     def constants(self) -> dict[str, float]:
-        """``L``, the largest spectral norm of a client's Hessian ((τ, -t), (-t, -1)), ``mu`` = 1, ``sigma`` =
-        0."""
+        """Return ``L``, the largest norm of a Hessian ((τ, -t), (-t, -1)), ``mu`` = 1 and ``sigma`` = 0."""
         t, gap = self._t.max(), self.tau - 1
         return {"L": float((abs(gap) + np.hypot(self.tau + 1, 2 * t)) / 2), "mu": 1.0, "sigma": 0.0}
 
@@ -86,14 +82,15 @@ class Saddle(Minimax):
         return torch.from_numpy(x), torch.from_numpy(b - t * x)
 
     def best_response(self, x: Named) -> torch.Tensor:
-        """y*(x) = b̄ - t̄ x, ``[d]`` float64, of the clients' mean."""
+        """Return y*(x) = b̄ - t̄ x of the mean over the clients, ``[d]`` float64."""
         return torch.from_numpy(self._b.mean(axis=0) - self._t.mean() * x["x"].cpu().double().numpy())
 
     def local_gda_limit(self, eta_x: float, eta_y: float, q: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where noise-free Local-GDA with q local steps a round ends, (x, y), each ``[d]`` float64.
+        """Return the limit (x, y) of noise-free Local-GDA with q local steps per round, ``[d]`` float64.
 
-        Per coordinate the field of client k is H_k z - (0, b_k) with zero z_k*, so q steps with D = diag(η_x,
-        η_y) take z to P_k z + (I - P_k) z_k*, P_k = (I - D H_k)^q, and averaging has one fixed point.
+        In each coordinate the operator of client k is H_k z - (0, b_k), with the zero z_k*. Hence q steps
+        with D = diag(η_x, η_y) map z to P_k z + (I - P_k) z_k*, P_k = (I - D H_k)^q, whose average over the
+        clients has one fixed point.
         """
         eye, one = np.eye(2), np.ones_like(self._t)
         H = np.stack([self.tau * one, -self._t, self._t, one], axis=1).reshape(-1, 2, 2)

@@ -1,4 +1,4 @@
-"""Meta-learning of sinusoids (Huang n.d., eq. 2, with the tasks of Finn et al., 2017)."""
+"""Meta-learning of sinusoids (Huang n.d., eq. 2, with the tasks of Finn et al. 2017)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,18 @@ GRID = 100
 
 @problem_settings
 class SinusoidMAML(NetworkMAML):
-    """min over x of (1/N) Σ_n f_n(x - η ∇f_n(x)), f_n the mean squared error of a network on client n's
-    sinusoid.
+    """min over x of (1/N) Σ_n f_n(x - η ∇f_n(x)), with the mean squared error f_n on client n's sinusoid.
 
-    Client n has the task a sin(t - b) with a uniform in (0.1, 5) and b in (0, π), and rows (t, a sin(t - b))
-    with t uniform in (-5, 5). The metrics are errors on held-out tasks of the same distribution before and
-    after one step on a few rows.
+    The task of client n is a sin(t - b) with a uniform in (0.1, 5) and b in (0, π). Its rows are (t, a sin(t
+    - b)) with t uniform in (-5, 5). Metrics are errors on held-out tasks of the same distribution before and
+    after one step on ``shots`` rows.
     """
 
-    model: Model = Field(
-        default=MLP(hidden=(40, 40)), description="network, of one number and with one output"
-    )
+    model: Model = Field(default=MLP(hidden=(40, 40)), description="network with one input and one output")
     clients: int = Field(default=10, ge=1, description="number of clients, each with one task")
-    samples: int = Field(default=100, ge=1, description="rows of a client")
+    samples: int = Field(default=100, ge=1, description="number of rows per client")
     eta: float = Field(default=0.01, ge=0, description="step size η of the adaptation to a task")
-    shots: int = Field(default=10, ge=1, description="rows of a held-out task to adapt to")
+    shots: int = Field(default=10, ge=1, description="number of rows for the adaptation to a held-out task")
     tests: int = Field(default=100, ge=1, description="number of held-out tasks")
 
     source = "Huang n.d., eq. 2; tasks of Finn et al. 2017"
@@ -50,7 +47,7 @@ class SinusoidMAML(NetworkMAML):
         """Create the tasks and their rows, which depend only on the seed and the client's number.
 
         Raises:
-            ValueError: the model does not take single numbers.
+            ValueError: the model does not accept samples with one feature.
         """
         self._shapes = self.model.shapes((1,), outputs=1)
         self._inputs, self._targets = _rows(Stream(seed, "sinusoid", np.arange(self.clients)), self.samples)[
@@ -61,7 +58,7 @@ class SinusoidMAML(NetworkMAML):
         self.test_rows = self.tests
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Inputs and targets, ``[n, 1]`` each."""
+        """Return inputs and targets, each ``[n, 1]``."""
         return self._inputs[client], self._targets[client]
 
     def client_size(self, client: int) -> int:
@@ -72,7 +69,7 @@ class SinusoidMAML(NetworkMAML):
         return ((self.model(x, inputs) - targets) ** 2).mean()
 
     def predict(self, x: Named, rows: slice) -> torch.Tensor:
-        """Errors on the curves of held-out tasks before and after one step on their rows, ``[n, 2]``."""
+        """Return the errors on held-out tasks before and after one step on their rows, ``[n, 2]``."""
         like = next(iter(x.values()))
 
         def errors(support, query):
@@ -84,15 +81,16 @@ class SinusoidMAML(NetworkMAML):
         return torch.func.vmap(errors)(support, query)
 
     def metrics(self, x: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``objective`` F and ``grad_norm`` ‖∇F‖ on the clients' rows; mean squared errors of held-out tasks,
-        ``test_error`` as they come and ``adapted_error`` after one step."""
+        """Return ``objective`` F and ``grad_norm`` ‖∇F‖ on the clients' rows, and errors on held-out tasks.
+
+        ``test_error`` is the mean squared error before one step, and ``adapted_error`` after it.
+        """
         before, after = predictions.mean(dim=0).tolist()
         return {**self.exact(x), "test_error": before, "adapted_error": after}
 
 
 def _rows(stream: Stream, rows: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-    """Inputs and targets of each task of a stream, ``[tasks, rows, 1]``, at random places and then on the
-    grid."""
+    """Return inputs and targets of each task, ``[tasks, rows, 1]``, at random points and on the grid."""
     amplitude, phase = 0.1 + 4.9 * stream.uniform(1), math.pi * stream.uniform(1)
     places = (
         10 * stream.uniform(rows) - 5,

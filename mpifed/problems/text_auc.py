@@ -1,9 +1,9 @@
 """Deep AUC maximisation on texts (Zhang & Gao n.d., section 5).
 
-Readings. The paper has a two-layer recurrent network with two outputs and one prediction h: the positive
-output less the negative one, so that ``score = "sigmoid"`` makes h the softmax probability of the positive
-class. Texts are cut to the first ``length`` words that have a vector, and words without one are left out.
-Vectors stay fixed.
+Interpretation of the paper: It uses a two-layer recurrent network with two outputs and one prediction h. Here
+h is the positive minus the negative output, so with ``score = "sigmoid"`` it is the softmax probability of
+the positive class. Words without a vector are left out, and texts are cut to the first ``length`` words. The
+vectors are not trained.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from mpifed.problems.auc import AUC
 
 __all__ = ["TextAUC"]
 
-#: Number of test texts scored at once, which bounds the memory of an evaluation.
+#: Number of test texts that are scored at once, which limits the memory of an evaluation.
 CHUNK = 64
 
 
 class _Numbers:
-    """Texts indexed by rows: the row of each word in the table of vectors ``[n, length]``, int64, padded with
-    zeros."""
+    """Texts as the rows of their words in the table of vectors, int64 ``[n, length]``, padded with 0."""
 
     def __init__(self, stored: np.ndarray):
         self._stored = stored
@@ -39,33 +38,31 @@ class _Numbers:
 
 @problem_settings
 class TextAUC(AUC):
-    """The minimax problem of DeepAUC for texts, whose words are vectors that a recurrent network reads in
-    order.
+    """The minimax problem of DeepAUC for texts that a recurrent network reads as sequences of word vectors.
 
-    Clients store numbers of words; all share one table of vectors.
+    Clients store row numbers of words; one table of vectors is shared.
     """
 
     dataset: TextDataset = Field(
         description='set of texts: a name, a table "texts", or a user-defined function'
     )
     model: SequenceModel = Field(default=RNN(), description="network h, with two outputs")
-    length: int = Field(default=40, ge=1, description="words of a text that count")
+    length: int = Field(default=40, ge=1, description="maximum number of words of a text")
     vectors: str = Field(
         default="auto",
-        description="file of word vectors; random: a random one a word; auto: googlenews300_small_f16.npz, "
-        "or random without it",
+        description="file of word vectors; random: one random vector per word; auto: the file "
+        "googlenews300_small_f16.npz, or random if it does not exist",
     )
-    dimension: int = Field(default=300, ge=1, description="numbers of a random vector")
+    dimension: int = Field(default=300, ge=1, description="dimension of random vectors")
 
     source = "Zhang & Gao n.d., section 5"
     cites = ("zhang_nd_fednsgdam",)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
-        """Read the texts and the vectors of their words, thin and partition them. The vectors do not depend
-        on the seed.
+        """Read and partition the texts, and read the word vectors, which do not depend on the seed.
 
         Raises:
-            ValueError: the data and the partition do not fit together, or a file is missing.
+            ValueError: data and partition are inconsistent, or a file is missing.
         """
         texts = read(self.dataset, data_dir)
         vocabulary: dict[str, str] = {}  # each word is stored once
@@ -89,7 +86,7 @@ class TextAUC(AUC):
         return ["negative", "positive"]
 
     def outputs(self, x: Named, samples: torch.Tensor) -> torch.Tensor:
-        """The positive output less the negative one."""
+        """Return the positive minus the negative output, ``[b]``."""
         if samples.device not in self._placed:
             self._placed[samples.device] = self._table.to(samples.device)
         vectors = self._placed[samples.device][samples].to(x["a"].dtype)
@@ -98,6 +95,6 @@ class TextAUC(AUC):
 
     @torch.no_grad()
     def predict(self, x: Named, y: Named, rows: slice) -> torch.Tensor:
-        """The outputs of the test texts ``rows``, ``[n]``."""
-        chunks = self._held[rows].split(CHUNK)
-        return torch.cat([self.outputs(x, chunk.to(x["a"].device)) for chunk in chunks])
+        """Return the outputs for the test texts ``rows``, ``[n]``."""
+        chunks = self._held_on(rows, x["a"].device, size=CHUNK)
+        return torch.cat([self.outputs(x, chunk) for chunk in chunks])

@@ -1,11 +1,11 @@
 """The regularised one-dimensional Wasserstein GAN of Shen et al. 2024, section 4.1.
 
-Objective and optimum are in closed form, both for the distribution and for a fixed set of pairs.
+Objective and optimum are known in closed form, for the distribution and for a fixed set of pairs.
 
-Readings. The paper fixes 10,000 pairs (z, μ̂ + σ̂ z) and divides them evenly among ten clients: ``samples =
-1000``. By default every batch is drawn from that distribution. A pair shares its z, so at the optimum the
-gradients of identical clients have no noise; ``latent = "fresh"`` draws the generator's z independently of
-the real data, as a GAN would. The paper does not state the start.
+Interpretation of the paper: It uses 10,000 fixed pairs (z, μ̂ + σ̂ z), divided evenly among ten clients:
+``samples = 1000``. By default, batches are drawn from the distribution instead. Real data and generator share
+the z of a pair, so the gradients of identical clients have no noise at the optimum; ``latent = "fresh"``
+draws the generator's z independently, as in a GAN. The paper does not state the starting point.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ __all__ = ["WGAN"]
 class WGAN(Minimax):
     """min over (μ, σ), max over φ of E[D(x_real) - D(μ + σz)] - λ‖φ‖² with D(x) = φ_1 x + φ_2 x².
 
-    x holds the generator's μ and σ, y the discriminator's φ. The real data of client k is N(μ_k, σ̂²) with
-    μ_k ~ N(μ̂, s²), the same for all clients where s = 0. Pairs of real data and z are drawn as they are
-    needed, or once, ``samples`` a client.
+    x contains the generator's μ and σ; y is the discriminator's φ. The real data of client k are N(μ_k, σ̂²)
+    with μ_k ~ N(μ̂, s²). Pairs of real data and z are drawn for every batch, or ``samples`` per client once.
     """
 
     clients: int = Field(default=10, ge=1, description="number of clients")
     lam: float = Field(
-        default=0.01, gt=0, description="regularisation λ of φ; Shen et al. 2024 takes .001, .005, .01"
+        default=0.01, gt=0, description="regularisation λ of φ; Shen et al. 2024 use .001, .005, .01"
     )
     mean: float = Field(default=0.0, description="mean μ̂ of the real data")
     std: float = Field(default=0.1, gt=0, description="standard deviation σ̂ of each client's real data")
@@ -44,7 +43,7 @@ class WGAN(Minimax):
     )
     latent: Literal["paired", "fresh"] = Field(
         default="paired",
-        description="z of the generator: that of the real datum, or an independent one",
+        description="z of the generator: the z of the real datum, or an independent z",
     )
     samples: int = Field(
         default=0,
@@ -57,21 +56,21 @@ class WGAN(Minimax):
 
     def __post_init__(self):
         if self.clients * self.samples == 1:
-            raise ValueError("samples: expected 2 pairs and more of all clients, whose z has a spread, got 1")
+            raise ValueError("clients * samples: expected at least 2 pairs, whose z differ, got 1")
 
     def footprint(self) -> int:
-        means = 2 * BYTES_A_DRAW * self.clients  # of a number alone, twice as many
+        means = 2 * BYTES_A_DRAW * self.clients  # twice as many for single numbers
         return max(means, BYTES_A_DRAW * self.clients * self.samples)
 
     def prepare(self, seed: int, data_dir: str | None = None) -> None:
         numbers = np.arange(self.clients)
         self._means = self.mean + self.s * Stream(seed, "wgan", numbers).normal()[:, 0]
-        self._law = float(self._means.mean()), float(np.hypot(self.std, self._means.std()))
-        self._latent = 0.0, 1.0
+        self._real_moments = float(self._means.mean()), float(np.hypot(self.std, self._means.std()))
+        self._z_moments = 0.0, 1.0
         if self.samples:
             held = self._pairs(Stream(seed, "wgan pairs", numbers), self.samples)
             self._real, self._z = (torch.from_numpy(column[:, 0]) for column in held)
-            self._law, self._latent = (
+            self._real_moments, self._z_moments = (
                 (float(column.mean()), float(column.std(correction=0))) for column in (self._real, self._z)
             )
 
@@ -79,7 +78,7 @@ class WGAN(Minimax):
         return Blocks(x={"mu": (1,), "sigma": (1,)}, y={"phi": (2,)})
 
     def initial(self, rng: np.random.Generator) -> dict[str, torch.Tensor]:
-        """Standard normal μ and φ, and σ the absolute value of a standard normal number."""
+        """Return standard normal μ and φ, and the absolute value of a standard normal number as σ."""
         mu, sigma, *phi = rng.standard_normal(4)
         return {
             "x": torch.tensor([mu, abs(sigma)], dtype=torch.float64),
@@ -87,20 +86,22 @@ class WGAN(Minimax):
         }
 
     def client_data(self, client: int) -> tuple[torch.Tensor, ...]:
-        """Real data and latent z ``[samples]``, empty if every batch is drawn."""
+        """Return real data and z, each ``[samples]``, or an empty tuple if every batch is drawn."""
         return (self._real[client], self._z[client]) if self.samples else ()
 
     def client_size(self, client: int) -> int:
-        """``samples``, or 1 if clients draw their batches: all clients have equal weight."""
+        """Return ``samples``, or 1 if every batch is drawn: all clients have equal weights."""
         return max(1, self.samples)
 
     def draw(self, stream: Stream, size: int) -> tuple[np.ndarray, ...] | None:
-        """Real data and latent z, each ``[C, count, size]``; ``None`` where clients hold them."""
+        """Return real data and z, each ``[C, count, size]``, or ``None`` if the pairs are fixed."""
         return None if self.samples else self._pairs(stream, size)
 
     def full_batch(self, client: int) -> tuple[torch.Tensor, ...] | None:
-        """Two pairs with the moments of the law, z = ±1, if every batch is drawn: the objective is a
-        polynomial of the second degree in real data and z."""
+        """Return two pairs, z = ±1, if every batch is drawn.
+
+        They have the moments of the distribution that the objective, a quadratic polynomial, depends on.
+        """
         if self.samples:
             return None
         z = torch.tensor([1.0, -1.0], dtype=torch.float64)
@@ -127,37 +128,42 @@ class WGAN(Minimax):
         return gx, gy - 2 * self.lam * y
 
     def optimum(self, sign: int = 1) -> tuple[float, float]:
-        """μ* and σ* of the given sign, where the generator has the mean and the spread of the real data of
-        all clients; at an optimum φ* = 0."""
-        (mean, std), (centre, scale) = self._law, self._latent
+        """Return μ* and σ* with the given sign; φ* is 0.
+
+        The generator then has the mean and the standard deviation of all real data.
+        """
+        (mean, std), (centre, scale) = self._real_moments, self._z_moments
         sigma = sign * std / scale
         return mean - sigma * centre, sigma
 
     def gaps(self, x: Named) -> tuple[float, float]:
-        """First and second moment of the pooled real data, less those of the generator at ``x``: of the
-        pairs that clients hold, or expected ones."""
-        (mean, std), (own, spread) = self._law, self._generated(x)
+        """Return the first two moments of all real data minus those of the generator at ``x``.
+
+        They are moments of the fixed pairs, or expectations.
+        """
+        (mean, std), (own, spread) = self._real_moments, self._generated(x)
         return mean - own, mean**2 + std**2 - own**2 - spread**2
 
     def _generated(self, x: Named) -> tuple[float, float]:
-        """Mean of μ + σz, and its standard deviation with the sign of σ."""
-        (centre, scale), sigma = self._latent, float(x["sigma"])
+        """Return the mean of μ + σz, and its standard deviation with the sign of σ."""
+        (centre, scale), sigma = self._z_moments, float(x["sigma"])
         return float(x["mu"]) + sigma * centre, sigma * scale
 
     def best_response(self, x: Named) -> torch.Tensor:
-        """φ*(x) = gaps / 2λ, ``[2]`` float64, where f = φ·gaps - λ‖φ‖² is largest."""
+        """Return φ*(x) = gaps / 2λ, the maximiser of f = φ·gaps - λ‖φ‖², ``[2]`` float64."""
         return torch.tensor(self.gaps(x), dtype=torch.float64) / (2 * self.lam)
 
     def metrics(self, x: Named, y: Named, predictions: torch.Tensor | None) -> dict[str, float]:
-        """``squared_distance``: the metric of Shen et al. 2024, (μ - μ*)² + (σ - σ*)², from the optimum with
-        the sign of σ, as -σ generates what σ does.
+        """Return ``squared_distance`` and ``grad_norm``.
 
-        ``grad_norm``: ‖∇Φ‖ for Φ(x) = max_φ f = ‖gaps‖²/4λ, by Danskin's theorem the gradient in x of
-        -(φ_1* m + φ_2* (m² + v²)) with the generator's mean m and deviation v.
+        ``squared_distance`` is the metric of Shen et al. 2024, (μ - μ*)² + (σ - σ*)², where σ* has the sign
+        of σ, because σ and -σ generate the same distribution. ``grad_norm`` is ‖∇Φ‖ for Φ(x) = max_φ f =
+        ‖gaps‖²/4λ. By Danskin's theorem, ∇Φ is the gradient in x of -(φ_1* m + φ_2* (m² + v²)) with the
+        generator's mean m and standard deviation v.
         """
         mu, sigma = float(x["mu"]), float(x["sigma"])
         mean, std = self.optimum(-1 if sigma < 0 else 1)
-        (centre, scale), (own, spread) = self._latent, self._generated(x)
+        (centre, scale), (own, spread) = self._z_moments, self._generated(x)
         first, second = self.best_response(x).tolist()
         slope = first + 2 * own * second
         return {

@@ -1,7 +1,7 @@
-"""Theory as code: the step sizes that theorems prescribe and the bounds that they give, by name.
+"""Step sizes that theorems prescribe, and the bounds that they guarantee.
 
-One file a paper. Every statement is a function of the constants of its assumptions; larger constants than
-need be leave it true. :func:`prescribe` takes a name of :data:`THEOREMS`.
+There is one file per paper. A theorem is a function of the constants in its assumptions, and remains valid
+for larger constants. :func:`prescribe` takes a name in :data:`THEOREMS`.
 """
 
 from mpifed.theory import composition, huang, shen, wang_kale, zhang_gao

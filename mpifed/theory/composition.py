@@ -1,16 +1,16 @@
-"""Huang n.d. on federated compositional problems: Theorems 1 (AdaMFCGD) and 2 (MFCGD).
+"""Theorems 1 (AdaMFCGD) and 2 (MFCGD) of Huang n.d. on federated compositional problems.
 
-The constants:
+Constants:
 
-* ``L_f``, ``L_g``, Lipschitz moduli of the samples' outer gradients and inner Jacobians, ``C_f``, ``C_g``,
-  bounds on them;
-* ``sigma``, the standard deviation of values, Jacobians and outer gradients; ``delta_f``, ``delta_g``, bounds
-  on the differences of two clients' f and g;
-* ``q`` steps per round, ``T`` steps in all; ``gap`` = F(x_1) - inf F.
+* ``L_f``, ``L_g``: Lipschitz constants of the outer gradients and inner Jacobians of samples; ``C_f``,
+  ``C_g``: bounds of their norms.
+* ``sigma``: standard deviation of inner values, Jacobians and outer gradients; ``delta_f``, ``delta_g``:
+  bounds of the differences between two clients' f and g.
+* ``q`` steps per round, ``T`` steps in total, ``gap`` = F(x_1) - inf F.
 
-The conditions are those of the restatement with the proof, (75), as are G and δ̂. They leave an interval of γ,
-which may be empty; the γ in it with the least bound is taken, with the least c_1, c_2, c_3 and n. ``k`` is
-free.
+The conditions, G and δ̂ are those of the restatement with the proof, (75). The conditions allow an interval
+of γ, which may be empty. γ is chosen to minimise the bound, with the smallest c_1, c_2, c_3 and n. ``k`` is a
+free parameter.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from mpifed.theory.prescription import theorem
 __all__ = ["theorem_1", "theorem_2"]
 
 _MEAN = dict(of="mean over the steps of E‖∇F(x)‖", letters={"q": "local_steps", "T": "steps"})
-#: Values of γ that are tried, evenly in its logarithm, over so many powers of ten below its largest.
+#: Number of values of γ that are tried, evenly spaced in log γ, and powers of ten below the largest.
 _TRIED, _POWERS = 2000, 8
 
 
 class _Constants(NamedTuple):
-    """The constants of a problem, and the ρ of A_t ⪰ ρI."""
+    """Constants of a problem, and ρ of A_t ⪰ ρI."""
 
     L_f: float
     L_g: float
@@ -53,13 +53,13 @@ def theorem_1(
     L_f: float, L_g: float, C_f: float, C_g: float, sigma: float, delta_f: float, delta_g: float, q: float,
     T: float, gap: float, A: float, rho: float = 1, k: float = 1,
 ):  # fmt: skip
-    """AdaMFCGD (Theorem 1, (14)): A_t ⪰ ρI, and the root of the mean of ‖A_t‖² is at most ``A``."""
+    """AdaMFCGD (Theorem 1, (14)): A_t ⪰ ρI, and the root mean square of ‖A_t‖ is at most ``A``."""
     of = _Constants(L_f, L_g, C_f, C_g, q, rho)
     largest = 3 * rho * q * of.S / (4 * of.W)
     tried = (largest * 10 ** (-_POWERS * step / _TRIED) for step in range(_TRIED))
     weights = {gamma: found for gamma in tried if (found := _weights(of, gamma, k))}
     if not weights:
-        raise ValueError(f"the conditions leave no gamma for q = {q}: a larger q may do")
+        raise ValueError(f"the conditions allow no gamma for q = {q}: try a larger q")
     smooth = (2 * (C_f * L_g) ** 2 + 2 * (C_g**2 * L_f) ** 2) ** 0.5
 
     def least_n(gamma: float) -> float:
@@ -96,9 +96,9 @@ def theorem_2(
 
 
 def _weights(of: _Constants, gamma: float, k: float) -> tuple[float, float, float] | None:
-    """The least (c_1, c_2, c_3) for a γ, ``None`` where its conditions cannot be met.
+    """Return the smallest (c_1, c_2, c_3) for a γ, ``None`` if its conditions cannot be satisfied.
 
-    B has c_1² in it, so that the least c_1 = 2 / (3 k³) + B is the smaller root of a quadratic.
+    Since B contains c_1², the smallest c_1 = 2 / (3 k³) + B is the smaller root of a quadratic equation.
     """
     L_f, L_g, C_f, C_g, q, rho = of
     S = of.S

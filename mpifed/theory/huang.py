@@ -1,20 +1,20 @@
-"""Huang et al. 2024 on federated minimax problems: Theorems 1 (AdaFGDA) and 2 (FGDA).
+"""Theorems 1 (AdaFGDA) and 2 (FGDA) of Huang et al. 2024 on federated minimax problems.
 
-The constants:
+Constants:
 
-* ``L``, the smoothness L_f of the clients' functions, and ``mu``, the PL constant of the mean f in y;
-* ``sigma``, the noise's standard deviation; ``delta_x`` and ``delta_y``, bounds on the differences of two
-  clients' gradients;
-* ``K`` clients, ``q`` steps per round, ``T`` steps in all;
+* ``L``: smoothness L_f of the clients' functions; ``mu``: PL constant of the mean f in y.
+* ``sigma``: standard deviation of the noise; ``delta_x``, ``delta_y``: bounds of the differences between two
+  clients' gradients.
+* ``K`` clients, ``q`` steps per round, ``T`` steps in total.
 * ``gap`` = F(x_1) - inf F with F = max_y f, and ``inner`` = F(x_1) - f(x_1, y_1).
 
-Of the parameters that the conditions leave free, ``n`` and ``lam`` (λ) may be given; λ is as large as it may
-be, c_1 and c_2 as small, m as small, γ as large. Lemma 11 averages the estimators after the step of a
+``n`` and ``lam`` (λ) are free parameters. λ is as large as the conditions allow by default, c_1, c_2 and m
+are as small as possible, and γ as large. Lemma 11 averages the estimators after the step of a
 synchronisation, which is ``sync_estimator = "mean_after"``.
 
-Corrected: units make c_1² + c_2² ≤ 12⁴ λ⁴ q² L_f⁴ of the printed L_f²; η_0 = n (K/m)^(1/3), so that the
-conditions which say η_0 ≤ 1, γ ≤ 1 / (4 L η_0) and λ ≤ 1 / (4 L_f η_0) have a K^(1/3) that the print lacks;
-the logarithm of G is ln(m + T).
+Corrections: c_1² + c_2² ≤ 12⁴ λ⁴ q² L_f⁴ instead of L_f², because of the units. η_0 = n (K/m)^(1/3), so that
+the conditions η_0 ≤ 1, γ ≤ 1 / (4 L η_0) and λ ≤ 1 / (4 L_f η_0) contain a factor K^(1/3) that is missing in
+the paper. The logarithm in G is ln(m + T).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def theorem_1(
 ):  # fmt: skip
     """AdaFGDA (Theorem 1, (10)), the conditions as in its restatement, (58).
 
-    The matrices satisfy A_t ⪰ ρI, ρ_u I ⪰ B_t ⪰ ρI and the root of the mean of ‖A_t‖² is at most ``A``; ρ is
-    at most 1 and ρ_u at most 135 / (64 ρ²).
+    The matrices satisfy A_t ⪰ ρI and ρ_u I ⪰ B_t ⪰ ρI, and the root mean square of ‖A_t‖ is at most ``A``,
+    with ρ ≤ 1 and ρ_u ≤ 135 / (64 ρ²).
     """
     if not 0 < rho <= 1 or not 0 < rho_u <= 135 / (64 * rho**2):
         raise ValueError(
@@ -70,14 +70,14 @@ def theorem_1(
 def _weights(
     L: float, mu: float, K: float, q: float, rho: float, rho_u: float, n: float, lam: float
 ) -> tuple[float, float]:
-    """The least c_1, c_2."""
+    """Return the smallest c_1 and c_2."""
     least = 2 / (3 * n**3 * K)
     c1, c2 = least + 9 * rho_u * (L / mu) ** 2 / (2 * rho), least + 4.5
     most = (12 * lam * L / rho) ** 4 * q**2
     if c1**2 + c2**2 > most:
         raise ValueError(
             f"the conditions require c_1^2 + c_2^2 = {c1**2 + c2**2:.4g} <= (12 lam L / rho)^4 q^2 = "
-            f"{most:.4g}: a larger q may do"
+            f"{most:.4g}: try a larger q"
         )
     return c1, c2
 
@@ -85,7 +85,7 @@ def _weights(
 def _step(
     L: float, mu: float, K: float, rho: float, rho_u: float, lam: float, Lambda: float, eta_0: float
 ) -> float:
-    """The largest γ; F is smooth with L (1 + κ/2)."""
+    """Return the largest γ. F is L (1 + κ/2)-smooth."""
     smooth = L * (1 + L / mu / 2)
     return min(
         lam * min((5 * K / (32 * Lambda)) ** 0.5, 1),

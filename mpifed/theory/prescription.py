@@ -1,4 +1,4 @@
-"""Prescriptions and bounds of theorems in numbers, and the theorems by name."""
+"""Theorems by name, and the step sizes and bounds that they give for numerical constants."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Prescription:
     """The settings that a theorem prescribes, and its bound.
 
     Attributes:
-        steps: the method's hyperparameters by the names that job files give them: numbers, or tables of a
-            schedule such as ``{"name": "power", ...}``.
-        bound: on the figure that the theorem is ``of``; ``None`` where the source states an order without
-            constants, so that ``steps`` are its rule with every unknown constant 1.
-        of: the bounded quantity, in words.
+        steps: hyperparameters of the method by their names in job files: numbers, or tables of schedules such
+            as ``{"name": "power", ...}``.
+        bound: upper bound of the quantity ``of``. ``None`` if the source states an order without constants;
+            then ``steps`` follow its rule with all unknown constants equal to 1.
+        of: description of the bounded quantity.
     """
 
     steps: dict[str, Any]
@@ -35,10 +35,11 @@ class Theorem:
 
     Attributes:
         name: paper and number, such as "wang-kale-2".
-        methods: the methods that it is about, by the names of job files.
-        of: the bounded quantity, in words.
-        metric: the problems' metric of that figure, "" where none is.
-        letters: the source's letters for quantities of a run, such as ``{"M": "clients"}``.
+        methods: names of the methods in job files.
+        of: description of the bounded quantity.
+        metric: name of the problems' metric for this quantity, or "".
+        letters: letters of the source for quantities of a run, such as ``{"M": "clients"}``.
+        statement: function of the constants that returns (steps, bound).
     """
 
     name: str
@@ -54,23 +55,22 @@ class Theorem:
 
     @property
     def constants(self) -> dict[str, bool]:
-        """The constants by name, and whether each has to be given."""
+        """Names of the constants, and whether each of them is required."""
         parameters = inspect.signature(self.statement).parameters.values()
         return {one.name: one.default is inspect.Parameter.empty for one in parameters}
 
     def __call__(self, *values: float, **constants: float) -> Prescription:
-        """The prescription for some constants.
+        """Return the prescription for the given constants.
 
         Raises:
-            ValueError: a constant is lacking, unknown, no number or out of range, or the theorem says nothing
-                for these.
+            ValueError: a constant is missing, unknown or out of range, or the theorem does not apply.
         """
         given = dict(zip(self.constants, values)) | constants
         self._check(given)
         try:
             steps, bound = self.statement(**given)
         except (ZeroDivisionError, OverflowError) as error:
-            raise ValueError(f"{self.name} says nothing for these constants: {error}") from None
+            raise ValueError(f"{self.name} does not apply to these constants: {error}") from None
         return Prescription(steps, bound, self.of)
 
     def _check(self, given: Mapping[str, float]) -> None:
@@ -80,9 +80,9 @@ class Theorem:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not math.isfinite(value) or value < 0:
                 raise ValueError(f"{self.name}: {name}: expected a finite number >= 0, got {value!r}")
-        lacking = [name for name, needed in self.constants.items() if needed and name not in given]
-        if lacking:
-            raise ValueError(f"{self.name} needs {', '.join(lacking)}, got {', '.join(given) or 'nothing'}")
+        missing = [name for name, required in self.constants.items() if required and name not in given]
+        if missing:
+            raise ValueError(f"{self.name} needs {', '.join(missing)}, got {', '.join(given) or 'nothing'}")
 
 
 #: Every theorem by name.
@@ -92,7 +92,7 @@ THEOREMS: dict[str, Theorem] = {}
 def theorem(
     name: str, *methods: str, of: str, metric: str = "", letters: Mapping[str, str]
 ) -> Callable[[Callable], Theorem]:
-    """Decorator of a statement: a function of constants that returns (steps, bound)."""
+    """Register a function of constants that returns (steps, bound) as a theorem."""
 
     def register(statement: Callable) -> Theorem:
         THEOREMS[name] = Theorem(name, methods, of, metric, letters, statement)
@@ -102,10 +102,10 @@ def theorem(
 
 
 def prescribe(name: str, **constants: float) -> Prescription:
-    """The prescription of the theorem of this name.
+    """Return the prescription of the theorem ``name``.
 
     Raises:
-        ValueError: there is no such theorem, or as for :meth:`Theorem.__call__`.
+        ValueError: there is no such theorem, or see :meth:`Theorem.__call__`.
     """
     if name not in THEOREMS:
         raise ValueError(f"unknown theorem {name!r}: {_near(name, THEOREMS)}")
@@ -113,7 +113,7 @@ def prescribe(name: str, **constants: float) -> Prescription:
 
 
 def over(value: float, divisor: float) -> float:
-    """value / divisor; infinite for a divisor of 0, as a step size is that nothing bounds."""
+    """Return value / divisor, or infinity for divisor 0: a condition that does not limit a step size."""
     return value / divisor if divisor else math.inf
 
 

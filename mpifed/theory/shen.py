@@ -1,18 +1,18 @@
-"""Shen et al. 2024 on smoothed federated minimax methods: Theorems 3.1 to 3.5 and E.1, for FESS-GDA.
+"""Theorems 3.1 to 3.5 and E.1 of Shen et al. 2024 on smoothed federated minimax methods, for FESS-GDA.
 
-The constants:
+Constants:
 
-* ``l``, the smoothness of the clients' functions; ``mu``, the PL or strong-concavity constant in y; ``D``,
-  the diameter D(Y); ``G_y``, the Lipschitz constant of f in y;
-* ``sigma``, the noise's standard deviation, and ``sigma_G``, a bound on a client's distance from the mean
-  gradient;
-* ``K`` local steps, ``T`` rounds, ``m`` of ``M`` clients per round;
-* ``Delta`` = V_0 - min Φ, V = f̂ - 2Ψ + 2P the paper's potential: f̂ = f + l‖x - z‖², Ψ = min_x f̂ and P =
-  min_x max_y f̂.
+* ``l``: smoothness of the clients' functions; ``mu``: PL or strong-concavity constant in y; ``D``: diameter
+  of the set of y; ``G_y``: Lipschitz constant of f in y.
+* ``sigma``: standard deviation of the noise; ``sigma_G``: bound of the distance between a client's gradient
+  and the mean gradient.
+* ``K`` local steps, ``T`` rounds, ``m`` of ``M`` clients per round.
+* ``Delta`` = V_0 - min Φ with the paper's potential V = f̂ - 2Ψ + 2P, where f̂ = f + l‖x - z‖², Ψ = min_x f̂
+  and P = min_x max_y f̂.
 
-η_x and η_y are the paper's products of local and global step. The local steps are the largest that their
-conditions with constants allow; the condition with O(ε) is left out, since the bounds here, which the proofs
-have before they gather constants, count the drift of the clients.
+η_x and η_y are products of local and global step sizes, as in the paper. Local step sizes are the largest
+that satisfy the conditions with explicit constants. The condition with O(ε) is left out, because the bounds
+here, which are those of the proofs before constants are collected, include the client drift.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLAIN = dict(of="mean over the rounds of E‖∇_x f‖² + κ E‖∇_y f‖²
 def theorem_3_1(
     l: float, mu: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float, Delta: float
 ):
-    """PL in y on the whole space (Theorem 3.1, appendix D); the bound is the first of (13)."""
+    """PL in y without a set (Theorem 3.1, appendix D); the bound is the first in (13)."""
     some = m < M and sigma_G > 0
     noisy = over((m * Delta) ** 0.5, sigma * (T * l) ** 0.5 * (K if some else K**0.5))
     eta_x = min(1 / (1000 * K * l), noisy)
@@ -48,7 +48,7 @@ def theorem_E_1(
     l: float, mu: float, sigma: float, sigma_G: float, G_y: float, K: float, T: float, M: float, m: float,
     Delta: float,
 ):  # fmt: skip
-    """Strongly concave in y on a compact set (Theorem E.1); the bound is (23) summed over the rounds."""
+    """Strongly concave in y on a compact set (Theorem E.1); the bound is (23), summed over the rounds."""
     _expect_all(sigma_G, M, m)
     eta_x = min(1 / (1000 * K * l), over((m * Delta) ** 0.5, sigma * (K * T * l) ** 0.5))
     steps = _smoothed(l, K, eta_x, K * mu / 80000)
@@ -63,7 +63,7 @@ def theorem_3_2(
     l: float, D: float, epsilon: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float,
     Delta: float,
 ):  # fmt: skip
-    """One-point concave in y (Theorem 3.2, appendix F), ε² ≤ l D: the rule; the bound is an order."""
+    """One-point concave in y with ε² ≤ l D (Theorem 3.2, appendix F). The source states an order only."""
     _expect_all(sigma_G, M, m)
     if epsilon**2 > l * D:
         raise ValueError(f"expected epsilon^2 <= l D, got {epsilon**2:.4g} > {l * D:.4g}")
@@ -76,10 +76,10 @@ def theorem_3_3(
     l: float, D: float, epsilon: float, sigma: float, sigma_G: float, G_y: float, K: float, T: float,
     M: float, m: float, Delta: float,
 ):  # fmt: skip
-    """Concave in y (Theorem 3.3), ε ≤ 2 l D: Theorem E.1 on f̃ = f - ε/(4D)‖y - y_0‖².
+    """Concave in y with ε ≤ 2 l D (Theorem 3.3): Theorem E.1 for f̃ = f - ε/(4D)‖y - y_0‖².
 
-    f̃ is (l + ε/(2D))-smooth, ε/(2D)-strongly concave and (G_y + ε/2)-Lipschitz in y. Δ is that of f̃; the
-    gradients of f differ from those of f̃ by at most ε/2.
+    f̃ is (l + ε/(2D))-smooth, ε/(2D)-strongly concave and (G_y + ε/2)-Lipschitz in y. Δ refers to f̃. The
+    gradients of f and f̃ differ by at most ε/2.
     """
     if epsilon > 2 * l * D:
         raise ValueError(f"expected epsilon <= 2 l D, got {epsilon:.4g} > {2 * l * D:.4g}")
@@ -89,10 +89,10 @@ def theorem_3_3(
 
 @theorem("shen-3.4", "FESSGDA", of="ε-stationarity of f and of the Moreau envelope", letters=_LETTERS)
 def theorem_3_4(l: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float, Delta: float):
-    """The largest of finitely many functions (Theorem 3.4, appendix H): the rule; the bound is an order.
+    """Maximum of finitely many functions (Theorem 3.4, appendix H). The source states an order only.
 
-    β is the least of η_y K l / 80000, which is taken here, and of four terms with constants that the source
-    does not give.
+    β is the minimum of η_y K l / 80000, which is used here, and four terms whose constants the source does
+    not give.
     """
     _expect_all(sigma_G, M, m)
     eta_x = min(1 / (1000 * K * l), over((m * Delta) ** 0.5, sigma * (K * T * l) ** 0.5))
@@ -104,11 +104,11 @@ def theorem_3_5(
     l: float, mu_x: float, mu_y: float, sigma: float, sigma_G: float, K: float, T: float, M: float, m: float,
     W: float, eta: float | None = None,
 ):  # fmt: skip
-    """PL in x and in y, p = 0 (Theorem 3.5, appendix I); the bound is the recursion for W_t, unrolled.
+    """PL in x and in y with p = 0 (Theorem 3.5, appendix I); the bound is the unrolled recursion for W_t.
 
-    For μ_x ≥ μ_y the figure is W = 2Φ(x) - f(x, y) - min Φ, Φ = max_y f, with ``W`` at the start; for μ_x <
-    μ_y the roles of x and y are exchanged, f by -f. ``eta`` is the larger of η_x, η_y, 1 / (4 l K) or less:
-    under noise the theorem makes it small by K or ε. 128 stands for the print's 126 (twice 64).
+    For μ_x ≥ μ_y, W = 2Φ(x) - f(x, y) - min Φ with Φ = max_y f, and ``W`` is its value at the start. For μ_x
+    < μ_y, x and y are exchanged and f is replaced by -f. ``eta`` is the larger of η_x and η_y, at most 1 / (4
+    l K); under noise the theorem makes it small by K or ε. 128 (twice 64) replaces the printed 126.
     """
     largest = 1 / (4 * l * K)
     fast = largest if eta is None else eta
@@ -130,7 +130,7 @@ def theorem_3_5(
 
 
 def _smoothed(l: float, K: float, eta_x: float, beta_over_eta_y: float) -> dict[str, float]:
-    """p = 2l, η_y = η_x / 256, β, and the local steps, with which the global ones make up η_x and η_y."""
+    """Return p = 2l, β, and the local and global steps of η_x and η_y = η_x / 256."""
     eta_y, p = eta_x / 256, 2 * l
     beta, most = beta_over_eta_y * eta_y, over(1, 2 * l * (2 * (2 * K - 1) * (K - 1)) ** 0.5)
     eta_xl = min(most, (beta / (6144 * eta_x * p * l**2 * K**3)) ** 0.5, eta_x)
@@ -139,12 +139,12 @@ def _smoothed(l: float, K: float, eta_x: float, beta_over_eta_y: float) -> dict[
 
 
 def _products(x: tuple[float, float], y: tuple[float, float]) -> dict[str, float]:
-    """Local and global steps from pairs (product, local)."""
+    """Return local and global step sizes from pairs (product, local)."""
     return {"eta_xl": x[1], "eta_yl": y[1], "eta_xg": x[0] / x[1], "eta_yg": y[0] / y[1]}
 
 
 def _drift(l: float, K: float, eta_x: float, steps: dict, sigma: float, spread: float) -> float:
-    """4 η_x K l² (24 K² (η_xl² + η_yl²) spread + 3 K (η_xl² + 2 K η_yl²) σ²)."""
+    """Return 4 η_x K l² (24 K² (η_xl² + η_yl²) spread + 3 K (η_xl² + 2 K η_yl²) σ²)."""
     x, y = steps["eta_xl"] ** 2, steps["eta_yl"] ** 2
     inner = 24 * K**2 * (x + y) * spread + 3 * K * (x + 2 * K * y) * sigma**2
     return 4 * eta_x * K * l**2 * inner
@@ -152,4 +152,4 @@ def _drift(l: float, K: float, eta_x: float, steps: dict, sigma: float, spread: 
 
 def _expect_all(sigma_G: float, M: float, m: float) -> None:
     if m < M and sigma_G > 0:
-        raise ValueError(f"is for m = M or sigma_G = 0, got m = {m} of M = {M} and sigma_G = {sigma_G}")
+        raise ValueError(f"expected m = M or sigma_G = 0, got m = {m}, M = {M}, sigma_G = {sigma_G}")

@@ -1,13 +1,12 @@
-"""Zhang & Gao n.d. on minimax problems under heavy-tailed noise: Theorems 1 and 2, and (58) of the proof.
+"""Theorems 1 and 2 and equation (58) of Zhang & Gao n.d. on minimax problems with heavy-tailed noise.
 
-The constants:
+Constants:
 
-* ``L``, the smoothness L_f, and ``mu``, the PL constant in y; κ = L / μ;
-* ``N`` clients, ``p`` local steps, ``T`` rounds;
-* ``unit``, the length that the step sizes are multiples of: a normalised step has the unit of x, which the
-  rule leaves out.
+* ``L``: smoothness L_f; ``mu``: PL constant in y; κ = L / μ.
+* ``N`` clients, ``p`` local steps, ``T`` rounds.
+* ``unit``: unit of length of the step sizes. Normalised steps have the unit of x, which the paper omits.
 
-No constant measures how far the clients differ: the control variates take care of that.
+There is no constant for the heterogeneity of the clients, because control variates correct for it.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ _MEAN = dict(
 
 @theorem("zhang-gao-1", "FedNSGDAM", **_MEAN)
 def theorem_1(L: float, mu: float, N: float, p: float, T: float, unit: float = 1):
-    """Fed-NSGDA-M (Theorem 1, (11)): the rule; the bound (12) is an order.
+    """Fed-NSGDA-M (Theorem 1, (11)). The bound (12) is an order only.
 
-    γ_y = 10κγ_x is the ratio of the proof; a remark of the paper has 1/κ² for the 1/κ of the theorem.
+    γ_y = 10κγ_x is the ratio in the proof. A remark in the paper has 1/κ² instead of the theorem's 1/κ.
     """
     return _steps(L / mu, N, p, T, unit), None
 
 
 @theorem("zhang-gao-2", "FedMuonDA", **_MEAN)
 def theorem_2(L: float, mu: float, N: float, p: float, T: float, unit: float = 1):
-    """FedMuon-DA (Theorem 2, (17)): the rule of Theorem 1; the bound (18) is an order."""
+    """FedMuon-DA (Theorem 2, (17)): the steps of Theorem 1. The bound (18) is an order only."""
     return _steps(L / mu, N, p, T, unit), None
 
 
@@ -43,12 +42,14 @@ def equation_58(
     L: float, mu: float, sigma: float, s: float, N: float, p: float, T: float, gap: float, inner: float,
     unit: float = 1, gamma_x: float | None = None, beta: float | None = None, eta: float | None = None,
 ):  # fmt: skip
-    """Fed-NSGDA-M in numbers ((58), appendix A.1), for the steps of Theorem 1 or those given.
+    """Fed-NSGDA-M with explicit constants ((58), appendix A.1), for given steps or those of Theorem 1.
 
     Args:
         sigma, s: E‖noise‖^s ≤ σ^s for an s in (1, 2].
-        gap: Φ(x_0) - inf Φ; inner: Φ(x_0) - f(x_0, y_0).
-        gamma_x, beta, eta: γ_x, from which γ_y = 10κγ_x, and β and η of both blocks.
+        gap: Φ(x_0) - inf Φ.
+        inner: Φ(x_0) - f(x_0, y_0).
+        gamma_x: γ_x, from which γ_y = 10κγ_x.
+        beta, eta: β and η of both blocks.
     """
     if not 1 < s <= 2:
         raise ValueError(f"expected 1 < s <= 2, got s = {s}")
@@ -71,7 +72,7 @@ def equation_58(
 
 
 def _steps(kappa: float, N: float, p: float, T: float, unit: float) -> dict[str, float]:
-    """(11) with every constant 1."""
+    """Return (11) with all constants equal to 1."""
     gamma = unit * (N * p) ** 0.25 / (kappa * T**0.75)
     beta, eta = min(1.0, (N * p / T) ** 0.5), unit / (p * T**0.5)
     return {
