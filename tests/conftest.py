@@ -35,7 +35,7 @@ LONGEST = (
     "test_disk.py",
     "test_own_data.py",
     "test_command_line.py",
-    "test_maml.py",
+    "test_problem_gradients.py",
 )
 
 

@@ -34,7 +34,7 @@ def at(problem, rng=None):
 
 
 @both
-def test_the_loss_is_the_printed_one(patches, diagonal):
+def test_loss_agrees_with_the_paper(patches, diagonal):
     problem = prepared(
         AffineShift(dataset="patches", clients=3, lambda_1=0.3, lambda_2=0.7, diagonal=diagonal)
     )
@@ -52,7 +52,7 @@ def test_the_loss_is_the_printed_one(patches, diagonal):
 
 
 @both
-def test_at_the_start_there_is_no_shift(patches, diagonal):
+def test_start_has_no_shift(patches, diagonal):
     problem = prepared(AffineShift(dataset="patches", clients=3, model=SMOOTH, diagonal=diagonal))
     x, y = at(problem)
     images = patches.test.double()
@@ -64,7 +64,7 @@ def test_at_the_start_there_is_no_shift(patches, diagonal):
 
 
 @both
-def test_the_attack_ends_where_the_penalty_balances_the_loss(patches, diagonal):
+def test_attack_converges_to_a_stationary_point(patches, diagonal):
     """There the gradient of the adversary is 0; where the penalty is large, every step comes nearer."""
     problem = prepared(
         AffineShift(
@@ -85,7 +85,7 @@ def test_the_attack_ends_where_the_penalty_balances_the_loss(patches, diagonal):
     assert found["attacked_objective"] > found["objective"]
 
 
-def test_another_network_gets_another_attack(patches):
+def test_attack_is_cached_per_network(patches):
     problem = prepared(AffineShift(dataset="patches", clients=3, model=SMOOTH))
     one, other = (at(problem, np.random.default_rng(seed))[0] for seed in (1, 2))
     first = problem.attack(one)["matrix"]
@@ -109,7 +109,7 @@ def test_predictions_are_clean_shifted_and_attacked(patches):
     assert len(set(right)) > 1
 
 
-def test_a_full_matrix_is_for_small_inputs(monkeypatch):
+def test_full_matrix_for_large_inputs_is_refused(monkeypatch):
     patches_of(monkeypatch, 33, 32)
     said = "a full matrix Λ needs inputs with at most 1024 features, .* 1056: set problem.diagonal = true"
     with pytest.raises(ValueError, match=said):
@@ -117,7 +117,7 @@ def test_a_full_matrix_is_for_small_inputs(monkeypatch):
     assert prepared(AffineShift(dataset="patches", clients=3, diagonal=True)).variables().sizes["y"] == 2112
 
 
-def test_flra_trains_against_the_adversary(tmp_path):
+def test_flra_is_more_robust_than_fedavg(tmp_path):
     """Without ascent, which is FedAvg, images are classified as well and the attack costs far more."""
     found = {}
     for eta_2 in (0.2, 0.0):

@@ -7,7 +7,7 @@ from mpifed.core.adaptive import BarzilaiBorwein
 
 
 @pytest.mark.parametrize("dtype, small", [(torch.float64, 1e-9), (torch.float32, 1e-4)])
-def test_a_small_step_is_measured_and_rounding_is_not(dtype, small):
+def test_small_steps_are_used_and_rounding_errors_ignored(dtype, small):
     """w = 3 x: a relative step of ``small`` gives 3 to eps / ``small``; one of 4 eps the last quotient."""
     matrix, eps = BarzilaiBorwein(rho=0.5), torch.finfo(dtype).eps
     x = torch.tensor([1.0, 2.0], dtype=dtype)

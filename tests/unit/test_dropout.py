@@ -21,13 +21,13 @@ def words(number=3, round=5, client=2) -> Words:
     return Words(KEY, torch.tensor([number, round, client]))
 
 
-def test_the_words_are_those_of_the_stream_in_order():
+def test_words_agree_with_the_stream():
     own, stream = words(), Stream(7, "dropout", [2], 5, 1, 3)
     for count in (5, 1, 8):
         assert own.take(count).tolist() == stream.words(count)[0, 0].tolist()
 
 
-def test_they_are_the_same_mapped_over_clients():
+def test_words_are_the_same_when_vectorised():
     addresses = torch.tensor([[3, 5, client] for client in range(4)])
     together = torch.func.vmap(lambda address: Words(KEY, address).take(9))(addresses)
     assert torch.equal(together, torch.stack([words(client=client).take(9) for client in range(4)]))
@@ -65,7 +65,7 @@ def test_in_place_and_without_training():
 
 @pytest.mark.parametrize("need_weights", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
-def test_attention_drops_weights_and_is_torchs_without(need_weights, causal):
+def test_attention_dropout(need_weights, causal):
     torch.manual_seed(0)
     attention, x = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True), torch.rand(3, 4, 8)
     mask = torch.ones(4, 4, dtype=torch.bool).triu(1) if causal else None
@@ -80,7 +80,7 @@ def test_attention_drops_weights_and_is_torchs_without(need_weights, causal):
     assert torch.equal(values[1], values[2]) and not torch.allclose(values[1], expected, atol=1e-2)
 
 
-def test_an_address_is_held_while_a_function_runs_and_no_longer():
+def test_address_is_set_only_during_the_call():
     def function(x, batch):
         assert [column.tolist() for column in batch] == [[1.0]]
         return held()
@@ -108,7 +108,7 @@ def go(out, model, rounds=2, clients=4, **run) -> dict:
     return mpifed.run(table, SerialComm()).point["x"]
 
 
-def test_a_round_by_hand(tmp_path):
+def test_round_agrees_with_plain_torch(tmp_path):
     """One client's three steps, with the masks of (number, round 1, client 0)."""
     found = go(tmp_path, f"{networks.__file__}:dropping", rounds=1, clients=1)
     problem = DeepAUC(dataset="digits", clients=1, model=f"{networks.__file__}:dropping")
@@ -134,7 +134,7 @@ def test_a_round_by_hand(tmp_path):
     np.testing.assert_allclose(found, x, rtol=1e-10, atol=1e-12)
 
 
-def test_groups_drop_the_same_units(tmp_path):
+def test_groups_use_the_same_masks(tmp_path):
     model = f"{networks.__file__}:dropping"
     alone, pairs, together = (
         go(tmp_path / str(group), model, group=group, reduction="exact") for group in (1, 2, "all")
@@ -145,7 +145,7 @@ def test_groups_drop_the_same_units(tmp_path):
     assert not torch.allclose(alone, go(tmp_path / "none", {"name": model, "p": 0.0}), atol=1e-3)
 
 
-def test_evaluations_drop_nothing():
+def test_evaluations_have_no_dropout():
     problem, none = (
         DeepAUC(dataset="digits", clients=2, model={"name": f"{networks.__file__}:dropping", "p": p})
         for p in (0.5, 0.0)
@@ -158,7 +158,7 @@ def test_evaluations_drop_nothing():
     assert torch.equal(problem.predict(x, y, rows), none.predict(x, y, rows))
 
 
-def test_texts(tmp_path, monkeypatch):
+def test_dropout_in_a_sequence_model(tmp_path, monkeypatch):
     words = ["good", "fine", "bad", "poor", "day", "night"]
     rng = generator(0, "texts")
     labels = rng.integers(0, 2, 60)
@@ -181,6 +181,7 @@ def test_texts(tmp_path, monkeypatch):
     wrong = table | {"problem": table["problem"] | {"model": f"{networks.__file__}:Net"}}
     wrong["run"] = table["run"] | {"overwrite": True}
     with pytest.raises(
-        CollectiveError, match=r"does not take samples of shape \[3, 5, 6\] \(batch, length, d\) with lengths"
+        CollectiveError,
+        match=r"does not accept samples of shape \[3, 5, 6\] \(batch, length, d\) with lengths",
     ):
         mpifed.run(wrong, SerialComm())

@@ -7,14 +7,14 @@ from bounded import Watched
 from mpifed.core.problem import as_family
 from mpifed.core.sets import Ball, Simplex
 from mpifed.problems import AffineGame, MatrixGame, QuadraticNCPL
-from mpifed.simulation.evaluation import outside, projections
+from mpifed.simulation.evaluation import infeasibility, projections
 
 
 def found(problem, *point) -> str:
     """What is said of a point, flat blocks in the problem's order."""
     blocks = problem.variables()
     named = [blocks.unflatten(block, flat) for block, flat in zip(blocks, point)]
-    return outside(problem, projections(problem), named)
+    return infeasibility(problem, projections(problem), named)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def game():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_roundings_are_inside_and_steps_outside(game, dtype):
+def test_rounding_errors_are_feasible(game, dtype):
     """The centre of the simplex off by a hundred ε; a thousandth beyond the ball."""
     x, y = torch.tensor([0.5, 0, 0], dtype=dtype), torch.full((2,), 0.5, dtype=dtype)
     assert found(game, x, y + 100 * torch.finfo(dtype).eps) == ""
@@ -33,7 +33,7 @@ def test_roundings_are_inside_and_steps_outside(game, dtype):
     assert found(game, x, y + 0.1) == "y is 0.141 away from its set"
 
 
-def test_values_that_are_not_finite_are_reported_elsewhere(game):
+def test_non_finite_values_are_not_infeasible(game):
     assert found(game, torch.full((3,), torch.nan), torch.full((2,), torch.inf)) == ""
 
 
@@ -51,7 +51,7 @@ def test_the_domain_of_a_convex_part_is_a_set():
 
 
 @pytest.mark.parametrize("kind", [AffineGame, QuadraticNCPL])
-def test_a_problem_without_sets_is_not_looked_at(kind):
+def test_problem_without_sets_has_no_projections(kind):
     """The second has a function ``phi`` of its own."""
     problem = kind(clients=2)
     problem.prepare(0)

@@ -54,7 +54,7 @@ def test_bilinear_operators_by_automatic_differentiation(problem):
 
 @pytest.mark.parametrize("batch_size", [0, 3])
 @pytest.mark.parametrize("problem", GAMES)
-def test_operators_of_all_clients_equal_one_by_one_and_average_to_the_mean(problem, batch_size):
+def test_vectorised_operators_equal_the_loop_and_average_to_the_mean(problem, batch_size):
     points = torch.from_numpy(np.random.default_rng(1).standard_normal((problem.clients, size(problem))))
     every = oracle_of(problem, batched=True, batch_size=batch_size)
     xi = every.sample(number=0)
@@ -348,7 +348,7 @@ def test_constants_depend_on_the_seed_and_runs_can_be_built_from_names():
         AffineGame(strong=2.0)
 
 
-def test_a_residual_is_not_lost_beside_the_point():
+def test_residual_much_smaller_than_the_point():
     """V of 1e-20 at a point of size 1: z - (z - V) would be 0."""
     problem = AffineGame(d=3, clients=2)
     problem._fix(np.zeros((3, 3)), np.array([3e-20, 0.0, 4e-20]), np.zeros(3))
@@ -357,13 +357,13 @@ def test_a_residual_is_not_lost_beside_the_point():
 
 @pytest.mark.parametrize("radius", [1e-320, 1e308, 0.0])
 @pytest.mark.parametrize("game", [AffineGame, Bilinear])
-def test_a_radius_whose_square_is_no_number_is_refused(game, radius):
+def test_radius_with_overflowing_square_is_refused(game, radius):
     with pytest.raises(ConfigError, match="radius: Input should be (greater|less) than or equal to "):
         game(radius=radius)
 
 
 @pytest.mark.parametrize("radius", [1e-12, 1e12])
-def test_the_error_of_a_game_at_the_edge_of_its_radii(radius):
+def test_extreme_radii_give_finite_errors(radius):
     problem = AffineGame(clients=2, d=3, strong=0.1, radius=radius)
     problem.prepare(0)
     assert all(np.isfinite(float(value)) for value in problem.metrics({"z": torch.zeros(3)}, None).values())

@@ -69,7 +69,7 @@ def export(folder):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("problem", NETWORKS)
-def test_what_was_exported_is_the_start_to_the_bit(tmp_path, problem, dtype):
+def test_exported_weights_are_restored_exactly(tmp_path, problem, dtype):
     run = {"dtype": dtype}
     result = mpifed.run(config(tmp_path, problem, run=run), COMM)
     own, start = (
@@ -83,7 +83,7 @@ def test_what_was_exported_is_the_start_to_the_bit(tmp_path, problem, dtype):
     assert any(not torch.equal(start["x"][name], own["x"][name]) for name in result.network), "another seed"
 
 
-def test_a_game_starts_from_what_a_minimax_method_has_found_and_back(tmp_path):
+def test_weights_are_exchanged_between_minimax_problem_and_game(tmp_path):
     for first, second in (("LocalSGDA", "LSGD"), ("LSGD", "LocalSGDA")):
         folder = tmp_path / first
         folder.mkdir()
@@ -104,7 +104,7 @@ def job(tmp_path, monkeypatch):
     return "jobs/job.toml"
 
 
-def test_a_file_is_found_beside_the_job_file_then_in_the_working_folder(tmp_path, job):
+def test_file_is_searched_next_to_the_job_file_first(tmp_path, job):
     beside, here = tmp_path / "jobs" / "a.safetensors", tmp_path / "a.safetensors"
     (tmp_path / job).write_text('initial = "a.safetensors"\n' + JOB)
     for file in (here, beside):  # the first one while there is no other
@@ -115,11 +115,11 @@ def test_a_file_is_found_beside_the_job_file_then_in_the_working_folder(tmp_path
     assert {one.config.initial for one in variants(job)} == {str(here)}
 
 
-def test_without_a_file_nothing_is_stored(job):
+def test_initial_is_not_stored_by_default(job):
     assert "initial" not in mpifed.Config.load(job).table()
 
 
-def test_a_run_goes_on_with_the_file_that_it_has_begun_with(tmp_path, job, monkeypatch):
+def test_resumed_run_needs_the_same_file(tmp_path, job, monkeypatch):
     save_file(weights(), "a.safetensors")
     result = mpifed.run(job, COMM, overrides=["initial=a.safetensors"])
     assert result.config["initial"] == str(tmp_path / "a.safetensors")
@@ -145,21 +145,24 @@ WRONG = {
             " instead",
         ],
     ),
-    "more": (weights(**DIGITS), ["has other0,", "and 4 more, which the network (fc1.weight, ", ") has not"]),
+    "more": (
+        weights(**DIGITS),
+        ["has other0,", "and 4 more, which the network (fc1.weight, ", ") does not have"],
+    ),
     "shape": (
         weights(**{"fc1.weight": torch.rand(64, 3)}),
         ["'fc1.weight' has the shape [64, 3] in", "expected [3, 64]"],
     ),
     "type": (
         weights(**{"fc1.bias": torch.zeros(3, dtype=torch.int32)}),
-        ["'fc1.bias' is of int32 in", "expected floating-point numbers"],
+        ["'fc1.bias' has the dtype int32 in", "expected floating-point numbers"],
     ),
     "not finite": (weights(**{"fc1.bias": torch.full((3,), torch.nan)}), ["'fc1.bias' has values", "finite"]),
 }
 
 
 @pytest.mark.parametrize("tensors, says", WRONG.values(), ids=WRONG)
-def test_weights_that_do_not_fit_are_told_before_any_work(tmp_path, job, tensors, says):
+def test_unsuitable_weights_are_refused_before_the_run(tmp_path, job, tensors, says):
     save_file(tensors, "a.safetensors")
     with pytest.raises(CollectiveError) as fault:
         mpifed.run(job, COMM, overrides=["initial=a.safetensors"])
@@ -170,16 +173,16 @@ def test_weights_that_do_not_fit_are_told_before_any_work(tmp_path, job, tensors
 FILES = {
     "a.pt": (
         b"",
-        "expected a .safetensors file .`mpifed export` writes one, and safetensors.torch.save_file",
+        "expected a .safetensors file, written by `mpifed export` or safetensors.torch.save_file",
     ),
     "none.safetensors": (None, "initial: cannot read .*none.safetensors: No such file or directory"),
-    "text.safetensors": (b"not weights", "initial: .*text.safetensors is no safetensors file"),
-    "cut.safetensors": (b"\x40\0\0\0\0\0\0\0{", "initial: .*cut.safetensors is no safetensors file"),
+    "text.safetensors": (b"not weights", "initial: .*text.safetensors is not a safetensors file"),
+    "cut.safetensors": (b"\x40\0\0\0\0\0\0\0{", "initial: .*cut.safetensors is not a safetensors file"),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_hold_no_weights(job, name):
+def test_files_without_weights_are_refused(job, name):
     content, says = FILES[name]
     if content is not None:
         Path(name).write_bytes(content)
@@ -210,7 +213,7 @@ class Net(torch.nn.Module):
 """
 
 
-def test_a_users_module_comes_out_as_its_class_and_goes_in_again(tmp_path, job):
+def test_user_module_is_exported_and_loaded_again(tmp_path, job):
     """With a buffer, a frozen parameter and a shared layer, which ``load_state_dict`` wants as well."""
     Path("net.py").write_text(OWN)
     result = mpifed.run(job, COMM, overrides=['problem.model={name="./net.py:Net", width=4}'])
@@ -232,7 +235,7 @@ def test_a_users_module_comes_out_as_its_class_and_goes_in_again(tmp_path, job):
     assert torch.equal(result.model().state_dict()["last.bias"], state["last.bias"]), "it is in this process"
 
 
-def test_a_module_that_was_given_as_an_object_comes_out_of_its_process_alone(tmp_path):
+def test_module_object_cannot_be_loaded_in_another_process(tmp_path):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 1))
     settings = mpifed.Config(
         algorithm=method("LocalSGDA"),
@@ -247,7 +250,7 @@ def test_a_module_that_was_given_as_an_object_comes_out_of_its_process_alone(tmp
         mpifed.load(tmp_path / "run").model()
 
 
-def test_weights_take_the_place_of_the_networks_parameters_alone():
+def test_weights_replace_only_the_parameters_of_the_network():
     """To the last bit, whatever the start's type; the start that a problem has given stays as it is."""
     problem = SimpleNamespace(
         network=("w",), variables=lambda: Blocks(x={"v": (1,), "w": (2,)}, y={"u": (1,)})

@@ -1,4 +1,4 @@
-"""Networks: shapes, counts, starting values, and agreement with torch's modules and with a mapped call."""
+"""Built-in networks: number of parameters, agreement with torch's modules, vectorisation, derivatives."""
 
 from __future__ import annotations
 
@@ -7,109 +7,292 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from mpifed.base.settings import build
-from mpifed.models import MLP, MODELS, LeNet5, Linear
+from mpifed.models import CNN, CNN7, MLP, MODELS, RNN, Conv4, LeNet5, Linear, ResNet
+from mpifed.problems import DeepAUC
 
 IMAGE = (1, 28, 28)
-ALL = [Linear(), MLP(), MLP(hidden=(5,), activation="tanh"), LeNet5(), LeNet5(activation="tanh")]
+SMALL = ResNet(blocks=(2, 1), width=8, groups=4)
+#: Network, shape of a small sample, outputs.
+CASES = {
+    "linear": (Linear(), IMAGE, 10),
+    "mlp": (MLP(), IMAGE, 10),
+    "tanh mlp": (MLP(hidden=(5,), activation="tanh"), IMAGE, 1),
+    "lenet5": (LeNet5(), IMAGE, 10),
+    "tanh lenet5": (LeNet5(activation="tanh"), (3, 32, 32), 2),
+    "cnn": (CNN(stages=((3,), (4,)), hidden=(6,)), (2, 9, 8), 3),
+    "cnn7": (CNN7(stages=((3, 2), (4, 5)), hidden=(6, 7)), (3, 8, 8), 1),
+    "conv4": (Conv4(filters=3), (1, 20, 20), 4),
+    "resnet": (SMALL, (3, 16, 16), 2),
+    "small resnet": (ResNet(blocks=(1, 1, 1), width=4, groups=2, stem="small"), (1, 8, 8), 2),
+    "plain": (RNN(hidden=5), (4, 3), 2),
+    "lstm": (RNN(hidden=5, cell="lstm"), (4, 3), 2),
+}
+cases = pytest.mark.parametrize("case", CASES)
 
 
 def count(shapes) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def images(*shape: int) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(1).uniform(size=shape))
+def start(case: str, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Starting values, moved a little so that none is 0 or 1."""
+    model, shape, outputs = CASES[case]
+    rng = np.random.default_rng(seed)
+    params = model.initial(model.shapes(shape, outputs), rng)
+    return {
+        name: value + 0.05 * torch.from_numpy(rng.standard_normal(value.shape))
+        for name, value in params.items()
+    }
 
 
-def start(model, image_shape, outputs, seed=0):
-    return model.initial(model.shapes(image_shape, outputs), np.random.default_rng(seed))
+def inputs(case: str, n: int = 2, seed: int = 1) -> tuple[torch.Tensor, ...]:
+    """Samples, and for a recurrent network their lengths, 0 to all."""
+    model, shape, _ = CASES[case]
+    samples = torch.from_numpy(np.random.default_rng(seed).standard_normal((n, *shape)))
+    return (samples, torch.arange(shape[0], shape[0] - n, -1)) if isinstance(model, RNN) else (samples,)
 
 
 @pytest.mark.parametrize(
-    "model, image, outputs, number",
+    "model, shape, outputs, number",
     [
         (Linear(), IMAGE, 10, 7_850),
         (MLP(), IMAGE, 10, 784 * 128 + 128 + 128 * 64 + 64 + 64 * 10 + 10),
         (LeNet5(), IMAGE, 10, 61_706),  # LeNet-5 with full connections, as commonly counted
         (LeNet5(), (3, 32, 32), 10, 61_706 + 2 * 6 * 25),
         (LeNet5(), IMAGE, 1, 61_706 - 9 * 85),
+        # Shen et al. 2024, Table 3: 3, 16, 32 and 64 channels, 32 x 32 halved three times, 512, 64 and 10
+        # units
+        (CNN(), (3, 32, 32), 10, 448 + 4_640 + 18_496 + (64 * 4 * 4 * 512 + 512) + (512 * 64 + 64) + 650),
+        (
+            CNN7(),
+            (3, 32, 32),
+            1,
+            896 + 9_248 + 18_496 + 36_928 + (64 * 8 * 8 * 512 + 512) + (512 * 128 + 128) + 129,
+        ),
+        (ResNet(), (3, 224, 224), 1000, 25_557_032),  # as published for ResNet-50 with batch normalisation
+        (ResNet(), (3, 64, 64), 1, 25_557_032 - 999 * 2_049),
+        (ResNet(blocks=(3, 4, 23, 3)), (3, 224, 224), 1000, 44_549_160),  # as published for ResNet-101
+        (Conv4(filters=64), (1, 28, 28), 5, 640 + 3 * 36_928 + 325),
+        (RNN(), (40, 300), 2, 4096 * (300 + 4096 + 2) + 4096 * (2 * 4096 + 2) + 2 * 4097),
+        (RNN(cell="lstm"), (40, 300), 2, 4 * (4096 * (300 + 4096 + 2) + 4096 * (2 * 4096 + 2)) + 2 * 4097),
     ],
 )
-def test_number_of_parameters(model, image, outputs, number):
-    assert count(model.shapes(image, outputs)) == number
+def test_number_of_parameters(model, shape, outputs, number):
+    assert count(model.shapes(shape, outputs)) == number
 
 
-@pytest.mark.parametrize("model", ALL)
-@pytest.mark.parametrize("outputs", [1, 10])
-def test_outputs_and_starting_values(model, outputs):
-    shapes = model.shapes(IMAGE, outputs)
-    params = start(model, IMAGE, outputs)
+@cases
+def test_outputs_and_starting_values(case):
+    model, shape, outputs = CASES[case]
+    shapes = model.shapes(shape, outputs)
+    params = model.initial(shapes, np.random.default_rng(0))
     assert {name: tuple(value.shape) for name, value in params.items()} == shapes and list(params) == list(
         shapes
     )
-    assert model(params, images(3, *IMAGE)).shape == (3, outputs)
-    for name, value in params.items():
+    assert model(params, *inputs(case)).shape == (2, outputs)
+
+
+@pytest.mark.parametrize("model", [Linear(), MLP(), LeNet5()])
+def test_initial_parameters_are_uniform_with_torchs_bounds(model):
+    shapes = model.shapes(IMAGE, 10)
+    for name, value in model.initial(shapes, np.random.default_rng(0)).items():
         bound = 1 / math.sqrt(math.prod(shapes[name.replace("bias", "weight")][1:]))
         assert value.abs().max() <= bound
         if value.numel() > 100:  # the largest of 100 uniform numbers misses 0.8 of the bound once in 10^10
             assert value.abs().max() > 0.8 * bound
 
 
-def module(model, outputs) -> nn.Module:
-    """The network in torch's layers, without values of its own."""
-    act = nn.ReLU if model.activation == "relu" else nn.Tanh
-    with torch.device("meta"):
-        if isinstance(model, MLP):
-            widths = (784, *model.hidden)
-            hidden = [layer for pair in zip(widths, widths[1:]) for layer in (nn.Linear(*pair), act())]
-            return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(widths[-1], outputs))
-        conv = [
-            nn.Conv2d(1, 6, 5, padding=2),
-            act(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5),
-            act(),
-            nn.MaxPool2d(2),
-        ]
-        full = [nn.Linear(400, 120), act(), nn.Linear(120, 84), act(), nn.Linear(84, outputs)]
-        return nn.Sequential(*conv, nn.Flatten(), *full)
+def test_starting_values_keep_the_scale_of_the_signal():
+    """With He's weights the outputs of seven layers have the size of the inputs; with torch's they would be
+    1/500 of it."""
+    params = CNN7().initial(CNN7().shapes((3, 32, 32), 10), np.random.default_rng(0))
+    images = torch.from_numpy(np.random.default_rng(1).standard_normal((8, 3, 32, 32)))
+    assert 0.2 < CNN7()(params, images).std() < 10  # pooling favours large numbers
+    assert all((value == 0).all() for name, value in params.items() if name.endswith("bias"))
+    rnn = RNN(hidden=9).initial(RNN(hidden=9).shapes((4, 3), 2), np.random.default_rng(0))
+    assert 0.3 < max(value.abs().max() for value in rnn.values()) < 1 / 3
+    shapes = {"conv1.weight": (64, 64, 3, 3), "norm1.weight": (64,), "norm1.bias": (64,)}
+    resnet = ResNet().initial(shapes, np.random.default_rng(0))
+    # Five standard errors of the deviation of 36,864 normal numbers; fan_out is 64 · 9.
+    assert resnet["conv1.weight"].std().item() == pytest.approx(
+        math.sqrt(2 / 576), rel=5 / math.sqrt(2 * 36_864)
+    )
+    assert (resnet["norm1.weight"] == 1).all() and (resnet["norm1.bias"] == 0).all()
 
 
-@pytest.mark.parametrize("model", ALL[1:])
-def test_agrees_with_torchs_modules(model):
-    params, batch, net = start(model, IMAGE, 10), images(2, *IMAGE), module(model, 10)
+class Bottleneck(nn.Module):
+    """A block in torch's modules, its parameters in the order of the network's."""
+
+    def __init__(self, channels: int, inside: int, stride: int, groups: int):
+        super().__init__()
+        out = 4 * inside
+        self.conv1, self.norm1 = nn.Conv2d(channels, inside, 1, bias=False), nn.GroupNorm(groups, inside)
+        self.conv2, self.norm2 = (
+            nn.Conv2d(inside, inside, 3, stride, 1, bias=False),
+            nn.GroupNorm(groups, inside),
+        )
+        self.conv3, self.norm3 = nn.Conv2d(inside, out, 1, bias=False), nn.GroupNorm(groups, out)
+        self.short = nn.Sequential()
+        if stride > 1 or channels != out:
+            self.short = nn.Sequential(
+                nn.Conv2d(channels, out, 1, stride, bias=False), nn.GroupNorm(groups, out)
+            )
+
+    def forward(self, x):
+        h = torch.relu(self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x))))))
+        return torch.relu(self.norm3(self.conv3(h)) + self.short(x))
+
+
+def full(*widths: int) -> list[nn.Module]:
+    return [layer for pair in zip(widths, widths[1:]) for layer in (nn.Linear(*pair), nn.ReLU())][:-1]
+
+
+def module(case: str) -> nn.Module:
+    """The network of a case in torch's layers."""
+
+    def conv(*c):
+        return [layer for pair in zip(c, c[1:]) for layer in (nn.Conv2d(*pair, 3, padding=1), nn.ReLU())]
+
+    pool, flat = nn.MaxPool2d(2), nn.Flatten()
+    if case == "linear":
+        return nn.Sequential(flat, nn.Linear(784, 10))
+    if case == "mlp":
+        return nn.Sequential(flat, *full(784, 128, 64, 10))
+    if case == "tanh mlp":
+        return nn.Sequential(flat, nn.Linear(784, 5), nn.Tanh(), nn.Linear(5, 1))
+    if case.endswith("lenet5"):
+        act, (channels, padding, outputs) = (
+            (nn.ReLU, (1, 2, 10)) if case == "lenet5" else (nn.Tanh, (3, 0, 2))
+        )
+        layers = [nn.Conv2d(channels, 6, 5, padding=padding), act(), pool, nn.Conv2d(6, 16, 5), act(), pool]
+        layers += [flat, nn.Linear(400, 120), act(), nn.Linear(120, 84), act(), nn.Linear(84, outputs)]
+        return nn.Sequential(*layers)
+    if case == "cnn":
+        return nn.Sequential(*conv(2, 3), pool, *conv(3, 4), pool, flat, *full(4 * 2 * 2, 6, 3))
+    if case == "cnn7":
+        return nn.Sequential(*conv(3, 3, 2), pool, *conv(2, 4, 5), pool, flat, *full(5 * 2 * 2, 6, 7, 1))
+    if case == "conv4":
+        strided = [layer for c in (1, 3, 3, 3) for layer in (nn.Conv2d(c, 3, 3, 2, 1), nn.ReLU())]
+        return nn.Sequential(*strided, nn.AdaptiveAvgPool2d(1), flat, nn.Linear(3, 4))
+    if case == "resnet":
+        stem = [nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.GroupNorm(4, 8), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+        blocks = [Bottleneck(8, 8, 1, 4), Bottleneck(32, 8, 1, 4), Bottleneck(32, 16, 2, 4)]
+        return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), flat, nn.Linear(64, 2))
+    stem = [nn.Conv2d(1, 4, 3, 1, 1, bias=False), nn.GroupNorm(2, 4), nn.ReLU()]
+    blocks = [Bottleneck(4, 4, 1, 2), Bottleneck(16, 8, 2, 2), Bottleneck(32, 16, 2, 2)]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), flat, nn.Linear(64, 2))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("plain", "lstm")])
+def test_agrees_with_torchs_modules(case):
+    params, net = start(case), module(case).double()
     renamed = dict(zip((name for name, _ in net.named_parameters()), params.values(), strict=True))
-    expected = torch.func.functional_call(net, renamed, batch)
-    # The same operations in float64; only their order inside a layer may differ.
-    torch.testing.assert_close(model(params, batch), expected, rtol=0, atol=1e-12)
+    expected = torch.func.functional_call(net, renamed, inputs(case))
+    # The same operations in float64 on numbers of about one; only their order inside a layer may differ.
+    torch.testing.assert_close(CASES[case][0](params, *inputs(case)), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("model", ALL)
-@pytest.mark.parametrize("image", [IMAGE, (3, 32, 32)])
-def test_mapped_over_clients_equals_one_by_one(model, image):
-    each = [start(model, image, 2, seed) for seed in range(3)]
-    batch = images(3, 4, *image)
+@pytest.mark.parametrize("case, cls", [("plain", nn.RNN), ("lstm", nn.LSTM)])
+def test_recurrent_networks_agree_with_torchs_on_bare_sequences(case, cls):
+    params, (samples, lengths) = start(case), inputs(case, n=4)
+    assert lengths.tolist() == [4, 3, 2, 1]
+    net = cls(3, 5, 2, batch_first=True).double()
+    net.load_state_dict({name: value for name, value in params.items() if not name.startswith("fc")})
+    samples[1:, 3:] = torch.nan  # what is too small a sequence's end must not be read
+    for row, length, own in zip(samples, lengths, CASES[case][0](params, samples, lengths)):
+        state = net(row[None, :length])[0][0, -1]
+        # The same operations in float64 on numbers of about one.
+        torch.testing.assert_close(
+            own, F.linear(state, params["fc.weight"], params["fc.bias"]), rtol=0, atol=1e-12
+        )
+    empty = CASES[case][0](params, torch.zeros(1, 4, 3).double(), torch.tensor([0]))
+    assert torch.isfinite(empty).all()  # a text without known words has a score, too
+
+
+@cases
+def test_vectorised_networks_equal_the_loop(case):
+    model, each = CASES[case][0], [start(case, seed) for seed in range(3)]
+    batches = [inputs(case, seed=seed) for seed in range(3)]
     stacked = {name: torch.stack([params[name] for params in each]) for name in each[0]}
-    expected = torch.stack([model(params, own) for params, own in zip(each, batch)])
-    # Batched kernels add in another order: some ulps of sums of about a thousand terms of size one.
-    torch.testing.assert_close(torch.func.vmap(model)(stacked, batch), expected, rtol=0, atol=1e-12)
+    expected = torch.stack([model(params, *own) for params, own in zip(each, batches)])
+    mapped = torch.func.vmap(model)(stacked, *(torch.stack(column) for column in zip(*batches)))
+    # Batched kernels add in another order: some ulps of sums of a hundred terms of size one.
+    torch.testing.assert_close(mapped, expected, rtol=0, atol=1e-12)
 
 
-def test_lenet5_pads_small_images_to_the_large():
-    model = LeNet5()
-    params, small = start(model, IMAGE, 10), images(2, *IMAGE)
-    large = torch.nn.functional.pad(small, (2, 2, 2, 2))
+@cases
+def test_gradients_by_central_differences(case):
+    model, params, own = CASES[case][0], start(case), inputs(case)
+
+    def loss(params):
+        return model(params, *own).square().sum()
+
+    gradient, h = torch.func.grad(loss)(params), 1e-6
+    largest = max(slope.abs().max() for slope in gradient.values())
+    for name, slope in gradient.items():
+        place = int(slope.abs().argmax())
+        step = torch.zeros(params[name].numel()).double()
+        step[place] = h
+        step = step.view_as(params[name])
+        difference = (
+            loss({**params, name: params[name] + step}) - loss({**params, name: params[name] - step})
+        ) / (2 * h)
+        # Truncation is of order h², rounding 1e-16 of values of about 10 over h; no kink lies within h of the
+        # point.
+        assert slope.flatten()[place].item() == pytest.approx(
+            difference.item(), rel=1e-6, abs=1e-8 * max(1, largest.item())
+        ), name
+
+
+def test_resnet_50_of_full_size_has_a_gradient_in_every_parameter():
+    model = ResNet(stem="small")
+    shapes = model.shapes((3, 16, 16), 1)
+    params = {
+        name: value.float().requires_grad_()
+        for name, value in model.initial(shapes, np.random.default_rng(0)).items()
+    }
+    scores = model(params, torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
+    assert torch.isfinite(scores).all() and scores[0] != scores[1]
+    gradients = torch.autograd.grad(scores.square().sum(), list(params.values()))
+    for name, gradient in zip(params, gradients):
+        assert torch.isfinite(gradient).all() and (gradient != 0).any(), name
+
+
+def test_group_normalisation_does_not_couple_the_samples_of_a_batch():
+    params, (samples,) = start("resnet"), inputs("resnet", n=3)
+    alone = torch.cat([SMALL(params, row[None]) for row in samples])
+    torch.testing.assert_close(
+        SMALL(params, samples), alone, rtol=0, atol=1e-12
+    )  # kernels add in another order
+
+
+@pytest.mark.parametrize(
+    "model, shape, message",
+    [
+        (LeNet5(), (1, 8, 8), "28 x 28 or 32 x 32, got 8 x 8"),
+        (LeNet5(), (1, 28, 32), "28 x 28 or 32 x 32, got 28 x 32"),
+        (CNN(), (3, 4, 32), "at least 8 x 8, got samples of shape 3 x 4 x 32"),
+        (CNN7(), (20,), "cnn7 with 2 stages takes images"),
+        (Conv4(), (20,), "conv4 takes images"),
+        (ResNet(), (20,), "resnet50 takes images"),
+        (RNN(), (3, 8, 8), "rnn takes sequences"),
+    ],
+)
+def test_unsuitable_samples_are_refused(model, shape, message):
+    with pytest.raises(ValueError, match=message):
+        model.shapes(shape, 2)
+
+
+def test_lenet5_pads_small_images():
+    params, (small,) = start("lenet5"), inputs("lenet5")
     # Equal up to the order of additions in the first convolution.
-    torch.testing.assert_close(model(params, small), model(params, large), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("size", [(8, 8), (28, 32)])
-def test_lenet5_refuses_other_sizes(size):
-    with pytest.raises(ValueError, match=f"28 x 28 or 32 x 32, got {size[0]} x {size[1]}"):
-        LeNet5().shapes((1, *size), 10)
+    torch.testing.assert_close(
+        LeNet5()(params, small), LeNet5()(params, F.pad(small, (2, 2, 2, 2))), rtol=0, atol=1e-12
+    )
 
 
 def test_settings_are_checked():
@@ -118,3 +301,11 @@ def test_settings_are_checked():
         build(MODELS["mlp"], {"hidden": [0]}, "model")
     with pytest.raises(ValueError, match="relu"):
         build(MODELS["lenet5"], {"activation": "gelu"}, "model")
+    with pytest.raises(ValueError, match="multiple of groups = 32, got width = 20"):
+        build(ResNet, {"width": 20}, "model")
+    with pytest.raises(ValueError, match="tanh"):
+        build(RNN, {"cell": "gru"}, "model")
+    problem = build(
+        DeepAUC, {"dataset": "digits", "model": {"name": "cnn", "stages": [[2, 3]], "hidden": [4]}}, "problem"
+    )
+    assert problem.model == CNN(stages=((2, 3),), hidden=(4,))

@@ -25,10 +25,10 @@ def participants(clients=5, seed=SEED, **settings) -> Participants:
     return Participants(Participation(**settings), seed, problem)
 
 
-def asked(clients=5, rounds=6, seed=SEED, **settings) -> list[list[int]]:
-    """Whom rounds 1, 2, ... ask."""
+def selected(clients=5, rounds=6, seed=SEED, **settings) -> list[list[int]]:
+    """The clients that are selected in rounds 1, 2, ..."""
     drawn = participants(clients, seed, **settings)
-    cohorts = [drawn.asked(r, 0) for r in range(1, rounds + 1)]
+    cohorts = [drawn.selected(r, 0) for r in range(1, rounds + 1)]
     return [list(range(clients)) if one is None else one.tolist() for one in cohorts]
 
 
@@ -38,37 +38,37 @@ def within(counts, chances, draws):
     assert (np.abs(counts - draws * chances) <= 5 * np.sqrt(draws * chances * (1 - chances)) + 1e-9).all()
 
 
-def test_without_a_law_cohorts_are_those_that_have_always_been_drawn():
+def test_default_availability_is_uniform():
     for size in (1, 3, 5):
-        wanted = [Cohort.draw(SEED, r, 5, size).tolist() for r in range(1, 7)]
-        assert asked(cohort=size) == asked(cohort=size, availability="uniform") == wanted
+        wanted = [Cohort.sample(SEED, r, 5, size).tolist() for r in range(1, 7)]
+        assert selected(cohort=size) == selected(cohort=size, availability="uniform") == wanted
 
 
-def test_bernoulli_frequencies_of_each_client_and_the_certain_ones():
+def test_bernoulli_frequencies():
     chances = (0.0, 0.2, 0.5, 0.9, 1.0)
-    cohorts = asked(rounds=4000, availability={"name": "bernoulli", "probability": chances})
+    cohorts = selected(rounds=4000, availability={"name": "bernoulli", "probability": chances})
     within(np.bincount(np.concatenate(cohorts), minlength=5), np.array(chances), 4000)
     both = sum(1 in one and 2 in one for one in cohorts)
     within(np.array([both]), np.array([0.1]), 4000)  # clients are independent
-    assert asked(availability={"name": "bernoulli", "probability": 1}) == [[0, 1, 2, 3, 4]] * 6
+    assert selected(availability={"name": "bernoulli", "probability": 1}) == [[0, 1, 2, 3, 4]] * 6
 
 
 @settings(deadline=None, max_examples=30)
 @given(clients=st.integers(1, 12), data=st.data())
-def test_cyclic_visits_everybody_once_in_a_turn(clients, data):
+def test_cyclic_visits_each_client_once_per_cycle(clients, data):
     blocks = data.draw(st.integers(1, clients))
-    cohorts = asked(clients, 2 * blocks, availability={"name": "cyclic", "blocks": blocks})
+    cohorts = selected(clients, 2 * blocks, availability={"name": "cyclic", "blocks": blocks})
     assert cohorts[:blocks] == cohorts[blocks:]
     assert sum(cohorts[:blocks], []) == list(range(clients))
     assert max(map(len, cohorts)) - min(map(len, cohorts)) <= 1
 
 
-def test_a_cohort_is_drawn_of_those_who_are_available():
+def test_cohort_is_sampled_from_available_clients():
     drawn = participants(availability={"name": "cyclic", "blocks": 2}, cohort=2)
     for r in range(1, 40):
-        some = drawn.asked(r, 0).tolist()
+        some = drawn.selected(r, 0).tolist()
         assert len(some) == 2 and set(some) <= ({0, 1} if r % 2 else {2, 3, 4})
-    counts = np.bincount(np.concatenate([drawn.asked(r, 0) for r in range(2, 4002, 2)]), minlength=5)
+    counts = np.bincount(np.concatenate([drawn.selected(r, 0) for r in range(2, 4002, 2)]), minlength=5)
     within(counts[2:], np.full(3, 2 / 3), 2000)
 
 
@@ -89,15 +89,15 @@ def test_inclusion_probabilities_by_their_definition(weights, data):
 @pytest.mark.parametrize("size", [1, 2, 4, 5])
 def test_weighted_cohorts_have_their_size_and_their_inclusion_probabilities(size):
     weights = (1.0, 2.0, 3.0, 10.0, 0.5)
-    cohorts = asked(rounds=3000, cohort=size, availability={"name": "weighted", "weights": weights})
+    cohorts = selected(rounds=3000, cohort=size, availability={"name": "weighted", "weights": weights})
     assert all(len(set(one)) == size for one in cohorts)
     counts = np.bincount(np.concatenate(cohorts), minlength=5)
     within(counts, inclusion(np.array(weights), size), 3000)
 
 
-def test_weights_by_samples_are_the_clients_sizes():
-    by_samples = asked(rounds=20, cohort=2, availability="weighted")  # client k has 5 + k rows
-    assert by_samples == asked(
+def test_weights_by_number_of_samples():
+    by_samples = selected(rounds=20, cohort=2, availability="weighted")  # client k has 5 + k rows
+    assert by_samples == selected(
         rounds=20, cohort=2, availability={"name": "weighted", "weights": [5, 6, 7, 8, 9]}
     )
 
@@ -119,22 +119,22 @@ def chain(p_off, p_on, rounds, clients=5):
 P_OFF, P_ON = (0.02, 0.3, 1.0, 0.0, 0.9), (0.03, 0.4, 1.0, 0.2, 0.8)
 
 
-def test_markov_is_its_definition_in_order_and_at_any_round():
+def test_markov_states_agree_with_the_definition():
     wanted, law = chain(P_OFF, P_ON, 60), {"name": "markov", "p_off": P_OFF, "p_on": P_ON}
-    found = asked(rounds=60, availability=law)
+    found = selected(rounds=60, availability=law)
     assert found == [np.flatnonzero(one).tolist() for one in wanted]
     for r in (1, 2, 7, 33, 60):  # as a run that continues asks first
-        assert participants(availability=law).asked(r, 0).tolist() == found[r - 1]
+        assert participants(availability=law).selected(r, 0).tolist() == found[r - 1]
     back = participants(availability=law)
-    assert [back.asked(r, 0).tolist() for r in range(60, 0, -1)] == found[::-1]
+    assert [back.selected(r, 0).tolist() for r in range(60, 0, -1)] == found[::-1]
 
 
 def test_markov_frequencies_and_its_stationary_start():
     law = Markov(p_off=0.2, p_on=0.1)
-    starts = [participants(seed=seed, availability=law).asked(1, 0) for seed in range(400)]
+    starts = [participants(seed=seed, availability=law).selected(1, 0) for seed in range(400)]
     within(np.array([sum(map(len, starts))]), np.array([1 / 3]), 5 * 400)
     states = np.zeros((3000, 5), dtype=bool)
-    for row, one in zip(states, asked(rounds=3000, availability=law)):
+    for row, one in zip(states, selected(rounds=3000, availability=law)):
         row[one] = True
     before, after = states[:-1], states[1:]
     within(np.array([(before & ~after).sum()]), np.array([0.2]), before.sum())
@@ -143,23 +143,25 @@ def test_markov_frequencies_and_its_stationary_start():
 
 def test_dropouts_are_drawn_by_client_round_and_phase():
     drawn, everyone = participants(dropout=[0.0, 0.3, 0.3, 0.9, 1.0]), np.arange(5)
-    answers = {(r, phase): drawn.answering(r, phase, everyone) for r in range(1, 1001) for phase in (0, 1)}
+    answers = {
+        (r, phase): drawn.participating(r, phase, everyone) for r in range(1, 1001) for phase in (0, 1)
+    }
     counts = np.bincount(np.concatenate(list(answers.values())), minlength=5)
     within(counts, np.array([1, 0.7, 0.7, 0.1, 0]), 2000)
     twice = sum(1 in answers[r, 0] and 1 in answers[r, 1] for r in range(1, 1001))
     within(np.array([twice]), np.array([0.49]), 1000)
     for r in range(1, 50):  # who else is asked changes nothing
         some = np.array([1, 3])
-        assert drawn.answering(r, 0, some).tolist() == [k for k in answers[r, 0] if k in some]
+        assert drawn.participating(r, 0, some).tolist() == [k for k in answers[r, 0] if k in some]
 
 
-def test_of_more_clients_than_wanted_the_first_that_answer_are_the_cohort():
+def test_first_clients_that_report_form_the_cohort():
     drawn = participants(cohort=2, oversample=4, dropout=0.4)
     counts, sizes = np.zeros(5), []
     for r in range(1, 1001):
-        some = drawn.asked(r, 0)
-        answering = drawn.answering(r, 0, some)
-        left = participants(cohort=4, dropout=0.4).answering(r, 0, some) if r < 50 else None
+        some = drawn.selected(r, 0)
+        answering = drawn.participating(r, 0, some)
+        left = participants(cohort=4, dropout=0.4).participating(r, 0, some) if r < 50 else None
         assert len(some) == 4 and set(answering) <= set(some)
         assert left is None or (len(answering) == min(2, len(left)) and set(answering) <= set(left))
         counts[answering] += 1
@@ -169,7 +171,7 @@ def test_of_more_clients_than_wanted_the_first_that_answer_are_the_cohort():
     assert drawn.waits(4, 1) and not drawn.waits(4, 2) and not drawn.waits(2, 2)
 
 
-def test_the_law_of_a_run_is_read_back_from_its_table(tmp_path):
+def test_availability_round_trips_through_the_table(tmp_path):
     (tmp_path / "trace.csv").write_text("round,client\n1,0\n")
     laws = [
         {"name": "uniform"},
@@ -194,17 +196,17 @@ def test_the_law_of_a_run_is_read_back_from_its_table(tmp_path):
         ("client,round\n0,1", "expected the columns round,client"),
         ("round,client,x\n1,0,2", "expected the columns round,client"),
         ("1,0\n2,0", "expected the columns round,client"),
-        ("round,client\n\n", "is empty"),
+        ("round,client\n\n", "has no rows"),
         ("round,client\n1,0\n2,5", "line 3: expected a client from 0 to 4, got 5"),
         ("round,client\n1,-1", "line 2: expected a client from 0 to 4, got -1"),
         ("round,client\n\n0,1", "line 3: rounds are numbered from 1, got 0"),
-        ("round,client\n1;0", "line 2: expected two whole numbers"),
-        ("round,client\n1,0.5", "line 2: expected two whole numbers"),
-        ("round,client\n1,2,3", "line 2: expected two whole numbers"),
+        ("round,client\n1;0", "line 2: expected two integers"),
+        ("round,client\n1,0.5", "line 2: expected two integers"),
+        ("round,client\n1,2,3", "line 2: expected two integers"),
         ("round,client\n2,1\n1,3\n2,1", "line 4: duplicate entry: client 1, round 2"),
     ],
 )
-def test_traces_that_are_refused(tmp_path, lines, expected):
+def test_invalid_traces_are_refused(tmp_path, lines, expected):
     file = tmp_path / "trace.csv"
     file.write_text(lines)
     with pytest.raises(ValueError, match=expected):
@@ -216,47 +218,47 @@ def test_traces_that_are_refused(tmp_path, lines, expected):
     [
         ("round,cohort,client\n1,0,0\n1,2,1", "line 3: a round of the method has 2 cohorts, .* got cohort 2"),
         ("round,cohort,client\n1,-1,0", "line 2: a round of the method has 2 cohorts, .* got cohort -1"),
-        ("round,cohort,client\n1,0", "line 2: expected three whole numbers, round,cohort,client, got '1,0'"),
-        ("round,cohort,client\n1,a,0", "line 2: expected three whole numbers"),
+        ("round,cohort,client\n1,0", "line 2: expected three integers, round,cohort,client, got '1,0'"),
+        ("round,cohort,client\n1,a,0", "line 2: expected three integers"),
         ("round,cohort,client\n1,1,5", "line 2: expected a client from 0 to 4, got 5"),
         ("round,cohort,client\n1,1,2\n1,0,2\n1,1,2", "line 4: duplicate entry: client 2, round 1, cohort 1"),
         ("round,client,cohort\n1,0,0", "expected the columns round,client or round,cohort,client"),
         ("round,cohorts,client\n1,0,0", "did you mean 'cohort'"),
     ],
 )
-def test_prescribed_cohorts_that_are_refused(tmp_path, lines, expected):
+def test_invalid_traces_of_cohorts_are_refused(tmp_path, lines, expected):
     file = tmp_path / "trace.csv"
     file.write_text(lines)
     with pytest.raises(ValueError, match=expected):
         read_trace(str(file), 5, 2)
 
 
-def test_a_trace_prescribes_each_cohort_of_a_round(tmp_path):
+def test_trace_of_the_cohorts_of_a_round(tmp_path):
     """Rows in any order; a cohort that it does not name has nobody, and without the column all are alike."""
     file = tmp_path / "trace.csv"
     file.write_text("round,cohort,client\n3,1,4\n1,0,2\n3,1,0\n3,0,1\n1,1,2\n")
     law = {"name": "trace", "file": str(file)}
     problem = Game(clients=5)
     drawn = Participants(Participation(availability=law), SEED, problem, cohorts=2)
-    found = [[drawn.asked(r, number).tolist() for number in (0, 1)] for r in (1, 2, 3)]
+    found = [[drawn.selected(r, number).tolist() for number in (0, 1)] for r in (1, 2, 3)]
     assert found == [[[2], [2]], [[], []], [[1], [0, 4]]]
     file.write_text("round,client\n1,3\n1,0\n")
     drawn = Participants(Participation(availability=law), SEED, problem, cohorts=2)
-    assert [drawn.asked(1, number).tolist() for number in (0, 1)] == [[0, 3], [0, 3]]
+    assert [drawn.selected(1, number).tolist() for number in (0, 1)] == [[0, 3], [0, 3]]
 
 
-def test_traces_that_cannot_be_read(tmp_path):
+def test_unreadable_traces_are_refused(tmp_path):
     with pytest.raises(OSError, match="cannot read the trace '.*nowhere.csv'"):
         read_trace(str(tmp_path / "nowhere.csv"), 5, 1)
     (tmp_path / "binary.csv").write_bytes(b"round,client\n\xff\xfe")
-    with pytest.raises(ValueError, match="is no text"):
+    with pytest.raises(ValueError, match="is not a text"):
         read_trace(str(tmp_path / "binary.csv"), 5, 1)
 
 
 def test_a_trace_in_any_order_with_windows_lines(tmp_path):
     file = tmp_path / "trace.csv"
     file.write_bytes(b"\xef\xbb\xbfround,client\r\n3,4\r\n1, 2\r\n3,0\r\n")
-    assert asked(rounds=4, availability={"name": "trace", "file": str(file)}) == [[2], [], [0, 4], []]
+    assert selected(rounds=4, availability={"name": "trace", "file": str(file)}) == [[2], [], [0, 4], []]
 
 
 def job(method=None, **participation):
@@ -275,12 +277,15 @@ REFUSED = [
     ),
     (dict(availability={"name": "bernoulli", "probability": [0.5, float("nan"), 1]}), "from 0 to 1.*got nan"),
     (dict(availability={"name": "bernoulli", "probability": []}), "from 0 to 1"),
-    (dict(availability={"name": "bernoulli", "probability": [0.5, 0.5]}), "one for each of 3 clients, got 2"),
+    (
+        dict(availability={"name": "bernoulli", "probability": [0.5, 0.5]}),
+        "one per client for 3 clients, got 2",
+    ),
     (dict(availability={"name": "markov", "p_off": 0, "p_on": 0}), "p_off or p_on above 0"),
     (dict(availability={"name": "markov", "p_off": [0.1, 0.2], "p_on": 0.1}), "p_off: .* got 2"),
     (dict(availability={"name": "cyclic", "blocks": 4}), "expected at most 3, one per client, got 4"),
     (dict(availability={"name": "cyclic", "blocks": 0}), "greater than or equal to 1"),
-    (dict(availability="weighted"), "set cohort"),
+    (dict(availability="weighted"), "set participation.cohort"),
     (dict(availability={"name": "weighted", "weights": 3.0}, cohort=1), "a list of positive weights"),
     (dict(availability={"name": "weighted", "weights": [1, 0, 2]}, cohort=1), "positive weights.*got 0"),
     (dict(availability={"name": "weighted", "weights": [1, 2]}, cohort=1), "got 2"),
@@ -292,8 +297,8 @@ REFUSED = [
         dict(availability={"name": "bernoulli", "probability": 0.5, "unbiased": True}, cohort=1),
         "unknown with cohort",
     ),
-    (dict(oversample=2), "need a cohort"),
-    (dict(oversample=2, cohort=3), "cohort of at most as many, got cohort = 3"),
+    (dict(oversample=2), "needs a cohort"),
+    (dict(oversample=2, cohort=3), "cohort of at most 2, got cohort = 3"),
     (dict(oversample=4, cohort=3), "participation.oversample = 4 is more than problem.clients = 3"),
     (dict(cohort=4), "participation.cohort = 4 is more than problem.clients = 3"),
     (dict(dropout=-0.1), "from 0 to 1.*got -0.1"),
@@ -303,7 +308,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("settings, expected", REFUSED, ids=lambda one: str(one)[:40])
-def test_settings_that_are_refused(settings, expected):
+def test_invalid_settings_are_refused(settings, expected):
     with pytest.raises(ConfigError, match=f"(?s){expected}"):
         job(**settings)
 
@@ -320,13 +325,17 @@ def test_settings_that_are_refused(settings, expected):
     ],
     ids=str,
 )
-def test_methods_that_need_everyone_refuse_absence(settings):
+def test_methods_for_full_participation_refuse_partial_participation(settings):
     method = FGDA(q=2, gamma=0.01, lam=0.01)
-    with pytest.raises(ConfigError, match="needs every client in every round, got participation"):
+    with pytest.raises(ConfigError, match="is defined for full participation only, .*, got participation"):
         job(method, **settings)
-    with pytest.raises(ConfigError, match="for its clients carry x, y, w, v from round to round: leave it"):
+    with pytest.raises(
+        ConfigError, match="because clients store x, y, w, v between rounds, got .*: leave it"
+    ):
         job(method, **settings)
-    with pytest.raises(ConfigError, match="for it is defined for no other: leave it out"):
+    with pytest.raises(
+        ConfigError, match="LSGD is defined for full participation only, got .*: leave it out"
+    ):
         job(LSGD(K=1, eta=0.1), **settings)
     job(method, availability={"name": "bernoulli", "probability": 1})  # nobody is ever absent
     job(method, availability={"name": "cyclic", "blocks": 1}, dropout=0)
@@ -341,7 +350,7 @@ def test_methods_that_need_everyone_refuse_absence(settings):
         {"name": "cyclic", "blocks": 4},
     ],
 )
-def test_an_enormous_number_of_clients_is_looked_at_before_anything_is_made_for_each(law):
+def test_settings_are_validated_before_arrays_over_clients_are_created(law):
     """It is the sum of memory that refuses it."""
     settings = Participation(availability=law, dropout=0.1)
     settings.expect(10**15)
@@ -361,5 +370,5 @@ def test_an_enormous_number_of_clients_is_looked_at_before_anything_is_made_for_
         (dict(availability={"name": "bernoulli", "probability": 0}), 1),
     ],
 )
-def test_the_members_that_memory_and_groups_count_on(settings, members):
+def test_expected_number_of_reporting_clients(settings, members):
     assert Participation(**settings).members(10) == members

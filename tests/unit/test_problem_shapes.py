@@ -34,7 +34,7 @@ class Tall(Chain):
 
 @pytest.mark.parametrize("kind, wide", [(Chain, True), (Tall, False)])
 @pytest.mark.parametrize("batched", [False, True])
-def test_jacobians_are_right_whichever_mode_is_the_cheaper(recwarn, kind, wide, batched):
+def test_jacobians_in_forward_and_reverse_mode(recwarn, kind, wide, batched):
     """tanh' = 1 - tanh², row by row; and torch's notes on itself do not reach the user."""
     assert (kind.inner_size <= DX) == wide
     problem = prepared(kind(clients=1 if not batched else 2))
@@ -67,7 +67,7 @@ class Columns(Minimisation):
         return ((x["w"] - batch[0]) ** 2).mean()
 
 
-def test_one_column_is_data_enough():
+def test_data_of_one_column():
     problem = prepared(Columns())
     assert [problem.client_size(client) for client in range(2)] == [3, 4]
     oracle = oracle_of(problem, clients=[1])
@@ -76,7 +76,7 @@ def test_one_column_is_data_enough():
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_gradients_by_hand_get_blocks_of_one_kind(batched):
+def test_analytic_gradients_get_blocks_of_one_shape(batched):
     """Where clients share x and have moved in y, as in FedNest, x has the client axis too."""
     clients = 3 if batched else 1
     problem = prepared(QuadraticNCPL(clients=clients))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import oracle_of
+from printed import value
 
 from mpifed.cli.catalogue import example
 from mpifed.problems.quadratic import QuadraticNCPL, TwoSidedPL
@@ -16,8 +17,9 @@ QUADRATICS = [
     QuadraticNCPL(dx=2, dy=5, rank=4, clients=1, kappa=100.0),  # fewer x than directions of y
 ]
 TWO_SIDED = [TwoSidedPL(clients=3), TwoSidedPL(d=3, clients=4, scaling=0.5, shift=2.0)]
-PROBLEMS = QUADRATICS + TWO_SIDED
-for _problem in PROBLEMS:
+
+
+for _problem in QUADRATICS + TWO_SIDED:
     _problem.prepare(1)
 
 
@@ -26,67 +28,13 @@ def points(problem, *lead, seed=0):
     return tuple(torch.from_numpy(2 * rng.standard_normal((*lead, sizes[block]))) for block in "xy")
 
 
-def quadratic_value(problem, n, x, y) -> torch.Tensor:
-    H, g = (column[0] for column in problem.client_data(n))
-    P, R, S = H[: problem.dx, : problem.dx], H[: problem.dx, problem.dx :], -H[problem.dx :, problem.dx :]
-    return x @ P @ x / 2 + x @ R @ y - y @ S @ y / 2 + g[: problem.dx] @ x + g[problem.dx :] @ y
-
-
-def two_sided_value(problem, n, x, y) -> torch.Tensor:
-    """Shen et al. 2024, section 3.2.5, as printed."""
-    t, shifts = (column[0] for column in problem.client_data(n))
-    h = x**2 + 3 * torch.sin(x) ** 2 * torch.sin(y) ** 2 - 4 * y**2 - 10 * torch.sin(y) ** 2
-    return t[0] * h.sum() + shifts @ torch.cat([x, y])
-
-
-def value(problem, n, x, y) -> torch.Tensor:
-    return (quadratic_value if isinstance(problem, QuadraticNCPL) else two_sided_value)(problem, n, x, y)
-
-
 def mean_gradients(problem, x, y):
     oracle = oracle_of(problem)
     return tuple(grad.mean(0) for grad in oracle.grad(x, y, oracle.sample(number=0)))
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_one_block_may_be_shared_beside_the_clients_own(problem):
-    oracle = oracle_of(problem)
-    shared, own = points(problem), points(problem, problem.clients, seed=1)
-    for x, y in ((shared[0], own[1]), (own[0], shared[1])):
-        xi = oracle.sample(number=0)
-        expected = oracle.grad(*(block.expand(problem.clients, -1) for block in (x, y)), xi)
-        torch.testing.assert_close(tuple(oracle.grad(x, y, xi)), tuple(expected), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_gradients_by_automatic_differentiation(problem):
-    x, y = (block.requires_grad_() for block in points(problem))
-    oracle = oracle_of(problem)
-    gx, gy = oracle.grad(x.detach(), y.detach(), oracle.sample(number=0))
-    for n in range(problem.clients):
-        expected = torch.autograd.grad(value(problem, n, x, y), (x, y))
-        # A few operations on numbers of up to 100, in another order.
-        torch.testing.assert_close((gx[n], gy[n]), expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("batch_size", [0, 3])
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_gradients_of_all_clients_equal_one_by_one(problem, batch_size):
-    own, shared = points(problem, problem.clients), points(problem, seed=1)
-    every = oracle_of(problem, batched=True, batch_size=batch_size)
-    together = [every.grad(*at, every.sample(number=0)) for at in (own, shared)]
-    for n in range(problem.clients):
-        one = oracle_of(problem, clients=[n], batch_size=batch_size)
-        for at, grads in zip(((own[0][n], own[1][n]), shared), together):
-            alone = one.grad(*at, one.sample(number=0))
-            # Batched products may add in another order: some ulps of numbers of about 10.
-            torch.testing.assert_close(
-                (alone[0][0], alone[1][0]), (grads[0][n], grads[1][n]), rtol=0, atol=1e-13
-            )
-
-
 @pytest.mark.parametrize("problem", QUADRATICS)
-def test_quadratic_has_the_constants_that_it_states(problem):
+def test_quadratic_constants(problem):
     H = np.mean([problem.client_data(n)[0][0].numpy() for n in range(problem.clients)], axis=0)
     P, S = H[: problem.dx, : problem.dx], -H[problem.dx :, problem.dx :]
     # Products of orthogonal matrices: some ulps.

@@ -74,7 +74,7 @@ def test_span_of_a_field():
     assert layout.span("A") == (8, 16) and layout.span("c") == (16, 20)
 
 
-def test_errors_name_what_there_is():
+def test_error_messages_list_the_fields():
     state = Record(x="x", y="y").layout(BLOCKS).state()
     with pytest.raises(AttributeError, match="no field 'z'; it has x, y"):
         _ = state.z

@@ -74,7 +74,7 @@ def test_without_phi_it_is_the_trust_region_problem(kind, radius):
     assert low - rounding <= exact <= high + rounding and high - low <= TOLERANCE * max(1, high)
 
 
-def test_where_the_ball_holds_the_box_it_is_the_closed_form():
+def test_gap_agrees_with_the_closed_form_if_the_ball_contains_the_box():
     game = L1BoxBilinear(dx=7, dy=4, clients=3, bound=0.3)
     game.prepare(1)
     z = game.initial(None)["z"].numpy()
@@ -93,7 +93,7 @@ GAMES = {
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_a_composite_game_knows_its_solution_which_has_no_gap(name):
+def test_gap_is_zero_at_the_solution_of_a_composite_game(name):
     game = GAMES[name]
     game.prepare(1)
     star = game.solution()
@@ -121,13 +121,13 @@ def test_dual_extrapolation_closes_the_gap():
     assert 0 < after["err_D"] < before["err_D"] / 20 and list(after)[:2] == ["err_D", "err_D_slack"]
 
 
-def test_points_off_the_set_of_phi():
+def test_gap_is_infinite_outside_the_set_of_phi():
     """Their gap is infinite but for rounding; a ball without any of the set is no region."""
     J, c, zero = np.eye(2), np.ones(2), np.zeros(2)
     phi = Indicator(Box(-1.0, 1.0))
     assert restricted_gap(J, c, phi, np.array([1.1, 0.0]), zero, 1.0) == (np.inf, np.inf)
     assert np.isfinite(restricted_gap(J, c, phi, np.array([1 + OFF / 2, 0.0]), zero, 1.0)).all()
-    with pytest.raises(ValueError, match="infinite on the ball of radius 1 about the start"):
+    with pytest.raises(ValueError, match="infinite on the ball of radius 1 around the start"):
         restricted_gap(J, c, phi, zero, np.array([3.0, 0.0]), 1.0)
     game = Bilinear(dx=2, dy=1, clients=2, phi=phi)
     game.prepare(1)

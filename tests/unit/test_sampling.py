@@ -71,7 +71,7 @@ def limits(request, monkeypatch):
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, CLIENTS])
-def test_samples_are_those_of_their_addresses(limits, group):
+def test_samples_depend_only_on_their_addresses(limits, group):
     """Also where clients come back to the first sample after the last, as a repeated phase does."""
     sampler = sampler_of(noise=Gaussian(scale=1.0))
     for first in [*range(0, CLIENTS, group), 0]:
@@ -86,7 +86,7 @@ def test_samples_are_those_of_their_addresses(limits, group):
                 np.testing.assert_array_equal(sample.noise[place].numpy(), noise)
 
 
-def test_own_samples_and_normals_are_those_of_their_addresses(limits):
+def test_generated_samples_depend_only_on_their_addresses(limits):
     sampler = sampler_of(Own())
     for first in range(0, CLIENTS, 2):
         rows = slice(first, min(first + 2, CLIENTS))
@@ -99,7 +99,7 @@ def test_own_samples_and_normals_are_those_of_their_addresses(limits):
 
 
 @pytest.mark.parametrize("few", [1, 100, sampling.FEW])
-def test_rounds_that_are_drawn_ahead_have_the_samples_of_their_addresses(monkeypatch, few):
+def test_samples_of_rounds_drawn_ahead(monkeypatch, few):
     """Whoever takes part, and back to an earlier round."""
     monkeypatch.setattr(sampling, "FEW", few)
     everyone, some = np.arange(CLIENTS), np.array([1, 4, 5])
@@ -126,7 +126,7 @@ def test_few_numbers_are_drawn_for_many_rounds_at_once(monkeypatch):
     assert len(asked) == 1
 
 
-def test_clients_that_are_at_different_samples(limits):
+def test_clients_at_different_sample_numbers(limits):
     sampler, rows = sampler_of(noise=Gaussian(scale=1.0)), slice(2, 5)
     mixed = ask(sampler, np.array([4, 1, 2]), rows)
     for place, k in enumerate((4, 1, 2)):
@@ -147,7 +147,7 @@ def test_as_many_samples_are_drawn_as_the_last_round_had(monkeypatch):
     assert counts == [5]
 
 
-def test_whole_batches_are_the_data_themselves():
+def test_full_batches_are_the_data():
     """Of clients with as many rows, and of a copy beside one."""
     problem = Rows()
     problem.client_data = lambda client: (torch.full((2, 1), float(client)),)
@@ -207,7 +207,7 @@ NETWORKS = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_group_of_two_or_more_gives_the_same_bits_whatever_its_size(name, dtype):
+def test_bits_do_not_depend_on_the_group_size(name, dtype):
     problem = Network(*NETWORKS[name], 64)
     whole = gradients_of(problem, dtype, 64, 64)
     for group, rows in ((2, 6), (3, 6), (7, 14), (16, 16)):
@@ -215,7 +215,7 @@ def test_a_group_of_two_or_more_gives_the_same_bits_whatever_its_size(name, dtyp
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5", "rnn"])
-def test_a_lone_client_has_the_same_bits_copied_in_and_viewed(monkeypatch, name):
+def test_bits_of_a_single_client_copied_and_viewed(monkeypatch, name):
     problem = Network(*NETWORKS[name], 2)
     monkeypatch.setattr(autodiff, "LARGE", 2**40)
     copied = gradients_of(problem, torch.float32, 1, 2)
@@ -224,7 +224,7 @@ def test_a_lone_client_has_the_same_bits_copied_in_and_viewed(monkeypatch, name)
 
 
 @pytest.mark.parametrize("large, batched", [(0, False), (2**40, False), (0, True)])
-def test_gradients_are_values(monkeypatch, large, batched):
+def test_gradients_are_not_overwritten(monkeypatch, large, batched):
     """A method keeps a gradient, and a point, while it asks for the next."""
     monkeypatch.setattr(autodiff, "LARGE", large)
     sampler = sampler_of()
@@ -240,7 +240,7 @@ def test_gradients_are_values(monkeypatch, large, batched):
     assert not old.requires_grad and not x.requires_grad and not torch.equal(oracle.grad(2 * x, xi), kept)
 
 
-def test_a_parameter_that_the_loss_leaves_out_has_gradient_zero(monkeypatch):
+def test_unused_parameter_has_zero_gradient(monkeypatch):
     problem = Rows()
     problem.variables = lambda: Blocks(x={"w": (WIDTH,), "unused": (2,)})
     x = torch.ones(WIDTH + 2, dtype=torch.float64)
@@ -267,7 +267,7 @@ print(len(calls))
 
 
 @pytest.mark.parametrize("own, calls", [({}, 3), ({"MALLOC_ARENA_MAX": "1"}, 0)])
-def test_freed_memory_is_kept_unless_the_environment_has_decided(own, calls):
+def test_allocator_settings_respect_the_environment(own, calls):
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
     ran = subprocess.run(
         [sys.executable, "-c", PROBE], env=clean | own, capture_output=True, text=True, check=True
@@ -309,7 +309,7 @@ SIZES = (5, 11, 2, 40, 1, 7)
 @pytest.mark.parametrize(
     "kind, told", [(Counted, None), (Telling, None), (Telling, (1,) * 6), (Telling, (99,) * 6)]
 )
-def test_data_lie_end_to_end_and_are_loaded_once(kind, told, types):
+def test_data_are_contiguous_and_loaded_once(kind, told, types):
     problem = kind(SIZES, told, types)
     data, sizes = load_clients(problem, np.arange(6), torch.as_tensor)
     expected = torch.cat([problem.client_data(client)[0] for client in range(6)])
@@ -318,14 +318,14 @@ def test_data_lie_end_to_end_and_are_loaded_once(kind, told, types):
 
 
 @pytest.mark.parametrize("kind", [Counted, Telling])
-def test_no_second_copy_of_all_data_is_held(kind):
+def test_loading_does_not_copy_all_data(kind):
     """Beside the one that is filled, the data of a client and of the one before it."""
     problem = kind((1000,) * 50)
     (data,), _ = load_clients(problem, np.arange(50), torch.as_tensor)
     assert problem.most <= 2 * 4000 and data.untyped_storage().nbytes() == 50 * 4000
 
 
-def test_clients_of_other_columns_are_refused():
+def test_clients_with_different_columns_are_refused():
     class Odd(Rows):
         def client_data(self, client):
             return super().client_data(client) if client != 3 else (torch.zeros(5, 2), torch.arange(5))

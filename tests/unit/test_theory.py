@@ -92,7 +92,7 @@ def test_step_size_and_bound(theorem, regime):
 
 
 @pytest.mark.parametrize("theorem", THREE, ids=lambda one: one.name)
-def test_without_noise_the_smoothness_alone_counts(theorem):
+def test_without_noise_only_smoothness_matters(theorem):
     largest, _, _, smooth, power, *_ = THREE[theorem]
     said = theorem(2.0, 0.0, 4, 5, 6, 7.0)
     assert (said.steps["eta"], said.bound) == pytest.approx(
@@ -100,12 +100,12 @@ def test_without_noise_the_smoothness_alone_counts(theorem):
     )
 
 
-def test_every_theorem_has_constants_here():
+def test_constants_of_all_theorems_are_listed():
     assert set(CONSTANTS) == set(THEOREMS)
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_every_theorem_says_something(name):
+def test_every_theorem_gives_steps_and_bound(name):
     said = prescribe(name, **CONSTANTS[name])
     assert (said.bound is None) == (name in ORDERS)
     assert said.bound is None or 0 < said.bound < math.inf
@@ -152,7 +152,7 @@ UNITS = {
 
 @pytest.mark.parametrize("units", [(7.0, 1.0), (1.0, 7.0), (0.3, 5.0)])
 @pytest.mark.parametrize("name", UNITS)
-def test_other_units_give_the_same_statement(name, units):
+def test_theorems_are_invariant_to_units(name, units):
     """All but huang-composition, which adds up different units, and shen-3.2, whose ε² stands for ε² times
     one."""
     powers, of_steps, of_bound = UNITS[name]
@@ -209,7 +209,7 @@ def inequality_7(L, sigma, K, R, M, D, G, eta):
         ("wang-kale-7", inequality_7, 2),
     ],
 )
-def test_a_bound_is_what_the_proof_gives_at_the_prescribed_step(name, inequality, slack):
+def test_bound_agrees_with_the_proof_at_the_prescribed_step(name, inequality, slack):
     for constants in varied(name):
         said = prescribe(name, **constants)
         given = inequality(**constants, eta=said.steps["eta"])
@@ -250,7 +250,7 @@ def test_corollaries_are_their_theorems_where_a_term_drops_out():
     much = CONSTANTS["wang-kale-corollary-1"]
     assert prescribe("wang-kale-corollary-1", **much).steps == theorem_1(**much).steps
     least = 14**0.75 * 6 / (6 * math.e * 26**0.5 * 50**0.5 * 4**0.25)
-    with pytest.raises(ValueError, match="Corollary 1 is for sigma >= "):
+    with pytest.raises(ValueError, match="Corollary 1 needs sigma >= "):
         prescribe("wang-kale-corollary-1", **much | {"sigma": least * 0.999})
     assert (
         prescribe("wang-kale-corollary-1", **much | {"sigma": least}).bound
@@ -261,7 +261,7 @@ def test_corollaries_are_their_theorems_where_a_term_drops_out():
     corollary = prescribe("wang-kale-corollary-2", **little)
     assert corollary.steps == third.steps
     assert corollary.bound - third.bound == pytest.approx(4 * 3 * 0.5 / 200 - 4 * 0.01 * 3 / 200**0.5)
-    with pytest.raises(ValueError, match="Corollary 2 is for sigma <= "):
+    with pytest.raises(ValueError, match="Corollary 2 needs sigma <= "):
         prescribe("wang-kale-corollary-2", **little | {"sigma": 0.5})
 
 
@@ -353,20 +353,20 @@ def test_the_ratio_of_zhang_and_gao():
         ("wang-kale-2", {"L": -1.0}, "wang-kale-2: L: expected a finite number >= 0, got -1.0"),
         ("wang-kale-2", {"L": math.nan}, "L: expected a finite number"),
         ("wang-kale-2", {"L": "2"}, "L: expected a finite number >= 0, got '2'"),
-        ("wang-kale-2", {"L": 0.0}, "wang-kale-2 says nothing for these constants: "),
+        ("wang-kale-2", {"L": 0.0}, "wang-kale-2 does not apply to these constants: "),
         ("zhang-gao-58", {"s": 1.0}, "expected 1 < s <= 2, got s = 1.0"),
         ("zhang-gao-58", {"beta": 2.0}, "expected 0 < beta <= 1"),
         ("shen-3.2", {"epsilon": 9.0}, "expected epsilon^2 <= l D"),
         ("shen-3.3", {"epsilon": 90.0}, "expected epsilon <= 2 l D"),
-        ("shen-E.1", {"m": 4}, "is for m = M or sigma_G = 0, got m = 4 of M = 8"),
+        ("shen-E.1", {"m": 4}, "expected m = M or sigma_G = 0, got m = 4, M = 8"),
         ("shen-3.5", {"eta": 1.0}, "expected 0 < eta <= 1 / (4 l K)"),
         ("huang-2024-1", {"rho": 2.0}, "expected 0 < rho <= 1"),
-        ("huang-2024-2", {"lam": 1e-3}, "a larger q may do"),
+        ("huang-2024-2", {"lam": 1e-3}, "try a larger q"),
         ("huang-2024-2", {"lam": 1e3}, "expected lam <= 3 sqrt"),
-        ("huang-composition-2", {"k": 1e-9}, "leave no gamma for q = 5"),
+        ("huang-composition-2", {"k": 1e-9}, "allow no gamma for q = 5"),
     ],
 )
-def test_what_cannot_be_prescribed_is_said(name, changes, words):
+def test_invalid_constants_are_refused(name, changes, words):
     constants = CONSTANTS.get(name, GAME) | changes
     with pytest.raises(ValueError) as error:
         prescribe(name, **{key: value for key, value in constants.items() if value is not None})

@@ -34,7 +34,7 @@ def changed(table, *changes):
     return table
 
 
-def test_a_step_is_filled_in_from_what_the_job_and_the_problem_know():
+def test_constants_come_from_job_and_problem():
     config = Config.from_table(GAME)
     problem = PROBLEMS["AffineGame"](clients=4, d=4, radius=3.0)
     problem.prepare(0)
@@ -46,14 +46,14 @@ def test_a_step_is_filled_in_from_what_the_job_and_the_problem_know():
     assert (config.theory["of"], config.theory["times"]) == ("wang-kale-2", {"eta": 1})
 
 
-def test_constants_that_are_given_come_first():
+def test_given_constants_take_precedence():
     table = changed(GAME, ("algorithm.eta.L", 7.0), ("theory.sigma", 0.5), ("theory.D", 2.0))
     config = Config.from_table(table)
     said = prescribe("wang-kale-2", L=7.0, sigma=0.5, K=5, R=20, M=4, D=2.0)
     assert config.algorithm.eta == said.steps["eta"]
 
 
-def test_a_word_in_the_place_of_a_step_is_enough_where_theory_names_the_theorem():
+def test_theorem_as_text_with_theory_of():
     table = changed(GAME, ("algorithm.eta", "theorem"), ("theory", {"of": "wang-kale-2"}))
     assert Config.from_table(table).algorithm == Config.from_table(GAME).algorithm
 
@@ -65,7 +65,7 @@ def test_a_multiple_of_a_step(times):
     assert often.theory == once.theory | {"times": {"eta": times}}
 
 
-def test_a_theorem_beside_steps_of_ones_own():
+def test_theorem_with_given_steps():
     config = Config.from_table(changed(GAME, ("algorithm.eta", 0.3), ("theory", {"of": "wang-kale-2"})))
     assert config.algorithm.eta == 0.3 and config.theory["of"] == "wang-kale-2"
 
@@ -101,12 +101,12 @@ def test_schedules_and_several_settings():
         ({"name": "student_t", "nu": 4.0, "scale": 0.3}, 0.3 * math.sqrt(2 * 4)),
     ],
 )
-def test_noise_counts_with_its_dimension(noise, sigma):
+def test_sigma_of_noise_includes_the_dimension(noise, sigma):
     table = changed(GAME, ("oracle", {"noise": noise} if noise else {}))
     assert Config.from_table(table).theory["sigma"] == pytest.approx(sigma)
 
 
-def test_a_table_builds_the_same_job_without_asking_the_problem(tmp_path):
+def test_table_rebuilds_the_job_without_the_problem(tmp_path):
     config = Config.from_table(changed(GAME, ("run.out", str(tmp_path / "run")), ("run.progress", False)))
     table = config.table()
     assert table["algorithm"]["eta"] == config.algorithm.eta
@@ -118,13 +118,13 @@ def test_a_table_builds_the_same_job_without_asking_the_problem(tmp_path):
     assert stored["theory"] == table["theory"] and stored["algorithm"]["eta"] == config.algorithm.eta
 
 
-def test_a_filled_step_that_is_changed_is_one_s_own():
+def test_changed_step_is_not_attributed_to_the_theorem():
     table = Config.from_table(GAME).table()
     assert table["theory"]["times"] == {"eta": 1}
     assert "times" not in Config.from_table(changed(table, ("algorithm.eta", 0.3))).theory
 
 
-def test_a_run_that_goes_on_keeps_its_step(tmp_path):
+def test_resumed_run_keeps_its_step(tmp_path):
     table = changed(GAME, ("run.out", str(tmp_path / "run")), ("run.progress", False))
     first = run(table, SerialComm())
     longer = run(changed(first.config, ("rounds", 25)), SerialComm())
@@ -138,15 +138,18 @@ def test_a_run_that_goes_on_keeps_its_step(tmp_path):
         ([("algorithm.eta", "theorem")], 'theory.of is missing, e.g. theory.of = "wang-kale-1"'),
         (
             [("algorithm.eta.of", "wang-kale-6")],
-            "wang-kale-6 is about LSGD, not LESGD, of which there are wang",
+            "wang-kale-6 is about LSGD, not LESGD, whose theorems are wang",
         ),
         ([("algorithm.eta.l", 1.0)], "wang-kale-2 has no constant 'l': "),
         ([("algorithm.eta.L", "big")], "theory: wang-kale-2: L: expected a finite number >= 0, got 'big'"),
         ([("algorithm.eta.times", -1)], "algorithm.eta.times: expected a number > 0"),
-        ([("algorithm.K", {"name": "theorem", "of": "wang-kale-2"})], "says nothing of 'K': (options: eta)"),
+        (
+            [("algorithm.K", {"name": "theorem", "of": "wang-kale-2"})],
+            "does not prescribe 'K': (options: eta)",
+        ),
         ([("theory", "wang-kale-2")], "[theory] is a table with the name of a theorem, of = ..., got 'wang"),
         ([("theory.times", 3)], "theory.times is a table of settings and multiples, got 3"),
-        ([("theory.of", "wang-kale-1")], "a job has one theorem: of = 'wang-kale-1' and 'wang-kale-2'"),
+        ([("theory.of", "wang-kale-1")], "a job has one theorem, but of is 'wang-kale-1' and 'wang-kale-2'"),
         (
             [("algorithm.eta.of", "wang-kale-24")],
             "wang-kale-24 needs xi, which neither the job nor the problem",
@@ -158,13 +161,13 @@ def test_a_run_that_goes_on_keeps_its_step(tmp_path):
         ([("oracle.noise", {"name": "student_t", "nu": 1.5})], "wang-kale-2 needs sigma, which"),
     ],
 )
-def test_what_cannot_be_filled_in_is_refused(changes, words):
+def test_incomplete_theory_is_refused(changes, words):
     with pytest.raises(ConfigError) as error:
         Config.from_table(changed(GAME, *changes))
     assert words in str(error.value)
 
 
-def test_a_problem_that_fails_is_blamed(tmp_path):
+def test_errors_of_the_problem_are_reported(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\n"
         "from mpifed.problems import AffineGame\n"
@@ -172,11 +175,13 @@ def test_a_problem_that_fails_is_blamed(tmp_path):
         "    def constants(self):\n"
         "        raise RuntimeError('not known')\n"
     )
-    with pytest.raises(ConfigError, match="Mine does not tell its constants: RuntimeError: not known"):
+    with pytest.raises(
+        ConfigError, match="the constants of Mine cannot be computed: RuntimeError: not known"
+    ):
         Config.from_table(changed(GAME, ("problem", {"name": f"{tmp_path / 'mine.py'}:Mine"})))
 
 
-def test_a_theory_from_python_is_complete():
+def test_theory_from_python_must_be_complete():
     config = Config.from_table(GAME)
     settings = dict(algorithm=config.algorithm, problem=config.problem)
     assert Config(**settings, theory=config.theory).theory == config.theory
@@ -201,7 +206,7 @@ def jacobian(problem, client):
 
 
 @pytest.mark.parametrize("name", ["AffineGame", "Bilinear", "L1BoxBilinear", "Saddle", "QuadraticNCPL"])
-def test_the_modulus_that_a_problem_states_is_that_of_its_clients(name):
+def test_lipschitz_constants_of_problems(name):
     settings = {"t_max": 3.0, "tau": 0.7} if name == "Saddle" else {"heterogeneity": 0.5}
     problem = PROBLEMS[name](clients=3, **settings)
     problem.prepare(1)
@@ -210,7 +215,7 @@ def test_the_modulus_that_a_problem_states_is_that_of_its_clients(name):
     assert problem.constants()["L"] == pytest.approx(largest, rel=1e-8)
 
 
-def test_the_modulus_of_the_two_sided_problem_is_a_bound():
+def test_lipschitz_constant_of_the_two_sided_problem():
     problem = PROBLEMS["TwoSidedPL"](clients=3, scaling=0.5, scale=0.0)
     problem.prepare(1)
     largest = max(np.linalg.norm(jacobian(problem, client), 2) for client in range(3))  # attained at 0
@@ -226,7 +231,7 @@ def test_the_bounds_of_the_composite_game_hold_on_its_box():
     assert max(np.linalg.norm(z - problem._start) for z in points) == pytest.approx(known["D"])
 
 
-def test_every_theorem_is_about_methods_that_there_are():
+def test_methods_of_theorems_exist():
     from mpifed.algorithms import ALGORITHMS
 
     for theorem in THEOREMS.values():

@@ -76,7 +76,7 @@ STORED = {
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("law", UNEQUAL)
 @pytest.mark.parametrize("name", STORED)
-def test_stored_variates_lead_to_the_solution_whatever_the_chances(tmp_path, name, law, weights):
+def test_stored_variates_converge_to_the_solution(tmp_path, name, law, weights):
     """The server's variate stays the mean of the clients', so that the solution is the fixed point: what is
     left after 600 rounds is rounding."""
     run = simulation(STORED[name], tmp_path, **UNEQUAL[law], weights=weights)
@@ -119,19 +119,19 @@ LINEAR = {
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("law", UNEQUAL)
 @pytest.mark.parametrize("name", LINEAR)
-def test_the_expected_step_is_that_of_all_clients(tmp_path, monkeypatch, name, law, weights):
+def test_expected_step_equals_full_participation(tmp_path, monkeypatch, name, law, weights):
     """The mean over every cohort that can be drawn, of the point after the first round."""
 
     def after_a_round(members=None, **settings):
         run = simulation(LINEAR[name], tmp_path, **settings, weights=weights)
         drawn = run.rounds.coordinator.participants
         if members is not None:
-            monkeypatch.setattr(drawn, "asked", lambda r, number: np.array(members, dtype=int))
+            monkeypatch.setattr(drawn, "selected", lambda r, number: np.array(members, dtype=int))
         run.start()
         run.step()
         return run.shared.x.clone()
 
-    chances = simulation(LINEAR[name], tmp_path, **UNEQUAL[law]).rounds.coordinator.participants.chances
+    chances = simulation(LINEAR[name], tmp_path, **UNEQUAL[law]).rounds.coordinator.participants.probabilities
     cohorts = chances_of_cohorts(law, np.array(chances))
     assert sum(cohorts.values()) == pytest.approx(1, rel=1e-12)
     expected = sum(chance * after_a_round(one, **UNEQUAL[law]) for one, chance in cohorts.items())
@@ -148,7 +148,7 @@ def test_averages_of_one_cohort_in_two_phases_are_refused():
     Config(algorithm=fresh, problem=Quadratic(), participation={"cohort": 2})
 
 
-def test_records_of_clients_that_no_field_of_a_message_names_as_changed_are_refused(tmp_path):
+def test_stored_fields_without_declared_changes_are_refused(tmp_path):
     """A method of a user's that stores a variate: unbiased averages would weigh its change by 1/π."""
 
     @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def test_records_of_clients_that_no_field_of_a_message_names_as_changed_are_refu
             shared.x = mean.x
 
     for law in UNEQUAL.values():
-        with pytest.raises(ConfigError, match=r"Stores stores c at its clients.*dc = mpifed.stored\(\"x\"\)"):
+        with pytest.raises(ConfigError, match=r"clients of Stores store c, and.*dc = mpifed.stored\(\"x\"\)"):
             Config(algorithm=Stores(), problem=Quadratic(), participation=law)
     Config(algorithm=Stores(), problem=Quadratic(), participation={"cohort": 2})
     Config(

@@ -65,7 +65,7 @@ def drawn(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("group", [1, 2, "all"])
-def test_lenet_of_torch_is_the_built_in_to_the_last_bit(tmp_path, drawn, group, dtype):
+def test_torch_lenet_agrees_with_the_built_in_bitwise(tmp_path, drawn, group, dtype):
     built_in, torchs = LeNet5(), LeNet().double()
     torchs.load_state_dict(built_in.initial(built_in.shapes((1, 28, 28), 1), generator(0, "initial")))
     expected, found = (
@@ -87,7 +87,7 @@ def test_a_class_of_a_file_is_stored_with_its_source(tmp_path):
 
 
 @pytest.mark.parametrize("problem", ["Classification", "FairClassification", "RobustRegression"])
-def test_in_the_problems_of_classification(tmp_path, problem):
+def test_modules_in_classification_problems(tmp_path, problem):
     method = "FedAvg" if problem == "Classification" else "LocalSGDA"
     table = job(tmp_path, {"name": f"{FILE}:dropping", "outputs": 10, "p": 0.1}, problem)
     if method == "FedAvg":
@@ -95,7 +95,7 @@ def test_in_the_problems_of_classification(tmp_path, problem):
     assert len(mpifed.run(table, SerialComm()).point["x"]) == 64 * 6 + 6 + 60 + 10
 
 
-def test_a_class_starts_from_the_seed_and_an_object_from_what_it_holds():
+def test_initial_parameters_of_classes_and_objects():
     first, again = (prepared(f"{FILE}:Net").initial(generator(seed, "initial"))["x"] for seed in (0, 0))
     other = prepared(f"{FILE}:Net").initial(generator(1, "initial"))["x"]
     assert first.dtype == torch.float64 and torch.equal(first, again) and not torch.equal(first, other)
@@ -109,7 +109,7 @@ def test_a_class_starts_from_the_seed_and_an_object_from_what_it_holds():
     assert problem.model.given is not net or all(one.grad is None for one in net.parameters())
 
 
-def test_a_shared_weight_counts_once_and_gets_the_gradient_of_both_uses():
+def test_gradient_of_a_shared_weight():
     problem = prepared(Tied().double())
     assert list(problem.variables()["x"]) == ["inner.weight", "out.weight", "out.bias", "a", "b"]
     x = problem.variables().unflatten("x", problem.initial(generator(0, "initial"))["x"])
@@ -159,49 +159,51 @@ def with_buffer(value):
 
 
 REFUSED = [
-    (lambda: Net(nn.BatchNorm1d(6)), "has BatchNorm1d at 'middle': it normalises by the batch"),
-    (lambda: Net(nn.BatchNorm1d(6)), "use GroupNorm, nn.GroupNorm(6, 6)"),
-    (lambda: Net(nn.SyncBatchNorm(64)), "use GroupNorm, nn.GroupNorm(32, 64)"),
+    (lambda: Net(nn.BatchNorm1d(6)), "has BatchNorm1d at 'middle': batch normalisation couples the samples"),
+    (lambda: Net(nn.BatchNorm1d(6)), "use nn.GroupNorm(6, 6)"),
+    (lambda: Net(nn.SyncBatchNorm(64)), "use nn.GroupNorm(32, 64)"),
     (lambda: Net(nn.InstanceNorm1d(6, track_running_stats=True)), "expected track_running_stats=False"),
-    (lambda: Net(nn.RReLU()), "draws in forward (aten.rrelu_with_noise.default): expected no other draws"),
+    (lambda: Net(nn.RReLU()), "draws random numbers in forward (aten.rrelu_with_noise.default): only torch"),
     (
         lambda: Odd(forward=lambda net, value: value + torch.randn_like(value)),
-        "draws in forward (aten.randn_like",
+        "draws random numbers in forward (aten.randn_like",
     ),
     (lambda: Odd(forward=lambda net, value: value + torch.randn_like(value)), "test_user_networks.py"),
     (lambda: Odd(with_buffer(lambda: torch.zeros(1)), writes), "writes to its buffer 'seen' in forward"),
     (
         lambda: Odd(forward=lambda net, value: 2 * value if net.training else value),
-        "no dropout: expected the same",
+        "without dropout: expected the same",
     ),
     (
         lambda: Odd(forward=lambda net, value: (value, value)),
         "returns a tuple for samples of shape [3, 1, 8, 8]",
     ),
-    (lambda: Odd(forward=lambda net, value: value > 0), "has outputs of type bool for samples of shape"),
+    (lambda: Odd(forward=lambda net, value: value > 0), "has outputs of dtype bool for samples of shape"),
     (
         lambda: Net(outputs=10),
         "has outputs of shape [3, 10] for samples of shape [3, 1, 8, 8] (batch, c, h, w)",
     ),
     (lambda: Net(outputs=10), "expected a tensor [3, 1] (batch, outputs)"),
-    (lambda: LeNet(), "does not take samples of shape [3, 1, 8, 8] (batch, c, h, w): RuntimeError: "),
+    (lambda: LeNet(), "does not accept samples of shape [3, 1, 8, 8] (batch, c, h, w): RuntimeError: "),
     (lambda: nn.Sequential(nn.Flatten()), "has no parameters to train"),
     (lambda: Net().requires_grad_(False), "has no parameters to train"),
     (
         lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(1)),
-        "has lazy layers: call it once on samples before",
+        "has lazy layers: call it once on samples first",
     ),
 ]
 
 
 @pytest.mark.parametrize("make, said", REFUSED)
-def test_modules_that_no_network_can_be_are_refused(make, said):
+def test_unsupported_modules_are_refused(make, said):
     assert said in refusal(make())
 
 
-def test_a_name_that_the_problem_has_is_refused():
+def test_parameter_name_of_the_problem_is_refused():
     net = Odd(lambda net: setattr(net, "a", nn.Parameter(torch.zeros(1))))
-    with pytest.raises(ValueError, match="a parameter 'a', like the problem: give it another name"):
+    with pytest.raises(
+        ValueError, match="a parameter 'a', which is also a variable of the problem: rename it"
+    ):
         prepared(net).variables()
 
 
@@ -255,21 +257,24 @@ def file(tmp_path):
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("Drawn", "the network nets.py:Drawn has 'frequencies', which is random and not a parameter"),
+        (
+            "Drawn",
+            "the network nets.py:Drawn has 'frequencies', which is random, but not a trained parameter",
+        ),
         (
             "other_every_time",
-            "has 'first.weight', which differs when the module is created again from one seed",
+            "has 'first.weight', which differs between two modules that are created with the same seed",
         ),
         ("nothing", "nets.py:nothing returns a int: expected an nn.Module"),
-        ("fails", "nets.py:fails cannot be made: RuntimeError: no net today"),
+        ("fails", "nets.py:fails cannot be created: RuntimeError: no net today"),
     ],
 )
-def test_what_files_make_is_refused(file, name, said):
+def test_unsupported_definitions_in_files_are_refused(file, name, said):
     assert said in refusal(f"{file}:{name}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_buffers_and_frozen_parameters_are_constants_in_the_precision_of_the_point(file, dtype):
+def test_buffers_and_frozen_parameters_are_constants(file, dtype):
     problem = prepared(f"{file}:Positions")
     assert list(problem.variables()["x"]) == ["scale", "first.bias", "last.weight", "last.bias", "a", "b"]
     x = problem.variables().unflatten("x", problem.initial(generator(0, "initial"))["x"].to(dtype))
@@ -285,7 +290,7 @@ def test_buffers_and_frozen_parameters_are_constants_in_the_precision_of_the_poi
 
 @pytest.mark.parametrize("name", ["Positions", "lazy"])
 @pytest.mark.parametrize("group", [1, 2])
-def test_they_run_and_give_the_module_back(tmp_path, file, name, group):
+def test_run_and_export_of_modules(tmp_path, file, name, group):
     result = go(tmp_path / "run", f"{file}:{name}", group=group)
     model = mpifed.Config.from_table(result.config).problem.model
     module = model.module(result.parameters["x"])
@@ -304,7 +309,7 @@ def test_weights_of_another_network_are_refused(file):
         )
 
 
-def test_functions_that_cannot_be_mapped_are_stepped_one_after_another(tmp_path, capsys):
+def test_functions_that_cannot_be_vectorised_are_looped(tmp_path, capsys):
     whole = go(tmp_path / "auto", f"{FILE}:Branches", reduction="exact")
     alone = go(tmp_path / "loop", f"{FILE}:Branches", reduction="exact", group=1)
     assert torch.equal(whole.point["x"], alone.point["x"])
@@ -321,7 +326,7 @@ def test_many_clients_fall_back_to_the_loop(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["Net", "dropping"])
-def test_a_run_goes_on_to_the_same_bits(tmp_path, name):
+def test_resumed_run_is_bitwise_identical(tmp_path, name):
     model = f"{FILE}:{name}"
     whole = go(tmp_path / "whole", model, rounds=6, reduction="exact")
     go(tmp_path / "parts", model, reduction="exact", checkpoint_every=1)
@@ -329,7 +334,7 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path, name):
     assert torch.equal(whole.point["x"], parts.point["x"])
 
 
-def test_a_run_goes_on_with_no_other_source(tmp_path):
+def test_run_with_changed_source_cannot_be_resumed(tmp_path):
     file = tmp_path / "net.py"
     file.write_text("from networks import Net\n")
     go(tmp_path / "run", f"{file}:Net", checkpoint_every=1)
@@ -340,7 +345,7 @@ def test_a_run_goes_on_with_no_other_source(tmp_path):
         go(tmp_path / "run", f"{file}:Net", rounds=6)
 
 
-def test_an_object_goes_on_with_its_config_alone(tmp_path):
+def test_run_with_a_module_object_is_resumed_with_its_config(tmp_path):
     net = Net()
     whole = go(tmp_path / "whole", copy.deepcopy(net), rounds=6, reduction="exact")
     go(tmp_path / "parts", copy.deepcopy(net), reduction="exact", checkpoint_every=1)
@@ -352,7 +357,7 @@ def test_an_object_goes_on_with_its_config_alone(tmp_path):
     assert torch.equal(whole.point["x"], parts.point["x"])
 
 
-def test_the_module_that_is_given_stays_as_it_is(tmp_path):
+def test_given_module_is_not_changed(tmp_path):
     net = Net().train()
     before = copy.deepcopy(net.state_dict())
     go(tmp_path, net)

@@ -53,7 +53,7 @@ def at(mu: float, sigma: float) -> dict[str, torch.Tensor]:
 
 
 @LATENTS
-def test_pairs_are_drawn_once_by_the_clients_number(latent):
+def test_pairs_depend_only_on_the_client_number(latent):
     of, more = problem(latent=latent), problem(latent=latent, clients=9)
     for k in range(3):
         stream = Stream(0, "wgan pairs", [k])
@@ -150,12 +150,12 @@ def test_option_i_of_scaffold_takes_the_exact_gradient_of_drawn_pairs(tmp_path, 
     torch.testing.assert_close(simulation.shared.cx, wanted, rtol=1e-13, atol=1e-14)  # a mean of three
 
 
-def test_alike_clients_with_pairs_have_the_optimum_of_the_law():
+def test_optimum_of_identical_clients():
     """Real data are μ̂ + σ̂ z, so the fixed set changes nothing, however far its moments lie from the law's."""
     assert problem(s=0.0).optimum() == pytest.approx((0.4, 0.6), abs=1e-15)
 
 
-def test_full_batches_are_taken_where_pairs_are_held(tmp_path):
+def test_full_batches_of_fixed_pairs(tmp_path):
     """An exact step of Fed-Norm-SGDA from the start, by hand."""
     of = WGAN(clients=3, samples=7, lam=0.3, s=0.8)
     step = dict(eta_x=0.01, eta_y=0.02, gamma_x=0.01, gamma_y=0.02)
@@ -171,5 +171,5 @@ def test_full_batches_are_taken_where_pairs_are_held(tmp_path):
 
 
 def test_one_pair_is_refused():
-    with pytest.raises(ValueError, match="samples: expected 2 pairs and more"):
+    with pytest.raises(ValueError, match="expected at least 2 pairs"):
         build(WGAN, {"clients": 1, "samples": 1}, "problem")
