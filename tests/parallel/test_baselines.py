@@ -1,163 +1,483 @@
-"""The methods that others compare with against plain loops, with cohorts, sample weights, sets, resumed.
+"""Baselines against plain loops: every option, noise, cohorts, sample weights, binding sets and resumption.
 
 Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
-from baselines import FIXED, LARGE, Half, baseline, gradient_at
+from baselines import FIXED, LARGE, Half, gradient_at, plugin
 from bounded import Bounded
+from fields import Chain, Square, chain_at
 from games import Game, configuration, sizes, start_of, trace, trace_file
-from reference import baselines, cross_device
-from resumed import assert_goes_on, assert_path
+from reference import composition_baselines as composed
+from reference import cross_device, variates
+from reference import minimax_baselines as plain
+from reference.fedopt import fedopt
+from resumed import assert_path, assert_resumed
 
-from mpifed import run
+from mpifed import Sets, run
+from mpifed.algorithms import (
+    CDMAADA,
+    CDMANC,
+    CDMAONE,
+    CODASCA,
+    FLRA,
+    SAGDA,
+    SCAFFOLD,
+    CODAPlus,
+    ComFedL,
+    FedAvg,
+    FedNest,
+    FedNestComposition,
+    FedNormSGDA,
+    FedNormSGDAPlus,
+    FedSGDAM,
+    FedSGDAPlus,
+    LFedNest,
+    LocalAMSGrad,
+    LocalMOML,
+    LocalSCGD,
+    LocalSCGDM,
+    LocalSGDAPlus,
+    MomentumLocalSGDA,
+    MomentumLocalSGDAPlus,
+)
 from mpifed.core.noise import Gaussian
 from mpifed.core.participation import Participation
 from mpifed.core.sets import Ball, Box
+from mpifed.core.streams import generator
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.setup import default_dtype
 
 pytestmark = pytest.mark.mpi
 
-SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 4, 5
-CDMA, NEST = dict(K=3, eta_x=0.05, eta_y=0.04), dict(tau=2, alpha=0.04, beta=0.06)
-#: Another cohort for the second phase of CDMA, or for every call of FedNest.
-FRESH = dict(fresh_cohort=True)
-#: Name → settings.
-SETTINGS = {
-    "fedavg": [dict(K=3, eta=0.05, eta_g=1.3)],
-    "cdma_nc": [CDMA],
-    "cdma_one": [CDMA | {"large_batch": LARGE}, CDMA | FRESH, CDMA],
-    "cdma_ada": [
-        CDMA | dict(alpha=0.95, a=0.2, b=0.9),
-        CDMA | FRESH | dict(alpha=5.0, a=1 / 3),
-        CDMA | FRESH | dict(alpha=0.95, a=1 / 3, large_batch=LARGE),
-    ],
-    "fednest": [
-        *(NEST | dict(T=T) for T in (1, 3)),
-        NEST | dict(T=2, tau_outer=4, inner="sgd"),
-        NEST | FRESH | dict(T=2, tau_outer=1, outer="sgd"),
-        NEST | FRESH | dict(T=2),
-    ],
-    "lfednest": [NEST | dict(T=1), NEST | FRESH | dict(T=2)],
-    "flra": [dict(tau=3, eta_1=0.05, eta_2=0.04)],
-    "local_amsgrad": [dict(K=3, eta_x=0.03, eta_y=0.02, beta_1=0.7, beta_2=0.8, epsilon=0.05)],
-}
-METHODS = [(name, settings) for name, cases in SETTINGS.items() for settings in cases]
-#: Cohort and weights.
-SAMPLING = [(None, "uniform"), (2, "uniform"), (3, "samples")]
-WITHOUT_Y = ("fedavg",)
-
-methods = pytest.mark.parametrize("name, settings", METHODS)
-sampling = pytest.mark.parametrize("cohort, weights", SAMPLING, ids=lambda v: str(v))
-groups = pytest.mark.parametrize("group", [1, 2, "all"])
+#: Stages of 1, 2 and then 4 rounds, so that a client can miss the start of a stage and participate in its
+#: middle.
+SEED, BATCH, NOISE, ROUNDS, CLIENTS = 1, 2, Gaussian(scale=0.3), 5, 5
+#: Both sets bind from the first round on; the solution of ``Half`` is near 0, outside of ``OUTER``.
+BOTH, Y, X, OUTER = (Box(-0.45, 0.3), Ball(0.1)), Ball(0.15), Ball(0.5), Box(0.05, 0.6)
 
 
-def job(name, settings, out, problem=None, rounds=ROUNDS, **changes):
-    problem = problem or (Half if name in WITHOUT_Y else Game)(clients=CLIENTS)
-    changes = {"reduction": "exact", "watchdog": 0, "eval_every": 10**6} | changes
-    method = baseline(name, **settings)
-    config = configuration(method, problem, out, seed=SEED, rounds=rounds, batch_size=BATCH, **changes)
-    return config.model_copy(update={"record": ("x",) if name in WITHOUT_Y else ("x", "y")})
-
-
-def expected(name, settings, cohort, weights, cohorts=None, **options):
-    """The points after every round, ``[rounds, d]``, by plain loops; ``cohorts`` in place of drawn ones."""
-    game = Game(clients=CLIENTS)
+def prepared(problem):
     with default_dtype(torch.float64):  # as a float64 run prepares it
-        game.prepare(SEED)
-    x, y = start_of(game, SEED)
-    settings = dict(settings)
-    number = settings.get("T", 1) + 1 if settings.pop("fresh_cohort", False) else 1
-    cohorts = cohorts or [
-        [Cohort.draw(SEED, r, CLIENTS, cohort or CLIENTS, one).tolist() for one in range(number)]
-        for r in range(1, ROUNDS + 1)
-    ]
-    path = getattr(cross_device if hasattr(cross_device, name) else baselines, name)(
-        gradient_at(game, SEED, BATCH, NOISE),
-        x,
-        FIXED if name in WITHOUT_Y else y,
-        cohorts,
-        sizes(game).tolist() if weights == "samples" else [1.0] * CLIENTS,
-        **settings,
-        **options,
+        problem.prepare(SEED)
+    return problem
+
+
+game = cache(lambda: prepared(Game(clients=CLIENTS)))
+
+
+class InASet(Half):
+    """The minimisation with a binding set."""
+
+    def prepare(self, seed, data_dir=None):
+        super().prepare(seed)
+        self.sets = Sets(x=OUTER)
+
+
+class ChainInASet(Chain):
+    """The composition with a binding set."""
+
+    def prepare(self, seed, data_dir=None):
+        super().prepare(seed)
+        self.sets = Sets(x=X)
+
+
+@dataclass
+class Family:
+    """Problems of a reference, and how it is called with ``(cohorts, weights, **settings)``.
+
+    Attributes:
+        bound: the problem with binding sets, and the options of the reference for these sets.
+        partly: options for fewer sets, which give other points; by default no set.
+    """
+
+    problem: Callable
+    call: Callable
+    bound: Callable
+    project: dict
+    partly: list = field(default_factory=lambda: [{}])
+    record: tuple = ("x", "y")
+
+
+def on_game(reference, cohorts, weights, /, **settings):
+    return reference(
+        gradient_at(game(), SEED, BATCH, NOISE), *start_of(game(), SEED), cohorts, weights, **settings
     )
-    return np.array([torch.cat(point).numpy() for point in path])
+
+
+def on_half(reference, cohorts, weights, /, **settings):
+    grad, x = gradient_at(game(), SEED, BATCH, NOISE), start_of(game(), SEED)[0]
+    if reference is fedopt:
+        path = fedopt(
+            lambda k, x, key: grad(k, x, FIXED, key)[0], x, [one for (one,) in cohorts], weights, **settings
+        )
+        return [(x,) for x in path]
+    return reference(grad, x, FIXED, cohorts, weights, **settings)
+
+
+def on_chain(kind):
+    def call(reference, cohorts, weights, /, **settings):
+        problem = prepared(kind(clients=CLIENTS))
+        x = problem.initial(generator(SEED, "initial"))["x"]
+        path = reference(chain_at(problem, SEED, BATCH, NOISE), x, cohorts, weights, **settings)
+        return [(x,) for x in path]
+
+    return call
+
+
+free = cross_device.free
+MINIMAX = Family(
+    Game,
+    on_game,
+    lambda clients: Bounded(clients=clients, set_x=BOTH[0], set_y=BOTH[1]),
+    {"project": BOTH},
+    [{"project": (free, BOTH[1])}, {"project": (BOTH[0], free)}],
+)
+#: References that project y only.
+ASCENT = Family(
+    Game,
+    lambda reference, cohorts, *rest, **settings: on_game(
+        reference, [one for (one,) in cohorts], *rest, **settings
+    ),
+    lambda clients: Game(clients=clients, ball=0.15),
+    {"project": Y},
+)
+HALF = Family(Half, on_half, InASet, {"project": OUTER}, record=("x",))
+CHAIN, SQUARE = (
+    Family(kind, on_chain(kind), ChainInASet, {"project": X}, record=("x",)) for kind in (Chain, Square)
+)
+
+
+@dataclass
+class Case:
+    """A method, its reference and settings; ``theirs`` are those of the reference where they differ."""
+
+    family: Family
+    method: type | Callable
+    reference: Callable
+    settings: dict
+    theirs: dict = field(default_factory=dict)
+    resumed: bool = False
+    sets: bool = False
+
+    def algorithm(self):
+        return self.method(**self.settings)
+
+    def expected(self, cohort, weights, cohorts=None, **options) -> np.ndarray:
+        """Return the points after every round, ``[rounds, d]``, by plain loops."""
+        settings = self.settings | self.theirs
+        new = settings.pop("fresh_cohort", False)
+        numbers = range(settings.get("T", 1) + 1 if new else 1)
+        cohorts = cohorts or [
+            [Cohort.sample(SEED, r, CLIENTS, cohort or CLIENTS, one).tolist() for one in numbers]
+            for r in range(1, ROUNDS + 1)
+        ]
+        n = sizes(game()).tolist() if weights == "samples" else [1.0] * CLIENTS  # a chain has as many rows
+        path = self.family.call(self.reference, cohorts, n, **settings | options)
+        return np.array([torch.cat(point).numpy() for point in path])
+
+    def cohort(self, size):
+        return size if self.algorithm().partial_participation else None
+
+
+CDMA, NEST = dict(K=3, eta_x=0.05, eta_y=0.04), dict(tau=2, alpha=0.04, beta=0.06)
+NEW = dict(fresh_cohort=True)
+GLOBAL = dict(K=3, eta_xl=0.05, eta_yl=0.04, eta_xg=1.2, eta_yg=0.9)
+STAGES = dict(K=3, eta=0.06, T=1, growth=2, decay=1.5, prox=1.3)
+SCAFFOLDS = dict(K=3, eta_l=0.05, eta_g=0.9)
+RATES = dict(eta_x=0.05, eta_y=0.04)
+SERVER = dict(gamma_x=0.06, gamma_y=0.03)
+LOCAL = dict(K=3, eta={"name": "power", "scale": 0.1})
+POWER = {"name": "power", "scale": 0.9, "offset": 1.0, "exponent": 0.5}
+MOMENTUM = dict(q=3, **RATES, beta_x=0.7, beta_y=0.4)
+TAU = (1, 4, 2, 3, 1)
+FALLING = {"name": "power", "scale": 0.09, "offset": 1, "exponent": 0.6}
+NESTED = dict(T=2, tau=2, alpha=0.04, beta=0.6)
+
+
+def constant(value):
+    return lambda t: value
+
+
+def power(scale):
+    return lambda t: scale / (1 + t) ** 0.5
+
+
+def minimax(name, cls, *variants, module=cross_device, **flags):
+    """Return cases of a reference by number, of which the last is resumed."""
+    return {
+        f"{cls.__name__} {number}": Case(
+            MINIMAX, cls, getattr(module, name), one, resumed=one is variants[-1], sets=True, **flags
+        )
+        for number, one in enumerate(variants)
+    }
+
+
+def ascent(name, cls, ours, theirs, reference, resumed=False):
+    return {name: Case(ASCENT, cls, reference, ours, theirs, resumed, True)}
+
+
+def fedavg(name, server=None, theirs=None, eta_g=0.1, resumed=False):
+    settings = LOCAL | dict(eta_g=eta_g) | ({"server": server} if server else {})
+    theirs = dict(eta=lambda t: 0.1 / t ** (1 / 3)) | (theirs or {})
+    return {f"FedAvg{name}": Case(HALF, FedAvg, fedopt, settings, theirs, resumed, not server)}
+
+
+def composition(name, cls, reference, settings, sets=False, family=CHAIN):
+    theirs = {"eta": constant(settings["eta"])} if "eta" in settings else {}
+    if settings.get("eta") is FALLING:
+        theirs = {"eta": lambda t: 0.09 / (1 + t) ** 0.6}
+    return {name: Case(family, cls, reference, settings, theirs, True, sets)}
+
+
+LOCAL_RATES = {name: constant(rate) for name, rate in RATES.items()}
+STORM, WEIGHTS = dict(alpha=0.3, beta=0.5), dict(alpha=constant(0.3), beta=constant(0.5))
+CASES = {
+    "plug-in FedAvg": Case(
+        HALF, lambda **settings: plugin("fedavg", **settings), fedopt, dict(K=3, eta=0.05, eta_g=1.3),
+        dict(eta=constant(0.05)), True,
+    ),
+    **minimax("cdma_nc", CDMANC, CDMA),
+    **minimax("cdma_one", CDMAONE, CDMA | {"large_batch": LARGE}, CDMA | NEW, CDMA),
+    **minimax(
+        "cdma_ada", CDMAADA, CDMA | dict(alpha=0.95, a=0.2, b=0.9), CDMA | NEW | dict(alpha=5.0, a=1 / 3),
+        CDMA | NEW | dict(alpha=0.95, a=1 / 3, large_batch=LARGE),
+    ),
+    **minimax(
+        "fednest", FedNest, NEST | dict(T=1), NEST | dict(T=3), NEST | dict(T=2, tau_outer=4, inner="sgd"),
+        NEST | NEW | dict(T=2, tau_outer=1, outer="sgd"), NEST | NEW | dict(T=2),
+    ),
+    **minimax("lfednest", LFedNest, NEST | dict(T=1), NEST | NEW | dict(T=2)),
+    "FLRA": Case(MINIMAX, FLRA, cross_device.flra, dict(tau=3, eta_1=0.05, eta_2=0.04), resumed=True),
+    "LocalAMSGrad": Case(
+        MINIMAX, LocalAMSGrad, cross_device.local_amsgrad,
+        dict(K=3, eta_x=0.03, eta_y=0.02, beta_1=0.7, beta_2=0.8, epsilon=0.05), resumed=True,
+    ),
+    **minimax("sagda", SAGDA, GLOBAL, GLOBAL | dict(variates="stored"), module=variates),
+    **minimax(
+        "scaffold_minimax", SCAFFOLD, *(SCAFFOLDS | dict(option=one) for one in ("II", "I", "I_sample")),
+        module=variates,
+    ),
+    **{
+        f"SCAFFOLD {option} without y": Case(
+            HALF, SCAFFOLD, variates.scaffold, SCAFFOLDS | dict(option=option), resumed=option == "II",
+        )
+        for option in ("II", "I", "I_sample")
+    },
+    **minimax(
+        "coda_plus", CODAPlus, STAGES, STAGES | dict(growth=1.6), dict(K=3, eta=0.05, T=9),
+        STAGES | dict(reference="average"), module=variates,
+    ),
+    **minimax(
+        "codasca", CODASCA, STAGES | dict(eta_g=1.1), STAGES | dict(eta_g=0.9, reference="average"),
+        STAGES | dict(keep_variates=True), module=variates,
+    ),
+    **fedavg("", eta_g=1.3),
+    **fedavg(" momentum", {"name": "momentum", "beta": 0.7}, dict(server="momentum", beta=0.7), 1.0),
+    **fedavg(" adagrad", "adagrad", dict(server="adagrad")),
+    **fedavg(
+        " adagrad with momentum", {"name": "adagrad", "beta_1": 0.6, "tau": 0.2},
+        dict(server="adagrad", beta_1=0.6, tau=0.2),
+    ),
+    **fedavg(" adam", "adam", dict(server="adam")),
+    **fedavg(
+        " yogi", {"name": "yogi", "beta_1": 0.6, "beta_2": 0.8, "tau": 0.2},
+        dict(server="yogi", beta_1=0.6, beta_2=0.8, tau=0.2), resumed=True,
+    ),
+    **ascent(
+        "LocalSGDAPlus", LocalSGDAPlus, dict(q=3, S=6, **RATES), LOCAL_RATES, plain.local_sgda_plus, True
+    ),
+    **ascent(
+        "LocalSGDAPlus schedules", LocalSGDAPlus, dict(q=3, S=9, eta_x=POWER | {"scale": 0.1}, eta_y=0.04),
+        dict(eta_x=power(0.1), eta_y=constant(0.04)), plain.local_sgda_plus,
+    ),
+    **ascent(
+        "MomentumLocalSGDA averaged start", MomentumLocalSGDA, MOMENTUM | dict(average_start=True),
+        dict(alpha=constant(1.0)), plain.momentum_local_sgda,
+    ),
+    **ascent(
+        "MomentumLocalSGDA schedule", MomentumLocalSGDA, MOMENTUM | dict(average_start=False, alpha=POWER),
+        dict(alpha=power(0.9)), plain.momentum_local_sgda, True,
+    ),
+    **ascent(
+        "MomentumLocalSGDAPlus", MomentumLocalSGDAPlus, MOMENTUM | dict(S=6, alpha=0.8, average_start=False),
+        dict(alpha=constant(0.8)), plain.momentum_local_sgda, True,
+    ),
+    **ascent(
+        "FedSGDAPlus", FedSGDAPlus, dict(K=3, S=2, **RATES, gamma_x=1.3, gamma_y=0.9), {},
+        plain.fed_sgda_plus, True,
+    ),
+    **{
+        key: case
+        for order in ("stem", "after")
+        for start in (True, False)
+        for key, case in ascent(
+            f"FedSGDAM {order} {start}", FedSGDAM,
+            dict(Q=3, **RATES, **STORM, order=order, average_start=start), LOCAL_RATES | WEIGHTS,
+            plain.fed_sgda_m, start == (order == "stem"),
+        ).items()
+    },
+    **ascent(
+        "FedSGDAM schedules", FedSGDAM,
+        dict(
+            Q=2, eta_x=POWER | {"scale": 0.1}, eta_y=0.04, alpha={"name": "squared", "c": 50}, beta=POWER,
+            order="stem",
+        ),
+        dict(
+            eta_x=power(0.1), eta_y=constant(0.04), alpha=lambda t: 50 * power(0.1)(t) ** 2, beta=power(0.9),
+        ),
+        plain.fed_sgda_m,
+    ),
+    **ascent(
+        "FedNormSGDA", FedNormSGDA, dict(tau=TAU, **RATES, **SERVER, a=0.8), dict(a=lambda j: 0.8**j),
+        plain.fed_norm_sgda, True,
+    ),
+    **ascent(
+        "FedNormSGDA equal steps", FedNormSGDA,
+        dict(tau=3, **RATES, **SERVER, a=(0.5, 2.0, 1.0), tau_eff=2.5),
+        dict(tau=[3] * CLIENTS, a=(0.5, 2.0, 1.0).__getitem__), plain.fed_norm_sgda,
+    ),
+    **ascent(
+        "FedNormSGDAPlus", FedNormSGDAPlus, dict(tau=TAU, S=2, **RATES, **SERVER), dict(a=constant(1.0)),
+        plain.fed_norm_sgda, True,
+    ),
+    **composition("ComFedL", ComFedL, composed.comfedl, dict(q=3, eta=0.05), True),
+    **composition("ComFedL batches", ComFedL, composed.comfedl, dict(q=2, eta=FALLING, B_g=3, B_f=2)),
+    **composition("LocalMOML", LocalMOML, composed.local_moml, dict(H=3, eta=FALLING, beta=0.3, K_0=2), True),
+    **composition(
+        "LocalMOML first order", LocalMOML, composed.local_moml,
+        dict(H=2, eta=0.05, beta=0.6, first_order=True), family=SQUARE,
+    ),
+    **composition(
+        "LocalSCGDM", LocalSCGDM, composed.local_scgdm, dict(p=3, eta=FALLING, beta=0.4, alpha=0.3), True
+    ),
+    **composition(
+        "LocalSCGDM own u", LocalSCGDM, composed.local_scgdm,
+        dict(p=2, eta=0.05, beta=0.4, alpha=0.3, average_inner=False),
+    ),
+    **composition("LocalSCGD", LocalSCGD, composed.local_scgdm, dict(p=3, eta=0.05, beta=0.4)),
+    **composition(
+        "LocalSCGD own u", LocalSCGD, composed.local_scgdm, dict(p=1, eta=0.05, beta=0.4,
+        average_inner=False), True
+    ),
+    **{
+        key: case
+        for name, options in {
+            "": {},
+            " one call": dict(T=1, tau=3),
+            " mean": dict(T=3, tau=1, first_y="mean"),
+            " two numbers of steps": dict(tau_outer=3),
+            " variance-reduced x": dict(tau=1, tau_outer=3, recompute_jacobian=True),
+            " new cohorts": dict(T=3, fresh_cohort=True),
+        }.items()
+        for key, case in composition(
+            f"FedNestComposition{name}", FedNestComposition, composed.fednest, NESTED | options, not name
+        ).items()
+    },
+}  # fmt: skip
+
+
+def job(case, out, problem=None, **changes):
+    changes = {"reduction": "exact", "watchdog": 0, "eval_every": 10**6} | changes
+    problem = problem or case.family.problem(clients=CLIENTS)
+    config = configuration(
+        case.algorithm(), problem, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=NOISE, **changes
+    )
+    return config.model_copy(update={"record": case.family.record})
+
+
+#: Cohort, weights, and number of clients stepped together.
+SAMPLING = [
+    (None, "uniform", 1), (None, "samples", "all"), (2, "uniform", 2), (3, "samples", 1),
+    (3, "uniform", "all"),
+]  # fmt: skip
+RUNS = [
+    (name, *run)
+    for name, case in CASES.items()
+    for run in [
+        (None, "uniform", 1),
+        (None, "samples", "all"),
+        (2, "uniform", 2),
+        (3, "samples", 1),
+        (3, "uniform", "all"),
+    ]
+    if case.cohort(run[0]) == run[0]
+]
 
 
 @pytest.mark.dealt
-@methods
-@sampling
-@groups
-def test_plain_loops(comm, out, name, settings, cohort, weights, group):
-    cohort = cohort if name != "local_amsgrad" else None  # which has all clients
-    changes = dict(group=group, cohort=cohort, weights=weights, reduction="fused")
-    config = job(name, settings, out, **changes)
-    assert_path(comm, config, lambda: expected(name, settings, cohort, weights))
-
-
-#: A cohort for each call of FedNest with two inner calls, and for both phases of CDMA, of each round.
-PRESCRIBED = [[[0], [1, 4], [2, 3]], [[2, 1], [0], [3]], [[4, 3], [4], [0, 1, 2]], [[1], [2], [0, 4]]]
+@pytest.mark.parametrize("name, cohort, weights, group", RUNS)
+def test_plain_loops(comm, out, name, cohort, weights, group):
+    case = CASES[name]
+    config = job(case, out, group=group, cohort=cohort, weights=weights, reduction="fused")
+    assert_path(comm, config, lambda: case.expected(cohort, weights))
 
 
 @pytest.mark.dealt
-@groups
-@pytest.mark.parametrize("name", ["fednest", "lfednest", "cdma_one"])
-def test_prescribed_cohorts_of_fresh_phases(comm, out, name, group):
-    settings = FRESH | (CDMA if name == "cdma_one" else NEST | dict(T=2))
-    cohorts = [one[: 2 if name == "cdma_one" else 3] for one in PRESCRIBED]
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.sets])
+@pytest.mark.parametrize("group", [1, "all"])
+def test_binding_sets(comm, out, name, group):
+    """The points of the reference that projects; without one of its sets they differ."""
+    case = CASES[name]
+    cohort, family = case.cohort(3), case.family
+    problem = family.bound(clients=CLIENTS)
+    path, _ = trace(job(case, out, problem, group=group, cohort=cohort, weights="samples"), comm)
+    if comm.rank == 0:
+        wanted = case.expected(cohort, "samples", **family.project)
+        np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
+        for fewer in family.partly:
+            assert np.abs(wanted - case.expected(cohort, "samples", **fewer)).max() > 1e-3
+
+
+RESUMED = [name for name, case in CASES.items() if case.resumed]
+
+
+@pytest.mark.dealt
+@pytest.mark.parametrize("name", RESUMED)
+def test_resumption(comm, out, name):
+    """Resumed after round 2, within a stage."""
+    case = CASES[name]
+    cohort, group = case.cohort(3), [1, "all"][RESUMED.index(name) % 2]
+    changes = dict(group=group, cohort=cohort, weights="samples", checkpoint_every=2, keep=9)
+    assert_resumed(comm, out, job(case, out, **changes), lambda: case.expected(cohort, "samples"))
+
+
+#: Cohorts of the two phases of CDMA, and of the calls of FedNest with two inner calls, for each round.
+PRESCRIBED = [
+    [[0], [1, 4], [2, 3]], [[2, 1], [0], [3]], [[4, 3], [4], [0, 1, 2]], [[1], [2], [0, 4]],
+    [[3], [0, 1], [2]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("group", [1, "all"])
+@pytest.mark.parametrize("name, phases", [("FedNest 4", 3), ("LFedNest 1", 3), ("CDMAONE 1", 2)])
+def test_prescribed_cohorts(comm, out, name, phases, group):
+    case, cohorts = CASES[name], [one[:phases] for one in PRESCRIBED]
     rows = [(r, j, k) for r, one in enumerate(cohorts, 1) for j, each in enumerate(one) for k in each]
     file = trace_file(out, comm, rows, "round,cohort,client")
-    config = job(name, settings, f"{out}/run", group=group, weights="samples")
-    law = {"availability": {"name": "trace", "file": file}, "weights": "samples"}
-    config = config.model_copy(update={"participation": Participation(**law)})
-    assert_path(comm, config, lambda: expected(name, settings, None, "samples", cohorts))
+    config = job(case, f"{out}/run", group=group)
+    participation = {"availability": {"name": "trace", "file": file}, "weights": "samples"}
+    config = config.model_copy(update={"participation": Participation(**participation)})
+    assert_path(comm, config, lambda: case.expected(None, "samples", cohorts))
 
 
-#: Sets that bind from the first round on.
-SETS = Box(-0.45, 0.3), Ball(0.1)
-
-
-@pytest.mark.dealt
-@pytest.mark.parametrize("name, settings", [one for one in METHODS if "cdma" in one[0] or "nest" in one[0]])
-@groups
-def test_binding_sets(comm, out, name, settings, group):
-    """Both blocks are projected in every local step; either set alone would give other points."""
-    problem = Bounded(clients=CLIENTS, set_x=SETS[0], set_y=SETS[1])
-    path, _ = trace(job(name, settings, out, problem, group=group, cohort=3, weights="samples"), comm)
+@pytest.mark.parametrize("group", [1, "all"])
+def test_flra_evaluates_the_average_of_the_clients_y(comm, out, group):
+    """Each client's y starts at the problem's point; the result is bitwise that of one process."""
+    case = CASES["FLRA"]
+    result = run(job(case, f"{out}/all", cohort=2, group=group), comm)
     if comm.rank == 0:
-        wanted = expected(name, settings, 3, "samples", project=SETS)
-        np.testing.assert_allclose(path, wanted, rtol=1e-10, atol=1e-10)
-        for project in ((cross_device.free, SETS[1]), (SETS[0], cross_device.free)):
-            assert np.abs(wanted - expected(name, settings, 3, "samples", project=project)).max() > 1e-3
-
-
-@pytest.mark.dealt
-@pytest.mark.parametrize("name", SETTINGS)
-@groups
-def test_resumption(comm, out, name, group):
-    """Resumed after round 2: the same bits, which are those of one process, and the plain loops' path."""
-    settings, cohort = SETTINGS[name][-1], None if name == "local_amsgrad" else 3
-    changes = dict(group=group, cohort=cohort, weights="samples", checkpoint_every=2, keep=9)
-    config = job(name, settings, out, **changes)
-    assert_goes_on(comm, out, config, lambda: expected(name, settings, cohort, "samples"))
-
-
-@groups
-def test_every_client_its_own_y(comm, out, group):
-    """Starts at the problem's point; metrics see the clients' average; the bits are those of one process."""
-    settings = SETTINGS["flra"][0]
-    start = start_of(Game(clients=CLIENTS), SEED)
-    still = run(job("flra", settings | {"eta_2": 0.0}, f"{out}/still", group=group), comm)
-    # An average of five equal numbers may differ from them in the last bit.
-    np.testing.assert_allclose(still.point["y"], start[1], rtol=1e-15)
-    result = run(job("flra", settings, f"{out}/all", cohort=2, group=group), comm)
-    if comm.rank == 0:
-        last = expected("flra", settings, 2, "uniform")[-1]
+        last = case.expected(2, "uniform")[-1]
         assert result.metrics["norm"] == pytest.approx(np.linalg.norm(last), rel=1e-10)
-        alone = run(job("flra", settings, f"{out}/alone", cohort=2, group=group), SerialComm())
+        alone = run(job(case, f"{out}/alone", cohort=2, group=group), SerialComm())
         for block in "xy":
             np.testing.assert_array_equal(alone.point[block], result.point[block])

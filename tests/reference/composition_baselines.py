@@ -13,7 +13,7 @@ import itertools
 
 import torch
 
-from .baselines import average
+from .minimax_baselines import average
 
 
 def same(v):

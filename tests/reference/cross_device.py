@@ -1,8 +1,10 @@
 """CDMA, FedNest, FLRA and Local AMSGrad as plain loops over rounds, clients and steps, from their formulas.
 
-Arguments as in :mod:`reference.baselines`; ``grad(k, x, y, (r, j, "large"))`` is the gradient on a minibatch
-of the size ``large_batch``. A client takes its samples of a round in order, j = 0, 1, ..., through all phases. ``project``
-has the projections of x and of y, which come after each local step of CDMA and FedNest.
+``grad(k, x, y, (r, j))`` returns both gradients of client k on sample j = 0, 1, ... of round r = 1, 2, ..., or on all
+its data for j ``None``; ``(r, j, "large")`` is a minibatch of ``large_batch`` rows. A client takes its samples of a round
+in order through all phases. ``cohorts[r - 1]`` lists the cohorts of round r, one, or one per phase. ``weights`` has one
+number per client. ``project`` holds the projections of x and y, applied after each local step of CDMA and FedNest. All
+functions return the point after each round.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections import Counter
 
 import torch
 
-from .baselines import average
+from .minimax_baselines import average
 
 
 def free(point):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from reference.baselines import average
+from reference.minimax_baselines import average
 
 
 def fedopt(grad, x, cohorts, weights, *, K, eta, eta_g=1.0, server="average", project=lambda x: x, **options):

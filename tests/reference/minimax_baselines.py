@@ -1,15 +1,15 @@
 """Local-SGDA+, Momentum-Local-SGDA, FedSGDA+, FedSGDA-M and Fed-Norm-SGDA as plain loops, from their formulas.
 
-``grad(k, x, y, (r, j))`` gives both gradients of client k on sample j = 0, 1, ... of its round r = 0, 1, ...
-``cohorts[r - 1]`` lists the clients of round r; ``weights`` has one number a client. ``project`` acts on y.
-All return the point after each round.
+``grad(k, x, y, (r, j))`` returns both gradients of client k on sample j = 0, 1, ... of round r = 0, 1, ...
+``cohorts[r - 1]`` lists the clients of round r; ``weights`` has one number per client. ``project`` acts on y.
+All functions return the point after each round.
 """
 
 from __future__ import annotations
 
 
 def average(values: dict, weights):
-    """Σ w_k v_k / Σ w_k over the clients in ``values``."""
+    """Return Σ w_k v_k / Σ w_k over the clients in ``values``."""
     return sum(weights[k] * value for k, value in values.items()) / sum(weights[k] for k in values)
 
 

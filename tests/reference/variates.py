@@ -8,7 +8,7 @@ step and after the server's. All return the point after each round.
 
 from __future__ import annotations
 
-from reference.baselines import average
+from reference.minimax_baselines import average
 
 
 def free(point):

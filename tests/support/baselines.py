@@ -1,5 +1,4 @@
-"""The methods that others compare with, in the package or in ``tests/plugins``, and problems to hold them
-against references and exact solutions."""
+"""The method in ``tests/plugins``, gradients for references, and problems with exact solutions."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ import torch
 from games import DX, Game, reference_gradient
 
 from mpifed import Blocks, Minimax
-from mpifed.algorithms import CDMAADA, CDMANC, CDMAONE, FLRA, FedNest, LFedNest, LocalAMSGrad
 from mpifed.base.settings import build
 from mpifed.config.plugins import find
 from mpifed.core.problem import Minimisation
@@ -20,37 +18,25 @@ PLUGINS = Path(__file__).parents[1] / "plugins"
 CLASSES = {
     "fedavg": "FedAvg",
 }
-#: Name → the method of the package.
-METHODS = {
-    "cdma_nc": CDMANC,
-    "cdma_one": CDMAONE,
-    "cdma_ada": CDMAADA,
-    "fednest": FedNest,
-    "lfednest": LFedNest,
-    "flra": FLRA,
-    "local_amsgrad": LocalAMSGrad,
-}
 #: The y at which :class:`Half` is the game.
 FIXED = torch.tensor([0.5, -0.3], dtype=torch.float64)
-#: More samples than any method here takes in a round.
+#: Upper bound of the samples that a method here takes per round.
 MANY = 64
 #: Rows of a large batch.
 LARGE = 4
 
 
 def plugin(name: str, **settings):
-    """The method of the file ``name``, found as a job finds it."""
+    """Return the method in the file ``name``, found in the same way as by a job."""
     return build(find(f"{PLUGINS / name}.py:{CLASSES[name]}", "algorithm"), settings, name)
 
 
-def baseline(name: str, **settings):
-    """The method of this name, the package's where it has one."""
-    return build(METHODS[name], settings, name) if name in METHODS else plugin(name, **settings)
-
-
 def gradient_at(game: Game, seed: int, batch_size: int, noise):
-    """``grad(k, x, y, (r, j))`` for the references; j ``None`` is all data without noise, ``(r, j, "large")``
-    a minibatch of :data:`LARGE` rows."""
+    """Return ``grad(k, x, y, (r, j))`` for the references.
+
+    With j ``None``, all data are used without noise; with ``(r, j, "large")``, a minibatch of :data:`LARGE`
+    rows.
+    """
     some, large = (reference_gradient(game, seed, MANY, size, noise) for size in (batch_size, LARGE))
     exact = reference_gradient(game, seed, MANY, 0, None)
 
@@ -63,7 +49,7 @@ def gradient_at(game: Game, seed: int, batch_size: int, noise):
 
 @dataclass
 class Half(Minimisation):
-    """The game at a fixed y: a minimisation."""
+    """The game at the fixed y ``FIXED``, a minimisation."""
 
     clients: int = 3
 
@@ -89,7 +75,7 @@ class Half(Minimisation):
 
 @dataclass
 class Beside(Half, Minimax):
-    """The same minimisation beside a y of its own, -½‖y - 1‖², which does not touch x."""
+    """The same minimisation with an added, uncoupled y: -½‖y - 1‖²."""
 
     layouts = (("x", "y"),)
 

@@ -1,4 +1,4 @@
-"""Paths of runs against plain loops: on several ranks, in one process, and resumed in between."""
+"""Runs on several ranks compared with plain loops, with one process and with resumed runs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mpifed.parallel.comm import SerialComm
 
 
 def iterates(result) -> np.ndarray:
-    """The points after every round, all blocks side by side, ``[rounds, d]``."""
+    """Return the points after every round with all blocks, ``[rounds, d]``."""
     return np.concatenate(list(result.iterates.values()), axis=1)
 
 
 def resumed(comm, folder):
-    """What goes on from the checkpoint of round 2 in a run's folder, in ``folder/part``."""
+    """Resume a run from its checkpoint of round 2, in ``folder/part``."""
     if comm.rank == 0:
         Path(folder, "part").mkdir()
         for name in ("checkpoint-00000002.h5", "history.bin"):
@@ -29,7 +29,7 @@ def resumed(comm, folder):
 
 
 def assert_path(comm, config, expected: Callable[[], np.ndarray]) -> None:
-    """A run has the path of the plain loops, on which every number moves."""
+    """Assert that a run has the path of the plain loops, in which every coordinate moves."""
     path, _ = trace(config, comm)
     if comm.rank == 0:
         wanted = expected()
@@ -37,10 +37,9 @@ def assert_path(comm, config, expected: Callable[[], np.ndarray]) -> None:
         assert (np.abs(np.diff(wanted, axis=0)).max(0) > 1e-3).all()
 
 
-def assert_goes_on(comm, out, config, expected: Callable[[], np.ndarray]) -> None:
-    """A run that keeps its checkpoint of round 2, and what goes on from it: the same bits, which are those of
-    one process, and the path of the plain loops.
-    """
+def assert_resumed(comm, out, config, expected: Callable[[], np.ndarray]) -> None:
+    """Assert that a run, the run resumed after round 2 and a run in one process are bitwise identical, and
+    equal to the plain loops."""
     whole = run(config, comm)
     if comm.rank == 0:
         alone, _ = trace(config, SerialComm())
