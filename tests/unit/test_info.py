@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from mpifed.cli.catalogue import settings_page
-from mpifed.cli.catalogue import EXAMPLES, GROUPS
 
 from mpifed.algorithms import ALGORITHMS
+from mpifed.cli.catalogue import EXAMPLES, GROUPS, settings_page
 from mpifed.cli.main import cli
 from mpifed.cli.schema import rows_of
 from mpifed.config.grids import expand
@@ -28,7 +27,7 @@ def info(*words) -> str:
     return done.output
 
 
-def test_the_page_in_docs_is_the_one_that_the_classes_make():
+def test_the_settings_page_is_up_to_date():
     assert PAGE.read_text(encoding="utf-8") == settings_page(), "mpifed info settings > docs/settings.md"
     assert info("settings").strip() == settings_page().strip()
 
@@ -40,7 +39,7 @@ def test_a_section_shows_every_setting(name):
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_section_has_an_example_that_a_job_takes(name):
+def test_the_example_of_a_section_is_valid(name):
     assert EXAMPLES[name] in info(name)
     base = {
         "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.1, "eta_y": 0.1},
@@ -57,7 +56,7 @@ def test_a_section_has_an_example_that_a_job_takes(name):
 
 
 @pytest.mark.parametrize("plural", GROUPS)
-def test_a_kind_lists_its_members_by_either_name(plural):
+def test_a_group_lists_its_members(plural):
     group = GROUPS[plural]
     for word in (plural, group.one) if plural not in ("methods", "problems") else (plural,):
         output = info(word)
@@ -65,7 +64,7 @@ def test_a_kind_lists_its_members_by_either_name(plural):
         assert "For example: " in output or not group.setting
 
 
-def test_one_setting_and_what_it_may_be():
+def test_single_settings_and_choices():
     assert "number of clients that a rank steps" in info("run.group") and "checkpoint_every" not in info(
         "run.group"
     )
@@ -81,12 +80,12 @@ def test_captured_output_has_no_escape_codes():
 
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *PROBLEMS])
-def test_every_setting_says_what_it_takes_and_does(name):
+def test_every_setting_has_values_default_and_description(name):
     for row in rows_of({**ALGORITHMS, **PROBLEMS}[name]):
         assert row.values and row.default and row.effect, row
 
 
-def test_values_of_a_users_class_that_names_what_is_not_there():
+def test_a_user_defined_class_with_an_undefined_annotation():
     @dataclasses.dataclass
     class Own:
         K: NotThere  # noqa: F821
@@ -111,13 +110,13 @@ def test_citations(name, keys):
     assert all(key in output for key in keys), output
 
 
-def test_a_name_that_is_nowhere_has_the_near_miss():
+def test_an_unknown_name_has_a_suggestion():
     done = CliRunner().invoke(cli, ["info", "oracel"])
     assert done.exit_code != 0 and "oracle" in str(done.exception or done.output)
 
 
 @pytest.mark.parametrize("base, group", [("Algorithm", "methods"), ("Minimax", "problems")])
-def test_a_users_own_class(base, group, tmp_path):
+def test_a_user_defined_class(base, group, tmp_path):
     file = tmp_path / "own.py"
     fields = 'shared = message = Record(x="x")' if base == "Algorithm" else ""
     file.write_text(

@@ -1,6 +1,4 @@
-"""An error in a user's own code while rounds run: one screen with the user's lines, exit code 2, and no rank
-left waiting.
-"""
+"""Errors in user code during a run: one screen with the user's lines, exit code 2, and no rank waits."""
 
 import sys
 
@@ -9,8 +7,8 @@ from launch import launch
 
 from mpifed.cli.main import main
 
-#: Of three clients with one step a round: rank 0 of two has clients 0 and 1, rank 1 has client 2. The first
-#: four calls are the checks before the first round.
+#: A problem with three clients and one step per round. Rank 0 of two hosts clients 0 and 1, rank 1 client 2.
+#: The first four calls are the checks before the first round.
 PLUGIN = """
 import os
 
@@ -43,7 +41,7 @@ run = {{ progress = false, checkpoint_every = 1, group = 1, out = "{folder}/run"
 
 @pytest.fixture
 def broken(tmp_path):
-    """``broken(ranks)``: a job whose problem raises an error on these ranks."""
+    """A function that writes a job whose problem raises an error on the given ranks."""
 
     def make(ranks: str):
         (tmp_path / "broken.py").write_text(PLUGIN.format(ranks=ranks))
@@ -54,8 +52,8 @@ def broken(tmp_path):
     return make
 
 
-def told(output: str) -> bool:
-    """Whether the user's own lines, the client and the phase are there."""
+def is_explained(output: str) -> bool:
+    """Return whether the output contains the user's lines, the message and the phase."""
     return all(
         words in output
         for words in (
@@ -75,16 +73,16 @@ def test_one_screen_with_the_users_lines(broken, words, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         main()
     errors = capsys.readouterr().err
-    assert end.value.code == 2 and told(errors), errors
+    assert end.value.code == 2 and is_explained(errors), errors
     assert "in round 2, client 2, phase" in errors, errors
     assert ("Traceback" in errors) == ("simulation.py" in errors) == bool(words), errors
     assert words or len(errors.splitlines()) < 15, errors
-    assert (job.parent / "run" / "checkpoint-00000001.h5").exists(), "what was done before stays"
+    assert (job.parent / "run" / "checkpoint-00000001.h5").exists(), "earlier rounds remain stored"
 
 
 @pytest.mark.parametrize("ranks, mpi", [("1", "openmpi"), ("01", "openmpi"), ("0", "mpich"), ("1", "mpich")])
 def test_an_error_on_one_rank_ends_all(broken, ranks, mpi):
-    """The others wait for it in an Allreduce; of ranks that fail together the first one tells of it."""
+    """The other ranks wait in an Allreduce. If several ranks fail, the first one reports the error."""
     code, output = launch(2, ["-m", "mpifed", "run", broken(ranks), "--no-report"], limit=120, mpi=mpi)
-    assert code == 2 and told(output), output
+    assert code == 2 and is_explained(output), output
     assert output.count("the sizes do not fit") == 1 and "Traceback" not in output, output

@@ -1,4 +1,4 @@
-"""Schedules, sets and adaptive matrices as settings and as functions, and signatures of classes of settings."""
+"""Schedules, sets and adaptive matrices as settings and as functions, and signatures of classes."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""Sweeps: which runs a table of choices makes, what is passed over, what a run that diverges leaves."""
+"""Sweeps: combinations, names of runs, finished runs and diverged runs."""
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +10,7 @@ from mpifed.cli.main import cli
 from mpifed.config.grids import LONGEST, expand, folder_names, taken, variants
 from mpifed.config.job import Config
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.running.sweep import sweep
+from mpifed.running.run import sweep
 from mpifed.storage.results import load
 
 JOB = """
@@ -40,7 +40,7 @@ def job(tmp_path):
     return path
 
 
-def test_every_combination_once_in_order():
+def test_combinations_are_listed_in_order():
     assert expand({"a": [1, 2], "b": 3, "c": [{"d": [4, 5]}, 6]}) == [
         {"a": a, "b": 3, **c} for a in (1, 2) for c in ({"c.d": 4}, {"c.d": 5}, {"c": 6})
     ]
@@ -48,7 +48,7 @@ def test_every_combination_once_in_order():
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers(), min_size=1, max_size=3), max_size=4))
-def test_as_many_runs_as_the_product(choices):
+def test_the_number_of_runs_is_the_product(choices):
     size = 1
     for values in choices.values():
         size *= len(values)
@@ -57,7 +57,7 @@ def test_as_many_runs_as_the_product(choices):
     assert all(run[key] in choices[key] for run in runs for key in choices)
 
 
-def test_several_tables_have_their_own_combinations(job):
+def test_several_tables_have_separate_combinations(job):
     job.write_text(
         job.read_text().split("[sweep]")[0]
         + """
@@ -90,7 +90,7 @@ def test_runs_of_a_job(job, tmp_path):
     assert [run.config.rounds for run in variants(job, ["rounds=7", "sweep.seed=5"])] == [7] * 4
 
 
-def test_names_tell_settings_apart_and_fit_a_file_system(job):
+def test_names_distinguish_settings_and_fit_a_file_system(job):
     method = "name='FGDA', gamma=0.01, lam=0.01"
     clash = variants(job, [f"sweep={{algorithm={{{method}, q=[1, 2]}}, problem={{d=[3, 4]}}}}"])
     assert [run.name for run in clash] == ["q=1,d=3", "q=1,d=4", "q=2,d=3", "q=2,d=4"]
@@ -114,7 +114,7 @@ def named(*methods, key="algorithm.name", **choices):
     return folder_names([one for method in methods for one in expand({key: method, **choices})])
 
 
-def test_of_a_plugin_a_name_has_the_class():
+def test_a_plugin_is_named_by_its_class():
     for plugin in ("./methods/mine.py:Mine", "/home/me/mine.py:Mine", "package.module:Mine"):
         assert named(plugin, seed=[0]) == ["run"]
         assert named(plugin, "FGDA", seed=[0, 1]) == [
@@ -127,7 +127,7 @@ def test_of_a_plugin_a_name_has_the_class():
     assert named("FGDA", **{"run.data_dir": ["a:b", "c"]}) == ["data_dir=a_b", "data_dir=c"]
 
 
-def test_two_plugins_of_one_name_are_told_apart():
+def test_plugins_with_the_same_class_name_are_distinguished():
     assert named("a.py:Mine", "b.py:Mine", "FGDA") == ["Mine-a", "Mine-b", "FGDA"]
     assert named("pack.a:Mine", "FGDA", "own.py:FGDA") == ["Mine", "FGDA", "FGDA-own"]
     alike = named("x/a.py:Mine", "y/a.py:Mine")
@@ -136,7 +136,7 @@ def test_two_plugins_of_one_name_are_told_apart():
 
 
 def test_a_plugin_in_a_sweep(job, tmp_path):
-    """The name is short; the configuration has the whole of it."""
+    """The name of the run is short; the configuration has the full name."""
     for folder in ("a", "b"):
         (tmp_path / f"{folder}.py").write_text(
             "from mpifed.problems import Saddle\n\nclass Mine(Saddle):\n    pass\n"
@@ -152,7 +152,7 @@ def test_a_plugin_in_a_sweep(job, tmp_path):
     assert runs[-1].config.table()["problem"]["name"] == f"{tmp_path}/b.py:Mine"
 
 
-def test_a_changed_plugin_is_not_done(job, tmp_path):
+def test_a_run_with_a_changed_plugin_is_refused(job, tmp_path):
     plugin = tmp_path / "a.py"
     plugin.write_text("from mpifed.problems import Saddle\n\nclass Mine(Saddle):\n    pass\n")
     changes = ["sweep={seed=[0, 1]}", "algorithm={name='FGDA', q=2}", f"problem.name={plugin}:Mine"]
@@ -177,13 +177,13 @@ def test_a_changed_plugin_is_not_done(job, tmp_path):
         (["sweep.seed=[1, 1]"], "lists the run .* more than once"),
     ],
 )
-def test_what_cannot_run_is_said_before_anything_runs(job, tmp_path, overrides, says):
+def test_errors_are_reported_before_any_run(job, tmp_path, overrides, says):
     with pytest.raises(ConfigError, match=says):
         variants(job, overrides)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_plain_run_of_a_sweep_is_refused_and_the_other_way_round(job, tmp_path):
+def test_run_and_sweep_refer_to_each_other(job, tmp_path):
     with pytest.raises(ConfigError, match="start it with `mpifed sweep`"):
         Config.load(job)
     plain = tmp_path / "plain.toml"
@@ -195,7 +195,7 @@ def test_a_plain_run_of_a_sweep_is_refused_and_the_other_way_round(job, tmp_path
             taken([], part)
 
 
-def test_a_sweep_does_what_is_missing(job, tmp_path):
+def test_a_sweep_skips_finished_runs(job, tmp_path):
     runs = variants(job)
     first = sweep(runs[:3], SerialComm())
     assert (first.done, first.before, first.diverged) == (3, 0, 0)
@@ -208,13 +208,15 @@ def test_a_sweep_does_what_is_missing(job, tmp_path):
     assert load(tmp_path / "runs" / runs[0].name).costs["round"][-1] == 5
 
 
-def test_a_run_that_diverges_is_done(tmp_path):
+def test_a_diverged_run_is_finished(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text(JOB.format(large=1e30).replace("OUT", str(tmp_path / "runs")))
     outcome = CliRunner().invoke(cli, ["sweep", str(path)])
-    assert "8 runs done, 0 of them before, 2 ended in non-finite values" in outcome.output, outcome.output
+    assert (
+        "8 runs are finished, 0 of them before this command; 2 ended in non-finite values" in outcome.output
+    ), outcome.output
     outcome = CliRunner().invoke(cli, ["sweep", str(path)])
-    assert "8 runs done, 8 of them before, 0 ended" in outcome.output, outcome.output
+    assert "8 runs are finished, 8 of them before this command; 0 ended" in outcome.output, outcome.output
     assert "non-finite value" in load(tmp_path / "runs" / "seed=0,FGDA,gamma=1e+30").stopped
     listed = CliRunner().invoke(cli, ["sweep", str(path), "--list", "--part", "1/4"]).output.split()
     assert listed == ["seed=0,FGDA,gamma=1e+30", "seed=1,FGDA,gamma=1e+30"]

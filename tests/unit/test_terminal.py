@@ -1,4 +1,4 @@
-"""What a terminal gets of texts from files that strangers may have written: no control characters."""
+"""Texts from files of unknown origin are printed without control characters."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from mpifed.base.console import Console
 from mpifed.base.log import LOG, visible
 from mpifed.cli.main import main
 from mpifed.problems import Saddle
-from mpifed.storage.rank_log import _Lines
+from mpifed.storage.rank_log import _Formatter
 
-#: Writes the clipboard, rings, colours (C0 and C1), deletes, and turns the direction of what follows.
+#: Writes the clipboard, rings the bell, sets colours (C0 and C1), deletes, and reverses the direction.
 EVIL = "E\x1b]52;c;ZXZpbA==\x07\x1b[31m\x9b32m\x7f\r\u202eX"
-#: How it begins where it is shown, by this package or in Python's spelling.
+#: Its beginning as escaped by this package or by Python.
 ESCAPED = re.compile(r"E\\(u00|x)1b\]52;c;")
-#: All that a terminal acts on but the ends of lines and tabs.
-ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udc9f]")
+#: All characters that a terminal interprets, except for newlines and tabs.
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\udc80-\udc9f]")
 
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Runs a command in this process as the shell does; what it has printed, and that nothing acts."""
+    """Run a command in this process; check that its output has no control characters, and return it."""
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
 
-    def carried_out(*arguments) -> str:
+    def execute(*arguments) -> str:
         monkeypatch.setattr(sys, "argv", ["mpifed", *map(str, arguments)])
         try:
             main()
         except SystemExit:
             pass
-        except Exception as error:  # what Python itself would show
+        except Exception as error:  # as Python prints it
             sys.excepthook(*sys.exc_info()[:2], error.__traceback__)
-        told = capsys.readouterr()
-        assert not ACTS.findall(told.out + told.err), (arguments, told.out + told.err)
-        return told.out + told.err
+        output = "".join(capsys.readouterr())
+        assert not CONTROL.findall(output), (arguments, output)
+        return output
 
-    return carried_out
+    return execute
 
 
 def plant(folder, seed=0, stopped=EVIL, method=EVIL):
-    """A run folder with an escape wherever a text is."""
+    """Write a run folder with control characters in every text."""
     config = {
         "seed": seed,
         "algorithm": {"gamma": EVIL, "name": method},
@@ -83,8 +83,8 @@ def plant(folder, seed=0, stopped=EVIL, method=EVIL):
     ],
     ids=lambda words: words[0],
 )
-def test_no_command_shows_a_terminal_what_it_acts_on(command, tmp_path, monkeypatch, words):
-    """Runs with escapes in every text, in folders and job files with such names."""
+def test_commands_escape_control_characters(command, tmp_path, monkeypatch, words):
+    """Runs with control characters in every text, in folders and job files with such names."""
     monkeypatch.chdir(tmp_path)
     for seed in range(2):
         plant(tmp_path / EVIL / f"{EVIL}{seed}", seed)
@@ -95,7 +95,7 @@ def test_no_command_shows_a_terminal_what_it_acts_on(command, tmp_path, monkeypa
     assert "--cite" in words or ESCAPED.search(command(*words))
 
 
-def test_a_damaged_run_and_a_lock_are_shown_escaped(command, tmp_path, monkeypatch):
+def test_damaged_runs_and_locks_are_escaped(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = plant(tmp_path / EVIL)
     (run / "run.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + EVIL.encode())
@@ -103,46 +103,46 @@ def test_a_damaged_run_and_a_lock_are_shown_escaped(command, tmp_path, monkeypat
         assert ESCAPED.search(command(*words))
 
 
-def test_tables_and_lines_of_rich_keep_their_own_colours_alone():
+def test_the_console_of_rich_prints_its_own_colours_only():
     file = io.StringIO()
     console = Console(highlight=False, file=file, force_terminal=True, color_system="standard", width=200)
     console.print(f"[bold]{EVIL}", style="red")
     assert file.getvalue().count("E\\u001b]52;c;") == 1
     own = re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())
-    assert "\x1b[" in file.getvalue() and not ACTS.search(own)
+    assert "\x1b[" in file.getvalue() and not CONTROL.search(own)
 
 
 def test_lines_warnings_tracebacks_and_logs_are_escaped(capsys, tmp_path, command):
     log.info(EVIL)
     log.warning(EVIL)
     log.print_error(EVIL)
-    command("--version")  # takes over what Python shows
+    command("--version")  # replaces the hooks of Python for warnings and tracebacks
     warnings.showwarning(EVIL, UserWarning, "file.py", 1)
     try:
         raise RuntimeError(EVIL)
     except RuntimeError:
         sys.excepthook(*sys.exc_info())
     shown = capsys.readouterr().err
-    assert shown.count("\\u001b]52;c;") == 2 and not ACTS.search(shown)
+    assert shown.count("\\u001b]52;c;") == 2 and not CONTROL.search(shown)
 
 
-def test_the_log_and_the_progress_of_a_run_are_escaped(tmp_path, capsys):
-    """Metrics are refused that cannot be printed; names of classes are not."""
+def test_the_log_and_the_progress_bar_of_a_run_are_escaped(tmp_path, capsys):
+    """Metrics with such names are refused, but names of classes are not."""
     method = type(EVIL, (LocalSGDA,), {})(q=2, eta_x=0.01, eta_y=0.01)
     run = {"out": str(tmp_path / "run")}
     mpifed.run(mpifed.Config(algorithm=method, problem=Saddle(d=2, clients=2), rounds=2, run=run))
     LOG.addHandler(handler := logging.StreamHandler(log := io.StringIO()))
     try:
-        handler.setFormatter(_Lines())
+        handler.setFormatter(_Formatter())
         LOG.critical(EVIL)
     finally:
         LOG.removeHandler(handler)
-    assert "\\u001b]52;c;" in log.getvalue() and not ACTS.search(log.getvalue())
-    shown = capsys.readouterr().err.replace("\r", "").replace("\x1b[A", "")  # the bar's own
-    assert "\\u001b]52;c;" in shown and not ACTS.search(shown)
+    assert "\\u001b]52;c;" in log.getvalue() and not CONTROL.search(log.getvalue())
+    shown = capsys.readouterr().err.replace("\r", "").replace("\x1b[A", "")  # those of the progress bar
+    assert "\\u001b]52;c;" in shown and not CONTROL.search(shown)
 
 
-def test_what_stays_and_what_goes():
+def test_printable_characters_are_not_escaped():
     assert visible("a\tb\nc é ½ \\ 中") == "a\tb\nc é ½ \\ 中"
     assert visible("a\tb\nc\x1b\x9b\u202e\udc9b", line=True) == "a\\tb\\nc\\u001b\\u009b\\u202e\\udc9b"
-    assert json.loads('"' + visible("\x7f\u202e") + '"') == "\x7f\u202e", "what a program reads stays right"
+    assert json.loads('"' + visible("\x7f\u202e") + '"') == "\x7f\u202e", "JSON remains valid"

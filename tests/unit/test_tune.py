@@ -1,4 +1,4 @@
-"""`mpifed tune`: budgets by the costs of the runs, validation that chooses, interruptions, parts, files."""
+"""`mpifed tune`: budgets, selection metrics, interruptions, parts and files."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from mpifed.running.runner import Runner
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.results import find_runs, load
 from mpifed.tuning import trials, tuner
-from mpifed.tuning.found import FRESH
+from mpifed.tuning.results import FRESH
 from mpifed.tuning.trials import Probe
 
 JOB = """
@@ -61,7 +61,7 @@ def job(tmp_path):
 
 
 def call(*words, code=0) -> str:
-    """What a command prints, with what it would end with where it is refused (code 2)."""
+    """Return the output of a command; with code 2, including its error."""
     outcome = CliRunner().invoke(cli, [*map(str, words)])
     if code == 2:
         assert isinstance(outcome.exception, ValueError | RuntimeError | SystemExit), outcome.exception
@@ -72,7 +72,7 @@ def call(*words, code=0) -> str:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A search that nothing has disturbed."""
+    """The folder and the results of an uninterrupted search."""
     folder = tmp_path_factory.mktemp("whole")
     path = folder / "job.toml"
     path.write_text(JOB.replace("OUT", str(folder / "out")))
@@ -81,11 +81,11 @@ def whole(tmp_path_factory):
 
 
 def best_of(folder, at) -> str:
-    """best.toml as it would be in another folder."""
+    """Return best.toml as it would be in the folder ``at``."""
     return (folder / "out/best.toml").read_text().replace(str(folder), str(at))
 
 
-def test_every_method_of_a_task_has_the_same_budget_which_its_runs_keep(whole):
+def test_all_methods_of_a_task_have_the_same_budget(whole):
     folder, found = whole
     job = tuning(folder / "job.toml")
     spent = {}
@@ -94,16 +94,16 @@ def test_every_method_of_a_task_has_the_same_budget_which_its_runs_keep(whole):
         spent[task, method] = spent.get((task, method), 0) + int(load(path).costs["oracle_calls"][-1])
     for cell, one in zip(job.cells, found):
         assert spent[cell.task, cell.method] == one.spent <= one.budget
-        assert one.spent > 0.6 * one.budget  # a bracket of two seeds takes two whole runs at least
+        assert one.spent > 0.6 * one.budget  # a bracket of two seeds costs at least two full runs
     budgets = {cell.task: {one.budget for other, one in zip(job.cells, found) if other.task == cell.task}
                for cell in job.cells}  # fmt: skip
-    # 6 rounds of 2 steps of FGDA, with 2 calls each but for the first.
+    # 6 rounds of 2 steps of FGDA, with 2 calls each except for the first.
     assert budgets == {"clients=2": {3 * 2 * 24}, "clients=3": {3 * 3 * 24}}
     tried = [len(one.tried) for one in found]
     assert tried[1] > tried[0] and tried[3] > tried[2]
 
 
-def test_best_toml_is_a_sweep_of_the_best_on_fresh_seeds(whole, tmp_path):
+def test_best_toml_is_a_sweep_of_the_best_settings_with_new_seeds(whole, tmp_path):
     folder, found = whole
     text = (folder / "out/best.toml").read_text()
     assert text.count("[[sweep]]") == 4 and "Unfinished" not in text and "oracle calls spent" in text
@@ -124,7 +124,7 @@ def test_best_toml_is_a_sweep_of_the_best_on_fresh_seeds(whole, tmp_path):
     assert not list((folder / "out/trials").rglob("checkpoint-*.h5"))
 
 
-def test_the_folder_is_reported_and_its_status_told(whole, tmp_path):
+def test_report_and_status_of_the_folder(whole, tmp_path):
     folder, _ = whole
     assert "FGDA" in call("report", folder / "out", "--out", tmp_path / "report")
     assert "finished" in call("status", folder / "out")
@@ -132,8 +132,8 @@ def test_the_folder_is_reported_and_its_status_told(whole, tmp_path):
 
 
 @pytest.mark.parametrize("after", [1, 7])
-def test_an_interrupted_search_ends_as_one_in_one_go(whole, job, tmp_path, monkeypatch, after):
-    carried, count = tuner.carry_out, 0
+def test_an_interrupted_search_has_the_same_result(whole, job, tmp_path, monkeypatch, after):
+    carried, count = tuner.run_trial, 0
 
     def interrupted(*arguments):
         nonlocal count
@@ -143,20 +143,18 @@ def test_an_interrupted_search_ends_as_one_in_one_go(whole, job, tmp_path, monke
         return carried(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tuner, "carry_out", interrupted)
+        patch.setattr(tuner, "run_trial", interrupted)
         call("tune", "-q", job, code=85)
     begun = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("run.h5")}
     assert len(begun) >= min(after, 1) and "Unfinished: 4 of 4" in (tmp_path / "out/best.toml").read_text()
-    said = call("tune", "-q", job)
-    assert "LocalSGDA" in said and "best.toml" in said
+    text = call("tune", "-q", job)
+    assert "LocalSGDA" in text and "best.toml" in text
     assert best_of(whole[0], tmp_path) == (tmp_path / "out/best.toml").read_text()
     assert (whole[0] / "out/tried.csv").read_text() == (tmp_path / "out/tried.csv").read_text()
 
 
-def test_a_search_killed_within_a_later_rung_goes_on_behind_the_earlier_ones(
-    whole, job, tmp_path, monkeypatch
-):
-    """Its run is further than the search will first ask for, and not at its end."""
+def test_a_search_killed_within_a_later_rung_has_the_same_result(whole, job, tmp_path, monkeypatch):
+    """An unfinished run has more rounds than the first rung requests."""
     usual = Runner._round
 
     def dies(runner, bar):
@@ -178,12 +176,12 @@ def test_parts_make_the_whole_and_what_is_done_is_passed_over(whole, job, tmp_pa
         assert "Unfinished" in (tmp_path / "out/best.toml").read_text() if part else True
         call("tune", "-q", job, "--part", f"{part}/3")
     assert best_of(whole[0], tmp_path) == (tmp_path / "out/best.toml").read_text()
-    monkeypatch.setattr(tuner, "carry_out", lambda *_: pytest.fail("a run of a search that is done"))
+    monkeypatch.setattr(tuner, "run_trial", lambda *_: pytest.fail("a run of a search that is done"))
     call("tune", "-q", job)
     assert "--part is I/N" in call("tune", job, "--part", "3/3", code=2)
 
 
-def test_a_changed_job_is_searched_anew(whole, job, tmp_path):
+def test_a_changed_job_is_searched_again(whole, job, tmp_path):
     call("tune", "-q", job, "--part", "0/4")
     config = tuning(job, ["oracle.noise.scale=0.2"])
     with pytest.raises(CollectiveError, match="oracle.noise.scale is 0.1 there and 0.2 here"):
@@ -192,9 +190,8 @@ def test_a_changed_job_is_searched_anew(whole, job, tmp_path):
     assert found[0] != whole[1][0] and found[1:] == [None] * 3
 
 
-def test_a_search_goes_on_with_what_one_of_another_budget_has_dropped(job, tmp_path):
-    """The runs of a larger budget that have no checkpoint any more are started over, to the same files as in
-    a folder of its own."""
+def test_a_search_with_a_larger_budget_restarts_runs_without_checkpoints(job, tmp_path):
+    """The files are the same as in a new folder."""
     more = ["tune.runs=8"]
     call("tune", "-q", job, "--part", "0/4")
     call("tune", "-q", job, "--part", "0/4", *more)
@@ -202,13 +199,13 @@ def test_a_search_goes_on_with_what_one_of_another_budget_has_dropped(job, tmp_p
     assert (tmp_path / "out/tried.csv").read_bytes() == (tmp_path / "alone/tried.csv").read_bytes()
 
 
-def test_the_list_says_what_is_open_and_runs_nothing(job, tmp_path):
-    said = call("tune", job, "--list")
-    assert "0.001 to 0.5" in said and "one of 0.1, 0.5" in said and "3 runs" in said and "clients=3" in said
+def test_the_option_list_runs_nothing(job, tmp_path):
+    text = call("tune", job, "--list")
+    assert "0.001 to 0.5" in text and "one of 0.1, 0.5" in text and "3 runs" in text and "clients=3" in text
     assert not (tmp_path / "out").exists()
 
 
-def test_run_and_sweep_say_what_to_use(job):
+def test_run_and_sweep_refer_to_tune(job):
     with pytest.raises(ConfigError, match="start it with `mpifed tune`"):
         Config.load(job)
     assert "start it with `mpifed tune`" in call("sweep", job, code=2)
@@ -236,7 +233,7 @@ class Planted(Saddle):
 """
 
 
-def test_validation_chooses_although_the_test_data_disagree(tmp_path):
+def test_settings_are_selected_by_the_validation_metric(tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
     job = tmp_path / "job.toml"
     job.write_text(
@@ -254,7 +251,7 @@ def test_validation_chooses_although_the_test_data_disagree(tmp_path):
     assert len(means) > 1 and found[0].value == pytest.approx(-max(means.values()), abs=0)
 
 
-def test_a_metric_of_test_data_chooses_nothing(tmp_path):
+def test_a_metric_of_test_data_is_refused(tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(
         f"""
@@ -271,17 +268,20 @@ def test_a_metric_of_test_data_chooses_nothing(tmp_path):
         q = 2
         """
     )
-    said = call("tune", job, code=2)
-    assert "auc is a metric of the test data" in said and "set problem.validation" in said
+    text = call("tune", job, code=2)
+    assert "auc is a metric of the test data" in text and "set problem.validation" in text
     assert not (tmp_path / "out").exists()
-    said = call("tune", job, "problem.validation=0.2", "tune.metric=acu", code=2)
-    assert "no metric 'acu': did you mean 'auc'" in said
+    text = call("tune", job, "problem.validation=0.2", "tune.metric=acu", code=2)
+    assert "no metric 'acu': did you mean 'auc'" in text
     known = Probe(1, 1, ["auc", "validation_auc", "stationarity"], ["auc"], ["auc"])
-    assert known.deciding(None) == "validation_auc" and known.deciding("stationarity") == "stationarity"
+    assert (
+        known.selection_metric(None) == "validation_auc"
+        and known.selection_metric("stationarity") == "stationarity"
+    )
 
 
 def test_a_method_that_diverges_at_its_smallest_values_is_probed_at_others(job, monkeypatch):
-    """As an adaptive method does, whose smallest floor of the matrix makes its steps largest."""
+    """The smallest floor of an adaptive matrix makes the steps largest."""
     seen, cell, whole = [], tuning(job).cells[0], trials._probe
 
     def diverges_once(cell, settings, comm):
@@ -294,7 +294,36 @@ def test_a_method_that_diverges_at_its_smallest_values_is_probed_at_others(job, 
     assert trials.probe(cell, SerialComm()).metrics and seen == [1e-3, 0.5]
 
 
-def test_a_method_that_diverges_wherever_it_is_probed_is_refused(job):
+def test_a_method_that_diverges_at_all_values_is_refused(job):
     wild = tuning(job, ["tune.methods=[{name='LocalSGDA', q=2, eta_x={low=1e250, high=1e260}, eta_y=0.1}]"])
     with pytest.raises(NonFiniteError, match="non-finite"):
         trials.probe(wild.cells[0], SerialComm())
+
+
+TRAINED = """
+rounds = 9
+problem = {{ {problem}, clients = 2 }}
+run = {{ out = "{out}" }}
+[tune]
+methods = [{{ name = "ComFedL", q = 1 }}]
+"""
+ROBUST = 'name = "DistributionallyRobust", dataset = "digits"'
+SINUSOIDS = 'name = "SinusoidMAML", tests = 3, model = { name = "mlp", hidden = [2] }'
+
+
+@pytest.mark.parametrize(
+    "problem, trained, tested",
+    [
+        (ROBUST, ("objective", "grad_norm", "robust_loss", "mean_loss", "worst_loss"), ("accuracy",)),
+        (SINUSOIDS, ("objective", "grad_norm"), ("test_error", "adapted_error")),
+    ],
+)
+def test_metrics_of_training_data_may_select_settings(problem, trained, tested, tmp_path):
+    (tmp_path / "job.toml").write_text(TRAINED.format(problem=problem, out=tmp_path / "out"))
+    (cell,) = tuning(tmp_path / "job.toml").cells
+    found = trials.probe(cell, SerialComm())
+    assert {*trained, *tested} == {*found.metrics}
+    assert [found.selection_metric(name) for name in trained] == [*trained]
+    for name in tested:
+        with pytest.raises(ConfigError, match=f"{name} is a metric of the test data"):
+            found.selection_metric(name)

@@ -1,4 +1,4 @@
-"""The search itself, on values that are known: how near it comes, what it spends, and where it goes on."""
+"""The search with known values of the metric: accuracy, budget, brackets and extended ranges."""
 
 import math
 import zlib
@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpifed.base.errors import ConfigError
-from mpifed.config.ranges import Choice, Range
-from mpifed.tuning.found import found_by
+from mpifed.config.space import Choice, Range
+from mpifed.tuning.results import result_of
 from mpifed.tuning.search import Search, levels
-from mpifed.tuning.trials import Probe, Seen
+from mpifed.tuning.trials import Outcome, Probe
 
 ROUNDS = 180
 
@@ -21,7 +21,7 @@ ROUNDS = 180
 def search(
     value, open, runs=16, seeds=3, rounds=ROUNDS, sign=1, each=1, refuse=lambda settings: False
 ) -> Search:
-    """A search that has ended; ``value(settings, rounds, seed)`` is what a run has come to."""
+    """Return a finished search, in which ``value(settings, rounds, seed)`` is the outcome of a run."""
 
     def config(settings):
         if refuse(settings):
@@ -31,24 +31,24 @@ def search(
         task="", method="M", rounds=rounds, seed=0, config=config, space=SimpleNamespace(open=open)
     )
     found = Search(cell, seeds, runs * rounds * each, Probe(each, each, ["m"], [], []), sign)
-    steps, seen = found.carry_out(), None
+    steps, outcomes = found.requests(), None
     while True:
         try:
-            asked = steps.send(seen)
+            requests = steps.send(outcomes)
         except StopIteration:
             return found
-        assert asked
-        seen = [Seen(value(one.settings, one.rounds, one.seed), one.rounds * each) for one in asked]
+        assert requests
+        outcomes = [Outcome(value(one.settings, one.rounds, one.seed), one.rounds * each) for one in requests]
 
 
 def error(step: float, rounds: int, slow: float, fast: float, noise: float) -> float:
-    """What descent on two curvatures has left: the best step for few rounds is too large for many."""
+    """Return the error of descent with two curvatures: the best step for few rounds is too large for many."""
     falls = (math.exp(min(700, 2 * rounds * math.log(abs(1 - step * one) + 1e-12))) for one in (slow, fast))
     return sum(falls) + noise * step
 
 
 def quadratic(number: int, size: int):
-    """A problem with a step for each of some blocks, and the best steps; seeds differ by 20 %."""
+    """Return the outcomes of a problem with one step per block, and the best steps; seeds differ by 20 %."""
     rng = np.random.default_rng(number)
     blocks = [
         (slow, slow * 10 ** rng.uniform(0.3, 1.5), 10 ** rng.uniform(-3, -1))
@@ -64,8 +64,8 @@ def quadratic(number: int, size: int):
     return value, [steps[np.argmin([error(step, ROUNDS, *one) for step in steps])] for one in blocks]
 
 
-def test_within_a_factor_of_two_of_the_best_step_with_half_the_budget_of_a_grid():
-    """A grid from 1e-4 to 10 with a factor of two between its points, and three seeds, is 54 runs."""
+def test_the_best_step_is_found_with_half_the_budget_of_a_grid():
+    """A grid from 1e-4 to 10 with factors of two and three seeds has 54 runs."""
     grid, open, near = 54, {"eta": Range(1e-4, 10.0)}, 0
     for number in range(10):
         value, (best,) = quadratic(number, 1)
@@ -89,16 +89,16 @@ def test_within_a_factor_of_two_of_the_best_step_with_half_the_budget_of_a_grid(
     each=st.integers(1, 5),
     number=st.integers(0, 99),
 )
-def test_no_budget_is_overspent_and_the_best_has_every_seed(runs, seeds, rounds, each, number):
+def test_the_budget_is_kept_and_the_best_trial_has_every_seed(runs, seeds, rounds, each, number):
     value, _ = quadratic(number, 2)
     open = {"a": Range(1e-3, 1.0), "b": Range(1e-3, 1.0), "c": Choice((1, 2, 3))}
     found = search(
         lambda s, *of: value({"a": s["a"], "b": s["b"]}, *of), open, runs, seeds, rounds, each=each
     )
     assert found.spent <= found.budget == runs * rounds * each
-    assert [*found.best.seen].count((rounds, 0)) == 1 and len(found.best.values(rounds)) == seeds
+    assert [*found.best.outcomes].count((rounds, 0)) == 1 and len(found.best.values(rounds)) == seeds
     assert len({trial.point for trial in found.trials}) == len(found.trials)
-    assert all(trial.seen and trial.rounds in levels(rounds) for trial in found.trials)
+    assert all(trial.outcomes and trial.rounds in levels(rounds) for trial in found.trials)
     kept = {id(trial) for trial in found.dropped}
     assert len(found.dropped) == len(kept) == len(found.trials)
     assert found.best is min(
@@ -114,7 +114,7 @@ def test_the_rungs_of_a_bracket():
     assert len(first) == 9 and {trial.rounds for trial in first} == {10, 30, 90}
     values = sorted(first, key=lambda trial: trial.settings["a"])
     assert [trial.rounds for trial in values] == [90, 30, 30] + [10] * 6
-    assert [*values[0].seen] == [
+    assert [*values[0].outcomes] == [
         (10, 0),
         *((30, seed) for seed in range(3)),
         *((90, seed) for seed in range(3)),
@@ -122,18 +122,18 @@ def test_the_rungs_of_a_bracket():
     assert values[0].calls == 3 * 90 and values[-1].calls == 10
 
 
-def test_more_is_better_where_the_problem_says_so_and_what_diverges_is_last():
+def test_metrics_to_maximise_and_diverged_trials():
     def value(settings, rounds, seed):
         return math.nan if settings["a"] > 0.5 and seed == 1 else settings["a"]
 
     found = search(value, {"a": Range(1e-3, 1.0)}, sign=-1)
     assert 0.25 < found.best.settings["a"] <= 0.5
     hopeless = search(lambda *_: math.nan, {"a": Range(1e-3, 1.0)})
-    assert "finite values with every seed" in found_by(hopeless, "m").warnings[0]
+    assert "finite values with every seed" in result_of(hopeless, "m").warnings[0]
 
 
 @pytest.mark.parametrize("best, end", [(30.0, "upper"), (1e-5, "lower")])
-def test_the_search_goes_on_past_the_end_of_a_range(best, end):
+def test_ranges_are_extended_if_the_best_value_is_at_the_end(best, end):
     def value(settings, rounds, seed):
         return 1 + math.log10(settings["a"] / best) ** 2 + math.log10(settings.get("b", 0.1) / 0.1) ** 2
 
@@ -141,22 +141,22 @@ def test_the_search_goes_on_past_the_end_of_a_range(best, end):
     assert abs(math.log10(found.best.settings["a"] / best)) < 0.6, found.best.settings
     assert 0.01 < found.best.settings["b"] < 1
     bound = search(value, {"a": Range(1e-3, 1.0, least=1e-3, most=1.0), "b": Range(1e-3, 1.0)}, runs=30)
-    assert 1e-3 <= bound.best.settings["a"] <= 1.0 and not found_by(bound, "m").warnings
-    away = 1 if end == "upper" else -1  # for ever
+    assert 1e-3 <= bound.best.settings["a"] <= 1.0 and not result_of(bound, "m").warnings
+    away = 1 if end == "upper" else -1  # without a minimum
     endless = search(lambda settings, *_: -away * math.log10(settings["a"]), {"a": Range(1e-3, 1.0)}, runs=22)
     assert endless.open["a"].high / endless.open["a"].low > 1e4
-    assert f"lies at the {end} end of what was searched" in found_by(endless, "m").warnings[0]
-    assert not found_by(found, "m").warnings
+    assert f"is at the {end} end of the searched range" in result_of(endless, "m").warnings[0]
+    assert not result_of(found, "m").warnings
 
 
-def test_a_small_space_is_exhausted_and_nothing_open_is_run_once():
+def test_small_spaces_are_exhausted():
     found = search(lambda s, *_: s["a"], {"a": Choice((3, 1, 2))}, runs=30)
     assert len(found.trials) == 3 and found.best.settings == {"a": 1} and found.spent < found.budget
     fixed = search(lambda *_: 1.0, {}, runs=3)
     assert fixed.spent == fixed.budget and fixed.best.settings == {} and len(fixed.trials) == 1
 
 
-def test_settings_that_cannot_be_run_are_replaced():
+def test_incompatible_settings_are_replaced():
     refuse = lambda settings: settings["a"] * settings["b"] > 1e-2  # noqa: E731
     open = {"a": Range(1e-3, 1.0), "b": Range(1e-3, 1.0)}
     found = search(lambda s, *_: -s["a"] * s["b"], open, refuse=refuse)
@@ -166,7 +166,7 @@ def test_settings_that_cannot_be_run_are_replaced():
         search(lambda *_: 1.0, open, refuse=lambda settings: True)
 
 
-def test_values_whose_sum_overflows_have_the_last_rank():
-    """As those of what has all but diverged in float64 do."""
+def test_values_whose_sum_overflows_are_ranked_last():
+    """Such values occur shortly before a run in float64 diverges."""
     found = search(lambda settings, *_: settings["a"] * 1e308, {"a": Range(0.7, 1.7)}, runs=4)
     assert found.rank(found.best, ROUNDS) == (0, math.inf)

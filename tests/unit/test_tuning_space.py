@@ -1,4 +1,4 @@
-"""What a search may change in a method: ranges, lists, floats that are left out, and what is refused."""
+"""Search spaces: ranges, lists, default ranges of omitted floats, proposals, and invalid [tune] tables."""
 
 import dataclasses
 import math
@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from mpifed.algorithms import ALGORITHMS
 from mpifed.base.errors import ConfigError
 from mpifed.config.plugins import make
-from mpifed.config.ranges import Choice, Range
-from mpifed.config.space import space_of
+from mpifed.config.space import Choice, Range, space_of
 from mpifed.config.tuning import tuning
-from mpifed.tuning.proposals import guided, settings_of, spread
+from mpifed.tuning.proposals import settings_at, sobol_points, tpe_points
 
 JOB = """
 rounds = 9
@@ -32,7 +31,7 @@ q = 2
 
 
 def whole_numbers(cls) -> dict:
-    """A value for every setting that has no default and is no float, and what stands for one that is none."""
+    """Return values for the required settings that are not floats."""
     needed = {"L": 1.0, "delta": 0.1} if "PPAX" in cls.__name__ else {}
     return {key: value for key, value in needed.items() if key in cls.__dataclass_fields__} | {
         field.name: 4
@@ -42,19 +41,19 @@ def whole_numbers(cls) -> dict:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_method_can_be_made_with_what_its_own_ranges_propose(name):
+def test_every_method_can_be_created_from_its_default_ranges(name):
     space = space_of({"name": name, **whole_numbers(ALGORITHMS[name])})
     assert space.open, name
-    points = spread(space.open, 8, 0, ())
-    points += guided(space.open, 2, 0, points)
+    points = sobol_points(space.open, 8, 0, ())
+    points += tpe_points(space.open, 2, 0, points)
     assert len({*points}) == 10
     for point in [*points, tuple(one.low for one in space.open.values())]:
-        table = space.table(settings_of(space.open, point))
+        table = space.table(settings_at(space.open, point))
         del table["name"]
         make(ALGORITHMS[name], table, "algorithm")
 
 
-def test_what_is_open_in_a_method():
+def test_open_and_fixed_settings():
     space = space_of({"name": "AdaFGDA", "q": 10, "gamma": 0.1, "alpha": [0.1, 0.9], "beta": [0.5]})
     assert space.fixed == {"q": 10, "gamma": 0.1, "beta": 0.5, "matrix": {"name": "adam"}}
     assert space.open == {
@@ -62,7 +61,7 @@ def test_what_is_open_in_a_method():
         "lam": Range(1e-4, 1.0),
         "matrix.varrho": Range(1e-3, 1.0, forgets=True, most=1.0),
         "matrix.rho": Range(1e-4, 1.0),
-    }  # eta, whose default 1 multiplies the steps, stays
+    }  # not eta, whose default is 1, because it multiplies the steps
     table = space.table({"alpha": 0.9, "lam": 0.01, "matrix.varrho": 0.99, "matrix.rho": 0.1})
     assert table["matrix"] == {"name": "adam", "varrho": 0.99, "rho": 0.1} and table["alpha"] == 0.9
     assert space_of({"name": "FGDA", "q": 10}).open["alpha"] == Range(0.01, 1.0, most=1.0)
@@ -82,7 +81,7 @@ numbers = st.floats(1e-6, 1e6)
 
 
 @given(numbers, st.floats(1.5, 1e4), st.floats(0, 1), st.booleans())
-def test_a_range_keeps_its_numbers_and_grows_past_its_ends(low, times, share, forgets):
+def test_ranges_are_logarithmic_and_extended_past_their_ends(low, times, share, forgets):
     one = Range(low, low * times, forgets=forgets)
     number = one.at(share)
     assert one.low <= number <= one.high and number == one.rounded(number)
@@ -96,27 +95,29 @@ def test_a_range_keeps_its_numbers_and_grows_past_its_ends(low, times, share, fo
     assert Range(low, low * times, least=low, most=low * times).beyond(number) is None
 
 
-def test_lists_are_spread_over_and_exhausted():
+def test_proposals_exhaust_lists():
     open = {"a": Choice((1, 2, 3)), "b": Choice(("x", "y"))}
-    points = spread(open, 10, 0, ())
-    assert len(points) == 6 and spread(open, 3, 0, points) == [] and guided(open, 3, 0, points) == []
-    assert {tuple(settings_of(open, point).values()) for point in points} == {
+    points = sobol_points(open, 10, 0, ())
+    assert (
+        len(points) == 6 and sobol_points(open, 3, 0, points) == [] and tpe_points(open, 3, 0, points) == []
+    )
+    assert {tuple(settings_at(open, point).values()) for point in points} == {
         (a, b) for a in (1, 2, 3) for b in "xy"
     }
 
 
-def test_what_is_proposed_follows_from_the_points_and_the_seed():
+def test_proposals_depend_on_the_points_and_the_seed_alone():
     open = {
         "a": Range(1e-3, 1.0),
         "b": Choice((1, 5, 9)),
         "c": Choice(("x", "y")),
         "d": Range(1, 9, whole=True),
     }
-    points = spread(open, 12, 3, ())
+    points = sobol_points(open, 12, 3, ())
     ranked = sorted(points, key=lambda point: abs(math.log(point[0] / 0.1)))
-    assert points == spread(open, 12, 3, ()) != spread(open, 12, 4, ())
-    new = guided(open, 12, 5, ranked)
-    assert new == guided(open, 12, 5, ranked) and not {*new} & {*points}
+    assert points == sobol_points(open, 12, 3, ()) != sobol_points(open, 12, 4, ())
+    new = tpe_points(open, 12, 5, ranked)
+    assert new == tpe_points(open, 12, 5, ranked) and not {*new} & {*points}
 
     def far(some):
         return sum(abs(math.log10(point[0] / 0.1)) for point in some) / len(some)
@@ -142,11 +143,11 @@ def job(tmp_path):
         ("gamma = { low = 0.1 }", "expected a range { low = NUMBER, high = NUMBER }"),
         ("gamma = { low = 0.1, high = 1.0, log = true }", "expected a range"),
         ("alpha = { low = 0.1, high = 2.0 }", "expected a range from 0 to 1"),
-        ("gamma = [{ low = 0.1, high = 1.0 }, 2.0]", "a range inside a list"),
+        ("gamma = [{ low = 0.1, high = 1.0 }, 2.0]", "a list with a range"),
         ("gamma = -0.1", "algorithm.gamma: Input should be greater"),
     ],
 )
-def test_mistakes_in_a_method_are_told_before_any_work(job, tmp_path, change, says):
+def test_errors_in_a_method_are_reported_before_any_work(job, tmp_path, change, says):
     job.write_text(job.read_text() + change)
     with pytest.raises(ConfigError, match=says):
         tuning(job)
@@ -163,20 +164,20 @@ def test_mistakes_in_a_method_are_told_before_any_work(job, tmp_path, change, sa
         (["tune.methods=[]"], "tune.methods: .* at least 1"),
         (["tune.methods=[{q=1}]"], "number 1 needs a name"),
         (["tune.methods=[{name='FGAD', q=1}]"], "FGAD: unknown algorithm 'FGAD': did you mean 'FGDA'"),
-        (["tune.methods=[{name='FGDA', q={low=1.5, high=3}}]"], "q is a whole number"),
+        (["tune.methods=[{name='FGDA', q={low=1.5, high=3}}]"], "q is an integer"),
         (["tune.methods=[{name='FGDA'}]"], "q is missing"),
         (["tune.tasks={'problem.clients'=[]}"], "leaves no task"),
         (["tune.tasks={'problem.cleints'=[1]}"], "did you mean 'clients'"),
         (["sweep={seed=[0]}"], "exclude each other"),
-        (["stop.seconds=5"], "stop.seconds makes what is found depend on the clock"),
+        (["stop.seconds=5"], "stop.seconds makes the result depend on the clock"),
     ],
 )
-def test_mistakes_in_the_table_are_told_before_any_work(job, overrides, says):
+def test_errors_in_the_table_are_reported_before_any_work(job, overrides, says):
     with pytest.raises(ConfigError, match=f"(?s){says}"):
         tuning(job, overrides)
 
 
-def test_tasks_and_what_all_methods_share(job):
+def test_tasks_and_settings_that_all_methods_share(job):
     found = tuning(
         job, ["tune.tasks={'problem.clients'=[3, 4], 'algorithm.beta'=[0.5, 0.9]}", "algorithm.eta=0.5"]
     )
