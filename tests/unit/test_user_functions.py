@@ -1,18 +1,18 @@
-"""Data sets that a function returns: what is taken, what is refused, and by what it is known."""
+"""Data sets that a user-defined function returns: accepted forms, errors, and digests."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-import mpifed
+from mpifed import Config
+from mpifed.algorithms import FedAvg
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build
+from mpifed.cli.main import cli
 from mpifed.data import DataError
 from mpifed.problems import Classification, DeepAUC, FairClassification, RobustRegression, TextAUC
 
@@ -22,7 +22,7 @@ TEXTS = (["good film", "bad film"] * 4, [1, 0] * 4)
 
 
 class Pictures(Dataset):
-    """Pairs as torch has them, whose label is a number of Python's."""
+    """A data set of torch whose labels are Python integers."""
 
     def __len__(self):
         return len(SAMPLES)
@@ -80,7 +80,7 @@ def test_validation_classes_and_clients():
     assert data.owners.tolist() == [0, 1, 0] * 4
 
 
-def test_what_a_function_returned_is_known_by_its_digest():
+def test_returned_data_are_identified_by_their_digest():
     def digest(value):
         ((name, file),) = read(value).files.items()
         assert name.endswith(":returning.<locals>.load") and file.path.startswith("returned by ")
@@ -126,7 +126,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("value, says", REFUSED.values(), ids=REFUSED)
-def test_what_is_no_data_set_is_refused(value, says):
+def test_other_values_are_refused(value, says):
     with pytest.raises(DataError, match=says):
         read(value)
 
@@ -160,7 +160,7 @@ class Failing(Pictures):
         (Failing(), "load failed: OSError: no such picture\n.*raise OSError"),
     ],
 )
-def test_what_is_wrong_with_a_torch_data_set(dataset, says):
+def test_errors_in_a_data_set_of_torch(dataset, says):
     with pytest.raises(ValueError, match=f"(?s){says}"):
         read(GOOD | {"train": dataset})
 
@@ -189,7 +189,7 @@ def file(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [Classification, FairClassification, RobustRegression, DeepAUC])
-def test_every_problem_takes_a_function_of_a_file(file, kind):
+def test_problems_accept_a_function_of_a_file(file, kind):
     settings = {"model": "linear", "clients": 2, "dataset": {"name": "./data.py:load", "rows": 20}}
     problem = build(kind, settings, "problem")
     problem.prepare(0)
@@ -202,7 +202,7 @@ def test_a_function_that_raises_shows_its_lines(file):
         build(Classification, {"dataset": "./data.py:broken"}, "problem").prepare(0)
 
 
-def test_a_setting_that_the_function_does_not_take(file):
+def test_unknown_settings_of_the_function(file):
     with pytest.raises(ConfigError, match="data set load has no setting 'row': did you mean 'rows'"):
         build(Classification, {"dataset": {"name": "./data.py:load", "row": 3}}, "problem")
 
@@ -219,7 +219,7 @@ def test_texts_of_a_function(file):
             TextAUC(dataset=returning(wrong)).dataset()
 
 
-def test_names_that_are_no_data_set():
+def test_unknown_data_sets():
     with pytest.raises(
         ConfigError, match="unknown data set 'digit': did you mean 'digits'.*user-defined: \"./file.py"
     ):
@@ -231,42 +231,29 @@ def test_names_that_are_no_data_set():
     assert Classification(dataset={"name": "digits"}).dataset == "digits"
 
 
-JOB = {
-    "rounds": 2,
-    "algorithm": {"name": "FedAvg", "K": 2, "eta": 0.1},
-    "oracle": {"batch_size": 4},
-    "problem": {"name": "Classification", "dataset": "./data.py:load", "clients": 2},
-}
+def test_a_run_cannot_be_resumed_with_other_samples_or_another_source(file):
+    def run(rounds):
+        words = ["run", "job.toml", f"rounds={rounds}"]
+        return str(CliRunner().invoke(cli, words, standalone_mode=False).exception or "")
 
-
-def test_a_run_does_not_go_on_with_other_samples_nor_another_source(file, tmp_path):
-    def run(rounds, **changes):
-        words = ["from mpifed.cli.main import main; main()", "run", "job.toml", f"rounds={rounds}"]
-        return subprocess.run([sys.executable, "-c", *words], cwd=tmp_path, capture_output=True, text=True)
-
-    (tmp_path / "samples.txt").write_text("0")
-    file.write_text(
-        FILE.replace("(rows=12, shift=0):", "(rows=12):\n    shift = float(open('samples.txt').read())")
-    )
-    (tmp_path / "job.toml").write_text(
+    samples = file.with_name("samples.txt")
+    samples.write_text("0")
+    file.write_text(FILE.replace("shift=0):", "shift=0):\n    shift = float(np.loadtxt('samples.txt'))"))
+    file.with_name("job.toml").write_text(
         'run.out = "run"\nrun.checkpoint_every = 1\nalgorithm = { name = "FedAvg", K = 2, eta = 0.1 }\n'
         'problem = { name = "Classification", dataset = "./data.py:load", clients = 2 }\n'
     )
-    first = run(1)
-    assert first.returncode == 0, first.stderr
-    (tmp_path / "samples.txt").write_text("1")
-    second = run(2)
-    assert (
-        second.returncode == 2 and "data file data.py:load has changed since the checkpoint" in second.stderr
-    )
-    (tmp_path / "samples.txt").write_text("0")
+    assert run(1) == ""
+    samples.write_text("1")
+    assert "data file data.py:load has changed since the checkpoint" in run(2)
+    samples.write_text("0")
     file.write_text(file.read_text() + "\n# another\n")
-    third = run(2)
-    assert third.returncode == 2 and "the source of problem.dataset" in third.stderr
+    assert "the source of problem.dataset" in run(2)
 
 
-def test_a_function_given_in_python_is_named(tmp_path):
-    config = mpifed.Config.from_table(JOB | {"problem": JOB["problem"] | {"dataset": returning(GOOD)}})
+def test_a_function_passed_in_python_is_named():
+    problem = Classification(dataset=returning(GOOD), clients=2)
+    config = Config(algorithm=FedAvg(K=2, eta=0.1), problem=problem)
     name = config.table()["problem"]["dataset"]["name"]
     assert name.endswith(":returning.<locals>.load")
     assert config.table()["plugins"]["problem.dataset"]["name"] == name
