@@ -1,31 +1,33 @@
 """FedDualAvg (Yuan, Zaheer & Reddi 2021) and FeDualEx (Bai & Bullins 2024): local steps in the dual.
 
-Round r = 0, 1, ... and its steps k = 0 .. K-1, from the server's dual μ. A client of FedDualAvg takes::
+In round r = 0, 1, ..., clients take the steps k = 0 .. K-1 from the server's dual μ. FedDualAvg::
 
     w = ∇h*_{r,k}(μ)        μ ← μ - η_c V(w; ξ)
 
-and one of FeDualEx::
+FeDualEx::
 
     z  = ∇h*_{r,k}(μ)       μ½ = μ - η_c V(z; ξ)
     z½ = ∇h*_{r,k+1}(μ½)    μ  ← μ - η_c V(z½; ξ')
 
-with h_{r,k} = h + (η_s r K + k) η_c φ. Then the server's μ ← μ + η_s (mean of the clients' μ - μ). ``z`` is
-the server's primal point, the mirror image of μ with the weight η_s η_c K of φ for each round done.
+with h_{r,k} = h + (η_s r K + k) η_c φ. The server then updates μ ← μ + η_s (mean of the clients' μ - μ).
+``z`` is the server's primal point, the image of μ under the mirror map with the weight η_s η_c K of φ per
+round.
 
 Readings:
 
-* *Problem.* FedDualAvg is printed for F + φ with V = ∇F; on a variational inequality it is the same text.
-* *Signs.* FeDualEx is printed with a dual ς that starts at 0 and is taken from a fixed origin: μ = ς̄ - ς. The
-  origin is ∇h of the problem's starting point, as is FedDualAvg's first μ.
-* *First mirror map.* Its weight of φ is 0; for an indicator it projects all the same.
-* *Samples.* The two operator values of a step of FeDualEx use fresh independent samples.
-* *A cohort.* The code of FedDualAvg samples clients, FeDualEx is printed for all of them. Both average the
-  duals of the cohort. A round in which no client participates is not one of the rounds r.
-* *Output.* FedDualAvg returns its last primal point; its analysis has the average over all steps of the
-  mirror images of the clients' mean dual. FeDualEx returns such an average: of the images, at the weight of
-  k + 1, of the mean μ½. That adds K duals of every client to the averages made here. A federated server
-  would not be sent them, and they are not counted. ``shadow = false`` averages the clients' own points z½
-  instead, which is another point where the mirror map is not linear.
+* *Problem.* The paper states FedDualAvg for F + φ with V = ∇F; here V can be the operator of a variational
+  inequality.
+* *Signs.* The paper states FeDualEx with a dual ς that starts at 0 and a fixed origin: μ = ς̄ - ς. The origin
+  is ∇h of the problem's starting point, which is also the first μ of FedDualAvg.
+* *First mirror map.* The weight of φ is 0, but if φ is an indicator function, the map still projects.
+* *Samples.* The two operator values of a step of FeDualEx use independent samples.
+* *Cohorts.* The code of FedDualAvg samples clients; FeDualEx is stated for all clients. Both average the
+  duals of the cohort. A round in which no client participates is not counted in r.
+* *Output.* FedDualAvg returns its last primal point, although the analysis is for the average over all steps
+  of the images of the clients' mean dual. FeDualEx returns such an average, of the images of the mean μ½ with
+  the weight of step k + 1. It needs the average of K duals per client, which a federated server would not
+  receive, so these are not counted as communication. ``shadow = false`` averages the clients' points z½
+  instead, which differs if the mirror map is not linear.
 """
 
 from __future__ import annotations
@@ -48,21 +50,23 @@ class _ServerRate(DualMethod):
     eta_s: float = Field(default=1.0, ge=0, description="server step size η_s")
     mirror: Mirror = Field(default=Euclidean(), description="the mirror map, of the distance generator h")
 
-    #: ``rounds`` counts those that are done.
+    #: ``rounds`` is the number of completed rounds.
     shared = Record(z=not_sent("z"), dual="z", rounds=not_sent("scalar"))
     message = Record(dual="z")
 
-    def begin(self, now, shared, phi):
-        return self.mirror.dual(shared.dual, phi) if shared.rounds == 0 else shared.dual
+    def start_of(self, shared, phi):
+        """Return r, the number of completed rounds, and the dual at which a round starts."""
+        r = float(shared.rounds)  # read once, because a GPU is waited for
+        return r, shared.dual if r else self.mirror.dual(shared.dual, phi)
 
-    def image(self, shared, k, dual, phi):
-        """The primal point of a dual, with the weight of φ at step ``k`` of the round."""
-        return self.mirror(dual, (self.eta_s * float(shared.rounds) * self.K + k) * self.eta_c, phi)
+    def image(self, r, k, dual, phi):
+        """Return the primal point of a dual, with the weight of φ at step ``k`` of round ``r``."""
+        return self.mirror(dual, (self.eta_s * r * self.K + k) * self.eta_c, phi)
 
     def server_round(self, now, shared, mean):
-        dual = self.begin(now, shared, now.prox)
+        r, dual = self.start_of(shared, now.prox)
         shared.dual = dual + self.eta_s * (mean.dual - dual)
-        shared.z = self.image(shared, self.eta_s * self.K, shared.dual, now.prox)
+        shared.z = self.image(r, self.eta_s * self.K, shared.dual, now.prox)
         shared.rounds += 1
 
 
@@ -75,9 +79,9 @@ class FedDualAvg(_ServerRate):
     paper_cost = "up D; down D; 1 phase; 1 operator value a step"
 
     def client_round(self, now, shared, client, message, oracle):
-        dual = self.begin(now, shared, oracle.prox)
+        r, dual = self.start_of(shared, oracle.prox)
         for k in range(self.K):
-            w = self.image(shared, k, dual, oracle.prox)
+            w = self.image(r, k, dual, oracle.prox)
             dual = dual - self.eta_c * oracle.operator(w, oracle.sample())
         message.dual = dual
 
@@ -88,7 +92,7 @@ class FeDualEx(_ServerRate):
 
     shadow: bool = Field(
         default=True,
-        description="output from the clients' mean duals, as printed; false: from the clients' own points",
+        description="compute the output from the clients' mean duals, as in the paper, or from their points",
     )
     source = "Bai & Bullins 2024"
     cites = ("bai2024composite",)
@@ -105,12 +109,12 @@ class FeDualEx(_ServerRate):
         return (Phase(self.client_round, self.message | output, self.server_round),)
 
     def client_round(self, now, shared, client, message, oracle):
-        dual = self.begin(now, shared, oracle.prox)
+        r, dual = self.start_of(shared, oracle.prox)
         halves, points = [], 0.0 * dual
         for k in range(self.K):
-            z = self.image(shared, k, dual, oracle.prox)
+            z = self.image(r, k, dual, oracle.prox)
             half = dual - self.eta_c * oracle.operator(z, oracle.sample())
-            z_half = self.image(shared, k + 1, half, oracle.prox)
+            z_half = self.image(r, k + 1, half, oracle.prox)
             dual = dual - self.eta_c * oracle.operator(z_half, oracle.sample())
             halves.append(half)
             points = points + z_half
@@ -122,7 +126,8 @@ class FeDualEx(_ServerRate):
 
     def server_round(self, now, shared, mean):
         if self.shadow:
-            points = sum(self.image(shared, k, half, now.prox) for k, half in enumerate(mean.halves, start=1))
+            r = float(shared.rounds)
+            points = sum(self.image(r, k, half, now.prox) for k, half in enumerate(mean.halves, start=1))
         else:
             points = mean.points
         shared.average += (points / self.K - shared.average) / (shared.rounds + 1)

@@ -1,19 +1,19 @@
-"""Fed-Norm-SGDA and Fed-Norm-SGDA+ (Sharma et al. 2023): clients that differ in their numbers of steps.
+"""Fed-Norm-SGDA and Fed-Norm-SGDA+ (Sharma et al. 2023): clients with different numbers of local steps.
 
-Every client sends the weighted mean of its gradients, so that a client with many steps counts no more than
-its weight w_i; plain averaging would solve a problem that weighs clients with τ_i.
+Every client sends the weighted mean of its gradients, so its weight w_i does not depend on its number of
+steps τ_i. Plain averaging would solve a problem in which clients are weighted by τ_i.
 
 Readings:
 
-* *Weights of clients.* w_i are those of the job (``participation.weights``). With P of n clients sampled the
-  server takes Σ w_i (n / P) G_i over the sample, which is unbiased; these weights do not sum to 1. Where the
-  job's averages are unbiased themselves, ``availability.unbiased``, it takes Σ w_i G_i / π_i, where π_i is
-  the probability that i is sampled.
-* *Weights of steps.* a^(k) depends on the step alone: r^k, or a list. The source lets it depend on the client
-  as well.
-* *τ_eff* is the plain mean of τ_i over all n clients, sampled or not, unless given.
-* *Sets* act at the server only.
-* *"+".* x̃ is renewed before the local steps of the paper's rounds t = r - 1 with S | t.
+* *Weights of clients.* w_i are the weights of the job (``participation.weights``). If P of n clients are
+  sampled, the server uses the unbiased estimate Σ w_i (n / P) G_i, whose weights do not sum to 1. If the
+  averages of the job are unbiased (``availability.unbiased``), it uses Σ w_i G_i / π_i, where π_i is the
+  probability that client i is sampled.
+* *Weights of steps.* a^(k) depends only on the step: r^k, or a list. The paper allows it to depend on the
+  client.
+* *τ_eff* is the mean of τ_i over all n clients by default.
+* *Sets.* Points are projected at the server only.
+* *"+".* x̃ is updated before the local steps of the paper's rounds t = r - 1 with S | t.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from mpifed.algorithms.snapshots import gradients, keep_snapshot, snapshot_of
 from mpifed.base.errors import short_repr
 from mpifed.base.settings import hyperparameters
 from mpifed.core.algorithm import Algorithm
+from mpifed.core.device import to_device
 from mpifed.core.records import Record
 
 __all__ = ["FedNormSGDA", "FedNormSGDAPlus"]
@@ -33,17 +34,17 @@ __all__ = ["FedNormSGDA", "FedNormSGDAPlus"]
 
 @hyperparameters
 class FedNormSGDA(Algorithm):
-    """Fed-Norm-SGDA: client i takes τ_i local steps and sends its normalised sum of gradients."""
+    """Fed-Norm-SGDA: client i takes τ_i local steps and sends the normalised sum of its gradients."""
 
-    tau: int | tuple[int, ...] = Field(description="local steps τ_i: of every client, or one per client")
+    tau: int | tuple[int, ...] = Field(description="local steps τ_i: one number, or one per client")
     eta_x: float = Field(ge=0, description="local step size of x (descent)")
     eta_y: float = Field(ge=0, description="local step size of y (ascent)")
     gamma_x: float = Field(ge=0, description="global step size of x; η_x is plain averaging")
     gamma_y: float = Field(ge=0, description="global step size of y; η_y is plain averaging")
     a: float | tuple[float, ...] = Field(
-        default=1.0, description="weights of the local steps: r for 1, r, r², ..., or a list of them"
+        default=1.0, description="weights of the local steps: r for 1, r, r², ..., or a list"
     )
-    tau_eff: float | None = Field(default=None, gt=0, description="effective steps; by default the mean τ_i")
+    tau_eff: float | None = Field(default=None, gt=0, description="effective steps; default: mean of τ_i")
 
     source = "Sharma et al. 2023, Fed-Norm-SGDA"
     cites = ("sharma2023fednorm",)
@@ -56,17 +57,17 @@ class FedNormSGDA(Algorithm):
     def __post_init__(self):
         if not np.size(self.tau) or np.min(self.tau) < 1:
             got = short_repr(self.tau)
-            raise ValueError(f"tau: expected 1 local step and more for every client, got {got}")
+            raise ValueError(f"tau: expected at least 1 local step per client, got {got}")
         if isinstance(self.a, float) and not 0 < self.a <= 1:
             raise ValueError(f"a: expected a ratio of weights in (0, 1], or a list, got {self.a}")
         if isinstance(self.a, tuple) and (len(self.a) < self.longest or min(self.a) <= 0):
             got = short_repr(self.a)
-            raise ValueError(f"a: expected {self.longest} weights > 0, one a local step, got {got}")
+            raise ValueError(f"a: expected {self.longest} weights > 0, one per local step, got {got}")
 
     def expect_clients(self, clients: int) -> None:
         if isinstance(self.tau, tuple) and len(self.tau) != clients:
             raise ValueError(
-                f"algorithm.tau: expected one number for each of the {clients} clients, got {len(self.tau)}"
+                f"algorithm.tau: expected one number per client for {clients} clients, got {len(self.tau)}"
             )
 
     @property
@@ -85,25 +86,25 @@ class FedNormSGDA(Algorithm):
             x, y = x - self.eta_x * sums[0], y + self.eta_y * sums[1]
             message.gx += sums[0]
             message.gy += sums[1]
-        total = torch.from_numpy(np.cumsum(a)[tau - 1, None]).to(message.gx)
+        total = to_device(np.cumsum(a)[tau - 1, None], message.gx.device, message.gx.dtype)
         message.gx /= total
         message.gy /= total
 
     def server_round(self, now, shared, mean):
-        # The mean divides by the weight of the sample, which `cohort_weight` undoes.
+        # `cohort_weight` cancels the division of the mean by the total weight of the sampled clients.
         sampled = 1.0 if now.unbiased else now.cohort_weight * now.clients / now.cohort
         scale = sampled * (self.tau_eff or float(np.mean(self.tau)))
         shared.x = now.sets.x(shared.x - scale * self.gamma_x * mean.gx)
         shared.y = now.sets.y(shared.y + scale * self.gamma_y * mean.gy)
 
     def snapshot(self, now, shared):
-        """Where y's gradient is taken: at the client's own x."""
+        """Return the x of y's gradient; ``None`` for the client's x."""
         return None
 
 
 @hyperparameters
 class FedNormSGDAPlus(FedNormSGDA):
-    """Fed-Norm-SGDA+: y's gradient at a snapshot of x that is renewed every S rounds."""
+    """Fed-Norm-SGDA+: y's gradient is evaluated at a snapshot of x that is updated every S rounds."""
 
     S: int = Field(ge=1, kw_only=True, description="rounds between two snapshots of x")
 
@@ -113,7 +114,7 @@ class FedNormSGDAPlus(FedNormSGDA):
     shared = Record(x="x", y="y", snapshot="x")
 
     def snapshot(self, now, shared):
-        """x̃."""
+        """Return x̃."""
         return snapshot_of(now, shared, self.S)
 
     def server_round(self, now, shared, mean):
@@ -122,5 +123,5 @@ class FedNormSGDAPlus(FedNormSGDA):
 
 
 def _steps(oracle, tau):
-    """The local steps of clients that take ``tau`` of them, ``[C]``: who takes each, None where all do."""
+    """Iterate over ``tau`` ``[C]`` local steps; yield which clients take a step, ``None`` for all."""
     return [None] * int(tau[0]) if (tau == tau[0]).all() else oracle.steps(tau)

@@ -1,30 +1,29 @@
 """Fed-NSGDA-M, FedMuon-DA and FedSGDA-Clip (Zhang & Gao, Algorithms 1 and 3, eq. 21): heavy-tailed noise.
 
-One method with three directions of the local step: u/‖u‖, the polar factor of u, or u clipped.
+The methods differ in the direction of the local step: u/‖u‖, the polar factor of u, or the clipped u.
 
-The margin numbers the lines of Algorithm 1. Algorithm 3 differs from it in line 6 alone, which it prints as
-lines 6-9; its line 11 is line 8 here, its lines 13-15 are lines 10-12. Round r is the box's t = r - 1;
-g_{x,t-1} and u_{t-1} are ``shared.gx`` and ``shared.u`` when the round begins, g_{x,t-1}^(n) is
-``client.gx``.
+Line numbers in the margin are those of Algorithm 1. Algorithm 3 differs only in line 6, which is its lines
+6-9; its line 11 is line 8 here, and its lines 13-15 are lines 10-12. Round r is t = r - 1 in the paper. At
+the start of a round, ``shared.gx`` is g_{x,t-1}, ``shared.u`` is u_{t-1}, and ``client.gx`` is g_{x,t-1}^(n).
 
 Readings:
 
-* *Momentum.* β multiplies the fresh gradient, 1 - β the global momentum of the previous round, which is
-  constant during a round.
-* *Control variates* average the *raw* gradients of the round, not the momenta.
-* *Misprint.* FedMuon-DA's X_{t+1,i} is X_{t,i+1}.
+* *Momentum.* β is the weight of the fresh gradient, and 1 - β of the global momentum of the previous round,
+  which is constant during a round.
+* *Control variates.* They are averages of the gradients of the round, not of the momenta.
+* *Misprint.* X_{t+1,i} of FedMuon-DA is X_{t,i+1}.
 * *Global step.* γ / (η p) times the averaged displacement (line 11).
 * *Blocks.* x and y are normalised, clipped or orthogonalised separately, and 0/0 is 0.
-* *First round.* The paper leaves u_{-1} and g_{-1} open; ``first_round`` selects them:
+* *First round.* The paper does not specify u_{-1} and g_{-1}; ``first_round`` selects them:
 
-  * ``beta_one`` (default): β = 1 in the first round and zero variates, which is what the proof uses;
-  * ``zero``: all zero, and β as always;
-  * ``gradient``: momentum and variates from p gradients of every client at the starting point.
+  * ``beta_one`` (default): β = 1 in the first round and zero variates, as in the proof;
+  * ``zero``: all are zero, with the usual β;
+  * ``gradient``: momentum and variates are computed from p gradients of every client at the starting point.
 
-* *Sets.* Where the problem has sets, every new point is projected, at the clients and at the server. The
-  paper has none.
+* *Sets.* If the problem has sets, every new point is projected, at the clients and at the server. The paper
+  has no sets.
 
-u and v can be recomputed from g_x and g_y by every client, so they are not communicated.
+u and v are not communicated, because clients can compute them from g_x and g_y.
 """
 
 from __future__ import annotations
@@ -128,8 +127,10 @@ class FedNSGDAM(_HeavyTailed):
 class FedMuonDA(_HeavyTailed):
     """FedMuon-DA: local steps along the polar factor of matrix-shaped parameters; vectors are normalised."""
 
-    orthogonalize: Literal["svd", "newton_schulz", "newton_schulz_cubic"] = Field(
-        default="svd", description="polar factor by compact SVD, Jordan's quintic, or the cubic iteration"
+    orthogonalize: Literal["auto", "svd", "newton_schulz", "newton_schulz_cubic"] = Field(
+        default="auto",
+        description="polar factor by SVD, Jordan's quintic or the cubic iteration; auto: svd on CPUs, and on "
+        "GPUs, where the SVD is slow, newton_schulz, which gives different results",
     )
     iterations: int = Field(default=5, ge=1, description="iterations of a Newton-Schulz method")
     source = "Zhang & Gao n.d., Algorithm 3"

@@ -1,7 +1,7 @@
-"""The communicators: one process, or MPI. The only module that imports mpi4py.
+"""Communicators for a single process and for MPI. The only module that imports mpi4py.
 
-Everything here moves buffers: contiguous NumPy arrays of a known dtype, in place, never pickled objects. The
-arrays are host memory; :mod:`mpifed.parallel.transport` sees to GPUs.
+All communication uses contiguous NumPy arrays in host memory, in place, never pickled objects;
+:mod:`mpifed.parallel.transport` handles GPUs.
 """
 
 from __future__ import annotations
@@ -25,118 +25,125 @@ __all__ = [
     "CollectiveError",
 ]
 
-#: Elements in one call: MPI counts are 32-bit, and some libraries compute byte displacements in 32 bits.
+#: Maximum number of elements per call: MPI counts, and byte displacements in some libraries, have 32 bits.
 MAX_COUNT = 2**28
-#: Bytes of a text for the witnesses.
-WITNESS_BYTES = 256
+#: Size of a report of a hang in bytes.
+REPORT_BYTES = 256
 
 
 class CollectiveError(RuntimeError):
-    """An error that all ranks raise together: they end in order, without an abort, and rank 0 says why."""
+    """An error that all ranks raise, so that they exit without an abort and rank 0 reports it."""
 
 
 def _checked(array: np.ndarray) -> np.ndarray:
-    """``array`` as one flat run of memory; a strided or transposed view would be reduced in memory order."""
+    """Return ``array`` as a flat array. MPI would reduce a strided or transposed view in memory order."""
     if not isinstance(array, np.ndarray):
-        return array.view(-1)  # a tensor in GPU memory for a CUDA-aware MPI; view refuses what is not flat
+        return array.view(-1)  # a tensor on a GPU, for a CUDA-aware MPI; an error if it is not contiguous
     if array.dtype not in (np.float32, np.float64, np.int64, np.uint8):
-        raise TypeError(f"cannot communicate dtype {array.dtype}: use float32, float64, int64 or uint8")
+        raise TypeError(f"expected an array of float32, float64, int64 or uint8, got {array.dtype}")
     if not array.flags.c_contiguous:
-        raise ValueError("cannot communicate an array that is not contiguous")
+        raise ValueError("expected a contiguous array, got a strided view: copy it")
     return array.reshape(-1)
 
 
 class SerialComm:
-    """A communicator of one process. Every collective is the identity."""
+    """A communicator with one process, in which every collective is the identity.
+
+    Attributes:
+        rank, size, local_rank, local_size: as in MPI; local ones are within the node.
+        node: the first rank on the node.
+        mpi: version of the MPI library.
+        calling: the collective that is running, "" if none; read by the thread of the watchdog.
+    """
 
     rank = 0
     size = 1
     local_rank = 0
     local_size = 1
-    #: The first rank on this rank's node.
     node = 0
     mpi = "none (one process)"
-    #: The collective that this rank is in, "" outside; read by the watchdog's thread.
     calling = ""
 
     def allreduce_(self, array: np.ndarray, op: str = "sum") -> None:
-        """Replace ``array`` on all ranks by its "sum", "max" or "min" over them."""
+        """Replace ``array`` by its "sum", "max" or "min" over the ranks."""
         _checked(array)
 
     def bcast_(self, array: np.ndarray, root: int = 0) -> None:
-        """Replace ``array`` by that of rank ``root``."""
+        """Replace ``array`` by the array of rank ``root``."""
         _checked(array)
 
     def alltoallv(
         self, send: np.ndarray, counts: list[int], receive: np.ndarray, from_counts: list[int]
     ) -> None:
-        """Send the ranks one piece of ``send`` each (sizes ``counts``), and receive theirs in order."""
+        """Send one part of ``send`` (sizes ``counts``) to each rank and receive theirs in rank order."""
         _checked(receive)[...] = _checked(send)
 
     def allgatherv(self, send: np.ndarray, receive: np.ndarray, counts: list[int]) -> None:
-        """Concatenate every rank's ``send`` (sizes ``counts``) into ``receive`` on all ranks."""
+        """Concatenate the ranks' ``send`` (sizes ``counts``) in ``receive`` on all ranks."""
         _checked(receive)[...] = _checked(send)
 
     def send(self, array: np.ndarray, to: int) -> None:
-        """Send ``array`` to rank ``to``, which must be receiving."""
-        raise RuntimeError("there is no other rank to send to")
+        """Send ``array`` to rank ``to``."""
+        raise RuntimeError("expected another rank to send to, but there is only one rank")
 
     def receive(self, array: np.ndarray, source: int) -> None:
         """Receive an array of this size and dtype from rank ``source``."""
-        raise RuntimeError("there is no other rank to receive from")
+        raise RuntimeError("expected another rank to receive from, but there is only one rank")
 
     def barrier(self) -> None:
         """Wait for all ranks."""
 
     def split(self, color: int | None) -> SerialComm | None:
-        """A communicator of the ranks that give the same ``color``, in their order; ``None`` for ``None``."""
+        """Return a communicator of the ranks with the same ``color``; ``None`` if it is ``None``."""
         return None if color is None else self
 
-    def alarmed(self) -> bool:
-        """Whether another rank has sent a text by :meth:`witness`; from any thread."""
+    def hang_reported(self) -> bool:
+        """Return whether another rank has called :meth:`report_hang`. Any thread may call this method."""
         return False
 
-    def witness(self, text: str, seconds: float) -> dict[int, str] | None:
-        """Tell ranks 0 and 1 a text, and from these all others, from any thread and without waiting for them.
+    def report_hang(self, text: str, seconds: float) -> dict[int, str] | None:
+        """Send a report to ranks 0 and 1; these send theirs to all ranks. Any thread may call this method.
+
+        Does not wait for the receivers.
 
         Returns:
-            On ranks 0 and 1 the texts by rank that arrived within ``seconds``, their own among them;
-            elsewhere ``None``.
+            On ranks 0 and 1 the reports that arrived within ``seconds``, by rank, including their own;
+            ``None`` on the other ranks.
         """
         return {0: text}
 
     def abort(self, code: int) -> None:
-        """End all ranks at once with exit code ``code``."""
+        """Terminate all ranks with exit code ``code``."""
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
 def usable_mpi():
-    """mpi4py's ``MPI``, initialised unless a script has said that it sees to that.
+    """Return ``mpi4py.MPI``, which initialises MPI when it is imported, unless a script disables that.
 
     Raises:
-        CollectiveError: the script has not done so, or has finalised MPI.
+        CollectiveError: MPI is not initialised, or has been finalised.
     """
     from mpi4py import MPI
 
     if MPI.Is_finalized() or not MPI.Is_initialized():
         state = "has been finalised" if MPI.Is_finalized() else "is not initialised"
-        raise CollectiveError(f"MPI {state}: a run needs it between MPI.Init() and MPI.Finalize()")
+        raise CollectiveError(f"MPI {state}: start runs between MPI.Init() and MPI.Finalize()")
     return MPI
 
 
 class MpiComm(SerialComm):
-    """A communicator over MPI ranks.
+    """A communicator of MPI ranks.
 
     Args:
-        mpi: the communicator of mpi4py to duplicate, ``COMM_WORLD`` when omitted.
+        mpi: communicator of mpi4py, which is duplicated. Default: ``COMM_WORLD``.
     """
 
     def __init__(self, mpi=None):
         self._mpi = MPI = usable_mpi()
         self._comm = (mpi or MPI.COMM_WORLD).Dup()
-        self._witnesses = self._comm.Dup()
+        self._reports = self._comm.Dup()
         self._threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.rank, self.size = self._comm.rank, self._comm.size
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -195,30 +202,30 @@ class MpiComm(SerialComm):
         part.Free()
         return made
 
-    def alarmed(self):
+    def hang_reported(self):
         try:
-            return self._threads and self._witnesses.Iprobe()
-        except self._mpi.Exception:  # a rank has died, which the main thread will meet
+            return self._threads and self._reports.Iprobe()
+        except self._mpi.Exception:  # a rank has died; the main thread will report it
             return False
 
-    def witness(self, text, seconds):
+    def report_hang(self, text, seconds):
         if not self._threads:
-            unknown = "cannot be asked: MPI was initialised without MPI_THREAD_MULTIPLE"
+            unknown = "unknown: MPI was initialised without MPI_THREAD_MULTIPLE"
             return dict.fromkeys(range(self.size), unknown) | {self.rank: text}
-        letter = np.frombuffer(text.encode()[:WITNESS_BYTES].ljust(WITNESS_BYTES), dtype=np.uint8)
+        report = np.frombuffer(text.encode()[:REPORT_BYTES].ljust(REPORT_BYTES), dtype=np.uint8)
         receivers = range(self.size if self.rank < 2 else 2)
-        self._letters = [
-            letter,
-            *(self._witnesses.Isend(letter, to) for to in receivers if to != self.rank),
+        self._sent = [
+            report,
+            *(self._reports.Isend(report, to) for to in receivers if to != self.rank),
         ]
         if self.rank > 1:
             return None
         texts, end = {self.rank: text}, time.monotonic() + seconds
         while time.monotonic() < end and len(texts) < self.size:
             status = self._mpi.Status()
-            if self._witnesses.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status):
-                arrived = np.empty(WITNESS_BYTES, dtype=np.uint8)
-                self._witnesses.Recv(arrived, status.Get_source())
+            if self._reports.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status):
+                arrived = np.empty(REPORT_BYTES, dtype=np.uint8)
+                self._reports.Recv(arrived, status.Get_source())
                 texts[status.Get_source()] = arrived.tobytes().decode(errors="replace").rstrip()
             else:
                 time.sleep(0.01)
@@ -231,7 +238,7 @@ class MpiComm(SerialComm):
 
 
 def broadcast_text(comm: SerialComm, text: str | None, root: int = 0) -> str:
-    """The text of rank ``root``, on all ranks. Collective. It may name files whose names are no UTF-8."""
+    """Return the text of rank ``root`` on all ranks; it may contain surrogates of file names. Collective."""
     data = np.frombuffer((text or "").encode(errors="surrogatepass"), dtype=np.uint8).copy()
     length = np.array([len(data)], dtype=np.int64)
     comm.bcast_(length, root)
@@ -242,10 +249,10 @@ def broadcast_text(comm: SerialComm, text: str | None, root: int = 0) -> str:
 
 
 def raise_if_any(comm: SerialComm, error: str | None) -> None:
-    """Go on only if no rank has met an error. Collective.
+    """Raise an error on all ranks if any rank has one. Collective.
 
     Raises:
-        CollectiveError: on all ranks, with the message of the first rank that passed one.
+        CollectiveError: with the message of the first rank that has one.
     """
     first = np.array([comm.size if error is None else comm.rank], dtype=np.int64)
     comm.allreduce_(first, "min")
@@ -257,17 +264,18 @@ def raise_if_any(comm: SerialComm, error: str | None) -> None:
 
 
 @contextlib.contextmanager
-def collective_errors(comm: SerialComm, *kinds: type[Exception]):
-    """Around what every rank does alone: an error of ``kinds`` on one is an error of all. Collective.
+def collective_errors(comm: SerialComm, *types: type[Exception]):
+    """Context manager that turns an error of one rank, of these types, into an error of all. Collective.
 
     Raises:
-        CollectiveError: on all ranks, with the first rank's text; a rank's own error is the cause.
+        CollectiveError: on all ranks, with the message of the first rank that failed; the cause is the rank's
+            own error.
     """
     error = None
     try:
         yield
-    except kinds as fault:
-        error = fault
+    except types as failure:
+        error = failure
     try:
         raise_if_any(comm, message_of(error) if error else None)
     except CollectiveError as common:

@@ -1,5 +1,5 @@
-"""The device of a rank, its threads and memory, deterministic algorithms, and the machine properties on which
-bits depend.
+"""The device, threads and memory of a rank, deterministic algorithms, and machine properties that affect
+results.
 """
 
 from __future__ import annotations
@@ -24,58 +24,58 @@ from threadpoolctl import threadpool_limits
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import warning
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
+from mpifed.parallel.world import slurm_job
 
 __all__ = [
     "choose_device",
     "device_for",
     "threads",
-    "identity",
+    "gpu_id",
+    "ranks_on",
     "wait_for",
     "deterministic",
     "machine",
     "differences",
-    "expect_alike",
+    "warn_if_machines_differ",
     "expect_reproducible_products",
-    "usage",
+    "peak_memory",
     "keep_freed_memory",
 ]
 
-#: cuBLAS sums in a fixed order only with a workspace of a fixed size, and torch's compiler chooses kernels by
-#: their speed unless told; they read these when the first handle is made, and when it is imported.
+#: cuBLAS is deterministic only with a workspace of fixed size; it reads its variable with the first handle.
+#: torch's compiler otherwise chooses kernels by their speed; it reads its variable when it is imported.
 _VARIABLES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "TORCHINDUCTOR_DETERMINISTIC": "1"}
-#: Exists if a driver of NVIDIA GPUs is loaded.
+#: File that exists if a driver for NVIDIA GPUs is loaded.
 DRIVER = Path("/proc/driver/nvidia/version")
-#: Where launchers store the number of a process on its node: Open MPI, MPICH, MVAPICH, Cray.
+#: Environment variables with the local rank of a process: Open MPI, MPICH, MVAPICH, Cray.
 _LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
     "MV2_COMM_WORLD_LOCAL_RANK",
     "PALS_LOCAL_RANKID",
 )
-#: Torch's threads when the process starts: the cores that it may use, or OMP_NUM_THREADS.
+#: Number of torch threads when the process starts: the available cores, or OMP_NUM_THREADS.
 _THREADS = torch.get_num_threads()
-#: Parameters of glibc's ``mallopt(3)``: blocks up to 32 MiB, the most it takes, come from the heap, of which
-#: what is free is given back to the system only above 256 MiB, and which grows by 16 MiB.
+#: Parameters of glibc's ``mallopt(3)``: allocate blocks of up to 32 MiB, the maximum, on the heap; return
+#: free memory at its top to the system only above 256 MiB; grow the heap by 16 MiB.
 _MALLOC = ((-3, 32 * 2**20), (-1, 256 * 2**20), (-2, 16 * 2**20))
 
 
 def threads(wanted: int | None, exact: bool, local_size: int) -> int:
-    """Torch threads of a rank: as wanted, else 1 under ``exact``, else a fair share of the node.
-
-    Under ``exact`` a sum must not be split between threads.
-    """
+    """Return the number of torch threads of a rank: ``wanted``, or 1 for ``exact`` reduction, in which sums
+    must not be divided between threads, or an equal share of the node."""
     return wanted or (1 if exact else max(1, _THREADS // local_size))
 
 
 def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = None) -> torch.device:
-    """The device of this rank, made torch's current one. Collective.
+    """Return the device of this rank and make it torch's current device. Collective.
 
     Args:
-        wanted, gpus: as for :func:`device_for`.
+        wanted, gpus: see :func:`device_for`.
 
     Raises:
-        CollectiveError: on all ranks together: a GPU is asked for and some rank sees none or cannot use it,
-            or a part of the ranks would compute on the CPU.
+        CollectiveError: on all ranks: a GPU is required and not available on some rank, or only some of the
+            ranks would use a GPU.
     """
     with collective_errors(comm, ValueError, RuntimeError):
         device = device_for(wanted, gpus, _launched_local_rank(comm))
@@ -85,58 +85,58 @@ def choose_device(comm: SerialComm, wanted: str, gpus: Sequence[int] | None = No
     comm.allreduce_(on_gpu)
     masked = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if wanted == "auto" and not on_gpu[0] and comm.rank == 0 and DRIVER.exists() and not masked:
-        warning(f"run.device = 'auto' computes on the CPU, although this node has a GPU: {_why_none()}")
+        warning(f"run.device = 'auto' uses the CPU, although this node has a GPU driver: {_why_no_gpu()}")
     if 0 < on_gpu[0] < comm.size:
         raise CollectiveError(
-            f"run.device = {wanted!r} finds a GPU for {on_gpu[0]} of {comm.size} ranks: "
-            "expected one on every node or on none (options: run.device = 'cpu', or nodes that are alike)"
+            f"run.device = {wanted!r} finds a GPU for {on_gpu[0]} of {comm.size} ranks: expected GPUs on all "
+            "nodes or on none; set run.device = 'cpu', or use nodes of the same type"
         )
     return device
 
 
 def _launched_local_rank(comm: SerialComm) -> int:
-    """Return the number of this process on its node among all processes of the launcher.
+    """Return the rank of this process on its node among all processes of the launcher.
 
-    A communicator that a script has split off numbers its own ranks only: two such communicators would use
-    the same GPU.
+    If a script has split the communicator, local ranks within its parts would map several parts to one GPU.
     """
-    numbers = (os.environ.get(name, "") for name in _LOCAL_RANKS)
+    names = [*_LOCAL_RANKS, *(["SLURM_LOCALID"] if slurm_job() else [])]
+    numbers = (os.environ.get(name, "") for name in names)
     return next((int(number) for number in numbers if number.isdigit()), comm.local_rank)
 
 
 def device_for(wanted: str, gpus: Sequence[int] | None, local_rank: int) -> torch.device:
-    """The device of the rank ``local_rank`` of a node: a GPU in turn, or the CPU.
+    """Return the device of the rank ``local_rank`` of a node; GPUs are assigned round-robin.
 
     Args:
-        wanted: "cpu", "cuda", or "auto" (CUDA where there is a GPU).
-        gpus: GPU numbers for the local ranks 0, 1, ..., from the front again when they are used up; all GPUs
-            in their order when omitted.
+        wanted: "cpu", "cuda", or "auto" (a GPU if there is one).
+        gpus: indices of the GPUs for the local ranks 0, 1, ..., repeated as needed. Default: all GPUs.
 
     Raises:
-        ValueError: a GPU is asked for, and there is none or none of that number.
+        ValueError: a GPU is required, but there is none, or none with that index.
     """
     if wanted == "cpu":
         return torch.device("cpu")
     visible = torch.cuda.device_count()
     if not visible and (gpus or wanted == "cuda"):
-        asked = f"run.gpus = {list(gpus)}" if gpus else f"run.device = {wanted!r}"
+        setting = f"run.gpus = {list(gpus)}" if gpus else f"run.device = {wanted!r}"
         raise ValueError(
-            f"{asked} asks for a GPU, but this process sees none: {_why_none()} "
-            "(options: run.device = auto, cpu)"
+            f"{setting} requires a GPU, but none is available to this process: {_why_no_gpu()}; set "
+            "run.device = 'auto' or 'cpu'"
         )
     order = list(gpus or range(visible))
     missing = [gpu for gpu in order if gpu >= visible]
     if missing:
         raise ValueError(
-            f"run.gpus = {order}: expected numbers from 0 to {visible - 1}, the GPUs that this process sees, "
-            f"got {', '.join(map(str, missing))}"
+            f"run.gpus = {order}: expected numbers from 0 to {visible - 1}, the GPUs available to this "
+            f"process, got {', '.join(map(str, missing))}"
         )
     return torch.device("cuda", order[local_rank % len(order)]) if visible else torch.device("cpu")
 
 
-def _why_none() -> str:
-    """What decides whether a GPU is seen: torch's build, the driver, the environment."""
-    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA (install a CUDA build)"
+def _why_no_gpu() -> str:
+    """Describe what determines whether a GPU is available: torch's build, the driver, the environment."""
+    cuda = torch.version.cuda
+    build = f"for CUDA {cuda} (older drivers need another build)" if cuda else "without CUDA"
     driver = "loaded" if DRIVER.exists() else "not loaded"
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     mask = "not set" if visible is None else repr(visible)
@@ -146,28 +146,34 @@ def _why_none() -> str:
     )
 
 
-def identity(device: torch.device) -> int:
-    """A positive number that ranks on the same GPU share, whatever they call it; 0 for the CPU."""
+def gpu_id(device: torch.device) -> int:
+    """Return a positive number that identifies a GPU in all processes; 0 for the CPU."""
     if device.type != "cuda":
         return 0
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     return 1 + int.from_bytes(hashlib.sha256(uuid.encode()).digest()[:7], "big")
 
 
+def ranks_on(comm: SerialComm, device: torch.device) -> int:
+    """Return the number of ranks that use the same GPU as this rank; 1 on a CPU. Collective."""
+    own, all_ranks = np.array([gpu_id(device)], dtype=np.int64), np.empty(comm.size, dtype=np.int64)
+    comm.allgatherv(own, all_ranks, [1] * comm.size)
+    return int((all_ranks == own[0]).sum()) if own[0] else 1
+
+
 def wait_for(device: torch.device) -> None:
-    """Wait until the device has done what it has been given so far."""
+    """Wait until the device has completed all work queued so far."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 @contextlib.contextmanager
 def deterministic(on: bool) -> Iterator[None]:
-    """With ``on``, torch uses algorithms that give the same bits every time, in full precision, or refuses to
-    go on.
+    """Restrict torch to deterministic algorithms in full precision if ``on``; others raise an error.
 
-    cuBLAS obeys only where it has not been used before in the process, or was told by
-    ``CUBLAS_WORKSPACE_CONFIG``. NumPy's linear algebra gets one thread, since a problem's data and metrics
-    would else depend on the cores of a rank. All settings are restored in the end.
+    Reproducible cuBLAS needs ``CUBLAS_WORKSPACE_CONFIG`` to be set before its first use in the process.
+    NumPy's linear algebra uses one thread, because data and metrics of a problem would otherwise depend on
+    the number of cores of a rank. All settings are restored at the end.
     """
     if not on:
         yield
@@ -192,9 +198,9 @@ def deterministic(on: bool) -> Iterator[None]:
 
 
 def _use_deterministic(mode: int) -> None:
-    """Switch torch's debug mode, and its compiler where that is loaded.
+    """Set torch's deterministic debug mode, also in its compiler if that is loaded.
 
-    ``torch.use_deterministic_algorithms`` would load it only to tell it, which takes longer than a small run.
+    ``torch.use_deterministic_algorithms`` imports the compiler, which takes longer than a small run.
     """
     torch.set_deterministic_debug_mode(mode)
     if "torch._inductor.config" in sys.modules:
@@ -203,7 +209,7 @@ def _use_deterministic(mode: int) -> None:
 
 @functools.cache
 def _products_depend_on_alignment() -> bool:
-    """Whether this process computes products of matrices with other bits where operands begin elsewhere."""
+    """Return whether matrix products depend on the alignment of their operands in this process."""
     rng = np.random.default_rng(0)
     rows, columns = (torch.from_numpy(rng.standard_normal(shape)).float() for shape in ((13, 9), (7, 9)))
     first = rows @ columns.T
@@ -216,29 +222,28 @@ def _products_depend_on_alignment() -> bool:
 
 
 def expect_reproducible_products() -> None:
-    """Refuse ``run.reduction = "exact"`` where MKL was used before it could be set up for it.
+    """Raise an error if MKL was used before it was configured for ``run.reduction = "exact"``.
 
-    Without MKL nothing is refused: single clients are computed from operands that always begin at the same
-    alignment, and clients are stepped together only if their numbers do not depend on their positions.
+    Without MKL there is no error: the operands of a single client always have the same alignment, and
+    clients are vectorised only if their results do not depend on their positions.
 
     Raises:
         ConfigError: products depend on the alignment of their operands.
     """
     if torch.backends.mkl.is_available() and _products_depend_on_alignment():
         raise ConfigError(
-            "run.reduction = 'exact': the matrix products of this process depend on where their operands are "
-            f"in memory. MKL reads MKL_CBWR, which is {os.environ.get('MKL_CBWR')!r}, once, at the first "
-            "product: import mpifed before that, set MKL_CBWR=AUTO in the environment, or set run.reduction "
-            "= 'fused', which does not promise the same bits"
+            "run.reduction = 'exact': matrix products in this process depend on the alignment of their "
+            f"operands in memory (MKL reads MKL_CBWR, here {os.environ.get('MKL_CBWR')!r}, at the first "
+            "product): import mpifed before the first product, set MKL_CBWR=AUTO in the environment, or set "
+            "run.reduction = 'fused', without the reproducibility guarantee"
         )
 
 
 @functools.cache
 def machine(device: torch.device) -> dict[str, str]:
-    """What the bits of a kernel depend on that no setting says, by name: processor, GPU, libraries.
+    """Return the properties of this machine that affect rounding, by name: processor, GPU, libraries.
 
-    Torch and NumPy choose kernels by the processor's instructions, and the libraries below them, for products
-    of matrices, by its model.
+    Torch and NumPy choose kernels by the processor's instruction set, BLAS libraries by its model.
     """
     here = {
         "torch": torch.__version__,
@@ -257,7 +262,7 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 def _processor() -> str:
-    """The model of the processor, its architecture where the system does not say."""
+    """Return the model of the processor, or its architecture if the model is unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -266,8 +271,8 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def expect_alike(comm: SerialComm, device: torch.device) -> None:
-    """Warn where bits may depend on which rank has which client: the ranks' machines differ. Collective."""
+def warn_if_machines_differ(comm: SerialComm, device: torch.device) -> None:
+    """Warn if the ranks' machines differ, so that results may depend on the placement. Collective."""
     text = json.dumps(machine(device))
     least = np.frombuffer(hashlib.sha256(text.encode()).digest()[:7] + b"\0", np.int64).copy()
     most = least.copy()
@@ -279,13 +284,13 @@ def expect_alike(comm: SerialComm, device: torch.device) -> None:
     other = next(rank for rank in range(comm.size) if machines[rank] != machines[0])
     if comm.rank == 0:
         warning(
-            "run.reduction = 'exact' gives the same bits on machines that are alike, but "
+            "run.reduction = 'exact' is reproducible only on machines of the same type, but "
             f"{differences(machines[0], machines[other], 'on rank 0', f'on rank {other}')}"
         )
 
 
 def differences(one: dict[str, str], other: dict[str, str], here: str, there: str) -> str:
-    """What two machines differ in, in words; "" where they do not."""
+    """Describe how two machines differ; "" if they do not."""
     return "; ".join(
         f"{name} is {one.get(name, 'none')} {here} and {other.get(name, 'none')} {there}"
         for name in {**one, **other}
@@ -293,10 +298,10 @@ def differences(one: dict[str, str], other: dict[str, str], here: str, there: st
     )
 
 
-def usage(comm: SerialComm, device: torch.device) -> dict[str, np.ndarray]:
-    """Each rank's GPU (-1: the CPU) and its process's peak memory in bytes, by rank. Collective.
+def peak_memory(comm: SerialComm, device: torch.device) -> dict[str, np.ndarray]:
+    """Return the GPU index (-1: CPU) and the peak memory in bytes of each rank, ``[ranks]``. Collective.
 
-    Of a GPU the most that torch has held counts; the CUDA context (some hundred MB a process) comes on top.
+    GPU memory is the maximum that torch reserved, without the CUDA context (several hundred MB per process).
     """
     on_gpu = device.type == "cuda"
     host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
@@ -307,11 +312,10 @@ def usage(comm: SerialComm, device: torch.device) -> dict[str, np.ndarray]:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed: else tensors of some 100 KB and more are given back to the system
-    at every step, and the next ones fault their pages in again, a fifth of a step's time.
+    """Make glibc keep freed memory, unless the environment has settings for its allocator.
 
-    glibc alone has this; elsewhere nothing happens. Whoever has set one of its variables in the environment
-    has decided.
+    Otherwise tensors of about 100 KB or more are returned to the system at every step, and page faults of the
+    next tensors take a fifth of the step.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return

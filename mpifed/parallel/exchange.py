@@ -1,7 +1,7 @@
-"""Partial sums of the ranks, added by an Allreduce, by messages, or in memory that the ranks of a node share.
+"""Sums of the ranks' partial sums by Allreduce, by messages, or in shared memory of a node.
 
-Every rank writes its partial sums to :attr:`Exchange.slots`, and :meth:`Exchange.finish` adds those of all
-ranks. Messages and shared memory add in a given order, so that the bits depend on neither.
+Every rank writes its partial sums to :attr:`Exchange.slots`; :meth:`Exchange.finish` adds those of all ranks.
+Messages and shared memory give bitwise identical results, because both add in a prescribed order.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from mpifed.parallel.tree import Sums
 
 __all__ = ["Exchange", "AllreduceExchange", "MessageExchange", "SharedExchange", "padded"]
 
-#: Elements of what one chunk receives.
+#: Maximum number of elements that are received per chunk.
 CHUNK = 2**24
-#: Bytes of all partial sums up to which every rank adds all of them up: one message takes less time than two.
+#: Maximum size of all partial sums, in bytes, that every rank adds itself: one message is faster than two.
 SMALL = 2**15
-#: Bytes of each partial sum that are added at a time, so that what lies between stays in cache.
+#: Bytes of each partial sum that are added at a time, so that intermediate values stay in the cache.
 BLOCK = 2**17
-#: Bytes before the partial sums in a rank's shared memory: its control value and their sum.
+#: Bytes before the partial sums in a rank's shared memory, for its control value and the sum of them.
 HEAD = 64
 
-#: Arrays of one length, or an array of them.
+#: Arrays of equal length, or a two-dimensional array.
 Rows = Sequence[np.ndarray] | np.ndarray
-#: Called with the start of a transfer (``time.perf_counter``) and the bytes that this rank sent and received.
+#: Called with the start time of a transfer (``time.perf_counter``) and the bytes sent and received.
 Count = Callable[[float, int], None]
 
 
 def padded(size: int) -> int:
-    """A row's length with room for a control value, so that each begins with a cache line."""
+    """Return the length of a row with a control value, such that each row starts at a cache line."""
     return (size // 16 + 1) * 16
 
 
 def add_up(sums: tuple, parts: Rows, outs: Rows, total: float = 1.0) -> None:
-    """Add up ``parts``, ``[width]`` each, as the tree's ``program`` says, and divide by ``total``.
+    """Add ``parts``, ``[width]`` each, in the order of a plan of ``tree.program``, and divide by ``total``.
 
-    Blocks of columns one after another: what lies between never leaves the cache.
+    Works on one block of columns at a time, so that intermediate values stay in the cache.
 
     Args:
-        sums: the additions, and the values that are left.
-        outs: ``[width]`` each, for these values.
+        sums: the plan.
+        outs: ``[width]`` each, for its final values.
     """
     adds, left = sums
     width, dtype = len(outs[0]), outs[0].dtype
@@ -66,34 +66,38 @@ def add_up(sums: tuple, parts: Rows, outs: Rows, total: float = 1.0) -> None:
 
 
 class Exchange:
-    """The memory of this rank's partial sums, and of their sum over all ranks.
+    """Memory for the partial sums of this rank and for the sum over all ranks.
 
     Attributes:
-        slots: ``[most partial sums of this rank, size]``: an array in host memory, or a tensor.
-        result: the sum, ``[size]``. Read-only: it may be memory that other ranks read.
+        slots: ``[maximum number of partial sums of this rank, size]``, an array in host memory or a tensor.
+        result: the sum, ``[size]``. Read-only, because it may be shared with other ranks.
+        checksum: a number that is finite only if all elements of ``result`` are, if it is known without
+            another wait for the device, otherwise ``None``.
     """
 
     slots: Any
     result: Any
+    checksum: float | None = None
 
     def finish(self, sums: Sums, total: float, control: float) -> float:
-        """Make ``result`` the sum of all partial sums, divided by ``total``. Collective.
+        """Compute ``result``, the sum of all partial sums divided by ``total``. Collective.
 
         Args:
-            sums: how the first ``sums.partials[rank]`` rows of ``slots`` are added to those of other ranks.
+            sums: the order of additions; this rank's partial sums are the first ``sums.partials[rank]`` rows
+                of ``slots``.
             control: a value of this rank.
 
         Returns:
-            The sum of the ranks' control values, the same on all of them.
+            The sum of the ranks' control values.
         """
         raise NotImplementedError
 
 
 class AllreduceExchange(Exchange):
-    """One partial sum per rank, added in place on the transport's device.
+    """Sums one partial sum per rank in place on the device.
 
     Args:
-        transport: the :class:`mpifed.parallel.transport.Transport` that sums the buffer.
+        transport: the :class:`mpifed.parallel.transport.Transport`.
     """
 
     def __init__(self, transport, size: int, dtype: torch.dtype):
@@ -104,20 +108,22 @@ class AllreduceExchange(Exchange):
 
     def finish(self, sums, total, control):
         controls = self._transport.sum_(self._buffer, control)
+        self.checksum = self._transport.checksum
         self.result /= total
         return controls
 
 
 class MessageExchange(Exchange):
-    """Partial sums that are sent to other ranks.
+    """Sums partial sums by messages between ranks.
 
-    Few or small ones go to every rank, which adds all of them up. Else every rank is sent one slice of the
-    columns of all, adds them up and sends the sum to the others. Columns go in chunks, to bound the memory.
+    A few or small partial sums are sent to all ranks, and every rank adds all of them. Otherwise each rank
+    receives one slice of all partial sums, adds these, and sends the result to all ranks. Columns are
+    processed in chunks, which bounds the memory.
 
     Args:
-        rows: ``[most partial sums of this rank, padded(size)]``, where they lie; the last column is for the
-            control value.
-        result: ``[size]``, where their sum is to lie.
+        rows: memory of the partial sums, ``[maximum number, padded(size)]``; the last column is for control
+            values.
+        result: memory of the sum, ``[size]``.
         count: called for every message.
     """
 
@@ -138,18 +144,18 @@ class MessageExchange(Exchange):
         step = max(1, CHUNK // parts)
         for start in range(0, max(size, 1), step):
             columns = slice(start, min(start + step, size))
-            travel = self._gathered if small else self._scattered
-            controls += travel(sums, total, result[columns], columns, control if start == 0 else 0.0)
+            add = self._add_all if small else self._add_slices
+            controls += add(sums, total, result[columns], columns, control if start == 0 else 0.0)
         return controls
 
     def _buffer(self, name: str, length: int) -> np.ndarray:
-        """Memory that stays from one round to the next: new pages cost as much as the sums."""
+        """Return memory that is reused in all rounds, because page faults cost as much as the sums."""
         if name not in self._buffers or len(self._buffers[name]) < length:
             self._buffers[name] = np.empty(length, self.slots.dtype)
         return self._buffers[name][:length]
 
-    def _gathered(self, sums, total, result, columns, control) -> float:
-        rows = [max(1, count) for count in sums.partials]  # one without any sends its control value
+    def _add_all(self, sums, total, result, columns, control) -> float:
+        rows = [max(1, count) for count in sums.partials]  # at least the control value
         last = columns.stop == self.slots.shape[1]
         own = self._rows[: rows[self.comm.rank], columns.start : None if last else columns.stop + 1]
         if not last:
@@ -168,7 +174,7 @@ class MessageExchange(Exchange):
         add_up(sums.all, parts, [result], total)
         return sum(received[firsts, -1].tolist())
 
-    def _scattered(self, sums, total, result, columns, control) -> float:
+    def _add_slices(self, sums, total, result, columns, control) -> float:
         ranks, rank, own = self.comm.size, self.comm.rank, sums.partials[self.comm.rank]
         edges = np.linspace(0, len(result), ranks + 1).astype(int)
         widths, parts = np.diff(edges), sum(sums.partials)
@@ -199,18 +205,19 @@ class MessageExchange(Exchange):
 
 
 class SharedExchange(Exchange):
-    """Partial sums in memory that the ranks of a node share: every rank adds up one slice of the columns
-    where they lie, and all read the sum there. It stays until all of them have come to the next one.
+    """Sums partial sums in memory shared by the ranks of a node.
 
-    Across nodes the first rank of each exchanges by messages what its node has added up.
+    Every rank adds one slice of the columns in place, and all ranks read the sum. It remains valid until all
+    ranks of the node have called :meth:`finish` again. With several nodes, their first ranks exchange the
+    nodes' sums by messages.
 
     Args:
-        nodes: the ranks by node.
-        slots, of_node: the most partial sums of this rank, and of its node.
-        count: as for :class:`MessageExchange`.
+        nodes: the ranks grouped by node.
+        slots, of_node: maximum number of partial sums of this rank and of its node.
+        count: see :class:`MessageExchange`.
 
     Raises:
-        CollectiveError: on all ranks of the job: a node does not share memory of this size.
+        CollectiveError: on all ranks: memory of this size cannot be shared on some node.
     """
 
     def __init__(self, nodes: Nodes, slots: int, of_node: int, size: int, dtype: np.dtype, count: Count):
@@ -225,36 +232,37 @@ class SharedExchange(Exchange):
         self._slots = [part[:number, :size] for part, number in zip(arrays, numbers)]
         self.slots, lead = self._slots[self._node.rank], arrays[0][numbers[0] :]
         self.result, self._rows = lead[0, :size], lead[1:]
-        self._leaders = nodes.leaders and MessageExchange(nodes.leaders, self._rows, self.result, self._told)
+        leaders = nodes.leaders
+        self._leaders = leaders and MessageExchange(leaders, self._rows, self.result, self._count_bytes)
         self._between: dict[Sums, Sums] = {}
 
-    def _told(self, start: float, nbytes: int) -> None:
-        self._count(time.perf_counter(), nbytes)  # the time counts once
+    def _count_bytes(self, start: float, nbytes: int) -> None:
+        self._count(time.perf_counter(), nbytes)  # `finish` counts the time
 
     def finish(self, sums, total, control):
         start, controls = time.perf_counter(), self._controls
         controls[self._node.rank][0] = control
-        self._meet()
+        self._barrier()
         common = sum(float(one[0]) for one in controls)
         several = len(self._nodes.firsts) > 2
         nbytes = self._add(sums, 1.0 if several else total, several)
-        self._meet()
+        self._barrier()
         if several:
             if self._leaders:
-                controls[0][1] = self._leaders.finish(self._left(sums), total, common)
-            self._meet()
+                controls[0][1] = self._leaders.finish(self._of_nodes(sums), total, common)
+            self._barrier()
             common = float(controls[0][1])
         self._count(start, nbytes + self.result.nbytes if self._nodes.comm.size > 1 else 0)
         return common
 
-    def _meet(self) -> None:
-        """Wait for the ranks of the node: what they have written is there, what they read is free."""
+    def _barrier(self) -> None:
+        """Wait for the ranks of the node, so that they have completed all reads and writes."""
         self._nodes.comm.calling = "Barrier of the node"
         self._node.barrier()
         self._nodes.comm.calling = ""
 
     def _add(self, sums: Sums, total: float, several: bool) -> int:
-        """Add up this rank's columns of the node's partial sums; the bytes that are read."""
+        """Add this rank's columns of the node's partial sums; return the number of bytes read."""
         node, size = self._node, len(self.result)
         columns = slice(node.rank * size // node.size, (node.rank + 1) * size // node.size)
         first = self._nodes.comm.rank - node.rank
@@ -269,8 +277,8 @@ class SharedExchange(Exchange):
             add_up(adds, parts, outs, total)
         return sum(part.nbytes for part in parts)
 
-    def _left(self, sums: Sums) -> Sums:
-        """What the nodes have left of ``sums``."""
+    def _of_nodes(self, sums: Sums) -> Sums:
+        """Return the partial sums of the nodes."""
         if sums not in self._between:
             self._between = {sums: sums.between(self._nodes.firsts)}
         return self._between[sums]

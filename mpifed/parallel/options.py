@@ -1,4 +1,4 @@
-"""The options of ranks, devices and messages."""
+"""Settings of ranks, devices and messages."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ __all__ = ["ParallelOptions"]
 
 
 class ParallelOptions(Section):
-    """How the work is distributed over ranks and devices, and how messages are summed."""
+    """Distribution of the work over ranks and devices, and summation of messages."""
 
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="device of the state and the gradients; auto uses a GPU if one is available"
+        "auto", description="device of the state and the gradients; auto: a GPU if one is available"
     )
     gpus: tuple[NonNegativeInt, ...] | None = Field(
         None,
         min_length=1,
-        description="numbers of the GPUs that the ranks of a node use in turn; default: all GPUs",
+        description="numbers of the GPUs that are assigned to the ranks of a node, round-robin; default: all",
     )
     transport: Literal["auto", "shm", "host", "cuda-mpi", "nccl"] = Field(
         "auto",
-        description="how messages are exchanged; auto: shared memory on a node, NCCL if every rank has its "
+        description="transport of messages; auto: shared memory within a node, NCCL if every rank has its "
         "own GPU, otherwise MPI in host memory",
     )
     reduction: Literal["exact", "fused"] | None = Field(
         None,
-        description="exact: results are bitwise identical on every layout, for the same dtype, autocast, "
-        "compile, threads, type of device, machine, and loop or vectorised clients; fused: one Allreduce; "
-        "default: exact on CPUs, fused on GPUs and for compiled groups",
+        description="exact: results are bitwise identical for every number and placement of ranks, for the "
+        "same dtype, autocast, compile, threads, type of device, machine, and loop or vectorised clients; "
+        "fused: one Allreduce; default: exact on CPUs, fused on GPUs and for compiled groups",
     )
     placement: Literal["even", "balanced"] = Field(
         "even",
@@ -43,7 +43,7 @@ class ParallelOptions(Section):
     def _one_device(self):
         if self.gpus and self.device == "cpu":
             raise ValueError(
-                f"gpus = {list(self.gpus)} names GPUs, but device = 'cpu': leave gpus out, or "
-                "device = auto, cuda"
+                f"gpus = {list(self.gpus)} selects GPUs, but device = 'cpu': remove gpus, or set device to "
+                "'auto' or 'cuda'"
             )
         return self

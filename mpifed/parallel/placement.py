@@ -1,8 +1,7 @@
-"""Clients → ranks, and the cohort of a round.
+"""The placement of clients on ranks, and the cohort of a round.
 
-Clients are numbered 0 .. N-1 and lie on the ranks in contiguous blocks, so a rank's rows, one rank after
-another, are in the order of the clients' numbers. Blocks are of nearly equal size, or of nearly equal cost.
-There may be more ranks than clients.
+Each rank hosts a contiguous block of the clients 0 .. N-1; blocks have nearly equal sizes or nearly equal
+costs. There may be more ranks than clients.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from functools import cached_property
 import numpy as np
 
 from mpifed.core.streams import Stream
-from mpifed.parallel.tree import Tree, depth
+from mpifed.parallel.tree import Tree, max_partial_sums
 
 __all__ = ["Placement", "Cohort"]
 
 
 class Placement:
-    """Which rank hosts which clients.
+    """The clients of each rank.
 
     Args:
-        edges: ``[ranks + 1]``, rank r hosts the clients ``edges[r] .. edges[r + 1] - 1``; left out, blocks
-            differ by one client at most.
+        edges: ``[ranks + 1]``, rank r hosts the clients ``edges[r] .. edges[r + 1] - 1``. Default: the sizes
+            of the blocks differ by at most one.
     """
 
     def __init__(self, clients: int, ranks: int, edges: list[int] | None = None):
@@ -32,11 +31,10 @@ class Placement:
 
     @classmethod
     def balanced(cls, costs: np.ndarray, ranks: int) -> Placement:
-        """The contiguous blocks whose largest cost is the smallest possible, none empty where there are
-        clients enough.
+        """Minimise the largest cost of a block; no block is empty if there are enough clients.
 
-        As far as that allows, rank r's block begins where r / ranks of the total cost is reached. Whole
-        numbers make the result exact and the same on all ranks.
+        Among these placements, the block of rank r starts as close as possible to the fraction r / ranks of
+        the total cost. Integer costs make the result exact and the same on all ranks.
 
         Args:
             costs: cost of each client, ``[N]`` positive integers, such as numbers of samples.
@@ -46,7 +44,7 @@ class Placement:
             return cls(clients, ranks)
         ends = [0, *np.cumsum(costs).tolist()]  # ends[k]: cost of the clients before k
         limit = _smallest_limit(ends, ranks)
-        first = [clients]  # the least edges, from the right: what lies behind still fits under the limit
+        first = [clients]  # smallest edges, from the right: the later blocks stay within the limit
         while len(first) <= ranks:
             first.append(bisect_left(ends, ends[first[-1]] - limit))
         edges = [0]
@@ -56,29 +54,29 @@ class Placement:
             edges.append(min(max(share, first[ranks - rank], edges[-1] + 1), last))
         return cls(clients, ranks, [*edges, clients])
 
-    def of(self, rank: int) -> np.ndarray:
-        """The numbers of the clients on ``rank``, ascending."""
+    def clients_of(self, rank: int) -> np.ndarray:
+        """Return the numbers of the clients on ``rank``, ascending."""
         return np.arange(self.edges[rank], self.edges[rank + 1])
 
-    def most_sums(self, first: int, last: int) -> int:
-        """The most partial sums that the ranks ``first .. last - 1`` hold of their clients at a time, at
-        least one (:mod:`mpifed.parallel.tree`).
+    def max_partial_sums(self, first: int, last: int) -> int:
+        """Return the maximum number of partial sums that the ranks ``first .. last - 1`` store at a time
+        (:mod:`mpifed.parallel.tree`), at least 1.
         """
-        return max(1, depth(int(self.edges[first]), int(self.edges[last])))
+        return max(1, max_partial_sums(int(self.edges[first]), int(self.edges[last])))
 
     @property
     def counts(self) -> list[int]:
-        """The number of clients on every rank."""
+        """Number of clients per rank."""
         return np.diff(self.edges).tolist()
 
     @cached_property
     def rank_of(self) -> np.ndarray:
-        """The rank of every client, ``[N]``."""
+        """Rank of each client, ``[N]``."""
         return np.repeat(np.arange(self.ranks), self.counts)
 
 
 def _smallest_limit(ends: list[int], ranks: int) -> int:
-    """The least cost per rank under which ``ranks`` contiguous blocks hold all clients, by bisection."""
+    """Return the smallest cost limit of ``ranks`` contiguous blocks of all clients, by bisection."""
     low, high = -(-ends[-1] // ranks), ends[-1]
     while low < high:
         limit, edge = (low + high) // 2, 0
@@ -89,26 +87,26 @@ def _smallest_limit(ends: list[int], ranks: int) -> int:
 
 
 class Cohort:
-    """The clients of one round, as one rank sees them.
+    """The clients that participate in a round, from the point of view of one rank.
 
     Attributes:
         members: numbers of the members, ascending.
-        local: positions of this rank's members among the clients that it hosts.
-        counts: members on each rank.
-        weights: the members' weights or ``None`` for uniform; ``local_weights``: those of this rank's
+        local: positions of this rank's members among its clients.
+        counts: number of members per rank.
+        weights: weights of the members, ``None`` for uniform weights; ``local_weights``: those of this rank's
             members.
-        total: sum of the members' weights (their number when uniform).
-        asked: clients that have been asked, of whom the members have answered.
+        total: sum of the weights, or the number of members for uniform weights.
+        selected: number of sampled clients, including those that have dropped out.
     """
 
     def __init__(
         self, members: np.ndarray, placement: Placement, rank: int, weights: np.ndarray | None = None
     ):
-        self.members, self._rank, self.asked = members, rank, len(members)
+        self.members, self._rank, self.selected = members, rank, len(members)
         ranks = placement.rank_of[members]
         self.counts = np.bincount(ranks, minlength=placement.ranks)
         mine = members[ranks == rank]
-        self.local = np.searchsorted(placement.of(rank), mine)
+        self.local = np.searchsorted(placement.clients_of(rank), mine)
         self.total = float(len(members))
         self.weights = self.local_weights = None
         if weights is not None:
@@ -117,19 +115,19 @@ class Cohort:
 
     @cached_property
     def tree(self) -> Tree:
-        """How the members' messages are added up."""
+        """The order in which the members' messages are added."""
         return Tree(self.members, self.counts, self._rank)
 
     @property
-    def silent(self) -> int:
-        """Clients that have been asked and do not answer, as this rank counts them: all of them where it
-        hosts the first member."""
-        silent = self.asked - len(self.members)
-        return silent if silent and (self.counts > 0).argmax() == self._rank else 0
+    def dropouts(self) -> int:
+        """Number of sampled clients that have dropped out; 0 except on the rank that hosts the first
+        member."""
+        dropouts = self.selected - len(self.members)
+        return dropouts if dropouts and (self.counts > 0).argmax() == self._rank else 0
 
     @staticmethod
-    def draw(seed: int, r: int, clients: int, size: int, number: int = 0) -> np.ndarray:
-        """``size`` of ``clients`` clients, uniformly without replacement; the address is (round, number)."""
+    def sample(seed: int, r: int, clients: int, size: int, number: int = 0) -> np.ndarray:
+        """Sample ``size`` clients uniformly without replacement, at the address (r, number)."""
         if size == clients:
             return np.arange(clients)
         return np.sort(Stream(seed, "cohort", round=r, first=number).permutation(clients)[0, 0, :size])

@@ -1,64 +1,68 @@
-"""Averages of messages over the cohort: two reductions with one interface.
+"""Averages of messages over the cohort, by two reductions with the same interface.
 
-A reduction owns the buffers of a message: the rows that client functions fill, this rank's partial sums, and
-the mean. It gets the memory of the partial sums and the mean from its :mod:`mpifed.parallel.exchange`; all
-other objects have views. A rank adds a row to its partial sums as a binary counter carries, along a fixed
-binary tree over the clients' numbers (:mod:`mpifed.parallel.tree`). So it keeps about log2 of its clients
+A reduction owns the buffers of a message: the rows that client functions fill, the partial sums of this rank,
+and the mean; other objects have views. The memory of partial sums and mean comes from
+:mod:`mpifed.parallel.exchange`. A rank adds its rows along a fixed binary tree over the clients' numbers
+(:mod:`mpifed.parallel.tree`), like a binary counter. It stores about log2 of the number of its clients
 partial sums, which do not depend on the size of groups.
 
-``fused``: the rank's partial sums are added, then one Allreduce over the ranks in one persistent buffer. With
-one client per rank the client's row *is* that buffer, so nothing is packed. Bits depend on the number of
-ranks and on the transport.
+``fused``: the partial sums of a rank are added, then summed over the ranks by one Allreduce in a persistent
+buffer. With one client per rank, the client's row is that buffer, and nothing is copied. The results depend
+on the number of ranks and on the transport.
 
-``exact``: the partial sums of all ranks are added along the tree. The same bits for every number of ranks and
-every placement.
+``exact``: the partial sums of all ranks are added along the tree. The results are bitwise identical for every
+number and placement of ranks.
 
-Both carry a control value with the message, so that decisions of single ranks (time is up) reach all ranks
-without another collective.
+Both send a control value with the message, so that a decision of one rank (the time limit is near) reaches
+all ranks without another collective.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from mpifed.core.device import to_device
+from mpifed.core.numerics import all_finite
+from mpifed.parallel.devices import wait_for
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.transport import Transport
 from mpifed.parallel.tree import Sums
 
 __all__ = ["FusedReduction", "ExactReduction", "REDUCTIONS"]
 
-#: Bytes of rows that are added up at a time: what a core's cache holds.
+#: Bytes of rows that are added at a time, so that they stay in the cache of a core.
 BLOCK = 2**18
-#: Numbers that are not finite are found and named by the run; what numpy says of their sums is no news.
+#: Suppresses NumPy's warnings of non-finite values, which the run reports itself.
 _silently = np.errstate(all="ignore")
 
 
 class _Reduction:
-    """Buffers for one phase's message, on the transport's device.
+    """Buffers for the message of one phase, on the transport's device.
 
-    Members of the cohort come in groups: :meth:`begin`, then :meth:`add` after each group that has filled
-    its rows, then :meth:`finish`, which is collective.
+    Call :meth:`begin`, then :meth:`add` for each group of members that has filled its rows, then
+    :meth:`finish`, which is collective.
 
     Args:
-        capacity: rows that are filled at a time.
+        capacity: maximum number of rows of a group.
 
     Attributes:
-        rows: the messages of a group, ``[capacity, size]``, filled before :meth:`add`.
-        mean: the averaged message ``[size]``, valid after :meth:`finish`.
+        rows: the messages of a group, ``[capacity, size]``, to be filled before :meth:`add`.
+        mean: the averaged message, ``[size]``, valid after :meth:`finish`.
     """
 
     rows: torch.Tensor
     mean: torch.Tensor
 
     def _make(self, sums: list[torch.Tensor], capacity: int, hosted: int) -> None:
-        """Buffers for the messages of a group, and ``sums`` for what they add up to, ``[size]`` each.
+        """Create the buffers of a group and store ``sums``, ``[size]`` each, the memory of partial sums.
 
         Args:
-            hosted: clients on this rank. A lone client's row is the sum.
+            hosted: number of clients on this rank. If it is 1, the client's row is the sum.
         """
         first, on_cpu = sums[0], sums[0].device.type == "cpu"
         self._lone = hosted == capacity == 1
@@ -69,19 +73,23 @@ class _Reduction:
         self._plus: Callable[..., Any] = np.add if on_cpu else torch.add
 
     def begin(self, cohort: Cohort) -> None:
-        """Begin a sum over ``cohort``."""
+        """Start a sum over ``cohort``."""
         self._cohort = cohort
 
+    def mean_is_finite(self) -> bool:
+        """Return whether all elements of the mean are finite."""
+        raise NotImplementedError
+
     def _weigh(self, members: slice) -> None:
-        """Multiply the rows of the group by their weights."""
+        """Multiply the rows of a group by their weights."""
         weights = self._cohort.local_weights
         if weights is not None:
             rows = self.rows[: members.stop - members.start]
-            rows *= torch.as_tensor(weights[members], dtype=rows.dtype, device=rows.device)[:, None]
+            rows *= to_device(weights[members], rows.device, rows.dtype)[:, None]
 
     @_silently
     def add(self, members: slice) -> None:
-        """Add the messages of ``cohort.local[members]``, in the first rows of ``rows``, which may change."""
+        """Add the messages of ``cohort.local[members]``, the first rows of ``rows``, which may change."""
         self._weigh(members)
         if self._lone:
             return
@@ -95,14 +103,14 @@ class _Reduction:
             self._carry(pushed, rows, [one[columns] for one in self._sums])
 
     def _room(self, count: int, width: int):
-        """Rows for the sums of pairs, ``[count, width]``; kept, since new pages cost as much as the sums."""
+        """Return memory for sums of pairs, ``[count, width]``, which is reused to avoid page faults."""
         if len(self._between) < count or self._between.shape[1] != width:
             room = self.rows.new_empty(count, width)
             self._between = room.numpy() if self._plus is np.add else room
         return self._between
 
     def _levelled(self, levels, rows, between):
-        """Add up ``rows`` among themselves; the rows that hold the sums."""
+        """Add ``rows`` to each other; return the rows with the sums."""
         used = 0
         for pairs in levels:
             if type(pairs) is int:
@@ -112,11 +120,14 @@ class _Reduction:
             elif isinstance(pairs[0], slice):
                 self._plus(rows[pairs[0]], rows[pairs[1]], out=rows[pairs[0]])
             else:
-                rows[pairs[0]] = rows[pairs[0]] + rows[pairs[1]]
+                left, right = pairs
+                if self._plus is torch.add:
+                    left, right = (to_device(one, rows.device) for one in pairs)
+                rows[left] = rows[left] + rows[right]
         return rows
 
     def _carry(self, pushed, rows, sums) -> None:
-        """Add what the group has summed to the partial sums, as a binary counter carries."""
+        """Add the sums of a group to the partial sums, like a binary counter."""
         for place, held, joined in pushed:
             value = rows[place]
             for number in range(held - 1, held - joined, -1):
@@ -128,12 +139,12 @@ class _Reduction:
 
 
 class FusedReduction(_Reduction):
-    """The rank's partial sums are added, then one Allreduce."""
+    """Adds the partial sums of each rank, then sums over the ranks by one Allreduce."""
 
     def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
         self._exchange, self._rank = transport.fused_exchange(size, dtype), transport.comm.rank
         self.mean, own = map(torch.as_tensor, (self._exchange.result, self._exchange.slots[0]))
-        others = own.new_zeros(placement.most_sums(self._rank, self._rank + 1) - 1, size)
+        others = own.new_zeros(placement.max_partial_sums(self._rank, self._rank + 1) - 1, size)
         self._make([own, *others], capacity, placement.counts[self._rank])
         self._of_ranks = Sums.of_ranks(transport.nodes)
 
@@ -145,36 +156,50 @@ class FusedReduction(_Reduction):
             control: a value of this rank.
 
         Returns:
-            The sum of the ranks' control values, the same on all of them.
+            The sum of the ranks' control values.
         """
         if not len(self._cohort.local):
             self._sums[0][...] = 0
-        elif not self._lone:  # a lone row is the sum: it needs no tree
+        elif not self._lone:
             for other in self._sums[1 : self._cohort.tree.sums.partials[self._rank]]:
                 self._plus(self._sums[0], other, out=self._sums[0])
         return self._exchange.finish(self._of_ranks, self._cohort.total, control)
 
+    def mean_is_finite(self) -> bool:
+        checksum = self._exchange.checksum
+        if checksum is not None and math.isfinite(checksum / self._cohort.total):
+            return True
+        return all_finite(self.mean)
+
 
 class ExactReduction(_Reduction):
-    """A sum along the tree over the clients' numbers: the same bits on every layout."""
+    """Sums along the tree over the clients' numbers, bitwise identical for every placement of ranks."""
 
     def __init__(self, transport: Transport, capacity: int, placement: Placement, size: int, dtype):
         self._exchange, self._rank = transport.exact_exchange(placement, size, dtype), transport.comm.rank
+        self._transport = transport
         self._result, self._host = map(torch.as_tensor, (self._exchange.result, self._exchange.slots))
         self.mean, self._slots = self._result.to(transport.device), self._host.to(transport.device)
         self._make(list(self._slots), capacity, placement.counts[self._rank])
 
     @_silently
     def finish(self, control: float = 0.0) -> float:
-        """As :meth:`FusedReduction.finish`."""
-        sums = self._cohort.tree.sums
-        if self.mean is not self._result:
-            own = slice(0, sums.partials[self._rank])
-            self._host[own].copy_(self._slots[own])
+        """See :meth:`FusedReduction.finish`."""
+        sums, transport = self._cohort.tree.sums, self._transport
+        if self.mean is self._result:
+            return self._exchange.finish(sums, self._cohort.total, control)
+        own = slice(0, sums.partials[self._rank])
+        with transport.queued():
+            self._host[own].copy_(self._slots[own], non_blocking=True)
+        wait_for(transport.device)  # earlier copies from this memory are done, too
+        transport.waited()
         controls = self._exchange.finish(sums, self._cohort.total, control)
-        if self.mean is not self._result:
-            self.mean.copy_(self._result)
+        with transport.queued():
+            self.mean.copy_(self._result, non_blocking=True)
         return controls
+
+    def mean_is_finite(self) -> bool:
+        return all_finite(self._result)  # in host memory, so a GPU is not waited for
 
 
 REDUCTIONS = {"fused": FusedReduction, "exact": ExactReduction}

@@ -1,8 +1,8 @@
-"""The ranks by node, and memory that the ranks of a node share.
+"""The grouping of ranks by node, and memory shared by the ranks of a node.
 
-Each rank creates a file in memory without a name, which the others open through ``/proc``. So nothing is left
-behind however a rank ends, and a system that refuses reports it at once to the rank that asks. An
-``MPI_Win_allocate_shared`` that is refused on one rank leaves the others waiting under Open MPI 5.
+Each rank creates an anonymous file in memory, which the other ranks open through ``/proc``. Nothing remains
+after the processes have ended, and failures are reported on the rank where they occur. With Open MPI 5, a
+failure of ``MPI_Win_allocate_shared`` on one rank would block the others.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["Nodes", "share_memory"]
 
 @dataclass(frozen=True)
 class Nodes:
-    """The ranks by the nodes on which they run.
+    """The ranks grouped by node.
 
     Attributes:
-        comm: all ranks; ``node``: those of this rank's node, in their order.
-        leaders: the first ranks of the nodes, on these; ``None`` elsewhere, and where there is one node.
-        firsts: the numbers of these ranks, and the number of all ranks. Empty where the ranks of a node have
-            no neighbouring numbers.
+        comm: all ranks; ``node``: the ranks of this rank's node.
+        leaders: the first ranks of all nodes; ``None`` on other ranks, or if there is only one node.
+        firsts: the numbers of the first ranks, then the number of ranks; empty if the ranks of a node are not
+            numbered consecutively.
     """
 
     comm: SerialComm
@@ -37,9 +37,9 @@ class Nodes:
     firsts: tuple[int, ...]
 
     @staticmethod
-    @functools.cache  # once a communicator: MPI has a bounded number of them
+    @functools.cache  # once per communicator, because MPI limits the number of communicators
     def of(comm: SerialComm) -> Nodes:
-        """Collective, the first time."""
+        """Group the ranks of ``comm``. The first call is collective."""
         first = np.empty(comm.size, dtype=np.int64)
         comm.allgatherv(np.array([comm.node]), first, [1] * comm.size)
         firsts = (*np.unique(first).tolist(), comm.size)
@@ -51,23 +51,24 @@ class Nodes:
 
 
 def share_memory(comm: SerialComm, node: SerialComm, nbytes: int) -> list[np.ndarray]:
-    """Memory of this rank, and that of the other ranks of its node. Collective.
+    """Allocate zeroed memory on each rank of a node that all of them can access. Collective.
 
-    It goes back to the system when no rank holds an array of it any more.
+    The memory is released when no rank refers to it any more.
 
     Args:
-        comm: all ranks; ``node``: those of this rank's node.
-        nbytes: how much this rank gives, at least 1.
+        comm: all ranks; ``node``: the ranks of this rank's node.
+        nbytes: size of this rank's memory, at least 1.
 
     Returns:
-        Bytes of each rank of the node, in their order, zeros.
+        One array of bytes per rank of the node.
 
     Raises:
-        CollectiveError: on all ranks of ``comm``: a rank gets no memory, or does not see that of another.
+        CollectiveError: on all ranks of ``comm``: a rank cannot allocate memory, or not access that of
+            another rank.
     """
     with collective_errors(comm, OSError), contextlib.ExitStack() as undo:
         if not hasattr(os, "memfd_create"):
-            raise OSError("this system has no files in memory without a name (memfd_create)")
+            raise OSError("this system has no anonymous files in memory (memfd_create)")
         own = os.memfd_create("mpifed")
         undo.callback(os.close, own)
         os.posix_fallocate(own, 0, nbytes)
@@ -76,15 +77,15 @@ def share_memory(comm: SerialComm, node: SerialComm, nbytes: int) -> list[np.nda
         place = np.array([os.getpid(), own, nbytes, os.fstat(own).st_ino], dtype=np.int64)
         places = np.empty(4 * node.size, dtype=np.int64)
         node.allgatherv(place, places, [4] * node.size)
-        with collective_errors(comm, OSError, RuntimeError):  # when it is left, all have opened all
+        with collective_errors(comm, OSError, RuntimeError):  # all ranks open all files before any is closed
             return [_mapped(*one) for one in places.reshape(-1, 4).tolist()]
     finally:
         os.close(own)
 
 
 def _mapped(process: int, number: int, nbytes: int, key: int) -> np.ndarray:
-    """The file that ``process`` has open as ``number``."""
+    """Map the file that ``process`` has opened with the descriptor ``number``."""
     path = f"/proc/{process}/fd/{number}"
-    if os.stat(path).st_ino != key:  # a process of this number in another container
-        raise OSError(f"process {process} is another one here")
-    return torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8).numpy()  # holds no file open
+    if os.stat(path).st_ino != key:  # the ranks run in different containers
+        raise OSError(f"process {process} is a different process in this container")
+    return torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8).numpy()  # keeps no file open

@@ -1,4 +1,4 @@
-"""How messages travel between the ranks, and which way a run takes.
+"""Transports of messages between ranks, and their choice.
 
 ============  ================================================================================================
 ``shm``       Memory shared by the ranks of a node, where their sums are stored. Only on CPUs. Across nodes
@@ -10,8 +10,8 @@
 ``none``      A single rank: nothing is sent.
 ============  ================================================================================================
 
-All ranks get the same bits. Those of ``run.reduction = "fused"`` depend on the transport. Those of "exact" do
-not: it adds in host memory, in an order that no transport changes (:mod:`mpifed.parallel.exchange`).
+All ranks receive bitwise identical sums. With ``run.reduction = "fused"`` these depend on the transport; with
+"exact" they do not: it adds in host memory in a prescribed order (:mod:`mpifed.parallel.exchange`).
 """
 
 from __future__ import annotations
@@ -28,45 +28,49 @@ import torch.distributed as dist
 
 from mpifed.base.log import warning
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors, raise_if_any
-from mpifed.parallel.devices import identity, wait_for
+from mpifed.parallel.devices import gpu_id, wait_for
 from mpifed.parallel.exchange import AllreduceExchange, Exchange, MessageExchange, SharedExchange, padded
 from mpifed.parallel.placement import Placement
 from mpifed.parallel.shared_memory import Nodes, share_memory
 
-__all__ = ["Transport", "Alone", "Host", "CudaMpi", "Nccl", "Shm", "choose_transport"]
+__all__ = ["Transport", "SingleRank", "Host", "CudaMpi", "Nccl", "Shm", "choose_transport"]
 
-#: Bytes up to which messages take less time than a meeting in shared memory.
+#: Maximum size in bytes for which messages are faster than the barriers of shared memory.
 SHORT = 2**15
-#: Seconds in which ranks that set up NCCL must find each other, and seconds for each address that they try.
-PATIENCE, ATTEMPT = 120, 10
-#: Limit of a single NCCL call. Ranks may wait as long as rank 0 writes a checkpoint; the run's own watchdog
-#: ends calls that hang.
+#: Time limits in seconds for setting up NCCL, and for connecting to one address.
+SETUP_TIMEOUT, CONNECT_TIMEOUT = 120, 10
+#: Time limit of a single NCCL call. Ranks may wait while rank 0 writes a long checkpoint; the watchdog of the
+#: run terminates calls that hang.
 UNLIMITED = timedelta(days=365)
 
 
 class Transport:
-    """The way of this rank's messages.
+    """Base class of transports.
 
     Attributes:
-        name: as in ``run.transport``.
-        device: of the tensors that are sent.
-        nodes: the first rank of each node, and the number of ranks.
-        seconds: time spent in communication so far, copies through the host included.
-        wire_bytes: bytes that this rank has sent and received so far.
+        name: the value of ``run.transport``.
+        device: device of the tensors that are sent.
+        nodes: the first rank of each node, then the number of ranks.
+        seconds: total time of communication, including copies through host memory.
+        wire_bytes: total number of bytes that this rank has sent and received.
+        checksum: the sum of the elements of the last :meth:`sum_`, if it is known without another wait for
+            the device, otherwise ``None``.
     """
 
     name = ""
+    checksum: float | None = None
 
     def __init__(self, comm: SerialComm, device: torch.device):
         self.comm, self.device = comm, device
         self.nodes: tuple[int, ...] = (0, comm.size)
         self.seconds, self.wire_bytes = 0.0, 0
+        self._on_device: list[tuple] = []  # events around queued work whose time has not been counted yet
 
     def sum_(self, tensor: torch.Tensor, control: float) -> float:
-        """Replace ``tensor`` ``[size]``, contiguous, by its sum over the ranks. Collective.
+        """Replace ``tensor``, contiguous ``[size]``, by its sum over the ranks. Collective.
 
         Args:
-            control: replaces the last element of this rank.
+            control: value that replaces the last element on this rank.
 
         Returns:
             The sum of the ranks' control values.
@@ -74,19 +78,21 @@ class Transport:
         raise NotImplementedError
 
     def bcast_(self, tensor: torch.Tensor) -> None:
-        """Replace ``tensor`` ``[size]``, contiguous, by that of rank 0. Collective."""
+        """Replace ``tensor``, contiguous ``[size]``, by the tensor of rank 0. Collective."""
         raise NotImplementedError
 
     def fused_exchange(self, size: int, dtype: torch.dtype) -> Exchange:
-        """The sum of one partial sum ``[size]`` per rank, for ``run.reduction = "fused"``. Collective."""
+        """Return the exchange for ``run.reduction = "fused"``, one partial sum per rank. Collective."""
         return AllreduceExchange(self, size, dtype)
 
     def exact_exchange(self, placement: Placement, size: int, dtype: torch.dtype) -> Exchange:
-        """The sum along the tree of the partial sums ``[size]`` of ranks with these clients. Collective."""
-        slots = placement.most_sums(self.comm.rank, self.comm.rank + 1)
-        rows = torch.zeros(slots, padded(size), dtype=dtype)
-        # A single rank adds in place of its first partial sum, which is read first.
-        result = rows[0, :size] if self.comm.size == 1 else torch.zeros(size, dtype=dtype)
+        """Return the exchange for ``run.reduction = "exact"``, a sum along the tree. Collective."""
+        slots = placement.max_partial_sums(self.comm.rank, self.comm.rank + 1)
+        pinned = self.device.type == "cuda"
+        rows = torch.zeros(slots, padded(size), dtype=dtype, pin_memory=pinned)
+        # A single rank overwrites its first partial sum, which is read first.
+        alone = self.comm.size == 1
+        result = rows[0, :size] if alone else torch.zeros(size, dtype=dtype, pin_memory=pinned)
         return MessageExchange(self.comm, rows.numpy(), result.numpy(), self.count)
 
     def count(self, start: float, wire_bytes: int) -> None:
@@ -100,6 +106,26 @@ class Transport:
     def _count_bcast(self, start: float, nbytes: int) -> None:
         self.count(start, nbytes * (1 if self.comm.rank else self.comm.size - 1))
 
+    @contextlib.contextmanager
+    def queued(self):
+        """Count the time that the device spends on the work queued in this block, once it is done."""
+        if self.device.type != "cuda":
+            start = time.perf_counter()
+            yield
+            self.count(start, 0)
+            return
+        events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        events[0].record()
+        yield
+        events[1].record()
+        self._on_device.append(events)
+
+    def waited(self) -> None:
+        """Count the time of queued work; to be called after the host has waited for the device."""
+        for begin, end in self._on_device:
+            self.seconds += begin.elapsed_time(end) / 1000
+        self._on_device.clear()
+
     def close(self) -> None:
         """Release the resources of the transport. Collective."""
 
@@ -107,13 +133,13 @@ class Transport:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        # An error of this rank alone must reach the launcher at once; the others would not answer.
+        # After an error on this rank only, closing would wait for the other ranks.
         if kind is None or issubclass(kind, CollectiveError):
             self.close()
 
 
-class Alone(Transport):
-    """A single rank."""
+class SingleRank(Transport):
+    """A single rank, without communication."""
 
     name = "none"
 
@@ -125,7 +151,7 @@ class Alone(Transport):
 
 
 class Host(Transport):
-    """MPI on host memory, to which tensors of a GPU are copied.
+    """MPI on host memory; tensors on a GPU are copied.
 
     Attributes:
         copies: whether tensors are copied to a pinned buffer and back.
@@ -139,34 +165,39 @@ class Host(Transport):
         self._pinned: dict[tuple, torch.Tensor] = {}
 
     def sum_(self, tensor, control):
-        wait_for(self.device)
-        start, host = time.perf_counter(), self._on_host(tensor, send=True)
-        array = host.numpy()
+        host = self._on_host(tensor, send=True)
+        start, array = time.perf_counter(), host.numpy()
         array[-1] = control
         self.comm.allreduce_(array)
-        if self.copies:
-            tensor.copy_(host, non_blocking=True)
         self._count_sum(start, array.nbytes)
+        if self.copies:
+            self.checksum = float(array.sum())
+            with self.queued():
+                tensor.copy_(host, non_blocking=True)
         return float(array[-1])
 
     def bcast_(self, tensor):
-        wait_for(self.device)
-        start, root = time.perf_counter(), self.comm.rank == 0
+        root = self.comm.rank == 0
         host = self._on_host(tensor, send=root)
+        start = time.perf_counter()
         self.comm.bcast_(host.numpy())
-        if self.copies and not root:
-            tensor.copy_(host, non_blocking=True)
         self._count_bcast(start, host.numel() * host.element_size())
+        if self.copies and not root:
+            with self.queued():
+                tensor.copy_(host, non_blocking=True)
 
     def _on_host(self, tensor: torch.Tensor, send: bool) -> torch.Tensor:
-        """The tensor itself, or a pinned buffer, with the tensor's values if ``send``."""
+        """Return the tensor itself, or a pinned buffer, with the tensor's values if ``send``."""
         if not self.copies:
             return tensor
         key = tensor.numel(), tensor.dtype
         if key not in self._pinned:
             self._pinned[key] = torch.empty(len(tensor), dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         if send:
-            self._pinned[key].copy_(tensor)
+            with self.queued():
+                self._pinned[key].copy_(tensor, non_blocking=True)
+        wait_for(self.device)  # earlier copies from the buffer are done, too
+        self.waited()
         return self._pinned[key]
 
 
@@ -174,7 +205,7 @@ class Shm(Host):
     """Memory shared by the ranks of a node, and MPI for short messages and between nodes.
 
     Raises:
-        CollectiveError: on all ranks together: the system shares no memory between them.
+        CollectiveError: on all ranks: memory cannot be shared.
     """
 
     name = "shm"
@@ -191,75 +222,87 @@ class Shm(Host):
     def exact_exchange(self, placement, size, dtype):
         rank, here = self.comm.rank, self.nodes.index(self.comm.node)
         slots, of_node = (
-            placement.most_sums(rank, rank + 1),
-            placement.most_sums(*self.nodes[here : here + 2]),
+            placement.max_partial_sums(rank, rank + 1),
+            placement.max_partial_sums(*self.nodes[here : here + 2]),
         )
         return self._shared(size, dtype, slots, of_node) or super().exact_exchange(placement, size, dtype)
 
     def _shared(self, size: int, dtype: torch.dtype, slots: int, of_node: int) -> SharedExchange | None:
-        """``None`` if messages take less time, or the system refuses."""
+        """Return an exchange in shared memory, or ``None`` if messages are faster or sharing fails."""
         if size * dtype.itemsize < SHORT:
             return None
         try:
-            kind = torch.empty(0, dtype=dtype).numpy().dtype
-            return SharedExchange(self._nodes, slots, of_node, size, kind, self.count)
+            of_numpy = torch.empty(0, dtype=dtype).numpy().dtype
+            return SharedExchange(self._nodes, slots, of_node, size, of_numpy, self.count)
         except CollectiveError as refusal:
             if self.comm.rank == 0 and not self._warned:
-                warning(f"some messages go through MPI: {refusal}")
+                warning(f"some messages are sent by MPI instead of shared memory: {refusal}")
             self._warned = True
             return None
 
 
 class _Direct(Transport):
-    """A library that reads and writes the tensors themselves. MPI does not know of streams: the device is
-    waited for, which does not count as communication.
-    """
+    """Base class of transports whose library reads and writes the tensors themselves."""
 
     def sum_(self, tensor, control):
-        tensor[-1] = control
-        wait_for(self.device)
-        start, self.comm.calling = time.perf_counter(), f"{self.name} Allreduce"
+        tensor[-1:].fill_(control)
+        self.comm.calling = f"{self.name} Allreduce"
         self._allreduce(tensor)
-        controls = float(tensor[-1])  # waits for the device
+        # One wait for the device, for the control values and the checksum.
+        controls, self.checksum = torch.stack([tensor[-1], tensor.sum()]).tolist()
         self.comm.calling = ""
-        self._count_sum(start, tensor.numel() * tensor.element_size())
+        self.waited()
+        self.count(time.perf_counter(), 2 * _nbytes(tensor) if self.comm.size > 1 else 0)
         return controls
 
     def bcast_(self, tensor):
-        wait_for(self.device)
-        start, self.comm.calling = time.perf_counter(), f"{self.name} Bcast"
+        self.comm.calling = f"{self.name} Bcast"
         self._bcast(tensor)
-        wait_for(self.device)
         self.comm.calling = ""
-        self._count_bcast(start, tensor.numel() * tensor.element_size())
+        self._count_bcast(time.perf_counter(), _nbytes(tensor))
 
     def _allreduce(self, tensor: torch.Tensor) -> None:
+        """Sum a tensor over the ranks and count the time."""
         raise NotImplementedError
 
     def _bcast(self, tensor: torch.Tensor) -> None:
+        """Broadcast a tensor from rank 0 and count the time."""
         raise NotImplementedError
 
 
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
 class CudaMpi(_Direct):
-    """MPI on device memory. A library that is not CUDA-aware ends the process."""
+    """MPI on GPU memory. MPI ignores streams, so it is called after the GPU has computed the tensor.
+
+    A library that is not CUDA-aware crashes.
+    """
 
     name = "cuda-mpi"
 
     def _allreduce(self, tensor):
+        wait_for(self.device)
+        start = time.perf_counter()
         self.comm.allreduce_(tensor)
+        self.count(start, 0)
 
     def _bcast(self, tensor):
+        wait_for(self.device)
+        start = time.perf_counter()
         self.comm.bcast_(tensor)
+        self.count(start, 0)
 
 
 class Nccl(_Direct):
-    """torch.distributed's default process group, created and destroyed here. Collective.
+    """The default process group of torch.distributed, which is created and destroyed here. Collective.
 
     Args:
-        backend: "nccl", or another one for tensors of another device.
+        backend: "nccl", or another backend for another device.
 
     Raises:
-        CollectiveError: on all ranks together: they cannot find each other, or the group is in use already.
+        CollectiveError: on all ranks: the ranks cannot connect, or a default process group exists already.
     """
 
     name = "nccl"
@@ -269,7 +312,7 @@ class Nccl(_Direct):
         store, port = self._attempt(self._open_store)
         addresses = broadcast_text(comm, f"{port} {' '.join(_addresses(comm))}")
         store = self._attempt(lambda: store or self._connect(addresses))
-        # At the exit of the process at the latest.
+        # Destroys the group when the process exits, at the latest.
         self._leave = weakref.finalize(self, _leave_group)
         try:
             self._attempt(lambda: self._join(backend, store))
@@ -284,10 +327,10 @@ class Nccl(_Direct):
         with collective_errors(self.comm, ValueError):
             try:
                 return action()
-            except (RuntimeError, ValueError, OSError) as fault:
+            except (RuntimeError, ValueError, OSError) as error:
                 raise ValueError(
-                    f"run.transport = {self.name!r} cannot be set up: {fault} (options: auto, host)"
-                ) from fault
+                    f"run.transport = {self.name!r} cannot be set up: {error}; set run.transport = 'host'"
+                ) from error
 
     def _open_store(self) -> tuple[dist.TCPStore | None, int]:
         """Open rank 0's store on a free port.
@@ -296,17 +339,17 @@ class Nccl(_Direct):
             The store and its port on rank 0; ``None`` and 0 on the other ranks.
         """
         if dist.is_initialized():
-            raise ValueError("this process uses torch.distributed already")
+            raise ValueError("this process already uses torch.distributed")
         if self.comm.rank:
             return None, 0
-        patience = timedelta(seconds=PATIENCE)
-        store = dist.TCPStore("127.0.0.1", 0, self.comm.size, True, patience, wait_for_workers=False)
+        limit = timedelta(seconds=SETUP_TIMEOUT)
+        store = dist.TCPStore("127.0.0.1", 0, self.comm.size, True, limit, wait_for_workers=False)
         return store, store.port
 
     def _connect(self, addresses: str) -> dist.TCPStore:
         port, *hosts = addresses.split()
-        host, patience = _reachable(hosts, int(port)), timedelta(seconds=PATIENCE)
-        return dist.TCPStore(host, int(port), self.comm.size, False, patience, wait_for_workers=False)
+        host, limit = _reachable(hosts, int(port)), timedelta(seconds=SETUP_TIMEOUT)
+        return dist.TCPStore(host, int(port), self.comm.size, False, limit, wait_for_workers=False)
 
     def _join(self, backend: str, store: dist.TCPStore) -> None:
         dist.init_process_group(
@@ -319,10 +362,12 @@ class Nccl(_Direct):
         )
 
     def _allreduce(self, tensor):
-        dist.all_reduce(tensor)
+        with self.queued():
+            dist.all_reduce(tensor)
 
     def _bcast(self, tensor):
-        dist.broadcast(tensor, 0)
+        with self.queued():
+            dist.broadcast(tensor, 0)
 
 
 def _leave_group() -> None:
@@ -333,14 +378,14 @@ def _leave_group() -> None:
 def _addresses(comm: SerialComm) -> list[str]:
     """Return the addresses under which other ranks may reach this process.
 
-    Names of hosts are often not resolved between the nodes of a cluster, so the address of the interface with
-    the default route follows the name.
+    The nodes of a cluster often cannot resolve each other's names, so the address of the interface with the
+    default route is included.
     """
     if comm.local_size == comm.size:
         return ["127.0.0.1"]
     found = [socket.gethostname()]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # an address for documentation: nothing is sent
+        probe.connect(("192.0.2.1", 9))  # an address reserved for documentation; nothing is sent
         found.append(probe.getsockname()[0])
     return found
 
@@ -349,12 +394,12 @@ def _reachable(hosts: list[str], port: int) -> str:
     """Return the first host that accepts connections on ``port``.
 
     Raises:
-        OSError: none does.
+        OSError: no host accepts them.
     """
     errors = []
     for host in hosts:
         try:
-            socket.create_connection((host, port), timeout=ATTEMPT).close()
+            socket.create_connection((host, port), timeout=CONNECT_TIMEOUT).close()
             return host
         except OSError as error:
             errors.append(f"{host}: {error}")
@@ -362,26 +407,27 @@ def _reachable(hosts: list[str], port: int) -> str:
 
 
 def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact: bool) -> Transport:
-    """The transport of this run, the same on all ranks. Collective.
+    """Return the transport of this run, the same on all ranks. Collective.
 
-    ``auto`` is ``none`` for a single rank. On CPUs it is ``shm`` if ranks share a node and the system lets
-    them share memory. On GPUs it is ``nccl`` if every rank has its own GPU, torch is built with NCCL, and
-    NCCL can be set up. Otherwise, and for ``exact`` on GPUs, it is ``host``.
+    ``auto`` is ``none`` for a single rank. On CPUs it is ``shm`` if ranks share a node and can share memory.
+    On GPUs it is ``nccl`` if every rank has its own GPU, torch is built with NCCL, and NCCL can be set up.
+    Otherwise, and for ``exact`` on GPUs, it is ``host``.
 
     Args:
         wanted: "auto" or the name of a transport.
         exact: whether ``run.reduction = "exact"``.
 
     Raises:
-        CollectiveError: on all ranks together: this transport does not suit the devices or the reduction.
+        CollectiveError: on all ranks: the transport does not support the devices or the reduction, or cannot
+            be set up.
     """
     rows = np.empty(2 * comm.size, dtype=np.int64)
-    mine = [identity(device), dist.is_available() and dist.is_nccl_available()]
+    mine = [gpu_id(device), dist.is_available() and dist.is_nccl_available()]
     comm.allgatherv(np.array(mine, dtype=np.int64), rows, [2] * comm.size)
     gpus, built = rows[::2].tolist(), bool(rows[1::2].all())
     raise_if_any(comm, _unsuitable(wanted, gpus, built, exact))
     if wanted == "auto" and comm.size == 1:
-        return Alone(comm, device)
+        return SingleRank(comm, device)
     if wanted == "shm" or (wanted == "auto" and not any(gpus)):
         return _shared(comm, device, wanted)
     if wanted == "nccl":
@@ -391,58 +437,51 @@ def choose_transport(comm: SerialComm, device: torch.device, wanted: str, exact:
             return Nccl(comm, device)
         except CollectiveError as refusal:
             if comm.rank == 0:
-                warning(f"messages go through host memory: {refusal}")
+                warning(f"messages are sent through host memory: {refusal}")
     return CudaMpi(comm, device) if wanted == "cuda-mpi" else Host(comm, device)
 
 
 def _shared(comm: SerialComm, device: torch.device, wanted: str) -> Transport:
-    """Shared memory; with "auto" MPI in its place where no ranks share a node, or the system refuses."""
+    """Return :class:`Shm`; with "auto", :class:`Host` if no ranks share a node or memory cannot be shared."""
     nodes = Nodes.of(comm)
     if wanted == "auto" and not 1 < len(nodes.firsts) <= comm.size:
         return Host(comm, device)
     if not nodes.firsts:
         raise_if_any(
             comm,
-            "run.transport = 'shm' needs ranks that are numbered node by node, got nodes that take turns "
-            "(options: auto, host, or mpirun --map-by slot)",
+            "run.transport = 'shm' needs ranks that are numbered node by node, got another order: set "
+            "run.transport = 'auto' or 'host', or start with mpirun --map-by slot",
         )
     try:
         return Shm(comm, device)
     except CollectiveError as refusal:
         error = f"the ranks of a node cannot share memory: {refusal}"
-    raise_if_any(comm, f"run.transport = 'shm': {error} (options: auto, host)" if wanted == "shm" else None)
+    remedy = "set run.transport = 'auto' or 'host'"
+    raise_if_any(comm, f"run.transport = 'shm': {error}; {remedy}" if wanted == "shm" else None)
     if comm.rank == 0:
-        warning(f"messages go through MPI: {error}")
+        warning(f"messages are sent by MPI: {error}")
     return Host(comm, device)
 
 
 def _unsuitable(wanted: str, gpus: list[int], built: bool, exact: bool) -> str | None:
-    """Why a transport cannot be used; ``gpus``: the :func:`identity` of each rank's device."""
+    """Return why a transport cannot be used; ``gpus``: the :func:`gpu_id` of each rank's device."""
     if wanted in ("auto", "host"):
         return None
-    options = "options: auto, host"
+    setting, remedy = f"run.transport = {wanted!r}", "set run.transport = 'auto' or 'host'"
     if wanted == "shm":
-        on_gpu = f"run.transport = 'shm' needs run.device = 'cpu', got GPUs ({options}, cuda-mpi, nccl)"
-        return on_gpu if any(gpus) else None
+        return f"{setting} needs run.device = 'cpu', got GPUs: {remedy}" if any(gpus) else None
     if not all(gpus):
-        return f"run.transport = {wanted!r} needs a GPU on every rank, got run.device = the CPU ({options})"
+        return f"{setting} needs a GPU on every rank, got the CPU: {remedy}"
     if exact:
-        return (
-            f"run.transport = {wanted!r} does not go with run.reduction = 'exact', which sums in host memory "
-            f"({options})"
-        )
+        return f"{setting} does not support run.reduction = 'exact', which sums in host memory: {remedy}"
     if wanted == "cuda-mpi":
         return None
     if not built:
-        return (
-            f"run.transport = 'nccl' needs a torch with NCCL, got torch {torch.__version__} without it "
-            f"({options})"
-        )
+        return f"{setting} needs a torch with NCCL, got torch {torch.__version__} without it: {remedy}"
     if len(set(gpus)) < len(gpus):
         second = next(rank for rank, gpu in enumerate(gpus) if gpu in gpus[:rank])
         return (
-            f"run.transport = 'nccl' needs a GPU for each rank alone, got {len(gpus)} ranks on "
-            f"{len(set(gpus))}: ranks {gpus.index(gpus[second])} and {second} share one "
-            f"({options}, or fewer ranks)"
+            f"{setting} needs a GPU for each rank, got {len(gpus)} ranks on {len(set(gpus))} GPUs (ranks "
+            f"{gpus.index(gpus[second])} and {second} share one): {remedy}, or start fewer ranks"
         )
     return None

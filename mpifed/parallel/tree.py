@@ -1,10 +1,10 @@
-"""The fixed binary tree over the clients' numbers along which ``exact`` sums.
+"""The fixed binary tree over the clients' numbers that determines the order of additions in ``exact`` sums.
 
-Node (l, i) covers the clients i 2^l .. (i + 1) 2^l - 1, and its value is that of its left child plus that of
-its right one; a child without a member of the cohort is skipped. So the *gap* between two neighbouring
-members, the level of the least node that covers both, says when they are added: every node joins what
-lies to both sides of its one highest gap. A rank adds the nodes whose members all lie on it, and only those
-partial sums, at most 2 log2 of its clients, meet those of other ranks. Nothing of this depends on the layout.
+Node (l, i) covers the clients i 2^l .. (i + 1) 2^l - 1. Its value is the sum of its left and its right child;
+a child without members of the cohort is skipped. The *gap* between two neighbouring members is the level of
+the smallest node that covers both: every node adds the two parts on either side of its highest gap. A rank
+evaluates the nodes whose members are all on this rank. Only these partial sums, at most 2 log2 of the number
+of its clients, are exchanged with other ranks. The order is therefore the same for every placement.
 """
 
 from __future__ import annotations
@@ -14,44 +14,42 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["Sums", "Tree", "depth"]
+__all__ = ["Sums", "Tree", "max_partial_sums"]
 
-#: The gap before the first and after the last member: above every node.
+#: The gap before the first and after the last member: higher than every node.
 TOP = 64
 
 
 def gaps_of(members: np.ndarray) -> np.ndarray:
-    """The gap before each of ``members`` (ascending) and the one after the last, ``[members + 1]``."""
+    """Return the gap before each of ``members`` (ascending) and after the last, ``[members + 1]``."""
     gaps = np.full(len(members) + 1, TOP)
-    gaps[1:-1] = np.frexp((members[1:] ^ members[:-1]).astype(np.float64))[1]  # bits of a whole number
+    gaps[1:-1] = np.frexp((members[1:] ^ members[:-1]).astype(np.float64))[1]  # number of bits
     return gaps
 
 
-def depth(first: int, last: int) -> int:
-    """The most partial sums that a rank holds at a time while its clients ``first .. last - 1`` come one
-    after another.
-    """
+def max_partial_sums(first: int, last: int) -> int:
+    """Return the maximum number of partial sums while clients ``first .. last - 1`` are added in order."""
     most = 0
     for level in range((first ^ last).bit_length()):
-        middle = (first >> level | 1) << level  # at an end beyond it, the sums split there
+        middle = (first >> level | 1) << level  # intervals that end beyond it are split there
         if first >> level & 1 or middle > last:
             continue
-        beyond = min(last - middle, 2**level - 1)  # of all ends up to it, 2^j - 1 clients make the most sums
+        beyond = min(last - middle, 2**level - 1)  # 2^j - 1 clients have the most partial sums
         most = max(most, (middle - first).bit_count() + (beyond + 1).bit_length() - 1)
     return most
 
 
 def contract(gaps: np.ndarray, closed: np.ndarray) -> tuple[list, np.ndarray, np.ndarray]:
-    """Add up neighbours as far as the nodes are complete, all additions of a level at once.
+    """Plan the additions of all complete nodes, level by level.
 
     Args:
-        gaps: ``[rows + 1]``, as of :func:`gaps_of`.
-        closed: ``[rows]``, whether a row may not be added to what lies before it.
+        gaps: ``[rows + 1]``, see :func:`gaps_of`.
+        closed: ``[rows]``, whether a row must not be added to earlier rows.
 
     Returns:
-        The additions of each level: a number n where rows 0 and 1, 2 and 3, ..., n pairs, are added and
-        their sums are all that is left, rows 0 .. n - 1; else indices: rows ``left`` become ``left + right``.
-        Then where the sums are in the end, and the rows that they begin with.
+        The additions of each level, the final positions of the sums, and the first row of each sum. A level
+        is either a number n, if the rows 0 and 1, 2 and 3, ... (n pairs) are added and become the rows
+        0 .. n-1, the only ones left; or indices (left, right) of rows that are added in place, left += right.
     """
     steps: list = []
     starts = np.arange(len(closed))
@@ -64,7 +62,7 @@ def contract(gaps: np.ndarray, closed: np.ndarray) -> tuple[list, np.ndarray, np
         if not len(right):
             continue
         starts = np.delete(starts, right)
-        if 2 * len(right) == len(places) == places[-1] + 1:  # no two neighbours are added to what lies before
+        if 2 * len(right) == len(places) == places[-1] + 1:  # all rows are added in pairs
             steps.append(len(right))
             places = np.arange(len(starts))
         else:
@@ -74,7 +72,7 @@ def contract(gaps: np.ndarray, closed: np.ndarray) -> tuple[list, np.ndarray, np
 
 
 def _index(rows: np.ndarray):
-    """``rows`` as a slice where they lie at equal distances: a view, and not a copy."""
+    """Return equidistant ``rows`` as a slice, so that indexing returns a view, otherwise as they are."""
     distance = rows[1] - rows[0] if len(rows) > 1 else 1
     if (np.diff(rows) == distance).all():
         return slice(rows[0], rows[-1] + 1, distance)
@@ -82,11 +80,11 @@ def _index(rows: np.ndarray):
 
 
 def program(gaps: np.ndarray, closed: np.ndarray) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """The additions of :func:`contract` one by one, with as few values between as possible.
+    """Plan the additions of :func:`contract` one by one, with as few intermediate values as possible.
 
     Returns:
-        Triples (out, left, right) and the values that are left in the end. A value from 0 on is a row, one
-        below is a place for what lies between: -1, -2, ...
+        Triples (out, left, right), and the final values. A value of at least 0 is a row; -1, -2, ... are
+        intermediate values.
     """
     adds, stack = [], []
     for row in range(len(closed)):
@@ -103,11 +101,11 @@ def program(gaps: np.ndarray, closed: np.ndarray) -> tuple[list[tuple[int, int, 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Partial sums and how they are to be added.
+    """The partial sums of all ranks, and the order in which they are added.
 
     Attributes:
-        partials: how many there are on each rank; they stand in the order of the ranks.
-        gaps: the levels of the additions, ``[partial sums + 1]``: between two neighbours, the lowest first.
+        partials: number of partial sums per rank.
+        gaps: ``[partial sums + 1]``, the gaps between neighbours; the lowest is added first.
     """
 
     partials: tuple[int, ...]
@@ -116,10 +114,10 @@ class Sums:
 
     @classmethod
     def of_ranks(cls, nodes: Sequence[int]) -> Sums:
-        """One partial sum a rank, added in the order of the ranks, those of a node first.
+        """One partial sum per rank, added in rank order, first within each node.
 
         Args:
-            nodes: the first rank of each node, and the number of ranks.
+            nodes: the first rank of each node, then the number of ranks.
         """
         ranks = nodes[-1]
         gaps = [rank + (rank in nodes) * ranks for rank in range(1, ranks)]
@@ -127,11 +125,11 @@ class Sums:
 
     @property
     def all(self) -> tuple:
-        """The additions of all, as :func:`program` says."""
+        """The plan of all additions, see :func:`program`."""
         return self.within(0, len(self.partials))
 
     def within(self, first: int, last: int) -> tuple:
-        """The additions among the ranks ``first .. last - 1``, as :func:`program` says."""
+        """Return the plan of the additions among the ranks ``first .. last - 1``, see :func:`program`."""
         if (first, last) not in self._within:
             start, stop = sum(self.partials[:first]), sum(self.partials[:last])
             adds = program(self.gaps[start : stop + 1].tolist(), np.arange(stop - start) == 0)
@@ -139,7 +137,7 @@ class Sums:
         return self._within[first, last]
 
     def between(self, nodes: Sequence[int]) -> Sums:
-        """The sums that are left when each node has made its own; ``nodes`` as for :meth:`of_ranks`."""
+        """Return the partial sums of the nodes; ``nodes`` as for :meth:`of_ranks`."""
         ends = np.cumsum(self.partials)[np.array(nodes[1:]) - 1]
         closed = np.zeros(ends[-1] + 1, dtype=bool)
         closed[[0, *ends]] = True
@@ -149,10 +147,10 @@ class Sums:
 
 
 class Tree:
-    """The sum over one cohort, as one rank sees it.
+    """The sum over a cohort, from the point of view of one rank.
 
     Args:
-        members: the numbers of the cohort's members, ascending; ``counts``: members on each rank.
+        members: numbers of the members, ascending; ``counts``: number of members per rank.
 
     Attributes:
         sums: the partial sums of all ranks.
@@ -170,19 +168,18 @@ class Tree:
         self._steps: dict[tuple[int, int], tuple] = {}
 
     def steps(self, members: slice) -> tuple[list, list[tuple[int, int, int]]]:
-        """What is to be added when the rows of this rank's ``members`` have come, those before them having
-        been added.
+        """Plan the additions for the rows of this rank's ``members``, after all earlier ones.
 
         Returns:
-            The additions among the rows, as :func:`contract`; and for each place that then holds a sum: the
-            place, the number of partial sums so far, and how many of these, the last ones, it is added to.
+            The additions among the rows, see :func:`contract`. Then, for each resulting sum: its row, the
+            number of partial sums stored so far, and the number of the last of these that it is added to.
         """
         key = members.start, members.stop
         if key not in self._steps:
-            self._steps[key] = self._made(*key)
+            self._steps[key] = self._plan(*key)
         return self._steps[key]
 
-    def _made(self, start: int, stop: int) -> tuple:
+    def _plan(self, start: int, stop: int) -> tuple:
         gaps = self._gaps[self._first + start : self._first + stop + 1]
         levels, places, starts = contract(gaps, np.arange(stop - start) == 0)
         stack, pushed, ends = list(self._stacks[start]), [], [*starts.tolist()[1:], stop - start]

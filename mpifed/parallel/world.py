@@ -1,7 +1,7 @@
-"""All processes that were started together, and ending them together.
+"""The communicator of all processes of a job, and their termination.
 
-A launcher and an MPI library that do not fit start N processes that each believe to be alone, with exit code
-0; :func:`world` compares the size with what the launcher has announced and refuses to go on.
+With a launcher that does not match the MPI library, each of N processes runs as if it were the only one, and
+exits with code 0. Therefore :func:`world` compares the size of MPI's world with that of the launcher.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mpifed.parallel.comm import MpiComm, SerialComm, usable_mpi
 
 __all__ = ["world", "abort_all", "LaunchError", "EXIT_LAUNCH", "slurm_job"]
 
-#: Exit code when the processes cannot find each other.
+#: Exit code if launcher and MPI library do not match.
 EXIT_LAUNCH = 71
 _LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PALS_SIZE")
 _LAUNCHER_MARKS = (
@@ -32,11 +32,11 @@ _LAUNCHER_MARKS = (
 
 
 class LaunchError(RuntimeError):
-    """The launcher started more processes than MPI can see."""
+    """The launcher started more processes than are in MPI's world."""
 
 
-def _announced() -> int:
-    """The number of ranks that the launcher says it has started, 1 when it says nothing."""
+def _launched() -> int:
+    """Return the number of ranks that the launcher has started, 1 if unknown."""
     names = [*_LAUNCHER_SIZES, *(["SLURM_STEP_NUM_TASKS"] if slurm_job() else [])]
     for name in names:
         if os.environ.get(name, "").isdigit():
@@ -45,19 +45,18 @@ def _announced() -> int:
 
 
 def world(given=None) -> SerialComm:
-    """The communicator of all processes that were started together, the same one at every call; or of those
-    of a communicator of mpi4py.
+    """Return the communicator of all processes that the launcher (mpirun, mpiexec, srun) has started.
 
-    MPI when a launcher (mpirun, mpiexec, srun) has started this process, one process otherwise. Under MPI, an
-    exception that nobody catches ends all ranks: MPI itself would leave the others waiting for ever.
+    Every call returns the same object. Under MPI, an uncaught exception terminates all ranks, which would
+    otherwise wait forever.
 
     Args:
-        given: a communicator of mpi4py, which is duplicated, or one of this package, which is returned.
+        given: a communicator of mpi4py, which is duplicated, or of this package, which is returned.
 
     Raises:
         CollectiveError: MPI is not initialised, or has been finalised.
-        TypeError: ``given`` is no communicator.
-        LaunchError: the launcher started more processes than MPI can see.
+        TypeError: ``given`` is not a communicator.
+        LaunchError: the launcher started more processes than are in MPI's world.
     """
     if isinstance(given, SerialComm):
         return given
@@ -65,19 +64,18 @@ def world(given=None) -> SerialComm:
         if not all(hasattr(given, name) for name in ("Dup", "Split_type")):
             raise TypeError(f"expected a communicator of mpi4py, got {type(given).__name__}")
         return MpiComm(given)
-    announced = _announced()
-    launched = any(name.startswith(_LAUNCHER_MARKS) for name in os.environ) or announced > 1
-    if not launched:
+    launched = _launched()
+    if launched == 1 and not any(name.startswith(_LAUNCHER_MARKS) for name in os.environ):
         return SerialComm()
     usable_mpi()
     comm = _mpi()
-    if comm.size != announced and announced > 1:
+    if comm.size != launched and launched > 1:
         library = " ".join(comm.mpi.split(",")[0].split())
-        way = "pmix" if library.startswith("Open MPI") else "pmi2"
+        plugin = "pmix" if library.startswith("Open MPI") else "pmi2"
         raise LaunchError(
-            f"the launcher started {announced} processes, but this MPI ({library}) sees {comm.size}: "
-            "launcher and library do not fit, and each process would run the whole job alone. Use the mpirun "
-            f"of this MPI, or under Slurm `srun --mpi={way}`; a script of `mpifed launch` finds out by itself"
+            f"the launcher started {launched} processes, but MPI's world ({library}) has {comm.size}, so "
+            "that each process would run the whole job: use the mpirun of this MPI, under Slurm `srun "
+            f"--mpi={plugin}`, or a script of `mpifed launch`, which selects the launcher"
         )
     if comm.size > 1:
         sys.excepthook = lambda *error: _abort_on(comm, *error)
@@ -86,12 +84,12 @@ def world(given=None) -> SerialComm:
 
 @functools.cache
 def _mpi() -> MpiComm:
-    """Once a process: MPI has a bounded number of communicators, and a script may run any number of jobs."""
+    """Create a communicator once per process, because MPI limits their number."""
     return MpiComm()
 
 
 def abort_all(code: int) -> None:
-    """End all ranks at once with exit code ``code``, from one of them; returns where there is no other."""
+    """Terminate all ranks with exit code ``code``; does nothing if there is only one."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and mpi.COMM_WORLD.size > 1:
         sys.stdout.flush()
@@ -106,11 +104,10 @@ def _abort_on(comm: SerialComm, kind, error, trace) -> None:
 
 
 def slurm_job() -> str | None:
-    """The number of the job if Slurm has started this process or an ancestor of it; else ``None``.
+    """Return the job number if this process is a descendant of a Slurm task, otherwise ``None``.
 
-    Slurm's variables outlive their job, for instance in a terminal that stays when its allocation ends, so
-    they count only below the task that Slurm has started. A shell of ``salloc`` belongs to no job: it runs
-    where it was called.
+    The environment variables alone are not enough: they remain set in a shell whose allocation has ended, and
+    a shell of ``salloc`` is not part of the job.
     """
     task = os.environ.get("SLURM_TASK_PID", "")
     if task.isdigit() and int(task) in _ancestors():
@@ -119,11 +116,11 @@ def slurm_job() -> str | None:
 
 
 def _ancestors() -> set[int]:
-    """This process, its parent, and so on; empty where the system does not tell."""
+    """Return the numbers of this process and its ancestors; empty if they are unknown."""
     found, process = set(), os.getpid()
     while process > 0 and process not in found:
         found.add(process)
-        try:  # the name of the program, in parentheses, may hold anything
+        try:  # the name of the program, in parentheses, may contain any character
             process = int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[1])
         except OSError:
             break

@@ -60,7 +60,7 @@ def test_unequal_pieces(any_comm):
     ],
 )
 def test_refuses_what_mpi_would_garble(any_comm, array, error):
-    with pytest.raises(error, match="cannot communicate"):
+    with pytest.raises(error, match="expected a"):
         any_comm.allreduce_(array)
 
 

@@ -48,7 +48,7 @@ def test_random_cohorts_placements_and_groups(comm, monkeypatch, way, size):
             members = np.sort(rng.choice(clients, rng.integers(1, clients + 1), replace=False))
             values = torch.from_numpy(rng.standard_normal((clients, size))).to(dtype)
             cohort = Cohort(members, placement, comm.rank, weights)
-            mine = placement.of(comm.rank)[cohort.local]
+            mine = placement.clients_of(comm.rank)[cohort.local]
             reduction.begin(cohort)
             for start in range(0, len(mine), group):
                 part = mine[start : start + group]
@@ -110,7 +110,7 @@ def test_a_rank_without_memory_sends_all_ranks_to_mpi(comm, capfd, monkeypatch):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     said = capfd.readouterr().err
-    assert said.count("some messages go through MPI: [Errno 27] File too large") == (comm.rank == 0), said
+    assert said.count("some messages are sent by MPI instead of shared memory: [Errno 27] File too large") == (comm.rank == 0), said
     for reduction in reductions:
         cohort = Cohort(np.arange(4), placement, comm.rank)
         reduction.begin(cohort)

@@ -94,7 +94,7 @@ def together(
         transport = Host(ThreadComm(number, threads), torch.device("cpu"))
         reduction = ExactReduction(transport, group, placement, values.shape[1], values.dtype)
         cohort, means = Cohort(members, placement, number, weights), []
-        mine = placement.of(number)[cohort.local]
+        mine = placement.clients_of(number)[cohort.local]
         for _ in range(2):
             reduction.begin(cohort)
             for start in range(0, len(mine), group):

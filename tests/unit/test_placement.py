@@ -14,8 +14,8 @@ from mpifed.core.noise import OracleOptions
 from mpifed.core.problem import Game as AsGame
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.parallel.options import ParallelOptions
-from mpifed.parallel.placement import Placement
-from mpifed.simulation.evaluation import user
+from mpifed.parallel.placement import Cohort, Placement
+from mpifed.simulation.evaluation import user_problem
 from mpifed.simulation.setup import place
 
 #: Costs that often tie, and costs of any size.
@@ -29,7 +29,7 @@ def largest(costs: list[int], edges) -> int:
 @given(st.lists(COSTS, min_size=1, max_size=60), st.integers(1, 80))
 def test_every_client_once_in_order_and_no_worse_than_even(costs, ranks):
     balanced, even = Placement.balanced(np.array(costs), ranks), Placement(len(costs), ranks)
-    blocks = [balanced.of(rank).tolist() for rank in range(ranks)]
+    blocks = [balanced.clients_of(rank).tolist() for rank in range(ranks)]
     assert sum(blocks, []) == list(range(len(costs)))
     assert balanced.counts == [len(block) for block in blocks] and min(balanced.counts) >= (
         len(costs) >= ranks
@@ -97,7 +97,7 @@ def test_ten_thousand_clients_on_four_thousand_ranks():
 def test_balanced_is_by_the_rows_of_full_batches(problem, settings, counts):
     comm = SerialComm()
     comm.size = 2
-    user(problem).prepare(1)
+    user_problem(problem).prepare(1)
     run = ParallelOptions(placement=settings.pop("placement", "even"))
     config = SimpleNamespace(run=run, oracle=OracleOptions(**settings))
     assert place(config, problem, comm).counts == counts
@@ -111,3 +111,34 @@ def test_samples_that_cannot_be_counted_are_an_error():
     config = SimpleNamespace(run=ParallelOptions(placement="balanced"), oracle=OracleOptions(batch_size=0))
     with pytest.raises(CollectiveError, match="Lost.client_size.*no such file"):
         place(config, Lost(clients=3), SerialComm())
+
+
+@given(st.integers(1, 30), st.integers(1, 12))
+def test_even_placement_gives_every_client_one_rank(clients, ranks):
+    placement = Placement(clients, ranks)
+    assert np.concatenate([placement.clients_of(rank) for rank in range(ranks)]).tolist() == list(
+        range(clients)
+    )
+    assert all(
+        placement.rank_of[client] == rank for rank in range(ranks) for client in placement.clients_of(rank)
+    )
+    assert max(placement.counts) - min(placement.counts) <= 1
+
+
+@given(st.integers(1, 20), st.integers(1, 6), st.data())
+def test_ranks_share_a_cohort(clients, ranks, data):
+    size, r = data.draw(st.integers(1, clients)), data.draw(st.integers(1, 100))
+    members = Cohort.sample(3, r, clients, size)
+    assert len(set(members.tolist())) == size and members.min() >= 0 and members.max() < clients
+    placement, weights = Placement(clients, ranks), np.arange(1.0, clients + 1)
+    cohorts = [Cohort(members, placement, rank, weights) for rank in range(ranks)]
+    local = np.concatenate([placement.clients_of(rank)[cohort.local] for rank, cohort in enumerate(cohorts)])
+    np.testing.assert_array_equal(local, members)
+    for cohort in cohorts:
+        assert cohort.total == (members + 1).sum() and cohort.counts.sum() == size
+
+
+def test_cohorts_are_uniform():
+    """2,000 rounds of 3 of 7: the number of rounds per client has mean 857 and standard deviation 22."""
+    counts = np.bincount(np.concatenate([Cohort.sample(0, r, 7, 3) for r in range(2000)]), minlength=7)
+    assert (abs(counts - 6000 / 7) < 110).all()

@@ -13,7 +13,7 @@ from launch import launch
 
 from mpifed.parallel import devices, transport
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.parallel.devices import deterministic, device_for, usage
+from mpifed.parallel.devices import deterministic, device_for, peak_memory
 from mpifed.parallel.transport import choose_transport
 from mpifed.report.tables import describe_memory
 
@@ -84,13 +84,13 @@ def test_a_gpu_that_is_not_there(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(
-        ValueError, match="run.device = 'cuda' asks .* without CUDA .*, CUDA_VISIBLE_DEVICES is ''.*auto, cpu"
+        ValueError, match="run.device = 'cuda' requires .* without CUDA, .*, CUDA_VISIBLE_DEVICES is ''; set"
     ):
         device_for("cuda", None, 0)
     monkeypatch.setattr(torch.version, "cuda", "12.9")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(
-        ValueError, match=r"run.gpus = \[0\] asks .* for CUDA 12.9, .* CUDA_VISIBLE_DEVICES is not set"
+        ValueError, match=r"run.gpus = \[0\] requires .* for CUDA 12.9 .* CUDA_VISIBLE_DEVICES is not set"
     ):
         device_for("auto", [0], 0)
     assert device_for("auto", None, 0) == CPU
@@ -133,9 +133,12 @@ def test_where_memory_cannot_be_shared_messages_go_through_mpi(monkeypatch, caps
     comm = Several(3, theirs=[0, 1] * 3)
     assert choose_transport(comm, CPU, "auto", True).name == "host"
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "messages go through MPI" in said and "not permitted (on rank 1)" in said
+    assert (
+        said.count("\n") == 1 and "messages are sent by MPI" in said and "not permitted (on rank 1)" in said
+    )
     with pytest.raises(
-        CollectiveError, match="run.transport = 'shm': .* not permitted .*options: auto, host"
+        CollectiveError,
+        match="run.transport = 'shm': .* not permitted .*; set run.transport = 'auto' or 'host'",
     ):
         choose_transport(comm, CPU, "shm", True)
 
@@ -151,7 +154,8 @@ def test_where_nccl_cannot_be_set_up_messages_go_through_host_memory(monkeypatch
     assert choose_transport(comm, CPU, "auto", False).name == "host"
     warned = capsys.readouterr().err
     assert (
-        warned.count("\n") == 1 and "through host memory: run.transport = 'nccl' cannot be set up" in warned
+        warned.count("\n") == 1
+        and "sent through host memory: run.transport = 'nccl' cannot be set up" in warned
     )
     with pytest.raises(CollectiveError, match="unhandled system error"):
         choose_transport(comm, CPU, "nccl", False)
@@ -189,23 +193,23 @@ def test_a_driver_without_a_usable_gpu_is_reported(monkeypatch, tmp_path, capsys
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
     for wanted in ("auto", "cpu"):
         assert devices.choose_device(SerialComm(), wanted) == CPU
-    assert capsys.readouterr().err.count("computes on the CPU, although this node has a GPU") == warned
+    assert capsys.readouterr().err.count("uses the CPU, although this node has a GPU driver") == warned
 
 
 @pytest.mark.parametrize(
     "wanted, ranks, exact, message",
     [
-        ("nccl", SHARED, False, "got 3 ranks on 2: ranks 0 and 2 share one"),
+        ("nccl", SHARED, False, "got 3 ranks on 2 GPUs .ranks 0 and 2 share one"),
         ("nccl", NO_NCCL, False, "needs a torch with NCCL"),
-        ("nccl", OWN, True, "does not go with run.reduction = 'exact'"),
-        ("cuda-mpi", OWN, True, "does not go with run.reduction = 'exact'"),
+        ("nccl", OWN, True, "does not support run.reduction = 'exact'"),
+        ("cuda-mpi", OWN, True, "does not support run.reduction = 'exact'"),
         ("cuda-mpi", [[0, 1]], False, "needs a GPU on every rank"),
         ("shm", OWN, True, "needs run.device = 'cpu', got GPUs"),
     ],
 )
 def test_a_transport_that_does_not_suit(wanted, ranks, exact, message):
     comm = Several(len(ranks), theirs=sum(ranks, []))
-    with pytest.raises(CollectiveError, match=message + ".*options: auto, host"):
+    with pytest.raises(CollectiveError, match=f"{message}.*set run.transport = 'auto' or 'host'"):
         choose_transport(comm, CPU, wanted, exact)
 
 
@@ -217,7 +221,9 @@ def test_cuda_mpi_is_taken_as_the_job_states(monkeypatch):
 
 def test_nodes_that_take_turns_share_no_memory():
     comm = Several(3, theirs=[0, 1] * 3, nodes=[0, 1, 0])
-    with pytest.raises(CollectiveError, match="ranks that are numbered node by node.*options: auto, host"):
+    with pytest.raises(
+        CollectiveError, match="ranks that are numbered node by node.*run.transport = 'auto' or 'host'"
+    ):
         choose_transport(comm, CPU, "shm", True)
 
 
@@ -275,7 +281,7 @@ def test_deterministic_algorithms_for_a_while(monkeypatch, workspace):
 
 def test_peak_memory():
     """5 %: the kernel counts this process in two places, not at the same instant."""
-    found = usage(SerialComm(), CPU)
+    found = peak_memory(SerialComm(), CPU)
     with open("/proc/self/status") as status:
         peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
     assert found["gpu"].tolist() == [-1] and found["peak_gpu_bytes"].tolist() == [0]
@@ -292,7 +298,7 @@ def test_a_job_that_wants_a_gpu_ends_with_2(tmp_path):
         'run = { device = "cuda" }'
     )
     code, output = launch(2, ["-m", "mpifed", "run", job], cwd=tmp_path)
-    assert code == 2 and output.count("asks for a GPU, but this process sees none") == 1, output
+    assert code == 2 and output.count("requires a GPU, but none is available to this process") == 1, output
     assert not (tmp_path / "runs/run").exists() or not list((tmp_path / "runs/run").glob("*.h5"))
 
 

@@ -12,7 +12,7 @@ from trees import fill, mean_of, together
 from mpifed.parallel import exchange, transport
 from mpifed.parallel.exchange import MessageExchange
 from mpifed.parallel.placement import Cohort, Placement
-from mpifed.parallel.tree import Sums, Tree, depth, program
+from mpifed.parallel.tree import Sums, Tree, max_partial_sums, program
 
 RNG = np.random.default_rng(5)
 
@@ -94,7 +94,7 @@ def test_ranks_are_added_in_their_order_node_by_node():
 @pytest.mark.parametrize("first, last", [(0, 1), (0, 64), (0, 10_000), (5, 5), (1, 128), (313, 2500), (7, 9)])
 def test_a_rank_keeps_few_sums(first, last):
     """As many as are reserved for it and never more, and no more than 2 log2 of its clients."""
-    most = depth(first, last)
+    most = max_partial_sums(first, last)
     assert most <= max(1, 2 * np.log2(max(1, last - first + 1)))
     clients = last + 3
     for members in (np.arange(clients), np.sort(RNG.choice(clients, clients // 2 + 1, replace=False))):
@@ -111,8 +111,8 @@ def test_a_rank_keeps_few_sums(first, last):
 
 def test_a_rank_of_any_number_of_clients():
     """Counted at once: a job of a mistyped number of clients is to be refused, and not to be waited for."""
-    assert depth(0, 2**62 - 1) == 62 and depth(1, 2**62) == 2 * 61
-    assert depth(10**17, 10**18) < 2 * 60
+    assert max_partial_sums(0, 2**62 - 1) == 62 and max_partial_sums(1, 2**62) == 2 * 61
+    assert max_partial_sums(10**17, 10**18) < 2 * 60
 
 
 def test_aligned_blocks_leave_one_sum_a_rank():

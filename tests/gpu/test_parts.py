@@ -1,0 +1,119 @@
+"""Parts that treat a GPU in their own way, on the simulated one."""
+
+import numpy as np
+import pytest
+import torch
+from simulated_gpu import device as gpu
+
+from mpifed.core.device import DeviceStream, to_device
+from mpifed.core.directions import Orthogonalize
+from mpifed.core.streams import Stream
+from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.devices import choose_device, gpu_id, ranks_on
+from mpifed.parallel.placement import Cohort, Placement
+from mpifed.parallel.reduction import ExactReduction, FusedReduction
+from mpifed.parallel.transport import Host, Nccl, SingleRank
+
+CUDA = torch.device("cuda", 0)
+
+
+class Several(SerialComm):
+    """One of three ranks that all hold the same."""
+
+    size = 3
+
+    def __init__(self, identities=(1, 1, 1)):
+        self.identities = identities
+
+    def allreduce_(self, array, op="sum"):
+        assert np.isfinite(array).all(), "read before it arrived"
+        if op == "sum":
+            array *= 3
+
+    def bcast_(self, array, root=0):
+        assert np.isfinite(array).all(), "sent before it arrived"
+
+    def allgatherv(self, send, receive, counts):
+        assert np.isfinite(send).all(), "sent before it arrived"
+        receive[...] = self.identities if len(receive) == 3 else np.resize(send, len(receive))
+
+
+def test_the_words_of_a_stream_are_the_same_on_the_gpu():
+    host, other = (Stream(7, "noise", [5, 2, 9], np.array([1, 4, 1]), 4, 3) for _ in range(2))
+    stream = DeviceStream(other, CUDA)
+    for draw in ("words", "uniform", "permutation", "normal"):
+        found = getattr(stream, draw)(5)
+        assert found.is_cuda
+        expected = torch.from_numpy(getattr(host, draw)(5).astype(found.cpu().numpy().dtype))
+        # SciPy and torch compute the inverse of the normal distribution with rounding errors of a few units.
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-13 if draw == "normal" else 0, atol=0)
+    assert stream.integers([3, 8, 2**31 - 1], 6).tolist() == host.integers([3, 8, 2**31 - 1], 6).tolist()
+
+
+def test_copies_to_the_gpu_do_not_wait():
+    gpu.clear()
+    values = to_device(np.arange(3), CUDA, torch.float32)
+    assert not gpu.waits and gpu.copies == {"to device": 1}
+    assert values.dtype == torch.float32 and values.tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_staging_through_pinned_memory(rank):
+    """The simulated copies arrive as late as possible, and pinned memory must not change before."""
+    transport = Host(Several(), CUDA)
+    transport.comm.rank = rank
+    for repetition in range(3):
+        tensor = torch.arange(20.0, device=CUDA) + repetition
+        expected = 3 * (torch.arange(20.0) + repetition)
+        expected[-1] = 15.0
+        gpu.clear()
+        assert transport.sum_(tensor, 5.0) == 15.0 and transport.checksum == expected.sum()
+        assert gpu.waits.total() == 1
+        transport.bcast_(tensor)
+        assert gpu.waits.total() == 2
+        assert torch.equal(tensor.cpu(), expected)
+    assert transport.seconds > 0
+
+
+TRANSPORTS = {
+    "none": lambda: SingleRank(SerialComm(), CUDA),
+    "host": lambda: Host(Several(), CUDA),
+    "nccl": lambda: Nccl(SerialComm(), CUDA),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPORTS)
+@pytest.mark.parametrize("kind", [FusedReduction, ExactReduction])
+def test_a_reduction_waits_once(name, kind):
+    """With the check of the mean."""
+    with TRANSPORTS[name]() as transport:
+        placement = Placement(6, transport.comm.size)
+        reduction = kind(transport, 2, placement, 40, torch.float64)
+        cohort = Cohort(np.arange(6), placement, 0)
+        for repetition in range(3):
+            gpu.clear()
+            reduction.begin(cohort)
+            for start in range(0, len(cohort.local), 2):
+                reduction.rows[:] = torch.arange(40.0, dtype=torch.float64, device=CUDA) + repetition
+                reduction.add(slice(start, start + 2))
+            assert reduction.finish(1.0) == transport.comm.size
+            assert reduction.mean_is_finite() and gpu.waits.total() == 1
+            expected = torch.arange(40.0, dtype=torch.float64) + repetition
+            torch.testing.assert_close(reduction.mean.cpu(), expected, rtol=1e-15, atol=0)  # one rounding
+        assert transport.seconds > 0 or (name, kind) == ("none", FusedReduction)
+
+
+def test_ranks_that_share_a_gpu_are_counted():
+    device = choose_device(SerialComm(), "auto")
+    assert device == CUDA and ranks_on(SerialComm(), device) == 1
+    own = gpu_id(device)
+    assert ranks_on(Several((own, own, 7)), device) == 2
+    assert ranks_on(Several((0, 0, 0)), torch.device("cpu")) == 1
+
+
+def test_the_polar_factor_by_newton_schulz():
+    U = torch.randn(2, 12, generator=torch.Generator().manual_seed(0)).to(CUDA)
+    gpu.clear()
+    factor = Orthogonalize()(U, {"": (3, 4)})
+    assert not gpu.waits
+    assert torch.equal(factor.cpu(), Orthogonalize("newton_schulz")(U.cpu(), {"": (3, 4)}))
