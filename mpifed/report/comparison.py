@@ -197,8 +197,8 @@ class Rule:
             more = any(one.maximises(metric) for one in settings if metric in one.metrics)
             goals.append(f"the {'largest' if more else 'smallest'} {self.by} {metric}")
         which = "at the last evaluation" if self.by == "final" else "at the run's best evaluation"
-        lost = any(self.rank(one)[0] for one in settings)
-        mean = f"mean over the seeds{', or median of the finite values if some diverge' if lost else ''}"
+        diverged = any(self.rank(one)[0] for one in settings)
+        mean = f"mean over the seeds{', or median of the finite values if some diverge' if diverged else ''}"
         on = [f"chosen on {data}" for data in dict.fromkeys(filter(None, map(self._data, settings)))]
         return (
             "The best setting of a method has the fewest runs that end in non-finite values, then "

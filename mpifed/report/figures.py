@@ -189,13 +189,7 @@ def style(number: int) -> dict:
     return STYLES[number % len(STYLES)]
 
 
-def draw(
-    cell: Axes,
-    settings: Sequence[Setting],
-    metric: str,
-    axis: Axis,
-    marked: bool = False,
-) -> None:
+def draw(cell: Axes, settings: Sequence[Setting], metric: str, axis: Axis, marked: bool = False) -> None:
     """Draw the curves and bounds of settings, with :data:`MARKERS` if ``marked``."""
     size, log = axis.scale(settings)[0], scales(settings, metric)[0] == "log"
     for number, setting in enumerate(settings):
@@ -247,11 +241,12 @@ def draw_summary(
     marked: bool = False,
     label: str | None = None,
 ) -> None:
-    """Draw the seeds of a setting.
+    """Draw the seeds of a setting in the style of its number.
 
     The line is their mean with a band of one standard deviation; on a logarithmic axis their median with a
     band of quantiles. If some seeds diverge, i.e. end in non-finite values, it is the median of the others;
-    each seed is a thin line in addition, and a cross marks the last finite value of a diverged seed.
+    each seed is a thin line in addition, and a cross marks the last finite value of a diverged seed. Values
+    that are NaN or diverge leave a gap; a single value between gaps is a dot.
 
     Args:
         across: x values of the curve's points.
@@ -259,40 +254,24 @@ def draw_summary(
         name: label of the thin lines.
     """
     diverged = any(one for _, _, one in seeds)
-    draw_curve(axes, across, curve, number, marked, label, quantiles=log or diverged)
-    if diverged:
-        _draw_seeds(axes, seeds, number, name)
-
-
-def draw_curve(
-    axes,
-    across: np.ndarray,
-    curve: Curve,
-    number: int,
-    marked: bool = False,
-    label: str | None = None,
-    quantiles: bool = False,
-) -> None:
-    """Draw a curve in the style of its number, with a band if there are several runs: mean and deviation, or
-    median and ``quantiles``. Values that are NaN or diverge leave a gap; a single value between gaps is a
-    dot."""
+    quantiles, look = log or diverged, style(number)
     line = curve.line(quantiles)
     seen = np.pad(np.abs(line) < DIVERGED, 1)
     alone = np.flatnonzero(seen[1:-1] & ~seen[:-2] & ~seen[2:]).tolist()
-    heights, look = np.where(seen[1:-1], line, np.nan), style(number)
-    axes.plot(across, heights, label=label, **(look | _marks(number, len(across), alone, marked)))
+    marks = _marks(number, len(across), alone, marked)
+    axes.plot(across, np.where(seen[1:-1], line, np.nan), label=label, **look | marks)
     low, high = curve.band(quantiles)
     around = seen[1:-1] & (high - low < DIVERGED)
     if around.any():
         low, high = np.where(around, low, np.nan), np.where(around, high, np.nan)
         axes.fill_between(across, low, high, color=look["color"], alpha=0.16, linewidth=0)
+    if diverged:
+        _draw_seeds(axes, seeds, look["color"], name)
 
 
-def _draw_seeds(axes, lines: Sequence[tuple[np.ndarray, np.ndarray, bool]], number: int, label: str) -> None:
-    """Draw seeds as thin lines in the colour of their setting, without an effect on the limits of the
-    axes."""
-    color, known = style(number)["color"], [np.isfinite(heights) for _, heights, _ in lines]
-    paths = [np.column_stack([x, y])[finite] for (x, y, _), finite in zip(lines, known)]
+def _draw_seeds(axes, lines: Sequence[tuple[np.ndarray, np.ndarray, bool]], color: str, label: str) -> None:
+    """Draw seeds as thin lines that do not change the limits of the axes."""
+    paths = [np.column_stack([x, y])[np.isfinite(y)] for x, y, _ in lines]
     seeds = LineCollection(paths, colors=color, linewidths=0.7, alpha=0.6, label=label)
     axes.add_collection(seeds, autolim=False)
     ends = [path[-1] for path, (_, _, diverged) in zip(paths, lines) if diverged and len(path)]
@@ -314,24 +293,19 @@ def _marks(number: int, points: int, alone: list[int], marked: bool) -> dict:
         return {}
     step = max(points // MARKED, 1)
     along = range(number % len(MARKERS) * step // len(MARKERS), points, step)
-    size = (
-        dict(marker=MARKERS[number % len(MARKERS)], markersize=3.5)
-        if marked
-        else dict(marker="o", markersize=5)
-    )
-    return size | dict(markevery=sorted({*alone, *along}) if marked else alone)
+    if marked:
+        marker = MARKERS[number % len(MARKERS)]
+        return dict(marker=marker, markersize=3.5, markevery=sorted({*alone, *along}))
+    return dict(marker="o", markersize=5, markevery=alone)
 
 
 def set_scale(cell, settings: Sequence[Setting], metric: str, scale: str) -> None:
-    """Set the vertical scale. A logarithmic axis starts a little below the medians, since a band can reach
-    0."""
+    """Set the vertical scale; a logarithmic axis starts just below the medians, since a band can reach 0."""
     cell.set_yscale(scale)
     cell.autoscale(axis="y")
     if scale == "log":
-        least = min(
-            np.nanmin(one.curve(metric).median, initial=np.inf) for one in settings if metric in one.metrics
-        )
-        cell.set_ylim(bottom=max(cell.get_ylim()[0], least / 3))
+        medians = np.concatenate([one.curve(metric).median for one in settings if metric in one.metrics])
+        cell.set_ylim(bottom=max(cell.get_ylim()[0], np.nanmin(medians, initial=np.inf) / 3))
 
 
 def paper_figure(

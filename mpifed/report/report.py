@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 from collections.abc import Callable, Iterable, Sequence
@@ -148,13 +149,14 @@ def _writers(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule,
             curves(chosen, file)
             return file.getvalue()
 
-    has = bool(metrics_of(settings))
-    found: dict[str, Callable[[Path], object]] = {
-        "report.html": lambda path: path.write_text(
-            page(settings, chosen, rule, figure() if has else b""), encoding="utf-8"
-        )
-    }
-    if has:
+    def write_page(path: Path) -> None:
+        image = b""
+        with contextlib.suppress(Exception):  # reported for curves.png; the page does not depend on it
+            image = figure()
+        path.write_text(page(settings, chosen, rule, image), encoding="utf-8")
+
+    found: dict[str, Callable[[Path], object]] = {"report.html": write_page}
+    if metrics_of(chosen):
         found["curves.png"] = lambda path: path.write_bytes(figure())
     found["table.txt"] = lambda path: _to_text(path, settings, chosen, rule, rows)
     found["table.csv"] = lambda path: to_csv(rows, path)

@@ -162,12 +162,12 @@ def ranking_key(figures: Iterable[float], maximised: bool) -> tuple[int, float]:
     """
     values = np.array([*figures], dtype=float)
     known = values[np.isfinite(values)]
-    lost = len(values) - len(known)
+    diverged = len(values) - len(known)
     if not len(known):
-        return lost, np.inf
+        return diverged, np.inf
     with np.errstate(all="ignore"):  # diverging values overflow
-        middle = float(np.median(known) if lost else known.mean()) * (-1 if maximised else 1)
-    return lost, middle if np.isfinite(middle) else np.inf
+        middle = float(np.median(known) if diverged else known.mean()) * (-1 if maximised else 1)
+    return diverged, middle if np.isfinite(middle) else np.inf
 
 
 def paired_test(differences: pd.Series) -> float:

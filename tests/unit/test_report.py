@@ -80,11 +80,11 @@ def test_files_that_cannot_be_written_are_reported_at_the_end(tmp_path, monkeypa
     write(tmp_path / "a", "FGDA", auc=lambda r: r / 40)
     monkeypatch.setattr(reports, "curves", fails)
     with pytest.raises(
-        ValueError, match=r"curves.png: RuntimeError: no such glyph; .*other 2 files were wri"
+        ValueError, match=r"curves.png: RuntimeError: no such glyph; .*other 3 files were wri"
     ):
         report([tmp_path / "a"], tmp_path / "out")
     files = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert files == ["mpifed-files.txt", "table.csv", "table.txt"]
+    assert files == ["mpifed-files.txt", "report.html", "table.csv", "table.txt"]
     assert "auc" in capsys.readouterr().out
 
 

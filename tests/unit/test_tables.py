@@ -68,9 +68,9 @@ def test_rows_of_runs_and_csv(tmp_path):
 
 
 def test_rows_of_settings_are_means_over_seeds(tmp_path):
-    lost = "non-finite value in round 9"
+    diverged = "non-finite value in round 9"
     for seed, last, stopped in ((0, 1.0, "all rounds done"), (1, 4.0, "")):
-        for gamma, error, end in ((0.1, [9, 3, last], stopped), (0.2, [9, 8, 7], stopped or lost)):
+        for gamma, error, end in ((0.1, [9, 3, last], stopped), (0.2, [9, 8, 7], stopped or diverged)):
             config = {"seed": seed, "algorithm": {"gamma": gamma}}
             write(tmp_path / f"{gamma}{seed}", rounds=10, stopped=end, config=config, error=error)
     found, rule = settings(*sorted(tmp_path.iterdir())), Rule(target=3.5)

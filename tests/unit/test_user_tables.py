@@ -8,14 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build
 from mpifed.data import USER_DATASETS, USER_TEXTS, DataError, libsvm
 from mpifed.data.samples import hold_out
-from mpifed.data.user_tables import Places
 
 #: Numbers without a short decimal representation, words and labels of the rows.
 NUMBERS = np.random.default_rng(0).standard_normal((12, 2)) * 10.0 ** np.arange(12)[:, None]
@@ -175,233 +172,149 @@ def with_cell(row: int, old: str, new: str) -> list[str]:
     return made
 
 
+B = repr(float(NUMBERS[1, 1]))
 MANY = ["a,word,kind", *(f"1,w{i}x,{i % 2}" for i in range(300))]
-REFUSED = {
+TEXTS = {
     "a gap": (with_cell(3, "green", ""), "mine.csv, row 3: .* found none in 'colour': .*drop = .\"colour\""),
     "NA": (with_cell(5, "blue", "NA"), "mine.csv, row 5: expected a value in every column, found none"),
     "no label": (
         with_cell(4, "bad", ""),
         "row 4: .* found none in 'kind': fill it in, or leave out the row$",
     ),
-    "a word": (
-        with_cell(2, f"{float(NUMBERS[1, 1])!r}", "?"),
-        "row 2: expected only numbers .* 'b', .* '\\?' among",
-    ),
-    "infinite": (
-        with_cell(2, f"{float(NUMBERS[1, 1])!r}", "inf"),
-        "row 2: expected finite .* 'b', found inf",
-    ),
+    "a word": (with_cell(2, B, "?"), r"row 2: expected only numbers .* 'b', .* '\?' among"),
+    "infinite": (with_cell(2, B, "inf"), "row 2: expected finite .* 'b', found inf"),
     "many words": (MANY, "expected at most 256 different words in column 'word', .* found 300"),
     "semicolons": (["a;kind", "1;x", "2;y"], "found one column, whose cells seem to be separated by ';'"),
-    "longer": (
-        [*lines(), "1,2,3,4,5,6"],
-        "found Error tokenizing data. C error: Expected 5 fields in line 14",
-    ),
-    "all longer": (
-        [lines()[0], *(f"{one},1" for one in lines()[1:])],
-        "expected a header line, then rows with",
-    ),
-    "twice": (["a,a,kind", "1,2,x"], "two columns called 'a'"),
+    "a long row": ([*lines(), "1,2,3,4,5,6"], "found Error tokenizing .* Expected 5 fields in line 14"),
+    "long rows": ([lines()[0], *(f"{one},1" for one in lines()[1:])], "expected a header line, then rows"),
+    "a name twice": (["a,a,kind", "1,2,x"], "two columns called 'a'"),
     "no rows": (lines(0), "found no rows"),
     "empty": ([], "expected a header line"),
-    "regression": (lines(label=NUMBERS[:, 0].tolist()), "expected classes in 'kind', words or whole numbers"),
+    "fractions": (lines(label=NUMBERS[:, 0].tolist()), "expected classes in 'kind', words or whole numbers"),
     "one class": (lines(label=["x"] * 12), "mine.csv: expected at least two classes, found x"),
-    "alone": (["kind", "x", "y"], "expected columns of features in addition to kind, found none"),
+    "no features": (["kind", "x", "y"], "expected columns of features in addition to kind, found none"),
 }
 
 
-@pytest.mark.parametrize("rows, says", REFUSED.values(), ids=REFUSED)
-def test_errors_in_a_table_of_text(write, rows, says):
+@pytest.mark.parametrize(("rows", "message"), TEXTS.values(), ids=TEXTS)
+def test_errors_in_a_table_of_text(write, rows, message):
     write("mine.csv", rows)
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         table()()
 
 
-WRONG_FILES = {
-    "absent": (
-        dict(file="mnie.csv"),
-        "the data set lacks a file: expected one of mnie.csv, .* found no such file",
-    ),
-    "no target": (dict(target="kid"), "mine.csv has no column 'kid': did you mean 'kind'"),
-    "no client": (dict(client="hospital"), "mine.csv has no column 'hospital': .options: a, b, colour"),
-    "others": (dict(test="other.csv"), "other.csv has no column 'colour'"),
-    "others the other way": (dict(file="other.csv", test="mine.csv"), "other.csv has no column 'colour'"),
-    "a wrong part": (
-        dict(test=None, split="colour"),
-        "row 1: expected train, validation or test .* found 'red'",
-    ),
-    "none to test on": (dict(test="none.csv"), "none.csv: expected a header line, .*, found no rows"),
-    "a share of none": (dict(test=0.01), "test = 0.01 of 12 samples holds out 0: expected at least one"),
-}
-
-
-@pytest.mark.parametrize("settings, says", WRONG_FILES.values(), ids=WRONG_FILES)
-def test_errors_in_files_and_columns(write, settings, says):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(file="mnie.csv"), "the data set lacks a file: expected one of mnie.csv, .* found no such file"),
+        (dict(target="kid"), "mine.csv has no column 'kid': did you mean 'kind'"),
+        (dict(client="hospital"), "mine.csv has no column 'hospital': .options: a, b, colour"),
+        (dict(test="other.csv"), "other.csv has no column 'colour'"),
+        (dict(file="other.csv", test="mine.csv"), "other.csv has no column 'colour'"),
+        (dict(test=None, split="colour"), "row 1: expected train, validation or test .* found 'red'"),
+        (dict(test="none.csv"), "none.csv: expected a header line, .*, found no rows"),
+        (dict(test="new.csv"), r"training samples of every class, found none of 'new' \(but 3 in test\)"),
+        (dict(test=0.01), "test = 0.01 of 12 samples holds out 0: expected at least one"),
+    ],
+)
+def test_errors_in_files_and_columns(write, options, message):
     write("mine.csv", lines())
     write("other.csv", ["a,b,member,kind", "1,2,True,good"])
     write("none.csv", lines(0))
-    with pytest.raises(ValueError, match=says):
-        table(**settings)()
+    write("new.csv", [lines()[0], *lines(label=["new"] * 12)[3:6]])
+    with pytest.raises(ValueError, match=message):
+        table(**options)()
 
 
-def test_a_class_without_training_rows(write):
-    write("mine.csv", lines())
-    write("later.csv", [lines()[0], *lines(label=["other"] * 12)[3:6]])
-    with pytest.raises(
-        DataError, match=r"training samples of every class, found none of 'other' \(but 3 in test\)"
-    ):
-        table(test="later.csv")()
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(test=None), "expected either test .a share of the rows, .* or split .*, got neither"),
+        (dict(split="part"), "got both"),
+        (dict(test=1.2), "test: expected a share between 0 and 1, or a file, got 1.2"),
+        (dict(test=1), "test: expected a share between 0 and 1, or a file, got 1"),
+        (dict(test=None, split="part", validation="a.csv"), "either validation .* or split .*, got both"),
+        (dict(test="later.npz"), "expected files of one format, got 'mine.csv' and 'later.npz'"),
+        (dict(file="a9a"), "'a9a' is read as LIBSVM text, .*: leave out target, split and client"),
+        (dict(file="mine.npz", drop=["a"]), "drop applies only to .csv and .tsv files"),
+        (dict(label="kind"), "has no setting 'label'"),
+    ],
+)
+def test_conflicting_settings(options, message):
+    with pytest.raises(ConfigError, match=message):
+        table(**options)
 
 
-WRONG_SETTINGS = {
-    "no test": (
-        dict(test=None),
-        "expected either test .a share of the rows, or a second file. or split .*, got neither",
-    ),
-    "both": (dict(split="part"), "got both"),
-    "a share of more": (dict(test=1.2), "test: expected a share between 0 and 1, or a file, got 1.2"),
-    "all": (dict(test=1), "test: expected a share between 0 and 1, or a file, got 1"),
-    "validation twice": (
-        dict(test=None, split="part", validation="a.csv"),
-        "either validation .* or split .*, got both",
-    ),
-    "other forms": (dict(test="later.npz"), "expected files of one format, got 'mine.csv' and 'later.npz'"),
-    "libsvm": (dict(file="a9a"), "'a9a' is read as LIBSVM text, .*: leave out target, split and client"),
-    "drop": (dict(file="mine.npz", drop=["a"]), "drop applies only to .csv and .tsv files"),
-    "unknown": (dict(label="kind"), "has no setting 'label'"),
-}
-
-
-@pytest.mark.parametrize("settings, says", WRONG_SETTINGS.values(), ids=WRONG_SETTINGS)
-def test_conflicting_settings(settings, says):
-    with pytest.raises(ConfigError, match=says):
-        table(**settings)
-
-
-ARCHIVES = {
-    "more": (
-        dict(more=np.zeros(4)),
-        "expected one array of samples in addition to kind, found samples, more",
-    ),
-    "words": (
-        dict(samples=np.array(list("abcd"))),
-        "expected numbers .rows, .... in samples, found type <U1",
-    ),
-    "flat": (dict(samples=np.zeros(4)), "expected numbers .rows, .... in samples, found type float64"),
-    "short": (
-        dict(kind=np.arange(3)),
-        r"expected 4 entries in kind, one per row of samples, found shape \(3,\)",
-    ),
-    "nan": (dict(samples=np.full((4, 2), np.nan)), "mine.npz, row 1: expected finite numbers in samples"),
-    "objects": (
-        dict(samples=np.array([{}] * 4)),
-        "mine.npz: expected a NumPy archive with arrays of numbers",
-    ),
-}
-
-
-@pytest.mark.parametrize("arrays, says", ARCHIVES.values(), ids=ARCHIVES)
-def test_errors_in_a_numpy_archive(tmp_path, monkeypatch, arrays, says):
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (dict(more=np.zeros(4)), "expected one array of samples in addition to kind, found samples, more"),
+        (dict(samples=np.array(list("abcd"))), "expected numbers .rows, .... in samples, found type <U1"),
+        (dict(samples=np.zeros(4)), "expected numbers .rows, .... in samples, found type float64"),
+        (dict(kind=np.arange(3)), r"expected 4 entries in kind, one per row of samples, found shape \(3,\)"),
+        (dict(samples=np.full((4, 2), np.nan)), "row 1: expected finite numbers in samples"),
+        (dict(samples=np.array([{}] * 4)), "mine.npz: expected a NumPy archive with arrays of numbers"),
+    ],
+)
+def test_errors_in_a_numpy_archive(tmp_path, monkeypatch, arrays, message):
     monkeypatch.chdir(tmp_path)
     np.savez("mine.npz", **{"samples": np.ones((4, 2)), "kind": np.arange(4) % 2} | arrays)
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         table(file="mine.npz")()
 
 
-def test_errors_in_libsvm_text(write):
+def test_errors_in_libsvm_text(write, monkeypatch):
     write("mine", ["+1 1:0.5", "-1 2:x"])
-    with pytest.raises(
-        DataError, match="mine: expected LIBSVM text, or a .csv, .tsv or .npz file, found in line 2"
-    ):
-        build(USER_DATASETS["table"], {"file": "mine", "test": 0.5}, "data set")()
-
-
-@settings(deadline=None, max_examples=60)  # no deadline: a shared machine may stall any single example
-@given(st.lists(st.integers(0, 3), min_size=2, max_size=200), st.floats(0.05, 0.95))
-def test_test_rows_are_a_share_of_each_class(labels, share):
-    labels = np.array(labels)
-    rows, places = (
-        build(USER_DATASETS["table"], {"file": "a.csv", "test": share}, "").rows,
-        Places(["a.csv"], [len(labels)]),
-    )
-    try:
-        parts = rows(places, {}, labels)
-    except ValueError as error:
-        assert "expected at least one" in str(error) and round(share * len(labels)) in (0, len(labels))
-        return
-    train, test = parts["train"], parts["test"]
-    np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(len(labels)))
-    assert (
-        (np.diff(train) > 0).all() and (np.diff(test) > 0).all() and len(test) == round(share * len(labels))
-    )
-    for label in np.unique(labels):  # rounded once at its start and once at its end
-        assert abs((labels[test] == label).sum() - share * (labels == label).sum()) <= 1
-    again = rows(places, {}, labels)
-    np.testing.assert_array_equal(again["test"], test)
-
-
-def texts(**changes):
-    given = {"file": "said.csv", "text": "said", "target": "mood", "test": 0.25}
-    return build(USER_TEXTS["texts"], given | changes, "set of texts 'texts'")
-
-
-def test_libsvm_text_too_large_as_dense_samples_is_rejected(write, monkeypatch):
+    with pytest.raises(DataError, match="mine: expected LIBSVM text, or a .* file, found in line 2"):
+        table(file="mine", target="label")()
     monkeypatch.setattr(libsvm, "host_memory", lambda: 2**20)
-    write("a9a", [f"{i % 2} {1 + i}:1" for i in range(8)] + ["1 10000000:1"])
-    says = (
-        "a9a: 9 rows of 10,000,000 columns take 343.3 MiB as dense float32, this machine has 1.0 MiB: if the "
-        "largest column number, 10,000,000 in row 9, is a mistake.*fewer columns"
+    write("mine", [f"{i % 2} {1 + i}:1" for i in range(8)] + ["1 10000000:1"])
+    message = (
+        "mine: 9 rows of 10,000,000 columns take 343.3 MiB as dense float32, this machine has 1.0 MiB: if "
+        "the largest column number, 10,000,000 in row 9, is a mistake.*fewer columns"
     )
-    with pytest.raises(DataError, match=says):
-        table(file="a9a", target="label")()
+    with pytest.raises(DataError, match=message):
+        table(file="mine", target="label")()
 
 
 def test_libsvm_text_that_is_large_only_as_dense_samples_causes_a_warning(write, monkeypatch):
     monkeypatch.setattr(libsvm, "LARGE", 2**10)
-    write("a9a", [f"{i % 2} {1 + i}:1" for i in range(8)] + ["1 1000:1"])
-    says = r"a9a: 9 rows of 1,000 columns, 0.1 % of them not 0, take 0.0 MiB as dense float32"
-    with pytest.warns(UserWarning, match=says):
-        data = table(file="a9a", target="label")()
+    write("mine", [f"{i % 2} {1 + i}:1" for i in range(8)] + ["1 1000:1"])
+    message = "mine: 9 rows of 1,000 columns, 0.1 % of them not 0, take 0.0 MiB as dense float32"
+    with pytest.warns(UserWarning, match=message):
+        data = table(file="mine", target="label")()
     assert data.train.shape[1] == 1000 and data.train.sum() + data.test.sum() == 9
 
 
-SAID = ["said,mood", '"Good, really",happy', "null,sad", '"He said ""no""",sad', "42,happy"]
+REVIEWS = ["review,mood", '"Good, really",happy', "null,sad", '"He said ""no""",sad', "42,happy"]
+
+
+def texts(**changes):
+    given = {"file": "reviews.csv", "text": "review", "target": "mood", "test": 0.25}
+    return build(USER_TEXTS["texts"], given | changes, "set of texts 'texts'")
 
 
 def test_texts_and_their_positive_label(write):
-    write("said.csv", SAID)
+    write("reviews.csv", REVIEWS)
     data = texts(positive="happy")()
     train, test = halves([0, 1, 1, 0])  # happy, sad
-    said, positive = ["Good, really", "null", 'He said "no"', "42"], np.array([1, 0, 0, 1])
-    assert data.train == [said[row] for row in train] and data.test == [said[row] for row in test]
+    reviews, positive = ["Good, really", "null", 'He said "no"', "42"], np.array([1, 0, 0, 1])
+    assert data.train == [reviews[row] for row in train] and data.test == [reviews[row] for row in test]
     np.testing.assert_array_equal(data.train_labels, positive[train])
     np.testing.assert_array_equal(texts()().train_labels, 1 - positive[train])  # sad is the second label
 
 
 @pytest.mark.parametrize(
-    "rows, settings, says",
+    ("row", "options", "message"),
     [
-        ([*SAID, ",sad"], {}, "said.csv, row 5: expected a value in every column, found none in 'said'"),
-        (
-            [*SAID, "so so,neither"],
-            {},
-            "expected two labels or the setting positive in column 'mood', which has 3 labels: .options: "
-            "happy",
-        ),
-        (
-            SAID,
-            {"positive": "glad"},
-            "expected 'glad' in column 'mood', which has 2 labels: .*options: happy, sad",
-        ),
-        (SAID, {"text": "text"}, "said.csv has no column 'text'"),
+        (",sad", {}, "reviews.csv, row 5: expected a value in every column, found none in 'review'"),
+        ("so so,other", {}, "expected two labels or the setting positive in column 'mood', .* 3 labels"),
+        ("ok,sad", {"positive": "glad"}, "expected 'glad' in column .* 2 labels: .*options: happy, sad"),
+        ("ok,sad", {"text": "text"}, "reviews.csv has no column 'text'"),
+        ("ok,sad", {"file": "reviews.npz"}, "expected a .csv or .tsv file with a column of texts, got 'rev"),
     ],
 )
-def test_errors_in_texts(write, rows, settings, says):
-    write("said.csv", rows)
-    with pytest.raises(DataError, match=says):
-        texts(**settings)()
-
-
-def test_texts_are_read_from_text_files():
-    with pytest.raises(ConfigError, match="expected a .csv or .tsv file with a column of texts, got 'said"):
-        texts(file="said.npz")
+def test_errors_in_texts(write, row, options, message):
+    write("reviews.csv", [*REVIEWS, row])
+    with pytest.raises(ValueError, match=message):
+        texts(**options)()
