@@ -25,7 +25,7 @@ from mpifed.base.errors import ContractError
 from mpifed.core.autodiff import PLAIN, Evaluation, Gradients, mapped, over_clients
 from mpifed.core.problem import Composition, Game, Minimax, Minimisation, Operator, Problem
 from mpifed.core.records import Blocks
-from mpifed.core.sampling import Sample, Sampler, drawing
+from mpifed.core.sampling import Sample, Sampler, with_dropout_words
 from mpifed.core.streams import key
 
 __all__ = ["CompositionOracle", "MinimaxOracle", "EVALUATIONS", "ORACLES", "OperatorOracle", "Oracle", "Pull"]
@@ -84,7 +84,7 @@ class Oracle:
                 invalid.
         """
         if number is None and round is None and size is None and not of:  # most often, as fast as can be
-            self.sampler.ask("counted")
+            self.sampler.select_by("counted")
             return self.sampler.sample(
                 self._deal(self.sampler.numbers), self._rows, round=None, size=None, of=""
             )
@@ -93,11 +93,11 @@ class Oracle:
         if of not in ("", "g", "f"):
             raise ContractError(f"oracle.sample(of={of!r}): expected 'g' or 'f'")
         if number is None and round is None:
-            self.sampler.ask("counted")
+            self.sampler.select_by("counted")
             k = self._deal(self.sampler.numbers)
         else:
             k = _address(number, round)
-            self.sampler.ask("named")
+            self.sampler.select_by("named")
         return self.sampler.sample(k, self._rows, round=round, size=size, of=of)
 
     def _deal(self, numbers: np.ndarray):
@@ -168,7 +168,7 @@ class Oracle:
     def _differentiable(self, function):
         """A function of the problem, with dropout by the samples' addresses, in the precision of the job."""
         if self.sampler.drops:
-            function = drawing(function, key(self.sampler.seed, "dropout"))
+            function = with_dropout_words(function, key(self.sampler.seed, "dropout"))
         return self.evaluation.mixed(function, self.sampler.device)
 
     def _over_clients(self, by_hand):

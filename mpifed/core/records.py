@@ -1,16 +1,16 @@
-"""Named fields laid end to end in one contiguous buffer.
+"""Records: named fields in one contiguous buffer.
 
 A :class:`Record` declares fields, :meth:`Record.layout` computes their offsets for a problem, and a
-:class:`State` is one buffer with that layout. Reading a field returns a view, assigning copies in. A whole
-record is reduced, broadcast or written to disk without reference to its fields.
+:class:`State` is a buffer with that layout. Reading a field returns a view, and assigning copies into it. A
+whole record is reduced, broadcast or written to disk without reference to its fields.
 
-A field's *kind* is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), another size
-that the problem's family defines (``"u"``, ``"jacobian"`` of a composition), ``"scalar"``, or a tuple of
-kinds, which reads as a tuple of views; :func:`not_sent`, :func:`within_round`, :func:`stored` and
+The *kind* of a field is the name of a block of the problem's variables (``"x"``, ``"y"``, ``"z"``), another
+size that the problem's family defines (``"u"``, ``"jacobian"`` of a composition), ``"scalar"``, or a tuple of
+kinds, which is read as a tuple of views. :func:`not_sent`, :func:`within_round`, :func:`stored` and
 ``adaptive`` qualify it.
 
-``client`` and ``message`` have a leading client axis, ``[C, d]``; ``shared`` is ``[d]``. Arithmetic
-broadcasts over it, which is why one method text serves one client and a thousand.
+``client`` and ``message`` have a leading client axis, ``[C, d]``; ``shared`` is ``[d]``. Since arithmetic
+broadcasts over this axis, the same code of a method serves one client and a thousand.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Plain = str | tuple[str, ...]
 
 @dataclass(frozen=True)
 class NotSent:
-    """The kind of a field that is not communicated between federated clients and their server."""
+    """The kind of a field that is not communicated between clients and server."""
 
     kind: Plain
 
@@ -61,14 +61,14 @@ class WithinRound:
 
 @dataclass(frozen=True)
 class Stored:
-    """The kind of a message's field that is the change of a record that the client stores."""
+    """The kind of a message's field that is the change of a field that the client stores."""
 
     kind: Plain
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """The kind of an adaptive matrix for ``block``, made from the average of the messages' field ``of``."""
+    """The kind of the adaptive matrix of ``block``, computed from the average of the field ``of``."""
 
     block: str
     of: str
@@ -78,33 +78,35 @@ Kind = Plain | NotSent | WithinRound | Stored | Adaptive
 
 
 def not_sent(kind: Plain) -> NotSent:
-    """A field that does not count as communicated, such as one that clients recompute, or a running sum that
-    only the output average needs."""
+    """Declare a field that does not count as communicated.
+
+    Examples are fields that clients recompute, and running sums that only the output needs.
+    """
     return NotSent(kind)
 
 
 def within_round(kind: Plain) -> WithinRound:
-    """A field of ``client`` that one phase stores for a later phase of the same round.
+    """Declare a field of ``client`` that one phase stores for a later phase of the same round.
 
-    It is 0 when the round begins and when a new cohort is drawn. Only members of the cohort have it, and
-    checkpoints do not contain it.
+    It is 0 at the start of the round and for a new cohort. It exists only for members of the cohort and is
+    not part of checkpoints.
     """
     return WithinRound(kind)
 
 
 def stored(kind: Plain) -> Stored:
-    """A field of ``message`` that is the change of a field that the client stores, such as a control variate.
+    """Declare a field of ``message`` that is the change of a stored field, such as a control variate.
 
-    With S the clients that participate, w_n their weights and W the weight of all clients, the server makes
-    ``now.cohort_weight * mean`` of it, Σ_S w_n change_n / W. This is the change of the mean of all clients'
-    fields, since absent clients' fields do not change. It also holds under ``availability.unbiased``, where
-    other fields are divided by the probabilities of participation.
+    For the participating clients S with weights w_n and the total weight W, ``now.cohort_weight * mean`` is
+    Σ_S w_n change_n / W. This is the change of the mean over all clients, because the fields of other clients
+    do not change. It also holds for ``availability.unbiased``, where other fields are divided by the
+    probabilities of participation.
     """
     return Stored(kind)
 
 
 def _is_kind(kind) -> bool:
-    """Whether a value is a :data:`Kind`."""
+    """Return whether a value is a :data:`Kind`."""
     if isinstance(kind, Adaptive):
         return True
     plain = kind.kind if isinstance(kind, NotSent | WithinRound | Stored) else kind
@@ -140,7 +142,7 @@ class Blocks(Mapping):
         }
 
     def unflatten(self, block: str, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The block's named parameters as views of ``flat`` (``[..., d]`` → ``[..., *shape]``)."""
+        """Return the named parameters of a block as views of ``flat``, ``[..., d]`` → ``[..., *shape]``."""
         views, start = {}, 0
         for name, shape in self._shapes[block].items():
             stop = start + math.prod(shape)
@@ -177,17 +179,19 @@ class Record:
         return "Record(" + ", ".join(f"{name}={kind!r}" for name, kind in self.fields.items()) + ")"
 
     def of(self, kind: type[OneKind]) -> dict[str, OneKind]:
-        """The fields of one kind of kind, e.g. ``record.of(NotSent)``."""
+        """Return the fields of a type of kinds, such as ``record.of(NotSent)``."""
         return {name: one for name, one in self.fields.items() if isinstance(one, kind)}
 
     def layout(self, blocks: Blocks, kinds: Mapping[str, int] | None = None, matrix=None) -> Layout:
-        """Offsets of every field for a problem with these blocks and these further kinds (name → size).
+        """Compute the offsets of the fields for a problem.
 
         Args:
-            matrix: the rule of the method's adaptive matrices, which determines their shapes.
+            blocks: variables of the problem.
+            kinds: sizes of further kinds by name.
+            matrix: rule of the method's adaptive matrices, which determines their shapes.
 
         Raises:
-            ContractError: a field is of a kind that the problem does not have.
+            ContractError: the problem does not have the kind of a field.
         """
         sizes = blocks.sizes | dict(kinds or {}) | {"scalar": 1}
         slots, start = {}, 0
@@ -218,23 +222,23 @@ class Layout:
     size: int
 
     def state(self, lead: Shape = (), dtype=torch.float64, device="cpu") -> State:
-        """A state of zeros with leading axes ``lead``."""
+        """Return a state of zeros with leading axes ``lead``."""
         return State(self, torch.zeros(*lead, self.size, dtype=dtype, device=device))
 
     def span(self, name: str) -> tuple[int, int]:
-        """First and one-past-last element of a field."""
+        """Return the first and one-past-last element of a field."""
         return self.slots[name][0][0], self.slots[name][-1][1]
 
     def field_at(self, element: int) -> str:
-        """The name of the field that holds ``element`` of a row."""
+        """Return the name of the field that contains ``element`` of a row."""
         for name, parts in self.slots.items():
             if any(start <= element < stop for start, stop in parts):
                 return name
-        raise IndexError(f"element {element} lies outside a row of {self.size}")
+        raise IndexError(f"expected an element below {self.size}, got {element}")
 
 
 class State:
-    """A buffer ``[..., size]`` seen through a layout: ``state.x`` is a view, ``state.x = v`` copies in."""
+    """A buffer ``[..., size]`` with a layout: ``state.x`` is a view, and ``state.x = v`` copies into it."""
 
     __slots__ = ("buffer", "_layout", "_views")
 
@@ -261,7 +265,7 @@ class State:
         if isinstance(view, tuple):
             if not isinstance(value, tuple | list) or len(value) != len(view):
                 raise ContractError(
-                    f"field {name!r}: expected a tuple of {len(view)} values, got {_said(value)}"
+                    f"field {name!r}: expected a tuple of {len(view)} values, got {_described(value)}"
                 )
             for part, one in zip(view, value):
                 _assign(name, part, one)
@@ -279,11 +283,11 @@ class State:
         return self._layout
 
     def rows(self, start: int, stop: int) -> State:
-        """The clients ``start:stop`` of a state with a client axis, as views."""
+        """Return a view of the clients ``start:stop``."""
         return State(self._layout, self.buffer[start:stop])
 
-    def beside(self, other: State) -> State:
-        """A state with the fields of both; ``buffer`` and ``layout`` are those of this state."""
+    def joined(self, other: State) -> State:
+        """Return a state with the fields of both states, and the ``buffer`` and ``layout`` of this one."""
         both = State(self._layout, self.buffer)
         both._views.update(other._views)
         return both
@@ -307,12 +311,12 @@ class Observed(State):
         self._writes.add(name)
         super().__setattr__(name, value)
 
-    def take_notes(self) -> tuple[set[str], set[str]]:
-        """The fields read and the fields written since the last call."""
-        notes = set(self._reads), set(self._writes)
+    def pop_accesses(self) -> tuple[set[str], set[str]]:
+        """Return the fields that were read and written since the previous call."""
+        accesses = set(self._reads), set(self._writes)
         self._reads.clear()
         self._writes.clear()
-        return notes
+        return accesses
 
 
 def _assign(name: str, view: torch.Tensor, value) -> None:
@@ -321,7 +325,7 @@ def _assign(name: str, view: torch.Tensor, value) -> None:
             view.fill_(value)
         except (TypeError, RuntimeError, ValueError):
             raise ContractError(
-                f"field {name!r}: expected a tensor or a number, got {_said(value)}"
+                f"field {name!r}: expected a tensor or a number, got {_described(value)}"
             ) from None
         return
     if _is(value, view):
@@ -335,7 +339,7 @@ def _assign(name: str, view: torch.Tensor, value) -> None:
         raise ContractError(f"field {name!r}: expected the shape {expected}, got {got}") from None
 
 
-def _said(value) -> str:
+def _described(value) -> str:
     if isinstance(value, tuple | list):
         return f"a {type(value).__name__} of {len(value)}"
     return "None" if value is None else f"a {type(value).__name__}"
@@ -346,7 +350,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _is(value: torch.Tensor, view: torch.Tensor) -> bool:
-    """Whether the value is the view itself: ``state.x += dx`` has written in place already."""
+    """Return whether the value is the view, into which ``state.x += dx`` has already written."""
     if value.data_ptr() != view.data_ptr() or value.shape != view.shape:
         return False
     return value.stride() == view.stride() or (value.is_contiguous() and view.is_contiguous())

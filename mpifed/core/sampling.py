@@ -7,7 +7,7 @@ samples of a group as fit in a cache.
 
 **Dropout.** The units that a network drops belong to the sample ξ, like the noise of a gradient. A sample of
 a network with dropout carries its address, (number, round, client). While a function of the problem is
-evaluated at it, :func:`drawing` holds the address, and :class:`Dropping` makes torch's dropout functions draw
+evaluated at it, :func:`with_dropout_words` holds the address, and :class:`Dropping` makes torch's dropout functions draw
 from it: the words are those of ``Stream(seed, "dropout", client, round, first=number)``, taken in the order
 of the calls. So a mask depends on the address alone, on no generator, group, rank or device, and the same ξ
 has the same masks at two points. Where no address is held, nothing is dropped: in evaluations, and for
@@ -42,9 +42,9 @@ __all__ = [
     "Sample",
     "Sampler",
     "Words",
-    "drawing",
+    "with_dropout_words",
     "drawn_at_once",
-    "held",
+    "current_words",
     "load_clients",
     "network_of",
 ]
@@ -69,7 +69,7 @@ def network_of(problem: Any) -> Any:
     return getattr(getattr(problem, "problem", problem), "model", None)
 
 
-def drawing(function: Callable, key: tuple[int, int]) -> Callable:
+def with_dropout_words(function: Callable, key: tuple[int, int]) -> Callable:
     """``function(*point, batch)`` with the address of an :class:`Addressed` batch held while it runs."""
 
     def held_while(*arguments):
@@ -86,7 +86,7 @@ def drawing(function: Callable, key: tuple[int, int]) -> Callable:
     return held_while
 
 
-def held() -> Words | None:
+def current_words() -> Words | None:
     """The random words of the sample in evaluation; ``None`` where nothing is dropped."""
     return _held
 
@@ -345,7 +345,7 @@ class Draws:
         self.seed, self.clients = seed, clients
         self._expected: dict[str, int] = {}
         self.members: Any = None
-        self.turn_to(np.arange(len(clients)))
+        self.select_members(np.arange(len(clients)))
 
     def expect(self, kind: str, count: int) -> None:
         """Set the number of samples per round of a kind; by default, as many as have been drawn."""
@@ -354,7 +354,7 @@ class Draws:
     def expected(self, kind: str) -> int:
         return self._expected.get(kind, 1)
 
-    def turn_to(self, members: np.ndarray) -> None:
+    def select_members(self, members: np.ndarray) -> None:
         """Discard the draws of a round, and select the clients at local positions ``members``."""
         self._ahead: dict[tuple, _Ahead]
         if not np.array_equal(members, self.members):
@@ -522,7 +522,7 @@ class Sampler:
         self._own, self._width = False, batch_size
         self.numbers = self.normals = np.zeros(0, dtype=np.int64)
         self.begin(0)
-        self.turn_to(np.arange(len(self.clients)))
+        self.select_members(np.arange(len(self.clients)))
         if len(self.clients):
             self._try()
 
@@ -531,12 +531,12 @@ class Sampler:
         """Whether the problem generates its samples."""
         return self._own
 
-    def aside(self) -> Sampler:
+    def copy(self) -> Sampler:
         """Another sampler on the same data, for evaluations that leave the draws of the run as they are."""
         other = copy.copy(self)
         other._draws = Draws(self.seed, self.clients)
         other.begin(0)
-        other.turn_to(np.arange(len(self.clients)))
+        other.select_members(np.arange(len(self.clients)))
         return other
 
     def _try(self) -> None:
@@ -571,14 +571,14 @@ class Sampler:
         self.normals = np.zeros(len(self.clients), dtype=np.int64)
         self.members: Any = None
 
-    def turn_to(self, members: np.ndarray) -> None:
+    def select_members(self, members: np.ndarray) -> None:
         """Select the clients at local positions ``members``."""
         if self.members is None or not np.array_equal(members, self.members):
             self.members = members
-            self._draws.turn_to(members)
+            self._draws.select_members(members)
             self._dealt: dict[_Key, _Dealt] = {}
 
-    def ask(self, way: str) -> None:
+    def select_by(self, way: str) -> None:
         """Record how a sample is selected.
 
         Raises:
@@ -586,8 +586,8 @@ class Sampler:
         """
         if self.way not in ("", way):
             raise ContractError(
-                "a round counts its samples, oracle.sample(), or names them, oracle.sample(number=k), "
-                "never both"
+                "a round either counts its samples, oracle.sample(), or numbers them, "
+                "oracle.sample(number=k): do not use both"
             )
         self.way = way
 
@@ -738,8 +738,8 @@ class Sampler:
         """
         if self._own and not self.data:
             raise ContractError(
-                f"{type(self.problem).__name__} makes its own samples, so there is no oracle.full_batch of a "
-                "client: define full_batch(client) where the exact gradient is known, or take oracle.sample()"
+                f"{type(self.problem).__name__} generates samples, so it has no oracle.full_batch: define "
+                "full_batch(client) if the exact gradient is known, or use oracle.sample()"
             )
         for member in self.members[rows]:
             block = slice(self.offsets[member], self.offsets[member] + self.sizes[member])

@@ -31,7 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpifed.base.errors import ConfigError, user_frames
 from mpifed.base.plugins import UserObject
-from mpifed.core.sampling import Dropping, Words, held
+from mpifed.core.sampling import Dropping, Words, current_words
 from mpifed.models.base import Network, Params, Shapes
 
 __all__ = ["Module", "SequenceModule"]
@@ -129,7 +129,7 @@ class Module(UserObject, Network):
         # Tensors created inside a derivative must not be stored.
         fixed = self._placed[place] if place in self._placed else self._held_on(like.device, like.dtype)
         values = fixed | {name: params[first] for name, first in self._names.items()}
-        words = held() if self.drops else None
+        words = current_words() if self.drops else None
         if words is None:
             return torch.func.functional_call(self._eval, values, inputs, tie_weights=False)
         with Dropping(words):

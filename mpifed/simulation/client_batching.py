@@ -169,7 +169,7 @@ def _fault(oracle: Oracle, point: list[torch.Tensor], count: int, comm: SerialCo
     if hosted := len(sampler.clients):
         try:
             sampler.begin(0)
-            sampler.turn_to(np.append(np.resize(np.arange(hosted), count - 1), hosted - 1))
+            sampler.select_members(np.append(np.resize(np.arange(hosted), count - 1), hosted - 1))
             _evaluate(oracle, point, slice(0, count))
         except Exception as error:  # a user's function may raise anything; the loop says it again
             said = " ".join(str(error).partition("\n\n")[0].split())
@@ -283,7 +283,7 @@ def _results(oracle: Oracle, points: list[torch.Tensor]) -> list[torch.Tensor]:
     """All that a client step can evaluate, for the oracle's client at each of the points."""
     count = len(points[0])
     oracle.sampler.begin(0)
-    oracle.sampler.turn_to(np.zeros(count, dtype=np.int64))
+    oracle.sampler.select_members(np.zeros(count, dtype=np.int64))
     oracle.at(slice(0, count))
     xi = oracle.sample()
     return tree_leaves(_EVERYTHING[oracle.problem.family](oracle, *map(torch.clone, points), xi))

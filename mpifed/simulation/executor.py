@@ -124,7 +124,7 @@ class Executor:
             kept = np.searchsorted(self._local, members)
             self._between = State(self._layout, self._between.buffer[kept])
         self._local = cohort.local
-        self.sampler.turn_to(members)
+        self.sampler.select_members(members)
         self.calls = np.zeros(count, dtype=np.int64)
         return groups
 
@@ -142,7 +142,7 @@ class Executor:
         first, count = int(places[0]), len(places)
         neighbours = int(places[-1]) - first == count - 1
         clients = self._view(first, count) if neighbours else self._copied(places)
-        record = clients.beside(self._between.rows(rows.start, rows.stop)) if self._layout.size else clients
+        record = clients.joined(self._between.rows(rows.start, rows.stop)) if self._layout.size else clients
         messages = stage.messages
         if len(messages.buffer) != count:
             messages = messages.rows(0, count)
@@ -175,7 +175,7 @@ class Executor:
             returned = stage.phase.client(now, shared, client, message, self.oracle)
         if not stage.filled:
             expect_nothing(returned, name, "fills `message`")
-            reads, writes = message.take_notes()
+            reads, writes = message.pop_accesses()
             empty = [field for field in message.layout.record.fields if field not in reads | writes]
             if empty:
                 raise ContractError(f"{name} never fills message.{', message.'.join(empty)}")

@@ -52,7 +52,7 @@ class FullData:
         run, rounds, seen = simulation.config.run, simulation.rounds, simulation.problem
         self.problem: Any = seen.problem if isinstance(seen, Game) else seen
         self.blocks, self.comm = self.problem.variables(), simulation.comm
-        self.sampler = rounds.executor.sampler.aside()
+        self.sampler = rounds.executor.sampler.copy()
         self._expect_data()
         self.clients, self.weights = rounds.mine, rounds.coordinator.participants.base
         self._oracle = ORACLES[self.problem.family](self.problem, self.sampler, batched=False)

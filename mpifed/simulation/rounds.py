@@ -192,9 +192,9 @@ class Rounds:
     def _phase(self, r: int, stage: Stage, cohort: Cohort, control: float) -> float:
         """Clients, average, matrices, server."""
         now, shared = self._now(r, cohort), self.memory.shared
-        shared.take_notes()
+        shared.pop_accesses()
         bad = self._step_clients(stage, now, cohort)
-        reads, _ = shared.take_notes()
+        reads, _ = shared.pop_accesses()
         controls = stage.reduction.finish(control)
         check_mean(self.transport.comm, r, stage, bad)
         for observer in self.observers:
@@ -202,7 +202,7 @@ class Rounds:
         made = self.coordinator.refresh(r, stage.mean, stage.refreshed)
         self._serve(stage, now)
         check_shared(r, stage, shared)
-        self._count(r, stage, cohort, reads, [*made, *shared.take_notes()[1]])
+        self._count(r, stage, cohort, reads, [*made, *shared.pop_accesses()[1]])
         return controls
 
     def _serve(self, stage: Stage, now: Now) -> None:

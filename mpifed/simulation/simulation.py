@@ -155,7 +155,7 @@ class Simulation:
                             self._regularizer.start(block, value.to(self.device))
             with user_code_errors(called(method.initialize), 0):
                 method.initialize(self.shared)
-            self.rounds.traffic.wrote([*self.blocks, *self.shared.take_notes()[1]])
+            self.rounds.traffic.wrote([*self.blocks, *self.shared.pop_accesses()[1]])
             self.rounds.run(0)
         self._output.buffer.copy_(self.point())
 

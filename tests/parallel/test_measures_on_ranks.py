@@ -87,7 +87,7 @@ def test_an_error_on_one_rank_is_one_of_all(comm):
 
 def test_what_is_refused_is_refused_everywhere(comm):
     config = configuration(METHOD, problem("WGAN"), "unused")
-    with pytest.raises(CollectiveError, match="WGAN makes its own samples"):
+    with pytest.raises(CollectiveError, match="WGAN generates samples"):
         Simulation.from_settings(Config(**dict(config) | {"measures": {"of": ["phi"]}}), comm)
-    with pytest.raises(CollectiveError, match="WGAN makes its own samples"):
+    with pytest.raises(CollectiveError, match="WGAN generates samples"):
         measure(comm, config, Options())

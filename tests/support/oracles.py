@@ -20,7 +20,7 @@ def oracle_of(problem, batch_size=0, batched=False, clients=None):
     clients = list(range(problem.clients)) if clients is None else clients
     sampler = Sampler(problem, clients, 0, batch_size, None, 0, torch.float64, "cpu")
     sampler.begin(1)
-    sampler.turn_to(np.arange(len(clients)))
+    sampler.select_members(np.arange(len(clients)))
     oracle = ORACLES[problem.family](problem, sampler, batched)
     oracle.at(slice(0, len(clients)))
     return oracle

@@ -209,7 +209,7 @@ def test_points_of_a_short_run():
 
 
 def test_a_problem_without_data():
-    with pytest.raises(CollectiveError, match="WGAN makes its own samples"):
+    with pytest.raises(CollectiveError, match="WGAN generates samples"):
         metered(WGAN(clients=2), batch_size=2)
 
 

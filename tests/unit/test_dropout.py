@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import mpifed
-from mpifed.core.sampling import Addressed, Dropping, Words, drawing, held
+from mpifed.core.sampling import Addressed, Dropping, Words, current_words, with_dropout_words
 from mpifed.core.streams import Stream, generator, key
 from mpifed.data import TEXTS, Texts
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -83,18 +83,18 @@ def test_attention_dropout(need_weights, causal):
 def test_address_is_set_only_during_the_call():
     def function(x, batch):
         assert [column.tolist() for column in batch] == [[1.0]]
-        return held()
+        return current_words()
 
-    addressed = drawing(function, KEY)
+    addressed = with_dropout_words(function, KEY)
     batch = (torch.ones(1),)
     assert addressed(0, batch) is None
     assert (
         addressed(0, Addressed(batch, torch.tensor([3, 5, 2]))).take(4).tolist() == words().take(4).tolist()
     )
-    assert held() is None
+    assert current_words() is None
     with pytest.raises(AssertionError):
         addressed(0, Addressed((torch.zeros(1),), torch.tensor([3, 5, 2])))
-    assert held() is None
+    assert current_words() is None
 
 
 def go(out, model, rounds=2, clients=4, **run) -> dict:

@@ -54,8 +54,8 @@ def sampler_of(problem=None, noise=None):
     problem = problem or Rows()
     made = Sampler(problem, range(CLIENTS), 0, BATCH, noise, WIDTH, torch.float64, torch.device("cpu"))
     made.begin(3)
-    made.turn_to(np.arange(CLIENTS))
-    made.ask("counted")
+    made.select_members(np.arange(CLIENTS))
+    made.select_by("counted")
     return made
 
 
@@ -107,7 +107,7 @@ def test_samples_of_rounds_drawn_ahead(monkeypatch, few):
     rounds = [(r, members) for r, members in zip(range(1, 9), [everyone, everyone, some, some] * 2)]
     for r, members in [*rounds, (2, everyone), (10**6, everyone)]:
         sampler.begin(r)
-        sampler.turn_to(members)
+        sampler.select_members(members)
         for k in range(3):
             found = ask(sampler, k, slice(0, len(members)))
             rows = Stream(0, "sample", members, r, 1, k).integers(5 + members, BATCH)[:, 0]
@@ -121,7 +121,7 @@ def test_few_numbers_are_drawn_for_many_rounds_at_once(monkeypatch):
     monkeypatch.setattr(sampling, "Stream", lambda *address: asked.append(address) or plain(*address))
     for r in range(3, 40):
         sampler.begin(r)
-        sampler.turn_to(np.arange(CLIENTS))
+        sampler.select_members(np.arange(CLIENTS))
         ask(sampler, 0, slice(0, CLIENTS))
     assert len(asked) == 1
 
@@ -139,7 +139,7 @@ def test_as_many_samples_are_drawn_as_the_last_round_had(monkeypatch):
     sampler, counts = sampler_of(), []
     sampler.numbers[:] = 5
     sampler.begin(4)
-    sampler.turn_to(np.arange(CLIENTS))
+    sampler.select_members(np.arange(CLIENTS))
     monkeypatch.setattr(sampling, "Stream", lambda *address: counts.append(address[4]) or Stream(*address))
     for first in range(CLIENTS):
         for k in range(5):
@@ -153,7 +153,7 @@ def test_full_batches_are_the_data():
     problem.client_data = lambda client: (torch.full((2, 1), float(client)),)
     sampler = Sampler(problem, range(CLIENTS), 0, 0, None, WIDTH, torch.float64, torch.device("cpu"))
     for members in ([0, 1, 2, 3], [5, 5], [4, 2]):
-        sampler.turn_to(np.array(members))
+        sampler.select_members(np.array(members))
         (batch,) = ask(sampler, 0, slice(0, len(members))).batch
         assert batch[:, :, 0].tolist() == [[float(member)] * 2 for member in members]
 
@@ -182,7 +182,7 @@ def gradients_of(problem, dtype, group, rows):
     """Of the first ``rows`` clients, each at its own point."""
     sampler = Sampler(problem, range(problem.clients), 0, BATCH, None, 0, dtype, torch.device("cpu"))
     sampler.begin(1)
-    sampler.turn_to(np.arange(problem.clients))
+    sampler.select_members(np.arange(problem.clients))
     oracle, size = ORACLES["minimax"](problem, sampler, group > 1), problem.variables().sizes["x"]
     points = torch.stack(
         [torch.from_numpy(generator(0, "x", k).standard_normal(size)) for k in range(rows)]
