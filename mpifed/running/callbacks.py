@@ -1,7 +1,9 @@
-"""Callbacks: user-defined objects that are called during a run."""
+"""Callbacks: objects that are called during a run, user-defined or the writer for TensorBoard."""
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +12,13 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import ConfigError, short_repr, user_code_errors
+from mpifed.base.log import warning
 from mpifed.base.settings import suggest
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.running.recorder import Recorder
 from mpifed.simulation.simulation import Simulation
 
-__all__ = ["Callbacks", "Event", "expect_callbacks"]
+__all__ = ["Callbacks", "Event", "TensorBoard", "expect_callbacks"]
 
 #: The methods that a callback may have.
 METHODS = ("on_start", "on_round", "on_evaluation", "on_end")
@@ -26,13 +29,13 @@ class Event:
     """The argument of a callback. It is valid during the call; copy values that are needed later.
 
     Attributes:
-        config: the resolved settings, a table that ``mpifed.run`` takes again.
+        config: the resolved settings, a table that ``mpifed.run`` accepts.
         folder: the run's folder.
-        round: completed rounds; at ``on_start`` those of the resumed run.
-        metrics: the evaluation's, by name; at ``on_end`` those of the output point, {} after a signal or
-            non-finite values; {} at ``on_start`` and ``on_round``.
-        costs: cumulative, over all ranks, under their names in ``run.h5``.
-        stopped: why the run has ended, "" before.
+        round: number of completed rounds; in ``on_start`` those of the resumed run.
+        metrics: metrics of the evaluation by name; in ``on_end`` metrics of the output point, {} after a
+            signal or non-finite values; {} in ``on_start`` and ``on_round``.
+        costs: cumulative costs over all ranks, under their names in ``run.h5``.
+        stopped: why the run has ended; "" before.
     """
 
     config: dict
@@ -45,26 +48,29 @@ class Event:
 
     @property
     def point(self) -> dict[str, np.ndarray]:
-        """The averaged iterate by block, ``[d]``, at ``on_end`` the output point. Read-only views of the
-        run's memory; on a GPU each look copies them.
+        """The averaged iterate by block, ``[d]``; in ``on_end`` the output point.
+
+        The arrays are read-only views of the run's memory; on a GPU each access copies them.
         """
-        views = {name: look().cpu().numpy().view() for name, look in self._blocks.items()}
+        views = {name: read().cpu().numpy().view() for name, read in self._blocks.items()}
         for view in views.values():
             view.flags.writeable = False
         return views
 
 
 def expect_callbacks(callbacks: Sequence[object]) -> None:
-    """Raises:
-    ConfigError: not a list of objects with methods of :data:`METHODS`, or with unknown methods ``on_...``.
+    """Validate the type and the methods of callbacks.
+
+    Raises:
+        ConfigError: ``callbacks`` is no list, or an object has none of :data:`METHODS` or another ``on_...``.
     """
     if not isinstance(callbacks, list | tuple):
         raise ConfigError(f"callbacks: expected a list of objects, got {short_repr(callbacks)}")
-    for one in callbacks:
-        name = type(one).__name__
-        if isinstance(one, type):
-            raise ConfigError(f"callbacks: expected an object, got the class {one.__name__}: call it")
-        methods = [method for method in dir(one) if method.startswith("on_")]
+    for callback in callbacks:
+        name = type(callback).__name__
+        if isinstance(callback, type):
+            raise ConfigError(f"callbacks: expected an object, got the class {callback.__name__}: call it")
+        methods = [method for method in dir(callback) if method.startswith("on_")]
         if unknown := next((method for method in methods if method not in METHODS), None):
             raise ConfigError(f"callbacks: {name} has {unknown}: {suggest(unknown, METHODS)}")
         if not methods:
@@ -72,45 +78,45 @@ def expect_callbacks(callbacks: Sequence[object]) -> None:
 
 
 class Callbacks:
-    """Tells rank 0's callbacks, in their order. Without any, nothing is done and nobody waits.
+    """Calls rank 0's callbacks in their order. Ranks synchronise only if a callback has the method.
 
     Attributes:
-        wanted: the methods that some callback on rank 0 has, known on all ranks.
+        methods: the methods that some callback on rank 0 has, known on all ranks.
     """
 
     def __init__(
         self,
-        given: Sequence[object],
+        callbacks: Sequence[object],
         simulation: Simulation,
         recorder: Recorder,
         comm: SerialComm,
         folder: Path,
     ):
-        self._given, self._simulation, self._recorder = given, simulation, recorder
+        self._callbacks, self._simulation, self._recorder = callbacks, simulation, recorder
         self._comm, self._folder = comm, folder
-        known = np.array([any(hasattr(one, name) for one in given) for name in METHODS], dtype=np.int64)
-        comm.bcast_(known)
-        self.wanted = frozenset(name for name, one in zip(METHODS, known) if one)
+        present = np.array([any(hasattr(one, name) for one in callbacks) for name in METHODS], dtype=np.int64)
+        comm.bcast_(present)
+        self.methods = frozenset(name for name, found in zip(METHODS, present) if found)
 
-    def tell(self, name: str, metrics: Mapping[str, float], stopped: str) -> None:
-        """Call the method ``name``, which is wanted, of all callbacks that have it. Collective.
+    def call(self, name: str, metrics: Mapping[str, float], stopped: str) -> None:
+        """Call the method ``name``, one of :attr:`methods`, of all callbacks that have it. Collective.
 
         Raises:
-            CollectiveError: one has failed; says which.
+            CollectiveError: a callback raises an error; names the callback.
         """
         self._recorder.gather()
         with collective_errors(self._comm, ValueError):
             if self._comm.rank == 0:
                 event = self._event(metrics, stopped)
-                for one in self._given:
-                    if method := getattr(one, name, None):
-                        with user_code_errors(f"{type(one).__name__}.{name}", event.round):
+                for callback in self._callbacks:
+                    if method := getattr(callback, name, None):
+                        with user_code_errors(f"{type(callback).__name__}.{name}", event.round):
                             _call(method, event)
 
     def _event(self, metrics: Mapping[str, float], stopped: str) -> Event:
         simulation = self._simulation
 
-        def look(block: str) -> torch.Tensor:
+        def read(block: str) -> torch.Tensor:
             return getattr(simulation.output, block) if stopped else simulation.rounds.block(block)
 
         return Event(
@@ -120,13 +126,62 @@ class Callbacks:
             dict(metrics),
             self._recorder.totals,
             stopped,
-            {block: lambda block=block: look(block) for block in simulation.blocks},
+            {block: lambda block=block: read(block) for block in simulation.blocks},
         )
 
 
 def _call(method: Callable[[Event], object], event: Event) -> None:
-    """One rank must not leave while the others wait for it."""
     try:
         method(event)
-    except SystemExit as error:
+    except SystemExit as error:  # the other ranks would wait for this one
         raise RuntimeError(f"sys.exit({error.code}) was called in the middle of a run") from error
+
+
+class TensorBoard:
+    """Callback that writes metrics and costs of every evaluation as ``metrics/NAME`` and ``costs/NAME``.
+
+    The event files are in the subfolder ``tensorboard`` of a run. An error while writing causes a warning and
+    no further scalars, but does not end the run.
+
+    Raises:
+        ValueError: tensorboardX is not installed.
+    """
+
+    def __init__(self, folder: str | Path):
+        try:
+            import tensorboardX.event_file_writer  # noqa: F401
+        except ImportError:
+            raise ValueError(
+                "run.tensorboard = true needs the package tensorboardX: pip install 'mpifed[tensorboard]'"
+            ) from None
+        self._folder, self._writer, self._failed = Path(folder, "tensorboard"), None, False
+
+    def on_evaluation(self, event: Event) -> None:
+        if self._failed:
+            return
+        try:
+            self._write({"metrics": event.metrics, "costs": event.costs}, event.round)
+        except OSError as error:
+            self._failed = True
+            warning(f"cannot write scalars for TensorBoard ({error}): the run continues without them")
+
+    def _write(self, groups: Mapping[str, Mapping[str, float]], step: int) -> None:
+        # SummaryWriter writes in a thread, which hides errors of a full disk.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event as Record
+        from tensorboardX.proto.event_pb2 import SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        if self._writer is None:
+            self._folder.mkdir(exist_ok=True)
+            # The step follows the time in the name, so that names sort by step.
+            self._writer = EventsWriter(str(self._folder / "events"), f".{step:08d}")
+            weakref.finalize(self, self._writer.close)
+            # TensorBoard ignores values of earlier files from this step on.
+            start = SessionLog(status=SessionLog.START)
+            self._writer.write_event(Record(wall_time=time.time(), step=step, session_log=start))
+        for group, values in groups.items():
+            scalars = [Summary.Value(tag=f"{group}/{name}", simple_value=v) for name, v in values.items()]
+            record = Record(wall_time=time.time(), step=step, summary=Summary(value=scalars))
+            self._writer.write_event(record)
+        self._writer.flush()

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 from mpifed.base import log
 from mpifed.base.log import warning
 from mpifed.base.settings import explain
-from mpifed.config.sections import Run
+from mpifed.config.job import Run
 from mpifed.core.records import State
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.devices import differences, machine
@@ -21,20 +21,19 @@ from mpifed.running.recorder import Recorder, versions
 from mpifed.simulation.data_consistency import digests, expect_same
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint, history
+from mpifed.storage.files import HISTORY_FILE, RUN_FILE, round_of
 from mpifed.storage.folder import Folder
-from mpifed.storage.format import COSTS, RUN_FILE, End, entries
-from mpifed.storage.ownership import HISTORY_FILE, round_of
-from mpifed.storage.results import sound
+from mpifed.storage.results import COSTS, End, end_entries, load_if_valid
 
-__all__ = ["CheckpointManager", "Snapshot", "bytes_of", "expect_state", "say", "writer"]
+__all__ = ["CheckpointManager", "Snapshot", "announce", "bytes_of", "expect_state", "writer"]
 
-#: Size in bytes from which a history is long, and the share by which a long history grows before the results
-#: file is written again while the run continues.
+#: While the run continues, a history of more than ``LONG`` bytes must grow by the share ``GROWTH`` before the
+#: results file is written again.
 LONG, GROWTH = 2**18, 1 / 32
 
 
-def say(comm: SerialComm, text: str) -> None:
-    """Print a line on standard error once, and log it on all ranks."""
+def announce(comm: SerialComm, text: str) -> None:
+    """Print a line on standard error of rank 0, and log it on all ranks."""
     if comm.rank == 0:
         log.info(text)
     else:
@@ -45,14 +44,14 @@ class CheckpointManager:
     """Writes the checkpoints and the results file of a run, and restores the run.
 
     Attributes:
-        safe: the round of the newest checkpoint.
+        newest: the round of the newest checkpoint.
     """
 
     def __init__(
         self, run: Run, folder: Folder, simulation: Simulation, recorder: Recorder, comm: SerialComm
     ):
         self.run, self.folder, self.comm = run, folder, comm
-        self.simulation, self.recorder, self.safe = simulation, recorder, 0
+        self.simulation, self.recorder, self.newest = simulation, recorder, 0
         self._history_rows, self._results_size = 0, 0
 
     def clear(self) -> None:
@@ -64,30 +63,29 @@ class CheckpointManager:
         with collective_errors(self.comm, OSError):
             if self.comm.rank == 0:
                 self.folder.clear()
-                self.folder.keep()
 
-    def restore(self, saved: Snapshot) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Restore the state of a checkpoint that rank 0 has read. Collective."""
-        saved.restore(self.simulation, self.recorder, self.comm)
-        self.safe = saved.round
-        say(self.comm, f"continuing {self.folder.path} from round {self.safe}")
+        snapshot.restore(self.simulation, self.recorder, self.comm)
+        self.newest = snapshot.round
+        announce(self.comm, f"continuing {self.folder.path} from round {self.newest}")
 
     def save(
-        self, end: End | None = None, metrics: dict[str, float] | None = None, asked: bool = False
+        self, end: End | None = None, metrics: dict[str, float] | None = None, signalled: bool = False
     ) -> None:
         """Gather the history on rank 0; write the checkpoint and the results file. Collective.
 
         Args:
-            end: why the run stops here. Files that cannot be written are then an error; before the end they
-                cause a warning, and the next checkpoint tries again.
-            metrics: of the output point, at the end.
-            asked: a signal has come: write a checkpoint even if the settings ask for none.
+            end: why the run stops here; ``None`` while it continues. A write error while the run continues
+                causes a warning, and the next checkpoint tries again.
+            metrics: metrics of the output point, at the end.
+            signalled: write a checkpoint even if the settings disable them, because a signal ends the run.
 
         Raises:
-            CollectiveError: the files of the end cannot be written; names the newest checkpoint.
+            CollectiveError: the files cannot be written at the end; names the newest checkpoint.
         """
         self.recorder.gather()
-        wanted = self.run.checkpoint_every or asked
+        wanted = self.run.checkpoint_every or signalled
         snapshot = Snapshot.take(self.simulation, self.recorder, end) if wanted else None
         error = self._write(snapshot, end, metrics)
         if error and end:
@@ -96,7 +94,7 @@ class CheckpointManager:
             warning(error)
 
     def save_history(self, end: End) -> None:
-        """Write the results file of a run with non-finite values; its checkpoints stay. Collective."""
+        """Write the results file of a run with non-finite values; its checkpoints remain. Collective."""
         self.recorder.gather()
         if (error := self._write(None, end, None)) and self.comm.rank == 0:
             warning(error)
@@ -109,18 +107,18 @@ class CheckpointManager:
         """
         with collective_errors(self.comm, OSError, RuntimeError):
             if self.comm.rank == 0:
-                run = sound(self.folder.path)
+                run = load_if_valid(self.folder.path)
                 if run is None or run.end != end:
                     self.folder.expect_held()
                     self.recorder.write(self.folder.path, end, metrics)
 
     def _write(self, snapshot: Snapshot | None, end: End | None, metrics: dict[str, float] | None) -> str:
-        """Write the history, the checkpoint if there is one to write, and the results file. Collective.
+        """Write the history, the checkpoint if there is one, and the results file. Collective.
 
-        No rank sends its clients' rows before rank 0 has written the history.
+        No rank sends its client rows before rank 0 has written the history.
 
         Returns:
-            On all ranks: "" if the files are written, else the error.
+            The error on all ranks; "" if the files are written.
         """
         try:
             with collective_errors(self.comm, OSError):
@@ -135,33 +133,32 @@ class CheckpointManager:
                     self.recorder.write(self.folder.path, end, metrics or {})
                     self._results_size = self.recorder.size
         except CollectiveError as error:
-            why = str(error).partition("\n")[0]
-            return broadcast_text(self.comm, self._failure(why, end) if self.comm.rank == 0 else None)
+            reason = str(error).partition("\n")[0]
+            return broadcast_text(self.comm, self._failure(reason, end) if self.comm.rank == 0 else None)
         if snapshot:
-            self.safe = self.simulation.round
+            self.newest = self.simulation.round
         return ""
 
     def _write_history(self) -> None:
         recorder, known = self.recorder, self._history_rows
-        self._history_rows = 0  # rows that are written only in part are written again
+        self._history_rows = 0  # after an error the file is written again
         history.write(self.folder.path, known, len(recorder.costs), recorder.row_type, recorder.rows)
         self._history_rows = len(recorder.costs)
 
     def _due(self) -> bool:
-        """Whether the results file is written although the run continues."""
+        """Whether to write the results file although the run continues."""
         size = self.recorder.size
         short = size <= LONG or size >= (1 + GROWTH) * self._results_size
         return short or not (self.folder.path / RUN_FILE).exists()
 
-    def _failure(self, why: str, end: End | None) -> str:
-        """The message for files that cannot be written (rank 0)."""
+    def _failure(self, reason: str, end: End | None) -> str:
         rounds = [round_of(path) for path in self.folder.checkpoints()]
         newest = f"the newest checkpoint is of round {max(rounds)}" if rounds else "there is no checkpoint"
-        way = "the same command continues from there" if rounds else "the same command starts over"
-        follows = f"when the folder can be written to again, {way}" if end else "the run continues"
+        action = "continues from there" if rounds else "starts over"
+        fix = f"make the folder writable; then the same command {action}" if end else "the run continues"
         return (
-            f"the files of round {self.simulation.round} could not be written to {self.folder.path} ({why}); "
-            f"{newest}; {follows}"
+            f"the files of round {self.simulation.round} could not be written to {self.folder.path} "
+            f"({reason}); {newest}; {fix}"
         )
 
 
@@ -178,7 +175,7 @@ class _Sizes(_Table):
 
 
 class _Settings(_Table):
-    """What is read of the settings before they are validated as a job."""
+    """The settings that are read before all settings are validated as a job."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -189,7 +186,7 @@ class _Settings(_Table):
 
 
 class Header(_Table):
-    """The values of a checkpoint. A change needs a new :data:`mpifed.storage.checkpoint.FORMAT`."""
+    """The header of a checkpoint. A change requires a new :data:`mpifed.storage.checkpoint.FORMAT`."""
 
     round: NonNegativeInt
     config: _Settings
@@ -210,13 +207,12 @@ class Header(_Table):
 
 @dataclass
 class Snapshot:
-    """The state of a run between two rounds, except the clients' rows, which are sent to the file and back in
-    pieces.
+    """The state of a run between two rounds, except the client rows, which are streamed to and from the file.
 
     Attributes:
         header: a :class:`Header`, JSON-able, on all ranks.
-        arrays: the records that are stored as a whole, on rank 0.
-        path: the checkpoint that it was read from, on rank 0.
+        arrays: the whole records, on rank 0.
+        path: the checkpoint from which the snapshot was read, on rank 0.
     """
 
     header: dict
@@ -225,7 +221,7 @@ class Snapshot:
 
     @classmethod
     def take(cls, simulation: Simulation, recorder: Recorder, end: End | None) -> Snapshot:
-        """The present state; the history must have been gathered. Collective."""
+        """Return the present state. The history must have been gathered. Collective."""
         header = {
             "metrics": list(recorder.metrics),
             "round": simulation.round,
@@ -242,7 +238,7 @@ class Snapshot:
             "totals": recorder.costs[-1].tolist(),
         }
         records = {name: state.buffer.cpu().numpy() for name, state in _records(simulation).items()}
-        return cls(header | entries(end), records)
+        return cls(header | end_entries(end), records)
 
     @property
     def round(self) -> int:
@@ -250,11 +246,11 @@ class Snapshot:
 
     @property
     def end(self) -> End | None:
-        """Why the run had ended by then, ``None`` if it had not."""
+        """Why the run had ended; ``None`` if it had not."""
         return End.read(self.header)
 
     def write(self, folder: Path, keep: int, simulation: Simulation, comm: SerialComm) -> None:
-        """Write it and the rows of ``simulation``'s clients to a checkpoint. Collective.
+        """Write the snapshot and the client rows of ``simulation`` to a checkpoint. Collective.
 
         Raises:
             OSError, RuntimeError: on rank 0: the file cannot be written.
@@ -270,12 +266,12 @@ class Snapshot:
                 recorded block, or with ``exact`` the type of the device differs.
         """
         expect_same(self.header["data"], simulation.files)
-        self._expect_history(recorder)
-        self._expect_bits(simulation, comm)
-        there, here = self.header["sizes"], _sizes(simulation)
-        if there != here:
+        self._expect_recorded(recorder)
+        self._expect_same_machine(simulation, comm)
+        stored, current = self.header["sizes"], _sizes(simulation)
+        if stored != current:
             raise CollectiveError(
-                f"the checkpoint does not fit these settings: its state is {there}, theirs {here}"
+                f"the checkpoint does not fit these settings: expected a state of {current}, found {stored}"
             )
         dtype = np.dtype(simulation.config.run.dtype)
         for name, state in _records(simulation).items():
@@ -290,28 +286,27 @@ class Snapshot:
         recorder.restore(self.header, self._history() if comm.rank == 0 else {})
 
     def _history(self) -> dict[str, np.ndarray]:
-        """The history up to this round; damaged rows cause a warning."""
+        """Return the history up to this round; damaged rows cause a warning."""
         tables, lost = history.read(self.path.parent, self.header)
         if lost:
             warning(
                 f"{self.path.with_name(HISTORY_FILE)} is damaged: the costs, metrics and recorded iterates "
-                f"of rounds {history.ranges(lost)} are lost; the run continues from the state of its "
+                f"of rounds {history.ranges(lost)} are lost; the run continues from the state in its "
                 "checkpoint, which is complete"
             )
         return tables
 
-    def _expect_history(self, recorder: Recorder) -> None:
-        """Refuse to stop recording a block; further blocks may be added."""
-        left_out = [
-            block for block in self.header["config"].get("record", ()) if block not in recorder.blocks
-        ]
-        if left_out:
+    def _expect_recorded(self, recorder: Recorder) -> None:
+        """Raise an error if a recorded block is no longer recorded. Blocks may be added."""
+        recorded = self.header["config"].get("record", ())
+        missing = [block for block in recorded if block not in recorder.blocks]
+        if missing:
             raise CollectiveError(
-                f"record = {list(recorder.blocks)} leaves out {', '.join(left_out)}, whose iterates the run "
+                f"record = {list(recorder.blocks)} leaves out {', '.join(missing)}, whose iterates the run "
                 "has recorded so far: keep it in the list"
             )
 
-    def _expect_bits(self, simulation: Simulation, comm: SerialComm) -> None:
+    def _expect_same_machine(self, simulation: Simulation, comm: SerialComm) -> None:
         """With ``exact``, refuse another type of device, and warn of another machine or other versions."""
         before, now = self.header.get("device"), simulation.device.type
         if simulation.config.run.reduction != "exact" or before is None:
@@ -322,20 +317,15 @@ class Snapshot:
                 f"not bitwise identical, as run.reduction = 'exact' requires: set run.device={before}, or "
                 "continue without the reproducibility guarantee: `mpifed resume FOLDER run.reduction=fused`"
             )
-        there, here = (
-            {"mpifed": version["mpifed"], **what}
-            for version, what in (
-                (self.header["versions"], self.header["machine"]),
-                (versions(), machine(simulation.device)),
-            )
-        )
-        changed = differences(there, here, "before", "now")
+        stored = {"mpifed": self.header["versions"]["mpifed"], **self.header["machine"]}
+        current = {"mpifed": versions()["mpifed"], **machine(simulation.device)}
+        changed = differences(stored, current, "before", "now")
         if changed and comm.rank == 0:
             warning(f"{changed}: the results may no longer be bitwise identical (run.reduction = 'exact')")
 
 
 def _records(simulation: Simulation) -> dict[str, State]:
-    """The records that a checkpoint holds as a whole."""
+    """Return the records that a checkpoint contains as a whole."""
     return {
         "shared": simulation.shared,
         "coordinator": simulation.rounds.coordinator.moments,
@@ -344,24 +334,24 @@ def _records(simulation: Simulation) -> dict[str, State]:
 
 
 def bytes_of(simulation: Simulation) -> int:
-    """Bytes of the state that a checkpoint holds, without the history."""
+    """Return the size in bytes of the state in a checkpoint, without the history."""
     numbers = sum(len(state.buffer) for state in _records(simulation).values())
     numbers += simulation.placement.clients * simulation.row_size
     return numbers * np.dtype(simulation.config.run.dtype).itemsize
 
 
 def _sizes(simulation: Simulation) -> dict:
-    """The sizes in which a checkpoint and the run that is restored from it must agree."""
+    """Return the sizes that must be equal in a checkpoint and the run that is restored from it."""
     clients = [simulation.placement.clients, simulation.row_size]
     whole = {name: state.buffer.numel() for name, state in _records(simulation).items()}
     return {"dtype": simulation.config.run.dtype, **whole, "clients": clients}
 
 
 def expect_state(header, arrays: dict[str, np.ndarray], clients: tuple[tuple[int, ...], np.dtype] | None):
-    """Validate the content of a checkpoint, whose digest shows only that it has not changed.
+    """Validate the content of a checkpoint, since a valid digest can be added to any content.
 
     Args:
-        clients: shape and type of the clients' rows, ``None`` if there are none.
+        clients: shape and dtype of the client rows; ``None`` if there are none.
 
     Raises:
         ValueError: a value is missing, unknown, or of another type or size; names the version that wrote it.
@@ -385,7 +375,7 @@ def _expect_arrays(header: dict, arrays: dict[str, np.ndarray], clients) -> None
         found["clients"] = clients[0], str(clients[1])
     for name in {**expected, **found}:
         if expected.get(name) != found.get(name):
-            texts = (_described(table.get(name)) for table in (expected, found))
+            texts = (_type_text(table.get(name)) for table in (expected, found))
             raise ValueError("expected {0} as {2!r}, found {1}".format(*texts, name))
     metrics, recorded = header["metrics"], header["config"].get("record", [])
     if metrics[0] != "round" or len({*metrics}) < len(metrics):
@@ -394,12 +384,12 @@ def _expect_arrays(header: dict, arrays: dict[str, np.ndarray], clients) -> None
         raise ValueError("expected iterates and costs of its own settings and round, found others")
 
 
-def _described(array: tuple | None) -> str:
+def _type_text(array: tuple | None) -> str:
     return f"{array[1]} [{', '.join(map(str, array[0]))}]" if array else "nothing"
 
 
 def writer(header) -> str:
-    """The version that wrote a checkpoint with this header, in words."""
+    """Return the version that wrote a checkpoint with this header, as text."""
     names = header.get("versions") if isinstance(header, dict) else None
     version = names.get("mpifed") if isinstance(names, dict) else None
     return f"mpifed {version}" if version else "an unknown version of mpifed"

@@ -1,7 +1,7 @@
-"""Collects the history of a run and writes its results file (:mod:`mpifed.storage.format`).
+"""Collects the history of a run and writes its results file (:mod:`mpifed.storage.results`).
 
-History stays in memory on rank 0 and the file is replaced as a whole at every checkpoint and at the end, so a
-reader never meets half a file. Ranks meet for their costs only when the history is wanted.
+Rank 0 keeps the history in memory and replaces the file as a whole, so a reader never sees an incomplete
+file. The costs of the ranks are added up only when the history is written.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ import torch
 
 from mpifed.core.problem import network_constants, network_parameters
 from mpifed.parallel.comm import SerialComm
-from mpifed.parallel.devices import machine, usage
+from mpifed.parallel.devices import machine, peak_memory
 from mpifed.simulation.data_consistency import to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
-from mpifed.storage.format import COSTS, End, entries
 from mpifed.storage.history import row_type
+from mpifed.storage.results import COSTS, End, end_entries
 
 __all__ = ["Recorder", "versions"]
 
-#: Columns that add up over the ranks; the others are means.
+#: Whether a column is summed over the ranks; the others are means.
 _SUMMED = np.array([name in ("oracle_calls", "wire_bytes", "bytes_up", "bytes_down") for name in COSTS])
-#: The column that is the same on all ranks.
+#: The column with the same values on all ranks.
 _CLOCK = COSTS.index("federated_seconds")
-#: Bytes of recorded iterates that rank 0 holds at most.
+#: Maximum number of bytes of recorded iterates on rank 0.
 MEMORY = 4 * 2**30
 
 
 class Recorder:
-    """Collects the history of a run. On ranks other than 0 it only contributes costs.
+    """Collects the history of a run. Ranks other than 0 only contribute costs.
 
-    Args:
-        blocks: the blocks whose averaged iterate is kept every round.
+    Attributes:
+        metrics: metrics by name, with ``round`` (rank 0).
+        blocks: names of the blocks whose averaged iterates are recorded every round.
+        iterates: recorded iterates by block, one array ``[d]`` per round (rank 0).
 
     Raises:
-        ValueError: a block does not exist, or its iterates would not fit into memory.
+        ValueError: a block to record does not exist, or its iterates would exceed the memory limit.
     """
 
     def __init__(self, simulation: Simulation, comm: SerialComm):
@@ -54,11 +56,8 @@ class Recorder:
                 raise ValueError(
                     f"record = {list(self.blocks)}: there is no block {block!r} (options: {', '.join(sizes)})"
                 )
-        needed = (
-            sum(sizes[block] for block in self.blocks)
-            * config.rounds
-            * simulation.shared.buffer.element_size()
-        )
+        row = sum(sizes[block] for block in self.blocks) * simulation.shared.buffer.element_size()
+        needed = row * config.rounds
         if needed > MEMORY:
             raise ValueError(
                 f"record = {list(self.blocks)} needs {needed / 2**30:.1f} GiB for {config.rounds} rounds, "
@@ -68,42 +67,40 @@ class Recorder:
         self._pending: list[list[float]] = []
         self._costs, self._recorded = np.zeros((1, len(COSTS))), 0
         self.metrics: dict[str, list[float]] = {}
-        self._usage: dict[str, np.ndarray] = {}
+        self._peak_memory: dict[str, np.ndarray] = {}
         self.iterates: dict[str, list[np.ndarray]] = {block: [] for block in self.blocks}
         self._class_counts = config.problem.class_counts() if comm.rank == 0 else None
 
-    def note_round(self) -> None:
-        """Keep the costs, and on rank 0 the iterates, of the round just done."""
+    def record_round(self) -> None:
+        """Record the costs, and on rank 0 the iterates, of the last round."""
         costs = self.simulation.rounds.costs
         self._pending.append([self.simulation.round, *(getattr(costs, name, 0.0) for name in COSTS[1:])])
         if self.comm.rank == 0 and self.simulation.round > 0:
             for block in self.blocks:
                 self.iterates[block].append(self.simulation.rounds.block(block).cpu().numpy().copy())
 
-    def note_metrics(self, values: dict[str, float]) -> None:
-        """Keep the metrics of the round just done (rank 0)."""
+    def record_metrics(self, values: dict[str, float]) -> None:
+        """Record the metrics of the last round (rank 0)."""
         for name, value in {"round": self.simulation.round, **values}.items():
             self.metrics.setdefault(name, []).append(value)
 
     def gather(self) -> None:
-        """Bring the costs of the rounds since the last call, and the memory used, to rank 0. Collective."""
+        """Collect the costs of the rounds since the last call and the memory usage on rank 0. Collective."""
         rows = np.array(self._pending, dtype=np.float64).reshape(-1, len(COSTS))
         self._pending = []
         self.comm.allreduce_(rows)
         rows = np.where(_SUMMED, rows, rows / self.comm.size)
         rows[:, 1:] += self._base[1:]
-        clock = self.simulation.rounds.clock.collect(self.comm)[
-            : len(rows)
-        ]  # without the round that a non-finite value has cut short
-        rows[:, _CLOCK] = np.cumsum([self._base[_CLOCK], *clock])[
-            1:
-        ]  # in the order of the rounds, with or without a resumption
+        # A non-finite value ends a run in the middle of a round, whose time is left out.
+        clock = self.simulation.rounds.clock.collect(self.comm)[: len(rows)]
+        # Summed in the order of the rounds, so that a resumed run gets the same bits.
+        rows[:, _CLOCK] = np.cumsum([self._base[_CLOCK], *clock])[1:]
         self._base[_CLOCK] = rows[-1, _CLOCK] if len(rows) else self._base[_CLOCK]
-        self._keep(rows)
-        self._usage = usage(self.comm, self.simulation.device)
+        self._append(rows)
+        self._peak_memory = peak_memory(self.comm, self.simulation.device)
 
-    def _keep(self, rows: np.ndarray) -> None:
-        """Add rows to the costs, in room that doubles."""
+    def _append(self, rows: np.ndarray) -> None:
+        """Append rows to the costs, whose capacity doubles when it is exceeded."""
         end = self._recorded + len(rows)
         if end > len(self._costs):
             self._costs = np.concatenate([self.costs, np.empty((2 * end - self._recorded, len(COSTS)))])
@@ -111,12 +108,12 @@ class Recorder:
 
     @property
     def costs(self) -> np.ndarray:
-        """The gathered costs, one row a round, the first for the starting point."""
+        """The gathered costs ``[R + 1, costs]``, the first row for the starting point."""
         return self._costs[: self._recorded]
 
     @property
     def totals(self) -> dict[str, float]:
-        """The costs after the last round that is gathered, by name, counts as whole numbers (rank 0)."""
+        """The costs after the last gathered round by name, with integer counts (rank 0)."""
         return {
             name: float(value) if name.endswith("seconds") else int(value)
             for name, value in zip(COSTS[1:], self.costs[-1, 1:])
@@ -124,7 +121,7 @@ class Recorder:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of an iterate of each block that is recorded."""
+        """The size d of each recorded block."""
         return {block: self.simulation.blocks.sizes[block] for block in self.blocks}
 
     @property
@@ -133,40 +130,39 @@ class Recorder:
         return row_type(len(self.metrics), self.sizes, self.simulation.config.run.dtype)
 
     def rows(self, first: int, end: int) -> np.ndarray:
-        """What is kept of the rounds from ``first`` to before ``end``, without check sums (rank 0)."""
+        """Return the history of the rounds ``first:end`` without checksums (rank 0)."""
         rows = np.zeros(end - first, self.row_type)
-        rows["costs"], rows["metrics"], taken = self.costs[first:end], np.nan, self.metrics["round"]
-        some = slice(bisect.bisect_left(taken, first), bisect.bisect_left(taken, end))
-        at = np.array(taken[some], dtype=np.int64) - first
+        rows["costs"], rows["metrics"], evaluated = self.costs[first:end], np.nan, self.metrics["round"]
+        some = slice(bisect.bisect_left(evaluated, first), bisect.bisect_left(evaluated, end))
+        at = np.array(evaluated[some], dtype=np.int64) - first
         rows["metrics"][at] = np.array([values[some] for values in self.metrics.values()]).T
-        for block in self.blocks:  # the starting point has none
-            late = max(first, 1)
-            if late < end:
-                rows[f"iterates_{block}"][late - first :] = self.iterates[block][late - 1 : end - 1]
+        start = max(first, 1)  # no iterate is recorded for the starting point
+        for block in self.blocks if start < end else ():
+            rows[f"iterates_{block}"][start - first :] = self.iterates[block][start - 1 : end - 1]
         return rows
 
     def table(self, block: str) -> np.ndarray:
-        """The recorded iterates of a block, ``[R, d]`` (rank 0)."""
+        """Return the recorded iterates of a block, ``[R, d]`` (rank 0)."""
         flat = np.array(self.iterates[block], dtype=self.simulation.config.run.dtype)
         return flat.reshape(len(self.iterates[block]), self.simulation.blocks.sizes[block])
 
     @property
     def size(self) -> int:
-        """Bytes of the history (rank 0)."""
+        """The size of the history in bytes (rank 0)."""
         item = self.simulation.shared.buffer.element_size()
-        iterates = sum(
-            len(self.iterates[block]) * self.simulation.blocks.sizes[block] for block in self.blocks
-        )
+        iterates = sum(len(self.iterates[block]) * size for block, size in self.sizes.items())
         return self.costs.nbytes + 8 * sum(map(len, self.metrics.values())) + item * iterates
 
     def restore(self, header: dict, arrays: dict[str, np.ndarray]) -> None:
-        """Take up the history of a checkpoint (the arrays are rank 0's; the others pass none).
+        """Restore the history of a checkpoint.
 
-        Costs and iterates of rounds that are lost are NaN, and iterates of rounds before a block was
-        recorded.
+        Args:
+            header: header of the checkpoint.
+            arrays: tables of :func:`mpifed.storage.history.read` on rank 0. Costs and iterates of lost rounds
+                are NaN. Iterates of a block that was not recorded become NaN.
         """
         if self.comm.rank == 0:
-            self._keep(arrays["costs"])
+            self._append(arrays["costs"])
             self._base = self.costs[-1].copy()
             self.metrics = {name: row.tolist() for name, row in zip(header["metrics"], arrays["metrics"])}
             self.metrics["round"] = [int(r) for r in self.metrics["round"]]
@@ -175,12 +171,12 @@ class Recorder:
                 unknown = np.full((len(self.costs) - 1, self.simulation.blocks.sizes[block]), np.nan)
                 self.iterates[block] = list(arrays.get(f"iterates_{block}", unknown))
 
-    def before(self, cost: str) -> float:
-        """What this process had been preceded by, of one of the costs (rank 0)."""
+    def initial(self, cost: str) -> float:
+        """Return a cost at the round from which this process has resumed the run, else 0 (rank 0)."""
         return float(self._base[COSTS.index(cost)])
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The costs by name, counts as whole numbers, without rounds that are lost (rank 0)."""
+        """Return the costs by name, with integer counts and without lost rounds (rank 0)."""
         columns = dict(zip(COSTS, self.costs[~np.isnan(self.costs[:, 0])].T))
         return {
             name: column if name.endswith("seconds") else column.astype(np.int64)
@@ -191,17 +187,17 @@ class Recorder:
         """Replace the results file (rank 0).
 
         Args:
-            end: why the run ended, ``None`` while it continues.
-            final: metrics of the output point, empty while the run continues.
+            end: why the run ended; ``None`` while it continues.
+            final: metrics of the output point; empty while the run continues.
         """
-        columns = {"costs": self.columns(), "ranks": self._usage}
+        columns = {"costs": self.columns(), "ranks": self._peak_memory}
         columns["metrics"] = {name: np.array(values) for name, values in self.metrics.items()}
         if self.blocks:
             rounds = np.arange(1, len(self.costs))
             columns["iterates"] = {block: self.table(block) for block in self.blocks} | {"round": rounds}
         results.write(
             folder,
-            self._attributes() | entries(end),
+            self._attributes() | end_entries(end),
             columns,
             self._point(),
             self._class_counts,
@@ -210,7 +206,6 @@ class Recorder:
         )
 
     def _point(self) -> results.Point:
-        """The output point, and the network's values that the method does not change."""
         simulation = self.simulation
         values, tied = network_constants(simulation.config.problem)
         return results.Point(
@@ -225,7 +220,6 @@ class Recorder:
         )
 
     def _attributes(self) -> dict[str, str]:
-        """What the results file says of the run as a whole."""
         simulation = self.simulation
         layout = {
             "ranks": self.comm.size,
@@ -249,8 +243,8 @@ class Recorder:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """The versions of Python, this package and its libraries, by name."""
-    import mpifed  # complete by now: the package itself imports this module
+    """Return the versions of Python, this package and its libraries by name."""
+    import mpifed  # not at the top, because the package imports this module
 
     packages = {name: version(name) for name in ("torch", "numpy", "h5py", "mpi4py")}
     return {"python": platform.python_version(), "mpifed": mpifed.__version__, **packages}

@@ -1,4 +1,4 @@
-"""The result of a run: returned, read from its folder, and shown as text or HTML."""
+"""The result of a run: returned by ``mpifed.run``, read from files, and shown as text or HTML."""
 
 from __future__ import annotations
 
@@ -23,33 +23,38 @@ from mpifed.parallel.comm import SerialComm, broadcast_text
 from mpifed.running.recorder import Recorder
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
-from mpifed.storage.format import RUN_FILE, End
+from mpifed.storage.files import RUN_FILE
+from mpifed.storage.results import End
 
-__all__ = ["Result", "everywhere", "load", "of_files"]
+__all__ = ["Result", "broadcast", "from_files", "load"]
 
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Maximum number of metrics, the costs, and the size of the curve in pixels that are shown.
+METRICS = 12
+COSTS = ("round", "oracle_calls", "bytes_up", "bytes_down", "seconds")
+WIDTH, HEIGHT = 320, 80
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What a run returns on every rank; the dictionaries but for the point are complete on rank 0.
+    """The result of a run, on every rank. ``metrics``, ``history``, ``costs`` and ``iterates`` are complete
+    on rank 0.
 
     Attributes:
-        config: the resolved settings, a table that ``mpifed.run`` takes again.
-        point: the output point, one flat tensor a block.
-        parameters: the same by block and parameter's name, each in its shape: ``parameters["x"]["w"]``.
+        config: the resolved settings, a table that ``mpifed.run`` accepts.
+        point: the output point, one flat tensor per block.
+        parameters: the output point by block and name of the parameter: ``parameters["x"]["w"]``.
         metrics: metrics of the output point.
-        history: metric name → values, with ``round``.
-        costs: cost name → cumulative values by round.
-        iterates: with ``record``, block → averaged iterates of rounds 1 to R, ``[R, d]``.
-        network: where in ``parameters`` those of the problem's network are: name → block and name there.
+        history: values of each metric by name, with ``round``.
+        costs: cumulative costs by name, ``[R + 1]``.
+        iterates: with ``record``: averaged iterates of rounds 1 to R by block, ``[R, d]``.
+        network: block and name in ``parameters`` of the network's parameters, by name in the network.
         end: why the run ended; ``None`` if it is still running or has crashed.
         path: the results file.
-        infeasible: how far the first evaluated point that was not in the problem's sets lay outside; "" for
-            none.
-        details: what the evaluation of the output point has found beside its metrics, for :attr:`confusion`
-            and :attr:`clients`.
+        infeasible: distance of the first evaluated infeasible point, as a sentence; "" without one.
+        details: details of the evaluation of the output point, for :attr:`confusion` and :attr:`clients`.
     """
 
     config: dict
@@ -67,7 +72,7 @@ class Result:
     _model: Any = field(default=None, repr=False)
 
     def __fspath__(self) -> str:
-        """The results file: a result stands for it wherever runs are read."""
+        """Return the results file: a result can be passed wherever runs are read."""
         return str(self.path)
 
     def __repr__(self) -> str:
@@ -78,19 +83,20 @@ class Result:
 
     @property
     def confusion(self) -> pd.DataFrame | None:
-        """Test samples by class (rows) and the class that they are taken for at the output point; ``None``
-        for a problem that is no classification."""
-        import pandas as pd  # which takes a while
+        """Number of test samples by true (rows) and predicted class at the output point.
+
+        ``None`` if the problem is no classification.
+        """
+        import pandas as pd  # slow to import
 
         counts, classes = self.details.confusion, self.details.classes
         if counts is None:
             return None
-        return pd.DataFrame(counts, pd.Index(classes, name="class"), pd.Index(classes, name="taken for"))
+        return pd.DataFrame(counts, pd.Index(classes, name="class"), pd.Index(classes, name="predicted"))
 
     @property
     def clients(self) -> pd.DataFrame:
-        """Metrics on the samples of each client at the output point, a row a client: with
-        ``run.evaluate_on = ["clients"]``."""
+        """Metrics of each client (rows) at the output point, with ``run.evaluate_on = ["clients"]``."""
         import pandas as pd
 
         table = pd.DataFrame(self.details.clients)
@@ -98,19 +104,19 @@ class Result:
 
     @property
     def stopped(self) -> str:
-        """Why the run ended, in words; "" while it is running."""
+        """Why the run ended, as a sentence; "" while it runs."""
         return self.end.sentence if self.end else ""
 
     @property
     def unfinished(self) -> bool:
-        """Whether the run continues when it is started again."""
+        """Whether the run continues if it is started again."""
         return self.end is None or self.end.kind == "signal"
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """What torch's ``load_state_dict`` of the network takes: its parameters by name, in their shapes.
+        """Return the state dict of the network, for torch's ``load_state_dict``.
 
-        Of a user's module also its buffers and frozen parameters, and one that layers share under each of its
-        names. The problem's other variables, such as a, b and α of DeepAUC, are in ``parameters``.
+        Buffers, frozen parameters and all names of shared parameters of a user-defined module are included.
+        Other variables of the problem, such as a, b and α of DeepAUC, are in ``parameters``.
 
         Raises:
             ConfigError: as for :meth:`model`.
@@ -118,36 +124,34 @@ class Result:
         return {name: values.clone() for name, values in self.model().state_dict().items()}
 
     def model(self) -> torch.nn.Module:
-        """The network as a module in evaluation mode with the weights of the output point, on the CPU: of the
-        user's own class, or of one that calls the package's network.
+        """Return the network with the weights of the output point, on the CPU and in evaluation mode.
 
-        It takes samples as the problem holds them, and returns what the problem makes its predictions of:
-        ``[b, outputs]``.
+        The module is of the user-defined class, or of a class that calls the package's network. It maps
+        samples of the problem's data to outputs ``[b, outputs]``.
 
         Raises:
-            ConfigError: the problem has no network, or its source has changed since the run.
+            ConfigError: the problem has no network, or its source file has changed since the run.
         """
         if not self.network:
             blocks = {block: list(named) for block, named in self.parameters.items()}
             raise ConfigError(
-                f"{self.config['problem']['name'].rpartition(':')[2]} has no network whose weights could be "
-                f"had: its variables are in result.parameters, {blocks or 'in version 0.1 without names'}"
+                f"{self.config['problem']['name'].rpartition(':')[2]} has no neural network, so there are no "
+                f"weights; its variables are in result.parameters: {blocks or 'unnamed in version 0.1'}"
             )
         network = self._model or _model_of(self.config)
         return network.module(
             {name: self.parameters[block][own].cpu() for name, (block, own) in self.network.items()}
         )
 
-    def made_by(self, config: Config) -> Result:
-        """The same result with the network of ``config``, the configuration of its run: a network that was
-        given as an object is in no file."""
+    def with_network(self, config: Config) -> Result:
+        """Return the result with the network of ``config``: files contain no network passed as an object."""
         return replace(self, _model=getattr(config.problem, "model", None))
 
     @classmethod
     def of(
         cls, simulation: Simulation, recorder: Recorder, end: End, metrics: dict[str, float], folder: Path
     ) -> Result:
-        """The result of a run that is over in this process."""
+        """Return the result of a run that has ended in this process."""
         blocks = simulation.blocks
         point = {block: getattr(simulation.output, block).clone() for block in blocks}
         return cls(
@@ -163,22 +167,22 @@ class Result:
             path=folder / RUN_FILE,
             details=simulation.metrics.details,
             infeasible=simulation.infeasible,
-        ).made_by(simulation.config)
+        ).with_network(simulation.config)
 
 
 def load(folder: str | Path) -> Result:
-    """Read what a run has left in its folder: what :func:`mpifed.run` returned, or how far it has got.
+    """Read the result of a run from its folder. An unfinished run has the results of its last checkpoint.
 
-    Files of versions that kept no names of parameters give no ``parameters``.
+    ``parameters`` is empty for files of versions that stored no names of parameters.
 
     Raises:
-        ValueError: there is no results file, or it is damaged; says what was expected and found.
+        ValueError: there is no results file, or it is damaged.
     """
-    return of_files(*results.read(folder))
+    return from_files(*results.read(folder))
 
 
-def of_files(run: results.RunData, found: results.Outcome) -> Result:
-    """The result of a run that has been read with its output point."""
+def from_files(run: results.RunData, found: results.Outcome) -> Result:
+    """Return the result of a run that has been read with its output point."""
     point = {block: torch.from_numpy(values) for block, values in found.point.flat.items()}
     return Result(
         config=run.config,
@@ -197,9 +201,9 @@ def of_files(run: results.RunData, found: results.Outcome) -> Result:
     )
 
 
-def everywhere(result: Result | None, comm: SerialComm) -> Result:
-    """A result that rank 0 has read, on all ranks; what only rank 0 has of a run stays there. Collective."""
-    known = json.loads(broadcast_text(comm, json.dumps(_shared(result)) if comm.rank == 0 else None))
+def broadcast(result: Result | None, comm: SerialComm) -> Result:
+    """Return on all ranks a result that rank 0 has read. Collective."""
+    known = json.loads(broadcast_text(comm, json.dumps(_summary(result)) if comm.rank == 0 else None))
     point = {}
     for block, (dtype, size, _) in known["blocks"].items():
         values = result.point[block].numpy() if comm.rank == 0 else np.empty(size, dtype)
@@ -223,8 +227,8 @@ def everywhere(result: Result | None, comm: SerialComm) -> Result:
     )
 
 
-def _shared(result: Result) -> dict:
-    """What all ranks have of a result but for the numbers of its point."""
+def _summary(result: Result) -> dict:
+    """Return the fields that all ranks receive, with dtype, size and shapes instead of the point."""
     blocks = {
         block: [
             str(values.numpy().dtype),
@@ -244,10 +248,10 @@ def _shared(result: Result) -> dict:
 
 
 def _model_of(config: dict):
-    """A new network (``models.base.Network``) from stored settings; the data are not read.
+    """Construct the network (``models.base.Network``) from stored settings without reading data.
 
     Raises:
-        ConfigError: the source of the user's problem or network has changed, or is not there.
+        ConfigError: the source file of a user-defined problem or network has changed or is missing.
     """
     own = {part: one for part, one in config.get("plugins", {}).items() if part.startswith("problem")}
     expect_same_sources(config | {"plugins": own})
@@ -256,29 +260,15 @@ def _model_of(config: dict):
 
 
 def _by_name(point: dict[str, torch.Tensor], blocks: Blocks) -> dict[str, dict[str, torch.Tensor]]:
-    """The named parameters of every block as views of ``point``."""
+    """Return the named parameters of every block as views of ``point``."""
     return {block: blocks.unflatten(block, point[block]) for block in blocks}
 
 
-if TYPE_CHECKING:
-    from mpifed.running.result import Result
-
-
-#: Most metrics that are shown.
-METRICS = 12
-#: Costs that are shown.
-COSTS = ("round", "oracle_calls", "bytes_up", "bytes_down", "seconds")
-#: Width and height of a curve, in pixels.
-WIDTH, HEIGHT = 320, 80
-
-
 def _as_text(result: Result) -> str:
-    """The result in a few lines; a rank that has only the point of it shows that."""
     return "\n".join([_heading(result), *(f"  {name:8} {text}" for name, text in _lines(result))])
 
 
 def _as_html(result: Result) -> str:
-    """The same as a table, with the curve of the first metric where there is one."""
     rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in _lines(result))
     return f"<p><b>{escape(_heading(result))}</b></p><table>{''.join(rows)}</table>{_curve(result)}"
 
@@ -290,7 +280,7 @@ def _heading(result: Result) -> str:
 
 
 def _lines(result: Result) -> Iterator[tuple[str, str]]:
-    """What is known, by name: the metrics of the point, or the last ones while there is none of it."""
+    """Yield names and texts: metrics of the output point, or the last metrics of an unfinished run, ..."""
     last = {name: values[-1] for name, values in result.history.items() if name != "round" and len(values)}
     metrics = [f"{name} {value:.4g}" for name, value in (result.metrics or last).items()]
     more = [f"and {len(metrics) - METRICS} more"] if len(metrics) > METRICS else []
@@ -307,7 +297,7 @@ def _lines(result: Result) -> Iterator[tuple[str, str]]:
 
 
 def _curve(result: Result) -> str:
-    """The first metric against the rounds, "" where it has fewer than two finite values."""
+    """Return an SVG of the first metric by round; "" if it has fewer than two finite values."""
     name = next((name for name in result.history if name != "round"), "round")
     pairs = zip(result.history.get("round", ()), result.history.get(name, ()))
     seen = [(at, value) for at, value in pairs if math.isfinite(value)]
@@ -323,6 +313,6 @@ def _curve(result: Result) -> str:
 
 
 def _to(size: float, values: Sequence[float]) -> list[float]:
-    """From 0 to ``size``. Halves are subtracted, since the difference of large numbers may overflow."""
+    """Scale values to 0 .. ``size``. Halving them first avoids overflow."""
     low, span = min(values) / 2, max(values) / 2 - min(values) / 2
     return [size * ((value / 2 - low) / span) if span else size / 2 for value in values]

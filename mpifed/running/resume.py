@@ -1,4 +1,4 @@
-"""What a run finds in its output folder, and what follows: start, continue, be done, or refuse."""
+"""What a run does with the files in its output folder: start, continue, return the result, or refuse."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
+from mpifed.base.data_files import digest_at
 from mpifed.base.errors import ConfigError
 from mpifed.base.log import warning
 from mpifed.base.settings import flatten
@@ -14,32 +15,35 @@ from mpifed.config.plugins import changed_sources
 from mpifed.core.autodiff import PLAIN, Evaluation
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.running.checkpointing import Snapshot, expect_state, writer
-from mpifed.running.data_consistency import expect_same_data, has_same_data
-from mpifed.running.result import Result, everywhere, load
+from mpifed.running.result import Result, broadcast, load
+from mpifed.simulation.data_consistency import change, digests, from_table
+from mpifed.simulation.setup import read_files
 from mpifed.storage import checkpoint
+from mpifed.storage.files import RUN_FILE
 from mpifed.storage.folder import Folder
-from mpifed.storage.format import RUN_FILE, End
-from mpifed.storage.results import RunData, sound
+from mpifed.storage.results import End, RunData, load_if_valid
 
 __all__ = [
     "Stored",
+    "check_rounds",
+    "final_end",
     "find_saved",
     "find_settings",
-    "choose",
-    "go_on",
-    "check_rounds",
-    "complete",
     "has_ended",
-    "held",
+    "has_same_data",
     "is_done",
+    "open_for_resume",
+    "open_for_run",
+    "results_of",
 ]
 
-#: Sections that may change between starts of a job: how and how long it runs, not what it computes.
+#: Sections that may change between starts of a job: how it runs and for how long, not what it computes.
 _FREE = ("rounds", "stop", "run", "plugins")
+_START_OVER = "choose another run.out, or set run.overwrite=true to start over"
 
 
-def find_saved(comm: SerialComm, look: Callable[[], Snapshot | Result | None]) -> Snapshot | Result | None:
-    """Let rank 0 look, and tell all ranks what it found. Collective.
+def find_saved(comm: SerialComm, find: Callable[[], Snapshot | Result | None]) -> Snapshot | Result | None:
+    """Call ``find`` on rank 0 and return what it has found on all ranks. Collective.
 
     Raises:
         CollectiveError: with the text of rank 0's ValueError.
@@ -47,28 +51,28 @@ def find_saved(comm: SerialComm, look: Callable[[], Snapshot | Result | None]) -
     found = None
     with collective_errors(comm, ValueError):
         if comm.rank == 0:
-            found = look()
+            found = find()
     if broadcast_text(comm, "complete" if isinstance(found, Result) else ""):
-        return everywhere(found, comm)
+        return broadcast(found, comm)
     header = json.loads(broadcast_text(comm, json.dumps(found.header if found else None)))
     return found if comm.rank == 0 or header is None else Snapshot(header)
 
 
 class Stored(NamedTuple):
-    """The settings of a run as a file has them, and which version has written it."""
+    """Stored settings of a run, and the version that wrote them."""
 
     settings: dict
     writer: str
 
 
 def find_settings(comm: SerialComm, folder: Folder) -> Stored:
-    """The settings of the run in a folder, which rank 0 reads. Collective.
+    """Return the stored settings of the run in a folder, which rank 0 reads. Collective.
 
-    Those that it has ended with, else those of its newest checkpoint; after non-finite values the latter,
-    from which other settings may lead elsewhere.
+    They are the settings of the end of the run, or of its newest checkpoint if the run has not ended or has
+    ended with non-finite values: other settings may then lead elsewhere.
 
     Raises:
-        CollectiveError: there is no run to continue.
+        CollectiveError: there is no run to resume.
     """
     found = None
     with collective_errors(comm, ValueError):
@@ -78,167 +82,204 @@ def find_settings(comm: SerialComm, folder: Folder) -> Stored:
 
 
 def _settings_in(folder: Folder) -> Stored:
-    run, names = sound(folder.path), [path.stem for path in folder.checkpoints()]
+    run, names = load_if_valid(folder.path), [path.stem for path in folder.checkpoints()]
     ended = run.costs["round"][-1] if run and run.end and not run.diverged else -1
     if names and not names[-1] <= f"checkpoint-{ended:08d}":
-        header = _sound(folder).header
+        header = _newest(folder).header
         return Stored(header["config"], writer(header))
     if run and run.end:
         return Stored(run.config, writer({"versions": run.versions}))
-    what = f", nor a sound {RUN_FILE} of a run that has ended" if folder.results() else ""
-    raise ValueError(f"there is no checkpoint in {folder.path}{what}: start the job with `mpifed run`")
+    results = f", nor a valid {RUN_FILE} of a run that has ended" if folder.results() else ""
+    raise ValueError(f"there is no checkpoint in {folder.path}{results}: start the job with `mpifed run`")
 
 
-def choose(folder: Folder, config: Config, resume: str) -> Snapshot | Result | None:
-    """Take the folder of a job that starts; what to continue from, the result of a job that is complete, or
-    ``None`` for a start. Rank 0.
+def open_for_run(folder: Folder, config: Config, resume: str) -> Snapshot | Result | None:
+    """Open the folder of a job that is started, on rank 0.
+
+    Args:
+        resume: as for :func:`mpifed.run`.
+
+    Returns:
+        The checkpoint to continue from, the result of a complete job, or ``None`` to start.
 
     Raises:
-        ValueError: the folder cannot be written to, is in use, or holds what this job neither continues nor
-            may replace.
+        ValueError: the folder cannot be written to, is in use, or contains a run that this job neither
+            continues nor may replace.
     """
     folder.open(create=True)
     path, overwrite = folder.path, config.run.overwrite
     if resume == "never" or (resume == "auto" and overwrite):
         if folder.results() and not overwrite:
             raise ValueError(
-                f"{path} holds a run already: continue it with --resume auto, choose another run.out, or set "
-                "run.overwrite=true"
+                f"{path} already contains a run: continue it with --resume auto, choose another run.out, or "
+                "set run.overwrite=true"
             )
         return None
-    stored = _stored(folder, config)
-    if stored:
-        return stored
+    if complete := _complete_result(folder, config):
+        return complete
     if not folder.checkpoints():
         if folder.results():
-            raise ValueError(_no_way_on(folder, config))
+            raise ValueError(_not_resumable(folder, config))
         if resume == "must":
             raise ValueError(f"there is no checkpoint in {path} to continue from (--resume must)")
         return None
-    saved = _sound(folder)
-    other = _differences(_chosen(saved.header), config.table())
-    if other:
+    saved = _newest(folder)
+    if other := _differences(_with_group(saved.header["config"], saved.header.get("group")), config.table()):
         raise ValueError(
-            f"{path} holds a checkpoint of another job: {'; '.join(other)}. Choose another run.out, set "
-            "run.overwrite=true to start over, or change settings on the way with "
+            f"{path} contains a checkpoint of another job: {'; '.join(other)}. Choose another run.out, set "
+            "run.overwrite=true to start over, or change settings during the run with "
             f"`mpifed resume {path} KEY=VALUE`"
         )
     check_rounds(saved.round, config)
     return saved
 
 
-def go_on(folder: Folder, config: Config) -> Snapshot | Result:
-    """Take the folder of a run to continue under ``config``. Rank 0.
+def open_for_resume(folder: Folder, config: Config) -> Snapshot | Result:
+    """Open the folder of a run to continue under ``config``, on rank 0.
 
     Raises:
-        ValueError: the folder cannot be written to, is in use, or holds no sound checkpoint, or one that
-            ``exact`` does not go on from.
+        ValueError: the folder cannot be written to, is in use, or contains no valid checkpoint, or a
+            checkpoint that ``exact`` cannot continue.
     """
     folder.open(create=False)
-    stored = _stored(folder, config)
-    if stored:
-        return stored
+    if complete := _complete_result(folder, config):
+        return complete
     if not folder.checkpoints():
-        raise ValueError(_no_way_on(folder, config))
-    saved = _sound(folder)
+        raise ValueError(_not_resumable(folder, config))
+    saved = _newest(folder)
     check_rounds(saved.round, config)
-    _expect_bits(_chosen(saved.header), config)
+    _expect_reproducible(_with_group(saved.header["config"], saved.header.get("group")), config)
     return saved
 
 
-def _stored(folder: Folder, config: Config) -> Result | None:
-    """The result of this job, where the results file says that it is complete.
+def _complete_result(folder: Folder, config: Config) -> Result | None:
+    """Return the result of this job if the results file is complete.
 
-    Non-finite values end a run that has a checkpoint only until it is started again.
+    A run that ended with non-finite values and has a checkpoint is not complete: it continues from there.
     """
-    run = held(folder, config)
+    run = results_of(folder, config)
     if run is None or run.end is None:
         return None
-    if run.diverged:
-        done = not folder.checkpoints()
-    else:
-        round = int(run.costs["round"][-1])
-        check_rounds(round, config)
-        done = complete(run.end, round, run.config, config) is not None
-    if not done:
+    if not run.diverged:
+        check_rounds(_last_round(run), config)
+    if not has_ended(run, config) or (run.diverged and folder.checkpoints()):
         return None
-    expect_same_data(run, config)
+    _expect_same_data(run, config)
     return load(folder.path)
 
 
-def _no_way_on(folder: Folder, config: Config) -> str:
-    """Why a folder with results and without a checkpoint cannot be gone on with."""
-    run, ways = sound(folder.path), "choose another run.out, or set run.overwrite=true to start over"
+def _not_resumable(folder: Folder, config: Config) -> str:
+    """Return the error for a folder with results and without a checkpoint."""
+    run = load_if_valid(folder.path)
     if run is None:
-        return f"{folder.path / RUN_FILE} cannot be read, and there is no checkpoint beside it: {ways}"
-    other = _differences(_settings_of(run), config.table())
-    if other:
-        return f"{folder.path} holds a run of another job: {'; '.join(other)}: {ways}"
-    how = f"has ended ({run.stopped}), and rounds = {config.rounds}" if run.end else "has not ended"
-    return f"{folder.path} holds a run already, and no checkpoint to continue it from; it {how}: {ways}"
+        return (
+            f"{folder.path / RUN_FILE} cannot be read, and there is no checkpoint next to it: {_START_OVER}"
+        )
+    if other := _differences(_settings_of(run), config.table()):
+        return f"{folder.path} contains a run of another job: {'; '.join(other)}: {_START_OVER}"
+    state = f"has ended ({run.stopped}), and rounds = {config.rounds}" if run.end else "has not ended"
+    return f"{folder.path} contains a run that {state}, and no checkpoint to continue from: {_START_OVER}"
 
 
-def _sound(folder: Folder) -> Snapshot:
-    path, header, arrays, complaints = checkpoint.newest(folder.path, expect_state)
+def _newest(folder: Folder) -> Snapshot:
+    path, header, arrays, errors = checkpoint.newest(folder.path, expect_state)
     if path is None:
         raise ValueError(
             f"none of the checkpoints in {folder.path} can be used; run.overwrite=true starts over:\n"
-            + "\n".join(complaints)
+            + "\n".join(errors)
         )
-    for line in complaints:
+    for line in errors:
         warning(line)
     return Snapshot(header, arrays, path)
 
 
-def held(folder: Folder, config: Config) -> RunData | None:
-    """The results of this job that the folder holds, after however many rounds. Rank 0."""
-    run = sound(folder.path)
+def results_of(folder: Folder, config: Config) -> RunData | None:
+    """Return the results of this job if the folder contains them, after any number of rounds. Rank 0."""
+    run = load_if_valid(folder.path)
     return None if run is None or _differences(_settings_of(run), config.table()) else run
 
 
 def is_done(folder: Folder, config: Config) -> bool:
-    """Whether the folder holds this job's end, non-finite values among the reasons. Rank 0.
+    """Whether the folder contains the end of this job, possibly with non-finite values. Rank 0.
 
     Raises:
-        ConfigError: it does, of data that have changed since, and the job does not replace it.
+        ConfigError: the data have changed since, and the job does not replace the run.
     """
-    run = held(folder, config)
+    run = results_of(folder, config)
     return run is not None and has_ended(run, config) and has_same_data(run, config)
 
 
 def has_ended(run: RunData, config: Config) -> bool:
-    """Whether the results of this job are those of its end."""
-    if run.end is None:
-        return False
-    return run.diverged or bool(complete(run.end, int(run.costs["round"][-1]), run.config, config))
+    """Whether the results of this job are final."""
+    return run.diverged or bool(final_end(run.end, _last_round(run), run.config, config))
+
+
+def _last_round(run: RunData) -> int:
+    return int(run.costs["round"][-1])
 
 
 def check_rounds(round: int, config: Config) -> None:
-    """Raises:
-    ConfigError: a run after ``round`` is past the last round asked for.
+    """Check that a run that has completed ``round`` has not passed the last round of ``config``.
+
+    Raises:
+        ConfigError: it has.
     """
     if round > config.rounds:
         raise ConfigError(
-            f"{config.run.out} is at round {round} already: rounds = {config.rounds} lies behind"
+            f"{config.run.out} has already completed round {round}; rounds = {config.rounds} is too small"
         )
 
 
-def complete(end: End | None, round: int, old: dict, config: Config) -> End | None:
-    """``end`` where it ends the run for good under ``config``, else ``None``.
+def final_end(end: End | None, round: int, old: dict, config: Config) -> End | None:
+    """Return ``end`` if it is final under ``config``, else ``None``.
 
-    A run that has completed its rounds is continued if more rounds are set; a run that a stopping rule has
-    ended is continued if the rule has changed.
+    A run that has completed its rounds is continued if more rounds are set. A run that was ended by a
+    stopping rule is continued if the rule has changed.
 
     Args:
-        end: why a run of the settings ``old`` has ended after ``round``.
+        end: why a run with the settings ``old`` has ended after ``round``.
     """
     same_rule = old["stop"] == config.table()["stop"]
     return end if round >= config.rounds or (same_rule and round < old["rounds"]) else None
 
 
-def _chosen(header: dict) -> dict:
-    """The settings of a checkpoint, with the size of groups that the run has chosen."""
-    return _with_group(header["config"], header.get("group"))
+def has_same_data(run: RunData, config: Config) -> bool:
+    """Whether a run of ``config`` would read the data that ``run`` has read.
+
+    Raises:
+        ConfigError: the data differ, and ``config`` does not replace the run.
+    """
+    if not config.run.overwrite:
+        _expect_same_data(run, config)
+        return True
+    return not _changed_data(run, config)
+
+
+def _expect_same_data(run: RunData, config: Config) -> None:
+    if found := _changed_data(run, config):
+        raise ConfigError(
+            f"{found}. Restore the file, choose another run.out, or start over with `mpifed run` and "
+            "run.overwrite=true"
+        )
+
+
+def _changed_data(run: RunData, config: Config) -> str:
+    """Return a sentence about the first data file that has changed since a run; "" if none has.
+
+    The files are read as the job reads them only if their digests at the stored paths leave a doubt: a file
+    is missing or differs, ``run.data_dir`` has changed, or a function returns the samples.
+    """
+    before = from_table(run.data)
+    moved = run.config["run"].get("data_dir") != config.run.data_dir
+    if not moved and all(file.derived or digest_at(file.path) == file.digest for file in before.values()):
+        return ""
+    try:
+        now = read_files(config)
+    except (ValueError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        warning(f"cannot check whether the data of {run.folder} have changed: {reason}")
+        return ""
+    return change(digests(before), now, f"the run in {run.folder}")
 
 
 def _settings_of(run: RunData) -> dict:
@@ -246,29 +287,29 @@ def _settings_of(run: RunData) -> dict:
 
 
 def _with_group(settings: dict, group: int | str | None) -> dict:
+    """Replace ``group = "auto"`` in stored settings by the group size that the run has chosen."""
     return settings | {"run": settings["run"] | ({"group": group} if group else {})}
 
 
 def _differences(old: dict, new: dict) -> list[str]:
-    """What two jobs' settings disagree on, but for how and how long they run."""
-    flat = [
-        flatten({key: value for key, value in table.items() if key not in _FREE}) | bits
-        for table, bits in zip((old, new), _bits(old, new))
-    ]
-    keys = dict.fromkeys([*flat[0], *flat[1]])
+    """List the differences between two jobs' settings, except how the jobs run and for how long."""
+    before, now = (
+        flatten({key: value for key, value in table.items() if key not in _FREE}) | numerical
+        for table, numerical in zip((old, new), _numerical(old, new))
+    )
     return [
-        f"{key} is {flat[0].get(key, 'not set')} there and {flat[1].get(key, 'not set')} here"
-        for key in keys
-        if flat[0].get(key) != flat[1].get(key)
+        f"{key} is {before.get(key, 'not set')} there and {now.get(key, 'not set')} here"
+        for key in dict.fromkeys([*before, *now])
+        if before.get(key) != now.get(key)
     ] + changed_sources(old, new)
 
 
-def _bits(*tables: dict) -> list[dict]:
-    """Of jobs' settings, what bits depend on of how they run; without ``exact`` in one how functions are
-    evaluated alone.
+def _numerical(*tables: dict) -> list[dict]:
+    """Select the settings in the section ``run`` that affect the bits of the results.
 
-    ``exact`` without a number of threads takes one. Clients one after another have other bits than clients
-    together; "auto" is what it was before, and so is a reduction that is left out.
+    Without ``exact`` in any table, these are only the dtype and how functions are evaluated. ``exact`` uses
+    one thread unless another number is set. Vectorised and looped clients give different bits. "auto" and an
+    unset reduction equal the value in the other table.
     """
     runs = [table.get("run", {}) for table in tables]
     known = next((run["reduction"] for run in runs if run.get("reduction")), None)
@@ -282,21 +323,21 @@ def _bits(*tables: dict) -> list[dict]:
     return [{f"run.{name}": run.get(name) or absent.get(name) for name in names} for run in runs]
 
 
-def _expect_bits(old: dict, config: Config) -> None:
+def _expect_reproducible(old: dict, config: Config) -> None:
     """Check that changed settings of a resumed run keep the guarantee of ``exact``.
 
     Raises:
-        ConfigError: it is to end in bits that are not those of a run in one go.
+        ConfigError: the result would differ from that of an uninterrupted run.
     """
-    new = config.table()
-    before, now = _bits(old, new)
+    before, now = _numerical(old, config.table())
     changed = [f"{key} ({before[key]} there, {now[key]} here)" for key in now if before[key] != now[key]]
     if not changed or "run.reduction" not in now or before["run.dtype"] != now["run.dtype"]:
         return
     if now["run.reduction"] == "exact":
-        way = "leave it as it was" if before["run.reduction"] == "exact" else "go on with run.reduction=fused"
+        was_exact = before["run.reduction"] == "exact"
+        fix = "keep the stored value" if was_exact else "continue with run.reduction=fused"
         raise ConfigError(
-            "run.reduction = 'exact' promises the bits of a run in one go, which depend on "
-            f"{', '.join(changed)}: {way}, or start over with run.overwrite=true"
+            "run.reduction = 'exact' guarantees bitwise the result of an uninterrupted run, which depends on "
+            f"{', '.join(changed)}: {fix}, or start over with run.overwrite=true"
         )
-    warning("run.reduction = 'fused' from here on: the bits are no longer those of every layout")
+    warning("run.reduction = 'fused' from here on: the run continues without the reproducibility guarantee")

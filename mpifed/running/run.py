@@ -1,36 +1,47 @@
-"""Running a job from Python, as from the command line.
+"""Running jobs and sweeps from Python, as from the command line.
 
-A run that finds a checkpoint of the same job in its output folder continues from it, so the same call can be
-made again after any end: a signal, a crash, a full disk. What a checkpoint cannot be continued by is refused
-with the reason; nothing is ever started over silently.
+A run whose output folder has a checkpoint of the same job continues from it, so the same call can be repeated
+after any end: a signal, a crash, a full disk. If a checkpoint cannot be continued, the reason is reported;
+nothing is silently started over.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from mpifed.base.errors import ConfigError
+from mpifed.base.log import info
+from mpifed.config.grids import Variant
 from mpifed.config.job import Config
 from mpifed.config.plugins import expect_same_sources
 from mpifed.config.tables import override, read_table
-from mpifed.parallel.comm import CollectiveError, SerialComm, collective_errors
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.world import world
 from mpifed.running.callbacks import expect_callbacks
-from mpifed.running.checkpointing import Snapshot, say
+from mpifed.running.checkpointing import Snapshot, announce
 from mpifed.running.recorder import versions
 from mpifed.running.result import Result
-from mpifed.running.resume import Stored, choose, find_saved, find_settings, go_on
+from mpifed.running.resume import (
+    Stored,
+    find_saved,
+    find_settings,
+    is_done,
+    open_for_resume,
+    open_for_run,
+)
 from mpifed.running.runner import Runner
 from mpifed.running.signals import stopped_by
-from mpifed.simulation.setup import settled
+from mpifed.simulation.setup import resolve_reduction
 from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage.folder import Folder
 from mpifed.storage.rank_log import RankLog
 
-__all__ = ["run", "resume"]
+__all__ = ["SweepOutcome", "resume", "run", "sweep"]
 
 T = TypeVar("T")
 
@@ -42,34 +53,34 @@ def run(
     overrides: Sequence[str] = (),
     callbacks: Sequence[object] = (),
 ) -> Result:
-    """Run a job, or continue it where ``run.out`` holds a checkpoint of it. Collective.
+    """Run a job, or continue it if ``run.out`` contains a checkpoint of it. Collective.
 
     Args:
-        job: a configuration, a table of the same form as a job file's, or the path of a job file.
-        comm: the communicator, for example a part of ``COMM_WORLD`` that ``Split`` of mpi4py has made; by
-            default that of all processes started together.
-        resume: "auto" continues where there is a checkpoint, "must" insists on one, "never" starts from the
-            beginning. ``run.overwrite = true`` makes "auto" start from the beginning, too, and replaces what
-            is in ``run.out``.
+        job: a configuration, a table of the same form as a job file, or the path of a job file.
+        comm: the communicator, for example a part of ``COMM_WORLD`` from mpi4py's ``Split``; by default that
+            of all processes started together.
+        resume: "auto" continues from a checkpoint if there is one, "must" requires one, "never" starts from
+            the beginning. With ``run.overwrite = true``, "auto" also starts from the beginning and replaces
+            the run in ``run.out``.
         overrides: ``key=value`` changes as on the command line, e.g. ``["rounds=20", "algorithm.q=5"]``.
         callbacks: objects with any of the methods ``on_start``, ``on_round``, ``on_evaluation`` and
-            ``on_end``, which are called with an :class:`~mpifed.Event`, on rank 0 alone, for what this call
-            computes; one that raises an error ends all ranks.
+            ``on_end``, which are called with an :class:`~mpifed.Event` on rank 0 for the rounds of this call.
+            An error in a callback ends all ranks.
 
     Raises:
-        ConfigError: on all ranks: settings that are invalid independently of folders and data.
-        CollectiveError: on all ranks together: what only shows when the job is set up or runs (missing data,
-            an output folder in use or with another job's results, a device that is not there, non-finite
-            values, a callback that fails).
-        Stopped: on all ranks together, when the files are written: SIGTERM or SIGUSR1 has come. It is a
+        ConfigError: on all ranks: the settings are invalid independently of folders and data.
+        CollectiveError: on all ranks together: an error during set-up or the run (missing data, an output
+            folder in use or with another job's results, a missing device, non-finite values, an error in a
+            callback).
+        Stopped: on all ranks together, after the files are written: SIGTERM or SIGUSR1 was received. It is a
             SystemExit.
-        KeyboardInterrupt: the same for Ctrl-C; its ``result``, too, is what would have been returned.
+        KeyboardInterrupt: likewise for Ctrl-C. Its attribute ``result`` is what would have been returned.
     """
     comm = world(comm)
-    _alike(comm, lambda: expect_callbacks(callbacks))
-    config = settled(_alike(comm, lambda: _read(job, overrides)), comm)
+    _collective(comm, lambda: expect_callbacks(callbacks))
+    config = resolve_reduction(_collective(comm, lambda: _read(job, overrides)), comm)
     folder = Folder(config.run.out)
-    return _carry_out(config, comm, folder, lambda: choose(folder, config, resume), callbacks)
+    return _execute(config, comm, folder, lambda: open_for_run(folder, config, resume), callbacks)
 
 
 def resume(
@@ -78,7 +89,7 @@ def resume(
     comm: SerialComm | None = None,
     callbacks: Sequence[object] = (),
 ) -> Result:
-    """Continue a run from its newest sound checkpoint, on any number of ranks. Collective.
+    """Continue a run from its newest valid checkpoint, on any number of ranks. Collective.
 
     Args:
         folder: the run's folder.
@@ -90,10 +101,54 @@ def resume(
         ConfigError, Stopped, KeyboardInterrupt: as for :func:`run`.
     """
     comm, folder = world(comm), Folder(folder)
-    _alike(comm, lambda: expect_callbacks(callbacks))
+    _collective(comm, lambda: expect_callbacks(callbacks))
     stored = find_settings(comm, folder)
-    config = settled(_alike(comm, lambda: _changed(stored, folder.path, overrides)), comm)
-    return _carry_out(config, comm, folder, lambda: go_on(folder, config), callbacks)
+    config = resolve_reduction(_collective(comm, lambda: _changed(stored, folder.path, overrides)), comm)
+    return _execute(config, comm, folder, lambda: open_for_resume(folder, config), callbacks)
+
+
+@dataclass
+class SweepOutcome:
+    """Number of runs of a sweep that are done, that were done before, and that ended in non-finite values."""
+
+    done: int = 0
+    before: int = 0
+    diverged: int = 0
+
+
+def sweep(runs: Sequence[Variant], comm: SerialComm, others: Sequence[Variant] = ()) -> SweepOutcome:
+    """Execute the runs of a grid (:mod:`mpifed.config.grids`) one after another. Collective.
+
+    Runs that are done are skipped, so an interrupted or extended sweep executes only the missing runs. A run
+    that ended in non-finite values counts as done: a step size was too large.
+
+    Args:
+        others: runs of the same grid that are not executed here.
+
+    Raises:
+        Stopped, KeyboardInterrupt: a signal was received during a run.
+        CollectiveError: the data of a run that is done, including ``others``, have changed since, in which
+            case nothing is executed; or a run cannot be executed, and the runs before it are done.
+    """
+    names: list[str] = []
+    with collective_errors(comm, ValueError):
+        if comm.rank == 0:
+            names = [one.name for one in (*runs, *others) if is_done(Folder(one.config.run.out), one.config)]
+    outcome, done = SweepOutcome(), json.loads(broadcast_text(comm, json.dumps(names)))
+    for number, variant in enumerate(runs, 1):
+        if variant.name in done:
+            outcome.before += 1
+        else:
+            if comm.rank == 0:
+                info(f"run {number} of {len(runs)}: {variant.name}")
+            try:
+                run(variant.config, comm)
+            except NonFiniteError as error:
+                outcome.diverged += 1
+                if comm.rank == 0:
+                    info(f"{variant.name}: {error}")
+        outcome.done += 1
+    return outcome
 
 
 def _read(job: Config | dict | str | Path, overrides: Sequence[str]) -> Config:
@@ -112,35 +167,33 @@ def _read(job: Config | dict | str | Path, overrides: Sequence[str]) -> Config:
 
 
 def _changed(stored: Stored, folder: Path, overrides: Sequence[str]) -> Config:
-    """The settings of a stored run, which is now in ``folder``, with changes."""
+    """Return the settings of a stored run, which is now in ``folder``, with changes."""
     table = copy.deepcopy(stored.settings)
     table["run"]["out"] = str(folder)
     _override(table, overrides)
     out = table["run"].get("out") if isinstance(table["run"], dict) else None
     if isinstance(out, str) and Path(out).resolve() != folder.resolve():
         raise ConfigError(
-            f"run.out = {out} is not the folder to go on in, {folder}: copy that to another place first, and "
-            "name the copy"
+            f"run.out = {out} is not the folder of the resumed run, {folder}: copy the folder first, and "
+            "resume the copy"
         )
     expect_same_sources(table)
     try:
         return Config.from_table(table)
     except ConfigError:
-        _expect_known(stored, folder)
+        _expect_valid(stored, folder)
         raise
 
 
-def _expect_known(stored: Stored, folder: Path) -> None:
-    """Raises:
-    ConfigError: the stored settings are none of this version's, whatever is changed.
-    """
+def _expect_valid(stored: Stored, folder: Path) -> None:
+    """Raise a :class:`ConfigError` if stored settings without changes are invalid in this version."""
     try:
         Config.from_table(stored.settings)
-    except ConfigError as fault:
+    except ConfigError as error:
         raise ConfigError(
-            f"the settings stored in {folder}, by {stored.writer}, do not fit mpifed "
-            f"{versions()['mpifed']}: {fault}\nGo on with the version that has written them, or start over "
-            "with `mpifed run` and run.overwrite=true"
+            f"the settings stored in {folder}, by {stored.writer}, are invalid in mpifed "
+            f"{versions()['mpifed']}: {error}\nContinue with the version that has written them, or start "
+            "over with `mpifed run` and run.overwrite=true"
         ) from None
 
 
@@ -151,50 +204,36 @@ def _override(table: dict, overrides: Sequence[str]) -> None:
         override(table, text)
 
 
-def _alike(comm: SerialComm, read: Callable[[], T]) -> T:
-    """What every rank reads for itself. Collective.
-
-    Raises:
-        ConfigError: on all ranks together, with the first rank's fault.
-    """
+def _collective(comm: SerialComm, read: Callable[[], T]) -> T:
+    """Call ``read`` on all ranks; raise the first rank's :class:`ConfigError` on all ranks. Collective."""
     try:
         with collective_errors(comm, ConfigError):
             return read()
-    except CollectiveError as fault:
-        raise ConfigError(str(fault)) from None
+    except CollectiveError as error:
+        raise ConfigError(str(error)) from None
 
 
-def _carry_out(
+def _execute(
     config: Config,
     comm: SerialComm,
     folder: Folder,
-    look: Callable[[], Snapshot | Result | None],
+    find: Callable[[], Snapshot | Result | None],
     callbacks: Sequence[object],
 ) -> Result:
-    """Run from what rank 0 finds with ``look``. Collective."""
-
+    """Start, continue or return what rank 0 finds with ``find``. Collective."""
     with RankLog(comm, folder.path) as log:
         try:
-            found = find_saved(comm, look)
+            found = find_saved(comm, find)
             if isinstance(found, Result):
-                return _complete(found.made_by(config), comm)
+                if found.end.kind == "diverged":
+                    raise NonFiniteError(f"{folder.path} has already ended: {found.stopped}")
+                announce(comm, f"{folder.path} is complete: {found.stopped}")
+                return found.with_network(config)
             log.open()
             runner = Runner(config, comm, folder, log, callbacks)
-            result = runner.carry_out(found)
+            result = runner.execute(found)
         finally:
             folder.close()
     if runner.signal:
         raise stopped_by(runner.signal, result)
-    return result
-
-
-def _complete(result: Result, comm: SerialComm) -> Result:
-    """What was computed before.
-
-    Raises:
-        NonFiniteError: on all ranks together, as it was then.
-    """
-    if result.end.kind == "diverged":
-        raise NonFiniteError(f"{result.path.parent} has ended before: {result.stopped}")
-    say(comm, f"{result.path.parent} is complete: {result.stopped}")
     return result

@@ -44,13 +44,12 @@ EXIT_RESUME = 85
 
 
 class Stopped(SystemExit):
-    """SIGTERM or SIGUSR1 came during a run, which is complete, or can be resumed from a checkpoint.
+    """Raised after SIGTERM or SIGUSR1, on all ranks together, when the run's files are written.
 
-    Raised on all ranks together after the run's files are written. A script that does not catch it ends with
-    exit code 85.
+    The run is complete or can be resumed from a checkpoint. If it is not caught, the exit code is 85.
 
     Attributes:
-        result: what the run would have returned.
+        result: the result that the run would have returned.
     """
 
     def __init__(self, result: Result):
@@ -59,10 +58,10 @@ class Stopped(SystemExit):
 
 
 def stopped_by(number: int, result: Result) -> Stopped | KeyboardInterrupt:
-    """The exception for a script whose run was stopped by a signal, with the run's ``result``."""
+    """Return the exception for a run that a signal has stopped, with the run's ``result``."""
     if number != signal.SIGINT:
         return Stopped(result)
-    error = KeyboardInterrupt(result.stopped)  # a class of its own would end Python with exit code 1
+    error = KeyboardInterrupt(result.stopped)  # a subclass would end Python with exit code 1
     error.result = result
     return error
 
@@ -78,7 +77,7 @@ class EarlySignals(list):
         self._before = {number: signal.signal(number, self) for number in SIGNALS}
 
     def restore(self) -> None:
-        """Restore the previous handlers, except where another one was installed meanwhile."""
+        """Restore the previous handlers of signals whose handler is still this one."""
         for number, handler in self._before.items():
             if signal.getsignal(number) is self:
                 signal.signal(number, handler)
@@ -91,7 +90,7 @@ class EarlySignals(list):
 
 
 def _early() -> EarlySignals | None:
-    """The handler that records early signals in this process, if there is one."""
+    """Return the handler that records early signals in this process, if it is installed."""
     handler = signal.getsignal(signal.SIGTERM)
     return handler if isinstance(handler, EarlySignals) else None
 
@@ -114,7 +113,7 @@ def hold_signals():
 
 
 def early_signal(comm: SerialComm) -> int:
-    """The number of a signal that any rank has recorded so far, 0 for none. Collective."""
+    """Return the number of a signal that any rank has recorded so far; 0 without a signal. Collective."""
     return _common(comm, next(iter(_early() or ()), 0))
 
 
@@ -128,7 +127,7 @@ def release_signals() -> None:
 
 
 def _common(comm: SerialComm, number: int) -> int:
-    """The greatest number on any rank: SIGINT, the smallest of the three, only if no other signal came."""
+    """Return the largest number on any rank. SIGINT is the smallest of the three signals."""
     import numpy as np  # not at the top: the command line records signals before it loads libraries
 
     numbers = np.array([number], dtype=np.int64)
@@ -142,14 +141,14 @@ class StopSignals:
     Outside the main thread, where Python allows no handlers, no signal is caught.
 
     Args:
-        where: returns the progress of the run, for the message.
+        progress: returns a text about the progress of the run for the message.
 
     Attributes:
-        requested: name of the first signal received, "" while there is none.
+        requested: name of the first signal received; "" without a signal.
     """
 
-    def __init__(self, comm: SerialComm, where: Callable[[], str]):
-        self.comm, self.where, self.requested = comm, where, ""
+    def __init__(self, comm: SerialComm, progress: Callable[[], str]):
+        self.comm, self.progress, self.requested = comm, progress, ""
 
     def __enter__(self) -> StopSignals:
         self._active = threading.current_thread() is threading.main_thread()
@@ -173,11 +172,12 @@ class StopSignals:
             os.close(self._write)  # the thread reads the end of the pipe
             self._thread.join()
             os.close(self._read)
-        del self.where  # or this and the run would hold each other, and its data, after its end
+        del self.progress  # breaks a reference cycle with the run, which would keep its data in memory
 
     def common(self) -> int:
-        """The number of the signal that came to any rank, 0 for none; SIGINT only if no other did.
-        Collective.
+        """Return the number of a signal that any rank has received, 0 without a signal. Collective.
+
+        SIGINT is returned only if no rank has received another signal.
         """
         return _common(self.comm, signal.Signals[self.requested] if self.requested else 0)
 
@@ -194,6 +194,6 @@ class StopSignals:
             if not self.requested:
                 self.requested = name
                 if self.comm.rank == 0:
-                    info(f"{name} {self.where()}")
+                    info(f"{name} {self.progress()}")
                 else:
                     LOG.info("%s received", name)

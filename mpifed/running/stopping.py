@@ -1,4 +1,4 @@
-"""When a run ends: after the rounds asked for, at a metric's target, after a budget of time, on a signal."""
+"""The stopping rule of a run: number of rounds, target of a metric, time budget, or a signal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mpifed.base.log import warning
 from mpifed.base.settings import suggest
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm, collective_errors
-from mpifed.storage.format import End
+from mpifed.storage.results import End
 
 __all__ = ["StopRule"]
 
@@ -19,113 +19,95 @@ __all__ = ["StopRule"]
 class StopRule:
     """Decides after every round, identically on all ranks, whether the run ends.
 
-    What only some ranks know, that the time is up or that a signal has come, they tell the others by a number
-    that rides on a round's first sum: 1 from rank 0 if the time is up, 2 from every rank that was asked to
-    stop.
+    Facts that only some ranks know are added up in the first Allreduce of a round: rank 0 contributes 1 if
+    the time budget is used up, and each rank that has received a signal contributes 2.
 
     Attributes:
-        asked: whether some rank had been asked to stop when the last round began.
+        signalled: whether some rank had received a signal when the last round began.
         evaluated: the round of the last evaluation, -1 before the first.
     """
 
     def __init__(self, config: Config, comm: SerialComm):
         self.rounds, self.stop, self.comm = config.rounds, config.stop, comm
-        self.asked = self._late = False
+        self.signalled = self._late = False
         self.evaluated = -1
-        self._ever = self._warned = (
-            False  # whether the metric has been a number, and that it was none is said
-        )
+        self._was_number = self._warned = False  # about the metric of the target
 
-    def vote(self, asked: bool, elapsed: Callable[[], float]) -> float:
-        """This rank's number for the next round.
+    def contribution(self, signalled: bool, elapsed: Callable[[], float]) -> float:
+        """Return this rank's contribution to the Allreduce of the next round.
 
         Args:
-            elapsed: seconds that the rounds so far have taken, asked on rank 0.
+            elapsed: returns the seconds that the rounds so far have taken; called on rank 0.
         """
         budget = self.stop.seconds
         late = budget is not None and self.comm.rank == 0 and elapsed() >= budget
-        return float(late + 2 * asked)
+        return float(late + 2 * signalled)
 
-    def count(self, votes: float) -> None:
-        """Read the sum of all ranks' numbers."""
-        asked, late = divmod(round(votes), 2)
-        self.asked, self._late = asked > 0, late == 1
+    def receive(self, total: float) -> None:
+        """Read the sum of all contributions."""
+        signalled, late = divmod(round(total), 2)
+        self.signalled, self._late = signalled > 0, late == 1
 
     def after(self, r: int) -> End | None:
-        """The end that time or rounds put to the run after round ``r``."""
+        """Return the end after round ``r`` due to the time budget or the number of rounds."""
         if self._late:
             return End("time", f"wall-time budget of {self.stop.seconds} s used up")
         return End("rounds", f"all {self.rounds} rounds done") if r >= self.rounds else None
 
-    def told(self, end: End) -> End:
-        """``end``, which says so where the run could not have reached its target."""
-        hopeless = self.stop.metric is not None and not self._ever and end.kind in ("rounds", "time")
-        return End(end.kind, f"{end.sentence}; {self.stop.metric} was never a number") if hopeless else end
-
     def signal(self, r: int) -> End | None:
-        """The end that a signal puts to the run after round ``r``."""
-        return End("signal", f"a signal after round {r}") if self.asked else None
+        """Return the end after round ``r`` due to a signal."""
+        return End("signal", f"a signal after round {r}") if self.signalled else None
+
+    def explained(self, end: End) -> End:
+        """Return ``end``, with a note if the target was unreachable because its metric was always NaN."""
+        hopeless = self.stop.metric is not None and not self._was_number and end.kind in ("rounds", "time")
+        return End(end.kind, f"{end.sentence}; {self.stop.metric} was always nan") if hopeless else end
 
     def restore(self, history: Mapping[str, Sequence[float]]) -> None:
-        """Go on from the evaluations of a run that continues. Collective.
+        """Restore the state from the evaluations of a resumed run. Collective.
 
         Args:
             history: metrics by name, with ``round``, complete on rank 0.
 
         Raises:
-            CollectiveError: the metric is none of them.
+            CollectiveError: the metric of the target does not exist.
         """
-        known = np.array([-1, 0])
+        state = np.array([-1, 0])
         with collective_errors(self.comm, ValueError):
             if self.comm.rank == 0 and history["round"]:
-                known[:] = history["round"][-1], self._numbers(history)
-        self.comm.bcast_(known)
-        self.evaluated, self._ever = int(known[0]), bool(known[1])
-
-    def _numbers(self, history: Mapping[str, Sequence[float]]) -> bool:
-        """Whether the metric has been a number in some evaluation."""
-        if self.stop.metric is None:
-            return False
-        self._expect_metric([name for name in history if name != "round"])
-        return not all(map(math.isnan, history[self.stop.metric]))
+                state[0], metric = history["round"][-1], self.stop.metric
+                if metric is not None:
+                    self._expect_metric([name for name in history if name != "round"])
+                    state[1] = not all(map(math.isnan, history[metric]))
+        self.comm.bcast_(state)
+        self.evaluated, self._was_number = int(state[0]), bool(state[1])
 
     def target(self, metrics: Mapping[str, float], r: int) -> End | None:
-        """The end if the metric has reached its target. Collective, also without one: all wait for rank 0.
+        """Return the end if the metric has reached its target. Collective, also without a target.
 
         Args:
-            metrics: after round ``r``, complete on rank 0.
+            metrics: metrics after round ``r``, complete on rank 0.
 
         Raises:
-            CollectiveError: there is no such metric.
+            CollectiveError: the metric of the target does not exist.
         """
-        stop, found = self.stop, np.zeros(2, dtype=np.int64)
+        stop, state = self.stop, np.zeros(2, dtype=np.int64)
         with collective_errors(self.comm, ValueError):
             if self.comm.rank == 0 and stop.metric is not None:
                 self._expect_metric(metrics)
-                value = metrics[stop.metric]
-                found[:] = not math.isnan(value), self._reached(value)
-        self.comm.bcast_(found)
-        if stop.metric is not None and not found[0]:
-            self._warn(r)
-        self.evaluated, self._ever = r, self._ever or bool(found[0])
-        if not found[1]:
+                value = metrics[stop.metric]  # comparisons with nan are false
+                reached = value >= stop.at_least if stop.at_least is not None else value <= stop.at_most
+                state[:] = not math.isnan(value), reached
+        self.comm.bcast_(state)
+        if stop.metric is not None and not state[0] and not self._warned:
+            self._warned = True
+            if self.comm.rank == 0:
+                warning(f"stop.metric = {stop.metric!r} is nan after round {r}: it cannot end the run")
+        self.evaluated, self._was_number = r, self._was_number or bool(state[0])
+        if not state[1]:
             return None
         bound = f"at least {stop.at_least}" if stop.at_least is not None else f"at most {stop.at_most}"
         return End("target", f"{stop.metric} is {bound}")
-
-    def _reached(self, value: float) -> bool:
-        """NaN reaches nothing."""
-        stop = self.stop
-        return value >= stop.at_least if stop.at_least is not None else value <= stop.at_most
-
-    def _warn(self, r: int) -> None:
-        """Say once that the metric is none with which the run could end."""
-        if self.comm.rank == 0 and not self._warned:
-            warning(
-                f"stop.metric = {self.stop.metric!r} is not a number (nan) after round {r}: "
-                "it ends the run only where it is one"
-            )
-        self._warned = True
 
     def _expect_metric(self, names: Collection[str]) -> None:
         if self.stop.metric not in names:

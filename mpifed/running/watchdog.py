@@ -1,19 +1,19 @@
-"""Ends a run that makes no progress, and reports which ranks have reached the collective call and which not.
+"""Ends a run without progress, and reports which ranks have reached the collective call and which have not.
 
 A thread on each rank counts the seconds since the last :meth:`Watchdog.beat`. A rank that reaches its limit
 reports to the witnesses (ranks 0 and 1) where it is: waiting in a collective call, or in a client's step. A
 witness that receives a report asks all other ranks, which answer even if their own limits are longer. The
 first witness that answers prints the list and ends all ranks. A rank that is stopped, or hangs in C code that
-holds the GIL, does not answer and is listed as such. If every rank hangs in such code, no thread of Python
+holds the GIL, does not answer and is reported as such. If every rank hangs in such code, no thread of Python
 can run: faulthandler's timer then prints the stacks and ends the process, ``RESERVE`` seconds after the
 limit.
 
 Only time in which the process could run counts. If all ranks are stopped together and continued (Ctrl-Z, a
-suspended Slurm job), the thread wakes up late and the limit is extended. A rank that alone is stopped has
-hung for the others. faulthandler's timer also counts the time in which a process is stopped, so a run that is
-suspended for longer than ``RESERVE`` is ended when it is continued, and resumes from its checkpoint.
+suspended Slurm job), the thread wakes up late and the limit is extended. If only one rank is stopped, the
+other ranks report it as hanging. faulthandler's timer also counts the time in which a process is stopped, so
+a run that is suspended for longer than ``RESERVE`` ends when it is continued, and can be resumed.
 
-A rank whose launcher has died ends as well, since not every launcher ends its ranks.
+A rank also ends if its launcher has died, because not every launcher ends its ranks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from mpifed.parallel.comm import SerialComm
 
 __all__ = ["Watchdog", "EXIT_HANG"]
 
-#: Exit code of a run that the watchdog ended.
+#: Exit code of a run that the watchdog has ended.
 EXIT_HANG = 75
-#: Exit code of a rank whose launcher has died: that of any failed rank.
+#: Exit code of a rank whose launcher has died, the same as that of any failed rank.
 EXIT_ORPHAN = 1
 #: Seconds in which the witnesses collect the answers of the other ranks.
 GRACE = 5.0
@@ -42,94 +42,95 @@ GRACE = 5.0
 RESERVE = 3600.0
 #: The longest timeout passed to faulthandler, in seconds.
 LONGEST = 1e9
-#: The limit is at least this many times the longest stretch of the same kind between two beats so far.
+#: Ratio of the limit to the longest time between two beats of the same type so far.
 SLACK = 10
-#: Seconds between two looks at the time, at most.
+#: Maximum number of seconds between two checks of the time.
 TICK = 1.0
 
 
 class Watchdog:
-    """Watches one rank of a run between ``with`` and its end.
+    """Context that watches one rank of a run.
 
     Args:
-        least: seconds without a beat that end the run at the earliest; ``SLACK`` times as many in what has
-            not been done before (set-up, first round, first evaluation), as nothing is known about how long
-            it takes, unless :meth:`beat` is given a longer time. 0 or infinity: no watch.
+        minimum: smallest limit in seconds. The limit is ``SLACK`` times larger for the first work of a type
+            (set-up, first round, first evaluation), unless :meth:`beat` receives its expected duration. 0 or
+            infinity disables the watchdog.
     """
 
-    def __init__(self, comm: SerialComm, least: float):
-        self.comm, self.least = comm, least if math.isfinite(least) else 0.0
-        self.round, self._kind, self._limit = 0, "set-up", SLACK * self.least
+    def __init__(self, comm: SerialComm, minimum: float):
+        self.comm, self.minimum = comm, minimum if math.isfinite(minimum) else 0.0
+        self.round, self._kind, self._limit = 0, "set-up", SLACK * self.minimum
         self._longest: dict[str, float] = {}
-        self._tick, self._idle = min(TICK, self.least / 8), 0.0
+        self._tick, self._idle = min(TICK, self.minimum / 8), 0.0
         self._done = threading.Event()
 
     def __enter__(self) -> Watchdog:
         self._last, self._worked, self._parent = time.monotonic(), time.process_time(), os.getppid()
-        if self.least:
+        if self.minimum:
             self._main = threading.get_ident()
             self._thread = threading.Thread(target=self._watch, name="mpifed-watchdog", daemon=True)
             self._thread.start()
         return self
 
     def __exit__(self, *_) -> None:
-        if self.least:
+        if self.minimum:
             self._done.set()
             self._thread.join()
             faulthandler.cancel_dump_traceback_later()
 
     def beat(self, round: int, then: str = "round", expected: float | None = None) -> None:
-        """The run moves.
+        """Report progress.
 
         Args:
-            round: rounds done so far.
-            then: what comes next; how long a round takes says nothing about an evaluation or a checkpoint.
-            expected: the seconds that it should take, until it has been done once.
+            round: number of completed rounds.
+            then: type of the next work, "round", "evaluation", "checkpoint" or "callbacks". Each type has
+                its own limit.
+            expected: expected duration of the next work in seconds, used the first time.
         """
         present, worked = time.monotonic(), time.process_time()
         took = present - self._last
-        if self.least:  # without the time in which the process was stopped
+        if self.minimum:  # without the time in which the process was stopped
             took = min(took, max(self._idle + 2 * self._tick, worked - self._worked))
         self._longest[self._kind] = max(self._longest.get(self._kind, 0.0), took)
         self.round, self._kind, self._worked = round, then, worked
-        unknown = self.least if expected is None else expected
-        self._limit = max(self.least, SLACK * self._longest.get(then, unknown))
-        self._last = present  # tells the thread, and therefore comes last
+        unknown = self.minimum if expected is None else expected
+        self._limit = max(self.minimum, SLACK * self._longest.get(then, unknown))
+        self._last = present  # assigned last, because the thread waits for it
 
     def _watch(self) -> None:
         seen, limit, end = self._last, self._limit, self._limit
-        looked, worked = time.monotonic(), time.process_time()
+        checked, worked = time.monotonic(), time.process_time()
         while True:
             _end_in(end - self._idle + RESERVE)
             if self._done.wait(self._tick):
                 return
             if self.comm.size > 1 and os.getppid() != self._parent:
                 self._end_alone()
-            past, work = time.monotonic() - looked, time.process_time() - worked
-            looked, worked = looked + past, worked + work
+            past, work = time.monotonic() - checked, time.process_time() - worked
+            checked, worked = checked + past, worked + work
             if self._last != seen:
                 seen, limit, end, self._idle = self._last, self._limit, self._limit, 0.0
                 continue
-            ran = min(past, max(2 * self._tick, work))  # it may have worked without letting this thread look
+            ran = min(past, max(2 * self._tick, work))  # the main thread may have held the GIL
             self._idle += ran
             if past - ran > limit / 4:
                 end = self._idle + limit
-            if self._idle >= end or (self._idle >= self.least / 2 and self.comm.alarmed()):
+            if self._idle >= end or (self._idle >= self.minimum / 2 and self.comm.hang_reported()):
                 self._expire()
 
     def _end_alone(self) -> None:
-        """End this rank without a word to MPI, of which a part has died."""
-        with contextlib.suppress(OSError):  # nor need anybody read any more
+        """End this rank without MPI, which may no longer work."""
+        with contextlib.suppress(OSError):  # standard error may be closed
             print_error(f"mpifed: rank {self.comm.rank} ends: its launcher has died")
         LOG.critical("this rank ends: its launcher has died")
         os._exit(EXIT_ORPHAN)
 
     def _expire(self) -> None:
-        """Tell the witnesses; there, collect, report and end all ranks. Does not return."""
+        """Report to the witnesses. A witness collects the answers and ends all ranks. Does not return."""
         _end_in(5 * GRACE)
         rank, call = self.comm.rank, self.comm.calling
         here = f"waits in {call}" if call else f"is at {self._place()}"
-        answers = self.comm.witness(here, GRACE)
+        answers = self.comm.report_hang(here, GRACE)
         if not call:
             faulthandler.dump_traceback(file=sys.__stderr__)
         LOG.critical("no progress: this rank %s\n%s", here, self._stack())
@@ -155,11 +156,11 @@ class Watchdog:
         ]
         return (
             f"mpifed: no progress for {self._limit:.3g} s in the {self._kind} after round {self.round} "
-            f"(run.watchdog = {self.least:g}). "
+            f"(run.watchdog = {self.minimum:g}). "
             f"Arrived: {', '.join(map(str, arrived)) or 'none'}. Not arrived: {'; '.join(missing) or 'none'}"
         )
 
 
 def _end_in(seconds: float) -> None:
-    """Let faulthandler print all stacks and end the process after ``seconds``, unless called again before."""
+    """Set faulthandler's timer, which prints all stacks and ends the process after ``seconds``."""
     faulthandler.dump_traceback_later(min(seconds, LONGEST), exit=True, file=sys.__stderr__)

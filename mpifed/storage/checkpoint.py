@@ -1,11 +1,11 @@
-"""Checkpoints: {config, round, records, one row per client}, one HDF5 file each, written by rank 0.
+"""Checkpoints: one HDF5 file each with a header, whole records and one row per client, written by rank 0.
 
-Client rows are streamed to rank 0 block by block, so rank 0 needs the memory of one block, and stream back to
-whatever ranks host the clients at resumption. No random state is stored: streams have addresses.
+Client rows are streamed to rank 0 block by block, so rank 0 needs memory for one block, and are streamed back
+to the ranks that host the clients when the run is resumed. No random state is stored: streams have addresses.
 
-A file is written under a temporary name, sealed with a digest of its bytes (:mod:`mpifed.storage.sealed`),
-synced and renamed; :func:`newest` takes the newest file whose digest holds and says which it passed over. No
-compression: weights do not compress.
+A file is written under a temporary name, completed with a digest of its bytes (:mod:`mpifed.storage.hdf5`),
+synced and renamed. :func:`newest` returns the newest file with a valid digest. Weights are not compressed,
+because compression does not make them smaller.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ import numpy as np
 
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Placement
-from mpifed.storage.atomic import replacing, shielded
-from mpifed.storage.ownership import MAGIC, checkpoints, is_own
-from mpifed.storage.sealed import SEAL, expect_seal, opened, seal
+from mpifed.storage.files import CHECKPOINT_MAGIC, checkpoints, is_registered, replacing
+from mpifed.storage.hdf5 import creating, expect_digest, opened
 
 __all__ = ["write", "newest", "read_clients", "FORMAT"]
 
-#: Version of the file layout.
+#: Format number. The header and the arrays of a format never change.
 FORMAT = 3
-#: Bytes of client rows in flight.
+#: Maximum size of a block of client rows in bytes.
 BLOCK = 64 * 2**20
-#: Bytes that must stay free in addition to a checkpoint's data, for HDF5's metadata.
+#: Bytes that must remain free in addition to a checkpoint's data, for HDF5's metadata.
 MARGIN = 4 * 2**20
-#: Validates the content of a file.
-Expect = Callable[[dict, dict[str, np.ndarray], tuple | None], None]
+#: Function that validates the header, the whole arrays, and the shape and dtype of the client rows.
+Validator = Callable[[dict, dict[str, np.ndarray], tuple | None], None]
 
 
 def _spans(first: int, last: int, row_bytes: int):
-    """``first:last`` in pieces of at most ``BLOCK`` bytes."""
+    """Split ``first:last`` into pieces of at most ``BLOCK`` bytes."""
     step = max(1, BLOCK // max(1, row_bytes))
     return ((start, min(start + step, last)) for start in range(first, last, step))
 
@@ -53,14 +52,14 @@ def write(
     comm: SerialComm,
     placement: Placement,
 ) -> None:
-    """Write the checkpoint of round ``header["round"]`` and drop all but the ``keep`` newest. Collective.
+    """Write the checkpoint of round ``header["round"]`` and remove all but the ``keep`` newest. Collective.
 
-    A disk that is full leaves the older checkpoints as they are, and no rank waiting.
+    If the disk is full, the older checkpoints remain and no rank is left waiting.
 
     Args:
-        header: JSON-able values (rank 0's are written).
-        arrays: whole arrays, at least one axis each (rank 0's are written).
-        rows: this rank's client rows ``[C, size]``.
+        header: JSON-able values (those of rank 0 are written).
+        arrays: whole arrays with at least one axis (those of rank 0 are written).
+        rows: the client rows of this rank, ``[C, size]``.
 
     Raises:
         OSError, RuntimeError: on rank 0: the file cannot be written.
@@ -71,23 +70,30 @@ def write(
             comm.send(rows[start:stop], 0)
         return
     final = Path(folder) / f"checkpoint-{header['round']:08d}.h5"
-    blocks = _arriving(rows, comm, placement)
+    blocks = _receive(rows, comm, placement)
     try:
-        needed = sum(array.nbytes for array in arrays.values()) + placement.clients * row_bytes
-        _room(final.parent, needed)
-        with replacing(final) as temporary:
-            _fill(temporary, header, arrays, blocks, (placement.clients, rows.shape[1]), rows.dtype)
+        _expect_space(final.parent, sum(a.nbytes for a in arrays.values()) + placement.clients * row_bytes)
+        with (
+            replacing(final) as temporary,
+            creating(temporary, CHECKPOINT_MAGIC, FORMAT) as file,
+        ):
+            for name, array in arrays.items():
+                file[name] = array
+            clients = file.create_dataset("clients", (placement.clients, rows.shape[1]), rows.dtype)
+            for start, block in blocks:
+                clients[start : start + len(block)] = block
+            file.attrs["header"] = json.dumps(header)
     finally:
-        for _ in blocks:  # the other ranks send whatever happens here
+        for _ in blocks:  # the other ranks send their rows even if rank 0 fails
             pass
-    # A file of a later round could not be continued from: it must not push out this one.
-    done = [path for path in checkpoints(final.parent) if path.name <= final.name and is_own(path)]
+    # A later checkpoint is damaged, or the run would have continued from it: it must not displace this one.
+    done = [path for path in checkpoints(final.parent) if path.name <= final.name and is_registered(path)]
     for old in done[:-keep]:
         old.unlink(missing_ok=True)
 
 
-def _arriving(rows: np.ndarray, comm: SerialComm, placement: Placement):
-    """Client rows as they come to rank 0: the number of the first one, and the rows."""
+def _receive(rows: np.ndarray, comm: SerialComm, placement: Placement):
+    """Yield the client rows of all ranks on rank 0, as pairs of the first client number and a block."""
     yield 0, rows
     for rank in range(1, comm.size):
         for start, stop in _spans(*placement.edges[rank : rank + 2], rows.shape[1] * rows.itemsize):
@@ -96,75 +102,61 @@ def _arriving(rows: np.ndarray, comm: SerialComm, placement: Placement):
             yield start, block
 
 
-def _room(folder: Path, needed: int) -> None:
-    """Refuse a file that cannot fit before HDF5 meets the end of the disk half way."""
+def _expect_space(folder: Path, needed: int) -> None:
+    """Raise an :class:`OSError` if a file of ``needed`` bytes does not fit on the disk."""
     free, needed = shutil.disk_usage(folder).free, needed + MARGIN
     if free < needed:
         raise OSError(
             errno.ENOSPC,
-            f"{os.strerror(errno.ENOSPC)}: {needed:,} bytes needed, {MARGIN:,} of them to spare, {free:,} "
-            "free",
+            f"{os.strerror(errno.ENOSPC)}: {needed:,} bytes needed, including a margin of {MARGIN:,}; "
+            f"{free:,} free",
         )
 
 
-def _fill(
-    path: Path, header: dict, arrays: dict[str, np.ndarray], blocks, shape: tuple[int, int], dtype
-) -> None:
-    with shielded(path) as target, h5py.File(target, "w", userblock_size=SEAL) as file:
-        for name, array in arrays.items():
-            file[name] = array
-        clients = file.create_dataset("clients", shape, dtype)
-        for start, block in blocks:
-            clients[start : start + len(block)] = block
-        file.attrs["header"] = json.dumps(header)
-    seal(path, MAGIC, FORMAT)
-
-
-def _load(path: Path, expect: Expect | None) -> tuple[dict, dict[str, np.ndarray]]:
-    """Header and whole arrays of a file.
+def _load(path: Path, validate: Validator | None) -> tuple[dict, dict[str, np.ndarray]]:
+    """Return the header and the whole arrays of a file.
 
     Raises:
-        ValueError: it is damaged, cannot be read, or is not as expected.
+        ValueError: the file is damaged, cannot be read, or has unexpected content.
     """
     try:
-        with opened(path, lambda file: expect_seal(file, MAGIC, FORMAT)) as file:
+        with opened(path, lambda file: expect_digest(file, CHECKPOINT_MAGIC, FORMAT)) as file:
             header = json.loads(file.attrs["header"])
             arrays = {name: dataset[...] for name, dataset in file.items() if name != "clients"}
             rows = file.get("clients")
             clients = (rows.shape, rows.dtype) if isinstance(rows, h5py.Dataset) else None
-    except (AttributeError, IndexError, KeyError, TypeError) as error:  # no header, a group for an array
+    except (AttributeError, IndexError, KeyError, TypeError) as error:  # no header, or a group for an array
         raise ValueError(f"unexpected content: {error}") from None
     except (OSError, RuntimeError) as error:
         raise ValueError(str(error)) from None
-    if expect:
-        expect(header, arrays, clients)
+    if validate:
+        validate(header, arrays, clients)
     return header, arrays
 
 
 def newest(
-    folder: Path, expect: Expect | None = None
+    folder: Path, validate: Validator | None = None
 ) -> tuple[Path | None, dict, dict[str, np.ndarray], list[str]]:
-    """The newest sound checkpoint of a folder.
+    """Find the newest valid checkpoint of a folder.
 
     Args:
-        expect: raises a ValueError unless header, whole arrays, and shape and type of the clients' rows are
-            as they should be.
+        validate: raises a ValueError unless the content is as expected.
 
     Returns:
-        Its path (``None``: there is none), header, whole arrays, and a line for each newer file that is
-        damaged or foreign.
+        The path (``None`` if there is no valid checkpoint), the header, the whole arrays, and one line per
+        newer file that is damaged or foreign.
     """
-    complaints = []
+    errors = []
     for path in reversed(checkpoints(folder)):
         try:
-            return path, *_load(path, expect), complaints
+            return path, *_load(path, validate), errors
         except ValueError as error:
-            complaints.append(f"{path.name} cannot be used ({error}); falling back to the one before it")
-    return None, {}, {}, complaints
+            errors.append(f"{path.name} cannot be used ({error}); trying the previous checkpoint")
+    return None, {}, {}, errors
 
 
 def read_clients(path: Path | None, rows: np.ndarray, comm: SerialComm, placement: Placement) -> None:
-    """Fill ``rows`` with this rank's clients from a checkpoint that rank 0 reads. Collective."""
+    """Fill ``rows`` with the clients of this rank from a checkpoint that rank 0 reads. Collective."""
     row_bytes = rows.shape[1] * rows.itemsize
     if comm.rank != 0:
         for start, stop in _spans(0, len(rows), row_bytes):

@@ -1,4 +1,4 @@
-"""A network's weights in a file that torch and others read without this package: safetensors."""
+"""Export of a network's weights as safetensors, which torch and other libraries read without this package."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from mpifed.storage.atomic import writing
+from mpifed.storage.files import writing
 from mpifed.storage.results import RunData
 
-__all__ = ["about", "write_weights"]
+__all__ = ["metadata_of", "write_weights"]
 
 
-def about(run: RunData, metrics: Mapping[str, float]) -> dict:
-    """What is said of the weights of a run: where they are from and how good they are, JSON-able.
+def metadata_of(run: RunData, metrics: Mapping[str, float]) -> dict:
+    """Return the origin and the metrics of a run's weights, JSON-able.
 
     ``config`` is the SHA-256 of the resolved settings as JSON with sorted keys.
     """
@@ -32,17 +32,17 @@ def about(run: RunData, metrics: Mapping[str, float]) -> dict:
     }
 
 
-def write_weights(path: str | Path, tensors: Mapping[str, torch.Tensor], said: Mapping) -> None:
-    """Write tensors, each with memory of its own, and as metadata ``mpifed`` a JSON text of what is ``said``.
+def write_weights(path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping) -> None:
+    """Write tensors that share no memory, and ``metadata`` as one JSON text under the key ``mpifed``.
 
-    The same content makes the same bytes, since there is one entry of metadata: safetensors writes several in
-    any order.
+    With a single metadata entry the same content gives the same bytes: safetensors writes several entries in
+    arbitrary order.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    from safetensors.torch import save  # only exports load it
+    from safetensors.torch import save  # only exports need it
 
-    content = save(dict(tensors), {"mpifed": json.dumps(said)})
+    content = save(dict(tensors), {"mpifed": json.dumps(metadata)})
     with writing(path) as temporary:
         temporary.write_bytes(content)

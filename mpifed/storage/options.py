@@ -1,4 +1,4 @@
-"""The options of the files of a run."""
+"""Settings of the files of a run."""
 
 from __future__ import annotations
 

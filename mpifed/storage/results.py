@@ -1,6 +1,34 @@
-"""The results file of a run, ``run.h5``: writing and reading it (layout: :mod:`mpifed.storage.format`).
+"""The results of a run: one HDF5 file, ``run.h5``, with a digest of its bytes (:mod:`mpifed.storage.hdf5`).
 
-Anybody may have written a file that is read, so its content is validated: types, shapes and nesting.
+==============  =======================================================================================
+attributes      JSON texts: ``config``, ``versions``, ``layout``, ``data`` (path and SHA-256 of the files
+                that were read), ``maximised`` (list of the metrics to maximise), ``splits`` (number of
+                samples per split on which metrics are evaluated). Texts: ``end`` and ``stopped`` (why the
+                run ended, as a keyword and as a sentence, :class:`End`; "" while it runs), ``infeasible``
+                (distance of the first evaluated infeasible point, as a sentence; "" without one)
+``costs/``      cumulative, one value per round, the first for the starting point: ``round``,
+                ``oracle_calls``, ``phases``, ``bytes_up`` and ``bytes_down`` (communication of federated
+                clients), ``wire_bytes`` (communication between the ranks of this run),
+                ``compute_seconds`` and ``communication_seconds`` (mean over the ranks), ``seconds``,
+                ``federated_seconds`` (simulated time of federated clients, 0 without a clock)
+``ranks/``      one value per rank: ``gpu`` (its number, -1 for the CPU), ``peak_host_bytes``,
+                ``peak_gpu_bytes``
+``metrics/``    ``round`` and one dataset per metric, one value per evaluation
+``holdings``    number of samples by client and class, with the names of the classes in the attribute
+                ``classes``; only if samples have classes
+``confusion``   number of test samples by true (rows) and predicted class at the output point, with the
+                attribute ``classes``; only for classification
+``clients/``    with ``run.evaluate_on = ["clients"]``: one dataset per metric at the output point, one
+                value per client
+``final/``      the output point: one group per block with one dataset per parameter, in the order of the
+                flat vector. Parameters of the problem's network have their name in the network as the
+                attribute ``network``. Metrics of the point are attributes of the group
+``network/``    buffers and frozen parameters of the network; attribute ``tied``: further names of shared
+                parameters
+``iterates/``   with ``record``: ``round`` and the averaged iterate of every round, one dataset per block
+==============  =======================================================================================
+
+Files from untrusted sources may be read, so types, shapes and nesting are validated.
 """
 
 from __future__ import annotations
@@ -18,31 +46,43 @@ import h5py
 import numpy as np
 
 from mpifed.core.metrics import Details
-from mpifed.storage.atomic import replacing, shielded
-from mpifed.storage.format import COSTS, FORMAT, RUN_FILE, End
-from mpifed.storage.ownership import HDF5, RESULTS_MAGIC, checkpoints
-from mpifed.storage.sealed import SEAL, expect_seal, opened, seal
+from mpifed.storage.files import HDF5_MAGIC, RESULTS_MAGIC, RUN_FILE, checkpoints, replacing
+from mpifed.storage.hdf5 import creating, expect_digest, opened
 
 __all__ = [
-    "Head",
+    "COSTS",
+    "FORMAT",
+    "End",
     "Outcome",
     "Point",
     "RunData",
+    "end_entries",
     "expect",
     "find_runs",
-    "head",
     "load",
-    "outcome",
+    "load_if_valid",
     "read",
-    "sound",
     "write",
 ]
 
-#: Rounds at the end of a history that tell how fast a run is.
-_RECENT = 100
-#: Tables and lists in one another that a JSON text may have.
+#: Format number of the results file.
+FORMAT = 2
+#: Columns of the cost history.
+COSTS = (
+    "round",
+    "oracle_calls",
+    "phases",
+    "bytes_up",
+    "bytes_down",
+    "wire_bytes",
+    "compute_seconds",
+    "communication_seconds",
+    "seconds",
+    "federated_seconds",
+)
+#: Maximum nesting of a JSON text.
 _DEPTH = 32
-#: Types of what is read of a configuration, and whether it must be there if the table that it is in is there.
+#: Types of the settings that are used, and whether a setting is required if its section is present.
 _SETTINGS: dict[str, tuple[tuple[type, ...], bool]] = {
     "algorithm": ((dict,), True),
     "algorithm.name": ((str,), True),
@@ -65,26 +105,54 @@ _SETTINGS: dict[str, tuple[tuple[type, ...], bool]] = {
     "theory.times": ((dict,), False),
     "plugins": ((dict,), False),
 }
-#: How types are called.
 _TYPE_NAMES = {int: "a whole number", str: "a text", dict: "a table", list: "a list"}
-
-
-#: The attribute of a dataset that says what the network of the problem calls the parameter.
+#: Attribute of a parameter with its name in the network, and group of the network's other values.
 _NETWORK = "network"
-#: The group of the network's buffers and frozen parameters.
-_FIXED = "network"
+
+
+@dataclass(frozen=True)
+class End:
+    """Why a run has ended.
+
+    Attributes:
+        kind: "rounds" (all are done), "target" (a metric has reached its target), "time" (the time budget is
+            used up), "diverged" (non-finite values), or "signal" (the run continues from its checkpoint when
+            it is started again). "" in files of versions that stored only the sentence.
+        sentence: the reason as a sentence.
+    """
+
+    kind: str
+    sentence: str
+
+    @classmethod
+    def read(cls, table: Mapping[str, str]) -> End | None:
+        """Read the :func:`end_entries` of a file; ``None`` if the run has not ended."""
+        return cls(table.get("end", ""), table["stopped"]) if table["stopped"] else None
+
+
+def end_entries(end: End | None) -> dict[str, str]:
+    """Return the entries of a file for the end of a run. A run interrupted by a signal has not ended."""
+    over = end is not None and end.kind != "signal"
+    return {"end": end.kind if over else "", "stopped": end.sentence if over else ""}
 
 
 @dataclass(frozen=True, eq=False)
 class RunData:
-    """A run, named by its algorithm: ``costs`` are ``[R + 1]``, ``metrics`` ``[E]``, taken after
-    ``metric_rounds``.
+    """The results of a run, except the output point. R is the number of rounds, E of evaluations.
 
-    ``layout`` and ``data`` say what the run ran on and which files it read; ``maximised`` are the metrics of
-    which more is better; ``end`` is ``None`` while the run goes on. ``ranks`` has one value a rank.
-    ``class_counts`` are samples by client and class, ``[N, classes]``, and ``classes`` the classes' names,
-    where samples have any. ``splits`` are the numbers of samples that metrics are taken on (older files have
-    none), ``details`` those of the output point. ``infeasible`` says how far it lay outside its sets, or "".
+    Attributes:
+        path: the results file.
+        name: name of the algorithm.
+        config, versions, layout, data: tables, see the attributes of the file.
+        costs: cumulative costs by name, ``[R + 1]``.
+        metrics, metric_rounds: metrics by name and their rounds, ``[E]``.
+        end: why the run ended; ``None`` while it runs.
+        maximised: names of the metrics to maximise.
+        ranks: values per rank by name, {} in old files.
+        class_counts, classes: samples by client and class, ``[N, classes]``, and the names of the classes.
+        splits: number of samples per split, {} in old files.
+        details: details of the evaluation of the output point.
+        infeasible: distance of the first evaluated infeasible point, as a sentence; "" without one.
     """
 
     path: Path
@@ -107,43 +175,29 @@ class RunData:
 
     @property
     def folder(self) -> Path:
-        """Where the run lies."""
+        """The folder of the run."""
         return self.path.parent if self.path.name == RUN_FILE else self.path
 
     @property
     def stopped(self) -> str:
-        """Why the run ended, "" while it is running."""
+        """Why the run ended; "" while it runs."""
         return self.end.sentence if self.end else ""
 
     @property
     def diverged(self) -> bool:
-        """Whether the run ended in non-finite values."""
+        """Whether the run ended with non-finite values."""
         return self.end is not None and self.end.kind == "diverged"
 
 
-class Head(NamedTuple):
-    """How far a run has come, by its file: ``config``, ``end`` as in :class:`RunData`; the last ``round``,
-    and the ``seconds`` that it has taken up to there; ``pace``, rounds a second of the last rounds, and
-    ``metric``, the name and the latest value of the problem's first, ``None`` where there is none, and
-    ``validation``, the same of the validation split; ``infeasible`` as in :class:`RunData`.
-    """
-
-    config: dict
-    end: End | None
-    round: int
-    seconds: float
-    pace: float | None
-    metric: tuple[str, float] | None
-    validation: tuple[str, float] | None
-    infeasible: str
-
-
 class Point(NamedTuple):
-    """An output point: ``flat`` by block; the ``shapes`` of its parameters by block and name, in order;
-    ``network``, where the parameters of the problem's network are, name → block and name there; ``fixed`` and
-    ``tied``, its buffers and frozen parameters by name, and further names of shared parameters → their names.
+    """An output point. Files of version 0.1 contain ``flat`` only.
 
-    Files of version 0.1 have flat blocks alone.
+    Attributes:
+        flat: flat vectors by block.
+        shapes: shapes of the parameters by block and name, in order.
+        network: block and name of the network's parameters, by name in the network.
+        fixed: buffers and frozen parameters of the network by name.
+        tied: further name → name of shared parameters.
     """
 
     flat: dict[str, np.ndarray]
@@ -154,9 +208,7 @@ class Point(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a run has come to: its ``point``; ``metrics`` of the point; recorded ``iterates`` by block,
-    ``[R, d]``.
-    """
+    """The output point of a run, its metrics, and the recorded iterates by block, ``[R, d]``."""
 
     point: Point
     metrics: dict[str, float]
@@ -175,42 +227,40 @@ def write(
     """Replace the results file of a folder.
 
     Args:
-        attributes: of the file, as :mod:`mpifed.storage.format` lists them.
+        attributes: attributes of the file.
         columns: arrays by group (``costs``, ``ranks``, ``metrics``, ``iterates``) and name.
         point: the output point.
         class_counts: samples by client and class ``[clients, classes]``, and the names of the classes.
-        metrics: of the output point.
-        details: of the evaluation of the output point.
+        metrics: metrics of the output point.
+        details: details of the evaluation of the output point.
 
     Raises:
         OSError, RuntimeError: the file cannot be written.
     """
-    with replacing(Path(folder) / RUN_FILE) as temporary:
-        with shielded(temporary) as target, h5py.File(target, "w", userblock_size=SEAL) as file:
-            file.attrs.update(attributes)
-            for group, arrays in ((group, arrays) for group, arrays in columns.items() if arrays):
-                node = file.create_group(group, track_order=True)  # keeps the first metric the first
-                for name, values in arrays.items():
-                    node[name] = values
-            if class_counts:
-                _write_classes(file, "holdings", class_counts[0].astype(np.int32), class_counts[1])
-            _write_point(file, point)
-            file["final"].attrs.update(metrics or {})
-            if details:
-                _write_details(file, details)
-        seal(temporary, RESULTS_MAGIC, FORMAT)
-
-
-def _write_classes(file: h5py.File, name: str, counts: np.ndarray, classes: list[str]) -> None:
-    file[name] = counts
-    file[name].attrs["classes"] = json.dumps(classes)
+    groups = {name: arrays for name, arrays in columns.items() if arrays}
+    classes = {"holdings": (class_counts[0].astype(np.int32), class_counts[1])} if class_counts else {}
+    if details and details.clients:
+        groups["clients"] = details.clients
+    if details and details.confusion is not None:
+        classes["confusion"] = details.confusion, details.classes
+    with (
+        replacing(Path(folder) / RUN_FILE) as temporary,
+        creating(temporary, RESULTS_MAGIC, FORMAT) as file,
+    ):
+        file.attrs.update(attributes)
+        for group, arrays in groups.items():
+            node = file.create_group(group, track_order=True)  # the order of the metrics is kept
+            for name, values in arrays.items():
+                node[name] = values
+        for name, (counts, names) in classes.items():
+            file[name] = counts
+            file[name].attrs["classes"] = json.dumps(names)
+        _write_point(file, point)
+        file["final"].attrs.update(metrics or {})
 
 
 def _write_point(file: h5py.File, point: Point) -> None:
-    """Write the output point and the network's other values.
-
-    With these the weights can be exported without the code of the network.
-    """
+    """Write the point and the fixed values of the network, so that exports need no code of the user."""
     final = file.create_group("final")
     for block, shapes in point.shapes.items():
         group, start = final.create_group(block, track_order=True), 0
@@ -220,26 +270,17 @@ def _write_point(file: h5py.File, point: Point) -> None:
             start = stop
     for name, (block, parameter) in point.network.items():
         final[block][parameter].attrs[_NETWORK] = name
-    group = file.create_group(_FIXED)
+    group = file.create_group(_NETWORK)
     group.attrs["tied"] = json.dumps(point.tied)
     for name, values in point.fixed.items():
         group[name] = values
 
 
-def _write_details(file: h5py.File, details: Details) -> None:
-    if details.confusion is not None:
-        _write_classes(file, "confusion", details.confusion, details.classes)
-    if details.clients:
-        group = file.create_group("clients", track_order=True)
-        for metric, values in details.clients.items():
-            group[metric] = values
-
-
 def find_runs(places: Iterable[str | Path]) -> list[Path]:
-    """The run files that the places are or hold, at any depth, each once.
+    """Find the results files that the places are or contain at any depth, without repetition.
 
     Raises:
-        ValueError: one of the places is none and holds none.
+        ValueError: a place is no results file and contains none.
     """
     found: dict[Path, None] = {}
     for place in map(Path, places):
@@ -250,61 +291,23 @@ def find_runs(places: Iterable[str | Path]) -> list[Path]:
 
 
 def load(path: str | Path) -> RunData:
-    """Read a run from its folder or its file.
+    """Read the results of a run, except the output point, from its folder or its results file.
 
     Raises:
-        ValueError: the file is missing, damaged, or not a run file; says which file, what was expected, what
-            was found.
+        ValueError: the file is missing, damaged or not a results file.
     """
     with _opened(path) as (source, file):
         return _read(source, file)
 
 
-def head(path: str | Path) -> Head:
-    """Read how far a run has come, from its folder or its file: a small part of it, for many runs at once.
-
-    Raises:
-        ValueError: as for :func:`load`, as far as is read.
-    """
-    with _opened(path) as (source, _):
-        config, end = _settings(source), _end_of(source)
-        rounds, seconds = _last(source, "costs/round"), _last(source, "costs/seconds")
-        expect(np.isfinite([*rounds, *seconds]).all(), "finite numbers in the group 'costs'", "inf or nan")
-        taken, passed = rounds[-1] - rounds[0], seconds[-1] - seconds[0]
-        metrics = source.get("metrics")
-        expect(isinstance(metrics, h5py.Group), "a group 'metrics'", metrics)
-        first = next((name for name in metrics if name != "round"), "")
-        metric, validation = (
-            (name, float(_last(source, f"metrics/{name}")[-1])) if name in metrics else None
-            for name in (first, f"validation_{first}")
-        )
-        pace = float(taken / passed) if taken > 0 and passed > 0 else None
-        known = config, end, int(rounds[-1]), float(seconds[-1]), pace, metric, validation
-        return Head(*known, source.attrs.get("infeasible", ""))
-
-
-def outcome(path: str | Path) -> Outcome:
-    """Read the point that a run has come to, from its folder or its file.
-
-    Raises:
-        ValueError: as for :func:`load`.
-    """
-    with _opened(path) as (source, _):
-        return _read_outcome(source)
-
-
 def read(path: str | Path) -> tuple[RunData, Outcome]:
-    """Read a run with its output point, as :func:`load` and :func:`outcome` do, in one pass over the file.
-
-    Raises:
-        ValueError: as for :func:`load`.
-    """
+    """Read the results of a run with the output point. Arguments and errors are those of :func:`load`."""
     with _opened(path) as (source, file):
         return _read(source, file), _read_outcome(source)
 
 
-def sound(path: str | Path) -> RunData | None:
-    """A run whose results file is complete and valid, ``None`` if there is no such file."""
+def load_if_valid(path: str | Path) -> RunData | None:
+    """Read the results of a run as :func:`load` does; ``None`` if any part of the file is invalid."""
     try:
         run, _ = read(path)
         expect({"run", "stop"} <= {*run.config}, "the sections run and stop", run.config)
@@ -315,35 +318,24 @@ def sound(path: str | Path) -> RunData | None:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[tuple[h5py.File, Path]]:
-    """The opened run file of a folder, or the file itself; errors while reading it are raised with its
-    place.
-    """
+    """Open a results file, or that of a folder. Errors while it is read are raised with its name."""
     file = Path(path).resolve()
     file = file / RUN_FILE if file.is_dir() else file
     try:
         expect(file.is_file(), "a run file", "no such file")
-        with opened(file, _expect_whole) as source:
+        with opened(file, _expect_valid_digest) as source:
             yield source, file
-    except (
-        KeyError,
-        OSError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:  # damaged bytes may mean anything
-        raise ValueError(f"{file} is not a readable run file: {error}{_remedy(file)}") from error
+    # HDF5 raises many types of errors for damaged files.
+    except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
+        fixable = file.name == RUN_FILE and checkpoints(file.parent)
+        command = f"`mpifed resume {shlex.quote(str(file.parent))}`"
+        hint = f"; {command} writes it again from the newest checkpoint" if fixable else ""
+        raise ValueError(f"{file} is not a readable run file: {error}{hint}") from error
 
 
-def _expect_whole(file: BinaryIO) -> None:
-    """Compare the file with its digest; those of version 0.1 have none."""
-    if file.read(len(HDF5)) != HDF5:
-        expect_seal(file, RESULTS_MAGIC, FORMAT)
-
-
-def _remedy(file: Path) -> str:
-    if file.name != RUN_FILE or not checkpoints(file.parent):
-        return ""
-    return f"; `mpifed resume {shlex.quote(str(file.parent))}` writes it again from the newest checkpoint"
+def _expect_valid_digest(file: BinaryIO) -> None:
+    if file.read(len(HDF5_MAGIC)) != HDF5_MAGIC:  # files of version 0.1 have no digest
+        expect_digest(file, RESULTS_MAGIC, FORMAT)
 
 
 def _read_outcome(source: h5py.File) -> Outcome:
@@ -358,81 +350,66 @@ def _read_outcome(source: h5py.File) -> Outcome:
 
 
 def _read(source: h5py.File, file: Path) -> RunData:
-    config, splits = _settings(source), _table(source, "splits") if "splits" in source.attrs else {}
+    config, splits = _read_config(source), _table(source, "splits") if "splits" in source.attrs else {}
     expect(all(type(size) is int for size in splits.values()), "whole numbers in 'splits'", splits)
-    end = _end_of(source)
+    texts = {"stopped": source.attrs.get("stopped")}
+    texts |= {name: source.attrs.get(name, "") for name in ("end", "infeasible")}  # not in old files
+    for name, text in texts.items():
+        expect(isinstance(text, str), f"text in the attribute {name!r}", repr(text))
     costs, metrics = _columns(source, "costs", COSTS), _columns(source, "metrics", ("round",))
     costs = {name: costs[name] for name in COSTS}
-    rounds, taken = costs["round"], metrics.pop("round")
-    expect(
-        len(rounds) and np.all(np.diff(rounds) > 0), "growing numbers in 'costs/round'", rounds[:10].tolist()
-    )
+    rounds, evaluated = costs["round"], metrics.pop("round")
+    growing = len(rounds) and np.all(np.diff(rounds) > 0)
+    expect(growing, "growing numbers in 'costs/round'", rounds[:10].tolist())
     expect(np.isfinite([*costs.values()]).all(), "finite numbers in the group 'costs'", "inf or nan")
-    expect(
-        np.isin(taken, rounds).all(),
-        "metrics of rounds in 'costs/round'",
-        f"{np.setdiff1d(taken, rounds)[:10]}",
-    )
+    unknown = np.setdiff1d(evaluated, rounds)
+    expect(not len(unknown), "metrics of rounds in 'costs/round'", unknown[:10])
     ranks = _columns(source, "ranks", ("peak_host_bytes", "peak_gpu_bytes")) if "ranks" in source else {}
-    counts, classes = _holdings(source)
+    counts, classes = _read_counts(source)
     known = counts is None or {"clients", "seed"} <= {*config["problem"], *config}
     expect(known, "'problem.clients' and 'seed' in the attribute 'config'", config)
+    data = _table(source, "data")
+    for name, entry in data.items():
+        _expect_texts(entry, ("path", "digest"), f"{name!r} in the attribute 'data'")
     return RunData(
-        file,
-        config["algorithm"]["name"].rpartition(":")[2],
-        config,
-        _table(source, "versions"),
-        costs,
-        taken,
-        metrics,
-        end,
-        _table(source, "layout"),
-        _files(source),
-        frozenset(_names(source, "maximised")),
-        ranks,
-        counts,
-        classes,
-        splits,
-        _read_details(source),
-        source.attrs.get("infeasible", ""),
+        path=file,
+        name=config["algorithm"]["name"].rpartition(":")[2],
+        config=config,
+        versions=_table(source, "versions"),
+        costs=costs,
+        metric_rounds=evaluated,
+        metrics=metrics,
+        end=End.read(texts),
+        layout=_table(source, "layout"),
+        data=data,
+        maximised=frozenset(_names(source, "maximised")),
+        ranks=ranks,
+        class_counts=counts,
+        classes=classes,
+        splits=splits,
+        details=_read_details(source),
+        infeasible=texts["infeasible"],
     )
 
 
-def expect(holds, expected: str, found) -> None:
-    """Raise a :class:`ValueError` that says what was expected and found unless ``holds``."""
-    if not holds:
+def expect(condition, expected: str, found) -> None:
+    """Raise a :class:`ValueError` with what was expected and found unless ``condition`` holds."""
+    if not condition:
         raise ValueError(f"expected {expected}, found {found}")
 
 
-def _end_of(source: h5py.File) -> End | None:
-    later = {name: source.attrs.get(name, "") for name in ("end", "infeasible")}  # older files have none
-    for attribute, text in {"stopped": source.attrs.get("stopped"), **later}.items():
-        expect(isinstance(text, str), f"text in the attribute {attribute!r}", repr(text))
-    return End.read(source.attrs)
-
-
-def _last(source: h5py.File, name: str) -> np.ndarray:
-    """The last values of a column of numbers, which has one at least."""
-    data = source.get(name)
-    numbers = isinstance(data, h5py.Dataset) and data.ndim == 1 and data.dtype.kind in "iuf" and len(data)
-    expect(numbers, f"a column of numbers in {name!r}", data)
-    return data[-_RECENT - 1 :]
-
-
-def _holdings(source: h5py.File) -> tuple[np.ndarray | None, list[str]]:
-    """Samples by client and class, and the classes' names."""
+def _read_counts(source: h5py.File) -> tuple[np.ndarray | None, list[str]]:
     if "holdings" not in source:
         return None, []
     counts, classes = source["holdings"], _names(source["holdings"], "classes")
-    sound = (
-        isinstance(counts, h5py.Dataset) and counts.dtype.kind in "iu" and counts.shape[1:] == (len(classes),)
-    )
-    expect(sound, f"whole numbers [clients, {len(classes)}] in 'holdings'", counts)
+    valid = isinstance(counts, h5py.Dataset) and counts.dtype.kind in "iu"
+    valid = valid and counts.shape[1:] == (len(classes),)
+    expect(valid, f"whole numbers [clients, {len(classes)}] in 'holdings'", counts)
     return counts[:], classes
 
 
 def _table(source, name: str, kind: type = dict):
-    """The JSON table (or list) in an attribute of the file or of a dataset."""
+    """Return the JSON table (or list) in an attribute of the file or of a dataset."""
     text = source.attrs.get(name)
     try:
         value = json.loads(text)
@@ -444,9 +421,9 @@ def _table(source, name: str, kind: type = dict):
 
 
 def _names(source, name: str) -> list[str]:
-    """The JSON list of texts in an attribute."""
     found = _table(source, name, list)
-    expect(all(isinstance(one, str) for one in found), f"texts in the attribute {name!r}", repr(found)[:80])
+    texts = all(isinstance(value, str) for value in found)
+    expect(texts, f"texts in the attribute {name!r}", repr(found)[:80])
     return found
 
 
@@ -455,47 +432,37 @@ def _deeper(value, depth: int) -> bool:
     return depth == 0 or any(_deeper(part, depth - 1) for part in parts)
 
 
-def _settings(source: h5py.File) -> dict:
-    """The configuration: what is read of it has the type that a job gives it."""
+def _read_config(source: h5py.File) -> dict:
+    """Return the configuration, in which the settings of ``_SETTINGS`` have their types."""
     config = _table(source, "config")
     for place, (types, required) in _SETTINGS.items():
         section, _, key = place.rpartition(".")
-        within = config
+        table = config
         for part in filter(None, section.split(".")):
-            within = within.get(part) if isinstance(within, dict) else None
-        if isinstance(within, dict) and (required or within.get(key) is not None):
-            wanted = " or ".join(_TYPE_NAMES[kind] for kind in types)
-            found = within.get(key)
+            table = table.get(part) if isinstance(table, dict) else None
+        if isinstance(table, dict) and (required or table.get(key) is not None):
+            wanted, found = " or ".join(_TYPE_NAMES[kind] for kind in types), table.get(key)
             expect(type(found) in types, f"{wanted} as {place!r} in the attribute 'config'", repr(found)[:80])
     dotted = [key for part in (config, config["algorithm"]) for key in part if "." in key]
     expect(not dotted, "settings in the attribute 'config' whose names have no dot", dotted)
-    for place, one in (config.get("plugins") or {}).items():
-        _expect_texts(one, ("name", "digest"), f"plugins.{place} in the attribute 'config'")
+    for place, plugin in (config.get("plugins") or {}).items():
+        _expect_texts(plugin, ("name", "digest"), f"plugins.{place} in the attribute 'config'")
     times = ((config.get("theory") or {}).get("times") or {}).values()
-    expect(all(type(one) in (int, float) for one in times), "numbers as 'theory.times'", times)
+    expect(all(type(factor) in (int, float) for factor in times), "numbers as 'theory.times'", times)
     return config
 
 
-def _files(source: h5py.File) -> dict[str, dict[str, str]]:
-    """The data files that a run has read."""
-    found = _table(source, "data")
-    for name, one in found.items():
-        _expect_texts(one, ("path", "digest"), f"{name!r} in the attribute 'data'")
-    return found
-
-
 def _expect_texts(found, keys: Sequence[str], where: str) -> None:
-    sound = isinstance(found, dict) and all(isinstance(found.get(key), str) for key in keys)
-    expect(sound, f"a table with the texts {' and '.join(keys)} as {where}", repr(found)[:80])
+    valid = isinstance(found, dict) and all(isinstance(found.get(key), str) for key in keys)
+    expect(valid, f"a table with the texts {' and '.join(keys)} as {where}", repr(found)[:80])
 
 
 def _columns(source: h5py.File, group: str, required: Sequence[str]) -> dict[str, np.ndarray]:
-    """All datasets of a group, which must be numbers, one-dimensional and equally long."""
+    """Return all datasets of a group, which must be one-dimensional numbers of equal length."""
     node = source.get(group)
     expect(isinstance(node, h5py.Group), f"a group {group!r}", ", ".join(source) or "an empty file")
-    expect(
-        {*required} <= {*node}, f"{', '.join(required)} in the group {group!r}", ", ".join(node) or "nothing"
-    )
+    complete = {*required} <= {*node}
+    expect(complete, f"{', '.join(required)} in the group {group!r}", ", ".join(node) or "nothing")
     for name, data in node.items():
         numbers = isinstance(data, h5py.Dataset) and data.ndim == 1 and data.dtype.kind in "iuf"
         expect(numbers, f"a column of numbers in '{group}/{name}'", data)
@@ -505,58 +472,32 @@ def _columns(source: h5py.File, group: str, required: Sequence[str]) -> dict[str
 
 
 def _read_point(final: h5py.Group) -> Point:
-    """Read the point of a group ``final``, and the network's further values in its file.
-
-    Raises:
-        ValueError: something in it is no numbers.
-    """
     point = Point({}, {}, {}, {}, {})
     for block, node in final.items():
-        if not isinstance(node, h5py.Group):  # of version 0.1
-            point.flat[block] = _numbers(node, 1)
+        if not isinstance(node, h5py.Group):  # version 0.1
+            point.flat[block] = _array(node, "f", 1)
             continue
-        values = {name: _numbers(data) for name, data in node.items()}
-        point.flat[block] = np.concatenate([one.reshape(-1) for one in values.values()])
-        point.shapes[block] = {name: one.shape for name, one in values.items()}
-        named = {name: data.attrs.get(_NETWORK) for name, data in node.items()}
-        point.network.update({own: (block, name) for name, own in named.items() if own is not None})
-    if (fixed := final.file.get(_FIXED)) is not None:
+        values = {name: _array(data, "f") for name, data in node.items()}
+        point.flat[block] = np.concatenate([value.reshape(-1) for value in values.values()])
+        point.shapes[block] = {name: value.shape for name, value in values.items()}
+        names = {name: data.attrs.get(_NETWORK) for name, data in node.items()}
+        point.network.update({key: (block, name) for name, key in names.items() if key is not None})
+    if (fixed := final.file.get(_NETWORK)) is not None:
         point.tied.update(json.loads(fixed.attrs["tied"]))
-        point.fixed.update({name: _values(data) for name, data in fixed.items()})
+        point.fixed.update({name: _array(data, "biufc") for name, data in fixed.items()})
     if unknown := {*point.tied.values()} - {*point.network}:
         raise ValueError(f"expected names of the network's parameters, found {sorted(unknown)[0]!r}")
     return point
 
 
-def _values(data) -> np.ndarray:
-    """Numbers or truth values of a dataset.
-
-    Raises:
-        ValueError: it has none.
-    """
-    if not isinstance(data, h5py.Dataset) or data.dtype.kind not in "biufc":
-        raise ValueError(f"expected numbers of a network, found {data}")
-    return data[...]
-
-
-def _numbers(data, axes: int | None = None) -> np.ndarray:
-    """The floating-point numbers of a dataset.
-
-    Raises:
-        ValueError: it has none, or another number of axes than expected.
-    """
-    numbers = isinstance(data, h5py.Dataset) and data.dtype.kind == "f"
-    if not numbers or axes not in (None, data.ndim):
-        raise ValueError(f"expected floating-point numbers of a point, found {data}")
+def _array(data, kinds: str, axes: int | None = None) -> np.ndarray:
+    """Return a dataset with a dtype of one of the ``kinds`` and the given number of axes."""
+    valid = isinstance(data, h5py.Dataset) and data.dtype.kind in kinds and axes in (None, data.ndim)
+    expect(valid, f"numbers of the kinds {kinds!r} in the output point or the network", data)
     return data[...]
 
 
 def _read_details(source: h5py.File) -> Details:
-    """Take it from a file, as far as it is there.
-
-    Raises:
-        ValueError: it is of another shape than :func:`write_details` leaves it in.
-    """
     counts = source.get("confusion")
     classes = [] if counts is None else _names(counts, "classes")
     square = counts is None or (isinstance(counts, h5py.Dataset) and counts.shape == 2 * (len(classes),))

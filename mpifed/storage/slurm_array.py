@@ -1,7 +1,7 @@
-"""Which runs the elements of a job array execute, as recorded in the batch script next to them.
+"""The assignment of runs to the elements of a Slurm job array, as recorded in the batch script.
 
-The script that ``mpifed launch`` writes into a folder of results has a comment for each element, ``# runs
-3:`` and a JSON list of names of folders, which are searched next to the script.
+The script that ``mpifed launch`` writes into a folder of results has one comment per element, for example
+``# runs 3: ["seed=0", "seed=1"]``, with the names of folders next to the script.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 
 __all__ = ["HEAD", "SCRIPT", "elements", "is_script", "share_lines"]
 
-#: The name of a script that is written into a folder of results.
+#: The name of the script in a folder of results.
 SCRIPT = "job.sbatch"
-#: How every script begins; a file that begins otherwise is not replaced.
+#: First characters of every script; a file without them is not replaced.
 HEAD = "#!/bin/bash\n# mpifed launch "
 _SHARE = re.compile(r"# runs (\d+): (\[.*\])")
 
 
 def share_lines(shares: Sequence[Sequence[str]]) -> list[str]:
-    """The comments of a script with the runs of its elements: names of folders next to it, in ASCII."""
+    """Return the comments with the runs of each element: names of folders next to the script, in ASCII."""
     return [f"# runs {number}: {json.dumps(list(names))}" for number, names in enumerate(shares)]
 
 
@@ -32,9 +32,7 @@ def is_script(file: Path) -> bool:
 
 
 def elements(script: Path) -> list[tuple[int, Path]]:
-    """Element and folder of every run that a script names; none of a file that ``mpifed launch`` has not
-    written, or that cannot be read.
-    """
+    """Return the element and the folder of every run in a script; [] if it is not a script or unreadable."""
     text, found = _text(script), []
     for match in _SHARE.finditer(text) if text.startswith(HEAD) else ():
         with contextlib.suppress(ValueError):
@@ -44,7 +42,6 @@ def elements(script: Path) -> list[tuple[int, Path]]:
 
 
 def _text(script: Path) -> str:
-    """What a script holds, "" where it cannot be read."""
     try:
         return script.read_text(encoding="utf-8", errors="replace")
     except OSError:

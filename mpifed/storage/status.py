@@ -1,4 +1,4 @@
-"""Where the runs in a folder stand, by their files alone: nothing is written, and no run is kept waiting."""
+"""The progress of the runs in a folder, read from their files without writing or delaying a run."""
 
 from __future__ import annotations
 
@@ -10,38 +10,41 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mpifed.core.metrics import VALIDATION, of_split
 from mpifed.storage.checkpoint import newest
+from mpifed.storage.files import LOCK_FILE, RUN_FILE, checkpoints, round_of
 from mpifed.storage.folder import Holder, holder
-from mpifed.storage.format import RUN_FILE
-from mpifed.storage.ownership import LOCK_FILE, checkpoints, round_of
-from mpifed.storage.results import Head, expect, head
+from mpifed.storage.results import RunData, expect, load
 from mpifed.storage.slurm_array import SCRIPT, elements, is_script
 
 __all__ = ["Status", "is_run", "status", "survey"]
 
-#: Bytes of a checkpoint up to which it is read, its digest compared; a larger one is known by its name alone.
+#: Maximum size in bytes of a checkpoint that is read. Larger checkpoints are identified by name only.
 READ = 16 * 2**20
+#: Number of rounds at the end of a history that determine the speed of a run.
+RECENT = 100
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far the run in a folder has come.
+    """The progress of the run in a folder.
 
     Attributes:
-        state: "finished"; "running"; "running?" (it runs on another host, or has died there); "stopped" (it
-            can be resumed); "failed" (it cannot, or not as it is); "damaged"; "unreadable"; "not begun".
-        said: why, or what follows, in words.
-        metric, validation: name and latest value of the problem's first metric, and of the same on the
+        state: "finished"; "running"; "running?" (it runs on another host, or was killed there); "stopped" (it
+            can be resumed); "failed" (it cannot be resumed with the same settings); "damaged"; "unreadable";
+            "not begun".
+        reason: explanation of the state, or the next step.
+        metric, validation: name and latest value of the problem's first metric, on the test and on the
             validation split.
-        age: seconds since a checkpoint or the results were written; of a run that has none, since it began.
+        age: seconds since a checkpoint or the results were written; without these, since the run started.
         pace: rounds per second of a running run.
-        left: seconds that it takes to do all its rounds, or may still take.
-        script, element: the batch script, and which element of its array is to carry the run out.
+        left: estimated seconds until a running run ends.
+        script, element: the batch script, and the element of its job array that executes the run.
     """
 
     folder: Path
     state: str
-    said: str = ""
+    reason: str = ""
     method: str = ""
     problem: str = ""
     round: int | None = None
@@ -56,11 +59,12 @@ class Status:
 
 
 def survey(places: Iterable[str | Path]) -> list[Status]:
-    """Where the runs stand that the places are or hold, at any depth, each once; also those that have not
-    begun of the job arrays there, and folders that cannot be looked into.
+    """Return the status of the runs that the places are or contain at any depth, without repetition.
+
+    Runs of job arrays that have not begun, and folders that cannot be read, are included.
 
     Raises:
-        ValueError: one of the places is no folder, or holds no run.
+        ValueError: a place is no folder, or contains no run.
     """
     found: dict[Path, Status] = {}
     for place in map(Path, places):
@@ -73,10 +77,10 @@ def survey(places: Iterable[str | Path]) -> list[Status]:
 
 
 def _below(place: Path) -> Iterator[Status]:
-    closed: list[Path] = []
+    unreadable: list[Path] = []
     walked = [
         (Path(folder), SCRIPT in files)
-        for folder, _, files in os.walk(place, onerror=lambda fault: closed.append(Path(fault.filename)))
+        for folder, _, files in os.walk(place, onerror=lambda error: unreadable.append(Path(error.filename)))
     ]
     planned = {
         run.resolve(): Status(run, "not begun", script=folder / SCRIPT, element=element)
@@ -84,7 +88,7 @@ def _below(place: Path) -> Iterator[Status]:
         if launched
         for element, run in elements(folder / SCRIPT)
     }
-    found = sorted([*(folder for folder, _ in walked if is_run(folder)), *closed])
+    found = sorted([*(folder for folder, _ in walked if is_run(folder)), *unreadable])
     for folder in found:
         plan, run = planned.pop(folder.resolve(), None), status(folder)
         yield replace(run, script=plan.script, element=plan.element) if plan else run
@@ -92,74 +96,73 @@ def _below(place: Path) -> Iterator[Status]:
     for folder in (folder for folder, launched in walked if launched):  # a single run, or a search
         unnamed = is_script(folder / SCRIPT) and not elements(folder / SCRIPT)
         if unnamed and not any(run.is_relative_to(folder) for run in found):
-            yield Status(folder, "not begun", f"{folder / SCRIPT} is launched, and has written nothing yet")
+            yield Status(folder, "not begun", f"{folder / SCRIPT} has not written anything yet")
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run has left something in a folder, or has just taken it."""
+    """Whether a folder contains files of a run, or a run is starting in it."""
     return bool(os.path.exists(folder / RUN_FILE) or checkpoints(folder) or holder(folder).text)
 
 
 def status(folder: Path) -> Status:
-    """How far the run in a folder has come. What is damaged is said, and raises nothing."""
+    """Return the status of the run in a folder. Damaged files are reported in it; no error is raised."""
     try:
         os.listdir(folder)
         return _status(folder)
-    except OSError as fault:
-        return Status(folder, "unreadable", fault.strerror or str(fault))
+    except OSError as error:
+        return Status(folder, "unreadable", error.strerror or str(error))
 
 
 def _status(folder: Path) -> Status:
-    held, files, (run, fault) = holder(folder), checkpoints(folder), _results(folder)
-    saved, lock, results = _round(files), folder / LOCK_FILE, folder / RUN_FILE
-    state, said, config = _state(folder, held, files, run, fault)
-    said = "; infeasible: ".join(filter(None, [said.partition("\n")[0], run and run.infeasible]))
+    held, files, (run, error) = holder(folder), checkpoints(folder), _results(folder)
+    lock, results = folder / LOCK_FILE, folder / RUN_FILE
+    state, reason, config = _state(folder, held, files, run, error)
+    reason = "; infeasible: ".join(filter(None, [reason.partition("\n")[0], run and run.infeasible]))
     config = run.config if run else config
-    rounds, goes_on = config.get("rounds"), run is not None and state.startswith("running")
+    rounds, running = config.get("rounds"), run is not None and state.startswith("running")
+    metric = next(iter(run.metrics), "") if run else ""
     return Status(
         folder,
         state,
-        said,
+        reason,
         _name(config, "algorithm"),
         _name(config, "problem"),
-        max((number for number in (saved, run and run.round) if number is not None), default=None),
+        max((number for number in (_round(files), _last_round(run)) if number is not None), default=None),
         rounds if isinstance(rounds, int) else None,
-        run and run.metric,
-        _age([results, *files] if run or fault or files else [lock]),
-        run.pace if goes_on else None,
-        _left(run, _age([results, lock])) if goes_on else None,
-        run and run.validation,
+        _latest(run, metric),
+        _age([results, *files] if run or error or files else [lock]),
+        _pace(run) if running else None,
+        _left(run, _age([results, lock])) if running else None,
+        _latest(run, of_split(VALIDATION, metric)),
     )
 
 
 def _state(
-    folder: Path, held: Holder, files: list[Path], run: Head | None, fault: str
+    folder: Path, held: Holder, files: list[Path], run: RunData | None, error: str
 ) -> tuple[str, str, dict]:
-    """What has become of a run, why, and the settings that its checkpoint names where that is read.
+    """Return the state of a run, the reason, and the settings in its checkpoint if that is read.
 
     Args:
-        files: its checkpoints.
-        run, fault: what its results file says, or why it says nothing.
+        files: checkpoints of the run.
+        run, error: content of the results file, or why it cannot be read.
     """
     if held.holds:
         return "running", held.text, {}
     if held.holds is None:
-        return "running?", f"{held.text}, unless it has died there", {}
-    if run and run.end and (not files or _round(files) <= run.round):
-        return "failed" if run.end.kind == "diverged" else "finished", run.end.sentence, {}
+        return "running?", f"{held.text}, unless it was killed", {}
+    if run and run.end and (not files or _round(files) <= _last_round(run)):
+        return "failed" if run.diverged else "finished", run.stopped, {}
     if not files:
-        return ("damaged", fault, {}) if fault else ("failed", "it ended before its first checkpoint", {})
+        return ("damaged", error, {}) if error else ("failed", "it ended before its first checkpoint", {})
     round, config, complaints = _resumable(files)
     if round is None:
         return "damaged", complaints[0], {}
-    way = f"`mpifed resume {shlex.quote(str(folder))}` goes on from round {round}"
-    return "stopped", "; ".join([way, *complaints, *([fault] if fault else [])]), config
+    hint = f"`mpifed resume {shlex.quote(str(folder))}` continues from round {round}"
+    return "stopped", "; ".join([hint, *complaints, *([error] if error else [])]), config
 
 
 def _resumable(files: list[Path]) -> tuple[int | None, dict, list[str]]:
-    """The round from which a run is resumed, ``None`` for nowhere; its settings, where they are read; what is
-    wrong with newer checkpoints.
-    """
+    """Return the round from which a run can be resumed, its settings, and errors of newer checkpoints."""
     if files[-1].stat().st_size > READ:
         return _round(files), {}, []
     path, header, _, complaints = newest(files[-1].parent, _expect_settings)
@@ -171,41 +174,56 @@ def _expect_settings(header, *_) -> None:
     expect(isinstance(found, dict), "settings in its header", header)
 
 
-def _results(folder: Path) -> tuple[Head | None, str]:
-    """What the results file says, or why it says nothing: "" where there is none."""
+def _results(folder: Path) -> tuple[RunData | None, str]:
+    """Return the content of the results file, or why it cannot be read; ``None, ""`` if there is none."""
     if not os.path.lexists(folder / RUN_FILE):
         return None, ""
     try:
-        return head(folder), ""
-    except ValueError as fault:
-        return None, f"{RUN_FILE} cannot be read: {fault.__cause__ or fault}"
+        return load(folder), ""
+    except ValueError as error:
+        return None, f"{RUN_FILE} cannot be read: {error.__cause__ or error}"
 
 
 def _round(files: list[Path]) -> int | None:
-    """The round of the last of some checkpoints."""
     return round_of(files[-1]) if files else None
 
 
+def _last_round(run: RunData | None) -> int | None:
+    return int(run.costs["round"][-1]) if run else None
+
+
+def _latest(run: RunData | None, metric: str) -> tuple[str, float] | None:
+    values = run.metrics.get(metric, ()) if run else ()
+    return (metric, float(values[-1])) if len(values) else None
+
+
+def _pace(run: RunData) -> float | None:
+    """Return the rounds per second of the last rounds."""
+    rounds, seconds = (run.costs[name][-RECENT - 1 :] for name in ("round", "seconds"))
+    done, took = rounds[-1] - rounds[0], seconds[-1] - seconds[0]
+    return float(done / took) if done > 0 and took > 0 else None
+
+
+def _left(run: RunData, since: float | None) -> float | None:
+    """Estimate the seconds until a run ends, ``since`` seconds after it started or last wrote results."""
+    rounds, stop, pace = run.config.get("rounds"), run.config.get("stop"), _pace(run)
+    budget = stop.get("seconds") if isinstance(stop, dict) else None
+    ends = [(rounds - _last_round(run)) / pace] if pace and isinstance(rounds, int) else []
+    ends += [budget - float(run.costs["seconds"][-1])] if isinstance(budget, int | float) else []
+    return max(0.0, min(ends) - (since or 0.0)) if ends else None
+
+
 def _name(config: dict, section: str) -> str:
-    """A method's or problem's name, of a plugin its class."""
+    """Return the name of the method or problem, without the module of a plugin."""
     table = config.get(section)
     name = table.get("name") if isinstance(table, dict) else None
     return name.rpartition(":")[2] if isinstance(name, str) else ""
 
 
 def _age(files: Iterable[Path]) -> float | None:
-    """Seconds since the latest of some files was written, ``None`` where there is none."""
+    """Return the seconds since the latest of the files was written; ``None`` if there is none."""
     times = []
     for file in files:
-        with contextlib.suppress(OSError):  # a run that goes on drops its oldest checkpoint
+        with contextlib.suppress(OSError):  # a running run removes its oldest checkpoint
             times.append(os.path.getmtime(file))
     return max(0.0, time.time() - max(times)) if times else None
-
-
-def _left(run: Head, since: float | None) -> float | None:
-    """Seconds to the end of a run, ``since`` seconds after it has begun or last written its results."""
-    rounds, stop = run.config.get("rounds"), run.config.get("stop")
-    budget = stop.get("seconds") if isinstance(stop, dict) else None
-    ends = [(rounds - run.round) / run.pace] if run.pace and isinstance(rounds, int) else []
-    ends += [budget - run.seconds] if isinstance(budget, int | float) else []
-    return max(0.0, min(ends) - (since or 0.0)) if ends else None

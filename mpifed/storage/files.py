@@ -1,0 +1,266 @@
+"""Files of this package: recognising them, and replacing them atomically.
+
+The folder of a run may contain files of the user, and may even be a home folder. Before this package writes
+to a folder, it registers the names of its files in the marker file ``mpifed-files.txt``, and refuses names
+that other files have. Only registered regular files are replaced or removed; links, folders and pipes never
+are. Checkpoints, histories and results that were copied without the marker file are recognised by their first
+bytes; files that the user names, such as a figure, by a signature in their content.
+
+This module imports no large library, because the command line loads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from mpifed.base.errors import ConfigError
+from mpifed.base.log import warning
+
+__all__ = [
+    "ASSUMPTION_FILES",
+    "CHECKPOINT_MAGIC",
+    "FIGURE_MARK",
+    "HDF5_MAGIC",
+    "HISTORY_FILE",
+    "HISTORY_MAGIC",
+    "LOCK_FILE",
+    "LOG_FILES",
+    "LOG_FOLDER",
+    "MADE_BY",
+    "MARKER",
+    "REPORT_FILES",
+    "RESULTS_MAGIC",
+    "RUN_FILE",
+    "RUN_FILES",
+    "TEXT_MARK",
+    "checkpoints",
+    "expect_writable",
+    "is_figure",
+    "is_paper",
+    "is_registered",
+    "is_weights",
+    "logs",
+    "rank_of",
+    "refuse_foreign",
+    "register",
+    "remove_leftovers",
+    "replacing",
+    "round_of",
+    "sync",
+    "writing",
+]
+
+#: The marker file, and its first line.
+MARKER, _TITLE = "mpifed-files.txt", "mpifed replaces and removes the files listed here:"
+RUN_FILE, LOCK_FILE = "run.h5", "run.lock"
+#: The folder of the logs, and the pattern of their names.
+LOG_FOLDER, LOG_FILES = "log", ("rank-*.txt",)
+#: First bytes of checkpoints, and of results files. Results files of version 0.1 begin with HDF5's own bytes.
+CHECKPOINT_MAGIC, RESULTS_MAGIC = b"mpifed checkpoint ", b"mpifed run file "
+HISTORY_FILE, HISTORY_MAGIC = "history.bin", b"mpifed history 1\n"
+#: Patterns of the names of a run's files.
+RUN_FILES = (RUN_FILE, HISTORY_FILE, LOCK_FILE, f"checkpoint-{8 * '[0-9]'}*.h5")
+#: Files of a report. Some of them require metrics or several runs.
+REPORT_FILES = ("report.html", "curves.png", "table.txt", "table.csv", "settings.csv")
+#: Files of ``mpifed measure``.
+ASSUMPTION_FILES = ("assumptions.csv", "assumptions.json", "assumptions.png")
+#: Metadata of PNG figures.
+MADE_BY = {"Software": "mpifed"}
+#: Follows the length of the header in a safetensors file of this package.
+WEIGHTS_MARK = b'{"__metadata__":{"mpifed":'
+#: Creator of vector figures, and first line of a report's text.
+FIGURE_MARK = TEXT_MARK = "mpifed report"
+HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+#: First bytes of the binary files of a run. Copies of them need no marker file.
+_RUN_MAGICS = (CHECKPOINT_MAGIC, HISTORY_MAGIC, RESULTS_MAGIC)
+#: Number of bytes that are searched for a signature.
+_HEAD = 2**20
+_CHECKPOINT = re.compile(r"checkpoint-([0-9]{8,})\.h5")
+_LOG = re.compile(r"rank-([0-9]+)\.txt")
+_TEMPORARY = re.compile(r"(.+)\.tmp\.[0-9]+", re.DOTALL)
+
+
+def register(folder: Path, patterns: Iterable[str]) -> None:
+    """Add the names of files, or patterns of names, to the marker file of a folder.
+
+    Raises:
+        ValueError: an unregistered file has such a name and does not begin like a file of a run.
+        OSError: the marker file cannot be written.
+    """
+    known = _registered(folder)
+    new = [pattern for pattern in patterns if pattern not in known]
+    taken = [path for pattern in new for path in _matching(folder, pattern)]
+    refuse_foreign(path for path in taken if not _head(path).startswith(_RUN_MAGICS))
+    if new:
+        refuse_foreign([folder / MARKER] if not known else [])
+        temporary = folder / f"{MARKER}.tmp.{os.getpid()}"
+        with open(temporary, "w") as file:
+            file.write("\n".join([_TITLE, *known, *new, ""]))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, folder / MARKER)
+
+
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a folder whose names, or whose names without ``.tmp.PID``, match a pattern."""
+    bases = {name: _TEMPORARY.fullmatch(name) for name in os.listdir(folder)}
+    return [folder / name for name, base in bases.items() if fnmatchcase(base[1] if base else name, pattern)]
+
+
+def _registered(folder: Path) -> list[str]:
+    """Return the patterns in the marker file of a folder; [] if there is no such file."""
+    title, *patterns = _head(folder / MARKER).decode(errors="replace").splitlines() or [""]
+    return patterns if title == _TITLE else []
+
+
+def is_registered(path: Path) -> bool:
+    """Whether a path is a regular file whose name is registered in the marker file of its folder."""
+    return _is_regular(path) and any(fnmatchcase(path.name, name) for name in _registered(path.parent))
+
+
+def refuse_foreign(paths: Iterable[Path]) -> None:
+    """Raise a :class:`ValueError` if a path that is to be written is taken by an unregistered file."""
+    for path in paths:
+        if os.path.lexists(path) and not is_registered(path):
+            raise ValueError(_foreign(path))
+
+
+def _foreign(path: Path) -> str:
+    mode = os.lstat(path).st_mode
+    link, folder = stat.S_ISLNK(mode), stat.S_ISDIR(mode)
+    found = "a symbolic link" if link else "a folder" if folder else "a file that mpifed has not written"
+    return f"{path} is {found} and would be replaced: move it away, or choose another place"
+
+
+def expect_writable(path: str | Path, signature: Callable[[bytes], bool]) -> None:
+    """Check, before the computation, that a file can be written to ``path`` later.
+
+    Args:
+        signature: whether the first bytes of an existing file are those of a file that may be replaced. Empty
+            files are always replaced.
+
+    Raises:
+        ConfigError: the folder does not exist, or a file of the user would be replaced.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write {path}: there is no folder {path.parent}")
+    if os.path.lexists(path):
+        head = _head(path)
+        if not _is_regular(path) or (head and not signature(head)):
+            raise ConfigError(_foreign(path))
+
+
+def is_figure(head: bytes) -> bool:
+    """Whether the first bytes are those of a PNG figure of this package."""
+    return head.startswith(b"\x89PNG") and b"Software\0mpifed" in head
+
+
+def is_paper(head: bytes) -> bool:
+    """Whether the first bytes are those of a vector figure or a LaTeX table of a report."""
+    return FIGURE_MARK.encode() in head
+
+
+def is_weights(head: bytes) -> bool:
+    """Whether the first bytes are those of a file that ``mpifed export`` has written."""
+    return head[8:].startswith(WEIGHTS_MARK)
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _head(path: Path) -> bytes:
+    """Return the first bytes of a regular file; b"" for anything else and if the file cannot be read."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            return file.read(_HEAD) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+    except OSError:
+        return b""
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """Return the files of a folder with the names of checkpoints, the newest last."""
+    found = [path for path in Path(folder).glob("checkpoint-*.h5") if _CHECKPOINT.fullmatch(path.name)]
+    return sorted((path for path in found if path.is_file()), key=lambda path: (len(path.name), path.name))
+
+
+def round_of(path: Path) -> int:
+    """Return the round of a checkpoint from its file name."""
+    return int(path.stem.rpartition("-")[2])
+
+
+def logs(folder: str | Path) -> list[Path]:
+    """Return the files in the subfolder ``log`` with the names of the ranks' logs."""
+    return [path for path in Path(folder, LOG_FOLDER).glob("rank-*.txt") if _LOG.fullmatch(path.name)]
+
+
+#: Return the rank of a log from its file name.
+rank_of = round_of
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary file next to ``path``, which is synced to disk and replaces ``path`` on success.
+
+    If an error is raised, the temporary file is removed and ``path`` is unchanged. A link, folder or pipe at
+    ``path`` is renamed.
+
+    Raises:
+        OSError: one of these steps fails.
+    """
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}")
+    if temporary.is_file():  # left by a killed process with the same number
+        temporary.unlink()
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    try:
+        yield temporary
+        sync(temporary)
+        if os.path.lexists(path) and not _is_regular(path):
+            names = (path.with_name(f"{path.name}.kept{number}") for number in itertools.count(1))
+            kept = next(name for name in names if not os.path.lexists(name))
+            os.rename(path, kept)
+            warning(f"{path} is not a regular file: renamed to {kept.name}")
+        os.replace(temporary, path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: str | Path) -> Iterator[Path]:
+    """:func:`replacing` for files that the user names: errors are raised as :class:`ConfigError`."""
+    try:
+        with replacing(Path(path)) as temporary:
+            yield temporary
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of registered files that a killed process has left in ``folder``."""
+    registered = _registered(folder)
+    for path in Path(folder).glob("*.tmp.*"):
+        name = _TEMPORARY.fullmatch(path.name)
+        if name and _is_regular(path) and any(fnmatchcase(name[1], pattern) for pattern in registered):
+            path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,186 @@
+"""HDF5 files with a checksum, read safely.
+
+A file begins with a user block, which HDF5 skips: one line with the type and the format number, and one line
+with the digest of all bytes after the block. The digest is compared before HDF5 reads anything, because HDF5
+can crash on a damaged file. The digest is not a signature: anybody can create a file with a valid digest.
+Therefore the structure of a file is validated before any value is read. HDF5 can be made to read other files
+(links, external storage, virtual data sets), or to fill the memory from a small file (compression, sizes
+without data). Files of this package contain none of these.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import h5py
+from h5py import h5a, h5d, h5g, h5l, h5o, h5s, h5t
+
+from mpifed.storage.files import HDF5_MAGIC
+
+__all__ = ["USER_BLOCK", "add_digest", "creating", "expect_digest", "opened", "shielded"]
+
+#: Size of the user block in bytes.
+USER_BLOCK = 512
+_NUMBERS = (h5t.INTEGER, h5t.FLOAT, h5t.ENUM)  # h5py stores booleans as an enumeration
+
+
+class _Shield:
+    """A raw file that stores its first write error instead of raising it."""
+
+    def __init__(self, file):
+        self.file, self.error = file, None
+        for name in ("read", "readinto", "seek", "tell", "flush"):
+            setattr(self, name, getattr(file, name))
+
+    def _try(self, action):
+        if self.error is None:
+            try:
+                action()
+            except OSError as error:
+                self.error = error
+
+    def write(self, data) -> int:
+        self._try(lambda: self._write(memoryview(data).cast("B")))
+        return len(data)
+
+    def _write(self, data: memoryview) -> None:
+        while data:  # a nearly full disk accepts only a part
+            data = data[self.file.write(data) :]
+
+    def truncate(self, size: int) -> None:
+        self._try(lambda: self.file.truncate(size))
+
+
+@contextmanager
+def shielded(path: Path) -> Iterator[_Shield]:
+    """Yield a file object through which h5py writes ``path``, hiding write errors, on which HDF5 can crash.
+
+    Raises:
+        OSError: at the end, the first write error.
+    """
+    with open(path, "w+b", buffering=0) as file:
+        shield = _Shield(file)
+        yield shield
+    if shield.error:
+        raise shield.error
+
+
+@contextmanager
+def creating(path: Path, magic: bytes, format: int) -> Iterator[h5py.File]:
+    """Yield an HDF5 file to fill, and add the digest at the end.
+
+    Args:
+        magic: the type of the file, its first bytes.
+        format: the format number.
+
+    Raises:
+        OSError, RuntimeError: the file cannot be written.
+    """
+    with shielded(path) as target, h5py.File(target, "w", userblock_size=USER_BLOCK) as file:
+        yield file
+    add_digest(path, magic, format)
+
+
+def add_digest(path: Path, magic: bytes, format: int) -> None:
+    """Write the two lines of the user block of an HDF5 file."""
+    with open(path, "r+b") as file:
+        digest = _digest(file)
+        file.seek(0)
+        file.write(b"%s%d\n%s\n" % (magic, format, digest))
+
+
+def expect_digest(file: BinaryIO, magic: bytes, format: int) -> None:
+    """Compare the user block of an open file with its content.
+
+    Raises:
+        ValueError: the file has another type or format, or is incomplete, truncated or modified.
+    """
+    file.seek(0)
+    first, _, rest = file.read(USER_BLOCK).partition(b"\n")
+    if first != magic + b"%d" % format:
+        plain = first.startswith(HDF5_MAGIC[:4])
+        number = "1" if plain else first[len(magic) :].decode(errors="replace")
+        known = plain or first.startswith(magic)
+        found = f"of format {number}" if known else f"no {magic.removeprefix(b'mpifed ').strip().decode()}"
+        raise ValueError(f"it is {found}, expected format {format}")
+    if rest.partition(b"\n")[0] != _digest(file):
+        raise ValueError("its bytes do not match their digest")
+
+
+def _digest(file: BinaryIO) -> bytes:
+    """Return the hexadecimal BLAKE2 digest of the bytes after the user block."""
+    digest = hashlib.blake2b(digest_size=16)
+    file.seek(USER_BLOCK)
+    while block := file.read(2**20):
+        digest.update(block)
+    return digest.hexdigest().encode()
+
+
+@contextmanager
+def opened(path: Path, check: Callable[[BinaryIO], None] | None = None) -> Iterator[h5py.File]:
+    """Open an HDF5 file from an untrusted source for reading.
+
+    Args:
+        check: called with the open file before HDF5 reads it.
+
+    Raises:
+        ValueError: the file contains anything but groups, data sets of numbers that are stored completely in
+            this file, and attributes with one text or number.
+    """
+    with open(path, "rb") as file:
+        if check:
+            check(file)
+        with h5py.File(file, "r") as source:
+            _expect_plain(source, os.fstat(file.fileno()).st_size)
+            yield source
+
+
+def _expect_plain(source: h5py.File, size: int) -> None:
+    """Visit all objects of a file of ``size`` bytes without following a link or reading a value."""
+    places, seen, total = [("", h5g.open(source.id, b"/"))], set(), 0
+    for place, node in places:
+        _expect_attributes(place, node)
+        if isinstance(node, h5d.DatasetID):
+            total += _bytes(place, node)
+            if total > size:
+                raise ValueError(f"expected at most {size} bytes of data in a file of that size, found more")
+            continue
+        for name in node:
+            child = f"{place}/{name.decode(errors='replace')}".lstrip("/")
+            if node.links.get_info(name).type != h5l.TYPE_HARD:
+                raise ValueError(f"expected no links to other places, found {child!r}")
+            found = h5o.get_info(node, name)
+            if found.type not in (h5o.TYPE_GROUP, h5o.TYPE_DATASET) or found.addr in seen:
+                raise ValueError(f"expected a group or numbers in {child!r}, found something else")
+            seen.add(found.addr)
+            places.append((child, h5o.open(node, name)))
+
+
+def _bytes(place: str, data: h5d.DatasetID) -> int:
+    """Return the size of a data set in bytes, which must be stored in this file in one piece."""
+    creation, kind, space = data.get_create_plist(), data.get_type(), data.get_space()
+    if kind.get_class() not in _NUMBERS or space.get_simple_extent_type() == h5s.NULL:
+        raise ValueError(f"expected numbers in {place!r}, found other data")
+    plain = creation.get_layout() in (h5d.CONTIGUOUS, h5d.COMPACT) and not creation.get_external_count()
+    declared = math.prod(data.shape) * kind.get_size()
+    if not plain or data.get_storage_size() != declared:
+        raise ValueError(
+            f"expected {declared} bytes of numbers in {place!r}, in one piece and not compressed, found "
+            f"{data.get_storage_size() if plain else 'another layout'}"
+        )
+    return declared
+
+
+def _expect_attributes(place: str, node: h5g.GroupID | h5d.DatasetID) -> None:
+    for index in range(h5a.get_num_attrs(node)):
+        attribute = h5a.open(node, index=index)
+        single = attribute.get_space().get_simple_extent_type() == h5s.SCALAR
+        if not single or attribute.get_type().get_class() not in (h5t.STRING, h5t.INTEGER, h5t.FLOAT):
+            name = attribute.name.decode(errors="replace")
+            raise ValueError(f"expected one text or number in the attribute {name!r} of '/{place}'")
