@@ -1,34 +1,47 @@
-"""The output folder: one run at a time, in a place that can be written to."""
+"""The output folder: locks, places that cannot be written to, and folders that are lost during a run."""
 
 import errno
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
 
+import numpy as np
 import pytest
+from saddle_job import table
 
+from mpifed import run
+from mpifed.parallel.comm import CollectiveError
+from mpifed.simulation.simulation import NonFiniteError
 from mpifed.storage import folder as module
-from mpifed.storage.folder import LOCK_FILE, Folder
+from mpifed.storage.files import LOCK_FILE, MARKER
+from mpifed.storage.folder import Folder
+from mpifed.storage.results import load
+
+ROUNDS = 10
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE", 0.3)
+def short_timeout(monkeypatch):
+    monkeypatch.setattr(module, "LOCK_TIMEOUT", 0.3)
+
+
+def opened(path) -> Folder:
+    folder = Folder(path)
+    folder.open(create=True)
+    return folder
 
 
 def test_one_run_at_a_time(tmp_path):
-    first, second = Folder(tmp_path / "run"), Folder(tmp_path / "run")
-    first.open(create=True)
-    with pytest.raises(ValueError) as refused:
+    first, second = opened(tmp_path / "run"), Folder(tmp_path / "run")
+    holder = f"process {os.getpid()} on {socket.gethostname()}, since "
+    with pytest.raises(ValueError, match=f"run.out = {tmp_path / 'run'} is in use by {holder}"):
         second.open(create=True)
-    assert (
-        f"run.out = {tmp_path / 'run'} is in use by process {os.getpid()} on {socket.gethostname()}, since "
-        in str(refused.value)
-    )
-    second.close()  # must not take the lock of the first away
+    second.close()  # does not unlock
     with pytest.raises(ValueError, match="is in use"):
         second.open(create=False)
     (tmp_path / "run" / "run.h5").touch()
@@ -37,45 +50,31 @@ def test_one_run_at_a_time(tmp_path):
     second.close()
 
 
-def test_a_job_that_is_requeued_waits_for_the_end_of_its_predecessor(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PATIENCE", 60.0)
-    first, second = Folder(tmp_path), Folder(tmp_path)
-    first.open(create=True)
-    threading.Timer(0.3, first.close).start()
-    second.open(create=True)
-    second.close()
+def test_requeued_job_waits_for_its_predecessor(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LOCK_TIMEOUT", 60.0)
+    threading.Timer(0.3, opened(tmp_path).close).start()
+    opened(tmp_path).close()
 
 
-def test_the_lock_ends_with_the_process(tmp_path):
-    made = Folder(tmp_path)
-    made.open(create=False)
-    made.close()
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"import fcntl, time; lock = open({str(tmp_path / LOCK_FILE)!r}, 'w'); "
-            "fcntl.flock(lock, fcntl.LOCK_EX); print('process 1 on mars, since 1', file=lock, flush=True); "
-            "print('locked', flush=True); time.sleep(100)",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
+def test_lock_ends_with_the_process(tmp_path):
+    opened(tmp_path).close()
+    code = (
+        f"import fcntl, time; lock = open({str(tmp_path / LOCK_FILE)!r}, 'w'); "
+        "fcntl.flock(lock, fcntl.LOCK_EX); print('process 1 on mars, since 1', file=lock, flush=True); "
+        "print('locked', flush=True); time.sleep(100)"
     )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "locked\n"
     with pytest.raises(ValueError, match="is in use by process 1 on mars, since 1"):
-        Folder(tmp_path).open(create=True)
+        opened(tmp_path)
     holder.kill()
     holder.wait()
     holder.stdout.close()
-    folder = Folder(tmp_path)
-    folder.open(create=True)
-    folder.close()
+    opened(tmp_path).close()
 
 
-def test_a_lock_that_another_has_removed_meanwhile_is_no_lock(tmp_path, monkeypatch):
-    """The folder's lock file is replaced between opening and locking: the run must hold the file that others
-    find.
-    """
+def test_lock_file_replaced_while_it_is_locked(tmp_path, monkeypatch):
+    """The run must hold the lock of the file that other processes open."""
     flock, stale = module.fcntl.flock, []
 
     def late(file, how):
@@ -87,69 +86,208 @@ def test_a_lock_that_another_has_removed_meanwhile_is_no_lock(tmp_path, monkeypa
         return flock(file, how)
 
     monkeypatch.setattr(module.fcntl, "flock", late)
-    folder = Folder(tmp_path)
-    folder.open(create=True)
+    folder = opened(tmp_path)
     held = os.fstat(folder._lock.fileno()).st_ino
     assert held == (tmp_path / LOCK_FILE).stat().st_ino != stale[0]
     folder.close()
 
 
-def test_file_systems_without_locks(tmp_path, monkeypatch, capsys):
-    def none(file, how):
+def test_file_system_without_locks(tmp_path, monkeypatch, capsys):
+    def missing(file, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(module.fcntl, "flock", none)
-    folder = Folder(tmp_path)
-    folder.open(create=True)
-    folder.close()
+    monkeypatch.setattr(module.fcntl, "flock", missing)
+    opened(tmp_path).close()
     assert f"warning: {tmp_path} cannot be locked (No locks available)" in capsys.readouterr().err
 
 
-def test_leftovers_of_a_killed_run_are_swept(tmp_path):
-    folder = Folder(tmp_path)
-    folder.open(create=True)
-    folder.close()
+def test_temporary_files_of_a_killed_run_are_removed(tmp_path):
+    opened(tmp_path).close()
     for name in ("checkpoint-00000004.h5.tmp.123", "run.h5.tmp.9", "checkpoint-00000002.h5", "notes.txt"):
         (tmp_path / name).touch()
-    folder.open(create=True)
-    names = {"checkpoint-00000002.h5", "notes.txt", LOCK_FILE, "mpifed-files.txt"}
-    assert {path.name for path in tmp_path.iterdir()} == names
-    folder.close()
+    opened(tmp_path).close()
+    assert {*os.listdir(tmp_path)} == {"checkpoint-00000002.h5", "notes.txt", LOCK_FILE, MARKER}
 
 
-def test_a_folder_made_for_a_run_that_never_began_goes(tmp_path):
-    folder = Folder(tmp_path / "a" / "run")
-    folder.open(create=True)
+def test_folder_of_a_run_that_never_started_is_removed(tmp_path):
+    out = tmp_path / "a" / "run"
+    opened(out).close()
+    assert not out.exists()
+    folder = opened(out)
+    (out / "notes.txt").touch()
     folder.close()
-    assert not (tmp_path / "a" / "run").exists()
-    folder.open(create=True)
-    (tmp_path / "a" / "run" / "notes.txt").touch()
-    folder.close()
-    assert (tmp_path / "a" / "run" / "notes.txt").exists()
+    assert (out / "notes.txt").exists()
 
 
 def test_places_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(
-            ValueError, match=f"cannot write to run.out = {place}: (Not a directory|File exists)"
-        ):
-            Folder(place).open(create=True)
+        message = f"cannot write to run.out = {place}: (Not a directory|File exists)"
+        with pytest.raises(ValueError, match=message):
+            opened(place)
 
 
-def test_a_read_only_file_system(tmp_path):
-    if (
-        os.geteuid() != 0
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path], capture_output=True
-        ).returncode
-    ):
+def test_read_only_file_system(tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", tmp_path]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("mounting is not permitted here")
     try:
-        begin = time.monotonic()
+        start = time.monotonic()
         for place in (tmp_path, tmp_path / "run"):
             with pytest.raises(ValueError, match=f"cannot write to run.out = {place}: Read-only file system"):
-                Folder(place).open(create=True)
-        assert time.monotonic() - begin < 10, "nothing to be patient about"
+                opened(place)
+        assert time.monotonic() - start < 10, "there is nothing to wait for"
     finally:
         subprocess.run(["umount", tmp_path], check=True)
+
+
+def job(out, **settings) -> dict:
+    return table(out, ROUNDS, run={"checkpoint_every": 3} | settings)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The point of an undisturbed run."""
+    return run(job(tmp_path_factory.mktemp("whole") / "run")).point["x"].numpy()
+
+
+@pytest.fixture
+def out(tmp_path, monkeypatch):
+    """The folder ``a/run``, which is not in the working folder."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(module, "LOCK_TIMEOUT", 0.0)
+    return tmp_path / "a" / "run"
+
+
+def becomes(make):
+    return lambda out: (shutil.rmtree(out), make(out))
+
+
+def lock_becomes(make):
+    return lambda out: ((out / LOCK_FILE).unlink(), make(out / LOCK_FILE))
+
+
+MARS = "process 7 on mars, since 2026-01-01 00:00:00"
+LOSSES = {
+    "removed": (shutil.rmtree, "No such file or directory"),
+    "removed with its parent": (lambda out: shutil.rmtree(out.parent), "No such file or directory"),
+    "moved": (lambda out: out.rename(out.with_name("other")), "No such file or directory"),
+    "a file": (
+        becomes(lambda out: out.write_text("text")),
+        "Not a directory|the folder was replaced by another folder",
+    ),
+    "a loop": (becomes(lambda out: out.symlink_to("run")), "Too many levels of symbolic links"),
+    "replaced": (becomes(lambda out: out.mkdir()), "the folder was replaced by another folder"),
+    "replaced by a run": (becomes(opened), "the folder was replaced by another folder"),
+    "shared": (lambda out: (out / LOCK_FILE).write_text(f"{MARS}\n"), f"it is in use by {MARS}"),
+    "lock is a link": (lock_becomes(lambda lock: lock.symlink_to("x")), "Too many levels of symbolic links"),
+    "lock is a pipe": (lock_becomes(os.mkfifo), "another run has used it in the meantime"),
+}
+
+
+@pytest.mark.parametrize("act, why", LOSSES.values(), ids=LOSSES)
+def test_lost_folder(out, at, capsys, act, why):
+    """Each checkpoint causes a warning, the end an error; no files are written elsewhere."""
+    at(5, lambda: act(out))
+    with pytest.raises(CollectiveError) as error:
+        run(job(out))
+    assert re.fullmatch(
+        rf"the files of round {ROUNDS} could not be written to {out} \(.*({why}).*\); .*; make the folder "
+        "writable; then the same command (continues from there|starts over)",
+        str(error.value),
+    ), error.value
+    warnings = re.findall(
+        r"warning: the files of round (\d+) could not .*; the run continues\n", capsys.readouterr().err
+    )
+    assert warnings == ["6", "9"]
+    assert os.listdir(os.getcwd()) == [] and not list(out.parents[1].rglob("*.tmp.*"))
+
+
+def test_restored_folder(out, at, whole, capsys):
+    away = out.with_name("away")
+    at(5, lambda: out.rename(away))
+    at(8, lambda: away.rename(out))
+    np.testing.assert_array_equal(run(job(out)).point["x"].numpy(), whole)
+    assert os.listdir(out.parent) == ["run"] and load(out).stopped == f"all {ROUNDS} rounds done"
+    assert capsys.readouterr().err.count("could not be written") == 1
+
+
+def test_removed_lock_file_is_created_again(out, at):
+    at(5, lambda: (out / LOCK_FILE).unlink())
+    at(8, lambda: pytest.raises(ValueError, Folder(out).open, create=False))
+    run(job(out))
+    assert os.listdir(out.parent) == ["run"]
+
+
+def test_error_names_the_newest_checkpoint(out, at, whole):
+    at(5, lambda: (out / LOCK_FILE).write_text("process 7 on mars, since noon"))
+    with pytest.raises(CollectiveError, match=r"checkpoint is of round 3; .* continues from there"):
+        run(job(out))
+    np.testing.assert_array_equal(run(job(out)).point["x"].numpy(), whole)
+    at(5, lambda: shutil.rmtree(out))
+    with pytest.raises(CollectiveError, match=r"there is no checkpoint; .* starts over"):
+        run(job(out, overwrite=True))
+
+
+def test_lost_folder_without_checkpoints(out, at, capsys):
+    at(5, lambda: shutil.rmtree(out))
+    with pytest.raises(CollectiveError, match="there is no checkpoint"):
+        run(job(out, checkpoint_every=0))
+    diverging = job(out, checkpoint_every=0)
+    diverging["algorithm"] = {"name": "LocalSGDA", "q": 2, "eta_x": 1e60, "eta_y": 1e60}
+    at(2, lambda: shutil.rmtree(out))
+    with pytest.raises(NonFiniteError):
+        run(diverging)
+    assert "could not be written" in capsys.readouterr().err and not out.exists()
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """What is written to disk, in order: ("sync", inode, content) and ("replace", name)."""
+    events, fsync, replace = [], os.fsync, os.replace
+
+    def synced(descriptor):
+        path = f"/proc/self/fd/{descriptor}"
+        content = b"" if os.path.isdir(path) else open(path, "rb").read()
+        events.append(("sync", os.fstat(descriptor).st_ino, content))
+        fsync(descriptor)
+
+    def replaced(old, new):
+        events.append(("replace", os.path.basename(new)))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    return events
+
+
+def test_files_are_synced_before_they_are_renamed(tmp_path, disk):
+    """First the folders that were created, then each file: its bytes, its name, the folder."""
+    out = tmp_path / "a" / "b" / "run"
+    run(job(out, checkpoint_every=ROUNDS))
+    folders = (out.parent, out.parents[1], tmp_path)
+    expected = [("sync", place.stat().st_ino, b"") for place in folders]
+    for file in (out / MARKER, out / "log" / MARKER):
+        expected += [("sync", file.stat().st_ino, file.read_bytes()), ("replace", MARKER)]
+    for name in ("history.bin", f"checkpoint-{ROUNDS:08d}.h5", "run.h5"):
+        file = out / name
+        expected += [("sync", file.stat().st_ino, file.read_bytes()), ("replace", name)]
+        expected += [("sync", out.stat().st_ino, b"")]
+    assert disk == expected
+
+
+def test_checkpoint_that_cannot_be_synced_is_removed(out, monkeypatch):
+    """A full or broken disk may report its error as late as that."""
+    fsync = os.fsync
+
+    def broken(descriptor):
+        if b"checkpoint-" in os.readlink(f"/proc/self/fd/{descriptor}".encode()):
+            raise OSError(5, "Input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(CollectiveError, match="Input/output error.*there is no checkpoint"):
+        run(job(out))
+    assert sorted(os.listdir(out)) == ["history.bin", "log", MARKER, LOCK_FILE]
+    assert (out / LOCK_FILE).read_text() == ""

@@ -1,4 +1,4 @@
-"""The log of a rank: what stands in it at which level, through ends, errors, resumptions and overwriting."""
+"""The logs of the ranks: content by level, resumed and replaced runs, errors, and full disks."""
 
 import logging
 import os
@@ -24,10 +24,7 @@ TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
 
 @pytest.fixture
 def start(tmp_path):
-    def run(*changes, **options):
-        return mpifed.run(Config.load(job(tmp_path), changes), COMM, **options)
-
-    return run
+    return lambda *changes, **options: mpifed.run(Config.load(job(tmp_path), changes), COMM, **options)
 
 
 @pytest.fixture
@@ -43,19 +40,17 @@ def level(request):
     LOG.setLevel(logging.NOTSET)
 
 
-def test_what_a_run_says_of_itself(start, log, capsys):
+def test_content_of_a_log(start, log, capsys):
     handlers = [*LOG.handlers]
     start()
     title, *lines = log()
-    assert re.fullmatch(
-        rf"mpifed log of rank 0 of 1, process {os.getpid()} on .*, since [\d :-]{{19}}", title
-    )
-    assert all(re.match(TIME, line) for line in lines)
-    said = "\n".join(lines)
-    assert re.search("device cpu, 1 thread.*clients 0 to 5 .6 of 6., .*; set up in", said)
-    assert said.count("files of round") == 7 and "the newest checkpoint is of round 3" in said
+    process = rf"mpifed log of rank 0 of 1, process {os.getpid()} on .*, since [\d :-]{{19}}"
+    assert re.fullmatch(process, title) and all(re.match(TIME, line) for line in lines)
+    text = "\n".join(lines)
+    assert re.search("device cpu, 1 thread.*clients 0 to 5 .6 of 6., .*; set up in", text)
+    assert text.count("files of round") == 7 and "the newest checkpoint is of round 3" in text
     assert f"ended: all {ROUNDS} rounds done; " in lines[-1] and not capsys.readouterr().err
-    assert len(lines) == 9, "nothing is said of a round"
+    assert len(lines) == 9, "rounds are not logged"
     assert LOG.level == logging.NOTSET and LOG.handlers == handlers
 
 
@@ -64,11 +59,11 @@ def test_what_a_run_says_of_itself(start, log, capsys):
 ], indirect=["level"])  # fmt: skip
 def test_levels(start, log, level, rounds, phases):
     start()
-    said = "\n".join(log()[1:])
-    assert len(re.findall(r" round \d+: [\d.e-]+ s$", said, re.M)) == rounds
-    assert len(re.findall(r" phase \w+: [\d.e-]+ s for 6 clients, ", said)) == phases
-    assert said.count("evaluation: ") == (5 if rounds else 0)
-    assert bool(said) == (LOG.level < logging.WARNING)
+    text = "\n".join(log()[1:])
+    assert len(re.findall(r" round \d+: [\d.e-]+ s$", text, re.M)) == rounds
+    assert len(re.findall(r" phase \w+: [\d.e-]+ s for 6 clients, ", text)) == phases
+    assert text.count("evaluation: ") == (5 if rounds else 0)
+    assert bool(text) == (LOG.level < logging.WARNING)
 
 
 @pytest.mark.parametrize("option, inside, outside", [
@@ -84,29 +79,26 @@ def test_options(tmp_path, log, option, inside, outside):
     assert done.exit_code == 0 and outside in done.output and bool(done.output) == bool(outside)
     assert inside in "\n".join(log()[before:]) and LOG.level == logging.NOTSET
     assert (len(log()) == before + 1) == (option == ["-q"])
-
-
-def test_louder_and_quieter_at_once(tmp_path):
-    done = CliRunner().invoke(cli, ["run", str(job(tmp_path)), "-v", "-q"])
+    done = CliRunner().invoke(cli, ["run", path, "-v", "-q"])
     assert done.exit_code == 2 and "-v and -q exclude each other" in done.output
     assert LOG.level == logging.NOTSET
 
 
-def test_a_resumption_adds_and_a_start_over_begins_anew(start, log):
+def test_resumed_run_appends_and_overwriting_run_replaces(start, log):
     start("rounds=4")
     first = log()
     start("rounds=5")
     second = log()
     assert second[: len(first)] == first and second[len(first)].startswith("mpifed log of rank 0 of 1")
     start("rounds=5")
-    assert log() == second, "what is complete is left alone"
+    assert log() == second, "a complete run is not touched"
     start("rounds=3", "run.overwrite=true")
     third = log()
     assert third[0].startswith("mpifed log") and "ended: all 3 rounds done" in third[-1]
     assert sum(line.startswith("mpifed log") for line in third) == 1
 
 
-def test_logs_of_ranks_that_are_no_more_go_with_what_they_belong_to(start, tmp_path):
+def test_logs_of_missing_ranks_are_removed_with_their_run(start, tmp_path):
     start("rounds=2")
     folder = tmp_path / "run" / "log"
     (folder / "rank-7.txt").write_text("mpifed log of rank 7 of 8")
@@ -117,38 +109,35 @@ def test_logs_of_ranks_that_are_no_more_go_with_what_they_belong_to(start, tmp_p
     assert sorted(os.listdir(folder)) == ["mpifed-files.txt", "notes.txt", "rank-0.txt"]
 
 
-class Warning_:
+class Warns:
     def on_round(self, event):
         if event.round == 2:
             warnings.warn("the moon is full", RuntimeWarning, stacklevel=1)
-            warning("so it is")
-            info("good night")
+            warning("a warning of mpifed")
+            info("a line")
         if event.round == 3:
             raise KeyError("auc")
 
 
-def test_warnings_and_the_error_of_the_end(start, log, capsys):
-    shown = warnings.showwarning
+def test_warnings_and_the_error_that_ends_a_run(start, log, capsys):
+    show = warnings.showwarning
     with warnings.catch_warnings(record=True) as caught, pytest.raises(CollectiveError):
         warnings.simplefilter("always")
-        start(callbacks=[Warning_()])
-    assert [str(one.message) for one in caught] == ["the moon is full"], "they are shown as well"
-    said = "\n".join(log())
-    assert re.search(TIME + r"warning: .*test_logs\.py:\d+: RuntimeWarning: the moon is full", said)
-    assert re.search(TIME + "warning: so it is", said) and re.search(TIME + "good night", said)
-    assert re.search(TIME + "critical: the run has ended on this rank with\nTraceback ", said)
-    assert "KeyError: 'auc'" in said and 'raise KeyError("auc")' in said
-    assert capsys.readouterr().err == "mpifed: warning: so it is\nmpifed: good night\n"
-    assert warnings.showwarning is shown
+        start(callbacks=[Warns()])
+    assert [str(one.message) for one in caught] == ["the moon is full"], "it is also shown"
+    text = "\n".join(log())
+    assert re.search(TIME + r"warning: .*test_logs\.py:\d+: RuntimeWarning: the moon is full", text)
+    assert re.search(TIME + "warning: a warning of mpifed", text) and re.search(TIME + "a line", text)
+    assert re.search(TIME + "critical: the run has ended on this rank with\nTraceback ", text)
+    assert "KeyError: 'auc'" in text and 'raise KeyError("auc")' in text
+    assert capsys.readouterr().err == "mpifed: warning: a warning of mpifed\nmpifed: a line\n"
+    assert warnings.showwarning is show
 
 
-def test_a_job_that_cannot_begin_leaves_no_folder(start, tmp_path):
+def test_messages_before_the_log_is_opened(start, tmp_path, log):
     with pytest.raises(CollectiveError, match="there is no block 'z'"):
         start("record=['z']")
     assert not (tmp_path / "run").exists()
-
-
-def test_what_is_told_before_there_is_a_file_stands_in_it(start, tmp_path, log):
     start()
     newest = tmp_path / "run" / f"checkpoint-{ROUNDS:08d}.h5"
     newest.write_bytes(newest.read_bytes()[:-10])
@@ -157,12 +146,12 @@ def test_what_is_told_before_there_is_a_file_stands_in_it(start, tmp_path, log):
 
 
 @pytest.mark.parametrize("name, make, words", [
-    ("log", lambda path: path.write_text("mine"), "is no folder, and logs go there: move it away"),
-    ("log", lambda path: path.symlink_to("/tmp"), "is no folder, and logs go there: move it away"),
+    ("log", lambda path: path.write_text("mine"), "expected a folder for the logs, found a file or a link"),
+    ("log", lambda path: path.symlink_to("/tmp"), "expected a folder for the logs, found a file or a link"),
     ("log/rank-0.txt", lambda path: path.write_text("my notes"), "is a file that mpifed has not written"),
     ("log/rank-5.txt", lambda path: path.mkdir(), "is a folder and would be replaced"),
 ])  # fmt: skip
-def test_what_is_not_a_log_is_refused_before_the_run(start, tmp_path, name, make, words):
+def test_foreign_files_are_reported_before_the_run(start, tmp_path, name, make, words):
     path = tmp_path / "run" / name
     path.parent.mkdir(parents=True)
     make(path)
@@ -171,27 +160,21 @@ def test_what_is_not_a_log_is_refused_before_the_run(start, tmp_path, name, make
     assert not (tmp_path / "run" / "run.h5").exists()
 
 
-def test_a_log_that_cannot_be_written_costs_a_warning(start, tmp_path, monkeypatch, capsys):
-    class Full(module._File):
-        def flush(self):
-            raise OSError(28, "No space left on device")
+def full(*_):
+    raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module, "_File", Full)
+
+@pytest.mark.parametrize("fails", [
+    lambda patch: patch(module, "_File", type("Full", (module._File,), {"flush": full})),
+    lambda patch: patch(module, "_no_link", full),
+], ids=["write", "open"])  # fmt: skip
+def test_errors_of_a_log_do_not_end_the_run(start, monkeypatch, capsys, fails):
+    fails(monkeypatch.setattr)
     assert start().stopped == f"all {ROUNDS} rounds done"
-    assert capsys.readouterr().err.count("mpifed: warning: no more of the log ") == 1
+    assert capsys.readouterr().err.count("mpifed: warning: cannot write the log ") == 1
 
 
-def test_a_log_that_cannot_be_opened_costs_a_warning(start, monkeypatch, capsys):
-    def full(path, flags):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(module, "_no_link", full)
-    assert start().stopped == f"all {ROUNDS} rounds done"
-    assert capsys.readouterr().err.count("mpifed: warning: no log: ") == 1
-
-
-def test_a_round_makes_no_call_for_its_log(start, monkeypatch):
-    """At the default level: between a round's last step and its end nothing of logging is entered."""
+def test_a_round_calls_no_logging_at_the_default_level(start, monkeypatch):
     entered, plain = [], Runner._round
 
     def watched(self, bar):
@@ -204,6 +187,7 @@ def test_a_round_makes_no_call_for_its_log(start, monkeypatch):
     monkeypatch.setattr(Runner, "_round", watched)
     start("run.checkpoint_every=0", f"run.eval_every={ROUNDS}", f"rounds={ROUNDS - 1}")
     files = {code.co_filename for code in entered}
-    assert len(entered) > ROUNDS and not [
-        name for name in files if "/logging/" in name or name.endswith(("telling.py", "callbacks.py"))
+    logging_files = [
+        name for name in files if "/logging/" in name or name.endswith(("/log.py", "callbacks.py"))
     ]
+    assert len(entered) > ROUNDS and not logging_files

@@ -1,34 +1,59 @@
-"""Reading run files: what was written, and what is refused in words."""
+"""Results files: reading, damaged files, and files that were made to harm the reader."""
 
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from runfiles import decay, edited, write
+from saddle_job import config
 
-from mpifed.storage.results import find_runs, head, load
+from mpifed import resume, run
+from mpifed.cli.main import cli
+from mpifed.parallel.comm import SerialComm
+from mpifed.storage import checkpoint, hdf5
+from mpifed.storage.files import CHECKPOINT_MAGIC
+from mpifed.storage.results import find_runs, load, read
+from mpifed.storage.status import status
+
+COMM = SerialComm()
+
+
+@pytest.fixture
+def planted(tmp_path):
+    return write(tmp_path / "run", auc=[0.5] * 5)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    out = tmp_path_factory.mktemp("done") / "run"
+    problem = {"name": "DeepAUC", "clients": 3, "dataset": "digits", "model": "mlp"}
+    how = {"checkpoint_every": 3, "eval_every": 2}
+    sections = {"algorithm": {"name": "FGDA", "q": 2}, "oracle": {"batch_size": 4}}
+    run(config(out, record=["x"], run=how, problem=problem, **sections), COMM)
+    return out
+
+
+@pytest.fixture
+def folder(done, tmp_path):
+    return shutil.copytree(done, tmp_path / "run")
 
 
 @pytest.mark.parametrize("by_file", [False, True], ids=["folder", "file"])
-def test_load_reads_what_was_written(tmp_path, by_file):
+def test_load(tmp_path, by_file):
     folder = write(tmp_path / "a", "./my_alg.py:MyMethod", x_error=decay(0.1), stopped="", maximised=["auc"])
     run = load(folder / "run.h5" if by_file else str(folder))
-    assert run.name == "MyMethod" and run.folder == folder
-    assert (
-        run.config["rounds"] == 20
-        and run.versions == {"torch": "2.0"}
-        and run.stopped == ""
-        and not run.diverged
-    )
+    assert run.name == "MyMethod" and run.folder == folder and run.config["rounds"] == 20
+    assert run.versions == {"torch": "2.0"} and run.stopped == "" and not run.diverged
     assert run.maximised == {"auc"} and run.class_counts is None and run.ranks == {}
     assert run.costs["bytes_down"].tolist() == [3000 * r for r in range(21)]
-    assert run.metric_rounds.tolist() == [0, 5, 10, 15, 20]
-    assert list(run.metrics) == ["x_error"] and np.all(
-        run.metrics["x_error"] == decay(0.1)(run.metric_rounds)
-    )
+    assert run.metric_rounds.tolist() == [0, 5, 10, 15, 20] and list(run.metrics) == ["x_error"]
+    np.testing.assert_array_equal(run.metrics["x_error"], decay(0.1)(run.metric_rounds))
 
 
 def test_runs_are_found_at_any_depth_and_once(tmp_path):
@@ -41,61 +66,111 @@ def test_runs_are_found_at_any_depth_and_once(tmp_path):
         find_runs([tmp_path, tmp_path / "empty"])
 
 
-def damage(**changes):
-    """A function that replaces entries of a run file; ``None`` deletes."""
+def test_progress_from_results(tmp_path):
+    """Two rounds per second until round 300, then ten."""
+    folder = write(tmp_path / "a", rounds=400, every=10, stopped="", auc=decay(0.1), error=decay(0.2))
+    with edited(folder / "run.h5") as file:
+        file["costs/seconds"][:] = np.r_[np.arange(301) / 2, 150 + np.arange(1, 101) / 10]
+    (folder / "run.lock").write_text("process 7 on mars, since noon\n")
+    found = status(folder)
+    assert (found.round, found.metric, found.pace) == (400, ("auc", decay(0.1)(400)), pytest.approx(10))
+    first = status(write(tmp_path / "b", rounds=0, stopped=""))
+    assert (first.round, first.pace, first.metric) == (0, None, None)
 
-    def apply(file):
+
+def replaced(**changes):
+    """A change of a run file that replaces attributes (``attr_NAME``) and objects; ``None`` deletes."""
+
+    def change(file):
         for name, value in changes.items():
-            place, key = (
-                (file.attrs, name[5:]) if name.startswith("attr_") else (file, name.replace("__", "/"))
-            )
+            attribute = name.startswith("attr_")
+            place, key = (file.attrs, name[5:]) if attribute else (file, name.replace("__", "/"))
             if key in place:
                 del place[key]
             if value is not None:
                 place[key] = value
 
-    return apply
+    return change
 
 
-def holdings(file):
-    file["holdings"] = np.ones((3, 2), int)
-    file["holdings"].attrs["classes"] = json.dumps(["a", "b", "c"])
+def settings(**changes):
+    """A change of the stored configuration."""
+
+    def change(file):
+        file.attrs["config"] = json.dumps(json.loads(file.attrs["config"]) | changes)
+
+    return change
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (damage(attr_config=None), ["JSON table", "'config'", "None"]),
-        (damage(attr_versions="{"), ["JSON table", "'versions'", "'{'"]),
-        (damage(attr_config=json.dumps({"algorithm": "FGDA"})), ["a table as 'algorithm'", "'FGDA'"]),
-        (damage(attr_maximised=None), ["JSON list", "'maximised'", "None"]),
-        (damage(attr_stopped=3), ["'stopped'", "3"]),
-        (damage(costs=None), ["group 'costs'", "final, metrics"]),
-        (damage(metrics=np.zeros(3)), ["group 'metrics'"]),
-        (damage(costs__wire_bytes=None), ["wire_bytes", "'costs'", "bytes_up, communication_seconds"]),
-        (damage(metrics__round=None), ["round", "'metrics'", "auc"]),
-        (damage(costs__seconds=np.zeros(3)), ["one length", "'costs'", "'seconds': 3"]),
-        (damage(costs__seconds=np.full(21, np.nan)), ["finite", "'costs'"]),
-        (damage(costs__round=np.zeros(21)), ["growing", "'costs/round'", "0.0, 0.0"]),
-        (damage(metrics__auc=np.zeros((5, 2))), ["numbers", "'metrics/auc'", "(5, 2)"]),
-        (damage(metrics__auc=["a"] * 5), ["numbers", "'metrics/auc'"]),
-        (damage(metrics__round=[0, 5, 10, 15, 99]), ["'costs/round'", "99"]),
-        (holdings, ["[clients, 3]", "(3, 2)"]),
-    ],
-)  # fmt: skip
-def test_foreign_files_are_refused_in_words(tmp_path, change, words):
-    file = write(tmp_path / "a", auc=[0.5] * 5) / "run.h5"
-    with edited(file) as opened:
-        change(opened)
-    with pytest.raises(ValueError, match="expected .* found ") as error:
-        load(file)
-    assert all(word in str(error.value) for word in [str(file), *words]), str(error.value)
+def holdings(classes, problem=None):
+    def change(file):
+        file["holdings"] = np.ones((3, 2), int)
+        file["holdings"].attrs["classes"] = json.dumps(classes)
+        settings(**({"problem": problem} if problem else {}))(file)
+
+    return change
 
 
-def test_missing_and_broken_files_are_refused_in_words(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"nowhere is not a readable .* expected a run file, found no such file"
-    ):
+DEEP: list = []
+for _ in range(500):
+    DEEP = [DEEP]
+A_PLUGIN = {"problem": {"name": "a", "digest": 3}}
+
+
+@pytest.mark.parametrize("change, words", [
+    (replaced(attr_config=None), ["JSON table", "'config'", "None"]),
+    (replaced(attr_versions="{"), ["JSON table", "'versions'", "'{'"]),
+    (replaced(attr_maximised=None), ["JSON list", "'maximised'", "None"]),
+    (replaced(attr_stopped=3), ["'stopped'", "3"]),
+    (replaced(costs=None), ["group 'costs'", "final, metrics"]),
+    (replaced(metrics=np.zeros(3)), ["group 'metrics'"]),
+    (replaced(costs__wire_bytes=None), ["wire_bytes", "'costs'", "bytes_up, communication_seconds"]),
+    (replaced(metrics__round=None), ["round", "'metrics'", "auc"]),
+    (replaced(costs__seconds=np.zeros(3)), ["one length", "'costs'", "'seconds': 3"]),
+    (replaced(costs__seconds=np.full(21, np.nan)), ["finite", "'costs'"]),
+    (replaced(costs__round=np.zeros(21)), ["growing", "'costs/round'", "0.0, 0.0"]),
+    (replaced(metrics__auc=np.zeros((5, 2))), ["numbers", "'metrics/auc'", "(5, 2)"]),
+    (replaced(metrics__auc=["a"] * 5), ["numbers", "'metrics/auc'"]),
+    (replaced(metrics__round=[0, 5, 10, 15, 99]), ["'costs/round'", "99"]),
+    (holdings(["a", "b", "c"]), ["[clients, 3]", "(3, 2)"]),
+    (holdings(["a", "b"], {"name": "DeepAUC"}), ["'problem.clients' and 'seed'"]),
+    (settings(algorithm="FGDA"), ["a table as 'algorithm'", "'FGDA'"]),
+    (settings(seed=[1]), ["a whole number as 'seed'"]),
+    (settings(seed=True), ["a whole number as 'seed'"]),
+    (settings(rounds="many"), ["a whole number as 'rounds'"]),
+    (settings(algorithm={"name": 3}), ["a text as 'algorithm.name'"]),
+    (settings(problem=None), ["a table as 'problem'"]),
+    (settings(problem={"name": "A", "dataset": {}}), ["a text as 'problem.dataset.name'"]),
+    (settings(problem={"name": "A", "partition": {}}), ["a text as 'problem.partition.name'"]),
+    (settings(problem={"name": "A", "clients": "many"}), ["a whole number as 'problem.clients'"]),
+    (settings(run=[]), ["a table as 'run'"]),
+    (settings(stop=5), ["a table as 'stop'"]),
+    (settings(theory=5), ["a table as 'theory'"]),
+    (settings(theory={"times": {"eta": 1}}), ["a text as 'theory.of'"]),
+    (settings(theory={"of": "a", "times": {"eta": "b"}}), ["numbers as 'theory.times'"]),
+    (settings(plugins={"problem": "a"}), ["the texts name and digest as plugins.problem"]),
+    (settings(plugins=A_PLUGIN), ["the texts name and digest"]),
+    (settings(**{"algorithm.name": []}), ["names have no dot"]),
+    (settings(algorithm={"name": "a", "name.value": []}), ["names have no dot"]),
+    (settings(deep=DEEP), ["a JSON table in the attribute 'config'"]),
+    (replaced(attr_data=json.dumps({"a": "b"})), ["the texts path and digest as 'a'"]),
+    (replaced(attr_data=json.dumps({"a": {"path": 1, "digest": "b"}})), ["the texts path and digest"]),
+    (replaced(attr_maximised=json.dumps([[]])), ["texts in the attribute 'maximised'"]),
+    (replaced(attr_splits=json.dumps({"test": "a"})), ["whole numbers in 'splits'"]),
+    (replaced(attr_splits=json.dumps([])), ["a JSON table in the attribute 'splits'"]),
+    (replaced(clients=np.zeros(3)), ["a group 'clients'"]),
+])  # fmt: skip
+def test_unexpected_content_is_described(planted, change, words):
+    with edited(planted / "run.h5") as file:
+        change(file)
+    with pytest.raises(ValueError, match=r"run\.h5 is not a readable run file: expected .* found ") as error:
+        load(planted)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_missing_and_foreign_files(tmp_path):
+    missing = r"nowhere is not a readable .* expected a run file, found no such file"
+    with pytest.raises(ValueError, match=missing):
         load(tmp_path / "nowhere")
     (tmp_path / "run.h5").write_text("round,auc\n0,0.5\n")
     with pytest.raises(ValueError, match=r"run\.h5 is not a readable run file: it is no run file"):
@@ -103,99 +178,188 @@ def test_missing_and_broken_files_are_refused_in_words(tmp_path):
 
 
 @pytest.mark.parametrize("kept", [0.02, 0.3, 0.6, 0.95])
-def test_a_truncated_file_is_refused(tmp_path, kept):
-    file = write(tmp_path / "a", auc=[0.5] * 5) / "run.h5"
-    content = file.read_bytes()
-    file.write_bytes(content[: int(kept * len(content))])
+def test_truncated_file_without_digest(planted, kept):
+    content = (planted / "run.h5").read_bytes()
+    (planted / "run.h5").write_bytes(content[: int(kept * len(content))])
     with pytest.raises(ValueError, match=r"run\.h5 is not a readable run file"):
-        load(file)
+        load(planted)
 
 
-@pytest.mark.parametrize("read", [load, head])
 @pytest.mark.parametrize("place, size", [("costs/round", 64), ("metrics", 16), ("/", 64)])
-def test_an_object_that_is_damaged_is_refused(tmp_path, read, place, size):
-    """HDF5 has many errors for these, KeyError among them."""
-    file = write(tmp_path / "a", auc=[0.5] * 5) / "run.h5"
-    with h5py.File(file) as source:
+def test_damaged_object_in_file_without_digest(planted, place, size):
+    """HDF5 raises many types of errors, among them KeyError."""
+    with h5py.File(planted / "run.h5") as source:
         at = h5py.h5o.get_info(source[place].id).addr
-    content = bytearray(file.read_bytes())
+    content = bytearray((planted / "run.h5").read_bytes())
     content[at + 4 : at + 4 + size] = b"\xff" * size
-    file.write_bytes(content)
+    (planted / "run.h5").write_bytes(content)
     with pytest.raises(ValueError, match=r"run\.h5 is not a readable run file: "):
-        read(file)
+        load(planted)
 
 
-def test_the_head_of_a_run(tmp_path):
-    """Two rounds a second until round 300, ten from there on."""
-    file = write(tmp_path / "a", rounds=400, every=10, auc=decay(0.1), error=decay(0.2)) / "run.h5"
-    with edited(file) as opened:
-        seconds = np.r_[np.arange(301) / 2, 150 + np.arange(1, 101) / 10]
-        opened["costs/seconds"][:] = seconds
-    found = head(file)
-    assert (found.round, found.seconds, found.metric) == (400, 160.0, ("auc", decay(0.1)(400)))
-    assert (
-        found.pace == pytest.approx(10) and found.config == load(file).config and found.end == load(file).end
-    )
-    first = head(write(tmp_path / "b", rounds=0, stopped=""))
-    assert (first.round, first.pace, first.metric, first.end) == (0, None, None, None)
+def all_content(folder) -> str:
+    """Everything that is read from a results file, as text."""
+
+    def plain(value):
+        if isinstance(value, np.ndarray):
+            return [str(value.dtype), value.shape, value.tobytes().hex()]
+        if isinstance(value, frozenset):
+            return sorted(value)
+        return str(value) if isinstance(value, Path) else vars(value)
+
+    return json.dumps(read(folder), default=plain)
 
 
-def settings(**changes):
-    """A function that changes the stored configuration."""
+def test_flipped_bits_are_detected_or_change_nothing(folder):
+    """400 bits: anywhere in the file, in the attributes, and in the first bytes."""
+    file, random = folder / "run.h5", np.random.default_rng(0)
+    valid, expected = file.read_bytes(), all_content(folder)
+    at = valid.index(b'{"seed"')
+    places = [*random.integers(len(valid), size=300), *random.integers(at, at + 3000, size=50), *range(50)]
+    refused = 0
+    for place in places:
+        flipped = bytearray(valid)
+        flipped[place] ^= 1 << random.integers(8)
+        file.write_bytes(flipped)
+        try:
+            assert all_content(folder) == expected, place
+        except ValueError as error:
+            refused += 1
+            assert str(error).startswith(f"{file} is not a readable run file: it"), error
+            assert str(error).endswith(f"`mpifed resume {folder}` writes it again from the newest checkpoint")
+    assert refused > 0.95 * len(places)  # the rest of the user block may be changed
 
-    def apply(file):
-        file.attrs["config"] = json.dumps(json.loads(file.attrs["config"]) | changes)
 
-    return apply
+def test_damage_is_reported_by_all_commands_and_repaired_by_resume(folder):
+    file = folder / "run.h5"
+    expected, valid = all_content(folder), file.read_bytes()
+    place = valid.index(b"all 6 rounds done")
+    file.write_bytes(valid[:place] + b"A" + valid[place + 1 :])
+    for words in (("report", folder), ("export", folder, "--to", folder / "m.safetensors")):
+        result = CliRunner().invoke(cli, [str(word) for word in words])
+        output = " ".join(result.output.split())
+        assert result.exit_code and "its bytes do not match their digest" in output, output
+        assert f"`mpifed resume {folder}` writes it again" in output, output
+    found = status(folder)
+    assert found.state == "stopped" and "run.h5 cannot be read: its bytes do not match" in found.reason
+    resume(folder, [], COMM)
+    assert json.loads(all_content(folder))[1] == json.loads(expected)[1]
+    assert status(folder).state == "finished"
+    for path in folder.glob("checkpoint-*"):
+        path.unlink()
+    file.write_bytes(valid[:-1])
+    with pytest.raises(ValueError, match="its bytes do not match their digest$"):
+        load(folder)
 
 
-def held(file):
-    """Holdings of clients that the configuration does not count."""
-    file["holdings"] = np.ones((3, 1), int)
-    file["holdings"].attrs["classes"] = json.dumps(["a"])
-    settings(problem={"name": "DeepAUC"})(file)
+def external(file, name, place):
+    old = file["old"]
+    file.create_dataset(name, old.shape, old.dtype, external=[(str(place / "secret"), 0, h5py.h5f.UNLIMITED)])
 
 
-DEEP: list = []
-for _ in range(500):
-    DEEP = [DEEP]
+def virtual(file, name, place):
+    layout = h5py.VirtualLayout(file["old"].shape, file["old"].dtype)
+    layout[...] = h5py.VirtualSource(str(place / "other.h5"), "values", file["old"].shape)
+    file.create_virtual_dataset(name, layout)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (settings(seed=[1]), "a whole number as 'seed'"),
-        (settings(seed=True), "a whole number as 'seed'"),
-        (settings(rounds="many"), "a whole number as 'rounds'"),
-        (settings(algorithm={"name": 3}), "a text as 'algorithm.name'"),
-        (settings(problem=None), "a table as 'problem'"),
-        (settings(problem={"name": "A", "dataset": {}}), "a text as 'problem.dataset.name'"),
-        (settings(problem={"name": "A", "partition": {}}), "a text as 'problem.partition.name'"),
-        (settings(problem={"name": "A", "clients": "many"}), "a whole number as 'problem.clients'"),
-        (settings(run=[]), "a table as 'run'"),
-        (settings(stop=5), "a table as 'stop'"),
-        (settings(theory=5), "a table as 'theory'"),
-        (settings(theory={"times": {"eta": 1}}), "a text as 'theory.of'"),
-        (settings(theory={"of": "a", "times": {"eta": "b"}}), "numbers as 'theory.times'"),
-        (settings(plugins={"problem": "a"}), "the texts name and digest as plugins.problem"),
-        (settings(plugins={"problem": {"name": "a", "digest": 3}}), "the texts name and digest"),
-        (settings(**{"algorithm.name": []}), "names have no dot"),
-        (settings(algorithm={"name": "a", "name.value": []}), "names have no dot"),
-        (settings(deep=DEEP), "a JSON table in the attribute 'config'"),
-        (damage(attr_data=json.dumps({"a": "b"})), "the texts path and digest as 'a'"),
-        (damage(attr_data=json.dumps({"a": {"path": 1, "digest": "b"}})), "the texts path and digest"),
-        (damage(attr_maximised=json.dumps([[]])), "texts in the attribute 'maximised'"),
-        (damage(attr_splits=json.dumps({"test": "a"})), "whole numbers in 'splits'"),
-        (damage(attr_splits=json.dumps([])), "a JSON table in the attribute 'splits'"),
-        (held, "'problem.clients' and 'seed'"),
-        (damage(clients=np.zeros(3)), "a group 'clients'"),
-    ],
-)
-def test_a_foreign_configuration_is_refused_in_words(tmp_path, change, words):
-    """Everything that reads a run finds the types that a job has."""
-    file = write(tmp_path / "a", auc=[0.5] * 5) / "run.h5"
-    with edited(file) as opened:
-        change(opened)
-    with pytest.raises(ValueError, match=r"run\.h5 is not a readable run file: expected ") as error:
-        load(file)
-    assert words in str(error.value), error.value
+def twice(file, name, place):
+    file[name] = file["old"][...]
+    file["more"] = file[name]
+
+
+def circle(file, name, place):
+    file[name] = file["old"][...]
+    group = file.create_group("circle")
+    group["circle"] = group
+
+
+HARMFUL = {
+    "external link": (
+        lambda file, name, place: file.__setitem__(name, h5py.ExternalLink(place / "other.h5", "values")),
+        "no links",
+    ),
+    "soft link": (
+        lambda file, name, place: file.__setitem__(name, h5py.SoftLink("/metrics/round")),
+        "no links",
+    ),
+    "external storage": (external, "in one piece"),
+    "virtual data set": (virtual, "in one piece"),
+    "64 GiB declared": (
+        lambda file, name, place: file.create_dataset(name, (2**33,), float),
+        "expected 68719476736 bytes of numbers in",
+    ),
+    "compressed": (
+        lambda file, name, place: file.create_dataset(name, data=np.zeros(2**18), compression="gzip"),
+        "not compressed",
+    ),
+    "texts": (
+        lambda file, name, place: file.create_dataset(name, data=["a" * 1000] * 5, dtype=h5py.string_dtype()),
+        "expected numbers in",
+    ),
+    "one object twice": (twice, "found something else"),
+    "circle": (circle, "found something else"),
+}
+
+
+def plant(file, name, make, place):
+    """Replace an object of a file by what ``make`` creates."""
+    file.move(name, "old")
+    make(file, name, place)
+    del file["old"]
+
+
+@pytest.fixture
+def crafted(planted):
+    (planted.parent / "secret").write_bytes(np.arange(500.0).tobytes())
+    with h5py.File(planted.parent / "other.h5", "w") as file:
+        file["values"] = np.arange(5.0)
+    with edited(planted / "run.h5") as file:
+        file["clients/auc"] = [1.0]
+    return planted
+
+
+@pytest.mark.parametrize("make, reason", HARMFUL.values(), ids=HARMFUL)
+@pytest.mark.parametrize("name", ["metrics/auc", "final/x", "clients/auc"])
+def test_harmful_results_file(crafted, name, make, reason):
+    """No other file is read, and no more memory is used than the file has bytes."""
+    with edited(crafted / "run.h5") as file:
+        plant(file, name, make, crafted.parent)
+    with pytest.raises(ValueError, match=r"run\.h5 is not a readable run file: expected") as error:
+        load(crafted)
+    assert reason in str(error.value) and status(crafted).state == "damaged"
+
+
+@pytest.mark.parametrize("make, reason", HARMFUL.values(), ids=HARMFUL)
+def test_harmful_checkpoint(folder, make, reason):
+    (folder.parent / "secret").write_bytes(bytes(10**5))
+    path = folder / "checkpoint-00000006.h5"
+    with h5py.File(path, "a") as file:
+        plant(file, "clients", make, folder.parent)
+    hdf5.add_digest(path, CHECKPOINT_MAGIC, checkpoint.FORMAT)
+    found, _, _, errors = checkpoint.newest(folder)
+    assert found.name == "checkpoint-00000003.h5" and reason in errors[0], errors
+
+
+def test_data_sets_with_the_same_bytes(crafted):
+    """Many of them in a small file would fill the memory."""
+    with h5py.File(crafted / "run.h5", "a") as file:
+        file["ranks/peak_host_bytes"] = np.zeros(10_000)
+        address = file["ranks/peak_host_bytes"].id.get_offset()
+        for k in range(5):
+            file.create_dataset(f"final/more{k}", (10_000,), float)
+    content, size = (crafted / "run.h5").read_bytes(), (80_000).to_bytes(8, "little")
+    assert content.count(b"\xff" * 8 + size) == 5, "no address is assigned yet"
+    content = content.replace(b"\xff" * 8 + size, address.to_bytes(8, "little") + size)
+    (crafted / "run.h5").write_bytes(content)
+    with h5py.File(crafted / "run.h5") as file:
+        assert file["final/more4"][:].tolist() == [0.0] * 10_000, "HDF5 reads it"
+    with pytest.raises(ValueError, match=f"expected at most {len(content)} bytes of data"):
+        load(crafted)
+
+
+def test_attributes_are_one_text_or_number(crafted):
+    with edited(crafted / "run.h5") as file:
+        file.attrs["splits"] = np.array(["{}"] * 3, dtype=h5py.string_dtype())
+    with pytest.raises(ValueError, match="expected one text or number in the attribute 'splits' of '/'"):
+        load(crafted)

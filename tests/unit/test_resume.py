@@ -1,0 +1,520 @@
+"""Starting a job again: start, continue, return the result, or refuse."""
+
+import json
+import shutil
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from runfiles import edited
+from saddle_job import config, table
+
+import mpifed
+from mpifed import __version__, resume, run
+from mpifed.base.errors import ConfigError
+from mpifed.config.grids import variants
+from mpifed.config.job import Config
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.running.recorder import Recorder
+from mpifed.running.resume import final_end, is_done, open_for_run
+from mpifed.running.run import SweepOutcome, sweep
+from mpifed.simulation.simulation import NonFiniteError
+from mpifed.storage import checkpoint, hdf5
+from mpifed.storage.files import CHECKPOINT_MAGIC
+from mpifed.storage.folder import Folder
+from mpifed.storage.results import End
+
+COMM = SerialComm()
+DONE = End("rounds", "all 6 rounds done")
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished run of 6 rounds with checkpoints, and its folder."""
+    folder = tmp_path_factory.mktemp("done") / "run"
+    return run(config(folder, record=["x"]), COMM), folder
+
+
+def job(folder, rounds=6, **run) -> Config:
+    return config(folder, rounds, ["x"], run)
+
+
+@pytest.fixture
+def folder(done, tmp_path):
+    """A copy of the run."""
+    return shutil.copytree(done[1], tmp_path / "run")
+
+
+@pytest.fixture
+def without_checkpoints(folder):
+    for path in folder.glob("checkpoint-*"):
+        path.unlink()
+    return folder
+
+
+@pytest.fixture
+def without_results(folder):
+    (folder / "run.h5").unlink()
+    return folder
+
+
+def opened(place, settings: Config, how="auto"):
+    folder = Folder(place)
+    try:
+        return open_for_run(folder, settings, how)
+    finally:
+        folder.close()
+
+
+def content(folder) -> dict:
+    files = (path for path in folder.iterdir() if path.is_file() and path.name != "run.lock")
+    return {path.name: path.read_bytes() for path in files}
+
+
+def starts(folder, **settings):
+    """Both ways to start a job again, with the same changes."""
+    changes = [f"{key}={value}" for key, value in settings.items()]
+    yield lambda: run(config(folder, **{"record": ["x"]} | settings), COMM)
+    yield lambda: resume(folder, changes, COMM)
+
+
+def expect_refusal(folder, message, **settings) -> None:
+    """Both ways are refused, and no file is changed."""
+    before = content(folder)
+    for start in starts(folder, **settings):
+        with pytest.raises(CollectiveError, match=message):
+            start()
+    assert content(folder) == before
+
+
+def test_empty_folder(tmp_path):
+    for how in ("auto", "never"):
+        assert opened(tmp_path / "run", job(tmp_path / "run"), how) is None
+    with pytest.raises(ValueError, match=r"there is no checkpoint in .* to continue from \(--resume must\)"):
+        opened(tmp_path / "run", job(tmp_path / "run"), "must")
+    with pytest.raises(CollectiveError, match="no checkpoint in .*: start the job with `mpifed run`"):
+        resume(tmp_path / "run", [], COMM)
+
+
+def test_options_of_resume(folder):
+    for how in ("auto", "must"):
+        assert opened(folder, job(folder), how).end == DONE
+        assert opened(folder, job(folder, 7), how).round == 6
+    with pytest.raises(ValueError, match="already contains a run: continue it with --resume auto"):
+        opened(folder, job(folder), "never")
+    for how in ("auto", "never"):
+        assert opened(folder, job(folder, overwrite=True), how) is None
+    assert opened(folder, job(folder, 7, overwrite=True), "must").round == 6
+    assert len(list(folder.glob("*.h5"))) == 4, "opening changes nothing"
+
+
+def test_overwriting(folder):
+    result = run(job(folder, 3, overwrite=True), COMM)
+    assert list(result.costs["round"]) == [0, 1, 2, 3]
+    names = {path.name for path in folder.glob("*.h5")}
+    assert names == {"run.h5", "checkpoint-00000002.h5", "checkpoint-00000003.h5"}
+
+
+@pytest.mark.parametrize("change, difference", [
+    ({"seed": 1}, "seed is 0 there and 1 here"),
+    ({"problem": {"name": "Saddle", "clients": 4, "d": 4}}, "problem.d is 3 there and 4 here"),
+    ({"algorithm": {"name": "FGDA", "q": 2}}, "algorithm.name is AdaFGDA there and FGDA here"),
+    ({"oracle": {"batch_size": 0}}, "oracle.noise.name is gaussian there and not set here"),
+    ({"participation": {"weights": "samples"}}, "participation.weights is uniform there and samples here"),
+    ({"output": "average"}, "output is "),
+])  # fmt: skip
+def test_other_job(done, change, difference):
+    with pytest.raises(ValueError) as error:
+        opened(done[1], Config.from_table(table(done[1], record=["x"]) | change))
+    message = str(error.value)
+    assert "contains a checkpoint of another job: " in message and difference in message, message
+    assert "rounds is" not in message and "run.out is" not in message, message
+
+
+def test_settings_that_may_change(done):
+    free = {"eval_every": 3, "checkpoint_every": 1, "keep": 1, "threads": 1, "watchdog": 0}
+    assert opened(done[1], job(done[1], 9, matrices="replicated", **free)).header["round"] == 6
+    with pytest.raises(ValueError, match="another job: run.dtype is float64 there and float32 here"):
+        opened(done[1], job(done[1], dtype="float32"))
+
+
+def test_fewer_rounds_than_completed(folder, without_checkpoints):
+    expect_refusal(folder, "has already completed round 6; rounds = 5 is too small", rounds=5)
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+@pytest.mark.parametrize("start", [
+    lambda folder: run(job(folder), COMM),
+    lambda folder: run(job(folder), COMM, "must"),
+    lambda folder: run(job(folder, eval_every=3, checkpoint_every=7), COMM),
+    lambda folder: resume(folder, ["run.keep=9"], COMM),
+], ids=["run", "must", "free settings", "resume"])  # fmt: skip
+def test_complete_run_is_returned(done, folder, start, checkpoints, capsys, monkeypatch):
+    for path in folder.glob("checkpoint-*") if not checkpoints else ():
+        path.unlink()
+    before = content(folder)
+    monkeypatch.setattr("mpifed.running.runner.Runner.execute", None)  # nothing is set up
+    result, first = start(folder), done[0]
+    assert result.end == first.end and result.metrics == first.metrics and result.history == first.history
+    for block, values in result.point.items():
+        assert torch.equal(values, first.point[block]) and values.dtype == first.point[block].dtype
+    for name, values in result.costs.items():
+        np.testing.assert_array_equal(values, first.costs[name])
+    assert f"mpifed: {folder} is complete: all 6 rounds done" in capsys.readouterr().err
+    assert content(folder) == before and not result.unfinished
+
+
+@pytest.mark.parametrize("way", [0, 1], ids=["run", "resume"])
+def test_more_rounds_reach_the_point_of_an_uninterrupted_run(folder, tmp_path, way):
+    longer, whole = [*starts(folder, rounds=9)][way](), run(job(tmp_path / "whole", 9), COMM)
+    assert longer.stopped == "all 9 rounds done" and list(longer.costs["round"]) == list(range(10))
+    assert all(torch.equal(longer.point[block], whole.point[block]) for block in "xy")
+
+
+def test_more_rounds_need_a_checkpoint(without_checkpoints):
+    folder = without_checkpoints
+    expect_refusal(folder, r"has ended \(all 6 rounds done\), and rounds = 9, and no checkpoint", rounds=9)
+    with edited(folder / "run.h5") as file:
+        file.attrs["stopped"] = ""
+    with pytest.raises(ValueError, match="contains a run that has not ended, and no checkpoint"):
+        opened(folder, job(folder))
+
+
+def test_other_job_without_checkpoints(without_checkpoints):
+    folder = without_checkpoints
+    expect_refusal(folder, "contains a run of another job: seed is 0 there and 1 here: choose", seed=1)
+    assert not is_done(Folder(folder), config(folder, record=["x"], seed=1))
+
+
+def test_stopping_rule_is_final_until_it_changes(tmp_path):
+    stopped = config(tmp_path, run={"eval_every": 3}, stop={"metric": "error", "at_most": 1e9})
+    assert run(stopped, COMM).end == End("target", "error is at most 1000000000.0")
+    assert list(run(stopped, COMM).costs["round"]) == [0]
+    assert list(resume(tmp_path, [], COMM).costs["round"]) == [0]
+    assert list(resume(tmp_path, ["stop.at_most=1e-9"], COMM).costs["round"]) == list(range(7))
+
+
+def test_final_end(done):
+    old = done[0].config
+    assert final_end(DONE, 6, old, job(done[1])) == DONE
+    assert final_end(DONE, 6, old, job(done[1], 7)) is None
+    assert final_end(None, 4, old, job(done[1])) is None
+
+
+def test_end_in_old_checkpoints_has_no_keyword(done):
+    saved = opened(done[1], job(done[1], 7))
+    del saved.header["end"]
+    assert saved.end == End("", "all 6 rounds done")
+
+
+@pytest.mark.parametrize("change, difference", [
+    ("problem.d=5", ""), ("algorithm.matrix='identity'", ""),
+    ("problem.clients=5", "'clients': [4, "), ("run.dtype='float32'", "'dtype': 'float64'"),
+])  # fmt: skip
+def test_state_of_another_size(done, change, difference):
+    with pytest.raises(CollectiveError, match="checkpoint does not fit these settings") as error:
+        resume(done[1], [change], COMM)
+    assert difference in str(error.value)
+
+
+def test_run_out_of_a_resumed_run(without_checkpoints, tmp_path):
+    folder = without_checkpoints
+    with pytest.raises(ConfigError, match="is not the folder of the resumed run, .*: copy the folder first"):
+        resume(folder, [f"run.out={tmp_path / 'elsewhere'}"], COMM)
+    assert resume(folder, [f"run.out={folder}/../run/"], COMM).end == DONE
+    for change in ("run.out=5", "run=5", "run.rounds=5"):
+        with pytest.raises(ConfigError, match="run"):
+            resume(folder, [change], COMM)
+
+
+def rewrite(folder, change, r=6) -> None:
+    """Change a checkpoint by ``change(header, file)``, and its digest."""
+    path = folder / f"checkpoint-{r:08d}.h5"
+    with h5py.File(path, "r+") as file:
+        header = json.loads(file.attrs["header"])
+        file.attrs["header"] = json.dumps(change(header, file) or header)
+    hdf5.add_digest(path, CHECKPOINT_MAGIC, checkpoint.FORMAT)
+
+
+def without(key):
+    return lambda header, file: header.pop(key) and None
+
+
+def setting(**values):
+    return lambda header, file: header | values
+
+
+def dataset(name, value=None):
+    def change(header, file):
+        if name in file:
+            del file[name]
+        if value is not None:
+            file[name] = value
+
+    return change
+
+
+UNEXPECTED = {
+    "no round": (without("round"), "its header.round is missing"),
+    "no totals": (without("totals"), "its header.totals is missing"),
+    "text for a number": (setting(round="6"), "its header.round: "),
+    "null": (setting(config=None), "its header.config: "),
+    "empty settings": (setting(config={}), "its header.config.rounds is missing"),
+    "list of numbers": (setting(unsent=[1]), "its header.unsent.0: "),
+    "additional key": (setting(cohorts=[1]), "its header.cohorts: "),
+    "no header": (lambda header, file: [5], "its header: "),
+    "no shared": (dataset("shared"), "expected float64 [18] as 'shared', found nothing"),
+    "no clients": (dataset("clients"), "expected float64 [4, 12] as 'clients', found nothing"),
+    "additional array": (dataset("estimators", np.zeros(3)), "expected nothing as 'estimators', found"),
+    "a group": (lambda header, file: file.create_group("more") and None, "unexpected content"),
+    "shorter": (dataset("shared", np.zeros(2)), "as 'shared', found float64 [2]"),
+    "other dtype": (dataset("output", np.zeros(6, "f4")), "expected float64 [6] as 'output', found float32"),
+    "fewer costs": (setting(totals=[6.0]), "its header.totals: "),
+    "other rounds": (setting(totals=[3.0] * 10), "expected iterates and costs of its own settings and round"),
+    "other iterates": (setting(recorded={"y": 3}), "expected iterates and costs of its own settings"),
+    "unnamed metrics": (setting(metrics=["a", "b"]), "expected the metrics 'round' and others, found a, b"),
+    "no user block": (lambda header, file: None, "its bytes do not match"),
+}
+
+
+@pytest.mark.parametrize("change, reason", UNEXPECTED.values(), ids=UNEXPECTED)
+def test_invalid_checkpoint_is_skipped(done, without_results, change, reason, capsys):
+    folder = without_results
+    rewrite(folder, change)
+    if reason == "its bytes do not match":
+        path = folder / "checkpoint-00000006.h5"
+        path.write_bytes(path.read_bytes()[:-10])
+    result = run(job(folder), COMM)
+    output = capsys.readouterr().err
+    assert "warning: checkpoint-00000006.h5 cannot be used (" in output and reason in output, output
+    assert "it was written by " in output or "unexpected content" in output or "digest" in output
+    assert "from round 4" in output and torch.equal(result.point["x"], done[0].point["x"])
+
+
+def test_no_valid_checkpoint(without_results):
+    folder = without_results
+    for r in (2, 4):
+        rewrite(folder, without("unsent"), r)
+    (folder / "checkpoint-00000006.h5").write_bytes(b"mpifed checkpoint 9\n")
+    for start in starts(folder):
+        with pytest.raises(CollectiveError, match="none of the checkpoints in .* can be used") as error:
+            start()
+        message = str(error.value)
+        assert "run.overwrite=true starts over" in message and message.count("cannot be used") == 3
+        assert message.count(f"it was written by mpifed {__version__}") == 2
+        assert "it is of format 9, expected format 3" in message
+
+
+@pytest.mark.parametrize(
+    "section, key", [("run", "executor"), ("algorithm", "omega"), ("participation", "old")]
+)
+def test_checkpoint_with_settings_of_another_version(without_results, section, key):
+    folder = without_results
+
+    def change(header, file):
+        header["config"][section][key] = 7
+
+    for r in (2, 4, 6):
+        rewrite(folder, change, r)
+    with pytest.raises(
+        ConfigError, match=f"the settings stored in .*, by mpifed {__version__}, are inv"
+    ) as e:
+        resume(folder, [], COMM)
+    assert repr(key) in str(e.value)
+    if section != "run":
+        with pytest.raises(CollectiveError, match=rf"{section}\.{key} is 7 there and not set here"):
+            run(job(folder), COMM)
+
+
+def test_invalid_change_is_reported_alone(folder):
+    with pytest.raises(ConfigError, match="^algorithm has no setting 'gama': did you mean 'gamma'"):
+        resume(folder, ["algorithm.gama=1"], COMM)
+
+
+def stored_settings(**values):
+    """Change the settings in a results file; ``None`` removes a setting."""
+
+    def change(file):
+        settings = json.loads(file.attrs["config"]) | values
+        kept = {key: value for key, value in settings.items() if value is not None}
+        file.attrs["config"] = json.dumps(kept)
+
+    return change
+
+
+def test_results_with_settings_of_another_version(without_checkpoints, done):
+    folder = without_checkpoints
+    with edited(folder / "run.h5") as file:
+        stored_settings(algorithm=done[0].config["algorithm"] | {"omega": 7})(file)
+    with pytest.raises(ConfigError, match="algorithm has no setting 'omega'"):
+        resume(folder, [], COMM)
+    with pytest.raises(CollectiveError, match=r"another job: algorithm\.omega is 7 there and not set here"):
+        run(job(folder), COMM)
+
+
+@pytest.mark.parametrize("kept", [0, 100, 3000, -200])
+def test_damaged_results_without_checkpoints(without_checkpoints, kept):
+    folder = without_checkpoints
+    (folder / "run.h5").write_bytes((folder / "run.h5").read_bytes()[:kept])
+    message = r"run\.h5 cannot be read, and there is no checkpoint|no checkpoint in .*, nor a valid run\.h5"
+    expect_refusal(folder, message)
+    assert not is_done(Folder(folder), job(folder))
+    assert run(job(folder, overwrite=True), COMM).end == DONE
+
+
+def changed(name, value=None, **attributes):
+    def change(file):
+        if not attributes:
+            del file[name]
+        if value is not None:
+            file[name] = value
+        file[name].attrs.update(attributes) if attributes else None
+
+    return change
+
+
+def nested(file):
+    del file["final/x/x"]
+    file["final/x/x/x"] = np.zeros(3)
+
+
+INVALID = {
+    "end is no text": changed("/", end=3),
+    "no point": changed("final"),
+    "point is text": changed("final/x", np.array([b"a", b"b"])),
+    "flat point has two axes": changed("final/x", np.zeros((1, 3))),
+    "parameter is text": changed("final/x/x", np.array([b"a", b"b"])),
+    "parameter is a group": nested,
+    "block has no parameters": changed("final/x/x"),
+    "metric is text": changed("final", error="a"),
+    "run is no section": stored_settings(run=5),
+    "no stopping rule": stored_settings(stop=None),
+    "rounds are text": stored_settings(rounds="6"),
+}
+
+
+@pytest.mark.parametrize("change", INVALID.values(), ids=INVALID)
+def test_invalid_results(done, folder, change):
+    """The run is not complete; a checkpoint of the end repairs the results."""
+    with edited(folder / "run.h5") as file:
+        change(file)
+    assert not is_done(Folder(folder), job(folder))
+    bare = shutil.copytree(folder, folder.with_name("bare"), ignore=shutil.ignore_patterns("checkpoint-*"))
+    expect_refusal(bare, r"run\.h5 cannot be read|nor a valid run\.h5")
+    assert run(job(folder), COMM).end == DONE
+    repaired = mpifed.load(folder)
+    assert repaired.end == DONE and torch.equal(repaired.point["x"], done[0].point["x"])
+
+
+def killed(*_):
+    raise KeyboardInterrupt
+
+
+def test_results_missing_after_a_kill_are_written(done, tmp_path, monkeypatch):
+    """The last checkpoint was written, the results file is that of the previous one."""
+    write = Recorder.write
+    with monkeypatch.context() as patches:
+        patches.setattr(Recorder, "write", lambda *given: killed() if given[2] else write(*given))
+        with pytest.raises(KeyboardInterrupt):
+            run(job(tmp_path), COMM)
+    assert checkpoint.newest(tmp_path)[1]["round"] == 6 and mpifed.load(tmp_path).end is None
+    assert run(job(tmp_path), COMM).end == mpifed.load(tmp_path).end == DONE
+    with h5py.File(tmp_path / "run.h5") as file:
+        np.testing.assert_array_equal(file["final/x/x"][...], done[0].point["x"].numpy())
+        assert file["costs/round"][-1] == 6 and file["final"].attrs["error"] == done[0].metrics["error"]
+
+
+def test_older_checkpoint_does_not_undo_the_end(tmp_path, capsys):
+    """A signal has left a checkpoint of round 2; later rounds were run without checkpoints."""
+    run(job(tmp_path, 2), COMM)
+    longer = job(tmp_path, checkpoint_every=0)
+    run(longer, COMM)
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-00000002.h5"]
+    before = content(tmp_path)
+    for start in (lambda: run(longer, COMM), lambda: resume(tmp_path, [], COMM)):
+        capsys.readouterr()
+        assert start().costs["round"][-1] == 6 and "is complete: all 6 rounds done" in capsys.readouterr().err
+    assert content(tmp_path) == before
+    assert run(job(tmp_path, 7), COMM).costs["round"].tolist() == list(range(8)), "from round 2"
+
+
+def test_longer_run_killed_before_its_first_results(tmp_path, monkeypatch):
+    run(job(tmp_path, 2), COMM)
+    with monkeypatch.context() as patches, pytest.raises(KeyboardInterrupt):
+        patches.setattr(Recorder, "write", killed)
+        run(job(tmp_path), COMM)
+    assert resume(tmp_path, [], COMM).stopped == "all 6 rounds done"
+
+
+def test_new_last_round_is_evaluated(tmp_path):
+    """A run of 9 rounds, killed after its checkpoint of round 5, is resumed with 5 rounds."""
+    run(job(tmp_path / "whole", 5, eval_every=2), COMM)
+    run(job(tmp_path / "run", 9, eval_every=2, checkpoint_every=5, keep=9), COMM)
+    (tmp_path / "run" / "checkpoint-00000009.h5").unlink()
+    (tmp_path / "run" / "run.h5").unlink()
+    result = run(job(tmp_path / "run", 5, eval_every=2, checkpoint_every=5), COMM)
+    whole = mpifed.load(tmp_path / "whole")
+    assert result.history == whole.history and result.history["round"] == [0, 2, 4, 5]
+    assert mpifed.load(tmp_path / "run").end == whole.end
+
+
+DIVERGING = {"name": "LocalSGDA", "q": 2, "eta_x": 1e30, "eta_y": 1e30}
+
+
+def test_non_finite_values_are_reported_again(tmp_path):
+    diverging = config(tmp_path, 20, run={"checkpoint_every": 0}, algorithm=DIVERGING)
+    with pytest.raises(NonFiniteError) as first:
+        run(diverging, COMM)
+    before = content(tmp_path)
+    for start in (lambda: run(diverging, COMM), lambda: resume(tmp_path, [], COMM)):
+        with pytest.raises(NonFiniteError, match="has already ended: ") as error:
+            start()
+        assert str(first.value) in str(error.value) and content(tmp_path) == before
+    assert is_done(Folder(tmp_path), diverging)
+
+
+def test_other_settings_continue_from_before_non_finite_values(tmp_path):
+    stable = DIVERGING | {"eta_x": 0.01, "eta_y": 0.01}
+    run(config(tmp_path, 2, run={"checkpoint_every": 1}, algorithm=stable), COMM)
+    with pytest.raises(NonFiniteError):
+        resume(tmp_path, ["rounds=20", "algorithm.eta_x=1e30", "run.checkpoint_every=0"], COMM)
+    assert resume(tmp_path, ["rounds=9"], COMM).stopped == "all 9 rounds done"
+
+
+def test_recorded_blocks_may_be_added_and_not_removed(without_results):
+    folder = without_results
+    message = r"record = \['y'\] leaves out x, whose iterates the run has recorded"
+    with pytest.raises(CollectiveError, match=message):
+        resume(folder, ["rounds=8", 'record=["y"]'], COMM)
+    result = resume(folder, ["rounds=8", 'record=["x", "y"]'], COMM)
+    for iterates in (result.iterates, mpifed.load(folder).iterates):
+        assert iterates["x"].shape == iterates["y"].shape == (8, 3) and np.isfinite(iterates["x"]).all()
+        assert np.isnan(iterates["y"][:6]).all() and np.isfinite(iterates["y"][6:]).all()
+        assert iterates["x"].dtype == iterates["y"].dtype == np.float64
+
+
+def test_sweep_executes_missing_runs_only(tmp_path):
+    """Also a run with the checkpoint of its end, whose results a kill has left incomplete."""
+    file = tmp_path / "job.toml"
+    file.write_text(f"""
+rounds = 3
+problem = {{ name = "Saddle", clients = 3, d = 2 }}
+oracle.batch_size = 0
+run = {{ progress = false, checkpoint_every = 2, out = "{tmp_path / "runs"}" }}
+sweep.seed = [0, 1, 2]
+algorithm = {{ name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }}
+""")
+
+    def execute(*overrides):
+        return sweep(variants(file, overrides), COMM)
+
+    assert execute("sweep.seed=[0, 1]") == SweepOutcome(done=2, before=0)
+    before = content(tmp_path / "runs" / "seed=0")
+    assert execute() == SweepOutcome(done=3, before=2)
+    assert execute("run.eval_every=2") == SweepOutcome(done=3, before=3)
+    assert content(tmp_path / "runs" / "seed=0") == before
+    with edited(tmp_path / "runs" / "seed=1" / "run.h5") as opened:
+        opened.attrs["stopped"] = opened.attrs["end"] = ""
+    assert execute() == SweepOutcome(done=3, before=2)
+    assert mpifed.load(tmp_path / "runs" / "seed=1").end == End("rounds", "all 3 rounds done")

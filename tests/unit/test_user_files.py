@@ -1,0 +1,255 @@
+"""Files of the user, in the folder of a run and elsewhere, are never removed, emptied or replaced."""
+
+import json
+import os
+import shutil
+
+import pytest
+from click.testing import CliRunner
+from runfiles import write
+
+from mpifed import resume, run
+from mpifed.base.errors import ConfigError
+from mpifed.cli.main import cli
+from mpifed.config.grids import variants
+from mpifed.parallel.comm import CollectiveError
+from mpifed.storage.files import HISTORY_MAGIC, MARKER, REPORT_FILES
+from mpifed.storage.folder import Folder
+
+JOB = """
+rounds = 3
+[algorithm]
+name = "AdaFGDA"
+q = 2
+[problem]
+name = "Saddle"
+clients = 4
+d = 3
+[run]
+eval_every = 1
+checkpoint_every = 1
+keep = 1
+progress = false
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text(JOB + f'out = "{tmp_path / "run"}"\n')
+    return path
+
+
+@pytest.fixture
+def out(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def invoke(*words):
+    return CliRunner().invoke(cli, [str(word) for word in words])
+
+
+def contents(folder) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+FOREIGN = (
+    "thesis.tmp.backup", "notes.tmp.1", "checkpoint-foo.h5", "checkpoint-1.h5", "checkpoint-٠٠٠٠٠٠٠١.h5",
+    "run.h5.tmp.backup", "run.h5.tmp.", "checkpoint-2.h5.tmp.1", "table.csv.tmp.5", "report.html.tmp.5",
+    "curves.png.tmp.5", "checkpoint-00000001.h5\n.tmp.backup", "run.h5\n", "xrun.h5.tmp.1",
+    "history-notes.bin", "history.bin.tmp.old",
+)  # fmt: skip
+
+
+def test_unregistered_files_remain(job, out):
+    """In a run that replaces another run and removes old checkpoints."""
+    for name in FOREIGN:
+        (out / name).write_text(f"the user's {name}")
+    (out / "a.tmp.1").mkdir()
+    (out / "a.tmp.1" / "inside").touch()
+    before = contents(out)
+    run(job, overrides=["run.overwrite=true"])
+    (out / "run.h5.tmp.77").mkdir()
+    (out / "target").write_text("the target of a link")
+    (out / "run.h5.tmp.78").symlink_to("target")
+    (out / "history.bin.tmp.8").write_bytes(HISTORY_MAGIC[:5])  # left by a killed run
+    run(job, overrides=["run.overwrite=true"])
+    after = contents(out)
+    assert all(after.get(name) == before[name] for name in before)
+    assert (out / "run.h5.tmp.77").exists() and (out / "a.tmp.1" / "inside").exists()
+    assert (out / "run.h5.tmp.78").is_symlink()
+    assert sorted(set(after) - set(before) - {"target", "run.h5.tmp.78"}) == [
+        "checkpoint-00000003.h5", "history.bin", MARKER, "run.h5", "run.lock",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["checkpoint-00000001.h5", "checkpoint-00000009.h5", "history.bin", "run.h5.tmp.12", "run.lock.tmp.5"],
+)
+def test_name_used_by_the_user(job, out, name):
+    (out / name).write_text("mine")
+    for change in ("run.overwrite=true", "rounds=4"):
+        with pytest.raises(CollectiveError, match=f"{name} is a file that mpifed has not written"):
+            run(job, overrides=[change])
+    assert contents(out) == {name: b"mine"}
+    (out / name).unlink()
+    run(job)
+    (out / MARKER).unlink()
+    with pytest.raises(CollectiveError, match="is a file that mpifed has not written and would be"):
+        run(job, overrides=["run.overwrite=true"])
+
+
+TYPES = {
+    "text": lambda path: path.write_text("mine"),
+    "HDF5": lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n config layout" + bytes(2000)),
+    "other PNG": lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n tEXtSoftware\0Photos"),
+    "link": lambda path: path.symlink_to("target"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "link to an empty file": lambda path: path.symlink_to("empty"),
+    "link to nothing": lambda path: path.symlink_to("nowhere"),
+    "folder": lambda path: path.mkdir(),
+    "pipe": os.mkfifo,
+}
+
+
+def description(kind: str) -> str:
+    link = "a symbolic link" if "link" in kind else "a file that mpifed has not written"
+    return "a folder" if kind == "folder" else link
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("name", ["run.lock", "run.h5", *REPORT_FILES])
+def test_foreign_files_are_reported_before_the_run(job, out, name, kind):
+    (out / "target").write_text("the target of a link")
+    (out / "empty").touch()
+    TYPES[kind](out / name)
+    before, listed = contents(out) if kind != "pipe" else {}, os.listdir(out)
+    done = invoke("run", job, "run.overwrite=true")
+    assert f"{out / name} is {description(kind)}" in str(done.exception), done.output
+    assert isinstance(done.exception, CollectiveError) and "move it away" in str(done.exception)
+    assert os.listdir(out) == listed and (not before or contents(out) == before)
+
+
+def test_sweep_does_not_wait_for_a_pipe(job, out):
+    job.write_text(job.read_text() + "[sweep]\nseed = [0, 1]\n")
+    (out / "seed=0").mkdir()
+    os.mkfifo(out / "seed=0" / "run.h5")
+    os.mkfifo(out / "seed=0" / "checkpoint-00000007.h5")
+    done = invoke("sweep", job)
+    assert "is a file that mpifed has not written and would be" in str(done.exception), done.output
+
+
+def test_report_replaces_only_its_own_files(tmp_path):
+    runs = write(tmp_path / "a", auc=[0.5] * 5), write(tmp_path / "b", auc=[0.4] * 5)
+    for _ in range(2):
+        done = invoke("report", *runs, "--out", tmp_path / "report")
+        assert done.exit_code == 0, done.output
+    assert {*os.listdir(tmp_path / "report")} == {*REPORT_FILES, MARKER}
+    for name in REPORT_FILES:
+        out = tmp_path / f"out of {name}"
+        out.mkdir()
+        (out / name).write_text("name,value\nmine,1\n")
+        done = invoke("report", *runs, "--out", out)
+        assert done.exit_code == 2 and f"{out / name} is a file that mpifed has not" in done.output
+        assert contents(out) == {name: b"name,value\nmine,1\n"}
+
+
+def test_report_that_cannot_be_written(job, out, monkeypatch):
+    monkeypatch.setattr("mpifed.report.report.curves", lambda *_: (out / "no" / "where").touch())
+    done = invoke("run", job)
+    assert done.exit_code == 2 and "but its report could not be written" in done.output
+    assert (out / "run.h5").exists() and not list(out.glob("*.tmp.*"))
+
+
+@pytest.mark.parametrize("path", ["", " "])
+def test_folder_without_a_name(job, out, path, tmp_path, monkeypatch):
+    """An unset shell variable gives "", which would be the working folder."""
+    monkeypatch.chdir(out)
+    sweep = tmp_path / "sweep.toml"
+    sweep.write_text(JOB + f'out = "{path}"\n' + "[sweep]\nseed = [0, 1]\n")
+    for attempt in (
+        lambda: run(job, overrides=[f'run.out="{path}"']),
+        lambda: resume(path),
+        lambda: Folder(path),
+        lambda: variants(sweep, []),
+    ):
+        with pytest.raises(ConfigError, match="expected the name of a folder, got .*: is a shell"):
+            attempt()
+    assert os.listdir(out) == []
+
+
+def test_unusual_folder_names(job, tmp_path):
+    """A newline, quotes, and the maximum number of characters."""
+    for name in ("two\nlines", "'\"$(x) `", "n" * 255):
+        out = tmp_path / "a" / name
+        run(job, overrides=[f"run.out={json.dumps(str(out))}"])
+        assert resume(out).path == out / "run.h5"
+        shutil.rmtree(tmp_path / "a")
+    (tmp_path / "loop").symlink_to("loop")
+    for name, reason in (("n" * 256, "File name too long"), ("loop", ""), ("loop/run", "Too many levels of")):
+        error = str(invoke("run", job, f"run.out={tmp_path / name}").exception)
+        assert error.startswith("cannot write to run.out = ") and reason in error
+    with pytest.raises(ConfigError, match="has no NUL character"):
+        run(job, overrides=['run.out="a\\u0000b"'])
+
+
+FIGURE = "job.clients.png"
+
+
+@pytest.fixture
+def working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    problem = '{ name = "LinearMAML", clients = 3, d = 4 }'
+    (tmp_path / "job.toml").write_text(f'algorithm = {{ name = "MFCGD", q = 2 }}\nproblem = {problem}\n')
+    return tmp_path
+
+
+def draw(out):
+    return invoke("info", "job.toml", "--out", out)
+
+
+@pytest.mark.parametrize("kind", ["text", "other PNG", "link", "link to nothing", "pipe"])
+def test_figure_does_not_replace_files_of_the_user(working_folder, kind):
+    (working_folder / "target").write_text("the target of a link")
+    TYPES[kind](working_folder / FIGURE)
+    before = os.lstat(working_folder / FIGURE)
+    done = draw(FIGURE)
+    assert isinstance(done.exception, ConfigError | CollectiveError), done.output
+    assert f"{FIGURE} is {description(kind)} and would be replaced: move it away" in str(done.exception)
+    after = os.lstat(working_folder / FIGURE)
+    unchanged = ("st_ino", "st_size", "st_mtime_ns")
+    assert all(getattr(before, name) == getattr(after, name) for name in unchanged)
+    assert (working_folder / "target").read_text() == "the target of a link"
+    assert {*os.listdir()} == {"job.toml", "target", FIGURE}
+
+
+def test_figure_replaces_figures_and_empty_files(working_folder):
+    (working_folder / FIGURE).touch()
+    for _ in range(2):
+        done = draw(FIGURE)
+        assert done.exit_code == 0, done.exception
+        assert os.path.getsize(FIGURE) > 50
+        os.utime(FIGURE, (0, 0))
+    assert draw(FIGURE).exit_code == 0 and os.path.getmtime(FIGURE) > 0
+    assert not list(working_folder.glob("*.tmp.*"))
+
+
+def test_figure_that_cannot_be_written(working_folder, monkeypatch):
+    """A missing folder is reported before the computation, a full disk at the end."""
+    with monkeypatch.context() as patches:
+        patches.setattr(
+            "mpifed.report.client_samples.class_counts", lambda *_: pytest.fail("it was computed")
+        )
+        done = draw("none/file")
+        assert "cannot write none/file: there is no folder none" in str(done.exception), done.output
+
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mpifed.storage.files.sync", full)
+    done = draw(FIGURE)
+    assert isinstance(done.exception, ConfigError), done.output
+    assert str(done.exception) == f"cannot write {FIGURE}: No space left on device"
+    assert not (working_folder / FIGURE).exists() and not list(working_folder.glob("*.tmp.*"))
