@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mpifed.data.samples import Images, Pixels
+from mpifed.data.samples import Images, Pixels, expect_labels
 from mpifed.data.sources import DataError, Source, opened, parsing
 
 __all__ = ["CIFAR10_MD5", "CIFAR100_MD5", "Cifar", "IdxImages", "load_digits", "read_idx"]
@@ -112,8 +112,7 @@ class IdxImages:
 
     def _part(self, source: Source, part: str, count: int) -> tuple[Pixels, torch.Tensor]:
         path, labels = read_idx(source, f"{part}-labels-idx1-ubyte", (count,))
-        if labels.max() >= self.classes:
-            raise DataError(f"{path}: expected labels from 0 to {self.classes - 1}, found {labels.max()}")
+        expect_labels(labels, self.classes, str(path))
         _, pixels = read_idx(source, f"{part}-images-idx3-ubyte", (count, *self.size))
         return Pixels(pixels[:, None]), torch.from_numpy(labels.astype(np.int64))
 
@@ -173,11 +172,7 @@ class Cifar:
             raise DataError(f"{path}: expected {expected}, found {found} of {len(content)} bytes")
         with parsing(path, expected):
             pixels, labels = _unpickled(bytes(content), self.labels)
-        if outside := np.flatnonzero((labels < 0) | (labels >= self.classes)).tolist():
-            raise DataError(
-                f"{path}: expected labels from 0 to {self.classes - 1}, found {labels[outside[0]]} in row "
-                f"{outside[0]}"
-            )
+        expect_labels(labels, self.classes, str(path))
         return pixels, torch.from_numpy(labels.astype(np.int64))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from mpifed.core.problem import DataFile
-from mpifed.data.samples import Images, Pixels
+from mpifed.data.samples import Images, Pixels, expect_labels
 from mpifed.data.sources import DataError, Source, bound, opened, parsing
 
 __all__ = ["MedMnist", "Omniglot", "load_omniglot"]
@@ -99,11 +99,7 @@ class MedMnist:
                 f"{path}: expected {expected}, one label per image, found {part} labels of shape "
                 f"{labels.shape} for {len(pixels)} images"
             )
-        if outside := np.flatnonzero((labels < 0) | (labels >= self.classes)).tolist():
-            raise DataError(
-                f"{path}: expected labels from 0 to {self.classes - 1}, found {labels[outside[0], 0]} in row "
-                f"{outside[0]} of {part}_labels"
-            )
+        expect_labels(labels[:, 0], self.classes, f"{path}, {part}_labels")
         if lacking := sorted({*range(self.classes)} - set(labels[:, 0].tolist())):
             raise DataError(
                 f"{path}: expected {part} images of all {self.classes} classes, found none of class "

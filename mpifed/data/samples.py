@@ -25,6 +25,7 @@ __all__ = [
     "Table",
     "Texts",
     "expect_all_classes",
+    "expect_labels",
     "hold_out",
     "numbered",
     "owned",
@@ -273,6 +274,17 @@ def expect_all_classes(classes: Sequence[str], labels: Mapping[str, np.ndarray],
             f"{what}: expected training samples of every class, found none of "
             f"{short_repr(classes[lacking[0]])}" + (f" (but {' and '.join(others)})" if others else "")
         )
+
+
+def expect_labels(labels: np.ndarray, classes: int, what: str) -> None:
+    """Check that labels are from 0 to ``classes`` - 1.
+
+    Raises:
+        DataError: otherwise.
+    """
+    if outside := np.flatnonzero((labels < 0) | (labels >= classes)).tolist():
+        found = f"{labels[outside[0]]} in row {outside[0]}"
+        raise DataError(f"{what}: expected labels from 0 to {classes - 1}, found {found}")
 
 
 def owned(clients: np.ndarray | None, name: str, train: np.ndarray, where: Callable[[int], str]) -> dict:

@@ -22,7 +22,7 @@ from mpifed.base.errors import short_repr
 from mpifed.base.plugins import UserObject, call_user_code, digest_of, origin_of
 from mpifed.base.settings import suggest
 from mpifed.core.problem import DataFile
-from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, owned
+from mpifed.data.samples import PARTS, Labelled, Texts, expect_all_classes, expect_labels, owned
 from mpifed.data.sources import DataError
 
 __all__ = ["UserFunction", "UserTextFunction"]
@@ -107,12 +107,7 @@ class UserFunction(UserObject):
             raise DataError(f"{self}, classes: expected a list of names, found {_described(given)}")
         classes = tuple(given or map(str, range(int(parts["train"][1].max()) + 1)))
         for part, (_, labels) in parts.items():
-            if outside := np.flatnonzero((labels < 0) | (labels >= len(classes))).tolist():
-                known = "in classes" if given else "the training labels"
-                raise DataError(
-                    f"{self}, {part}: expected labels from 0 to {len(classes) - 1}, as {known}, found "
-                    f"{labels[outside[0]]} in row {outside[0]}"
-                )
+            expect_labels(labels, len(classes), f"{self}, {part}")
         expect_all_classes(classes, {part: labels for part, (_, labels) in parts.items()}, str(self))
         return classes if given else ()
 
