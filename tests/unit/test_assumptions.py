@@ -1,4 +1,4 @@
-"""The meter against what was put in: constants of known problems, laws of the noise."""
+"""``mpifed measure`` on problems with known constants and noise distributions."""
 
 import csv
 import json
@@ -14,8 +14,8 @@ from games import Game, configuration
 from mpifed import Blocks, Minimisation
 from mpifed.algorithms import FSGDA, LSGD
 from mpifed.cli.main import cli
-from mpifed.core.numerics import hill, lipschitz, top_values
 from mpifed.core.noise import AlphaStable, Gaussian, Pareto, StudentT
+from mpifed.core.numerics import hill, lipschitz, top_values
 from mpifed.core.streams import generator
 from mpifed.diagnostics.assumptions import ALL, Options, measure
 from mpifed.parallel.comm import CollectiveError, SerialComm
@@ -26,7 +26,7 @@ STEPS = FSGDA(K=2, eta_xl=0.02, eta_yl=0.05)
 
 
 def metered(problem, noise=None, rounds=2, algorithm=STEPS, batch_size=0, weights="uniform", **options):
-    """``rows[round, client]`` of a job."""
+    """Return ``rows[round, client]`` of a job, and its prepared problem."""
     config = configuration(
         algorithm, problem, "unused", rounds=rounds, noise=noise or 0, batch_size=batch_size, weights=weights
     )
@@ -34,21 +34,21 @@ def metered(problem, noise=None, rounds=2, algorithm=STEPS, batch_size=0, weight
     return {(row["round"], row["client"]): row for row in found["rows"]}, config.problem
 
 
-def test_hills_estimate_by_hand():
-    """Of 1, 2, 4, 8 the largest two over the third: 2 / (log 2 + log 4)."""
+def test_hill_estimator():
+    """The largest two of 1, 2, 4, 8 over the third largest: 2 / (log 2 + log 4)."""
     lengths = np.array([4.0, 1.0, 8.0, 2.0])
     assert (
         hill(lengths, 2).estimate == pytest.approx(2 / math.log(8)) == pytest.approx(hill(lengths).estimate)
     )
 
 
-def test_hills_interval_covers():
-    """Of 400 samples of a Pareto law some 95 %: at 3 standard deviations 92 to 98 %."""
+def test_coverage_of_the_hill_interval():
+    """95 % of 400 intervals cover the index, up to 3 standard deviations: 92 to 98 %."""
     rng = np.random.default_rng(0)
     tails = [hill(rng.pareto(1.5, 400) + 1) for _ in range(400)]
     covered = np.mean([tail.low <= 1.5 <= tail.high for tail in tails])
     assert 0.92 <= covered <= 0.98
-    # Of k = 20 values the estimate has the mean k / (k - 1) of the index.
+    # The mean of the estimate from k = 20 values is k / (k - 1) times the index.
     assert np.mean([tail.estimate for tail in tails]) == pytest.approx(1.5 * 20 / 19, rel=0.04)
 
 
@@ -62,18 +62,18 @@ def test_the_number_of_largest_values():
 
 
 def test_the_norm_of_a_hessian():
-    """Power iterations contract by (4/5)² in the square of the angle."""
+    """Each power iteration contracts the squared angle by (4/5)²."""
     H = torch.diag(torch.tensor([1.0, -4.0, 5.0])).double()
     found = lipschitz(lambda z: H @ z, torch.ones(3).double(), torch.ones(3).double(), 100)
     assert found == pytest.approx(5, rel=1e-5) and found <= 5 * (1 + 1e-9)
 
 
-def test_a_direction_of_no_length():
+def test_a_zero_direction():
     assert lipschitz(lambda z: 3 * z, torch.zeros(2).double(), torch.zeros(2).double(), 5) == pytest.approx(3)
 
 
 def test_the_saddle():
-    """L of client k is the norm of ((τ, -t), (-t, -1)); -f is 1-strongly convex in y; δ by hand."""
+    """L of client k is the norm of ((τ, -t), (-t, -1)), -f is 1-strongly convex in y, and δ is known."""
     rows, own = metered(Saddle(clients=4, d=3, t_max=2.0, tau=3.0), iterations=200, rounds=3)
     t = own._t
     for client in range(4):
@@ -94,13 +94,13 @@ def test_the_saddle():
 
 
 def test_no_noise():
-    """Full batches: σ is 0, and there is no tail."""
+    """With full batches σ is 0, and there is no tail index."""
     rows, _ = metered(Game())
     assert all(row["sigma_x"] == row["sigma_y"] == 0 and math.isnan(row["tail"]) for row in rows.values())
 
 
 def test_the_quadratic():
-    """The largest norm of a client's Hessian; μ between the constant and the least steep start."""
+    """L is the largest norm of a client's Hessian, and pl is between μ and L."""
     own = QuadraticNCPL(clients=3, dx=4, dy=4, rank=3, heterogeneity=0.5, shared_hessian=True)
     rows, own = metered(own, iterations=300)
     assert rows[0, "all"]["L"] == pytest.approx(own.ell, rel=1e-3)
@@ -108,18 +108,18 @@ def test_the_quadratic():
 
 
 def test_an_operator():
-    """Of a rotation and a scaling V = Jz + c, whose J is normal, the estimate is J's norm."""
+    """For V = Jz + c with a normal matrix J, the estimate is the norm of J."""
     own = AffineGame(clients=3, d=4, strong=0.5, smooth=0.5, skew=2.0)
     rows, own = metered(own, algorithm=LSGD(K=2, eta=0.01), noise=Gaussian(scale=0.5), samples=500)
     assert rows[0, "all"]["L"] == pytest.approx(np.linalg.norm(own._J, 2), rel=1e-3)
     assert "pl" in rows[0, "all"] and math.isnan(rows[0, "all"]["pl"])
-    # Of 2,000 squares of normal numbers, 5 standard deviations.
+    # The mean of 2,000 squared normal numbers, up to 5 standard deviations.
     assert rows[0, 0]["sigma_z"] == pytest.approx(0.5 * math.sqrt(4), rel=0.08)
 
 
 def test_gaussian_noise():
-    """σ of d coordinates is scale √d; of 6,000 squares 5 standard deviations are 5 %. Light tails have a
-    large index."""
+    """σ of d coordinates is scale √d; 5 standard deviations of the mean of 6,000 squares are 5 %. Light
+    tails have a large index."""
     rows, _ = metered(Saddle(clients=3, d=3), Gaussian(scale=0.3), samples=2000)
     for r, client in ((0, 0), (0, 2), (2, 1), (2, "all")):
         assert rows[r, client]["sigma_x"] == pytest.approx(0.3 * math.sqrt(3), rel=0.05)
@@ -136,8 +136,8 @@ LAWS = {
 
 @pytest.mark.parametrize("law", LAWS)
 def test_the_tail_index_of_the_noise(law):
-    """Within the intervals of 6 clients of 8 at least (95 % of each: fewer once in 170 laws), and that of all
-    together, of k = 89 values, to 3 standard deviations."""
+    """At least 6 of 8 intervals of 95 % cover the index (fewer do with probability 1/170); the estimate from
+    all clients, k = 89 values, is within 3 standard deviations."""
     noise, index = LAWS[law]
     rows, _ = metered(Saddle(clients=8, d=1), noise, samples=1000, points=1, iterations=1)
     clients = [rows[0, client] for client in range(8)]
@@ -146,8 +146,8 @@ def test_the_tail_index_of_the_noise(law):
 
 
 def test_minibatches_and_weights():
-    """σ² of batches with replacement is the variance of a row's gradient over the batch size; the row "all"
-    weighs clients by their samples. Ratios of two means of 500 squares are told to some 20 %."""
+    """σ² of batches with replacement is the variance of one row's gradient over the batch size; the row "all"
+    weights clients by samples. Ratios of two means of 500 squares have an error of up to 20 %."""
     rows, own = metered(Game(), batch_size=2, weights="samples", samples=500, points=1)
     weights = np.array([len(part) for part in own.rows], dtype=float)
     sigmas = np.array([rows[0, client]["sigma_x"] for client in range(3)])
@@ -187,29 +187,29 @@ def test_a_set_of_y_has_no_pl_ratio():
 
 
 def test_at_the_best_response_there_is_no_ratio():
-    """The saddle point of the clients' mean is the start."""
+    """The run starts at the saddle point of the mean over clients."""
     rows, _ = metered(Saddle(clients=3, d=2, start="zero"), points=1)
     assert math.isnan(rows[0, "all"]["pl"]) and rows[0, "all"]["pl_residual"] <= 1e-12
 
 
-@pytest.mark.parametrize("of, told", [("L", {"L"}), ("pl", {"pl"}), ("noise", {"sigma_x", "tail"})])
-def test_what_is_measured(of, told):
-    """The columns asked for, with the figures of all; δ costs nothing beside them."""
+@pytest.mark.parametrize("of, computed", [("L", {"L"}), ("pl", {"pl"}), ("noise", {"sigma_x", "tail"})])
+def test_selected_estimates(of, computed):
+    """The selected columns have the same values as without a selection; δ is always computed."""
     measured = [metered(Game(), Gaussian(scale=0.5), batch_size=2, of=which)[0] for which in ((of,), ALL)]
     for column in ("L", "pl", "sigma_x", "tail", "delta_x"):
         own, every = (rows[2, "all"][column] for rows in measured)
         assert not math.isnan(every)
-        assert own == every if column in told | {"delta_x"} else math.isnan(own)
+        assert own == every if column in computed | {"delta_x"} else math.isnan(own)
 
 
 def test_points_of_a_short_run():
-    """No round twice, the first and the last among them."""
+    """No round occurs twice, and the first and the last are included."""
     rows, _ = metered(Convex(), rounds=2, points=9)
     assert sorted({r for r, _ in rows}) == [0, 1, 2]
 
 
 def test_a_problem_without_data():
-    with pytest.raises(CollectiveError, match="WGAN generates samples"):
+    with pytest.raises(CollectiveError, match="WGAN generates its samples"):
         metered(WGAN(clients=2), batch_size=2)
 
 
@@ -251,12 +251,12 @@ def test_the_command(invoke, tmp_path):
     for row, other in zip(table, stored["rows"]):
         assert row["client"] == str(other["client"]) and float(row["L"]) == other["L"]
     assert stored["samples"] == 12 and stored["top"] == 3
-    assert invoke().exit_code == 0  # its own files are replaced
+    assert invoke().exit_code == 0  # files of this command are replaced
     noise = invoke("--of", "noise").output
     assert "σ_x" in noise and "Tail index" in noise and "L" not in noise and "μ" not in noise
 
 
-def test_files_of_others_are_left_alone(invoke, tmp_path):
+def test_other_files_are_not_replaced(invoke, tmp_path):
     folder = tmp_path / "runs" / "one"
     folder.mkdir(parents=True)
     (folder / "assumptions.csv").write_text("mine\n")

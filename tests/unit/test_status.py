@@ -1,8 +1,9 @@
-"""``mpifed status``: where runs stand that have finished, run, were stopped, died, or are damaged."""
+"""``mpifed status``: finished, running, stopped, killed and damaged runs; sweeps, job arrays, --follow."""
 
 import errno
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -12,25 +13,26 @@ from pathlib import Path
 import h5py
 import pytest
 from click.testing import CliRunner
-from launch import environment
+from launch import environment, finish, start
 from processes import wait_until
 from runfiles import decay, write
 from small_job import LIMIT, ROUNDS, command, job
 
 from mpifed import run
+from mpifed.cli import status as command_line
 from mpifed.cli.main import cli
 from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 from mpifed.storage import folder as locks
 from mpifed.storage import slurm_array
 from mpifed.storage import status as module
-from mpifed.storage.status import status
+from mpifed.storage.status import Status, status
 
 STEP = "mpifed.simulation.simulation:Simulation.step"
 
 
 def lines(*arguments) -> list[list[str]]:
-    """The table of the command, in cells."""
+    """Return the printed table as cells."""
     done = CliRunner().invoke(cli, ["status", *map(str, arguments)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return [line.split("  ") for line in done.output.splitlines()]
@@ -53,9 +55,7 @@ def child(folder: Path, *faults: str) -> subprocess.Popen:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A run that was seen in round 8 and stopped by a signal then: its folder, what was said, and what a
-    look has changed.
-    """
+    """A run that a signal stopped in round 8: its folder, its status before, whether reading changed it."""
     folder = tmp_path_factory.mktemp("stopped")
     process = child(folder, f"0 pause:{folder} {STEP} 8")
     try:
@@ -74,7 +74,7 @@ def stopped(tmp_path_factory):
 
 @pytest.fixture
 def killed(stopped, tmp_path):
-    """The files of a run that has died without a word: the signal's last ones are not there."""
+    """The files of a run that was killed, without the checkpoint that a signal causes."""
     folder = tmp_path / "killed"
     shutil.copytree(stopped[0], folder)
     (folder / "checkpoint-00000009.h5").unlink()
@@ -83,33 +83,33 @@ def killed(stopped, tmp_path):
     return folder
 
 
-def test_a_run_that_runs(stopped):
+def test_a_running_run(stopped):
     folder, seen, changed = stopped
     assert not changed
     assert (seen.state, seen.method, seen.problem) == ("running", "AdaFGDA", "Saddle")
     assert (seen.round, seen.rounds, seen.metric[0]) == (6, ROUNDS, "error")
-    assert seen.said.startswith("process ") and seen.age >= 0 and seen.pace > 0
+    assert seen.reason.startswith("process ") and seen.age >= 0 and seen.pace > 0
     assert 0 <= seen.left <= (ROUNDS - 6) / seen.pace
 
 
-def test_a_run_that_a_signal_has_stopped(stopped):
+def test_a_run_stopped_by_a_signal(stopped):
     seen = status(stopped[0])
     assert (seen.state, seen.round, seen.rounds) == ("stopped", 9, ROUNDS)
-    assert seen.said == f"`mpifed resume {stopped[0]}` goes on from round 9"
+    assert seen.reason == f"`mpifed resume {stopped[0]}` continues from round 9"
     assert seen.pace is seen.left is None
 
 
-def test_a_run_that_was_killed(killed):
-    assert status(killed).said == f"`mpifed resume {killed}` goes on from round 6"
+def test_a_killed_run(killed):
+    assert status(killed).reason == f"`mpifed resume {killed}` continues from round 6"
     (killed / "run.h5").unlink()
     assert status(killed).method == "AdaFGDA" and status(killed).rounds == ROUNDS  # by the checkpoint
     for path in killed.glob("checkpoint-*"):
         path.unlink()
     seen = status(killed)
-    assert (seen.state, seen.said) == ("failed", "it ended before its first checkpoint")
+    assert (seen.state, seen.reason) == ("failed", "it ended before its first checkpoint")
 
 
-def test_a_run_that_is_seen_before_its_first_checkpoint_and_killed(tmp_path):
+def test_a_run_before_its_first_checkpoint(tmp_path):
     process = child(tmp_path, f"0 pause:{tmp_path} {STEP} 2")
     try:
         wait_until((tmp_path / "arrived-2").exists, LIMIT)
@@ -120,21 +120,21 @@ def test_a_run_that_is_seen_before_its_first_checkpoint_and_killed(tmp_path):
     assert lines(tmp_path)[1][-1] == "it ended before its first checkpoint"
 
 
-def test_a_run_that_has_finished_and_one_that_is_made_longer(tmp_path):
+def test_a_finished_run_and_its_extension(tmp_path):
     config = Config.load(job(tmp_path))
     run(config, SerialComm())
     seen = status(tmp_path / "run")
-    assert (seen.state, seen.round, seen.said) == ("finished", ROUNDS, f"all {ROUNDS} rounds done")
+    assert (seen.state, seen.round, seen.reason) == ("finished", ROUNDS, f"all {ROUNDS} rounds done")
     newest = tmp_path / "run" / f"checkpoint-{ROUNDS:08d}.h5"
-    newest.rename(newest.with_name(f"checkpoint-{ROUNDS + 3:08d}.h5"))  # as after a kill on the way
+    newest.rename(newest.with_name(f"checkpoint-{ROUNDS + 3:08d}.h5"))  # as after a kill during the extension
     assert status(tmp_path / "run").state == "stopped"
 
 
-def test_a_run_that_has_diverged(tmp_path):
+def test_a_diverged_run(tmp_path):
     folder = write(
         tmp_path / "a", stopped="non-finite value in round 20\nmore", auc=[0.5] * 4 + [float("nan")]
     )
-    assert [status(folder).state, status(folder).said] == ["failed", "non-finite value in round 20"]
+    assert [status(folder).state, status(folder).reason] == ["failed", "non-finite value in round 20"]
     assert lines(tmp_path)[1][-1] == "non-finite value in round 20"
     (entry,) = entries(tmp_path)
     assert (entry["metric"], entry["value"], entry["folder"]) == ("auc", None, str(folder))
@@ -147,12 +147,12 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [cut, lambda path: path.write_text("no run"), lambda path: path.write_text("")]
 )
-def test_a_results_file_that_is_damaged(killed, tmp_path, spoil):
+def test_a_damaged_results_file(killed, tmp_path, spoil):
     spoil(killed / "run.h5")
-    assert status(killed).state == "stopped" and "; run.h5 cannot be read: " in status(killed).said
+    assert status(killed).state == "stopped" and "; run.h5 cannot be read: " in status(killed).reason
     folder = write(tmp_path / "a")
     spoil(folder / "run.h5")
-    assert status(folder).state == "damaged" and status(folder).said.startswith("run.h5 cannot be read: ")
+    assert status(folder).state == "damaged" and status(folder).reason.startswith("run.h5 cannot be read: ")
     assert status(folder).age is not None
 
 
@@ -160,41 +160,41 @@ def test_a_results_file_that_is_damaged(killed, tmp_path, spoil):
     ("costs/round", None), ("costs/round", []), ("costs/seconds", [float("nan")]), ("metrics", None),
     ("metrics/auc", [[1.0]]), ("metrics/auc", ["a"]),
 ])  # fmt: skip
-def test_a_results_file_that_holds_something_else(tmp_path, place, value):
+def test_a_results_file_with_unexpected_contents(tmp_path, place, value):
     folder = write(tmp_path / "a", auc=decay(0.1))
     with h5py.File(folder / "run.h5", "a") as file:
         del file[place]
         if value is not None:
             file[place] = value
-    assert status(folder).state == "damaged" and "expected " in status(folder).said
+    assert status(folder).state == "damaged" and "expected " in status(folder).reason
 
 
-def test_settings_that_are_none(tmp_path):
+def test_settings_of_wrong_types(tmp_path):
     config = {"problem": 3, "stop": [], "rounds": "many", "algorithm": {"name": 3}}
     seen = status(write(tmp_path / "a", config=config))
     assert (seen.method, seen.problem, seen.rounds) == ("", "", None) and lines(tmp_path)[1]
 
 
-def test_checkpoints_that_are_damaged(killed):
+def test_damaged_checkpoints(killed):
     newest, before = sorted(killed.glob("checkpoint-*"), reverse=True)[:2]
     cut(newest)
-    assert "goes on from round 3; checkpoint-00000006.h5 cannot be used (its bytes" in status(killed).said
+    assert "continues from round 3; checkpoint-00000006.h5 cannot be used (its bytes" in status(killed).reason
     cut(before)
     seen = status(killed)
-    assert seen.state == "damaged" and seen.said.startswith("checkpoint-00000006.h5 cannot be used")
+    assert seen.state == "damaged" and seen.reason.startswith("checkpoint-00000006.h5 cannot be used")
 
 
 def test_a_large_checkpoint_is_not_read(killed, monkeypatch):
     monkeypatch.setattr(module, "READ", 0)
     monkeypatch.setattr(module, "newest", None)
-    assert "goes on from round 6" in status(killed).said
+    assert "continues from round 6" in status(killed).reason
 
 
-def test_a_lock_of_another_host_or_one_that_cannot_be_tested(killed, monkeypatch):
+def test_locks_that_cannot_be_tested(killed, monkeypatch):
     (killed / locks.LOCK_FILE).write_text("process 1 on mars, Slurm job 7, since 2026-01-01 00:00:00\n")
     seen = status(killed)
     assert (
-        seen.state == "running?" and seen.said.endswith("unless it has died there") and "job 7" in seen.said
+        seen.state == "running?" and seen.reason.endswith("unless it was killed") and "job 7" in seen.reason
     )
 
     def none(file, how):
@@ -204,7 +204,7 @@ def test_a_lock_of_another_host_or_one_that_cannot_be_tested(killed, monkeypatch
     assert status(killed).state == "running?"
 
 
-def test_a_look_takes_no_folder_and_writes_nothing(killed, monkeypatch):
+def test_status_neither_locks_nor_writes(killed, monkeypatch):
     before, opened = content(killed), os.open
 
     def reading(path, flags, *more, **options):
@@ -215,15 +215,15 @@ def test_a_look_takes_no_folder_and_writes_nothing(killed, monkeypatch):
         patches.setattr(os, "open", reading)
         status(killed)
     assert content(killed) == before
-    monkeypatch.setattr(locks, "PATIENCE", 0)
+    monkeypatch.setattr(locks, "LOCK_TIMEOUT", 0)
     holder = locks.Folder(killed)
     holder.open(create=False)
     assert status(killed).state == "running"
     holder.close()
 
 
-def test_time_that_is_left_counts_from_the_last_word(tmp_path, monkeypatch):
-    """2 rounds a second, and 10 of 20 are done; a run that was resumed counts from then."""
+def test_time_left_is_counted_from_the_last_record(tmp_path, monkeypatch):
+    """The run does 2 rounds per second and has done 10 of 20; for a resumed run, the resumption counts."""
     folder = write(tmp_path / "a", stopped="", rounds=20, config={"rounds": 30, "stop": {"seconds": None}})
     monkeypatch.setattr(module, "holder", lambda folder: locks.Holder("process 1", True))
     now = os.path.getmtime(folder / "run.h5") + 1000
@@ -234,11 +234,11 @@ def test_time_that_is_left_counts_from_the_last_word(tmp_path, monkeypatch):
     assert (status(folder).left, status(folder).age) == (10 / 2 - 3, 1000.0)
     with h5py.File(folder / "run.h5", "a") as file:
         config = json.loads(file.attrs["config"])
-        file.attrs["config"] = json.dumps(config | {"stop": {"seconds": 14}})  # 10 of them are used
+        file.attrs["config"] = json.dumps(config | {"stop": {"seconds": 14}})  # 10 seconds are used
     assert status(folder).left == 14 - 10 - 3
 
 
-def test_a_sweep_and_what_of_it_is_left(tmp_path, monkeypatch):
+def test_the_runs_of_a_sweep(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("sweep.toml").write_text(
         "rounds = 2\nalgorithm = { name = 'FGDA', q = 2 }\nproblem = { name = 'Saddle', clients = 3 }\n"
@@ -255,7 +255,7 @@ def test_a_sweep_and_what_of_it_is_left(tmp_path, monkeypatch):
     assert (entry["state"], entry["method"], entry["rounds"]) == ("not begun", "FGDA", 2)
 
 
-def test_the_validation_metric_stands_beside_the_first(tmp_path):
+def test_the_validation_metric(tmp_path):
     write(tmp_path / "a", auc=decay(0.1), validation_auc=[0.25] * 5)
     assert " validation" in lines(tmp_path)[0] and "validation_auc 0.25" in lines(tmp_path)[1]
     (entry,) = entries(tmp_path)
@@ -297,15 +297,15 @@ def test_a_job_array_and_its_elements(tmp_path, monkeypatch, killed, many):
         assert found["out/seed=5"]["script"] == "out/job.sbatch"
     finally:
         holder.close()
-    shutil.move("out", "elsewhere")  # what is copied from a cluster
+    shutil.move("out", "elsewhere")  # as after copying from a cluster
     assert "3 done (0,2-3)" in lines("elsewhere")[-2][0] and "element" not in str(lines("elsewhere/seed=0"))
 
 
 @pytest.mark.parametrize(
     "section", ["", "[tune]\nmethods = [{ name = 'FGDA', q = [2, 3] }]\n"], ids=["run", "tune"]
 )
-def test_a_launched_job_that_waits_in_the_queue(tmp_path, monkeypatch, section):
-    """Its folder holds the batch script alone, which names no elements."""
+def test_a_job_that_waits_in_the_queue(tmp_path, monkeypatch, section):
+    """Its folder contains only the batch script, which names no elements."""
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text(SWEPT.partition("[sweep]")[0] + section)
     launched = CliRunner().invoke(cli, ["launch", "job.toml", "run.out=out", "--no-submit"])
@@ -313,12 +313,12 @@ def test_a_launched_job_that_waits_in_the_queue(tmp_path, monkeypatch, section):
     for place in ("out", "."):
         (entry,) = entries(place)
         assert (entry["folder"], entry["state"]) == ("out", "not begun")
-        assert entry["said"] == "out/job.sbatch is launched, and has written nothing yet"
+        assert entry["reason"] == "out/job.sbatch has not written anything yet"
     shutil.copytree(write(tmp_path / "trial"), tmp_path / "out" / "trial")
     assert [entry["state"] for entry in entries("out")] == ["finished"]
 
 
-def test_runs_that_share_an_element_make_its_state(tmp_path):
+def test_tasks_with_several_runs(tmp_path):
     runs = ["a", "b"], ["c", "d"], ["e", "f"], ["g"]
     comments = "\n".join(slurm_array.share_lines(runs))
     (tmp_path / "job.sbatch").write_text(f"{slurm_array.HEAD}\n{comments}\n# runs 9: [")
@@ -326,15 +326,15 @@ def test_runs_that_share_an_element_make_its_state(tmp_path):
         write(tmp_path / name)
     write(tmp_path / "e", stopped="non-finite value in round 20", auc=[float("nan")] * 5)
     assert "4 element(s): 1 stopped (0), 1 done (1), 1 failed (2), 1 waiting (3)" in str(lines(tmp_path))
-    (tmp_path / "job.sbatch").write_text(comments)  # somebody else's
+    (tmp_path / "job.sbatch").write_text(comments)  # not a script of mpifed launch
     assert "element" not in str(lines(tmp_path))
 
 
-def test_runs_are_found_once_and_by_default_here(tmp_path, monkeypatch):
+def test_runs_are_listed_once_and_by_default_below_the_current_folder(tmp_path, monkeypatch):
     for name in ("b", "a/deep"):
         write(tmp_path / name, auc=decay(0.1))
     (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / locks.LOCK_FILE).touch()  # let go by a run that never began
+    (tmp_path / "empty" / locks.LOCK_FILE).touch()  # of a run that never began
     monkeypatch.chdir(tmp_path)
     found = [entry["folder"] for entry in entries()]
     assert found == ["a/deep", "b"] and [entry["folder"] for entry in entries("b", tmp_path)] == [
@@ -343,7 +343,7 @@ def test_runs_are_found_once_and_by_default_here(tmp_path, monkeypatch):
     assert lines()[0][0] == "run" and lines()[-1] == ["2 runs: 2 finished"]
 
 
-def test_folders_that_cannot_be_looked_into(tmp_path, monkeypatch):
+def test_unreadable_folders(tmp_path, monkeypatch):
     for name in ("a", "b"):
         write(tmp_path / name)
 
@@ -357,7 +357,7 @@ def test_folders_that_cannot_be_looked_into(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "listdir", closed(os.listdir))
     monkeypatch.setattr(os, "scandir", closed(os.scandir))
-    assert [(one["state"], one["said"]) for one in entries(tmp_path)][1:] == [
+    assert [(one["state"], one["reason"]) for one in entries(tmp_path)][1:] == [
         ("unreadable", "Permission denied")
     ]
 
@@ -373,3 +373,132 @@ def test_places_without_runs(tmp_path, monkeypatch, place, words):
     Path("file").touch()
     done = CliRunner().invoke(cli, ["status", place])
     assert done.exit_code == 2 and words in done.output
+
+
+# --follow
+
+
+@pytest.mark.parametrize("end", ["done", "killed"])
+def test_following_a_run_of_two_ranks(tmp_path, end):
+    faults = [f"{rank} pause:{tmp_path} {STEP} 8" for rank in (0, 1)]
+    process = start(2, command(tmp_path, *faults))
+    watch = None
+    try:
+        wait_until((tmp_path / "arrived-8").exists, LIMIT)
+        words = [sys.executable, "-m", "mpifed", "status", str(tmp_path), "--follow", "--interval", "0.2"]
+        watch = subprocess.Popen(words, env=environment(), text=True, stdout=subprocess.PIPE)
+        first = watch.stdout.readline()
+        (tmp_path / "go-8").touch() if end == "done" else os.killpg(process.pid, signal.SIGKILL)
+        finish(process, LIMIT)
+        said, _ = watch.communicate(timeout=LIMIT)
+    finally:
+        for one in filter(None, (watch, process)):
+            one.kill()
+    lines = [first, *said.splitlines()]
+    assert watch.returncode == 0 and "\x1b" not in said
+    assert f"6 of {ROUNDS}  running  error" in lines[0]
+    last = f"{ROUNDS} of {ROUNDS}  finished" if end == "done" else f"6 of {ROUNDS}  stopped"
+    assert last in lines[-1] and len(lines) == len({*lines})
+
+
+def runs(tmp_path, count=3, state="finished") -> list[Status]:
+    return [
+        Status(tmp_path / f"run-{number}", state, "why", "FGDA", "Saddle", 2, 4) for number in range(count)
+    ]
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """Records the printed texts and the intervals."""
+    said = []
+    monkeypatch.setattr(command_line.click, "echo", lambda text, nl=True, err=False: said.append(text))
+    monkeypatch.setattr(command_line.time, "sleep", lambda seconds: said.append(seconds))
+    return said
+
+
+def test_captured_output_has_one_line_per_change(tmp_path, shown):
+    looks = [runs(tmp_path, 2, "running"), runs(tmp_path, 2, "running"), runs(tmp_path)]
+    command_line.follow(lambda: looks.pop(0), 7.0)
+    line = f"{tmp_path}/run-%d  FGDA  Saddle  2 of 4  %s  why"
+    assert shown == [
+        *(line % (number, "running") for number in (0, 1)), 7.0, 7.0,
+        *(line % (number, "finished") for number in (0, 1, 2)),
+    ]  # fmt: skip
+
+
+def test_columns_of_time_are_not_changes(tmp_path, shown):
+    changing = [Status(tmp_path, "running", age=float(age), pace=1.0 + age, left=9.0 - age) for age in (1, 2)]
+    looks = [*([run] for run in changing), [Status(tmp_path, "stopped")]]
+    command_line.follow(lambda: looks.pop(0), 1.0)
+    assert [type(said) for said in shown] == [str, float, float, str]
+
+
+@pytest.mark.parametrize("state, active", [
+    ("running", True), ("running?", True), ("not begun", True), ("finished", False), ("stopped", False),
+    ("failed", False), ("damaged", False), ("unreadable", False),
+])  # fmt: skip
+def test_states_that_are_followed(tmp_path, shown, state, active):
+    looks = [runs(tmp_path, 1, state), runs(tmp_path)]
+    command_line.follow(lambda: looks.pop(0), 1.0)
+    assert len(looks) == (not active)
+
+
+def test_ctrl_c(tmp_path, monkeypatch):
+    write(tmp_path / "a", auc=decay(0.1), stopped="")
+
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "ACTIVE", ("failed",))
+    monkeypatch.setattr(command_line.time, "sleep", interrupt)
+    done = CliRunner().invoke(cli, ["status", str(tmp_path), "--follow"])
+    assert done.exit_code == 0 and done.output.count("\n") == 1
+
+
+def test_a_terminal_is_updated_in_place(tmp_path, shown, monkeypatch):
+    monkeypatch.setattr(command_line, "_is_terminal", lambda: True)
+    monkeypatch.setattr(command_line.shutil, "get_terminal_size", lambda: os.terminal_size((60, 24)))
+    looks = [runs(tmp_path, 2, "running"), runs(tmp_path, 2)]
+    command_line.follow(lambda: looks.pop(0), 1.0)
+    first, _, second = shown
+    assert not first.startswith("\x1b[") and second.startswith("\x1b[4F")  # heading, two runs, counts
+    assert all(
+        len(line) <= 59 for line in second[4:].replace("\x1b[K", "").replace("\x1b[J", "").splitlines()
+    )
+    assert "2 runs: 2 finished" in second and second.endswith("\x1b[J")
+
+
+def test_more_runs_than_lines_of_the_terminal(tmp_path, shown, monkeypatch):
+    monkeypatch.setattr(command_line, "_is_terminal", lambda: True)
+    monkeypatch.setattr(command_line.shutil, "get_terminal_size", lambda: os.terminal_size((300, 8)))
+    many = [*runs(tmp_path, 30), Status(tmp_path / "last", "running")]
+    for going, height in ((many, 3), ([*many, *runs(tmp_path, 30, "running")], 7)):
+        looks = [going, runs(tmp_path)]
+        command_line.follow(lambda: looks.pop(0), 1.0)
+        assert shown[0].count("\n") == height and f"{len(going)} runs: 30 finished" in shown[0]
+        shown.clear()
+
+
+def test_a_real_terminal_and_a_dumb_one(tmp_path):
+    write(tmp_path / "a", auc=decay(0.1))
+    for kind, expected in (("xterm", True), ("dumb", False)):
+        mine, theirs = pty.openpty()
+        words = [sys.executable, "-m", "mpifed", "status", "--follow"]
+        options = {"env": environment() | {"TERM": kind}, "cwd": tmp_path}
+        process = subprocess.Popen(words, stdout=theirs, stderr=theirs, **options)
+        os.close(theirs)
+        said = b""
+        try:
+            while part := os.read(mine, 10000):
+                said += part
+        except OSError:  # the end of a terminal on Linux
+            pass
+        assert process.wait(LIMIT) == 0 and b"finished" in said and (b"\x1b[" in said) == expected
+        os.close(mine)
+
+
+def test_options_that_exclude_following(tmp_path):
+    write(tmp_path / "a")
+    for words, said in ((["--json"], "cannot be combined"), (["--interval", "0"], "x>=0.1")):
+        done = CliRunner().invoke(cli, ["status", str(tmp_path), "--follow", *words])
+        assert done.exit_code == 2 and said in done.output

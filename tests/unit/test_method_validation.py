@@ -1,4 +1,4 @@
-"""Faults of a user's method, each on the sentence that a user reads and on the exit code."""
+"""Validation of user-defined methods: the message and the exit code of each error."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ CLIENT = "(now, shared, client, message, oracle)"
 
 
 @dataclass(frozen=True)
-class Sound(Algorithm):
-    """A step of every client, averaged; its variants below have one fault each."""
+class Valid(Algorithm):
+    """Local SGDA. Each of its variants below has one error."""
 
     K: int = 2
     eta: float = 0.1
@@ -47,13 +47,13 @@ class Sound(Algorithm):
         message.x, message.y = x, y
 
 
-def bad(base: type = Sound, **changes) -> Algorithm:
-    """``base`` with some members changed, as a class ``Bad``."""
+def bad(base: type = Valid, **changes) -> Algorithm:
+    """Return a class ``Bad``, derived from ``base`` with some members changed."""
     return dataclass(frozen=True)(type("Bad", (base,), {"__module__": __name__, **changes}))()
 
 
 def stepping(body) -> Algorithm:
-    """A method whose client fills its message and then does ``body(shared, client, message, oracle)``."""
+    """Return a method whose client function also calls ``body(shared, client, message, oracle)``."""
 
     def client_round(self, now, shared, client, message, oracle):
         message.x, message.y = shared.x, shared.y
@@ -82,10 +82,10 @@ def run(method, problem=None, group=1, **settings) -> None:
 
 @pytest.fixture
 def screen(monkeypatch, capsys):
-    """``screen(error)``: what a user reads of it, once the exit code has been found to be 2."""
+    """``screen(error)``: the printed message of an error with exit code 2."""
     monkeypatch.setattr(errors.signal, "signal", lambda *arguments: None)
 
-    def told(error: BaseException) -> str:
+    def message(error: BaseException) -> str:
         assert errors.is_explained(error), error
         with pytest.raises(SystemExit) as end:
             errors.explain(error)
@@ -93,19 +93,19 @@ def screen(monkeypatch, capsys):
         assert end.value.code == 2 and "Traceback" not in text, text
         return text
 
-    return told
+    return message
 
 
 @pytest.mark.parametrize("group", [1, 2, "all"])
-def test_the_sound_method_runs(group):
-    run(Sound(), group=group)
+def test_valid_methods(group):
+    run(Valid(), group=group)
     run(stepping(lambda *records: None), group=group)
     run(bad(Adaptive), group=group)
 
 
 @dataclass(frozen=True)
-class Adaptive(Sound):
-    """With adaptive matrices."""
+class Adaptive(Valid):
+    """A method with adaptive matrices."""
 
     matrix: Matrix = Adam()
     shared = Record(x="x", y="y", A=adaptive("x", of="x"), B=adaptive("y", of="y"))
@@ -116,7 +116,7 @@ def nothing(self, now, shared, client, message, oracle):
 
 
 def phases(*made):
-    """A member ``phases`` of some phases."""
+    """Return a member ``phases`` with these phases."""
     return dict(phases=property(lambda self: tuple(make(self) for make in made)))
 
 
@@ -124,11 +124,11 @@ def plain(self, **settings) -> Phase:
     return Phase(self.client_round, self.message, **settings)
 
 
-def lost(self) -> Phase:
+def unused_field(self) -> Phase:
     return Phase(self.client_round, Record(x="x", dy="y"))
 
 
-MADE = [
+DECLARED = [
     # records
     (dict(shared={"x": "x"}), "Bad.shared must be a Record, got {'x': 'x'}"),
     (dict(client=None), "Bad.client must be a Record, got nothing"),
@@ -199,7 +199,7 @@ MADE = [
         phases(functools.partial(plain, server="go")),
         "server function of phase 'round' must be callable, got 'go'",
     ),
-    (phases(lost, lost, lost), "there is no 'dy' (it has x, y)"),
+    (phases(unused_field, unused_field, unused_field), "there is no 'dy' (it has x, y)"),
     (
         phases(functools.partial(plain, new_cohort=True)),
         "Bad.phases[0] cannot have new_cohort = True: it has the cohort of the round",
@@ -218,20 +218,20 @@ MADE = [
 ]
 
 
-@pytest.mark.parametrize("changes, words", MADE, ids=[words[:50] for _, words in MADE])
-def test_refused_when_it_is_made(changes, words, screen):
-    """One sentence, by the configuration and before anything is prepared."""
+@pytest.mark.parametrize("changes, words", DECLARED, ids=[words[:50] for _, words in DECLARED])
+def test_declarations(changes, words, screen):
+    """The configuration is refused before the problem is prepared."""
     problem = Game(clients=3)
     problem.prepare = pytest.fail
     with pytest.raises(ConfigError) as error:
         configuration(bad(**changes), problem)
     text = str(error.value)
-    sentence, *lines = text.splitlines()
-    assert words in sentence and all(line.startswith("  ") for line in lines), text
+    line, *lines = text.splitlines()
+    assert words in line and all(line.startswith("  ") for line in lines), text
     assert text in screen(error.value)
 
 
-def test_faults_are_told_one_a_line():
+def test_one_line_per_error():
     with pytest.raises(ConfigError) as error:
         configuration(bad(shared=3, client=4, steps="q", initialize=lambda self: None))
     assert [line.split()[0] for line in str(error.value).splitlines()] == [
@@ -242,7 +242,7 @@ def test_faults_are_told_one_a_line():
     ]
 
 
-def test_the_lines_of_phases_that_fail():
+def test_phases_that_raise_an_exception():
     with pytest.raises(ConfigError) as error:
         configuration(bad(phases=property(lambda self: 1 / 0)))
     assert str(error.value).startswith("Bad.phases failed: ZeroDivisionError") and "1 / 0" in str(error.value)
@@ -274,24 +274,24 @@ ADAPTED = [
 def test_adaptive_fields(changes, words, screen):
     with pytest.raises(ConfigError) as error:
         configuration(bad(**dict(matrix=Adam()) | changes))
-    (sentence,) = str(error.value).splitlines()
-    assert words in sentence and sentence in screen(error.value)
+    (line,) = str(error.value).splitlines()
+    assert words in line and line in screen(error.value)
 
 
-@pytest.mark.parametrize("name", ["buffer", "layout", "rows", "beside", "take_notes", "_x"])
-def test_names_of_fields_that_are_taken(name):
+@pytest.mark.parametrize("name", ["buffer", "layout", "rows", "joined", "pop_accesses", "_x"])
+def test_reserved_names_of_fields(name):
     with pytest.raises(ContractError, match=f"a record's field cannot be named '{name}'"):
         Record(**{name: "x"})
 
 
 @pytest.mark.parametrize("kind", [3, None, ("x", 3), ["x"], not_sent(not_sent("x")), torch.zeros(2)])
-def test_kinds_of_fields(kind):
+def test_shapes_of_fields(kind):
     with pytest.raises(ContractError, match="field 'c' of a record: expected the name of a block or a size"):
         Record(c=kind)
 
 
-def test_hyperparameters_that_hide_a_name():
-    """In the class, in a base of the user's own, in a mixin, and where ClassVar is forgotten."""
+def test_hyperparameters_with_reserved_names():
+    """In the class, a base class or a mixin, or because ClassVar is missing."""
 
     class Mixin:
         steps: int = 3
@@ -301,17 +301,17 @@ def test_hyperparameters_that_hide_a_name():
 
     words = "Bad: a hyperparameter cannot be called '{}', which is an attribute of Algorithm"
     with pytest.raises(ContractError, match=words.format("start")):
-        derive(Sound, start=float)
+        derive(Valid, start=float)
     with pytest.raises(ContractError, match=words.format("shared")):
         derive(Algorithm, shared=Record)
     with pytest.raises(ContractError, match=words.format("steps")):
         derive(Mixin, Algorithm)
     with pytest.raises(ContractError, match=words.format("phases")):
-        derive(derive(Sound), phases="int")
-    derive(Sound, start=ClassVar[float], shared="ClassVar", rate=float)
+        derive(derive(Valid), phases="int")
+    derive(Valid, start=ClassVar[float], shared="ClassVar", rate=float)
 
 
-def test_classes_that_are_not_decorated(screen):
+def test_undecorated_classes(screen):
     class Plain(Algorithm):
         shared = message = Record(x="x", y="y")
         client_round = nothing
@@ -322,13 +322,13 @@ def test_classes_that_are_not_decorated(screen):
         return screen(error.value)
 
     assert "Plain must be a dataclass: its fields are its settings" in refused(Plain())
-    pydantic_less = make_dataclass("Bare", [("rho", float, Field(0.1))], bases=(Sound,), frozen=True)
+    pydantic_less = make_dataclass("Bare", [("rho", float, Field(0.1))], bases=(Valid,), frozen=True)
     assert "Bare.rho has no value: decorate the class with" in refused(pydantic_less())
-    extended = type("Extended", (hyperparameters(Sound),), {"rho": Field(0.5)})
+    extended = type("Extended", (hyperparameters(Valid),), {"rho": Field(0.5)})
     assert "Extended declares the field `rho` but is not decorated" in refused(extended())
 
 
-def test_a_cohort_of_a_method_that_needs_everyone(screen):
+def test_a_cohort_of_a_method_for_full_participation(screen):
     with pytest.raises(ConfigError, match="Bad is defined for full participation only") as error:
         configuration(bad(partial_participation=False), participation={"cohort": 2})
     screen(error.value)
@@ -367,7 +367,7 @@ def endless(n):
 
 
 SAMPLE = torch.zeros(3, dtype=torch.float64)
-STEPPED = [
+CLIENT_ERRORS = [
     (lambda s, c, m, o: s.q, "AttributeError: this record has no field 'q'; it has x, y"),
     (lambda s, c, m, o: c.q, "AttributeError: this record has no field 'q'; it has c"),
     (lambda s, c, m, o: m.q, "AttributeError: this record has no field 'q'; it has x, y"),
@@ -386,7 +386,7 @@ STEPPED = [
     (assign("shared", "x", 1.0), "changed shared.x: a client function reads `shared` and never writes"),
     (
         lambda s, c, m, o: (o.sample(), o.sample(number=0)),
-        "a round counts its samples, oracle.sample(), or names them, oracle.sample(number=k), never both",
+        "a round either counts its samples, oracle.sample(), or numbers them, oracle.sample(number=k)",
     ),
     (lambda s, c, m, o: o.sample(size=0), "oracle.sample(size=0): expected at least 1 row"),
     (
@@ -424,16 +424,16 @@ STEPPED = [
 
 
 @pytest.mark.parametrize("group, C", [(1, 1), (2, 2), ("all", 3)])
-@pytest.mark.parametrize("body, words", STEPPED, ids=[words[:50] for _, words in STEPPED])
-def test_a_client_function_that_fails(body, words, group, C, screen):
-    """The first round tells which function, and where the user's lines are."""
+@pytest.mark.parametrize("body, words", CLIENT_ERRORS, ids=[words[:50] for _, words in CLIENT_ERRORS])
+def test_errors_of_client_functions(body, words, group, C, screen):
+    """The message names the function and the lines of the user."""
     with pytest.raises((ContractError, PluginError)) as error:
         run(stepping(body), group=group)
     text = screen(error.value)
     assert words.replace("[C", f"[{C}") in text and "Bad.client_round" not in text.split("\n", 1)[1], text
     assert "client_round" in text.split("\n")[0] and len(text.splitlines()) < 20, text
     if "changed shared" not in words:
-        assert "test_method_faults.py" in text and "in round 1" in text, text
+        assert "test_method_validation.py" in text and "in round 1" in text, text
 
 
 @pytest.mark.parametrize(
@@ -444,8 +444,8 @@ def test_a_client_function_that_fails(body, words, group, C, screen):
         (lambda mean: setattr(mean, "y", 1.0), "y"),
     ],
 )
-def test_a_server_function_that_writes_to_the_average(body, field, screen):
-    """Ranks of a node read the average in one place."""
+def test_writes_to_the_average(body, field, screen):
+    """Ranks of a node share the memory of the average."""
 
     def server_round(self, now, shared, mean):
         shared.x, shared.y = mean.x, mean.y
@@ -459,7 +459,7 @@ def test_a_server_function_that_writes_to_the_average(body, field, screen):
 
 
 @pytest.mark.parametrize("group", [1, 2, "all"])
-def test_a_message_that_is_not_filled(group, screen):
+def test_unfilled_messages(group, screen):
     def client_round(self, now, shared, client, message, oracle):
         message.x = shared.x
 
@@ -468,7 +468,7 @@ def test_a_message_that_is_not_filled(group, screen):
     assert "client_round never fills message.y" in screen(error.value)
 
 
-def test_functions_that_return_a_value(screen):
+def test_returned_values(screen):
     def generator(self, now, shared, client, message, oracle):
         yield message.x
 
@@ -483,8 +483,8 @@ def test_functions_that_return_a_value(screen):
     assert "server_round returned a tuple: it writes to `shared` and returns nothing" in screen(error.value)
 
 
-def test_the_round_is_no_number(screen):
-    """A client function written as client_round(self, r, ...), with a number for r."""
+def test_the_round_as_a_number(screen):
+    """A client function expects the number of the round as its first argument."""
 
     def client_round(self, r, shared, client, message, oracle):
         message.x, message.y = shared.x / (r + 1), shared.y
@@ -494,7 +494,7 @@ def test_the_round_is_no_number(screen):
     assert "the first argument is `now`; the round's number is now.round" in screen(error.value)
 
 
-def test_all_data_of_a_problem_that_draws(screen):
+def test_full_batches_of_generated_samples(screen):
     class Draws(Game):
         def client_data(self, client):
             return ()
@@ -507,7 +507,7 @@ def test_all_data_of_a_problem_that_draws(screen):
 
     with pytest.raises(ContractError) as error:
         run(stepping(lambda s, c, m, o: o.grad(s.x, s.y, o.full_batch)), Draws(clients=3))
-    assert "Draws makes its own samples, so there is no oracle.full_batch of a client" in screen(error.value)
+    assert "Draws generates samples, so it has no oracle.full_batch" in screen(error.value)
 
 
 def server(body) -> dict:
@@ -518,14 +518,14 @@ def fails(*arguments):
     raise ZeroDivisionError("on purpose")
 
 
-class Matrix0(Adam):
-    """A matrix that fails."""
+class Failing(Adam):
+    """A matrix that raises an exception."""
 
     __call__ = fails
 
 
-class OfProblem(Game):
-    """A game with a function that fails, in the class's ``fault``."""
+class FailingGame(Game):
+    """A game whose function ``fault`` raises an exception."""
 
     fault = ""
 
@@ -534,10 +534,10 @@ class OfProblem(Game):
 
 
 def game(fault: str) -> Game:
-    return type("Faulty", (OfProblem,), {"fault": fault})(clients=3)
+    return type("Faulty", (FailingGame,), {"fault": fault})(clients=3)
 
 
-ELSEWHERE = [
+OTHER_ERRORS = [
     (bad(**server(lambda s, m: m.q)), None, "AttributeError: this record has no field 'q'; it has x, y"),
     (
         bad(**server(lambda s, m: s.q)),
@@ -561,74 +561,74 @@ ELSEWHERE = [
         None,
         "in round 0: AttributeError: this record has no field",
     ),
-    (Adaptive(matrix=Matrix0()), None, "the matrix of shared.A failed in round 1: ZeroDivisionError"),
-    (Sound(), game("prepare"), "Faulty failed: ZeroDivisionError: on purpose"),
-    (Sound(), game("variables"), "ZeroDivisionError: on purpose"),
-    (Sound(), game("initial"), "ZeroDivisionError: on purpose"),
-    (Sound(), game("loss"), "ZeroDivisionError: on purpose"),
-    (Sound(), game("client_data"), "ZeroDivisionError: on purpose"),
-    (Sound(), game("metrics"), "Faulty.metrics failed: ZeroDivisionError: on purpose"),
+    (Adaptive(matrix=Failing()), None, "the matrix of shared.A failed in round 1: ZeroDivisionError"),
+    (Valid(), game("prepare"), "Faulty failed: ZeroDivisionError: on purpose"),
+    (Valid(), game("variables"), "ZeroDivisionError: on purpose"),
+    (Valid(), game("initial"), "ZeroDivisionError: on purpose"),
+    (Valid(), game("loss"), "ZeroDivisionError: on purpose"),
+    (Valid(), game("client_data"), "ZeroDivisionError: on purpose"),
+    (Valid(), game("metrics"), "Faulty.metrics failed: ZeroDivisionError: on purpose"),
 ]
 
 
-@pytest.mark.parametrize("method, problem, words", ELSEWHERE)
-def test_other_functions_that_fail(method, problem, words, screen):
-    """The server's, the start's, the matrices' and the problem's: the sentence, and the user's lines."""
+@pytest.mark.parametrize("method, problem, words", OTHER_ERRORS)
+def test_errors_of_other_functions(method, problem, words, screen):
+    """Functions of the server, the start, matrices and the problem."""
     with pytest.raises((ContractError, PluginError, CollectiveError)) as error:
         run(method, problem)
     text = screen(error.value)
-    assert words in text and 'test_method_faults.py", line' in text and len(text.splitlines()) < 20, text
+    assert words in text and 'test_method_validation.py", line' in text and len(text.splitlines()) < 20, text
 
 
-def test_predictions_that_fail(screen):
+def test_errors_of_predict(screen):
     problem = game("predict")
     problem.test_rows = 2
     with pytest.raises(CollectiveError) as error:
-        run(Sound(), problem)
+        run(Valid(), problem)
     text = screen(error.value)
-    assert "Faulty.predict failed: ZeroDivisionError" in text and "test_method_faults.py" in text
+    assert "Faulty.predict failed: ZeroDivisionError" in text and "test_method_validation.py" in text
 
 
-def test_a_record_of_a_composition_on_a_game(screen):
+def test_a_problem_of_another_family(screen):
     with pytest.raises(ConfigError) as error:
         configuration(bad(family="composition", averages={}))
-    assert "Bad solves composition problems, Game is a minimax problem" in screen(error.value)
+    assert "Bad solves composition problems, but Game is a minimax problem" in screen(error.value)
 
 
-def test_rows_of_a_client_that_alone_is_wrong(screen):
-    """The checks before the first round look at two clients; the third shows when its data are read."""
+def test_invalid_data_of_the_third_client(screen):
+    """The validation reads the data of two clients only."""
 
     class Uneven(Game):
         def client_data(self, client):
             return super().client_data(client) if client < 2 else fails()
 
     with pytest.raises(CollectiveError) as error:
-        run(Sound(), Uneven(clients=3))
+        run(Valid(), Uneven(clients=3))
     assert "Uneven failed: ZeroDivisionError: on purpose" in screen(error.value)
 
 
-def test_a_method_whose_steps_are_not_numbers():
-    with pytest.raises(ConfigError, match="Sound.eta: expected a number, got nan"):
-        run(Sound(eta=float("nan")))
+def test_step_sizes_that_are_not_finite():
+    with pytest.raises(ConfigError, match="Valid.eta: expected a number, got nan"):
+        run(Valid(eta=float("nan")))
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_errors_of_a_built_in_method_have_the_name_that_it_is_asked_for_by(name):
+def test_errors_of_built_in_methods_have_their_names_in_job_files(name):
     method = build(ALGORITHMS[name], METHODS[name][0], name)
     functions = [method.initialize, *(phase.client for phase in (*method.start, *method.phases))]
     functions += [phase.server for phase in (*method.start, *method.phases) if phase.server]
     assert {called(function).partition(".")[0] for function in functions} == {name}
 
 
-def test_errors_of_presets_have_the_presets_names_in_checks_too():
+def test_errors_of_presets_have_their_names():
     method = FGDA(q=2)
     object.__setattr__(method, "steps", "nothing")
     with pytest.raises(ContractError, match=r"^FGDA\.steps = 'nothing' must name"):
         check_method(method)
 
 
-def lacking(kind: str) -> Exception:
-    """What fails to allocate an array raises, as far as it can be had here."""
+def out_of_memory(kind: str) -> Exception:
+    """Return the exception of a failed allocation."""
     made = {
         "python": lambda: bytearray(2**62),
         "numpy": lambda: np.zeros(2**50),
@@ -642,7 +642,7 @@ def lacking(kind: str) -> Exception:
     return raised.value
 
 
-LACKS = {
+SIZES = {
     "python": "",
     "numpy": " for 8.00 PiB",
     "torch": " for 4,503,599,627,370,496 bytes",
@@ -650,21 +650,21 @@ LACKS = {
 }
 
 
-@pytest.mark.parametrize("kind", LACKS)
-def test_no_memory_for_the_packages_own_arrays_is_one_sentence(screen, monkeypatch, kind):
+@pytest.mark.parametrize("kind", SIZES)
+def test_out_of_memory(screen, monkeypatch, kind):
     monkeypatch.setenv(errors.RANK_VARIABLES[0], "3")
     monkeypatch.setattr(errors, "TURN", 0.0)
-    text = screen(lacking(kind))
+    text = screen(out_of_memory(kind))
     assert text.startswith(
-        f"mpifed: rank 3 has no memory{LACKS[kind]}: take more nodes or fewer ranks per node"
+        f"mpifed: rank 3 has no memory{SIZES[kind]}: take more nodes or fewer ranks per node"
     )
     assert "oracle.batch_size" in text and text.count("\n") == 2, text
 
 
-@pytest.mark.parametrize("kind", LACKS)
-def test_no_memory_within_a_built_in_method_is_the_same_sentence(monkeypatch, kind):
-    """Where the lines of a user's function have asked for it, they are shown instead."""
-    error = lacking(kind)
+@pytest.mark.parametrize("kind", SIZES)
+def test_out_of_memory_in_functions_of_methods(monkeypatch, kind):
+    """The message has the lines of the user only if a user-defined function allocates."""
+    error = out_of_memory(kind)
 
     def fails(*_):
         raise error
@@ -676,10 +676,10 @@ def test_no_memory_within_a_built_in_method_is_the_same_sentence(monkeypatch, ki
     assert raised.value is error
     monkeypatch.undo()
     with pytest.raises(PluginError, match=r"^Bad.client_round failed in round 1 for client 0: "):
-        run(stepping(lambda *records: lacking(kind) and fails()))
+        run(stepping(lambda *records: out_of_memory(kind) and fails()))
 
 
-def test_other_errors_keep_their_traceback():
+def test_other_errors_are_not_explained():
     assert not errors.is_explained(RuntimeError("the dog ate my gradient")) and not errors.is_explained(
         OSError()
     )

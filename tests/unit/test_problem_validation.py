@@ -1,4 +1,4 @@
-"""Faults of a user's problem, each on the sentence that a user reads."""
+"""Validation of user-defined problems: the message of each error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Data:
 
 @dataclass
 class Both(Data, Minimax):
-    """Sound: a loss of x and y."""
+    """A valid problem: a loss of x and y."""
 
     clients: int = 3
 
@@ -43,8 +43,8 @@ class Both(Data, Minimax):
 
 
 @dataclass
-class Hand(Data, Minimax):
-    """Sound: gradients by hand."""
+class Analytic(Data, Minimax):
+    """A valid problem: analytic gradients."""
 
     clients: int = 3
 
@@ -58,7 +58,7 @@ class Hand(Data, Minimax):
 
 @dataclass
 class Plain(Data, Minimisation):
-    """Sound: a loss of x alone."""
+    """A valid problem: a loss of x."""
 
     clients: int = 1
 
@@ -71,7 +71,7 @@ class Plain(Data, Minimisation):
 
 @dataclass
 class Field(Data, Operator):
-    """Sound: an operator."""
+    """A valid problem: an operator."""
 
     clients: int = 2
 
@@ -84,7 +84,7 @@ class Field(Data, Operator):
 
 @dataclass
 class Chain(Data, Composition):
-    """Sound: a composition, by automatic differentiation."""
+    """A valid problem: a composition, differentiated by autograd."""
 
     clients: int = 2
     inner_size = 2
@@ -101,7 +101,7 @@ class Chain(Data, Composition):
 
 @dataclass
 class Drawn(Minimax):
-    """Sound: a problem that makes its own samples."""
+    """Sound: a problem that generates samples."""
 
     clients: int = 3
 
@@ -115,22 +115,22 @@ class Drawn(Minimax):
         return (x["w"] * y["v"] * batch[0]).sum()
 
 
-def faults(cls, settings=None, **changes) -> list[str]:
-    """The sentences about a class with some of its members changed."""
-    with pytest.raises(ContractError) as error:
+def errors(cls, settings=None, **changes) -> list[str]:
+    """Return the messages about a class with some members changed."""
+    with pytest.raises(ContractError) as caught:
         check_problem(type(cls.__name__, (cls,), changes)(), **(settings or {}))
-    return str(error.value).splitlines()
+    return str(caught.value).splitlines()
 
 
-@pytest.mark.parametrize("cls", [Both, Hand, Plain, Field, Chain, Drawn])
+@pytest.mark.parametrize("cls", [Both, Analytic, Plain, Field, Chain, Drawn])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sound_problems_pass(cls, dtype):
+def test_valid_problems(cls, dtype):
     check_problem(cls(), dtype=dtype, batch_size=3)
     if cls is not Drawn:
         check_problem(cls(), dtype=dtype, batch_size=0)
 
 
-def test_sound_derivatives_by_hand_pass():
+def test_valid_analytic_derivatives():
     def jacobian(self, x, batch):
         rows = batch[0].mean(1)
         J = torch.stack([rows, torch.ones_like(rows)], dim=1)
@@ -154,10 +154,10 @@ MISSING = [
 ]
 
 
-@pytest.mark.parametrize("cls, changes, words", MISSING)
-def test_missing_functions(cls, changes, words):
-    (sentence,) = faults(cls, **changes)
-    assert sentence.startswith(f"{cls.__name__}: ") and words in sentence
+@pytest.mark.parametrize("cls, changes, message", MISSING)
+def test_missing_functions(cls, changes, message):
+    (error,) = errors(cls, **changes)
+    assert error.startswith(f"{cls.__name__}: ") and message in error
 
 
 DECLARED = [
@@ -173,26 +173,29 @@ DECLARED = [
 ]
 
 
-@pytest.mark.parametrize("cls, blocks, words", DECLARED)
-def test_blocks(cls, blocks, words):
-    assert words in faults(cls, variables=lambda self: blocks)[0]
+@pytest.mark.parametrize("cls, blocks, message", DECLARED)
+def test_blocks(cls, blocks, message):
+    assert message in errors(cls, variables=lambda self: blocks)[0]
 
 
 @pytest.mark.parametrize(
-    "network, words",
+    "network, message",
     [
         ({"w": (2, 2)}, "network has 'w' of shape [2, 2], but block x of variables() has the shape [4]"),
-        ({"W": (4,)}, "network has 'W' of shape [4], but block x of variables() has no 'W': did you mean 'w'?"),
+        (
+            {"W": (4,)},
+            "network has 'W' of shape [4], but block x of variables() has no 'W': did you mean 'w'?",
+        ),
     ],
 )
-def test_a_network_of_other_parameters(network, words):
-    (sentence,) = faults(Plain, network=network)
-    assert words in sentence
+def test_a_network_with_other_parameters(network, message):
+    (error,) = errors(Plain, network=network)
+    assert message in error
 
 
-def test_a_set_of_no_block():
-    (sentence,) = faults(Both, sets=Sets(z=Ball()))
-    assert "sets has a set for 'z', which is not a block" in sentence and "(options: x, y)" in sentence
+def test_a_set_of_an_unknown_block():
+    (error,) = errors(Both, sets=Sets(z=Ball()))
+    assert "sets has a set for 'z', which is not a block" in error and "(options: x, y)" in error
 
 
 STARTS = [
@@ -201,15 +204,18 @@ STARTS = [
     ({"v": torch.ones(3)}, "initial() has 'v', which is not a block"),
     ({"y": "zero"}, "initial() returns a str for block 'y', expected a tensor"),
     ({"y": {"v": torch.ones(3)}}, "initial() returns a dict for block 'y', expected a tensor"),
-    ({"y": torch.tensor([1.0, 2.0, torch.nan])}, "initial() returns values for block 'y' that are not finite"),
+    (
+        {"y": torch.tensor([1.0, 2.0, torch.nan])},
+        "initial() returns values for block 'y' that are not finite",
+    ),
     ([torch.ones(3)], "initial() must return a dictionary with a flat tensor per block, got list"),
 ]
 
 
-@pytest.mark.parametrize("start, words", STARTS)
-def test_initial(start, words):
-    (sentence,) = faults(Both, initial=lambda self, rng: start)
-    assert words in sentence
+@pytest.mark.parametrize("start, message", STARTS)
+def test_initial(start, message):
+    (error,) = errors(Both, initial=lambda self, rng: start)
+    assert message in error
 
 
 DRAWS = [
@@ -229,20 +235,20 @@ DRAWS = [
 ]
 
 
-@pytest.mark.parametrize("draw, words", DRAWS)
-def test_draws(draw, words):
-    (sentence,) = faults(Drawn, settings={"batch_size": 4}, draw=draw)
-    assert words in sentence
-    if "expected [C" in words:
-        assert "C = 2, count = 3, size = 4" in sentence
+@pytest.mark.parametrize("draw, message", DRAWS)
+def test_draws(draw, message):
+    (error,) = errors(Drawn, settings={"batch_size": 4}, draw=draw)
+    assert message in error
+    if "expected [C" in message:
+        assert "C = 2, count = 3, size = 4" in error
 
 
-def test_a_composition_is_told_which_sample_is_wanted():
+def test_samples_of_one_function_of_a_composition():
     def draw(self, stream, size):
         return (stream.normal(size, 4),) if stream.of == "g" else stream.normal(size, 4)
 
-    (sentence,) = faults(Chain, draw=draw, client_data=Composition.client_data)
-    assert "draw() of 'f' must return a tuple" in sentence
+    (error,) = errors(Chain, draw=draw, client_data=Composition.client_data)
+    assert "draw() of 'f' must return a tuple" in error
 
 
 HELD = [
@@ -253,33 +259,33 @@ HELD = [
 ]
 
 
-@pytest.mark.parametrize("columns, words", HELD)
-def test_data_of_a_client(columns, words):
-    assert words in faults(Both, client_data=lambda self, client: columns)[0]
+@pytest.mark.parametrize("columns, message", HELD)
+def test_client_data(columns, message):
+    assert message in errors(Both, client_data=lambda self, client: columns)[0]
 
 
-def test_clients_with_other_rows():
-    (sentence,) = faults(Both, client_data=lambda self, client: (torch.ones(5, 4 + client),))
-    assert "client_data(1) has columns with rows of shape [[5]], client_data(0) of [[4]]" in sentence
+def test_clients_with_different_rows():
+    (error,) = errors(Both, client_data=lambda self, client: (torch.ones(5, 4 + client),))
+    assert "client_data(1) has columns with rows of shape [[5]], client_data(0) of [[4]]" in error
 
 
 def test_data_and_draws():
-    (sentence,) = faults(Drawn, client_data=Data.client_data)
-    assert "defines both client_data() and draw()" in sentence
-    (sentence,) = faults(
+    (error,) = errors(Drawn, client_data=Data.client_data)
+    assert "defines both client_data() and draw()" in error
+    (error,) = errors(
         Chain, draw=lambda self, stream, size: (stream.normal(size),) if stream.of == "g" else None
     )
-    assert "defines both client_data() and draw()" in sentence, "of some samples, too"
+    assert "defines both client_data() and draw()" in error, "of some samples, too"
 
 
-def test_weights_by_samples_of_a_problem_that_draws():
-    (sentence,) = faults(Drawn, settings={"weights": "samples"})
-    assert 'weights = "samples" needs the number of samples per client' in sentence
+def test_weights_by_samples_of_generated_samples():
+    (error,) = errors(Drawn, settings={"weights": "samples"})
+    assert 'weights = "samples" needs the number of samples per client' in error
     check_problem(type("Drawn", (Drawn,), {"client_size": lambda self, client: 1})(), weights="samples")
     check_problem(Both(), weights="samples")
 
 
-def test_a_convex_part_that_a_method_would_ignore():
+def test_a_convex_part_that_the_method_ignores():
     class Late(Field):
         def prepare(self, seed, data_dir=None):
             self.phi = L1(lam=0.5)
@@ -291,10 +297,10 @@ def test_a_convex_part_that_a_method_would_ignore():
     check_problem(problem, composite)
     with pytest.raises(ContractError, match=r"LSGD would ignore its convex part φ = L1\(lam=0.5\)"):
         check_problem(problem, plain)
-    assert "a minimax problem has no convex part" in faults(Both, phi=L1())[0]
+    assert "a minimax problem has no convex part" in errors(Both, phi=L1())[0]
 
 
-def test_sets_that_a_method_would_ignore():
+def test_sets_that_the_method_ignores():
     loose = type("Loose", (LSGD,), {"constrained": False})(K=2, eta=0.1)
     ball = type("InABall", (Field,), {"sets": Sets(z=Ball())})()
     check_problem(Field(), loose)
@@ -315,27 +321,27 @@ VALUES = [
     ),
     (Both, dict(loss=lambda s, x, y, b: 1.0), "loss() returned a float, expected a tensor"),
     (
-        Hand,
+        Analytic,
         dict(gradients=lambda s, x, y, b: (b[0].mean((0, 1)), b[0].mean(1))),
         "gx of gradients() for 1 client at a point of shape [1, 4], [1, 4] has the shape [4], expected",
     ),
     (
-        Hand,
+        Analytic,
         dict(gradients=lambda s, x, y, b: (b[0].mean(1), y)),
         "gy of gradients() for 1 client at a point of shape [4], [4] has the shape [4], expected [1, 4]",
     ),
     (
-        Hand,
+        Analytic,
         dict(gradients=lambda s, x, y, b: (x + b[0].mean(1), (y + b[0].mean(1))[:1])),
         "for 2 clients at a point of shape [2, 4], [2, 4] has the shape [1, 4], expected [2, 4]",
     ),
     (
-        Hand,
+        Analytic,
         dict(gradients=lambda s, x, y, b: b[0].mean(1)),
         "must return 2 tensors, (gx, gy), got one of",
     ),
     (
-        Hand,
+        Analytic,
         dict(gradients=lambda s, x, y, b: (b[0].mean(1).float(), b[0].mean(1))),
         "gx of gradients() for 1 client at a point of shape [1, 4], [1, 4] is float32, expected float64",
     ),
@@ -365,28 +371,28 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("cls, changes, words", VALUES)
-def test_values(cls, changes, words):
-    (sentence,) = faults(cls, **changes)
-    assert words in sentence
+@pytest.mark.parametrize("cls, changes, message", VALUES)
+def test_return_values(cls, changes, message):
+    (error,) = errors(cls, **changes)
+    assert message in error
 
 
 def test_gradients_without_y_are_one_tensor():
     check_problem(type("Plain", (Plain,), {"gradients": lambda s, x, b: x + b[0].mean(1)})())
-    (sentence,) = faults(Plain, gradients=lambda s, x, b: (x + b[0].mean(1),))
-    assert "gx of gradients() for 1 client" in sentence and "returned 1 values, expected a tensor" in sentence
+    (error,) = errors(Plain, gradients=lambda s, x, b: (x + b[0].mean(1),))
+    assert "gx of gradients() for 1 client" in error and "returned 1 values, expected a tensor" in error
 
 
-def test_precision_of_the_run_is_asked_for():
-    sentences = faults(Hand, settings={"dtype": torch.float32}, gradients=_double)
-    assert len(sentences) == 2 and all("is float64, expected float32" in one for one in sentences)
+def test_values_of_another_precision():
+    found = errors(Analytic, settings={"dtype": torch.float32}, gradients=_double)
+    assert len(found) == 2 and all("is float64, expected float32" in one for one in found)
 
 
 def _double(self, x, y, batch):
     return tuple(part.double() + batch[0].mean(1).double() for part in (x, y))
 
 
-def test_a_game_without_y_is_in_x_alone():
+def test_a_game_without_y():
     problem = Plain()
     problem.sets = Sets(x=Ball(1.0))
     game = as_family(problem, "operator")
@@ -396,21 +402,21 @@ def test_a_game_without_y_is_in_x_alone():
     assert game._point({"x.w": torch.ones(4)})[0].keys() == {"w"}
 
 
-def test_an_error_in_a_function_comes_with_the_users_lines():
-    first, *lines = faults(Both, loss=lambda self, x, y, batch: x["missing"].sum())
+def test_an_exception_has_the_lines_of_the_user():
+    first, *lines = errors(Both, loss=lambda self, x, y, batch: x["missing"].sum())
     assert first == "Both fails at its starting point: KeyError: 'missing'"
     assert any(__file__ in line for line in lines) and not any("problem_values" in line for line in lines)
 
 
-def test_exact_gradients_of_a_problem_that_draws():
-    """Refused before any work, with the way out, where the problem does not say them."""
-    (sentence,) = faults(Drawn, {"batch_size": 0})
-    assert "draw() has no rows for oracle.batch_size = 0" in sentence
-    assert "set it to 1 or more, or define full_batch(client)" in sentence
+def test_exact_gradients_of_generated_samples():
+    """They need full_batch()."""
+    (error,) = errors(Drawn, {"batch_size": 0})
+    assert "draw() has no rows for oracle.batch_size = 0" in error
+    assert "set it to 1 or more, or define full_batch(client)" in error
     exact = SCAFFOLD(K=1, eta_l=0.1, option="I")
-    (sentence,) = faults(Drawn, {"algorithm": exact})
-    assert "SCAFFOLD needs gradients on all data of a client" in sentence
-    assert "set algorithm.option = 'I_sample', or define full_batch(client)" in sentence
+    (error,) = errors(Drawn, {"algorithm": exact})
+    assert "SCAFFOLD needs gradients on all data of a client" in error
+    assert "set algorithm.option = 'I_sample', or define full_batch(client)" in error
     check_problem(Drawn(), algorithm=SCAFFOLD(K=1, eta_l=0.1, option="I_sample"))
 
     def full_batch(self, client):
@@ -419,13 +425,13 @@ def test_exact_gradients_of_a_problem_that_draws():
     known = type("Known", (Drawn,), {"full_batch": full_batch})
     check_problem(known(), exact)
     check_problem(known(), exact, batch_size=0)
-    (sentence,) = faults(Both, full_batch=full_batch)
-    assert "full_batch() without draw()" in sentence
-    assert "full_batch(0) has no rows" in faults(known, full_batch=lambda self, k: (torch.zeros(0),))[0]
+    (error,) = errors(Both, full_batch=full_batch)
+    assert "full_batch() without draw()" in error
+    assert "full_batch(0) has no rows" in errors(known, full_batch=lambda self, k: (torch.zeros(0),))[0]
 
 
 @pytest.mark.parametrize("family", [Minimax, Minimisation, Operator, Composition])
-def test_examples_of_the_docstrings(family):
+def test_examples_in_docstrings(family):
     known = dict(torch=torch, dataclass=dataclass, generator=generator, Blocks=Blocks, L1=L1)
     text = textwrap.dedent(inspect.getdoc(family).split("::\n", 1)[1])
     exec(text, known | {family.__name__: family}, made := {})

@@ -1,4 +1,4 @@
-"""Faults of a method and of a problem as `mpifed run` tells them: code 2, one screen, no rank that waits."""
+"""Exceptions in user-defined functions under ``mpifed run``: exit code 2, a short message, no deadlock."""
 
 import sys
 
@@ -7,8 +7,8 @@ from launch import launch
 
 from mpifed.cli.main import main
 
-#: A sound method and a sound problem; a fault goes wrong on the ranks that are named, where there are some.
-#: Of four clients rank 0 of two has 0 and 1.
+#: A method and a problem with one function that raises an exception on some ranks. With two ranks, rank 0
+#: hosts clients 0 and 1.
 PLUGIN = """
 import os
 from dataclasses import dataclass
@@ -105,7 +105,7 @@ run = {{ progress = false, watchdog = 0, out = "{folder}/run" }}
 
 @pytest.fixture
 def job(tmp_path):
-    """``job(fault, ranks)``: a job whose method or problem raises an error on these ranks."""
+    """``job(fault, ranks)``: a job whose function ``fault`` raises an exception on these ranks."""
 
     def make(fault: str, ranks: str = "01", plugin: str = PLUGIN):
         (tmp_path / "faulty.py").write_text(plugin.format(fault=fault, ranks=ranks))
@@ -118,7 +118,7 @@ def job(tmp_path):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """``run(job, *words)``: exit code and what stands on the screen, of one process."""
+    """``run(job, *words)``: exit code and standard error of one process."""
 
     def carry_out(path, *words: str) -> tuple[int, str]:
         monkeypatch.setattr("mpifed.cli.errors.signal.signal", lambda *arguments: None)
@@ -132,7 +132,7 @@ def run(monkeypatch, capsys):
     return carry_out
 
 
-def test_without_a_fault(job, run):
+def test_without_an_exception(job, run):
     code, screen = run(job("none"))
     assert code == 0, screen
     code, output = launch(2, ["-m", "mpifed", "run", job("none"), "--no-report", "run.overwrite=true"])
@@ -155,22 +155,19 @@ PLACES = {
 }
 
 
-def is_told(screen: str, words: str) -> bool:
-    """Whether the sentence stands there once, with the user's own line."""
+def is_reported(screen: str, words: str) -> bool:
+    """Return whether the message is printed once, with the line of the user."""
     sentence = f"mpifed: {words}ZeroDivisionError: on purpose"
     return screen.count(sentence) == 1 and screen.count("# in the user's file") == 1 and "faulty.py" in screen
 
 
 @pytest.mark.parametrize("fault, words", PLACES.items(), ids=PLACES)
-def test_every_function_of_a_user(fault, words, job, run):
+def test_every_function(fault, words, job, run):
     path = job(fault)
     code, screen = run(path)
-    assert code == 2 and is_told(screen, words), screen
+    assert code == 2 and is_reported(screen, words), screen
     assert "Traceback" not in screen and len(screen.splitlines()) < 15, screen
-    code, whole = run(
-        path,
-        "--traceback",
-    )
+    code, whole = run(path, "--traceback")
     assert code == 2 and whole.endswith(screen), whole
     assert "Traceback" in whole and "mpifed/cli/main.py" in whole, whole
 
@@ -179,8 +176,8 @@ def test_every_function_of_a_user(fault, words, job, run):
     "fault, ranks", [("client", "1"), ("server", "01"), ("prepare", "1"), ("client_data of 3", "1"),
                      ("initialize", "1"), ("matrix", "0"), ("metrics", "0"), ("predict", "1")]
 )  # fmt: skip
-def test_on_some_ranks_alone(fault, ranks, job):
-    """The others wait in a collective; the job ends all the same, and the sentence is told once."""
+def test_some_ranks(fault, ranks, job):
+    """The other ranks wait in a collective, but the job ends, and the message is printed once."""
     code, output = launch(2, ["-m", "mpifed", "run", job(fault, ranks), "--no-report"], limit=60)
     words = PLACES[fault].replace("client 0", "client 2")
     assert code == 2, output
@@ -188,18 +185,18 @@ def test_on_some_ranks_alone(fault, ranks, job):
     assert output.count("# in the user's file") == 1, output
 
 
-def test_a_method_that_cannot_run(job, run):
-    """Refused before the output folder is made."""
+def test_an_invalid_method(job, run):
+    """It is refused before the output folder is created."""
     path = job("none", plugin=PLUGIN.replace('steps = "K"', 'steps = "q"'))
     code, screen = run(path)
     assert code == 2 and screen.splitlines() == [
-        "mpifed: Method.steps = 'q' must name the integer hyperparameter that counts local steps, a whole number"
+        "mpifed: Method.steps = 'q' must name the integer hyperparameter that counts local steps"
     ]
     assert not (path.parent / "run").exists()
 
 
-def test_a_name_of_the_contract(job, run):
-    """What is wrong with the class itself is told with the line of the file."""
+def test_an_invalid_class(job, run):
+    """The message has the line of the file."""
     code, screen = run(
         job("none", plugin=PLUGIN.replace("    shared = Record", "    shared: Record = Record"))
     )
