@@ -14,11 +14,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from mpifed.base.errors import ConfigError, short_repr
 from mpifed.base.plugins import call_user_code
 from mpifed.base.settings import Preset, flatten, suggest
 from mpifed.core.algorithm import Algorithm
-from mpifed.core.noise import Gaussian, StudentT
+from mpifed.core.noise import Gaussian, Noise, StudentT
 from mpifed.core.problem import Problem
 from mpifed.theory import THEOREMS, Prescription, Theorem, prescribe
 
@@ -179,13 +181,14 @@ def _deviation(noise, size: int) -> float | None:
     """Return √E‖noise‖² of the oracle's noise; ``None`` if it is infinite or unknown."""
     if noise is None:
         return 0.0
-    settings = dict(noise) if isinstance(noise, dict) else {}
-    name, scale = settings.get("name"), settings.get("scale", 1.0)
-    if isinstance(noise, Gaussian) or name == "gaussian":
-        return float(scale if settings else noise.scale) * size**0.5
-    nu = settings.get("nu", getattr(noise, "nu", 0.0))
-    if (isinstance(noise, StudentT) or name == "student_t") and nu > 2:
-        return float(scale if settings else noise.scale) * (nu / (nu - 2) * size) ** 0.5
+    try:
+        noise = TypeAdapter(Noise).validate_python(noise)
+    except ValidationError:  # reported with the other settings
+        return None
+    if isinstance(noise, Gaussian):
+        return noise.scale * size**0.5
+    if isinstance(noise, StudentT) and noise.nu > 2:
+        return noise.scale * (noise.nu / (noise.nu - 2) * size) ** 0.5
     return None
 
 

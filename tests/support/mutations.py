@@ -113,14 +113,14 @@ PIECES = [
 @st.composite
 def changes(draw, bases: list[dict]) -> list[str]:
     """Generate overrides ``key=value`` of valid and invalid keys and values."""
-    said = []
+    found = []
     for _ in range(draw(st.integers(1, 3))):
         place = ".".join(map(str, draw(st.sampled_from(list(_places(draw(st.sampled_from(bases))))))))
         key = draw(st.sampled_from([place, place, *KEYS, "a." * 5000 + "a", "run..out", ".", "=="]))
         value = draw(st.sampled_from(TEXTS))
-        said.append(draw(st.sampled_from(["{}={}", "{}={}", "{} = {}", "{}", "={}", "{}=="])))
-        said[-1] = said[-1].format(key, value)
-    return said
+        found.append(draw(st.sampled_from(["{}={}", "{}={}", "{} = {}", "{}", "={}", "{}=="])))
+        found[-1] = found[-1].format(key, value)
+    return found
 
 
 def _as_toml(value) -> str:
