@@ -278,6 +278,6 @@ def test_default_reduction_is_stored(tmp_path):
 
 
 def test_missing_device(tmp_path):
-    with pytest.raises(CollectiveError, match="(?i)GPU"):
+    with pytest.raises(CollectiveError, match="run.device = 'cuda'.*GPU"):
         run(configuration(METHOD, PROBLEM, tmp_path / "run", device="cuda"))
     assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""Results as data: the tidy table of evaluations, against what the files of runs hold."""
+"""The data frame of evaluations, compared with the files of the runs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,14 @@ from small_job import job
 
 import mpifed
 from mpifed.parallel.comm import SerialComm
-from mpifed.storage.format import COSTS
+from mpifed.storage.results import COSTS
 
 
-def test_a_row_for_each_round_and_metric_with_its_costs(tmp_path):
+def test_row_per_round_and_metric_with_costs(tmp_path):
     write(tmp_path / "a", rounds=10, auc=[0.5, 0.7, 0.9], error=[3, 2, 1])
     found = mpifed.frame(tmp_path)
-    assert list(found.columns) == [
-        "run",
-        "method",
-        "setting",
-        "seed",
-        "round",
-        "metric",
-        "value",
-        *COSTS[1:],
-        "diverged",
-    ]
+    columns = ["run", "method", "setting", "seed", "round", "metric", "value", *COSTS[1:], "diverged"]
+    assert list(found.columns) == columns
     assert found["metric"].tolist() == ["auc", "error"] * 3
     assert found["round"].tolist() == [0, 0, 5, 5, 10, 10]
     assert found["value"].tolist() == [0.5, 3, 0.7, 2, 0.9, 1]
@@ -41,7 +32,7 @@ def test_a_row_for_each_round_and_metric_with_its_costs(tmp_path):
     assert found.index.tolist() == [*range(6)]
 
 
-def test_a_real_run_has_the_values_and_types_of_its_file(tmp_path):
+def test_values_and_types_of_a_run(tmp_path):
     result = mpifed.run(job(tmp_path), SerialComm())
     found = mpifed.frame(tmp_path)
     kinds = found.dtypes.astype(str)
@@ -58,14 +49,14 @@ def test_a_real_run_has_the_values_and_types_of_its_file(tmp_path):
     assert mpifed.frame([tmp_path / "run" / "run.h5"]).equals(found) and mpifed.frame(result).equals(found)
 
 
-def test_runs_are_named_by_folder_and_settings_by_what_tells_them_apart(tmp_path, monkeypatch):
+def test_names_of_runs_and_settings(tmp_path, monkeypatch):
     for gamma in (0.1, 0.2):
         for seed in (0, 1):
             config = {"seed": seed, "algorithm": {"gamma": gamma}}
             write(tmp_path / "grid" / f"{gamma}-{seed}", config=config, rounds=5, error=[2, 1])
     write(tmp_path / "other", "LocalSGDA", rounds=5, auc=[0.5, 0.6])
     found = mpifed.frame([tmp_path / "grid", tmp_path / "other", tmp_path / "other"])
-    assert len(found) == 10, "a folder that is named twice is read once"
+    assert len(found) == 10, "a folder given twice is read once"
     runs = found.drop_duplicates("run")
     assert runs["setting"].tolist() == ["FGDA, gamma=0.1"] * 2 + ["FGDA, gamma=0.2"] * 2 + ["LocalSGDA"]
     assert runs["method"].tolist() == ["FGDA"] * 4 + ["LocalSGDA"]
@@ -76,13 +67,13 @@ def test_runs_are_named_by_folder_and_settings_by_what_tells_them_apart(tmp_path
     assert mpifed.frame("other")["metric"].cat.categories.tolist() == ["auc"]
 
 
-def test_the_same_job_run_twice_is_two_settings(tmp_path):
+def test_repeated_job_is_two_settings(tmp_path):
     for folder in ("a/s", "b/s"):
         write(tmp_path / folder, rounds=5, error=[2, 1])
     assert mpifed.frame(tmp_path)["setting"].cat.categories.tolist() == ["FGDA (a/s)", "FGDA (b/s)"]
 
 
-def test_runs_that_go_on_and_that_diverged_have_the_rows_that_they_have(tmp_path):
+def test_unfinished_and_diverged_runs(tmp_path):
     write(tmp_path / "going", rounds=5, stopped="", error=[3, 2], config={"rounds": 100})
     lost = "non-finite value in round 9"
     write(tmp_path / "lost", "CDMA", rounds=10, stopped=lost, error=[3, math.inf, math.nan])
@@ -93,7 +84,7 @@ def test_runs_that_go_on_and_that_diverged_have_the_rows_that_they_have(tmp_path
     assert mpifed.frame(tmp_path / "begun").shape == (0, 7 + len(COSTS))
 
 
-def test_what_cannot_be_read_is_told(tmp_path):
+def test_unreadable_runs(tmp_path):
     with pytest.raises(ValueError, match="expected a run file run.h5 in .* or below, found none"):
         mpifed.frame(tmp_path)
     (write(tmp_path / "a", error=decay(0.1)) / "run.h5").write_bytes(b"damaged")
@@ -119,7 +110,7 @@ number = st.floats(width=64)
     ),
     st.integers(1, 4),
 )
-def test_a_pivot_gives_back_the_stored_history(histories, every):
+def test_pivot_restores_the_history(histories, every):
     with tempfile.TemporaryDirectory() as folder:
         for seed, history in enumerate(histories):
             rounds = every * (len(next(iter(history.values()))) - 1)

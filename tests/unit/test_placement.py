@@ -1,5 +1,4 @@
-"""Placements by cost: every client once and in order, the largest cost of a rank as small as contiguous
-blocks allow."""
+"""Placements by cost: every client once and in order, with the smallest possible largest cost of a rank."""
 
 from itertools import combinations, combinations_with_replacement
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from mpifed.parallel.placement import Cohort, Placement
 from mpifed.simulation.evaluation import user_problem
 from mpifed.simulation.setup import place
 
-#: Costs that often tie, and costs of any size.
+#: Costs with many ties, and costs of any size.
 COSTS = st.integers(1, 4) | st.integers(1, 10**12)
 
 
@@ -27,7 +26,7 @@ def largest(costs: list[int], edges) -> int:
 
 
 @given(st.lists(COSTS, min_size=1, max_size=60), st.integers(1, 80))
-def test_every_client_once_in_order_and_no_worse_than_even(costs, ranks):
+def test_each_client_once_in_order_and_not_worse_than_even(costs, ranks):
     balanced, even = Placement.balanced(np.array(costs), ranks), Placement(len(costs), ranks)
     blocks = [balanced.clients_of(rank).tolist() for rank in range(ranks)]
     assert sum(blocks, []) == list(range(len(costs)))
@@ -39,21 +38,21 @@ def test_every_client_once_in_order_and_no_worse_than_even(costs, ranks):
 
 
 @given(st.lists(COSTS, min_size=1, max_size=8), st.integers(1, 5))
-def test_as_good_as_the_best_of_all_contiguous_placements(costs, ranks):
+def test_optimal_among_all_contiguous_placements(costs, ranks):
     inner = combinations_with_replacement(range(len(costs) + 1), ranks - 1)
     best = min(largest(costs, (0, *edges, len(costs))) for edges in inner)
     assert largest(costs, Placement.balanced(np.array(costs), ranks).edges) == best
 
 
-@pytest.mark.parametrize("dearest", [4, 12])
-def test_blocks_begin_at_equal_shares_as_far_as_the_best_placements_allow(dearest):
-    """Of all placements with the smallest largest cost and no empty block: rank after rank the one that
-    begins nearest to where its share of the total is reached. One dear client leaves the others much room."""
-    rng = np.random.default_rng(dearest)
+@pytest.mark.parametrize("highest", [4, 12])
+def test_blocks_of_optimal_placements_start_at_equal_shares(highest):
+    """Of all optimal placements without empty blocks: for one rank after another, the block that starts
+    closest to its share of the total cost. One expensive client leaves many optimal placements."""
+    rng = np.random.default_rng(highest)
     for _ in range(200):
         ranks = int(rng.integers(2, 6))
         costs = rng.integers(1, 4, rng.integers(ranks + 1, 11)).tolist()
-        costs[rng.integers(len(costs))] = dearest
+        costs[rng.integers(len(costs))] = highest
         every = [(0, *edges, len(costs)) for edges in combinations(range(1, len(costs)), ranks - 1)]
         least = min(largest(costs, edges) for edges in every)
         left = [edges for edges in every if largest(costs, edges) == least]
@@ -67,16 +66,16 @@ def test_blocks_begin_at_equal_shares_as_far_as_the_best_placements_allow(deares
 @pytest.mark.parametrize("costs, ranks, counts", [
     ([1] * 12, 4, [3, 3, 3, 3]),
     ([10, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], 2, [1, 10]),
-    ([1, 1, 1, 1, 10], 3, [3, 1, 1]),  # no rank idles
-    ([5, 1, 6, 3], 3, [2, 1, 1]),  # a third of the total is reached by 1, but then some rank takes 7
+    ([1, 1, 1, 1, 10], 3, [3, 1, 1]),  # no rank is idle
+    ([5, 1, 6, 3], 3, [2, 1, 1]),  # a block [5] would be a third of the total, but another would cost 7
     ([5, 5, 5], 5, [0, 1, 0, 1, 1]),  # more ranks than clients
 ])  # fmt: skip
-def test_placements_known_by_hand(costs, ranks, counts):
+def test_placements_derived_manually(costs, ranks, counts):
     assert Placement.balanced(np.array(costs), ranks).counts == counts
 
 
 def test_ten_thousand_clients_on_four_thousand_ranks():
-    """A lower bound that holds for any placement: the mean of a rank, and the dearest client."""
+    """A lower bound of any placement: the mean cost of a rank, and the highest cost of a client."""
     costs = 1 + np.random.default_rng(0).pareto(1.5, 10_000) * 1e6
     costs = costs.astype(np.int64)
     placement = Placement.balanced(costs, 4096)
@@ -94,7 +93,7 @@ def test_ten_thousand_clients_on_four_thousand_ranks():
         (AsGame(Game(clients=3)), dict(batch_size=0, placement="balanced"), [2, 1]),
     ],
 )
-def test_balanced_is_by_the_rows_of_full_batches(problem, settings, counts):
+def test_balanced_counts_the_rows_of_full_batches(problem, settings, counts):
     comm = SerialComm()
     comm.size = 2
     user_problem(problem).prepare(1)
@@ -103,7 +102,7 @@ def test_balanced_is_by_the_rows_of_full_batches(problem, settings, counts):
     assert place(config, problem, comm).counts == counts
 
 
-def test_samples_that_cannot_be_counted_are_an_error():
+def test_an_error_in_client_size_is_reported():
     class Lost(Game):
         def client_size(self, client):
             raise ValueError("no such file")

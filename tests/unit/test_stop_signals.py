@@ -1,4 +1,4 @@
-"""Signals in one process: which round ends the run, what is written, and handlers given back."""
+"""Signals in one process: the round that ends the run, its files, and the restored handlers."""
 
 import ctypes
 import os
@@ -10,23 +10,23 @@ from types import SimpleNamespace
 
 import h5py
 import pytest
+import saddle_job
 import torch
 
 from mpifed import run
-from mpifed.config.job import Config
 from mpifed.parallel.comm import CollectiveError, SerialComm
-from mpifed.running.resume import checkpoint
+from mpifed.running.run import sweep
 from mpifed.running.signals import EXIT_INTERRUPTED, Stopped, StopSignals, hold_signals
-from mpifed.running.sweep import sweep
 from mpifed.simulation import simulation
 from mpifed.simulation.executor import Executor
-from mpifed.storage.format import End
+from mpifed.storage import checkpoint
+from mpifed.storage.results import End
 
 SIGNALS = [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]
 
 
 class Aborts(SerialComm):
-    """Notes the exit code instead of ending the process."""
+    """Records the exit code instead of ending the process."""
 
     def __init__(self):
         self.code, self.ended = None, threading.Event()
@@ -36,31 +36,13 @@ class Aborts(SerialComm):
         self.ended.set()
 
 
-def config(folder, **settings) -> Config:
-    table = {
-        "progress": False,
-        "dtype": "float64",
-        "reduction": "exact",
-        "checkpoint_every": 3,
-        "eval_every": 5,
-        "out": str(folder),
-    }
-    return Config.from_table(
-        {
-            "rounds": 8,
-            "algorithm": {"name": "AdaFGDA", "q": 2, "sync_estimator": "local"},
-            "problem": {"name": "Saddle", "clients": 4, "d": 3},
-            "oracle": {"batch_size": 0, "noise": {"name": "gaussian", "scale": 0.1}},
-            "run": table | settings,
-        }
-    )
+def config(folder, **settings):
+    return saddle_job.config(folder, 8, run={"checkpoint_every": 3, "eval_every": 5} | settings)
 
 
 @pytest.fixture
 def send(monkeypatch):
-    """``send(number, owner, name, call)``: the signal arrives in that call of a method, and the thread has
-    noticed it.
-    """
+    """``send(number, owner, name, call)``: send a signal in a call of a method and wait for the handler."""
     watched = []
 
     class Watched(StopSignals):
@@ -81,7 +63,7 @@ def send(monkeypatch):
                 os.kill(os.getpid(), number)
                 end = time.monotonic() + 10
                 while not watched[-1].requested:
-                    assert time.monotonic() < end, "nobody has noticed the signal"
+                    assert time.monotonic() < end, "the signal is not handled"
                     time.sleep(0.001)
             return method(self, *arguments, **options)
 
@@ -91,7 +73,7 @@ def send(monkeypatch):
 
 
 def signalled(folder, kind=Stopped, **settings):
-    """The result of a run that a signal came to, and that says so by an exception."""
+    """Return the result of a run that is ended by a signal, from its exception."""
     with pytest.raises(kind) as stop:
         run(config(folder, **settings), SerialComm())
     assert kind is KeyboardInterrupt or stop.value.code == 85
@@ -108,15 +90,16 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_ends_the_run_after_the_next_round_and_the_same_job_continues(
+def test_signal_ends_the_run_after_the_next_round_and_the_same_job_continues(
     tmp_path, send, whole, capsys, number
 ):
     send(number, Executor, "groups", 4)  # in round 4 - 1, as the start is a phase, too
     result = signalled(tmp_path, KeyboardInterrupt if number == signal.SIGINT else SystemExit)
     assert result.unfinished and result.end == End("signal", "a signal after round 4")
-    said = capsys.readouterr().err
-    assert f"{number.name} received in round 3: the run stops after round 4 at the latest" in said, said
-    assert "newest is of round 0" in said and "stopped after round 4" in said
+    output = capsys.readouterr().err
+    message = "received in round 3: the run writes a checkpoint and stops after round 4 at the latest"
+    assert f"{number.name} {message}" in output, output
+    assert "the newest checkpoint is of round 0" in output and "stopped after round 4" in output
     assert sorted(path.name for path in tmp_path.glob("*.h5")) == [
         "checkpoint-00000003.h5",
         "checkpoint-00000004.h5",
@@ -149,9 +132,7 @@ def test_signals_between_rounds(tmp_path, send, whole, owner, name, call, after)
     "owner, name, call",
     [(Executor, "groups", 8), (Executor, "groups", 9), (simulation.Simulation, "evaluate", 4)],
 )
-def test_a_signal_before_or_in_the_last_round_finds_the_run_complete(
-    tmp_path, send, whole, owner, name, call
-):
+def test_signal_before_or_in_the_last_round_of_a_complete_run(tmp_path, send, whole, owner, name, call):
     send(signal.SIGTERM, owner, name, call)
     result = signalled(tmp_path)
     assert (
@@ -159,7 +140,7 @@ def test_a_signal_before_or_in_the_last_round_finds_the_run_complete(
     )
 
 
-def test_a_checkpoint_is_written_even_where_none_is_wanted_otherwise(tmp_path, send, whole):
+def test_checkpoint_is_written_even_if_the_settings_disable_it(tmp_path, send, whole):
     send(signal.SIGUSR1, Executor, "groups", 4)
     assert signalled(tmp_path, checkpoint_every=0).unfinished
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-00000004.h5"]
@@ -167,8 +148,8 @@ def test_a_checkpoint_is_written_even_where_none_is_wanted_otherwise(tmp_path, s
 
 
 @pytest.mark.parametrize("call", [4, 9], ids=["in the middle of a run", "in its last round"])
-def test_a_signal_ends_a_sweep(tmp_path, send, call):
-    """Also where it finds the first run complete: the second does not begin."""
+def test_signal_ends_a_sweep(tmp_path, send, call):
+    """The second run does not start, even if the first one is complete."""
     runs = [SimpleNamespace(name=name, config=config(tmp_path / name)) for name in ("first", "second")]
     send(signal.SIGTERM, Executor, "groups", call)
     with pytest.raises(Stopped) as stop:
@@ -178,7 +159,7 @@ def test_a_signal_ends_a_sweep(tmp_path, send, call):
     assert outcome.done == 2 and outcome.before == (call == 9)
 
 
-def test_a_checkpoint_that_cannot_be_written_is_no_success(tmp_path, send, monkeypatch):
+def test_checkpoint_that_cannot_be_written(tmp_path, send, monkeypatch):
     send(signal.SIGUSR1, Executor, "groups", 5)
 
     def full(folder, keep, header, *_):
@@ -195,7 +176,7 @@ def test_a_checkpoint_that_cannot_be_written_is_no_success(tmp_path, send, monke
         run(config(tmp_path), SerialComm())
 
 
-def test_python_gets_its_handlers_back(tmp_path):
+def test_handlers_are_restored(tmp_path):
     def state():
         reader = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(reader)
@@ -206,7 +187,7 @@ def test_python_gets_its_handlers_back(tmp_path):
     assert state() == before and threading.active_count() == threads
 
 
-def test_a_run_in_another_thread_catches_nothing(tmp_path, whole):
+def test_run_in_another_thread_catches_no_signals(tmp_path, whole):
     results = []
     thread = threading.Thread(target=lambda: results.append(run(config(tmp_path), SerialComm())))
     thread.start()
@@ -214,8 +195,8 @@ def test_a_run_in_another_thread_catches_nothing(tmp_path, whole):
     assert torch.equal(point(results[0]), whole)
 
 
-def test_the_second_interrupt_ends_the_process_even_in_the_middle_of_c_code():
-    """The main thread sleeps in C, where Python runs no handler; of other signals any number may come."""
+def test_second_interrupt_ends_the_process_even_in_c_code():
+    """The main thread sleeps in C, where Python runs no handler. Other signals may be repeated."""
     comm = Aborts()
     with StopSignals(comm, lambda: "received") as signals:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
@@ -232,7 +213,7 @@ def test_the_second_interrupt_ends_the_process_even_in_the_middle_of_c_code():
 
 
 def test_signals_around_a_run():
-    """What comes before is taken by the run; what comes after it has no effect."""
+    """The run acts on earlier signals; later signals have no effect."""
     before = [signal.getsignal(number) for number in SIGNALS]
     with hold_signals():
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The callbacks of docs/following.md for trackers, in their offline modes, where they are installed."""
+"""The callbacks of docs/following.md for experiment trackers, in offline mode, if they are installed."""
 
 import re
 import sys
@@ -15,8 +15,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "following.md").read_text(encoding=
 ROUNDS = [0, 2, 4]
 
 
-def shown(name: str):
-    """The class that the page shows in a file."""
+def callback_in(name: str):
+    """Return the class in a file of the page."""
     (text,) = re.findall(rf"^```python\n# {name}\n(.*?)^```", PAGE, re.S | re.M)
     exec(text, names := {})
     return next(value for key, value in names.items() if key in ("WandB", "MLflow"))
@@ -44,7 +44,7 @@ def test_weights_and_biases(track, tmp_path, monkeypatch):
     monkeypatch.setattr(
         wandb.Run, "log", lambda self, data, step: (logged.append((step, data)), log(self, data, step=step))
     )
-    result = track(shown("wandb_callback.py")())
+    result = track(callback_in("wandb_callback.py")())
     assert [step for step, _ in logged] == ROUNDS
     assert [data["error"] for _, data in logged] == result.history["error"]
     assert logged[-1][1]["bytes_up"] == result.costs["bytes_up"][-1]
@@ -55,7 +55,7 @@ def test_mlflow(track, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    result = track(shown("mlflow_callback.py")())
+    result = track(callback_in("mlflow_callback.py")())
     client = mlflow.MlflowClient()
     (run,) = client.search_runs(["0"])
     history = sorted(client.get_metric_history(run.info.run_id, "error"), key=lambda one: one.step)
@@ -64,8 +64,8 @@ def test_mlflow(track, tmp_path, monkeypatch):
     assert run.data.tags["stopped"] == result.stopped and run.info.status == "FINISHED"
 
 
-def noted(monkeypatch, tracker: str) -> tuple[type, list[str]]:
-    """The page's callback, on a module that only notes which runs are begun or continued, and these runs."""
+def stubbed(monkeypatch, tracker: str) -> tuple[type, list[str]]:
+    """Return the callback with a stub of the tracker, and the list of runs that it starts or continues."""
     begun: list[str] = []
 
     def init(id, resume, **_):
@@ -81,16 +81,16 @@ def noted(monkeypatch, tracker: str) -> tuple[type, list[str]]:
     nothing = {name: lambda *values, **settings: nullcontext() for name in names}
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(start_run=start_run, **nothing))
-    return shown(f"{tracker}_callback.py"), begun
+    return callback_in(f"{tracker}_callback.py"), begun
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "mlflow"])
-def test_runs_of_a_sweep_are_apart_and_a_resumption_continues_its_own(track, monkeypatch, tracker):
-    """Folders of a sweep have one name below those of their settings."""
-    callback, begun = noted(monkeypatch, tracker)
+def test_runs_of_a_sweep_are_separate_and_resumed_runs_continue(track, monkeypatch, tracker):
+    """The last parts of the folders of a sweep are the same."""
+    callback, begun = stubbed(monkeypatch, tracker)
     for folder in ("sweep/q=2/seed=0", "sweep/q=3/seed=0"):
         track(callback(), folder=folder)
     track(callback(), rounds=8, folder="sweep/q=2/seed=0")
     track(callback(), folder="sweep/q=3/seed=0", overwrite=True)
-    first, second, again, anew = begun
-    assert again == first and len({first, second, anew}) == 3
+    first, second, resumed, replaced = begun
+    assert resumed == first and len({first, second, replaced}) == 3

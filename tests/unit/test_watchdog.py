@@ -1,4 +1,4 @@
-"""When the watchdog bites, and what it says. Hangs of real processes are in tests/faults."""
+"""Limits and reports of the watchdog. Hangs of real processes are in tests/faults."""
 
 import signal
 import subprocess
@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+import saddle_job
 
 from mpifed import run
 from mpifed.config.job import Config
@@ -17,19 +18,19 @@ from mpifed.running.watchdog import EXIT_HANG, SLACK, Watchdog
 from mpifed.simulation.executor import Executor
 from mpifed.simulation.simulation import Simulation
 
-#: The threads of these watchdogs end by SystemExit, where real ones end the process.
+#: The threads of these watchdogs raise SystemExit instead of ending the process.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 class Ranks(SerialComm):
-    """Rank ``rank`` of 4, with the answers that it gets; notes how it ends."""
+    """Rank ``rank`` of 4 with the answers that it receives. Records its exit code."""
 
     size = 4
 
     def __init__(self, rank=0, answers=None):
         self.rank, self.answers, self.code, self.ended = rank, answers, None, threading.Event()
 
-    def witness(self, text, seconds):
+    def report_hang(self, text, seconds):
         return None if self.answers is None else {self.rank: text, **self.answers}
 
     def abort(self, code):
@@ -40,35 +41,35 @@ class Ranks(SerialComm):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that tests set, of a process that computes all the time."""
+    """A clock set by the test, for a process that is always computing."""
     now = [1000.0]
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(watchdog.time, "process_time", lambda: now[0])
     return now
 
 
-def bite(comm, least=0.05):
+def expire(comm, least=0.05):
     with Watchdog(comm, least) as dog:
         dog.beat(7)
         dog.beat(8)
-        assert comm.ended.wait(60), "the watchdog sleeps"
+        assert comm.ended.wait(60), "the watchdog has not expired"
     return dog
 
 
-def test_the_ranks_are_named(capfd, monkeypatch):
+def test_report_of_the_ranks(capfd, monkeypatch):
     comm = Ranks(0, {2: "is at loss.py:7 (step)", 3: "waits in Allreduce"})
     comm.calling = "Allreduce"
-    bite(comm)
+    expire(comm)
     assert comm.code == EXIT_HANG
     said = capfd.readouterr().err
     assert "in the round after round 8 (run.watchdog = 0.05). Arrived: 0, 3. Not arrived: " in said, said
     assert "Not arrived: rank 1 does not answer; rank 2 is at loss.py:7 (step)\n" in said, said
-    assert "Thread" not in said  # it waits for others: its own stack says nothing
+    assert "Thread" not in said  # no stack of a rank that waits for others
 
 
-def test_a_rank_that_hangs_says_where(capfd):
+def test_report_of_the_place(capfd):
     comm = Ranks(0, {})
-    bite(comm)
+    expire(comm)
     said = capfd.readouterr().err
     assert "Not arrived: rank 0 is at /" in said and "(wait); rank 1 does not answer" in said, (
         said
@@ -76,16 +77,16 @@ def test_a_rank_that_hangs_says_where(capfd):
     assert "most recent call first" in said and "Arrived: none" in said, said
 
 
-def test_where_the_first_witness_is_silent_another_rank_ends_the_job(capfd, monkeypatch):
-    """Rank 1 has heard of rank 0, which is about to end the job, and ends it itself when nothing happens."""
+def test_other_ranks_end_the_job_if_the_first_witness_does_not(capfd, monkeypatch):
+    """Rank 1 ends the job if rank 0, from which it has an answer, does not."""
     monkeypatch.setattr(watchdog, "GRACE", 0.1)
     for rank, answers in ((1, {0: "waits in Bcast"}), (3, None)):
         comm = Ranks(rank, answers)
-        bite(comm)
+        expire(comm)
         assert comm.code == EXIT_HANG and "mpifed: no progress" in capfd.readouterr().err
 
 
-def test_what_moves_is_left_alone():
+def test_progress():
     comm = Ranks()
     with Watchdog(comm, 0.2) as dog:
         for r in range(20):
@@ -94,10 +95,10 @@ def test_what_moves_is_left_alone():
     assert comm.code is None
 
 
-def test_a_slow_first_round_and_evaluation_are_no_hangs(tmp_path, monkeypatch):
+def test_slow_rounds_and_evaluations_are_no_hangs(tmp_path, monkeypatch):
     """Each takes three times as long as run.watchdog, every time."""
 
-    class Alone(SerialComm):
+    class SingleRank(SerialComm):
         def abort(self, code):
             raise SystemExit
 
@@ -110,36 +111,20 @@ def test_a_slow_first_round_and_evaluation_are_no_hangs(tmp_path, monkeypatch):
 
     for owner, name in ((Simulation, "evaluate"), (Executor, "groups")):
         monkeypatch.setattr(owner, name, slow(getattr(owner, name)))
-    result = run(
-        Config.from_table(
-            {
-                "rounds": 2,
-                "algorithm": {"name": "FGDA", "q": 1},
-                "problem": {"name": "Saddle", "clients": 1, "d": 2},
-                "oracle": {"batch_size": 0},
-                "run": {
-                    "progress": False,
-                    "watchdog": 0.2,
-                    "eval_every": 1,
-                    "checkpoint_every": 1,
-                    "out": str(tmp_path),
-                },
-            }
-        ),
-        Alone(),
-    )
+    settings = {"watchdog": 0.2, "eval_every": 1, "checkpoint_every": 1}
+    result = run(saddle_job.config(tmp_path, 2, run=settings), SingleRank())
     assert result.stopped == "all 2 rounds done"
 
 
-def test_no_watch():
+def test_disabled():
     threads = threading.active_count()
     with Watchdog(Ranks(), 0) as dog:
         dog.beat(1)
         assert threading.active_count() == threads
 
 
-def test_the_limit_is_ten_times_the_longest_of_its_kind(clock):
-    """What has not been done before gets ten times the least; a round says nothing about an evaluation."""
+def test_limit_is_ten_times_the_longest_duration_of_its_type(clock):
+    """The first limit of each type is ten times the minimum."""
     with Watchdog(Ranks(), 60) as dog:
         assert dog._limit == SLACK * 60
         for seconds, r, then, limit in [
@@ -159,8 +144,7 @@ def test_the_limit_is_ten_times_the_longest_of_its_kind(clock):
             assert dog._limit == limit
 
 
-def test_what_is_expected_to_take_some_time_gets_ten_times_as_long_at_first(clock):
-    """And at least run.watchdog; from the second time on it is known."""
+def test_expected_duration_determines_the_first_limit(clock):
     with Watchdog(Ranks(), 60) as dog:
         for then, expected, limit in [("short", 1e-6, 60), ("checkpoint", 8.0, 80)]:
             dog.beat(1, then, expected)
@@ -172,13 +156,13 @@ def test_what_is_expected_to_take_some_time_gets_ten_times_as_long_at_first(cloc
 
 
 @pytest.mark.parametrize("least", [float("inf"), 1e300, 1e12])
-def test_a_limit_that_never_comes(least):
+def test_limit_beyond_the_range_of_timers(least):
     with Watchdog(Ranks(), least) as dog:
         dog.beat(1)
         assert not least < float("inf") or dog._thread.is_alive()
 
 
-#: Beats every 20 ms in a process of its own, with a limit of 0.4 s, until it reads a line.
+#: Program that beats every 20 ms with a limit of 0.4 s until it reads a line.
 BEATS = """
 import select, sys, time
 from mpifed.parallel.comm import SerialComm
@@ -199,7 +183,7 @@ with Watchdog(SerialComm(), 0.4) as dog:
 
 
 def beats() -> subprocess.Popen:
-    """A process that has begun to beat."""
+    """Start the program and wait for its first beats."""
     process = subprocess.Popen(
         [sys.executable, "-c", BEATS],
         stdin=subprocess.PIPE,
@@ -211,10 +195,8 @@ def beats() -> subprocess.Popen:
     return process
 
 
-def test_a_process_that_was_stopped_goes_on():
-    """For about the limit and for several times as long; again and again, so that some moment is an unlucky
-    one.
-    """
+def test_stopped_process_continues():
+    """For about the limit and for longer; repeated, to hit every moment of the thread's period."""
     processes = [beats() for _ in range(4)]
     for seconds in (0.7, 0.45, 0.5, 0.6, 0.8, 2.0, 0.5):
         for process in processes:
@@ -228,7 +210,7 @@ def test_a_process_that_was_stopped_goes_on():
         assert process.returncode == 0 and said == "ends\n", said
 
 
-def test_many_short_stops_are_no_hang():
+def test_many_short_stops():
     """The process runs for a tenth of the time."""
     process = beats()
     for _ in range(20):
@@ -240,8 +222,8 @@ def test_many_short_stops_are_no_hang():
     assert process.returncode == 0 and said == "ends\n", said
 
 
-def test_a_process_in_which_no_python_can_run_ends_with_its_stacks():
-    """``PyDLL`` calls ``sleep`` while it holds the GIL. In a process of its own, which it ends."""
+def test_process_that_holds_the_gil_ends_with_its_stacks():
+    """``PyDLL`` calls ``sleep`` while it holds the GIL."""
     code = (
         "import ctypes; from mpifed.parallel.comm import SerialComm; from mpifed.running import watchdog\n"
         "watchdog.RESERVE = 1.0\n"
@@ -252,14 +234,14 @@ def test_a_process_in_which_no_python_can_run_ends_with_its_stacks():
     assert done.returncode == 1 and "Timeout" in done.stderr and "in hang" in done.stderr, done.stderr
 
 
-def test_a_rank_that_hears_of_an_alarm_answers_before_its_own_limit(capfd):
-    """Its own longest round has been longer: it would say nothing for an hour."""
+def test_alarmed_rank_answers_before_its_own_limit(capfd):
+    """Its own limit is an hour, because of a long round."""
 
-    class Asked(Ranks):
-        def alarmed(self):
+    class Alarmed(Ranks):
+        def hang_reported(self):
             return True
 
-    comm = Asked(0, {1: "waits in Bcast", 2: "waits in Bcast", 3: "is at loss.py:7 (step)"})
+    comm = Alarmed(0, {1: "waits in Bcast", 2: "waits in Bcast", 3: "is at loss.py:7 (step)"})
     with Watchdog(comm, 0.2) as dog:
         dog._longest["round"] = 360
         dog.beat(3)
@@ -268,8 +250,8 @@ def test_a_rank_that_hears_of_an_alarm_answers_before_its_own_limit(capfd):
     assert "Not arrived: rank 0 is at /" in (said := capfd.readouterr().err) and "rank 3 is at loss" in said
 
 
-def test_a_run_says_after_every_piece_of_work_what_comes_next(tmp_path, monkeypatch):
-    """What is left out counts as time without progress. Files are expected at 100 MB/s."""
+def test_beats_of_a_run(tmp_path, monkeypatch):
+    """All types of work are reported. Files are expected to be written at 100 MB/s."""
     beats, seconds = [], []
 
     def beat(self, round, then="round", expected=None):
@@ -282,8 +264,8 @@ def test_a_run_says_after_every_piece_of_work_what_comes_next(tmp_path, monkeypa
     table = {"algorithm": {"name": "FGDA", "q": 2}, "problem": {"name": "Saddle", "d": 2}, "run": settings}
     run(Config.from_table({"rounds": 3, **table}), SerialComm())
 
-    def done(r, *pieces):
-        return [beat for piece in pieces for beat in ((r, piece), (r, "round"))]
+    def done(r, *types):
+        return [beat for kind in types for beat in ((r, kind), (r, "round"))]
 
     assert beats == [
         *done(0, "evaluation"),
@@ -294,8 +276,8 @@ def test_a_run_says_after_every_piece_of_work_what_comes_next(tmp_path, monkeypa
     assert seconds == [5.0 if then == "checkpoint" else None for _, then in beats]
 
 
-def test_the_bytes_of_a_checkpoint():
-    """In float32: the shared record, the point of the output, and the rows of 3 clients."""
+def test_size_of_a_checkpoint():
+    """In float32: the shared record, the output point, and the rows of 3 clients."""
     table = {"algorithm": {"name": "FGDA", "q": 2}, "problem": {"name": "Saddle", "d": 2, "clients": 3}}
     simulation = Simulation.from_settings(Config.from_table(table), SerialComm())
     whole = sum(len(state.buffer) for state in (simulation.shared, simulation.output))

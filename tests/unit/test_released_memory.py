@@ -1,4 +1,4 @@
-"""A run that has ended holds no memory: in a sweep or a search hundreds follow each other in one process."""
+"""A run releases its memory when it ends, since sweeps and searches execute hundreds in one process."""
 
 import gc
 
@@ -10,13 +10,13 @@ from mpifed.running.run import run
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 
 
-def alive() -> int:
+def simulations() -> int:
     return sum(type(one) is Simulation for one in gc.get_objects())
 
 
 @pytest.mark.parametrize("step", [0.01, 1e30])
-def test_a_run_goes_with_its_data_when_it_ends(tmp_path, step):
-    """Without the collector, which comes by the number of objects, not by their size."""
+def test_simulation_is_freed_without_garbage_collection(tmp_path, step):
+    """The collector runs by the number of objects, not by their size."""
     table = {
         "rounds": 3,
         "problem": {"name": "Saddle", "s": 10, "clients": 2},
@@ -24,13 +24,13 @@ def test_a_run_goes_with_its_data_when_it_ends(tmp_path, step):
         "run": {"out": str(tmp_path / "run"), "progress": False},
     }
     gc.collect()
-    before = alive()
+    before = simulations()
     gc.disable()
     try:
         try:
             run(Config.from_table(table), SerialComm())
         except NonFiniteError:
             assert step > 1
-        assert alive() == before
+        assert simulations() == before
     finally:
         gc.enable()

@@ -1,0 +1,292 @@
+"""Metrics during a run: changing names, invalid values, targets, and the context of user code."""
+
+import math
+import sys
+from dataclasses import dataclass, field
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from games import DX, DY, Game, configuration
+from launch import launch
+
+import mpifed
+from mpifed.algorithms import FGDA, FSGDA, LSGD
+from mpifed.base.errors import ContractError
+from mpifed.cli.main import main
+from mpifed.config.job import Stop
+from mpifed.parallel.comm import CollectiveError, SerialComm
+from mpifed.problems.games import Bilinear
+from mpifed.simulation.evaluation import Evaluator, expect_metrics
+from mpifed.simulation.simulation import Simulation
+from mpifed.storage.results import End
+
+COMM, NAN = SerialComm(), math.nan
+
+
+class Scripted(Game):
+    """Each evaluation returns the next of the answers, and the last one from then on."""
+
+    answers = []
+
+    def metrics(self, x, y, predictions):
+        return Scripted.answers.pop(0) if len(Scripted.answers) > 1 else Scripted.answers[0]
+
+
+def run(out, answers, rounds=4, stop=None, **settings) -> mpifed.Result:
+    Scripted.answers = list(answers)
+    settings = dict(eval_every=1, checkpoint_every=1, overwrite=False) | settings
+    config = configuration(FGDA(q=2, gamma=0.02, lam=0.02), Scripted(), out, rounds=rounds, **settings)
+    return mpifed.run(config.model_copy(update={"stop": stop or Stop()}), COMM)
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_first_evaluation_determines_the_names(tmp_path, capsys, every):
+    """Missing metrics are NaN, new metrics cause a warning. The sixth answer is for the output point."""
+    answers = [
+        {"a": 1, "b": 10},
+        {"a": 2},
+        {"c": 7, "b": 30, "a": 3},
+        {},
+        {"b": 50, "c": 8, "d": 9},
+        {"c": 1, "a": 6},
+    ]
+    result, stored = run(tmp_path, answers, checkpoint_every=every), mpifed.load(tmp_path)
+    output = capsys.readouterr().err
+    assert output.count("Scripted.metrics returns 'c'") == 1 and output.count("after round 2") == 1, output
+    assert output.count("Scripted.metrics returns 'd'") == 1 and output.count("warning") == 2, output
+    for one in (result, stored):
+        assert list(one.history) == ["round", "a", "b"] and one.history["round"] == [0, 1, 2, 3, 4]
+        np.testing.assert_array_equal(one.history["a"], [1, 2, 3, NAN, NAN])
+        np.testing.assert_array_equal(one.history["b"], [10, NAN, 30, NAN, 50])
+        np.testing.assert_equal(one.metrics, {"a": 6.0, "b": NAN})
+
+
+def test_resumed_run_keeps_its_names(tmp_path, capsys):
+    run(tmp_path, [{"b": 1, "a": 2}])
+    continued = run(tmp_path, [{"new": 3, "a": 5}], rounds=6)
+    assert "returns 'new'" in capsys.readouterr().err
+    for one in (continued, mpifed.load(tmp_path)):
+        assert list(one.history) == ["round", "b", "a"] and {*one.metrics} == {"a", "b"}
+        np.testing.assert_array_equal(one.history["a"], [2] * 5 + [5] * 2)
+        np.testing.assert_array_equal(one.history["b"], [1] * 5 + [NAN] * 2)
+
+
+def test_no_metrics_in_the_first_evaluation(tmp_path, capsys):
+    assert list(run(tmp_path, [{}, {"late": 1}]).history) == ["round"]
+    assert "returns 'late'" in capsys.readouterr().err
+
+
+INVALID = {
+    "name of the rounds": ({"round": 1}, "the metric 'round' is the column of the rounds"),
+    "empty": ({"": 1}, "the metric '' is empty, or begins"),
+    "blank": ({"a ": 1}, "is empty, or begins or ends with a blank"),
+    "slash": ({"a/b": 1}, "the metric 'a/b' is a path in the results file"),
+    "dot": ({".": 1}, "the metric '.' is a path in the results file"),
+    "NUL": ({"a\0b": 1}, r"the metric 'a\x00b' has characters that cannot be printed"),
+    "surrogate": ({"a\ud800": 1}, "has characters that cannot be printed"),
+    "long": ({"a" * 101: 1}, "has 101 characters, more than 100"),
+    "number for a name": ({3: 1}, "expected strings as names of metrics, got 3"),
+    "no table": ([("a", 1)], "got [('a', 1)]"),
+    "nothing": (None, "got None"),
+    "text": ({"a": "0.5"}, "the metric 'a' is '0.5', expected a number"),
+    "none": ({"ok": 1, "a": None}, "the metric 'a' is None, expected a number"),
+    "several": ({"a": torch.ones(2)}, "the metric 'a' is tensor([1., 1.]"),
+    "array": ({"a": np.ones(3)}, "the metric 'a' is array([1., 1., 1.]), expected a number"),
+    "complex": ({"a": 1j}, "the metric 'a' is 1j, expected a number"),
+    "huge": ({"a": 10**400}, "expected a number"),
+    "long text": ({"a": "x" * 10**5}, "expected a number"),
+}
+
+
+@pytest.mark.parametrize("answer, message", INVALID.values(), ids=INVALID)
+def test_invalid_metrics_are_refused_before_the_first_round(tmp_path, answer, message):
+    with pytest.raises(CollectiveError) as error:
+        run(tmp_path / "run", [answer])
+    found = str(error.value)
+    assert found.startswith("Scripted.metrics after round 0: ") and message in found, found
+    assert len(found) < 300 and not list(tmp_path.glob("run/*.h5"))
+
+
+def test_invalid_value_in_a_later_round_leaves_checkpoints(tmp_path):
+    with pytest.raises(CollectiveError, match="Scripted.metrics after round 3: the metric 'a' is 'x'"):
+        run(tmp_path, [{"a": 1}, {"a": 1}, {"a": 1}, {"a": "x"}])
+    assert run(tmp_path, [{"a": 2}]).history["a"] == [1, 1, 1, 2, 2]
+
+
+def test_types_of_numbers():
+    values = {
+        "int": 1, "bool": True, "numpy": np.float32(1), "array": np.ones((1, 1)), "tensor": torch.ones(1),
+        "gradient": torch.ones((), requires_grad=True), "ä ö": 1.0, "a" * 100: 1,
+    }  # fmt: skip
+    assert expect_metrics(values) == dict.fromkeys(values, 1.0)
+    with pytest.raises(ContractError):
+        expect_metrics({"..": 1})
+
+
+def test_refused_metrics_do_not_replace_old_files(tmp_path):
+    run(tmp_path, [{"a": 1}])
+    before = (tmp_path / "run.h5").read_bytes()
+    with pytest.raises(CollectiveError, match="the metric 'round'"):
+        run(tmp_path, [{"round": 1}], overwrite=True)
+    assert (tmp_path / "run.h5").read_bytes() == before
+
+
+def test_progress_bar_and_tensorboard_have_the_same_metrics(tmp_path, monkeypatch, capsys):
+    written = []
+    monkeypatch.setattr(
+        "mpifed.running.callbacks.TensorBoard.on_evaluation",
+        lambda self, event: written.append((dict(event.metrics), event.round)),
+    )
+    answers = [{"a": 1, "b": 2}, {"a": 2, "c": 3}, {"b": 1e300, "a": 7}]
+    run(tmp_path, answers, tensorboard=True, progress=True)
+    np.testing.assert_equal(written[:2], [({"a": 1.0, "b": 2.0}, 0), ({"a": 2.0, "b": NAN}, 1)])
+    assert all(list(values) == ["a", "b"] for values, _ in written) and len(written) == 5
+    assert "a=7, b=1e+300" in capsys.readouterr().err
+
+
+AUC = Stop(metric="auc", at_least=0.5)
+
+
+def test_target_whose_metric_is_always_nan(tmp_path, capsys):
+    result = run(tmp_path, [{"auc": NAN}], stop=AUC)
+    output = capsys.readouterr().err
+    assert output.count("warning: stop.metric = 'auc' is nan after round 0: it cannot end the run") == 1
+    assert result.end == End("rounds", "all 4 rounds done; auc was always nan")
+    assert run(tmp_path, [{"auc": NAN}], stop=AUC).end == mpifed.load(tmp_path).end == result.end
+    longer = run(tmp_path, [{"auc": NAN}], rounds=5, stop=AUC)
+    assert longer.stopped == "all 5 rounds done; auc was always nan"
+    assert run(tmp_path, [{"auc": 0.1}], rounds=6, stop=AUC).stopped == "all 6 rounds done"
+    assert run(tmp_path, [{"auc": NAN}], rounds=7, stop=AUC).stopped == "all 7 rounds done"
+
+
+@pytest.mark.parametrize("bound", [{"at_least": 0.5}, {"at_most": 0.9}], ids=str)
+def test_target_is_reached_by_a_number_and_not_by_nan(tmp_path, bound):
+    result = run(tmp_path, [{"auc": NAN}, {}, {"auc": 0.7}], stop=Stop(metric="auc", **bound))
+    assert result.end.kind == "target" and result.history["round"] == [0, 1, 2], result.end
+
+
+def test_target_of_an_unknown_metric(tmp_path):
+    with pytest.raises(CollectiveError, match=r"'acu' is no metric of this problem: did you mean 'auc'\?"):
+        run(tmp_path / "a", [{"auc": 1}], stop=Stop(metric="acu", at_least=1))
+    with pytest.raises(CollectiveError, match="'round' is no metric"):
+        run(tmp_path / "a", [{"auc": 1}], stop=Stop(metric="round", at_least=1))
+    run(tmp_path, [{"auc": 0.1}])
+    with pytest.raises(CollectiveError, match="'late' is no metric"):  # when the run is resumed
+        run(tmp_path, [{"late": 1}], rounds=9, stop=Stop(metric="late", at_least=1))
+
+
+PLUGIN = """
+from mpifed.problems import Saddle
+
+class Odd(Saddle):
+    def metrics(self, x, y, predictions):
+        return {"round": 1.0}
+"""
+
+
+def test_invalid_metric_ends_all_ranks(tmp_path, monkeypatch, capsys):
+    (tmp_path / "odd.py").write_text(PLUGIN)
+    job = tmp_path / "job.toml"
+    job.write_text(
+        'algorithm = { name = "FGDA", q = 1 }\n'
+        f'problem = {{ name = "{tmp_path}/odd.py:Odd", clients = 2, d = 2 }}\n'
+        f'run = {{ out = "{tmp_path}/run", progress = false }}\noracle.batch_size = 0\n'
+    )
+    code, output = launch(2, ["-m", "mpifed", "run", job], limit=120)
+    assert code == 2 and output.count("the metric 'round'") == 1, output
+    assert "Traceback" not in output and "MPI_ABORT" not in output, output
+    monkeypatch.setattr("mpifed.cli.errors.signal.signal", lambda *arguments: None)
+    monkeypatch.setattr(sys, "argv", ["mpifed", "run", str(job)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2 and "Odd.metrics after round 0" in capsys.readouterr().err
+
+
+@dataclass
+class Noting(Game):
+    """Records torch's default dtype in every method."""
+
+    seen: dict = field(default_factory=dict)
+    test_rows = 3
+
+    def _note(self, where):
+        self.seen.setdefault(where, set()).add(torch.get_default_dtype())
+
+    def prepare(self, seed, data_dir=None):
+        self._note("prepare")
+        super().prepare(seed, data_dir)
+
+    def initial(self, rng):
+        self._note("initial")
+        return {block: torch.from_numpy(rng.standard_normal(size)) for block, size in (("x", DX), ("y", DY))}
+
+    def loss(self, x, y, batch):
+        self._note("loss")
+        return super().loss(x, y, batch)
+
+    def predict(self, x, y, rows):
+        self._note("predict")
+        return torch.zeros(rows.stop - rows.start)
+
+    def metrics(self, x, y, predictions):
+        self._note("metrics")
+        return {"mean": float(np.mean(predictions.numpy()))}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_default_dtype_of_user_code(tmp_path, dtype):
+    problem, before = Noting(), torch.float64 if dtype == torch.float32 else torch.float32
+    settings = {"dtype": str(dtype).removeprefix("torch.")}
+    torch.set_default_dtype(before)
+    try:
+        config = configuration(FSGDA(K=1, eta_xl=0.01, eta_yl=0.01), problem, tmp_path, **settings)
+        simulation = Simulation.from_settings(config, COMM)
+        simulation.start()
+        simulation.step()
+        assert simulation.evaluate(simulation.shared) == {"mean": 0.0}
+        assert torch.get_default_dtype() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert problem.seen == {part: {dtype} for part in ("prepare", "initial", "loss", "predict", "metrics")}
+
+
+def test_metrics_keep_their_order(tmp_path):
+    """Tables and curves begin with the first metric, which is not the first in alphabetical order."""
+    problem = Bilinear(dx=2, dy=2, clients=2)
+    config = configuration(LSGD(K=1, eta=0.1), problem, tmp_path / "a", rounds=1, noise=0)
+    mpifed.run(config.model_copy(update={"record": ()}), COMM)
+    with h5py.File(tmp_path / "a" / "run.h5") as file:
+        names = [name for name in file["metrics"] if name != "round"]
+    assert names == ["err_D", "distance", "residual"]
+
+
+class OneOfTwo(SerialComm):
+    """One of two ranks. The second one has the scores 1, 2 and 3."""
+
+    size = 2
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def allreduce_(self, array, op="sum"):
+        if op == "max":  # the number of scores per row; the other rank has no error
+            array[:] = 1
+
+    def allgatherv(self, send, receive, counts):
+        assert counts == [0, 3] and len(send) == counts[self.rank]
+        receive[:] = 1.0, 2.0, 3.0
+
+
+def test_metrics_are_computed_on_rank_0(tmp_path):
+    problem = Noting()
+    problem.prepare(1)
+    point = [torch.zeros(DX), torch.zeros(DY)]
+    for comm, metrics, called in (
+        (COMM, {"mean": 0.0}, {"predict", "metrics"}),
+        (OneOfTwo(1), {}, {"predict"}),
+        (OneOfTwo(0), {"mean": 2.0}, {"metrics"}),
+    ):
+        problem.seen.clear()
+        assert Evaluator(problem, comm)(point, 1) == metrics and problem.seen.keys() == called
