@@ -1,14 +1,14 @@
 """Stochastic oracles: the functions and derivatives of the clients that a method steps, one class per family.
 
-All results have the client axis, ``[C, d]``; points may be ``[C, d]`` or ``[d]``, shared by all clients. With
+Results have the client axis, ``[C, d]``; points are ``[C, d]``, or ``[d]`` if all clients share them. With
 ``batched``, a problem's functions are vectorised over the clients; otherwise there is one client. Gradients
-on samples, whose shapes repeat, are compiled; full-batch gradients are not.
+on samples, which have constant shapes, are compiled; full-batch gradients are not.
 
-``oracle.sample()`` counts samples through all phases of a round, so no method numbers them itself. A method
-that needs the same sample again addresses it, ``oracle.sample(number=k)``.
+``oracle.sample()`` numbers the samples through all phases of a round. A method that needs the same sample
+again uses its number, ``oracle.sample(number=k)``.
 
-``calls`` counts evaluations. One evaluation of one client at one sample ξ, a minibatch, is one call. A
-gradient pair (x and y) is one call, and so is an inner value with or without its Jacobian.
+``calls`` counts evaluations of a client at a sample ξ, a minibatch. A pair of gradients in x and y is one
+call, and so is an inner value with or without its Jacobian.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 
 from mpifed.base.errors import ContractError
 from mpifed.core.autodiff import PLAIN, Evaluation, Gradients, mapped, over_clients
+from mpifed.core.device import to_device
 from mpifed.core.problem import Composition, Game, Minimax, Minimisation, Operator, Problem
 from mpifed.core.records import Blocks
 from mpifed.core.sampling import Sample, Sampler, with_dropout_words
@@ -38,9 +39,9 @@ class Oracle:
         evaluation: compilation and precision of the losses that autograd differentiates.
 
     Attributes:
-        sets: the problem's sets, ``oracle.sets.y(v)`` projects.
+        sets: the problem's sets; ``oracle.sets.y(v)`` projects.
         blocks: names and shapes of the parameters of each block.
-        client: the numbers of the clients that are stepped together, ``[C]``.
+        client: numbers of the clients that are stepped together, ``[C]``.
     """
 
     def __init__(self, problem: Problem, sampler: Sampler, batched: bool, evaluation: Evaluation = PLAIN):
@@ -51,7 +52,7 @@ class Oracle:
 
     @staticmethod
     def noise_width(problem: Problem) -> int:
-        """Size of a sample's noise: the number of elements that an evaluation returns."""
+        """Return the size of a sample's noise: the number of elements that an evaluation returns."""
         return sum(problem.variables().sizes.values())
 
     def at(self, rows: slice) -> None:
@@ -64,29 +65,27 @@ class Oracle:
 
     @property
     def calls(self) -> np.ndarray | int:
-        """Evaluations by each client since :meth:`at`, ``[C]``; one number if it is the same for all."""
+        """Number of evaluations per client since :meth:`at`, ``[C]``, or one number if all are equal."""
         return self._together if self._apart is None else self._together + self._apart
 
     def sample(
         self, *, size: int | None = None, of: str = "", number: int | None = None, round: int | None = None
     ) -> Sample:
-        """The next sample ξ of the clients' round, counted through its phases.
+        """Return the next sample ξ of the clients' round, numbered through its phases.
 
         Args:
             size: rows of the minibatch, by default the job's batch size.
-            of: "g" or "f", the function of a composition that it is for.
-            number: a sample by its number 0, 1, ... instead of the next one; the same address gives the same
-                ξ.
+            of: "g" or "f", the function of a composition for which the sample is drawn.
+            number: number 0, 1, ... of the sample, instead of the next; equal addresses give equal samples.
             round: with ``number``, the sample of another round.
 
         Raises:
-            ContractError: the round has both counted and addressed samples, or the size or address is
-                invalid.
+            ContractError: the round has counted and addressed samples, or size or address are invalid.
         """
-        if number is None and round is None and size is None and not of:  # most often, as fast as can be
+        if number is None and round is None and size is None and not of:  # the most frequent call
             self.sampler.select_by("counted")
             return self.sampler.sample(
-                self._deal(self.sampler.numbers), self._rows, round=None, size=None, of=""
+                self._next_number(self.sampler.numbers), self._rows, round=None, size=None, of=""
             )
         if size is not None and not (_is_whole(size) and size >= 1):
             raise ContractError(f"oracle.sample(size={size}): expected at least 1 row, a whole number")
@@ -94,16 +93,15 @@ class Oracle:
             raise ContractError(f"oracle.sample(of={of!r}): expected 'g' or 'f'")
         if number is None and round is None:
             self.sampler.select_by("counted")
-            k = self._deal(self.sampler.numbers)
+            k = self._next_number(self.sampler.numbers)
         else:
             k = _address(number, round)
             self.sampler.select_by("named")
         return self.sampler.sample(k, self._rows, round=round, size=size, of=of)
 
-    def _deal(self, numbers: np.ndarray):
-        """The next sample number of the active clients: one number if it is the same for all, else
-        ``[C]``."""
-        if self._place is not None and self._on is None:  # one client, as fast as can be
+    def _next_number(self, numbers: np.ndarray):
+        """Return the next sample number of the active clients, ``[C]``, or one number if all are equal."""
+        if self._place is not None and self._on is None:  # fast path of one client
             k = numbers.item(self._place)
             numbers[self._place] = k + 1
             return k
@@ -113,22 +111,22 @@ class Oracle:
 
     @property
     def full_batch(self) -> Sample:
-        """All data of each client, without noise or address: for the exact local gradient, client by
-        client."""
+        """All data of each client without noise, for the exact local gradient; clients are looped over."""
         return Sample()
 
     def steps(self, tau) -> Iterator[torch.Tensor]:
-        """Steps of clients that take different numbers of them: ``for on in oracle.steps(tau)``.
+        """Iterate over local steps of clients with different numbers of steps: ``for on in
+        oracle.steps(tau)``.
 
         Args:
-            tau: each client's number of steps ``[C]``, or one for all.
+            tau: number of steps per client ``[C]``, or one number for all clients.
 
         Yields:
-            Which clients take the step, boolean ``[C, 1]``, for ``torch.where(on, new, old)``. Clients that
-            have finished draw no samples and are not counted.
+            Whether each client takes the step, bool ``[C, 1]``, for ``torch.where(on, new, old)``. Clients
+            that have finished draw no samples, and their evaluations are not counted.
 
         Raises:
-            ContractError: ``tau`` is not a non-negative integer, or not one integer per client.
+            ContractError: ``tau`` is not a non-negative integer, or one per client.
         """
         steps = np.asarray(tau)
         if steps.dtype.kind not in "iu" or (steps < 0).any():
@@ -141,15 +139,16 @@ class Oracle:
             )
         tau = np.broadcast_to(steps, (self._count,))
         try:
-            for k in range(int(tau.max(initial=0))):
-                self._on = tau > k
-                yield torch.from_numpy(self._on)[:, None].to(self.sampler.device)
+            takes_step = np.arange(tau.max(initial=0))[:, None] < tau
+            for clients, on in zip(takes_step, to_device(takes_step[..., None], self.sampler.device)):
+                self._on = clients
+                yield on
         finally:
             self._on = None
 
     def normal(self, size: int) -> torch.Tensor:
-        """The next standard normal vector of the clients' round, ``[C, size]``, for smoothing."""
-        return self.sampler.normal(self._deal(self.sampler.normals), self._rows, size)
+        """Return the next standard normal vector of the clients' round, ``[C, size]``, for smoothing."""
+        return self.sampler.normal(self._next_number(self.sampler.normals), self._rows, size)
 
     def _evaluated(self) -> None:
         if self._on is None:
@@ -158,7 +157,7 @@ class Oracle:
             self._apart = self._on + (0 if self._apart is None else self._apart)
 
     def _each(self, evaluate, *points):
-        """``evaluate(*points, batch)`` on all data of each client in turn: results with the client axis."""
+        """Stack the results of ``evaluate(*points, batch)`` on all data of each client."""
         rows = [
             evaluate(*(point[c] if point.dim() > 1 else point for point in points), batch)
             for c, batch in enumerate(self.sampler.each(self._rows))
@@ -166,21 +165,21 @@ class Oracle:
         return tree_map(lambda *parts: torch.stack(parts), rows[0], *rows[1:])
 
     def _differentiable(self, function):
-        """A function of the problem, with dropout by the samples' addresses, in the precision of the job."""
+        """Return a function of the problem with dropout by address, in the precision of the job."""
         if self.sampler.drops:
             function = with_dropout_words(function, key(self.sampler.seed, "dropout"))
         return self.evaluation.mixed(function, self.sampler.device)
 
-    def _over_clients(self, by_hand):
-        """An analytic function of the problem for all clients; ``None`` without one."""
-        return over_clients(by_hand) if self.batched and by_hand is not None else by_hand
+    def _over_clients(self, analytic):
+        """Return an analytic function of the problem for all clients, ``None`` without such a function."""
+        return over_clients(analytic) if self.batched and analytic is not None else analytic
 
     def _mapped(self, function):
-        """``function`` of one client's tensors as one of all that are stepped: with the client axis."""
+        """Return ``function`` of one client's tensors as a function of all clients, with the client axis."""
         if self.batched and self.evaluation.compile == "none":
             return mapped(function)
         if self.batched:
-            return self.evaluation.compiled(torch.func.vmap(function), None)  # it lays out as it likes
+            return self.evaluation.compiled(torch.func.vmap(function), None)  # any layout
         alone = self.evaluation.compiled(function, False)
 
         def with_axis(*arguments):
@@ -195,7 +194,7 @@ def _is_whole(value) -> bool:
 
 
 def _address(number, round) -> int:
-    """The number of an addressed sample."""
+    """Validate an address and return the number of the sample."""
     if number is None:
         raise ContractError(f"oracle.sample(round={round}) needs a number")
     for name, value in (("number", number), ("round", round)):
@@ -205,10 +204,12 @@ def _address(number, round) -> int:
 
 
 class Pull(NamedTuple):
-    """A term weight · (v - centre) of the gradient of a block, 0 for x, 1 for y. The term of y has the
-    opposite sign, as y ascends.
+    """A term weight · (v - centre) of the gradient of a block v; for y, which ascends, its negative.
 
-    ``centre`` is ``[d]`` and may change in place.
+    Attributes:
+        block: 0 for x, 1 for y.
+        weight: weight of the term.
+        centre: ``[d]``; may be changed in place.
     """
 
     block: int
@@ -217,7 +218,7 @@ class Pull(NamedTuple):
 
 
 class MinimaxOracle(Oracle):
-    """∇_x f_n and ∇_y f_n; without a block y, ∇f_n."""
+    """Oracle of ∇_x f_n and ∇_y f_n, or of ∇f_n without a block y."""
 
     problem: Minimax | Minimisation
 
@@ -225,20 +226,20 @@ class MinimaxOracle(Oracle):
         super().__init__(problem, sampler, batched, evaluation)
         self._loss = self._differentiable(problem.loss)
         self._gradients = Gradients(self._loss, self.blocks)
-        self._by_hand = self._over_clients(problem.gradients)
+        self._analytic = self._over_clients(problem.gradients)
         self._split = tuple(self.blocks.sizes.values())
         by_blocks = torch.func.grad(self._loss_at, tuple(range(len(self.blocks))))
         self._compiled = None if evaluation.compile == "none" else self._mapped(by_blocks)
         self._pulls: Sequence[Pull] = ()
 
     def pull(self, pulls: Sequence[Pull]) -> None:
-        """Add terms to all gradients from here on."""
+        """Add terms to all following gradients."""
         self._pulls = pulls
 
     def grad(self, x: torch.Tensor, *rest):
-        """``grad(x, y, ξ)``: ∇_x f_n(x, y; ξ) and ∇_y f_n(x, y; ξ), ``[C, dx]`` and ``[C, dy]``.
+        """``grad(x, y, ξ)``: return ∇_x f_n(x, y; ξ) ``[C, dx]`` and ∇_y f_n(x, y; ξ) ``[C, dy]``.
 
-        On a problem without y, the second is empty, and ``grad(x, ξ)`` is the gradient alone.
+        For a problem without y, the second is empty, and ``grad(x, ξ)`` returns ∇f_n(x; ξ).
         """
         xi = rest[-1] if rest else None
         if not isinstance(xi, Sample) or not (len(rest) == 2 or len(rest) == len(self.blocks)):
@@ -251,8 +252,8 @@ class MinimaxOracle(Oracle):
         point = (x, *others)[: len(self.blocks)]
         if xi.whole:
             gradients = self._each(self._of_one, *point)
-        elif self._by_hand is not None:
-            gradients = self._tuple(self._by_hand(*self._alike(point), xi.batch))
+        elif self._analytic is not None:
+            gradients = self._tuple(self._analytic(*self._same_axes(point), xi.batch))
         elif self._compiled is not None:
             gradients = self._compiled(*(block.expand(self._count, -1) for block in point), xi.evaluated)
         else:
@@ -268,13 +269,13 @@ class MinimaxOracle(Oracle):
         return gradients if len(gradients) > 1 else (*gradients, gradients[0].new_empty(self._count, 0))
 
     def _loss_at(self, *point_and_batch):
-        """The loss of one client at flat blocks."""
+        """Return the loss of one client at flat blocks."""
         *point, batch = point_and_batch
         return self._loss(*map(self.blocks.unflatten, self.blocks, point), batch)
 
-    def _alike(self, point):
-        """The blocks of a point, all with the client axis if one has it, for analytic functions."""
-        if point[0].dim() == point[-1].dim():  # there are two at most
+    def _same_axes(self, point):
+        """Return the blocks of a point, all with the client axis if one block has it."""
+        if point[0].dim() == point[-1].dim():  # at most two blocks
             return point
         return tuple(block.expand(self._count, -1) for block in point)
 
@@ -282,7 +283,7 @@ class MinimaxOracle(Oracle):
         return gradients if isinstance(gradients, tuple | list) else (gradients,)
 
     def _of_one(self, *arguments):
-        """The gradients of one client on its batch, without the client axis."""
+        """Return the gradients of one client on its batch, without the client axis."""
         *point, batch = arguments
         if self.problem.gradients is not None:
             points, batches = (
@@ -298,14 +299,14 @@ class MinimaxOracle(Oracle):
         return self._blocks_of(self._gradients.alone(point, xi.evaluated_alone))
 
     def _blocks_of(self, gradient: torch.Tensor):
-        """The parts of a gradient ``[C, d]``, one per block."""
+        """Split a gradient ``[C, d]`` into blocks."""
         if len(self._split) == 1:
             return (gradient,)
-        return torch.split_with_sizes(gradient, self._split, 1)  # a fourth of the time of Tensor.split
+        return torch.split_with_sizes(gradient, self._split, 1)  # four times as fast as Tensor.split
 
 
 class OperatorOracle(Oracle):
-    """V_n, for variational inequalities and for minimax problems seen as games."""
+    """Oracle of V_n, for variational inequalities and for minimax problems as games."""
 
     problem: Operator
 
@@ -325,12 +326,12 @@ class OperatorOracle(Oracle):
             self._game.at(rows)
 
     def pull(self, pulls: Sequence[Pull]) -> None:
-        """Add terms to the gradients of the minimax problem that the operator is made of."""
+        """Add terms to the gradients of the game's minimax problem."""
         assert self._game is not None
         self._game.pull(pulls)
 
     def operator(self, z: torch.Tensor, xi: Sample) -> torch.Tensor:
-        """V_n(z; ξ), ``[C, d]``."""
+        """Return V_n(z; ξ), ``[C, d]``."""
         self._evaluated()
         if self._game:
             gx, gy = self._game.grad(*z.split(self._split, dim=-1), xi)
@@ -345,10 +346,9 @@ class OperatorOracle(Oracle):
 
 
 class CompositionOracle(Oracle):
-    """g_n, its Jacobian, and ∇f_n.
+    """Oracle of g_n, its Jacobian, and ∇f_n.
 
-    Jacobians are dense, ``[C, p, d]``: the problem's own, or forward or reverse, whichever needs fewer
-    sweeps.
+    Jacobians are dense, ``[C, p, d]``: analytic, or by forward or reverse mode, whichever is cheaper.
     """
 
     problem: Composition
@@ -357,7 +357,7 @@ class CompositionOracle(Oracle):
         super().__init__(problem, sampler, batched, evaluation)
         self._p, self._d = problem.inner_size, self.blocks.sizes["x"]
         if self._p > self._d:
-            with warnings.catch_warnings():  # torch deprecates a part of itself on first use of forward mode
+            with warnings.catch_warnings():  # the first use of forward mode raises one in torch
                 warnings.simplefilter("ignore", DeprecationWarning)
                 torch.func.jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
         jacobian = torch.func.jacrev if self._p <= self._d else torch.func.jacfwd
@@ -369,7 +369,7 @@ class CompositionOracle(Oracle):
 
     @staticmethod
     def noise_width(problem: Problem) -> int:
-        """Noise for g, for its Jacobian, and for ∇f."""
+        """Return the size of the noise of g, its Jacobian, and ∇f."""
         kinds = problem.kinds()
         return 2 * kinds["u"] + kinds["jacobian"]
 
@@ -383,31 +383,34 @@ class CompositionOracle(Oracle):
     def _noise(self, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return noise.split((self._p, self._p * self._d, self._p), dim=-1)
 
-    def _evaluate(self, automatic, by_hand, point: torch.Tensor, xi: Sample):
-        """A function of one point and one batch for all clients: ``automatic`` of one client and of all,
-        ``by_hand`` takes the client axis itself.
+    def _evaluate(self, automatic, analytic, point: torch.Tensor, xi: Sample):
+        """Evaluate a function of one point and one batch for all clients.
+
+        Args:
+            automatic: the function of one client, and its vectorised version.
+            analytic: an analytic function with the client axis, or ``None``.
         """
         self._evaluated()
         point = point.expand(self._count, -1)
-        if by_hand is None:
+        if analytic is None:
             one, mapped = automatic
             return self._each(one, point) if xi.whole else mapped(point, xi.evaluated)
         if not xi.whole:
-            return by_hand(point, xi.batch)
+            return analytic(point, xi.batch)
         return self._each(
             lambda one, batch: tree_map(
-                lambda t: t[0], by_hand(one[None], tuple(column[None] for column in batch))
+                lambda t: t[0], analytic(one[None], tuple(column[None] for column in batch))
             ),
             point,
         )
 
     def g(self, x: torch.Tensor, zeta: Sample) -> torch.Tensor:
-        """g_n(x; ζ), ``[C, p]``."""
+        """Return g_n(x; ζ), ``[C, p]``."""
         value = self._evaluate(self._g, None, x, zeta)
         return value if zeta.noise is None else value + self._noise(zeta.noise)[0]
 
     def g_and_jacobian(self, x: torch.Tensor, zeta: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-        """g_n(x; ζ), ``[C, p]``, and its Jacobian, ``[C, p, d]``, from one evaluation of one sample."""
+        """Return g_n(x; ζ), ``[C, p]``, and its Jacobian, ``[C, p, d]``, at one sample."""
         if self._jacobian is not None:
             value, jacobian = self._evaluate(None, self._jacobian, x, zeta)
         else:
@@ -418,13 +421,13 @@ class CompositionOracle(Oracle):
         return value, jacobian
 
     def grad_f(self, u: torch.Tensor, xi: Sample) -> torch.Tensor:
-        """∇f_n(u; ξ), ``[C, p]``."""
+        """Return ∇f_n(u; ξ), ``[C, p]``."""
         value = self._evaluate(self._gradient, self._outer_gradient, u, xi)
         return value if xi.noise is None else value + self._noise(xi.noise)[2]
 
 
 ORACLES = {"minimax": MinimaxOracle, "operator": OperatorOracle, "composition": CompositionOracle}
-#: Problem family → one evaluation of all derivatives of a client's step.
+#: Problem family → evaluation of all derivatives of a client's step.
 EVALUATIONS: dict[str, Callable[..., Any]] = {
     "minimax": lambda oracle, *point_and_xi: oracle.grad(*point_and_xi),
     "operator": lambda oracle, z, xi: oracle.operator(z, xi),

@@ -1,18 +1,18 @@
-"""Samples: the k-th sample ξ of a client's round as a *value*, with its data, noise and dropout masks.
+"""Samples of clients: the k-th sample ξ of a round as a value with its data, noise and dropout masks.
 
-A sample can be evaluated at two points (STORM, SVRG), and the order in which clients draw theirs does not
-matter. Random numbers have addresses, so they are drawn at once for as many clients and samples of a round as
-memory allows, and where these are few, for the following rounds too; rows of data are gathered for as many
-samples of a group as fit in a cache.
+A sample can be evaluated at several points (STORM, SVRG), and the order in which clients draw samples does
+not matter. Random numbers have addresses. They are drawn at once for as many clients and samples of a round
+as memory allows, and for following rounds if these are few. Rows of data are gathered for as many samples of
+a group as fit in a cache.
 
-**Dropout.** The units that a network drops belong to the sample ξ, like the noise of a gradient. A sample of
-a network with dropout carries its address, (number, round, client). While a function of the problem is
-evaluated at it, :func:`with_dropout_words` holds the address, and :class:`Dropping` makes torch's dropout functions draw
-from it: the words are those of ``Stream(seed, "dropout", client, round, first=number)``, taken in the order
-of the calls. So a mask depends on the address alone, on no generator, group, rank or device, and the same ξ
-has the same masks at two points. Where no address is held, nothing is dropped: in evaluations, and for
-full-batch gradients, which have no noise. Philox is computed in torch here, in integers of 64 bits, so that
-it can be mapped over clients.
+**Dropout.** Dropout masks are part of the sample ξ, like the noise of a gradient. A sample for a network with
+dropout has the address (number, round, client). While a function of the problem is evaluated,
+:func:`with_dropout_words` sets the address, and :class:`Dropping` makes torch's dropout functions use the
+words of ``Stream(seed, "dropout", client, round, first=number)`` in the order of the calls. Hence a mask
+depends only on the address, and not on a generator, the group, rank or device, and the same ξ has the same
+masks at two points. Without an address there is no dropout: in evaluations, and in full-batch gradients,
+which have no noise. Philox is computed in torch with 64-bit integers, so that it can be vectorised over
+clients.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from mpifed.base.errors import ContractError
+from mpifed.core.device import DeviceStream, philox, to_device
 from mpifed.core.numerics import first_bad
 from mpifed.core.problem import Problem
 from mpifed.core.streams import Stream
@@ -42,14 +43,13 @@ __all__ = [
     "Sample",
     "Sampler",
     "Words",
+    "current_words",
     "with_dropout_words",
     "drawn_at_once",
-    "current_words",
     "load_clients",
     "network_of",
 ]
 
-_LOW = 0xFFFFFFFF
 #: The value of dropped units in ``alpha_dropout``, -scale · alpha of the SELU (Klambauer et al., 2017).
 _SATURATED = -1.7580993408473766
 
@@ -57,20 +57,19 @@ _held: Words | None = None
 
 
 class Addressed(NamedTuple):
-    """A minibatch and the address of its sample: (number, round, client) ``[3]``, or one per client
-    ``[C, 3]``."""
+    """A minibatch and the address of its sample, (number, round, client) ``[3]``, or ``[C, 3]``."""
 
     columns: tuple[torch.Tensor, ...]
     address: torch.Tensor
 
 
 def network_of(problem: Any) -> Any:
-    """The network of a problem, or of a game's minimax problem; ``None`` without one."""
+    """Return the network of a problem or of a game's minimax problem, ``None`` without a network."""
     return getattr(getattr(problem, "problem", problem), "model", None)
 
 
 def with_dropout_words(function: Callable, key: tuple[int, int]) -> Callable:
-    """``function(*point, batch)`` with the address of an :class:`Addressed` batch held while it runs."""
+    """Wrap ``function(*point, batch)`` such that the words of an :class:`Addressed` batch are set in it."""
 
     def held_while(*arguments):
         global _held
@@ -87,12 +86,12 @@ def with_dropout_words(function: Callable, key: tuple[int, int]) -> Callable:
 
 
 def current_words() -> Words | None:
-    """The random words of the sample in evaluation; ``None`` where nothing is dropped."""
+    """Return the random words of the sample that is being evaluated, ``None`` without dropout."""
     return _held
 
 
 class Words:
-    """The random words of one sample, taken one after another.
+    """The random words of one sample, in order.
 
     Args:
         key: two words, ``streams.key(seed, "dropout")``.
@@ -103,34 +102,23 @@ class Words:
         self._key, self._address, self._lane = key, address, 0
 
     def take(self, number: int) -> torch.Tensor:
-        """The next ``number`` uniform 32-bit words, int64 ``[number]``."""
+        """Return the next ``number`` uniform 32-bit words, int64 ``[number]``."""
         lanes = -(-number // 4)
         lane = torch.arange(self._lane, self._lane + lanes, device=self._address.device)
         self._lane += lanes
-        words = _philox((lane, *self._address.unbind()), self._key)
+        words = philox((lane, *self._address.unbind()), self._key)
         return torch.stack(words, dim=-1).flatten()[:number]
 
     def keep(self, shape: tuple[int, ...], p: float) -> torch.Tensor:
-        """The units that are kept, bool of this shape: each with probability 1 - p."""
+        """Return a mask that is true with probability 1 - p, bool of the given shape."""
         return self.take(math.prod(shape)).reshape(shape) >= round(p * 2**32)
 
 
-def _philox(counter: tuple, key: tuple[int, int]) -> tuple[torch.Tensor, ...]:
-    """Philox4x32-10, as ``streams.philox``; products wrap around at 64 bits, which keeps all bits."""
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(10):
-        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57
-        c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ k1, p0 & _LOW
-        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
-    return c0, c1, c2, c3
-
-
 class Dropping(TorchFunctionMode):
-    """Makes torch's dropout functions draw from a sample's words.
+    """Make torch's dropout functions use the words of a sample.
 
     Attributes:
-        used: whether anything was drawn.
+        used: whether words have been used.
     """
 
     def __init__(self, words: Words):
@@ -160,7 +148,7 @@ class Dropping(TorchFunctionMode):
         return self._scaled(input, tuple(input.shape), p, on, inplace)
 
     def _channels(self, batched, input, p=0.5, training=True, inplace=False):
-        """Whole channels; of inputs with fewer axes than ``batched`` the first one is that of channels."""
+        """Drop whole channels, on axis 0 of inputs with fewer than ``batched`` axes, otherwise on axis 1."""
         lead = 2 if input.dim() >= batched else 1
         return self._scaled(input, (*input.shape[:lead], *[1] * (input.dim() - lead)), p, training, inplace)
 
@@ -177,7 +165,7 @@ class Dropping(TorchFunctionMode):
         return self._to_saturated(input, (*input.shape[:2], *[1] * (input.dim() - 2)), p, training)
 
     def _to_saturated(self, input, shape, p, training):
-        """Dropped units saturate, and all are scaled so that mean and variance stay."""
+        """Saturate dropped units, and scale all units to preserve mean and variance."""
         if not training or not p:
             return input
         a = ((1 - p) * (1 + p * _SATURATED**2)) ** -0.5 if p < 1 else 0.0
@@ -200,7 +188,7 @@ class Dropping(TorchFunctionMode):
         return self._scaled(weights, tuple(weights.shape), dropout_p, True, False) @ value
 
     def _heads(self, *args, **kwargs):
-        """Multi-head attention, with its own calls of the two functions that drop."""
+        """Call torch's multi-head attention with the two dropout functions replaced."""
         whole: Any = F.multi_head_attention_forward
         names = {
             **whole.__globals__,
@@ -219,15 +207,15 @@ Columns = tuple[torch.Tensor, ...]
 def load_clients(
     problem: Problem, clients: np.ndarray, load: Callable[[torch.Tensor], torch.Tensor]
 ) -> tuple[Columns, np.ndarray]:
-    """The clients' data, the rows of each column end to end, and each client's number of rows ``[C]``.
+    """Return the concatenated rows of the clients' data, and the number of rows per client ``[C]``.
 
-    No second copy of all data is ever held.
+    The data are not copied as a whole.
 
     Args:
-        load: moves a tensor to its device and dtype.
+        load: moves a tensor to the device and dtype.
 
     Raises:
-        ContractError: a client has other columns than the first client, or a value that is not finite.
+        ContractError: the columns of the clients differ, or a value is not finite.
     """
     whole: Columns = ()
     sizes, end = np.zeros(len(clients), dtype=np.int64), 0
@@ -251,7 +239,7 @@ def load_clients(
 
 
 def _data(problem: Problem, client: int, load: Callable[[torch.Tensor], torch.Tensor]) -> Columns:
-    """The data of one client, or its full batch where it draws its samples.
+    """Return the data of one client, or its full batch if the problem generates samples.
 
     Raises:
         ContractError: a value is not finite.
@@ -267,14 +255,14 @@ def _data(problem: Problem, client: int, load: Callable[[torch.Tensor], torch.Te
 
 
 def _expected(problem: Problem, clients: list[int], first: int) -> int:
-    """The total number of rows by ``client_size``, or as many for each client as the first client has."""
-    if getattr(problem.client_size, "__func__", None) is Problem.client_size:  # it loads them to count them
+    """Return the total number of rows by ``client_size``; without it, estimate it from the first client."""
+    if getattr(problem.client_size, "__func__", None) is Problem.client_size:  # the default loads the data
         return first * len(clients)
     return sum(int(problem.client_size(client)) for client in clients)
 
 
 def _with_room(column: torch.Tensor, new: torch.Tensor, rows: int) -> torch.Tensor:
-    """``column`` with room for ``rows`` rows, of a dtype that holds those of ``new``."""
+    """Return ``column`` with space for ``rows`` rows and a dtype to which ``new`` can be cast."""
     missing = rows - len(column)
     if missing <= 0 and torch.promote_types(column.dtype, new.dtype) == column.dtype:
         return column
@@ -282,44 +270,47 @@ def _with_room(column: torch.Tensor, new: torch.Tensor, rows: int) -> torch.Tens
     return torch.cat([column, new.new_empty((more, *new.shape[1:]))])
 
 
-#: Numbers that are drawn at once, at most, beyond those of one sample of one group.
+#: Maximum number of random numbers that are drawn at once, unless one sample of a group needs more.
 DRAWN = 2**20
 
-#: Numbers below which a draw takes as long as its calls: as many rounds are drawn at once, where the same
-#: clients take part in them.
+#: Number of random numbers below which the overhead of a call dominates: so many are drawn for several rounds
+#: with the same clients.
 FEW = 2**14
 
-#: The samples that are wanted of a group: a range of them, or one number a client, ``[C]``.
+#: Sample numbers of a group: a range, or one number per client ``[C]``.
 Numbers = range | np.ndarray
 
 
 class _Drawn(NamedTuple):
-    """Draws for the members from ``row`` on and the samples from ``first`` on: tensors ``[members,
-    count, ...]``."""
+    """Draws for members from ``row`` and samples from ``first``: tensors ``[members, count, ...]``."""
 
     row: int
     first: int
     values: tuple[torch.Tensor, ...]
 
     def has(self, rows: slice, low: int, high: int) -> bool:
-        """Whether the samples ``low`` to ``high`` of a group are here."""
+        """Return whether the samples ``low`` to ``high`` of a group are contained."""
         members, count = self.values[0].shape[:2]
         inside = self.row <= rows.start and rows.stop <= self.row + members
         return inside and self.first <= low and high < self.first + count
 
     def of(self, rows: slice, numbers: Numbers) -> list[torch.Tensor]:
-        """The samples of a group: a range of them ``[C, count, ...]``, or one per client ``[C, ...]``."""
+        """Return a range of samples of a group ``[C, count, ...]``, or one per client ``[C, ...]``."""
         group = slice(rows.start - self.row, rows.stop - self.row)
         if isinstance(numbers, range):
             steps = slice(numbers.start - self.first, numbers.stop - self.first)
             return [array[group, steps] for array in self.values]
-        members = torch.arange(group.start, group.stop)
-        return [array[members, torch.from_numpy(numbers - self.first)] for array in self.values]
+        device = self.values[0].device
+        members = torch.arange(group.start, group.stop, device=device)
+        return [array[members, to_device(numbers - self.first, device)] for array in self.values]
 
 
 def drawn_at_once(members: int, group: int, samples: int, width: int, ahead: bool = False) -> int:
-    """How many numbers :class:`Draws` draws at once if each member of a round draws so many samples of
-    ``width`` numbers, in groups; of several rounds if it draws ``ahead``.
+    """Return how many numbers :class:`Draws` draws at once for ``samples`` of ``width`` numbers per member.
+
+    Args:
+        group: size of the groups.
+        ahead: whether several rounds are drawn at once.
     """
     if group * samples * width > DRAWN:
         samples = max(1, DRAWN // (group * width))
@@ -328,7 +319,7 @@ def drawn_at_once(members: int, group: int, samples: int, width: int, ahead: boo
 
 
 class _Ahead(NamedTuple):
-    """Draws of the rounds from ``first`` on: tensors ``[rounds, members, count, ...]``."""
+    """Draws of rounds from ``first``: tensors ``[rounds, members, count, ...]``."""
 
     first: int
     values: list[torch.Tensor]
@@ -338,7 +329,8 @@ class Draws:
     """The random draws of a round for a rank's clients.
 
     Args:
-        clients: global numbers of this rank's clients.
+        seed: seed of the run.
+        clients: numbers of this rank's clients.
     """
 
     def __init__(self, seed: int, clients: np.ndarray):
@@ -348,7 +340,7 @@ class Draws:
         self.select_members(np.arange(len(clients)))
 
     def expect(self, kind: str, count: int) -> None:
-        """Set the number of samples per round of a kind; by default, as many as have been drawn."""
+        """Set the number of samples per round of a kind; default: the number drawn so far."""
         self._expected[kind] = count
 
     def expected(self, kind: str) -> int:
@@ -373,15 +365,15 @@ class Draws:
         parts: bool = True,
         ahead: bool = False,
     ) -> list[torch.Tensor]:
-        """The draws for ``members[rows]``, ``[C, count, ...]``; ``[C, ...]`` for one number each.
+        """Return the draws for ``members[rows]``, ``[C, count, ...]``, or ``[C, ...]`` for one number each.
 
         Args:
-            key: the stream's purpose, the round, and a further identifier.
-            width: numbers of a sample.
-            draw: makes tensors ``[members, count, ...]`` of a stream and the members' local positions.
-            kind: which samples of a round are counted together.
-            parts: whether samples may be drawn apart from earlier ones where they are too many.
-            ahead: whether ``draw`` takes a stream of several rounds.
+            key: purpose of the stream, round, and a further identifier.
+            width: number of random numbers per sample.
+            draw: computes tensors ``[members, count, ...]`` from a stream and the members' local positions.
+            kind: samples of the same kind are counted together.
+            parts: whether many samples may be drawn in parts.
+            ahead: whether ``draw`` accepts a stream of several rounds.
         """
         if isinstance(numbers, range):
             low, high = numbers[0], numbers[-1]
@@ -403,7 +395,7 @@ class Draws:
     def _values(
         self, key: tuple[str, int, Any], places: np.ndarray, numbers: range, rounds: int, draw: Callable
     ) -> tuple[torch.Tensor, ...]:
-        """The samples ``numbers`` of a round, ``[members, count, ...]``, drawn for some rounds at a time."""
+        """Return the samples ``numbers`` of a round, ``[members, count, ...]``, drawn for several rounds."""
         purpose, r, other = key
         if rounds < 2:
             stream = Stream(self.seed, purpose, self.clients[places], r, len(numbers), numbers.start)
@@ -420,7 +412,7 @@ class Draws:
 
 
 #: Maximum number of bytes of data that are gathered at once, unless a single sample is larger. On a CPU the
-#: data should still be in its cache when they are used; on a GPU, fewer gathers mean fewer kernel launches.
+#: data should remain in the cache until they are used; on a GPU, fewer gathers mean fewer kernel launches.
 GATHERED = {"cpu": 2**20, "cuda": 2**26}
 
 
@@ -432,10 +424,10 @@ class Sample:
         noise: one vector per client over all blocks, ``[C, d]``; ``None`` without noise.
         address: (number, round, client) of each client's sample, int64 ``[C, 3]``, if the problem's network
             has dropout (see the module's docstring); otherwise ``None``.
-        alone: the minibatch of a single client, tensors ``[b, ...]``, from which ``batch`` can be made.
+        alone: the minibatch of a single client, tensors ``[b, ...]``, from which ``batch`` is computed.
 
     Attributes:
-        whole: whether the sample is all data of each client; then ``batch`` is ``None``.
+        whole: whether the sample consists of all data of each client; then ``batch`` is ``None``.
     """
 
     __slots__ = ("_batch", "noise", "address", "_alone", "whole")
@@ -461,7 +453,7 @@ class Sample:
 
     @property
     def evaluated(self) -> tuple[torch.Tensor, ...] | Addressed:
-        """The argument of a vectorised loss: the minibatches, with their addresses if there are any."""
+        """The argument of a vectorised loss: the minibatches, with addresses if there are any."""
         return self.batch if self.address is None else Addressed(self.batch, self.address)
 
     @property
@@ -471,36 +463,37 @@ class Sample:
 
 
 class _Dealt(NamedTuple):
-    """Samples from number ``first`` on: for each group, given as a range of members, a list of them."""
+    """Samples from number ``first``: a list for each group, which is a range of members."""
 
     first: int
     samples: dict[tuple[int, int], list[Sample]]
 
 
-#: What samples are drawn for: round, rows of a minibatch, and the function of a composition.
+#: Round, rows of a minibatch, and function of a composition for which samples are drawn.
 _Key = tuple[int, int, str]
 
 
 def _apart(columns: Sequence[torch.Tensor], count: int) -> list[tuple[torch.Tensor, ...]]:
-    """The first axis of all columns as a list of ``count`` tuples, one tensor per column."""
+    """Split columns along their first axis into ``count`` tuples with one tensor per column."""
     return list(zip(*(column.unbind() for column in columns))) if columns else [()] * count
 
 
 class Sampler:
-    """Draws the samples of a rank's clients; holds their data on the device.
+    """Draws the samples of a rank's clients, whose data it stores on the device.
 
     Args:
-        clients: global numbers of this rank's clients.
-        batch_size: rows a sample; 0 takes all rows of the client (the exact local gradient).
-        noise: additive noise or ``None``; ``noise_width``: numbers of noise that a sample carries.
+        clients: numbers of this rank's clients.
+        batch_size: rows per sample; 0 for all rows of the client (the exact local gradient).
+        noise: additive noise or ``None``.
+        noise_width: number of elements of a sample's noise.
 
     Raises:
-        ContractError: data, or the first sample that a problem draws, have a value that is not finite.
+        ContractError: data, or the first generated sample, are not finite.
 
     Attributes:
-        numbers: how many samples each of the clients has been dealt in this round, ``[clients]``.
-        way: how the samples of this round are selected: "counted", "named", "" before the first.
-        drops: whether the problem's network drops, so that samples carry their addresses.
+        numbers: number of samples that each client has used in this round, ``[clients]``.
+        selection: how the samples of this round are selected: "counted", "named", "" before the first.
+        drops: whether the problem's network has dropout, so that samples have addresses.
     """
 
     def __init__(
@@ -532,7 +525,7 @@ class Sampler:
         return self._own
 
     def copy(self) -> Sampler:
-        """Another sampler on the same data, for evaluations that leave the draws of the run as they are."""
+        """Return a sampler with the same data, for evaluations that do not affect the samples of the run."""
         other = copy.copy(self)
         other._draws = Draws(self.seed, self.clients)
         other.begin(0)
@@ -554,19 +547,23 @@ class Sampler:
                 )
         self._own = True
 
-    def _load(self, tensor: torch.Tensor) -> torch.Tensor:
-        tensor = torch.as_tensor(tensor)
-        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
+    def _load(self, values: torch.Tensor | np.ndarray) -> torch.Tensor:
+        tensor = torch.as_tensor(values)
+        return to_device(tensor, self.device, self.dtype if tensor.is_floating_point() else None)
+
+    def _on_device(self, stream: Stream) -> Stream:
+        """Return the stream that draws on the device on which samples are needed."""
+        return DeviceStream(stream, self.device) if self.device.type == "cuda" else stream
 
     def _from_numpy(self, array: np.ndarray) -> torch.Tensor:
         return self._load(torch.from_numpy(np.ascontiguousarray(array)))
 
     def begin(self, r: int) -> None:
-        """Begin round ``r``, in which as many samples are expected as in the last round."""
+        """Start round ``r``, in which as many samples are expected as in the previous round."""
         for kind, dealt in (("sample", self.numbers), ("normal", self.normals)):
             if dealt.any():
                 self._draws.expect(kind, int(dealt.max()))
-        self.round, self.way = r, ""
+        self.round, self.selection = r, ""
         self.numbers = np.zeros(len(self.clients), dtype=np.int64)
         self.normals = np.zeros(len(self.clients), dtype=np.int64)
         self.members: Any = None
@@ -578,26 +575,27 @@ class Sampler:
             self._draws.select_members(members)
             self._dealt: dict[_Key, _Dealt] = {}
 
-    def select_by(self, way: str) -> None:
+    def select_by(self, selection: str) -> None:
         """Record how a sample is selected.
 
         Raises:
-            ContractError: other samples of this round were selected in the other way.
+            ContractError: other samples of this round were selected differently.
         """
-        if self.way not in ("", way):
+        if self.selection not in ("", selection):
             raise ContractError(
                 "a round either counts its samples, oracle.sample(), or numbers them, "
                 "oracle.sample(number=k): do not use both"
             )
-        self.way = way
+        self.selection = selection
 
     def sample(self, k, rows: slice, *, round: int | None, size: int | None, of: str) -> Sample:
-        """Sample ``k`` of a round for ``members[rows]``.
+        """Return sample ``k`` of a round for ``members[rows]``.
 
         Args:
-            k: its number, or one number per client ``[C]``.
-            round: the current one when left out; ``size``: rows, by default the batch size.
-            of: "g" or "f" where a composition draws different samples for its two functions.
+            k: number of the sample, or one number per client ``[C]``.
+            round: default: the current round.
+            size: number of rows; default: the batch size.
+            of: "g" or "f" if a composition generates different samples for its functions.
         """
         key = (
             self.round if round is None else round,
@@ -615,11 +613,10 @@ class Sampler:
         return held[k - dealt.first]
 
     def _deal(self, key: _Key, rows: slice, k: int) -> _Dealt:
-        """Samples of a group from number ``k`` on. Where clients are looped over, the samples of the clients
-        that follow are gathered at the same time."""
+        """Gather samples of a group from number ``k``, and of the next clients if clients are looped over."""
         numbers = self._together(key, rows, k)
         count, groups = len(numbers), [(rows.start, rows.stop)]
-        if rows.stop - rows.start == 1 and self.way == "counted" and not self._whole_clients(key):
+        if rows.stop - rows.start == 1 and self.selection == "counted" and not self._whole_clients(key):
             room = self._room(key) // count
             same = self.numbers[self.members[rows.start + 1 : rows.start + room]] == k
             following = same.size if same.all() else int(same.argmin())
@@ -628,29 +625,29 @@ class Sampler:
         return _Dealt(k, {group: samples[n * count : (n + 1) * count] for n, group in enumerate(groups)})
 
     def _together(self, key: _Key, rows: slice, k: int) -> range:
-        """The samples that are gathered with number ``k`` of a group."""
-        if self.way == "named":
+        """Return the numbers of the samples of a group that are gathered together with number ``k``."""
+        if self.selection == "named":
             return range(k, k + 1)
         room = self._room(key) // (rows.stop - rows.start)
         return range(k, max(k + 1, min(k + room, self._draws.expected("sample"))))
 
     def _room(self, key: _Key) -> int:
-        """The number of samples of one client that are gathered at once: no more than noise is drawn for."""
+        """Return the number of samples of one client that are gathered at once, at most those with noise."""
         _, size, _ = key
         room = GATHERED[self.device.type] // max(1, size * self._row_bytes)
         return room if self.noise is None else min(room, DRAWN // max(1, self.width))
 
     def _samples(self, key: _Key, rows: slice, numbers: Numbers, each: bool = False) -> list[Sample]:
-        """Samples of ``members[rows]``.
+        """Return samples of ``members[rows]``.
 
         Args:
             numbers: a range, or a single number per client ``[C]``.
-            each: whether each sample is that of one client; if so, all samples of a client are adjacent.
+            each: whether a sample is for one client; then all samples of a client are adjacent.
         """
         round, _, _ = key
 
         def by_sample(array: torch.Tensor) -> torch.Tensor:
-            """``[C, count, ...]`` as ``[samples, clients, ...]``."""
+            """Reshape ``[C, count, ...]`` to ``[samples, clients, ...]``."""
             if not isinstance(numbers, range):
                 return array.unsqueeze(0)
             return array.flatten(0, 1).unsqueeze(1) if each else array.transpose(0, 1)
@@ -673,7 +670,9 @@ class Sampler:
         if self.noise is not None:
 
             def draw(stream: Stream, places: np.ndarray) -> tuple[torch.Tensor]:
-                return (self._load(torch.from_numpy(self.noise(stream, self.width))),)
+                if getattr(self.noise, "on_device", False):
+                    stream = self._on_device(stream)
+                return (self._load(self.noise(stream, self.width)),)
 
             drawn = self._draws.of(("noise", round, None), rows, numbers, self.width, draw)[0]
             noise = by_sample(drawn).unbind()
@@ -682,22 +681,22 @@ class Sampler:
         return list(map(Sample, batches, noise, addresses, alone))
 
     def _whole_clients(self, key: _Key) -> bool:
-        """Whether a sample is all data of a client."""
+        """Return whether a sample consists of all data of a client."""
         return not key[1] and (bool(self.data) or not self._own)
 
     def _addresses(self, round: int, rows: slice, numbers: Numbers) -> torch.Tensor:
-        """The addresses of samples, ``[C, count, 3]``; ``[C, 3]`` for one number per client."""
+        """Return the addresses of samples, ``[C, count, 3]``, or ``[C, 3]`` for one number per client."""
         clients = self.clients[self.members[rows]]
         if isinstance(numbers, range):
             address = np.broadcast_arrays(np.asarray(numbers), np.int64(round), clients[:, None])
         else:
             address = np.broadcast_arrays(numbers, np.int64(round), clients)
-        return torch.from_numpy(np.stack(address, axis=-1)).to(self.device)
+        return to_device(np.stack(address, axis=-1), self.device)
 
     def _columns(
         self, key: _Key, rows: slice, numbers: Numbers, by_sample: Callable[[torch.Tensor], torch.Tensor]
     ) -> list[torch.Tensor]:
-        """The columns of the minibatches, ``[samples, clients, b, ...]``."""
+        """Return the columns of the minibatches, ``[samples, clients, b, ...]``."""
         round, size, of = key
 
         def draw(stream: Stream, places: np.ndarray) -> tuple[torch.Tensor, ...]:
@@ -705,7 +704,7 @@ class Sampler:
                 stream.of = of
                 return tuple(map(self._from_numpy, self.problem.draw(stream, size) or ()))
             local = stream.integers(self.sizes[places], size)
-            return (torch.from_numpy(local + self.offsets[places][:, None, None]).to(self.device),)
+            return (to_device(local + self.offsets[places][:, None, None], self.device),)
 
         drawn = self._draws.of(
             ("sample", round, (size, of)), rows, numbers, max(size, self._width), draw,
@@ -713,28 +712,28 @@ class Sampler:
         )  # fmt: skip
         if self._own:
             return list(map(by_sample, drawn))
-        chosen = by_sample(drawn[0])  # the rows of a sample are adjacent
+        chosen = by_sample(drawn[0])  # makes the rows of a sample adjacent
         flat = chosen.reshape(-1)
         return [column.index_select(0, flat).view(*chosen.shape, *column.shape[1:]) for column in self.data]
 
     def normal(self, k, rows: slice, size: int) -> torch.Tensor:
-        """Standard normal vector number ``k`` of the round, ``[C, size]``, independent of all samples.
+        """Return standard normal vector ``k`` of the round, ``[C, size]``, independent of all samples.
 
         ``k`` is one number, or one per client ``[C]``.
         """
         numbers: Numbers = range(k, k + 1) if isinstance(k, int) else k
 
         def draw(stream: Stream, places: np.ndarray) -> tuple[torch.Tensor]:
-            return (self._load(torch.from_numpy(stream.normal(size))),)
+            return (self._load(self._on_device(stream).normal(size)),)
 
         drawn = self._draws.of(("normal", self.round, size), rows, numbers, size, draw, kind="normal")[0]
         return drawn[:, 0] if isinstance(k, int) else drawn
 
     def each(self, rows: slice) -> Iterator[tuple[torch.Tensor, ...]]:
-        """All data of one client of ``members[rows]`` after another.
+        """Iterate over all data of each client of ``members[rows]``.
 
         Raises:
-            ContractError: the problem makes its own samples and has no full batch.
+            ContractError: the problem generates samples and has no full batch.
         """
         if self._own and not self.data:
             raise ContractError(
@@ -746,7 +745,7 @@ class Sampler:
             yield tuple(column[block] for column in self.data)
 
     def _full_batch(self, rows: slice) -> tuple[torch.Tensor, ...]:
-        """All rows of clients of one size: the same in every step of a phase."""
+        """Return all rows of clients of equal size, cached for all steps of a phase."""
         places = self.members[rows]
         if self._whole is None or not np.array_equal(places, self._whole[0]):
             sizes, start = self.sizes[places], self.offsets[places[0]]
