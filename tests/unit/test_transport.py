@@ -311,3 +311,28 @@ def test_gpu_check_without_a_gpu():
         and len(done.stderr.splitlines()) == 1
     )
     assert done.stdout == ""
+
+
+class Sends(SerialComm):
+    """Records what this rank sends to the other ranks."""
+
+    def __init__(self):
+        self.sent = []
+
+    def allgatherv(self, send, receive, counts):
+        self.sent.append(send.tolist())
+        super().allgatherv(send, receive, counts)
+
+
+@pytest.mark.parametrize("available, built, nccl", [(True, True, 1), (True, False, 0), (False, True, 0)])
+def test_nccl_requires_torch_distributed_with_nccl(monkeypatch, available, built, nccl):
+    monkeypatch.setattr(transport, "gpu_id", lambda device: 11)
+    monkeypatch.setattr(transport.dist, "is_available", lambda: available)
+    monkeypatch.setattr(transport.dist, "is_nccl_available", lambda: built)
+    comm = Sends()
+    assert choose_transport(comm, CPU, "auto", False).name == "none"
+    assert comm.sent == [[11, nccl]]
+
+
+def test_gpu_id_of_a_cpu():
+    assert devices.gpu_id(CPU) == 0
