@@ -11,7 +11,7 @@ from pathlib import Path
 from claims.entries import Book
 from claims.panels import without
 from mpifed.config.tables import read_table
-from mpifed.tuning.found import BEST
+from mpifed.tuning.results import BEST
 
 
 def commands(book: Book, name: str, changes: Sequence[str], full: bool = False) -> list[list[str]]:

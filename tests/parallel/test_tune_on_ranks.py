@@ -57,7 +57,7 @@ def test_a_search_finds_the_same_on_any_number_of_ranks(out, comm):
 )
 def test_what_ends_one_rank_ends_all(out, comm, monkeypatch, fault, ends):
     """The last rank fails in its second run; the others are in the middle of theirs."""
-    carried, count = tuner.carry_out, 0
+    carried, count = tuner.run_trial, 0
 
     def failing(*arguments):
         nonlocal count
@@ -66,7 +66,7 @@ def test_what_ends_one_rank_ends_all(out, comm, monkeypatch, fault, ends):
             raise fault
         return carried(*arguments)
 
-    monkeypatch.setattr(tuner, "carry_out", failing)
+    monkeypatch.setattr(tuner, "run_trial", failing)
     with pytest.raises(ends):
         tuner.tune(job(out, comm), comm)
     comm.barrier()
