@@ -288,8 +288,7 @@ def expect_labels(labels: np.ndarray, classes: int, what: str) -> None:
 
 
 def owned(clients: np.ndarray | None, name: str, train: np.ndarray, where: Callable[[int], str]) -> dict:
-    """The fields ``owners`` and ``owner_names`` of a data set, from the clients of all rows; no fields for
-    ``None``."""
+    """The fields ``owners`` and ``owner_names`` of a data set, from the clients of all rows, if given."""
     if clients is None:
         return {}
     names, numbers = numbered(clients[train], name, lambda row: where(train[row]))

@@ -114,8 +114,7 @@ def _cells(counts: np.ndarray, wide: bool, columns: int) -> list[str]:
 
 
 def draw(found: ClassCounts, file: Path | BinaryIO) -> None:
-    """Write a PNG to a path or an open file, with one bar per client, stacked from its samples of each
-    class."""
+    """Write a PNG to a path or an open file: one bar per client, stacked from its samples of each class."""
     counts = found.counts
     clients, classes = counts.shape
     size = (min(14, 5 + 0.25 * clients), 4.5)

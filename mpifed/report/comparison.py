@@ -266,8 +266,7 @@ def best(settings: Sequence[Setting], rule: Rule) -> list[Setting]:
 
 
 def metrics_of(settings: Iterable[Setting]) -> list[str]:
-    """The distinct metrics of the settings, except the statistics over clients, which have their own
-    table."""
+    """The distinct metrics of the settings, without statistics over clients (they have their own table)."""
     every = dict.fromkeys(metric for one in settings for metric in one.metrics)
     return [metric for metric in every if not metric.startswith(of_split("client", ""))]
 

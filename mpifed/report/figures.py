@@ -126,8 +126,7 @@ def axes_of(settings: Sequence[Setting]) -> list[Axis]:
 
 
 def scales(settings: Sequence[Setting], metric: str) -> list[str]:
-    """The useful vertical scales, the better one first: logarithmic if all values are positive and span a
-    large range."""
+    """The useful vertical scales, the better one first: logarithmic for positive values of a large range."""
     means = np.concatenate([one.curve(metric).median for one in settings if metric in one.metrics])
     means = means[np.abs(means) < DIVERGED]
     spread = means.max() / means.min() if len(means) and means.min() > 0 else 1

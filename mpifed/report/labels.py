@@ -65,8 +65,7 @@ def _within(settings: Sequence[Setting]) -> dict[str, list[str]]:
 
 
 def columns(settings: Sequence[Setting]) -> list[str]:
-    """The settings that a table shows: the algorithm's if they vary within a method, and all others that
-    vary."""
+    """The settings that a table shows: those of the algorithm that vary within a method, others that vary."""
     varied = {key for keys in _within(settings).values() for key in keys}
     return [key for key in differing(settings) if key in varied or not key.startswith("algorithm.")]
 

@@ -114,26 +114,28 @@ def page(settings: Sequence[Setting], chosen: Sequence[Setting], rule: Rule, fig
     runs, choosing = [run for one in settings for run in one.runs], len(chosen) < len(settings)
     common, own = _configs(runs)
     tables = _tables(settings, chosen, runs, rule, own)
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(_template("report.html")).render(
-        heading=_heading(settings),
-        counts=_counts(settings, runs),
-        rule=rule.describe(settings),
-        **_charts(settings, chosen),
-        figure=_uri(figure) if figure else "",
-        metrics=[(one, one) for one in metrics_of(settings)],
-        axes=[(axis.name, axis.name) for axis in axes_of(settings)],
-        tables=tables,
-        test=TEST,
-        choosing=choosing,
-        several=len(runs) > 1,
-        glossary=_glossary(tables),
-        confusions=_confusions(chosen),
-        partitions=_partitions(settings),
-        common=common,
-        references=references(run.config for run in runs),
+    options = dict(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return (
+        Environment(autoescape=True, **options)
+        .from_string(_template("report.html"))
+        .render(
+            heading=_heading(settings),
+            counts=_counts(settings, runs),
+            rule=rule.describe(settings),
+            **_charts(settings, chosen),
+            figure=_uri(figure) if figure else "",
+            metrics=[(one, one) for one in metrics_of(settings)],
+            axes=[(axis.name, axis.name) for axis in axes_of(settings)],
+            tables=tables,
+            test=TEST,
+            choosing=choosing,
+            several=len(runs) > 1,
+            glossary=_glossary(tables),
+            confusions=_confusions(chosen),
+            partitions=_partitions(settings),
+            common=common,
+            references=references(run.config for run in runs),
+        )
     )
 
 

@@ -171,8 +171,7 @@ def ranking_key(figures: Iterable[float], maximised: bool) -> tuple[int, float]:
 
 
 def paired_test(differences: pd.Series) -> float:
-    """P-value of a two-sided paired t-test; NaN for fewer than two differences, or if all are equal up to
-    rounding."""
+    """P-value of a two-sided paired t-test; NaN for fewer than two or (up to rounding) equal differences."""
     if np.allclose(differences, differences.mean(), rtol=1e-9, atol=0):
         return np.nan
     from scipy import stats  # the import takes a second

@@ -153,8 +153,7 @@ def paired_rows(chosen: Sequence[Setting], rule: Rule) -> list[dict]:
 
 
 def theory_rows(settings: Sequence[Setting]) -> list[dict]:
-    """One row for each step size that a setting's theorem prescribes, values as :class:`Spread` over the
-    runs."""
+    """One row per step size that a setting's theorem prescribes, with values as :class:`Spread`."""
     rows = []
     for setting, name in zip(settings, labels(settings)):
         found = prescription_of(setting.runs[0].config.get("theory"))
@@ -274,8 +273,7 @@ def to_csv(rows: Sequence[dict], path: str | Path) -> None:
 
 
 def print_table(rows: Sequence[dict], console: Console | None = None) -> None:
-    """Print a single row as a list, and several rows as tables that fit the console, each with the first
-    column."""
+    """Print one row as a list, several as tables that fit the console, each with the first column."""
     console = console or Console()
     if len(rows) == 1:
         single = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
