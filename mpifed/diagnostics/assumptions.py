@@ -36,9 +36,8 @@ from mpifed.core.numerics import hill, lipschitz, top_values
 from mpifed.core.numerics import Budget
 from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.devices import deterministic, threads
-from mpifed.simulation.full_data import FullData
-from mpifed.simulation.gradient_noise import TAIL, gathered, noise, rounding, tail_of
-from mpifed.simulation.setup import default_dtype, settled
+from mpifed.simulation.full_data import TAIL, FullData, gather_rows, noise_squares, rounding, tail_of
+from mpifed.simulation.setup import default_dtype, resolve_reduction
 from mpifed.simulation.simulation import Simulation
 from mpifed.simulation.stationarity import Functions
 
@@ -83,7 +82,7 @@ def measure(comm: SerialComm, config: Config, options: Options) -> dict[str, Any
     Raises:
         CollectiveError: on all ranks, if the job cannot be run or its problem has no full gradients.
     """
-    config = settled(config.model_copy(update={"measures": None}), comm)
+    config = resolve_reduction(config.model_copy(update={"measures": None}), comm)
     rows: list[Row] = []
     exact = config.run.reduction == "exact"
     with deterministic(exact):
@@ -125,7 +124,7 @@ class _Meter:
         mean: Row = {"L": self._steepness(self.full.gradient, point, whole)} | self._pl(point, whole)
         with collective_errors(self.comm, ValueError):
             own, own_norms = self._own(r, point, whole)
-        clients, norms = (gathered(self.comm, self.counts, each) for each in (own, own_norms))
+        clients, norms = (gather_rows(self.comm, self.counts, each) for each in (own, own_norms))
         self._before = point
         if self.comm.rank:
             return []
@@ -157,7 +156,7 @@ class _Meter:
         """Return the squared noise norms of a client by block, ``[samples, blocks]``."""
         if "noise" not in self.options.of:
             return np.full((self.options.samples, len(self.blocks)), math.nan)
-        return noise(self.full, place, r, self.options.samples, point, local)
+        return noise_squares(self.full, place, r, self.options.samples, point, local)
 
     def _steepness(self, field, point: torch.Tensor, value: torch.Tensor) -> float:
         """Return the largest difference quotient of a field that is observed."""
