@@ -514,97 +514,40 @@ def server(body) -> dict:
     return dict(server_round=lambda self, now, shared, mean: body(shared, mean))
 
 
-def fails(*arguments):
-    raise ZeroDivisionError("on purpose")
-
-
-class Failing(Adam):
-    """A matrix that raises an exception."""
-
-    __call__ = fails
-
-
-class FailingGame(Game):
-    """A game whose function ``fault`` raises an exception."""
-
-    fault = ""
-
-    def __getattribute__(self, name):
-        return fails if name == type(self).fault else super().__getattribute__(name)
-
-
-def game(fault: str) -> Game:
-    return type("Faulty", (FailingGame,), {"fault": fault})(clients=3)
-
-
 OTHER_ERRORS = [
-    (bad(**server(lambda s, m: m.q)), None, "AttributeError: this record has no field 'q'; it has x, y"),
+    (bad(**server(lambda s, m: m.q)), "AttributeError: this record has no field 'q'; it has x, y"),
     (
         bad(**server(lambda s, m: s.q)),
-        None,
         "failed in round 1: AttributeError: this record has no field 'q'",
     ),
-    (bad(**server(fails)), None, "failed in round 1: ZeroDivisionError: on purpose"),
     (
         bad(**server(lambda s, m: setattr(s, "x", m.y))),
-        None,
         "in round 1: field 'x': expected the shape [3], got [2]",
     ),
     (
         bad(**server(lambda s, m: setattr(s, "x", m.x.float()))),
-        None,
         "field 'x': expected float64, got float32",
     ),
-    (bad(initialize=lambda self, shared: fails()), None, "failed in round 0: ZeroDivisionError: on purpose"),
     (
         bad(initialize=lambda self, shared: shared.q),
-        None,
         "in round 0: AttributeError: this record has no field",
     ),
-    (Adaptive(matrix=Failing()), None, "the matrix of shared.A failed in round 1: ZeroDivisionError"),
-    (Valid(), game("prepare"), "Faulty failed: ZeroDivisionError: on purpose"),
-    (Valid(), game("variables"), "ZeroDivisionError: on purpose"),
-    (Valid(), game("initial"), "ZeroDivisionError: on purpose"),
-    (Valid(), game("loss"), "ZeroDivisionError: on purpose"),
-    (Valid(), game("client_data"), "ZeroDivisionError: on purpose"),
-    (Valid(), game("metrics"), "Faulty.metrics failed: ZeroDivisionError: on purpose"),
 ]
 
 
-@pytest.mark.parametrize("method, problem, words", OTHER_ERRORS)
-def test_errors_of_other_functions(method, problem, words, screen):
-    """Functions of the server, the start, matrices and the problem."""
+@pytest.mark.parametrize("method, words", OTHER_ERRORS)
+def test_errors_of_other_functions(method, words, screen):
+    """Functions of the server and of the start; test_user_code_errors.py has all functions."""
     with pytest.raises((ContractError, PluginError, CollectiveError)) as error:
-        run(method, problem)
+        run(method)
     text = screen(error.value)
     assert words in text and 'test_method_validation.py", line' in text and len(text.splitlines()) < 20, text
-
-
-def test_errors_of_predict(screen):
-    problem = game("predict")
-    problem.test_rows = 2
-    with pytest.raises(CollectiveError) as error:
-        run(Valid(), problem)
-    text = screen(error.value)
-    assert "Faulty.predict failed: ZeroDivisionError" in text and "test_method_validation.py" in text
 
 
 def test_a_problem_of_another_family(screen):
     with pytest.raises(ConfigError) as error:
         configuration(bad(family="composition", averages={}))
     assert "Bad solves composition problems, but Game is a minimax problem" in screen(error.value)
-
-
-def test_invalid_data_of_the_third_client(screen):
-    """The validation reads the data of two clients only."""
-
-    class Uneven(Game):
-        def client_data(self, client):
-            return super().client_data(client) if client < 2 else fails()
-
-    with pytest.raises(CollectiveError) as error:
-        run(Valid(), Uneven(clients=3))
-    assert "Uneven failed: ZeroDivisionError: on purpose" in screen(error.value)
 
 
 def test_step_sizes_that_are_not_finite():

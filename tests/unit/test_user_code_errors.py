@@ -73,6 +73,7 @@ class Problem(Minimisation):
         wrong("prepare")
 
     def variables(self):
+        wrong("variables")
         return Blocks(x={{"w": (3,)}})
 
     def initial(self, rng):
@@ -142,6 +143,7 @@ def test_without_an_exception(job, run):
 PLACES = {
     "phases": "Method.phases failed: ",
     "prepare": "Problem failed: ",
+    "variables": "Problem fails at its starting point: ",
     "initial": "Problem fails at its starting point: ",
     "loss": "Problem fails at its starting point: ",
     "client_data of 0": "Problem fails at its starting point: ",
