@@ -18,7 +18,7 @@ from mpifed.core.records import State
 from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.devices import differences, machine
 from mpifed.running.recorder import Recorder, versions
-from mpifed.simulation.data_consistency import digests, expect_same
+from mpifed.simulation.setup import digests, expect_same
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint, history
 from mpifed.storage.files import HISTORY_FILE, RUN_FILE, round_of

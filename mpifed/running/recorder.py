@@ -19,7 +19,7 @@ import torch
 from mpifed.core.problem import network_constants, network_parameters
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.devices import machine, peak_memory
-from mpifed.simulation.data_consistency import to_json
+from mpifed.simulation.setup import files_to_json
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import results
 from mpifed.storage.history import row_type
@@ -234,7 +234,7 @@ class Recorder:
             "config": json.dumps(simulation.config.table()),
             "versions": json.dumps(versions() | {"mpi": self.comm.mpi}),
             "layout": json.dumps(layout | {"machine": machine(simulation.device)}),
-            "data": to_json(simulation.files),
+            "data": files_to_json(simulation.files),
             "maximised": json.dumps(sorted(simulation.metrics.maximised)),
             "splits": json.dumps(simulation.metrics.rows),
             "infeasible": simulation.infeasible,

@@ -1,4 +1,4 @@
-"""What a run does with the files in its output folder: start, continue, return the result, or refuse."""
+"""Decides from the files in the output folder whether a run starts, continues, is complete, or is refused."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from mpifed.core.autodiff import PLAIN, Evaluation
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.running.checkpointing import Snapshot, expect_state, writer
 from mpifed.running.result import Result, broadcast, load
-from mpifed.simulation.data_consistency import change, digests, from_table
-from mpifed.simulation.setup import read_files
+from mpifed.simulation.setup import data_change, digests, files_from_table, read_files
 from mpifed.storage import checkpoint
 from mpifed.storage.files import RUN_FILE
 from mpifed.storage.folder import Folder
@@ -269,7 +268,7 @@ def _changed_data(run: RunData, config: Config) -> str:
     The files are read as the job reads them only if their digests at the stored paths leave a doubt: a file
     is missing or differs, ``run.data_dir`` has changed, or a function returns the samples.
     """
-    before = from_table(run.data)
+    before = files_from_table(run.data)
     moved = run.config["run"].get("data_dir") != config.run.data_dir
     if not moved and all(file.derived or digest_at(file.path) == file.digest for file in before.values()):
         return ""
@@ -279,7 +278,7 @@ def _changed_data(run: RunData, config: Config) -> str:
         reason = str(error).partition("\n")[0]
         warning(f"cannot check whether the data of {run.folder} have changed: {reason}")
         return ""
-    return change(digests(before), now, f"the run in {run.folder}")
+    return data_change(digests(before), now, f"the run in {run.folder}")
 
 
 def _settings_of(run: RunData) -> dict:

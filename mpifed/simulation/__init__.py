@@ -1,1 +1,1 @@
-"""One round of a federated method: who takes part, who steps, what travels, what it costs."""
+"""One round of a federated method: sampling of clients, client and server functions, communication, costs."""

@@ -1,7 +1,7 @@
-"""A problem's metrics at a point, off the clock, with the scoring of held-out rows spread over the ranks.
+"""Metrics of a problem at a point, excluded from the costs; held-out rows are scored on all ranks.
 
-A history is a table, so its columns are fixed by the first evaluation of a run: a metric that a later one
-lacks is NaN there, and one that only a later one has is left out, with a word.
+The first evaluation of a run determines the columns of its history: a metric that a later evaluation lacks is
+recorded as NaN, and a metric that only a later evaluation has is omitted with a warning.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,8 +16,7 @@ import torch
 from mpifed.base.errors import ContractError, short_repr, user_code_errors
 from mpifed.base.log import warning
 from mpifed.core.algorithm import local_steps
-from mpifed.core.metrics import QUANTILES, VALIDATION, Details, of_split
-from mpifed.core.metrics import Metric
+from mpifed.core.metrics import QUANTILES, VALIDATION, Details, Metric, of_split
 from mpifed.core.problem import Game, Operator, Problem
 from mpifed.core.sets import Zero
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
@@ -27,35 +25,33 @@ from mpifed.simulation.settings import SimulationSettings
 
 __all__ = [
     "Evaluator",
-    "client_table",
-    "details_of",
+    "client_summary",
     "evaluation_interval",
     "expect_metrics",
-    "numbers",
-    "outside",
+    "infeasibility",
+    "named_point",
     "projections",
-    "scored",
-    "summary",
-    "summary_names",
-    "user",
-    "whole",
+    "evaluation_details",
+    "user_problem",
 ]
 
-#: Held-out rows that are scored in one call, the same blocks for every number of ranks.
+#: Held-out rows scored in one call; the blocks are the same for every number of ranks.
 SCORE_ROWS = 250
-#: Rounds between evaluations at least, the share of a run that they may take, and rows that are scored in the
-#: time of one row's gradient (a pass forward and one back, which takes twice as long).
+#: Minimum number of rounds between evaluations, the share of a run's time for evaluations, and rows scored in
+#: the time of one row's gradient: a forward and a backward pass, which takes twice as long.
 LEAST, SHARE, SCORED = 10, 0.1, 3
+#: Maximum number of characters of a metric's name.
+LONGEST = 100
 
 
 def evaluation_interval(config: SimulationSettings, scored: int) -> int:
-    """Rounds between evaluations: as set, else by a count of what a round and an evaluation compute.
+    """Return the number of rounds between evaluations: as set, or by the costs of rounds and evaluations.
 
-    The count follows from the job alone, never from a clock, since the rounds that are evaluated are part of
-    the results. Full local gradients go through all training rows, beside which the held-out ones are few.
+    The costs are counted from the job alone and not measured, because the evaluated rounds are part of the
+    results. Full gradients use all training rows, compared with which the held-out rows are few.
 
     Args:
-        scored: rows that an evaluation scores.
+        scored: number of rows that an evaluation scores.
     """
     batch, method = config.oracle.batch_size, config.algorithm
     if config.run.eval_every or not batch:
@@ -66,22 +62,20 @@ def evaluation_interval(config: SimulationSettings, scored: int) -> int:
 
 
 class Evaluator:
-    """Evaluates a problem on the ranks of a run, on all splits of its data.
+    """Evaluates the metrics of a problem on all splits of its data.
 
     Args:
-        on: "train" for the training samples as well, "clients" for those of each client.
-        own: the user's metrics.
-        placement: which rank hosts which clients; needed with "clients".
+        on: "train" to include all training samples, "clients" to include the samples of each client.
+        user_metrics: user-defined metrics.
+        placement: of the clients on the ranks; required with "clients".
 
     Attributes:
-        splits: the problem by split, whose held-out rows are those of the split; "test" is the problem
-            itself.
-        names: of the metrics, as the first evaluation or an earlier process of the run has fixed them (rank
-            0); ``None`` before.
-        details: further results of the last evaluation (rank 0).
+        splits: split → the problem with the held-out rows of that split; "test" is the problem itself.
+        names: names of the metrics in the history, on rank 0; ``None`` before the first evaluation.
+        details: further results of the last evaluation, on rank 0.
 
     Raises:
-        CollectiveError: the problem has no such samples.
+        CollectiveError: the problem does not have the samples.
     """
 
     def __init__(
@@ -89,10 +83,10 @@ class Evaluator:
         problem: Problem,
         comm: SerialComm,
         on: Collection[str] = (),
-        own: Sequence[Metric] = (),
+        user_metrics: Sequence[Metric] = (),
         placement: Placement | None = None,
     ):
-        self.problem, self.comm, self.own, self.placement = problem, comm, own, placement
+        self.problem, self.comm, self.user_metrics, self.placement = problem, comm, user_metrics, placement
         self.clients, self.details = "clients" in on, Details()
         self.names: Sequence[str] | None = None
         self._warned: set[str] = set()
@@ -100,52 +94,55 @@ class Evaluator:
         with collective_errors(comm, ValueError):
             with user_code_errors(f"{type(problem).__name__}.tested_on"):
                 others = {name: problem.tested_on(name) for name in (VALIDATION, *train)}
-                known = not on or problem.tested_on(0) is not None
-            self._expect(known, on)
+                supported = not on or problem.tested_on(0) is not None
+            self._expect(supported, on)
         self.splits = {"test": problem} | {name: one for name, one in others.items() if one}
 
-    def _expect(self, known: bool, on: Collection[str]) -> None:
-        kind, labelled = type(user(self.problem)).__name__, self.problem.test_labels() is not None
-        if not known:
+    def _expect(self, supported: bool, on: Collection[str]) -> None:
+        name, labelled = type(user_problem(self.problem)).__name__, self.problem.test_labels() is not None
+        if not supported:
             raise ContractError(
-                f"run.evaluate_on = {list(on)}: {kind} does not say what its metrics are of other samples "
+                f"run.evaluate_on = {list(on)}: {name} does not define its metrics on other samples "
                 "(tested_on): expected []"
             )
-        for metric in self.own:
+        for metric in self.user_metrics:
             if metric.of_scores and not (labelled and self.problem.test_rows):
                 raise ContractError(
-                    f"the metric {metric.title} is a function of (scores, labels), and {kind} holds out no "
-                    "labelled samples: expected one of (point)"
+                    f"the metric {metric.title} is a function of (scores, labels), but {name} has no "
+                    "labelled held-out samples: expected a function of (point)"
                 )
 
     @property
     def maximised(self) -> frozenset[str]:
-        """The metrics of which more is better."""
-        of_rows = {*self.problem.maximised}.union(*(one.maximised for one in self.own if one.of_scores))
-        of_point = {name for one in self.own if not one.of_scores for name in one.maximised}
-        of_clients = {name for metric in of_rows if self.clients for name in summary_names(metric)}
+        """Names of the metrics to maximise."""
+        of_rows = {*self.problem.maximised}.union(*(m.maximised for m in self.user_metrics if m.of_scores))
+        of_point = {name for m in self.user_metrics if not m.of_scores for name in m.maximised}
+        of_clients = {name for metric in of_rows if self.clients for name in _summary_names(metric)}
         return frozenset(of_point | of_clients | {_title(s, name) for s in self.splits for name in of_rows})
 
     @property
     def rows(self) -> dict[str, int]:
-        """Numbers of samples that are scored, by split."""
+        """Number of scored samples by split."""
         rows = {split: problem.test_rows for split, problem in self.splits.items() if problem.test_rows}
-        mine = self.problem.client_size if self.clients else lambda client: 0
-        every = sum(map(mine, range(self.problem.clients)))
-        return rows | ({"clients": every} if every else {})
+        sizes = map(self.problem.client_size, range(self.problem.clients)) if self.clients else ()
+        total = sum(sizes)
+        return rows | ({"clients": total} if total else {})
 
     def __call__(
-        self, point: list[torch.Tensor], r: int, measured: dict[str, float] | None = None
+        self, point: list[torch.Tensor], r: int, stationarity: dict[str, float] | None = None
     ) -> dict[str, float]:
-        """The metrics after round ``r``, complete on rank 0 and empty elsewhere. Collective.
+        """Evaluate the metrics after round ``r``. Collective.
 
         Args:
-            point: one flat vector a block.
-            measured: figures that go with the problem's own.
+            point: one flat vector per block.
+            stationarity: stationarity measures to include.
+
+        Returns:
+            The metrics on rank 0, an empty dictionary on the other ranks.
 
         Raises:
-            CollectiveError: ``metrics`` or a user's metric has failed, or returned what is no number and no
-                table of numbers.
+            CollectiveError: ``metrics`` or a user-defined metric has failed, or has returned neither a number
+                nor a dictionary of numbers.
         """
         blocks = self.problem.variables()
         named = [blocks.unflatten(block, flat) for block, flat in zip(blocks, point)]
@@ -155,55 +152,76 @@ class Evaluator:
             predictions = _predict(problem, self.comm, named) if problem.test_rows else None
             with collective_errors(self.comm, ValueError):
                 if self.comm.rank == 0:
-                    own = self._values(problem, named, predictions, r, split)
-                    values |= {_title(split, name): value for name, value in own.items()}
-                    details = details if split != "test" else details_of(problem, predictions)
+                    found = self._values(problem, named, predictions, r, split)
+                    values |= {_title(split, name): value for name, value in found.items()}
+                    details = details if split != "test" else evaluation_details(problem, predictions)
         if self.clients:
-            table = client_table(self.problem, self.comm, self.placement, partial(self._of_client, named, r))
-            values |= summary(table, self.maximised)
+            table = self._client_table(named, r)
+            values |= client_summary(table, self.maximised)
             details = details._replace(clients=table)
         with collective_errors(self.comm, ValueError):
             self.details = details
-            return self._columns(values, r, measured or {}) if self.comm.rank == 0 else {}
+            return self._columns(values, r, stationarity or {}) if self.comm.rank == 0 else {}
 
-    def _of_client(self, point, r: int, problem: Problem, client: int) -> dict[str, float]:
-        return self._values(problem, point, _scores(problem, point, 0, problem.test_rows), r, client)
+    def _client_table(self, point, r: int) -> dict[str, np.ndarray]:
+        """Return every metric on each client's samples, ``[N]``, on all ranks. Collective.
+
+        Each client is evaluated by the rank that hosts it, so the number of ranks changes no value.
+        """
+        assert self.placement is not None
+        with collective_errors(self.comm, ValueError):
+            by_client = {}
+            for client in self.placement.clients_of(self.comm.rank).tolist():
+                problem = self.problem.tested_on(client)
+                scores = _scores(problem, point, 0, problem.test_rows)
+                by_client[client] = self._values(problem, point, scores, r, client)
+        names = json.dumps([*by_client[0]]) if 0 in by_client else None
+        columns = json.loads(broadcast_text(self.comm, names, int(self.placement.rank_of[0])))
+        table = np.zeros((self.placement.clients, len(columns)))
+        for client, values in by_client.items():
+            table[client] = [values.get(name, np.nan) for name in columns]
+        self.comm.allreduce_(table)  # all other ranks add 0 to a client's row
+        return dict(zip(columns, table.T))
 
     def _values(
         self, problem: Problem, point, predictions: torch.Tensor | None, r: int, split: str | int
     ) -> dict[str, float]:
-        """What the problem's function and the user's metrics return, as numbers; those of the point alone go
-        with the test split."""
+        """Return the metrics of the problem and of the user on a split or a client; metrics of the point
+        alone belong to the test split."""
         function, clients = f"{type(problem).__name__}.metrics", [split] if isinstance(split, int) else []
         with user_code_errors(function, clients=clients):
             found = problem.metrics(*point, predictions)
-        values = numbers(found, function, r)
-        for metric in self.own:
-            if not metric.of_scores and split != "test":
+        values = _validated(found, function, r)
+        for metric in self.user_metrics:
+            if metric.of_scores:
+                labels = torch.from_numpy(problem.test_labels().copy())
+                arguments = [problem.class_scores(predictions).clone(), labels]
+            elif split == "test":
+                arguments = [named_point(problem, point)]
+            else:
                 continue
-            arguments = scored(problem, predictions) if metric.of_scores else [whole(problem, point)]
             with user_code_errors(f"the metric {metric.title}", clients=clients):
                 found = metric.given(*arguments)
             found = found if isinstance(found, Mapping) else {metric.title: found}
-            values |= numbers(found, f"the metric {metric.title}", r, values)
+            values |= _validated(found, f"the metric {metric.title}", r, values)
         return values
 
-    def _columns(self, values: dict[str, float], r: int, measured: dict[str, float]) -> dict[str, float]:
-        """The columns of the history."""
+    def _columns(self, values: dict[str, float], r: int, stationarity: dict[str, float]) -> dict[str, float]:
+        """Return the columns of the history."""
         function = f"{type(self.problem).__name__}.metrics"
-        if twice := sorted(values.keys() & measured):
+        if duplicates := sorted(values.keys() & stationarity):
             raise ContractError(
-                f"{function} after round {r}: the metric {twice[0]!r} is a measure, too: expected another "
-                "name"
+                f"{function} after round {r}: the metric {duplicates[0]!r} is also a stationarity measure: "
+                "expected another name"
             )
-        values |= measured
+        values |= stationarity
         self.names = list(values) if self.names is None else self.names
         new = [name for name in values if name not in {*self.names, *self._warned}]
         if new:
             self._warned.update(new)
             warning(
-                f"{function} returns {', '.join(map(repr, new))} after round {r}, and did "
-                f"not at first: only {', '.join(map(repr, self.names)) or 'no metric'} can be recorded"
+                f"{function} returns {', '.join(map(repr, new))} after round {r}, but not in the first "
+                f"evaluation: only {', '.join(map(repr, self.names)) or 'no metric'} can be recorded"
             )
         return {name: values.get(name, float("nan")) for name in self.names}
 
@@ -214,7 +232,7 @@ def _title(split: str, metric: str) -> str:
 
 @torch.no_grad()
 def _scores(problem: Problem, point, first: int, last: int) -> torch.Tensor:
-    """Scores of the held-out rows from ``first`` to before ``last``, in blocks; ``[0]`` of none."""
+    """Return the scores of the held-out rows ``first .. last - 1``; ``[0]`` without rows."""
     with user_code_errors(f"{type(problem).__name__}.predict"):
         parts = [
             problem.predict(*point, slice(start, min(start + SCORE_ROWS, last)))
@@ -224,76 +242,63 @@ def _scores(problem: Problem, point, first: int, last: int) -> torch.Tensor:
 
 
 def _predict(problem: Problem, comm: SerialComm, point) -> torch.Tensor:
-    """Scores of all held-out rows, computed in blocks spread over the ranks."""
+    """Return the scores of all held-out rows, computed in blocks distributed over the ranks. Collective."""
     total = problem.test_rows
     blocks = -(-total // SCORE_ROWS)
     edges = [min(total, rank * blocks // comm.size * SCORE_ROWS) for rank in range(comm.size + 1)]
     with collective_errors(comm, ValueError):
-        mine = _scores(problem, point, edges[comm.rank], edges[comm.rank + 1])
-    width = np.array([mine[0].numel() if len(mine) else 0], dtype=np.int64)
+        local = _scores(problem, point, edges[comm.rank], edges[comm.rank + 1])
+    width = np.array([local[0].numel() if len(local) else 0], dtype=np.int64)
     comm.allreduce_(width, "max")
     gathered = np.empty(total * int(width[0]))
     counts = [(right - left) * int(width[0]) for left, right in zip(edges, edges[1:])]
-    comm.allgatherv(np.ascontiguousarray(mine.numpy()).reshape(-1), gathered, counts)
+    comm.allgatherv(np.ascontiguousarray(local.numpy()).reshape(-1), gathered, counts)
     scores = torch.from_numpy(gathered).reshape(total, -1)
     return scores[:, 0] if width[0] == 1 else scores
 
 
-#: Characters of the longest name of a metric.
-LONGEST = 100
-
-
-def details_of(problem: Problem, predictions: torch.Tensor | None) -> Details:
-    """The confusion of the problem's held-out samples."""
+def evaluation_details(problem: Problem, predictions: torch.Tensor | None) -> Details:
+    """Return the confusion matrix of the problem's held-out samples."""
     labels = problem.test_labels()
     if labels is None or predictions is None:
         return Details()
     scores = problem.class_scores(predictions)
     if scores.dim() != 2 or not torch.isfinite(scores).all():
         return Details()
-    kinds = scores.shape[1]
-    found = np.bincount(labels * kinds + scores.argmax(dim=1).numpy(), minlength=kinds**2)
-    names = user(problem).class_names()
-    return Details(found.reshape(kinds, kinds), names if len(names) == kinds else [*map(str, range(kinds))])
+    K = scores.shape[1]
+    counts = np.bincount(labels * K + scores.argmax(dim=1).numpy(), minlength=K**2)
+    names = user_problem(problem).class_names()
+    return Details(counts.reshape(K, K), names if len(names) == K else [*map(str, range(K))])
 
 
-def user(problem: Problem) -> Problem:
-    """The problem as its user has written it."""
+def user_problem(problem: Problem) -> Problem:
+    """Return the problem as its user has written it: the minimax problem of a game."""
     return problem.problem if isinstance(problem, Game) else problem
 
 
-def whole(problem: Problem, point) -> dict[str, dict[str, torch.Tensor]]:
-    """A copy of the point by block and parameter's name, as the problem has them."""
+def named_point(problem: Problem, point) -> dict[str, dict[str, torch.Tensor]]:
+    """Return a copy of the point by block and parameter of the user's problem."""
     blocks = problem.blocks_of(*point) if isinstance(problem, Game) else dict(zip(problem.variables(), point))
     return {block: {name: value.clone() for name, value in named.items()} for block, named in blocks.items()}
 
 
-def scored(problem: Problem, predictions: torch.Tensor) -> list[torch.Tensor]:
-    """Scores, float64, and labels, int64, of the held-out samples."""
-    return [problem.class_scores(predictions).clone(), torch.from_numpy(problem.test_labels().copy())]
-
-
-def numbers(values, function: str, r: int, known: Collection[str] = ()) -> dict[str, float]:
-    """What ``function`` has returned after round ``r``.
-
-    Raises:
-        ContractError: it is no table of numbers, or has a name that is ``known`` already.
-    """
+def _validated(values, function: str, r: int, existing: Collection[str] = ()) -> dict[str, float]:
+    """Return the metrics that ``function`` has returned after round ``r``, as floats."""
     try:
         found = expect_metrics(values)
-        if twice := [name for name in found if name in known]:
-            raise ContractError(f"there is a metric {twice[0]!r} already: expected another name")
-    except ContractError as fault:
-        raise ContractError(f"{function} after round {r}: {fault}") from None
+        if duplicates := [name for name in found if name in existing]:
+            raise ContractError(f"there is a metric {duplicates[0]!r} already: expected another name")
+    except ContractError as error:
+        raise ContractError(f"{function} after round {r}: {error}") from None
     return found
 
 
 def expect_metrics(values) -> dict[str, float]:
-    """What a problem's ``metrics`` has returned, as numbers by name.
+    """Return the metrics that a function has returned, as floats.
 
     Raises:
-        ContractError: it is no table, a name cannot stand in a results file, or a value is no number; one
-            sentence, to be preceded by the function's name.
+        ContractError: the value is not a dictionary, a name cannot be stored in a results file, or a value is
+            not a number; a sentence to be preceded by the function's name.
     """
     if not isinstance(values, Mapping):
         raise ContractError(f"expected a dictionary name → number, got {short_repr(values)}")
@@ -304,96 +309,70 @@ def expect_metrics(values) -> dict[str, float]:
 
 def _expect_name(name) -> None:
     if not isinstance(name, str):
-        raise ContractError(f"expected names of metrics that are text, got {short_repr(name)}")
-    wrong = {
-        "is empty or has blanks at an end": name != name.strip() or not name,
+        raise ContractError(f"expected strings as names of metrics, got {short_repr(name)}")
+    errors = {
+        "is empty, or begins or ends with a blank": name != name.strip() or not name,
         f"has {len(name)} characters, more than {LONGEST}": len(name) > LONGEST,
         "is the column of the rounds": name == "round",
-        "is a place in the results file": "/" in name or name in (".", ".."),
+        "is a path in the results file": "/" in name or name in (".", ".."),
         "has characters that cannot be printed": not name.isprintable(),
     }
-    reason = next((reason for reason, holds in wrong.items() if holds), None)
-    if reason:
-        raise ContractError(f"the metric {name[:LONGEST]!r} {reason}: expected another name")
+    if error := next((error for error, applies in errors.items() if applies), None):
+        raise ContractError(f"the metric {name[:LONGEST]!r} {error}: expected another name")
 
 
 def _number(name: str, value) -> float:
     try:
-        if isinstance(value, str | bytes):  # of which Python would read some as numbers
+        if isinstance(value, str | bytes):  # float() parses some of them
             raise TypeError
         return float(value.item() if hasattr(value, "item") else value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # torch's are RuntimeErrors
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # torch raises RuntimeErrors
         raise ContractError(f"the metric {name!r} is {short_repr(value)}, expected a number") from None
 
 
-def client_table(
-    problem: Problem,
-    comm: SerialComm,
-    placement: Placement,
-    evaluate: Callable[[Problem, int], dict[str, float]],
-) -> dict[str, np.ndarray]:
-    """Every metric on the samples of each client, ``[N]``, on all ranks. Collective.
+def client_summary(table: dict[str, np.ndarray], maximised: Collection[str]) -> dict[str, float]:
+    """Return quantiles over the clients, by linear interpolation, and the worst client's value.
 
-    A client is evaluated as a whole, by the rank that hosts it, so the figures do not depend on their number.
-
-    Raises:
-        CollectiveError: a client's evaluation has failed on some rank.
+    NaN, such as the AUC on samples of one class, is ignored.
     """
-    with collective_errors(comm, ValueError):
-        hosted = placement.of(comm.rank).tolist()
-        mine = {client: evaluate(problem.tested_on(client), client) for client in hosted}
-    names = json.dumps([*mine[0]]) if 0 in mine else None
-    columns = json.loads(broadcast_text(comm, names, int(placement.rank_of[0])))
-    table = np.zeros((placement.clients, len(columns)))
-    for client, values in mine.items():
-        table[client] = [values.get(name, np.nan) for name in columns]
-    comm.allreduce_(table)  # all other ranks add 0 to a client's row
-    return dict(zip(columns, table.T))
-
-
-def summary(table: dict[str, np.ndarray], maximised: Collection[str]) -> dict[str, float]:
-    """Quantiles over the clients, by linear interpolation, and the worst; clients without a number, such as
-    an AUC of one class, are left out."""
-    figures = {}
+    summary = {}
     for name, values in table.items():
-        known = values[~np.isnan(values)]
-        known = known if len(known) else np.array([np.nan])
-        worst = known.min() if name in maximised else known.max()
-        found = [*np.quantile(known, np.array(QUANTILES) / 100), worst]
-        figures |= dict(zip(summary_names(name), map(float, found)))
-    return figures
+        defined = values[~np.isnan(values)]
+        defined = defined if len(defined) else np.array([np.nan])
+        worst = defined.min() if name in maximised else defined.max()
+        found = [*np.quantile(defined, np.array(QUANTILES) / 100), worst]
+        summary |= dict(zip(_summary_names(name), map(float, found)))
+    return summary
 
 
-def summary_names(metric: str) -> list[str]:
-    """What the figures of a metric are called."""
-    return [
-        of_split("client", f"{metric}_{of}") for of in (*(f"q{per_cent}" for per_cent in QUANTILES), "worst")
-    ]
+def _summary_names(metric: str) -> list[str]:
+    suffixes = (*(f"q{percent}" for percent in QUANTILES), "worst")
+    return [of_split("client", f"{metric}_{suffix}") for suffix in suffixes]
 
 
 def projections(problem: Problem) -> list[tuple[str, Callable]]:
-    """The blocks that have a set, as their user has written them, and the projections onto the sets.
+    """Return the blocks of the user's problem that have a set, with the projections onto the sets.
 
-    The domain of φ is a set: its proximal map of weight 0 projects onto it.
+    The domain of φ is a set: the proximal map with weight 0 is the projection onto it.
     """
-    own = user(problem)
-    sets = [(block, getattr(own.sets, block)) for block in own.sets]
-    if isinstance(own, Operator) and not isinstance(own.phi, Zero):
-        sets.append(("z", lambda z: own.phi(z, 0.0)))
+    source = user_problem(problem)
+    sets = [(block, getattr(source.sets, block)) for block in source.sets]
+    if isinstance(source, Operator) and not isinstance(source.phi, Zero):
+        sets.append(("z", lambda z: source.phi(z, 0.0)))
     return sets
 
 
-def outside(problem: Problem, sets: Iterable[tuple[str, Callable]], point) -> str:
-    """How far the first block that is not in its set lies outside, in words; "" where all are.
+def infeasibility(problem: Problem, sets: Iterable[tuple[str, Callable]], point) -> str:
+    """Describe the distance of the first block that is outside its set; "" if all blocks are inside.
 
-    What a run projects and averages is rounded, by some ε of the size of the block. The tolerance √ε is
-    thousands of that, and less than a step out of a set. A point that is not finite is reported elsewhere.
+    Rounding of projections and averages is of the order of ε times the norm of the block. The tolerance √ε is
+    thousands of times larger, and smaller than a step out of a set. Non-finite points are reported elsewhere.
 
     Args:
-        sets: as of :func:`projections`.
-        point: the blocks of ``variables()`` in order, by parameter's name.
+        sets: from :func:`projections`.
+        point: the blocks of ``variables()`` in order, by parameter.
     """
-    blocks = whole(problem, point)
+    blocks = named_point(problem, point)
     for block, project in sets:
         v = torch.cat([value.reshape(-1) for value in blocks[block].values()])
         distance = float((project(v) - v).double().norm())

@@ -1,27 +1,30 @@
-"""The executor: how a rank steps the members of the cohort that it hosts, in groups, by one method text.
+"""The executor: steps the members of a cohort that a rank hosts, in groups, by one client function.
 
 Groups of one are the *loop*: one client at a time, C = 1. In groups of two or more, clients are *vectorised*:
 the problem's functions are mapped over the client axis.
 
-Kernels for one client give other bits than kernels for several, and kernels for several give every client the
-same bits however many they are. So a single client that is left over is stepped with a copy of itself,
-whatever the reduction: a client's bits do not depend on the size of the groups, on the other members of its
-group, or on its rank. Members are cut into equal groups, which leaves a single client only where a rank has
-one, or an odd number in groups of two.
+Kernels for one client and kernels for several clients give different bits, and kernels for several clients
+give each client the same bits for every number of clients. So a single remaining client is stepped together
+with a copy of itself, under any reduction: a client's results do not depend on the size of the groups, on
+the other members of its group or on its rank. Groups have equal sizes where possible, so a single client
+remains only if a rank has one member, or an odd number of members in groups of two.
 
-Where a method breaks its contract, only running shows some of it. The first run of a stage looks for messages
-that are not filled, rounds 0 and 1 for client functions that write to ``shared``.
+Some violations of a method's contract are detected by running it: the first run of a stage detects message
+fields that are not filled, rounds 0 and 1 detect client functions that write to ``shared``.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
 
 from mpifed.base.errors import ContractError, user_code_errors
 from mpifed.core.algorithm import Now, Phase
+from mpifed.core.device import to_device
 from mpifed.core.oracle import Oracle
 from mpifed.core.records import Layout, Observed, State
 from mpifed.core.validation import called, expect_nothing, expect_unchanged
@@ -31,11 +34,12 @@ __all__ = ["Executor", "Observer", "Stage", "capacity"]
 
 
 def capacity(group: int | str, members: int) -> int:
-    """Rows that a rank with at most ``members`` of a cohort needs for a group: one that goes together with
-    others has room for a copy.
+    """Return the number of message rows of a rank with at most ``members`` members of a cohort.
+
+    Vectorised clients need at least two rows, for a single client and its copy.
 
     Args:
-        group: 1, a number, "all".
+        group: 1, a number, or "all".
     """
     if group == 1:
         return 1
@@ -44,22 +48,21 @@ def capacity(group: int | str, members: int) -> int:
 
 @dataclass
 class Stage:
-    """A phase of a round with the buffers that it needs. A phase that a round repeats has a stage each time.
+    """A phase at one position of a round, with views of the buffers that its reduction owns.
 
     Attributes:
-        messages: the messages of a group of this rank's members in its first rows, ``[capacity, size]``.
-        mean: their average over the cohort, ``[size]``.
-        reduction: what averages them.
-        refreshed: the adaptive fields of ``shared`` that are updated after it.
-        number: the phase's number in the round, from 0.
-        cohort: the number of the round's cohort that takes part.
-        called: the client function's name in sentences.
+        messages: the messages of a group in its first rows, ``[capacity, size]``.
+        mean: the average message over the cohort, ``[size]``.
+        refreshed: the adaptive fields of ``shared`` that are updated after the stage.
+        number: position in the round, from 0.
+        cohort: number of the cohort in the round.
+        called: name of the client function for messages.
     """
 
     phase: Phase
     messages: State
     mean: State
-    reduction: object
+    reduction: Any
     refreshed: tuple[str, ...] = ()
     number: int = 0
     cohort: int = 0
@@ -71,103 +74,102 @@ class Stage:
 
 
 class Observer:
-    """Called at every stage of a round, on every rank. Subclasses override the methods that they need."""
+    """Called in every phase of a round, on every rank. Subclasses override the methods that they need."""
 
     def before_clients(self, stage: Stage, cohort: Cohort, members: slice) -> None:
-        """The group ``cohort.local[members]`` is about to be stepped."""
+        """Called before the group ``cohort.local[members]`` is stepped."""
 
     def after_clients(self, stage: Stage, cohort: Cohort, members: slice) -> None:
-        """The group's messages are the first rows of ``stage.messages``."""
+        """Called when the first rows of ``stage.messages`` contain the group's messages."""
 
     def after_mean(self, stage: Stage, cohort: Cohort) -> None:
-        """``stage.mean`` holds the average; the server function comes next."""
+        """Called when ``stage.mean`` contains the average, before the server function."""
 
 
 class Executor:
     """Steps the members of a cohort.
 
     Args:
-        oracle: of this rank's clients, ``batched`` where several are stepped at a time.
-        clients: the ``client`` record of this rank, one row a client ``[C, size]``.
-        between: the layout of its fields that live within a round.
-        capacity: the most clients that are stepped at a time, copies among them; 1 is the loop.
+        oracle: the oracle of this rank's clients, ``batched`` if clients are vectorised.
+        clients: the ``client`` record of this rank, one row per client, ``[C, size]``.
+        within_round: layout of the client fields that exist within a round.
+        capacity: maximum number of clients stepped at a time, including copies; 1 is the loop.
 
     Attributes:
         calls: oracle calls of each member on this rank in the last phase, ``[members]``.
     """
 
-    def __init__(self, oracle: Oracle, clients: State, between: Layout, capacity: int):
+    def __init__(self, oracle: Oracle, clients: State, within_round: Layout, capacity: int):
         self.oracle, self.sampler = oracle, oracle.sampler
         self.clients, self.capacity = clients, capacity
-        self._layout, self._views = between, {}
+        self._layout, self._views = within_round, {}
         self.calls = np.zeros(0, dtype=np.int64)
 
     def begin(self, r: int) -> None:
         """Begin round ``r``."""
         self.sampler.begin(r)
-        self._between, self._cohort = None, None
+        self._within_round, self._cohort = None, None
 
     def groups(self, stage: Stage, cohort: Cohort) -> list[slice]:
-        """Begin a phase: the members on this rank in the groups in which they are stepped, parts of
-        ``cohort.local``.
-        """
+        """Begin a phase and return the groups of this rank's members, as slices of ``cohort.local``."""
         count, members = len(cohort.local), cohort.local
-        groups = _cut(count, self.capacity)
+        groups = _split(count, self.capacity)
         if self.capacity > 1 and groups and groups[-1].start == count - 1:
-            members = np.append(members, members[-1])  # the last one's copy
-        if stage.cohort != self._cohort:  # with all clients, a fresh cohort is they again
+            members = np.append(members, members[-1])  # the copy of a single remaining client
+        if stage.cohort != self._cohort:  # compared by number: a new cohort may have the same members
             self._cohort = stage.cohort
-            self._between = State(
-                self._layout, self.clients.buffer.new_zeros(len(members), self._layout.size)
-            )
-        elif count < len(self._local):  # some have dropped out
-            kept = np.searchsorted(self._local, members)
-            self._between = State(self._layout, self._between.buffer[kept])
+            buffer = self.clients.buffer.new_zeros(len(members), self._layout.size)
+            self._within_round = State(self._layout, buffer)
+        elif count < len(self._local):  # clients have dropped out
+            remaining = np.searchsorted(self._local, members)
+            self._within_round = State(self._layout, self._within_round.buffer[self._index(remaining)])
         self._local = cohort.local
         self.sampler.select_members(members)
         self.calls = np.zeros(count, dtype=np.int64)
         return groups
 
     def run(self, stage: Stage, now: Now, members: slice, shared: Observed) -> None:
-        """Run the client function for a group and fill the first rows of the messages."""
+        """Run the client function for a group, which fills the first rows of the messages."""
         before = shared.buffer.clone() if now.round < 2 else None
         self._step(stage, now, members, shared)
         if before is not None:
             expect_unchanged(shared, before, "shared", stage.phase.client, "client")
 
     def _step(self, stage: Stage, now: Now, members: slice, shared: Observed) -> None:
-        rows = self._with_copy(members)
+        # A single vectorised client is stepped with its copy, the next member of the sampler.
+        rows = slice(members.start, max(members.stop, members.start + min(self.capacity, 2)))
         places = self.sampler.members[rows]
         self.oracle.at(rows)
         first, count = int(places[0]), len(places)
-        neighbours = int(places[-1]) - first == count - 1
-        clients = self._view(first, count) if neighbours else self._copied(places)
-        record = clients.joined(self._between.rows(rows.start, rows.stop)) if self._layout.size else clients
+        contiguous = int(places[-1]) - first == count - 1
+        if contiguous:
+            clients = self._view(first, count)
+        else:
+            index = self._index(places)
+            clients = State(self.clients.layout, self.clients.buffer[index])
+        record = clients
+        if self._layout.size:
+            record = clients.joined(self._within_round.rows(rows.start, rows.stop))
         messages = stage.messages
         if len(messages.buffer) != count:
             messages = messages.rows(0, count)
         messages.buffer.zero_()
         self._call(stage, now, shared, record, messages)
-        if not neighbours:
-            self.clients.buffer[places] = clients.buffer
+        if not contiguous:
+            self.clients.buffer[index] = clients.buffer
         calls = self.oracle.calls
         self.calls[members] = calls if isinstance(calls, int) else calls[: members.stop - members.start]
 
-    def _with_copy(self, members: slice) -> slice:
-        """The sampler's members that are stepped for a group: itself, or the last one and its copy."""
-        return slice(members.start, max(members.stop, members.start + min(self.capacity, 2)))
-
     def _view(self, first: int, count: int) -> State:
-        """The records of neighbours, as views."""
+        """Return the records of contiguous clients as views, which are cached."""
         if (first, count) not in self._views:
             self._views[first, count] = self.clients.rows(first, first + count)
         return self._views[first, count]
 
-    def _copied(self, places: np.ndarray) -> State:
-        return State(self.clients.layout, self.clients.buffer[places])
+    def _index(self, places: np.ndarray) -> torch.Tensor:
+        return to_device(places, self.clients.buffer.device)
 
     def _call(self, stage: Stage, now: Now, shared: Observed, client: State, message: State) -> None:
-        """The method's client function, with where it was when it failed."""
         name, clients = stage.called, self.oracle.client.tolist()
         if not stage.filled:
             message = Observed(message.layout, message.buffer)
@@ -182,8 +184,9 @@ class Executor:
             stage.filled = True
 
 
-def _cut(count: int, size: int) -> list[slice]:
-    """``count`` members in the fewest groups of at most ``size``, which differ by one, the larger first."""
+def _split(count: int, size: int) -> list[slice]:
+    """Split ``count`` members into the fewest groups of at most ``size``, whose sizes differ by at most one,
+    larger groups first."""
     parts = -(-count // size)
     edges = [-(-part * count // parts) for part in range(parts + 1)] if parts else []
     return [slice(*edge) for edge in itertools.pairwise(edges)]

@@ -1,8 +1,12 @@
-"""The problem on all data of all clients: local gradients, their weighted mean, the value.
+"""Full gradients and values of a problem, and the noise of its stochastic gradients.
 
-What an exact method would see, off the clock and off the counts. Clients are evaluated one at a time, each on
-chunks of its rows; a loss that is no mean over rows is found by that, and then a client's rows go together.
-The mean is summed as the run's messages are, so that it has the same bits on every layout under ``exact``.
+These evaluations are excluded from the costs of a run. Clients are evaluated one at a time, on chunks of
+their rows; if a loss turns out not to be a mean over rows, all rows of a client are evaluated at once. The
+mean over clients is reduced like the messages of the run, so it is bitwise the same on every number of ranks
+under ``reduction = "exact"``.
+
+The noise at a point is ∇f_n(z; ξ) - ∇f_n(z), for samples ξ with the job's batch size and noise. Their
+addresses occur in no run, so they do not change its results.
 """
 
 from __future__ import annotations
@@ -14,67 +18,71 @@ import numpy as np
 import torch
 
 from mpifed.base.errors import ContractError, user_code_errors
+from mpifed.core.numerics import Tail, hill
 from mpifed.core.oracle import ORACLES, MinimaxOracle
 from mpifed.core.problem import Game, defines
 from mpifed.core.sampling import Sample
-from mpifed.parallel.comm import collective_errors
+from mpifed.parallel.comm import SerialComm, collective_errors
 from mpifed.parallel.reduction import REDUCTIONS
 
 if TYPE_CHECKING:
     from mpifed.simulation.simulation import Simulation
 
-__all__ = ["FullData"]
+__all__ = ["TAIL", "FullData", "gather_rows", "noise_squares", "noise_tail", "rounding", "tail_of"]
 
-#: Rows of a client that are evaluated at once, which bounds the memory of a network's layers.
+#: Rows of a client evaluated at once, which bounds the memory of a network's activations.
 ROWS = 1024
-#: Relative difference of the gradient of rows and of the mean of those of two halves, above all rounding.
+#: Relative difference, above all rounding errors, between the gradient on a chunk and the mean of the
+#: gradients on its halves.
 DIFFERENT = 1e-3
-#: Nodes of the integral that stands for a value.
+#: Nodes of the quadrature of the gradient along a segment.
 NODES = 16
+#: Names of the tail index and of the ends of its confidence interval.
+TAIL = ("tail", "tail_low", "tail_high")
+#: Offset of the rounds in the addresses of noise samples; no run has so many rounds.
+ROUNDS = 2**31
+#: Norms below this number of rounding errors of a vector count as 0.
+ROUNDING = 100
 
 
 class FullData:
-    """Evaluates a problem with data on a rank's clients.
+    """The problem on all data of all clients.
 
-    Points are flat, all blocks end to end ``[d]``; of a game these are x and y of its minimax problem.
+    Points are flat, all blocks concatenated, ``[d]``; for a game, the blocks are x and y of its minimax
+    problem.
 
     Attributes:
-        problem: with the game taken off; ``blocks``: its blocks.
-        clients: the numbers of this rank's clients; ``weights``: those of all clients ``[N]``, ``None`` where
-            each counts the same.
-        sampler: for samples that the run does not use.
+        problem: the minimax problem of a game, otherwise the problem; ``blocks``: its variables.
+        clients: client numbers on this rank.
+        weights: weights of all clients, ``[N]``; ``None`` if they are equal.
 
     Raises:
-        ContractError: the problem is a composition, or makes its own samples.
+        CollectiveError: the problem is a composition, or generates its samples.
     """
 
     def __init__(self, simulation: Simulation):
-        run, rounds, seen = simulation.config.run, simulation.rounds, simulation.problem
-        self.problem: Any = seen.problem if isinstance(seen, Game) else seen
+        run, rounds, problem = simulation.config.run, simulation.rounds, simulation.problem
+        self.problem: Any = problem.problem if isinstance(problem, Game) else problem
         self.blocks, self.comm = self.problem.variables(), simulation.comm
-        self.sampler = rounds.executor.sampler.copy()
-        self._expect_data()
-        self.clients, self.weights = rounds.mine, rounds.coordinator.participants.base
-        self._oracle = ORACLES[self.problem.family](self.problem, self.sampler, batched=False)
-        self._everyone, self._transport = rounds.coordinator.cohort(0), simulation.transport
-        self.size = sum(self.blocks.sizes.values())
-        self._split = tuple(self.blocks.sizes.values())
-        self._reduction = REDUCTIONS[run.reduction](
-            self._transport, 1, simulation.placement, self.size + 1, simulation.dtype
-        )
-        self._apart: dict[int, bool] = {}
-
-    def _expect_data(self) -> None:
-        kind = type(self.problem).__name__
+        self._sampler = rounds.executor.sampler.copy()
+        name = type(self.problem).__name__
         with collective_errors(self.comm, ValueError):
             if self.problem.family == "composition":
-                raise ContractError(f"{kind} is a composition: expected a minimax problem or an operator")
-            if self.sampler.draws:
-                raise ContractError(f"{kind} makes its own samples: expected a problem with all its data")
+                raise ContractError(f"{name} is a composition: expected a minimax problem or an operator")
+            if self._sampler.draws:
+                raise ContractError(f"{name} generates its samples: expected a problem with client_data")
+        self.clients, self.weights = rounds.hosted, rounds.coordinator.participants.base
+        self._oracle = ORACLES[self.problem.family](self.problem, self._sampler, batched=False)
+        self._all_clients, self._transport = rounds.coordinator.cohort(0), simulation.transport
+        self._split = tuple(self.blocks.sizes.values())
+        self._reduction = REDUCTIONS[run.reduction](
+            self._transport, 1, simulation.placement, sum(self._split) + 1, simulation.dtype
+        )
+        self._separable: dict[int, bool] = {}
 
     @torch.no_grad()
     def gradient(self, point: torch.Tensor) -> torch.Tensor:
-        """∇f, or V, on all data: the weighted mean over clients ``[d]``. Collective.
+        """Return ∇f, or V: the weighted mean over clients, ``[d]``. Collective.
 
         Raises:
             CollectiveError: a client's function has failed.
@@ -83,10 +91,10 @@ class FullData:
 
     @torch.no_grad()
     def value(self, point: torch.Tensor) -> float:
-        """f on all data. Collective.
+        """Return f. Collective.
 
-        Without a loss it is the integral of the gradient along the way from 0 by Gauss and Legendre's rule,
-        exact for polynomials: f(0) counts as 0.
+        Without a loss, f(0) is defined as 0 and the gradient is integrated by Gauss-Legendre quadrature,
+        which is exact for polynomials.
         """
         if not defines(self.problem, "loss"):
             return self.difference(torch.zeros_like(point), point)
@@ -94,88 +102,137 @@ class FullData:
 
     @torch.no_grad()
     def difference(self, start: torch.Tensor, end: torch.Tensor) -> float:
-        """f(end) - f(start), by the integral of the gradient between them. Collective."""
+        """Return f(end) - f(start), the integral of the gradient along the segment. Collective."""
         nodes, weights = np.polynomial.legendre.leggauss(NODES)
-        way, total = end - start, 0.0
+        segment, total = end - start, 0.0
         for node, weight in zip(nodes.tolist(), weights.tolist()):
-            slope = self.gradient(start + (1 + node) / 2 * way)
-            total += weight / 2 * float(slope.double() @ way.double())
+            slope = self.gradient(start + (1 + node) / 2 * segment)
+            total += weight / 2 * float(slope.double() @ segment.double())
         return total
 
     @torch.no_grad()
     def local(self, place: int, point: torch.Tensor) -> torch.Tensor:
-        """The gradient of this rank's client at ``place`` on all its data, ``[d]``."""
+        """Return the full gradient of the client at ``place`` on this rank, ``[d]``."""
         return sum(
-            (share * self._of(place, columns, point) for share, columns in self._chunks(place, point)),
+            (share * self._gradient(place, columns, point) for share, columns in self._chunks(place, point)),
             start=torch.zeros_like(point),
         )
 
     @torch.no_grad()
-    def sample(self, place: int, number: int, round: int, point: torch.Tensor) -> torch.Tensor:
-        """The gradient of the client at ``place`` on the job's sample ``number`` of ``round``, with the job's
-        noise ``[d]``.
-        """
+    def stochastic(self, place: int, number: int, round: int, point: torch.Tensor) -> torch.Tensor:
+        """Return the client's gradient on sample ``number`` of ``round``, with the job's noise, ``[d]``."""
         self._oracle.at(slice(place, place + 1))
         return self._evaluate(point, self._oracle.sample(number=number, round=round))
 
     def _chunks(self, place: int, point: torch.Tensor) -> Iterator[tuple[float, tuple[torch.Tensor, ...]]]:
-        """The client's rows in parts, each with its share of them."""
-        columns = next(self.sampler.each(slice(place, place + 1)))
+        """Yield the client's rows in chunks, with each chunk's share of the rows."""
+        columns = next(self._sampler.each(slice(place, place + 1)))
         rows = len(columns[0]) if columns else 0
-        if rows <= ROWS or not self._is_apart(place, columns, point):
+        if rows <= ROWS or not self._is_separable(place, columns, point):
             yield 1.0, columns
             return
         for start in range(0, rows, ROWS):
             yield min(ROWS, rows - start) / rows, tuple(column[start : start + ROWS] for column in columns)
 
-    def _of(self, place: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor) -> torch.Tensor:
+    def _gradient(self, place: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor) -> torch.Tensor:
         self._oracle.at(slice(place, place + 1))
         return self._evaluate(point, Sample(alone=columns))
 
     def _evaluate(self, point: torch.Tensor, xi: Sample) -> torch.Tensor:
         if isinstance(self._oracle, MinimaxOracle):
-            return torch.cat(self._oracle.grad(*self._padded(point), xi), dim=-1)[0]
+            x_and_y = [*point.split(self._split), point[:0]][:2]  # y is empty if the problem has no y
+            return torch.cat(self._oracle.grad(*x_and_y, xi), dim=-1)[0]
         return self._oracle.operator(point, xi)[0]
 
-    def _padded(self, point: torch.Tensor) -> list[torch.Tensor]:
-        """x and y, which is empty where the problem has none."""
-        return [*point.split(self._split), point[:0]][:2]
-
-    def _is_apart(self, place: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor) -> bool:
-        """Whether the client's function is a mean over its rows; seen once, on two halves of a chunk."""
-        if place not in self._apart:
+    def _is_separable(self, place: int, columns: tuple[torch.Tensor, ...], point: torch.Tensor) -> bool:
+        """Whether the client's function is a mean over rows, tested once on a chunk and its halves."""
+        if place not in self._separable:
             parts = (slice(0, ROWS), slice(0, ROWS // 2), slice(ROWS // 2, ROWS))
-            whole, one, other = (
-                self._of(place, tuple(column[part] for column in columns), point) for part in parts
+            chunk, first, second = (
+                self._gradient(place, tuple(column[part] for column in columns), point) for part in parts
             )
-            allowed = DIFFERENT * (one.norm() + other.norm())
-            self._apart[place] = bool((whole - (one + other) / 2).norm() <= allowed)
-        return self._apart[place]
+            tolerance = DIFFERENT * (first.norm() + second.norm())
+            self._separable[place] = bool((chunk - (first + second) / 2).norm() <= tolerance)
+        return self._separable[place]
 
     def _loss(self, place: int, point: torch.Tensor) -> float:
         named = [
             self.blocks.unflatten(name, part) for name, part in zip(self.blocks, point.split(self._split))
         ]
-        parts = self._chunks(place, point)
-        return sum(share * float(self.problem.loss(*named, columns)) for share, columns in parts)
+        chunks = self._chunks(place, point)
+        return sum(share * float(self.problem.loss(*named, columns)) for share, columns in chunks)
 
     def _mean(self, fill) -> torch.Tensor:
-        """The weighted mean of what ``fill`` makes of the clients' rows ``[d + 1]``, off the run's costs."""
+        """Return the weighted mean of the clients' rows ``[d + 1]`` that ``fill`` writes."""
         transport, reduction = self._transport, self._reduction
         before = transport.seconds, transport.wire_bytes
-        reduction.begin(self._everyone)
-        fault = None
+        reduction.begin(self._all_clients)
+        error = None
         try:
             for place, client in enumerate(self.clients.tolist()):
                 reduction.rows.zero_()
                 with user_code_errors(type(self.problem).__name__, None, "", [client]):
                     fill(place, reduction.rows[0])
                 reduction.add(slice(place, place + 1))
-        except ValueError as error:
-            fault = error
-        if reduction.finish(float(fault is not None)):  # the number of ranks with a fault rides on the sum
+        except ValueError as failure:
+            error = failure
+        if reduction.finish(float(error is not None)):  # the number of ranks with an error
             with collective_errors(self.comm, ValueError):
-                if fault:
-                    raise fault
+                if error:
+                    raise error
         transport.seconds, transport.wire_bytes = before
         return reduction.mean.clone()
+
+
+def rounding(vector: torch.Tensor, least: float = 0.0) -> float:
+    """Return a bound on the norm of rounding errors in a vector whose norm is taken as ``least`` or more."""
+    return ROUNDING * torch.finfo(vector.dtype).eps * max(least, float(vector.norm()))
+
+
+def noise_squares(
+    full: FullData, place: int, r: int, samples: int, point: torch.Tensor, local: torch.Tensor
+) -> np.ndarray:
+    """Return squared norms of a client's noise after round ``r`` by block, ``[samples, blocks]``.
+
+    Args:
+        place: position of the client on this rank.
+        local: the client's full gradient, ``[d]``.
+    """
+    sizes = tuple(full.blocks.sizes.values())
+    squares = np.empty((samples, len(sizes)))
+    for number in range(samples):
+        noise = full.stochastic(place, number, ROUNDS + r, point) - local
+        squares[number] = [float(part.double().square().sum()) for part in noise.split(sizes)]
+    return np.where(squares.sum(axis=1, keepdims=True) > rounding(local) ** 2, squares, 0.0)
+
+
+def noise_tail(full: FullData, counts: list[int], r: int, samples: int, point: torch.Tensor) -> Tail:
+    """Estimate the tail index of the noise of all clients. Collective.
+
+    Args:
+        counts: number of clients on each rank.
+
+    Raises:
+        CollectiveError: a client's function has failed.
+    """
+    norms = np.empty((len(full.clients), samples))
+    with collective_errors(full.comm, ValueError):
+        for place, client in enumerate(full.clients.tolist()):
+            with user_code_errors(type(full.problem).__name__, None, "", [client]):
+                squares = noise_squares(full, place, r, samples, point, full.local(place, point))
+            norms[place] = np.sqrt(squares.sum(axis=1))
+    return tail_of(gather_rows(full.comm, counts, norms))
+
+
+def tail_of(norms: np.ndarray) -> Tail:
+    """Estimate the tail index of norms ``[clients, samples]``, each divided by its client's median."""
+    medians = np.median(norms, axis=1, keepdims=True)
+    return hill((norms / np.where(medians > 0, medians, 1.0)).reshape(-1))
+
+
+def gather_rows(comm: SerialComm, counts: list[int], rows: np.ndarray) -> np.ndarray:
+    """Gather the rows of all ranks' clients, ``[N, columns]``. Collective."""
+    width = rows.shape[1]
+    gathered = np.empty(sum(counts) * width)
+    comm.allgatherv(np.ascontiguousarray(rows).reshape(-1), gathered, [n * width for n in counts])
+    return gathered.reshape(-1, width)

@@ -1,8 +1,9 @@
-"""Regularised problems, f + a‖x - x̃‖² - b‖y - y_0‖², whatever f is ([regularize] of a job).
+"""Regularised problems, f + a‖x - x̃‖² - b‖y - y_0‖², for any f ([regularize] of a job).
 
-The terms are added to the oracle's gradients; metrics stay those of f. Their centres are fields of
-``shared``, so that a checkpoint has them. x̃ starts at x_0 and becomes the current x at the end of every
-stage, which chains the stages of a proximal-point method in one run (Shen et al. 2024, Proposition 3.1).
+The gradients of the terms are added to the oracle's gradients; metrics remain those of f. The centres are
+fields of ``shared``, so checkpoints contain them. x̃ starts at x_0 and is set to the current x at the end of
+every stage, which runs the stages of a proximal-point method one after another (Shen et al. 2024,
+Proposition 3.1).
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ class Regularize(Section):
     )
 
     @model_validator(mode="after")
-    def _pulls(self):
+    def _has_weights(self):
         if not (self.x or self.y):
             raise ValueError("needs x or y, the weight of a term")
         if self.stage and not self.x:
-            raise ValueError("stage renews the centre of x: it needs the weight x")
+            raise ValueError("stage updates the centre of x: it needs the weight x")
         return self
 
 
 def _names(problem: Problem) -> dict[str, str]:
-    """Block → the field of its centre."""
+    """Return block → name of the field with its centre."""
     return {block: f"centre_{block}" for block in problem.variables()}
 
 
 def with_centres(shared: Record, problem: Problem, regularize: Regularize | None) -> Record:
-    """A method's ``shared`` with a centre for each block, where the job regularises.
+    """Return a method's ``shared``, with a centre for each block if the job regularises.
 
     Raises:
-        ContractError: the method has a field of such a name.
+        ContractError: the method has a field of that name.
     """
     if regularize is None:
         return shared
@@ -58,13 +59,13 @@ def with_centres(shared: Record, problem: Problem, regularize: Regularize | None
 
 
 class Regularizer:
-    """The pulls of a job on the gradients of its oracle.
+    """Adds the terms of a job to the gradients of its oracle.
 
     Args:
-        shared: with the centres; seen without notes, since nothing here travels.
+        shared: the state with the centres; reads and writes here do not count as communication.
 
     Raises:
-        ContractError: a term in y, and no block y.
+        ContractError: there is a term in y, but the problem has no block y.
     """
 
     def __init__(
@@ -77,23 +78,22 @@ class Regularizer:
         self._stage, self._names = regularize.stage, _names(problem)
         self._state = State(shared.layout, shared.buffer)
         centres = {block: getattr(self._state, name) for block, name in self._names.items()}
-        if "z" in centres:  # a game: x and y end to end
+        if "z" in centres:  # a game, whose z is x and y concatenated
             split = centres["z"].split(problem.split)  # type: ignore[attr-defined]
             centres = dict(zip("xy", split))
         self._x = centres["x"]
         if regularize.y and not centres.get("y", torch.empty(0)).numel():
-            raise ContractError("[regularize] y is the weight of a term in y, and the problem has no block y")
+            raise ContractError("[regularize] y is the weight of a term in y, but the problem has no block y")
         pulls = [Pull(0, 2 * regularize.x, self._x)] if regularize.x else []
         oracle.pull(pulls + ([Pull(1, 2 * regularize.y, centres["y"])] if regularize.y else []))
 
     def start(self, block: str, value: torch.Tensor) -> None:
-        """Note the starting point of a block."""
+        """Set the centre of a block to its starting point."""
         setattr(self._state, self._names[block], value)
 
     def ends_stage(self, round: int) -> bool:
-        """Whether a round is the last of a stage."""
         return bool(self._stage) and round % self._stage == 0
 
-    def renew(self, point: torch.Tensor) -> None:
-        """Let x̃ be the x of the iterate, all blocks end to end."""
+    def recentre(self, point: torch.Tensor) -> None:
+        """Set x̃ to the x of ``point``, all blocks concatenated."""
         self._x.copy_(point[: len(self._x)])

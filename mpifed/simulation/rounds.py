@@ -1,9 +1,14 @@
-"""The phases of a round: clients, average, matrices, server, and what they cost."""
+"""The phases of a round: client functions, the average, adaptive matrices, the server function, and costs.
+
+A value that is not finite ends the run on all ranks together, with an error that names the round, the client
+and the fields.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,46 +17,60 @@ from mpifed.base.errors import user_code_errors
 from mpifed.base.log import info
 from mpifed.core.algorithm import Now, Phase, local_steps, refreshed
 from mpifed.core.autodiff import PLAIN
+from mpifed.core.numerics import all_finite
 from mpifed.core.oracle import ORACLES
 from mpifed.core.problem import Problem
-from mpifed.core.records import State
+from mpifed.core.records import Layout, State
 from mpifed.core.sampling import Sampler
 from mpifed.core.validation import called, expect_nothing, expect_unchanged
-from mpifed.parallel.comm import collective_errors
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import Transport
 from mpifed.simulation.client_batching import Group, choose_group, expect_evaluated
-from mpifed.simulation.communication_cost import Costs, Sent, Traffic
 from mpifed.simulation.compression import MessageCompressor
 from mpifed.simulation.coordinator import Coordinator, Participants
+from mpifed.simulation.costs import Costs, FederatedClock, Traffic, Volume
 from mpifed.simulation.executor import Executor, Observer, Stage, capacity
-from mpifed.simulation.federated_clock import FederatedClock
-from mpifed.simulation.finite import Bad, check_mean, check_shared, first_bad
 from mpifed.simulation.settings import SimulationSettings
 from mpifed.simulation.state import Allocation
 
-__all__ = ["Rounds"]
+__all__ = ["NonFiniteError", "Rounds"]
+
+#: Represents no client in a minimum over ranks.
+_NO_CLIENT = np.iinfo(np.int64).max
+#: If averages are at least this large, a non-finite value is attributed to divergence.
+_LARGE = 1e3
+
+
+class NonFiniteError(CollectiveError):
+    """A value is infinite or NaN; raised on all ranks together."""
+
+
+class _NonFiniteMessage(NamedTuple):
+    """A client's message that is not finite: the client number and a copy ``[size]``."""
+
+    client: int
+    message: torch.Tensor
 
 
 class Rounds:
-    """Carries out rounds on a rank's memory. All collectives of a round are called here.
+    """Runs rounds on a rank's state. All collectives of a round are called here.
 
     Args:
         problem: prepared, of the method's family.
-        observers: called at every stage.
-        group: clients stepped at a time as a run that continues has chosen it; ``None`` to choose.
+        observers: called in every phase.
+        group: number of clients that the resumed run steps at a time; ``None`` to choose it.
 
     Attributes:
-        choice: how many clients are stepped at a time.
-        coordinator: decides who takes part and makes the matrices.
+        choice: number of clients stepped at a time.
+        hosted: client numbers on this rank.
+        coordinator: determines cohorts and updates adaptive matrices.
         executor: steps the clients.
-        compressor: compresses and scales the messages.
-        traffic, clock: what travels, and how long federated clients would take.
+        compressor: compresses and scales messages.
+        traffic, clock: communication volume, and simulated time of federated clients.
         costs: running totals of this rank.
     """
-
-    _told = False  # that nobody answers
 
     def __init__(
         self,
@@ -66,9 +85,10 @@ class Rounds:
     ):
         self.config, self.problem, self.memory = config, problem, memory
         self.transport, self.placement, self.observers = transport, placement, observers
-        self.mine, self.costs = placement.of(transport.comm.rank), Costs()
-        self.clock = FederatedClock(config.clock, config.seed, self.mine)
+        self.hosted, self.costs = placement.clients_of(transport.comm.rank), Costs()
+        self.clock = FederatedClock(config.clock, config.seed, self.hosted)
         self.traffic = Traffic(memory.shared.layout, memory.shared.buffer.element_size())
+        self._reported_absence = False
         self.coordinator = Coordinator(
             config.algorithm,
             transport,
@@ -78,54 +98,40 @@ class Rounds:
             participants=participants,
             replicated=config.run.matrices == "replicated",
         )
-        # A rank alone reads the data of its clients.
+        oracle_type, buffer = ORACLES[problem.family], memory.shared.buffer
+        # Each rank reads the data of its own clients.
         with collective_errors(transport.comm, ValueError, OSError), user_code_errors(type(problem).__name__):
-            sampler = self._sampler()
+            sampler = Sampler(
+                problem,
+                self.hosted,
+                config.seed,
+                config.oracle.batch_size,
+                config.oracle.noise,
+                oracle_type.noise_width(problem),
+                buffer.dtype,
+                buffer.device,
+            )
         self.choice = choose_group(config, problem, sampler, placement, transport.comm, group)
-        members = min(len(self.mine), config.participation.cohort or problem.clients)
+        members = min(len(self.hosted), config.participation.cohort or problem.clients)
         size = capacity(self.choice.group, members)
-        oracle = ORACLES[problem.family](problem, sampler, size > 1, config.run.evaluation)
+        oracle = oracle_type(problem, sampler, size > 1, config.run.evaluation)
         if config.run.evaluation != PLAIN:
             expect_evaluated(oracle, size, transport.comm)
-        self.executor = Executor(oracle, memory.clients, memory.between, size)
-        self._average = self._stage(Phase(_nothing, memory.own)) if memory.own.fields else None
+        self.executor = Executor(oracle, memory.clients, memory.within_round, size)
+        average = Phase(_no_client_function, memory.client_blocks)
+        self._average = self._stage(average) if memory.client_blocks.fields else None
         self._stages = self._stages_of(config.algorithm.phases)
         self._start = self._stages_of(config.algorithm.start)
         layouts = [stage.messages.layout for stage in self._stages]
-        self.compressor = MessageCompressor(config, self.mine, layouts, memory.shared)
-
-    def _sampler(self) -> Sampler:
-        config, width = self.config, ORACLES[self.problem.family].noise_width(self.problem)
-        oracle = config.oracle
-        return Sampler(
-            self.problem,
-            self.mine,
-            config.seed,
-            oracle.batch_size,
-            oracle.noise,
-            width,
-            self.memory.shared.buffer.dtype,
-            self.memory.shared.buffer.device,
-        )
+        self.compressor = MessageCompressor(config, self.hosted, layouts, memory.shared)
 
     def _stage(self, phase: Phase, names: tuple[str, ...] = (), number: int = 0, cohort: int = 0) -> Stage:
-        layout = self.memory.layout(phase.message)
+        layout, dtype = self.memory.layout(phase.message), self.memory.shared.buffer.dtype
         reduction = REDUCTIONS[self.config.run.reduction](
-            self.transport,
-            self.executor.capacity,
-            self.placement,
-            layout.size,
-            self.memory.shared.buffer.dtype,
+            self.transport, self.executor.capacity, self.placement, layout.size, dtype
         )
-        return Stage(
-            phase,
-            State(layout, reduction.rows),
-            State(layout, reduction.mean),
-            reduction,
-            names,
-            number,
-            cohort,
-        )
+        messages, mean = State(layout, reduction.rows), State(layout, reduction.mean)
+        return Stage(phase, messages, mean, reduction, names, number, cohort)
 
     def _stages_of(self, phases: Sequence[Phase]) -> list[Stage]:
         cohorts = np.cumsum([phase.new_cohort for phase in phases], dtype=int).tolist()
@@ -133,13 +139,13 @@ class Rounds:
         return [self._stage(phase, *rest) for phase, *rest in zip(phases, names, numbers, cohorts)]
 
     def run(self, r: int, control: float = 0.0) -> float:
-        """Carry out round ``r``; round 0 is the method's start.
+        """Run round ``r``; round 0 runs the method's start phases.
 
         Args:
-            control: a value of this rank that rides on the first Allreduce.
+            control: a value of this rank that is added to the first Allreduce.
 
         Returns:
-            The sum of the ranks' control values.
+            The sum of the control values over all ranks.
         """
         began, communicated, controls = time.perf_counter(), self.transport.seconds, 0.0
         self.clock.begin_round()
@@ -148,12 +154,12 @@ class Rounds:
         for stage in self._stages if r else self._start:
             if stage.cohort != number:
                 number, cohort = stage.cohort, self.coordinator.cohort(r, stage.cohort)
-            cohort = self.coordinator.answering(r, stage.number, cohort)
+            cohort = self.coordinator.participating(r, stage.number, cohort)
             if not len(cohort.members):
-                controls += self._without_answers(r, cohort, control)
+                controls += self._skip(r, cohort, control)
                 break
             controls += self._phase(r, stage, cohort, control)
-            control = 0.0  # it rides once
+            control = 0.0  # only the first Allreduce includes it
         self.average_clients()
         seconds, communication = time.perf_counter() - began, self.transport.seconds - communicated
         self.costs.seconds += seconds
@@ -162,21 +168,17 @@ class Rounds:
         self.costs.wire_bytes = self.transport.wire_bytes
         return controls
 
-    def _without_answers(self, r: int, cohort: Cohort, control: float) -> float:
-        """The rest of a round in which nobody has answered: nothing moves.
-
-        Returns:
-            The sum of the ranks' control values.
-        """
-        if not self._told and self.transport.comm.rank == 0:
+    def _skip(self, r: int, cohort: Cohort, control: float) -> float:
+        """Skip the rest of a round in which no client participates; return the sum of the control values."""
+        if not self._reported_absence and self.transport.comm.rank == 0:
             info(
-                f"in round {r} no client answers: the rest of such a round is left out, and nothing "
-                "moves in it (said once)"
+                f"no client participates in round {r}; the remaining phases of such rounds are skipped and "
+                "change nothing (reported once)"
             )
-        self._told = True
-        if cohort.asked:
+        self._reported_absence = True
+        if cohort.selected:
             self.costs.phases += 1
-            self.clock.phase(r, cohort.local, cohort.local, Sent(0, 0), waits=True)
+            self.clock.phase(r, cohort.local, cohort.local, Volume(0, 0), waits=True)
         controls = np.array([control])
         self.transport.comm.allreduce_(controls)
         return float(controls[0])
@@ -190,27 +192,24 @@ class Rounds:
         )  # fmt: skip
 
     def _phase(self, r: int, stage: Stage, cohort: Cohort, control: float) -> float:
-        """Clients, average, matrices, server."""
         now, shared = self._now(r, cohort), self.memory.shared
         shared.pop_accesses()
-        bad = self._step_clients(stage, now, cohort)
+        non_finite = self._step_clients(stage, now, cohort)
         reads, _ = shared.pop_accesses()
         controls = stage.reduction.finish(control)
-        check_mean(self.transport.comm, r, stage, bad)
+        _check_mean(self.transport.comm, r, stage, non_finite)
         for observer in self.observers:
             observer.after_mean(stage, cohort)
-        made = self.coordinator.refresh(r, stage.mean, stage.refreshed)
+        matrices = self.coordinator.refresh(r, stage.mean, stage.refreshed)
         self._serve(stage, now)
-        check_shared(r, stage, shared)
-        self._count(r, stage, cohort, reads, [*made, *shared.pop_accesses()[1]])
+        _check_shared(r, stage, shared)
+        self._count(r, stage, cohort, reads, [*matrices, *shared.pop_accesses()[1]])
         return controls
 
     def _serve(self, stage: Stage, now: Now) -> None:
-        """The server function; without one, the averages replace the fields of ``shared`` of their names.
+        """Run the server function; without one, averages replace the fields of ``shared`` of the same names.
 
-        Blocks are projected: with compression or unbiased weights an average of points may leave their set.
-
-        The average may lie where other ranks read it, too.
+        Blocks are projected, because compression or unbiased weights may move an average out of its set.
         """
         shared, mean = self.memory.shared, stage.mean
         if stage.phase.server is None:
@@ -218,55 +217,56 @@ class Rounds:
                 if name in shared:
                     setattr(shared, name, getattr(now.sets, name)(getattr(mean, name)))
             return
+        # Other ranks may read the same memory, so a server function must not write to the mean.
         name, before = called(stage.phase.server), mean.buffer.clone() if now.round < 2 else None
         with user_code_errors(name, now.round, stage.phase.name):
             expect_nothing(stage.phase.server(now, shared, mean), name, "writes to `shared`")
         if before is not None:
             expect_unchanged(mean, before, "mean", stage.phase.server, "server")
 
-    def _step_clients(self, stage: Stage, now: Now, cohort: Cohort) -> Bad | None:
-        """Steps this rank's members and adds up their messages, group by group while they are in cache.
+    def _step_clients(self, stage: Stage, now: Now, cohort: Cohort) -> _NonFiniteMessage | None:
+        """Step this rank's members and add up their messages, group by group while they are in cache.
 
         Returns:
-            The first message that is not finite.
+            The first message that is not finite, ``None`` if all are.
         """
-        bad, scales = None, self.coordinator.scales(cohort)
+        non_finite, scales = None, self.coordinator.scales(cohort)
         changes = now.round and (self.config.message.compression is not None or scales is not None)
         stage.reduction.begin(cohort)
         for members in self.executor.groups(stage, cohort):
             for observer in self.observers:
                 observer.before_clients(stage, cohort, members)
             self.executor.run(stage, now, members, self.memory.shared)
-            found = first_bad(stage, cohort, members, self.mine)
-            bad = bad or found
+            found = _first_non_finite(stage, cohort, members, self.hosted)
+            non_finite = non_finite or found
             if changes and not found:
                 rows = stage.messages.buffer[: members.stop - members.start]
-                own = scales and (scales[0], scales[1][members])
-                self.compressor.send(now.round, stage.number, rows, cohort.local[members], own)
+                factors = scales and (scales[0], scales[1][members])
+                self.compressor.send(now.round, stage.number, rows, cohort.local[members], factors)
             for observer in self.observers:
                 observer.after_clients(stage, cohort, members)
             stage.reduction.add(members)
-        return bad
+        return non_finite
 
     def _count(self, r: int, stage: Stage, cohort: Cohort, reads: set[str], writes: list[str]) -> None:
-        members, everyone = len(cohort.local), len(cohort.members) == self.problem.clients
+        members, full = len(cohort.local), len(cohort.members) == self.problem.clients
         compressed = self.compressor.bytes(stage.number) if r else None
         if compressed is not None and members:
             reads = reads | self.compressor.reads(stage.number)
-        sent = self.traffic.phase(reads, stage.messages.layout, everyone)
+        volume = self.traffic.phase(reads, stage.messages.layout, full)
         if compressed is not None:
-            sent = sent._replace(up=compressed)
+            volume = volume._replace(up=compressed)
         self.traffic.wrote(writes)
         self.costs.phases += 1
         self.costs.oracle_calls += int(self.executor.calls.sum())
-        self.costs.bytes_up += sent.up * members
-        self.costs.bytes_down += sent.down * (members + cohort.silent)
-        self.clock.phase(r, cohort.local, self.executor.calls, sent, self.coordinator.waits(cohort))
+        self.costs.bytes_up += volume.up * members
+        self.costs.bytes_down += volume.down * (members + cohort.dropouts)
+        self.clock.phase(r, cohort.local, self.executor.calls, volume, self.coordinator.waits(cohort))
 
     def unsent(self) -> list[str]:
-        """The fields of ``shared`` that clients have not been sent since they were written. Collective.
+        """Return the fields of ``shared`` written since clients have last downloaded them. Collective.
 
-        A rank without clients has seen no client read; what it believes unsent does not count.
+        Ranks without clients observe no downloads, so a field must be unsent on every rank.
         """
         names = list(self.memory.shared.layout.slots)
         mask = np.array([name in self.traffic.unsent for name in names], dtype=np.int64)
@@ -274,25 +274,93 @@ class Rounds:
         return [name for name, one in zip(names, mask) if one]
 
     def average_clients(self) -> None:
-        """Average the blocks that every client has its own of. Collective where there are some."""
+        """Average the blocks of which every client has its own copy. Collective if there are such blocks."""
         if self._average is None:
             return
-        everyone = self.coordinator.cohort(0)
-        messages, reduction, count = self._average.messages, self._average.reduction, len(self.mine)
-        reduction.begin(everyone)
+        messages, reduction, count = self._average.messages, self._average.reduction, len(self.hosted)
+        reduction.begin(self.coordinator.cohort(0))
         for start in range(0, count, self.executor.capacity):
             stop = min(start + self.executor.capacity, count)
             rows = messages.rows(0, stop - start)
-            for block in self.memory.own.fields:
+            for block in self.memory.client_blocks.fields:
                 setattr(rows, block, getattr(self.memory.clients, block)[start:stop])
             reduction.add(slice(start, stop))
         reduction.finish()
 
     def block(self, name: str) -> torch.Tensor:
-        """The current iterate of a block, ``[d]``; the clients' average where every client has its own."""
+        """Return the current iterate of a block, ``[d]``; the clients' average if each has its own copy."""
         shared = self.memory.shared
         return getattr(shared if name in shared or self._average is None else self._average.mean, name)
 
 
-def _nothing(now, shared, client, message, oracle) -> None:
+def _no_client_function(now, shared, client, message, oracle) -> None:
     """The client function of a stage that only averages."""
+
+
+def _first_non_finite(
+    stage: Stage, cohort: Cohort, members: slice, hosted: np.ndarray
+) -> _NonFiniteMessage | None:
+    """Return a group's first message that is not finite, before the reduction overwrites the messages.
+
+    Args:
+        members: the group, a part of ``cohort.local``.
+        hosted: client numbers on this rank.
+    """
+    rows = stage.messages.buffer[: members.stop - members.start]
+    if all_finite(rows):
+        return None
+    row = int((~torch.isfinite(rows)).any(dim=1).nonzero()[0])
+    return _NonFiniteMessage(int(hosted[cohort.local[members.start + row]]), rows[row].clone())
+
+
+def _check_mean(comm: SerialComm, round: int, stage: Stage, found: _NonFiniteMessage | None) -> None:
+    """Raise a NonFiniteError on all ranks if an average is not finite. Collective in that case.
+
+    Args:
+        found: the first message on this rank that is not finite.
+    """
+    if stage.reduction.mean_is_finite():
+        return
+    first = np.array([found.client if found else _NO_CLIENT], dtype=np.int64)
+    comm.allreduce_(first, "min")
+    if first[0] == _NO_CLIENT:
+        raise NonFiniteError(
+            f"non-finite value in round {round}: the sum of finite messages overflows in phase "
+            f"{stage.phase.name!r}: reduce the step sizes"
+        )
+    is_here = found is not None and found.client == first[0]
+    owner = np.array([comm.rank if is_here else comm.size], dtype=np.int64)
+    comm.allreduce_(owner, "min")
+    fields = _non_finite_fields(stage.mean.layout, found.message) if found and is_here else ""
+    fields = broadcast_text(comm, fields, int(owner[0]))
+    raise NonFiniteError(
+        f"non-finite value in round {round}: client {first[0]}, {fields} of `message` (phase "
+        f"{stage.phase.name!r}): reduce the step sizes, or check that the problem's functions are finite at "
+        "every point"
+    )
+
+
+def _check_shared(round: int, stage: Stage, shared: State) -> None:
+    """Raise a NonFiniteError if the server function has written a value that is not finite.
+
+    ``shared`` is the same on all ranks, so all ranks raise the error.
+    """
+    if all_finite(shared.buffer):
+        return
+    largest = float(stage.mean.buffer.abs().max()) if stage.mean.buffer.numel() else 0.0
+    hint = "" if largest >= _LARGE else ", or check the server function for a division by 0"
+    raise NonFiniteError(
+        f"non-finite value in round {round}: {_non_finite_fields(shared.layout, shared.buffer)} of `shared`, "
+        f"written by the server from finite averages of up to {largest:.2g}: reduce the step sizes{hint}"
+    )
+
+
+def _non_finite_fields(layout: Layout, row: torch.Tensor) -> str:
+    """Return the fields of a row that are not finite: ``field 'x'`` or ``fields 'x' and 'y'``."""
+    bad = ~torch.isfinite(row)
+    names = [
+        repr(name)
+        for name, parts in layout.slots.items()
+        if any(bad[start:stop].any() for start, stop in parts)
+    ]
+    return f"field {names[0]}" if len(names) == 1 else f"fields {', '.join(names[:-1])} and {names[-1]}"

@@ -1,10 +1,9 @@
-"""The settings of a simulation as one validated record, and the rules of their combination."""
+"""The settings of a simulation as one validated record, including the rules for combinations."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,27 +34,30 @@ from mpifed.core.problem import Minimisation, Problem, is_analytic
 from mpifed.core.sets import Zero
 from mpifed.core.validation import check_method
 from mpifed.parallel.options import ParallelOptions
-from mpifed.simulation.federated_clock import Clock
+from mpifed.simulation.costs import Clock
 from mpifed.simulation.regularization import Regularize
-from mpifed.simulation.stationarity import Measures
+from mpifed.simulation.stationarity import StationarityOptions
 
 __all__ = ["ExecutionOptions", "SimulationSettings"]
 
 
 def _weights(text: str) -> str:
-    """The absolute path of a file of weights, which a resumed run finds from any folder."""
+    """Return the absolute path of a file of weights, so that resumed runs find it from any folder."""
     if "\0" in text or Path(text).suffix != ".safetensors":
         raise ValueError(
-            "expected a .safetensors file (`mpifed export` writes one, and "
-            f"safetensors.torch.save_file(module.state_dict(), FILE)), got {short_repr(text)}"
+            "expected a .safetensors file, written by `mpifed export` or "
+            f"safetensors.torch.save_file(module.state_dict(), FILE), got {short_repr(text)}"
         )
     return str(Path(text).absolute())
 
 
+def _is_positive_integer(value) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
+
+
 def _group(value):
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= 1
-    if not whole and value not in ("auto", "all"):
-        raise ValueError(f'expected "auto", "all" or a whole number from 1, got {short_repr(value)}')
+    if not _is_positive_integer(value) and value not in ("auto", "all"):
+        raise ValueError(f'expected "auto", "all" or an integer >= 1, got {short_repr(value)}')
     return value
 
 
@@ -104,17 +106,17 @@ class ExecutionOptions(ParallelOptions):
         return Evaluation(self.compile, self.autocast)
 
     @model_validator(mode="after")
-    def _in_one_precision(self):
+    def _autocast_needs_float32(self):
         if self.autocast != "none" and self.dtype != "float32":
             raise ValueError(f"autocast = {self.autocast!r} needs dtype = 'float32', got {self.dtype!r}")
         return self
 
     @model_validator(mode="after")
-    def _compiles_alike(self):
+    def _exact_needs_a_loop_if_compiled(self):
         if self.reduction == "exact" and self.compile != "none" and self.group != 1:
             raise ValueError(
-                "code compiled for another number of clients gives other bits: expected group = 1 with "
-                f"compile = {self.compile!r} and reduction = 'exact', got group = {self.group!r}"
+                "results of compiled code depend on the number of vectorised clients: expected group = 1 "
+                f"with compile = {self.compile!r} and reduction = 'exact', got group = {self.group!r}"
             )
         return self
 
@@ -123,7 +125,7 @@ class SimulationSettings(Strict, BaseModel):
     """A problem, a method and the options of their simulation.
 
     Raises:
-        ConfigError: a setting is wrong, or two do not go together; one line per error.
+        ConfigError: settings are invalid or inconsistent; one line per error.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
@@ -151,7 +153,7 @@ class SimulationSettings(Strict, BaseModel):
     run: ExecutionOptions = ExecutionOptions()
     clock: Clock | None = None
     regularize: Regularize | None = None
-    measures: Measures | None = None
+    measures: StationarityOptions | None = None
 
     def __init__(self, /, **settings):
         try:
@@ -160,129 +162,119 @@ class SimulationSettings(Strict, BaseModel):
             raise ConfigError(explain_record(error.errors(), type(self), settings)) from None
 
     @model_validator(mode="after")
-    def _fits_together(self):
+    def _method_fits_problem(self):
         algorithm, problem = self.algorithm, self.problem
         _expect_settings(algorithm, "hyperparameters")
         _expect_settings(problem, "problem_settings")
         check_method(algorithm)
-        name, its = title(algorithm), title(problem)
+        method, name = title(algorithm), title(problem)
         clients = getattr(problem, "clients", None)
-        if not isinstance(clients, int | np.integer) or isinstance(clients, bool) or clients < 1:
-            raise ValueError(f"problem.clients: expected a whole number from 1, got {short_repr(clients)}")
+        if not _is_positive_integer(clients):
+            raise ValueError(f"problem.clients: expected an integer >= 1, got {short_repr(clients)}")
         algorithm.expect_clients(int(clients))
-        fits = {problem.family, "operator"} if problem.family == "minimax" else {problem.family}
-        fits |= {"minimisation"} if isinstance(problem, Minimisation) else set()
-        if algorithm.family not in fits:
-            kind = f"{'an' if problem.family == 'operator' else 'a'} {problem.family}"
+        families = {problem.family, "operator"} if problem.family == "minimax" else {problem.family}
+        families |= {"minimisation"} if isinstance(problem, Minimisation) else set()
+        if algorithm.family not in families:
+            article = "an" if problem.family == "operator" else "a"
             raise ValueError(
-                f"{name} solves {algorithm.family} problems, {its} is {kind} problem: methods for it are "
-                f"{first(n for n, c in ALGORITHMS.items() if c.family in fits)}"
+                f"{method} solves {algorithm.family} problems, but {name} is {article} {problem.family} "
+                f"problem: expected one of {first(n for n, c in ALGORITHMS.items() if c.family in families)}"
             )
         if problem.family == "operator" and not isinstance(problem.phi, Zero) and not algorithm.composite:
             raise ValueError(
-                f"{its} has a convex part φ = {problem.phi}, which {name} would ignore: methods for it are "
+                f"{name} has a convex part φ = {problem.phi}, which {method} would ignore: expected one of "
                 f"{first(n for n, c in ALGORITHMS.items() if c.composite)}"
             )
         return self
 
     @model_validator(mode="after")
-    def _takes_part(self):
+    def _participation_fits(self):
         algorithm, clients = self.algorithm, self.problem.clients
         self.participation.expect(clients)
         partial = self.participation.partial(clients)
         if partial and not algorithm.partial_participation:
             fields = ", ".join(stored_fields(algorithm))
-            reason = (
-                f"its clients carry {fields} from round to round" if fields else "it is defined for no other"
-            )
+            reason = f", because clients store {fields} between rounds" if fields else ""
             raise ValueError(
-                f"{title(algorithm)} needs every client in every round, got {partial}, for {reason}: leave "
-                f"it out, or take one of {first(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
+                f"{title(algorithm)} is defined for full participation only{reason}, got {partial}: leave it "
+                f"out, or use one of {first(n for n, c in ALGORITHMS.items() if c.partial_participation)}"
             )
-        corrected = partial and self.participation.availability and self.participation.availability.unbiased
-        if corrected and (fields := undeclared(algorithm)):
+        if not (partial and self.participation.availability and self.participation.availability.unbiased):
+            return self
+        if fields := undeclared(algorithm):
             raise ValueError(
-                f"{title(algorithm)} stores {', '.join(fields)} at its clients. availability.unbiased would "
-                "divide changes of these fields by the clients' probabilities and let the server's mean of "
-                'them drift: declare the message\'s field that is such a change, dc = mpifed.stored("x"), '
-                "or leave availability.unbiased out"
+                f"clients of {title(algorithm)} store {', '.join(fields)}, and availability.unbiased would "
+                "divide the changes of these fields by the clients' probabilities, so that the server's mean "
+                'would drift: declare the changes in the message, such as dc = mpifed.stored("x"), or leave '
+                "availability.unbiased out"
             )
-        if corrected and not all(phase.new_cohort for phase in algorithm.phases[1:]):
+        if not all(phase.new_cohort for phase in algorithm.phases[1:]):
             raise ValueError(
                 f"{title(algorithm)} averages over one cohort in several phases of a round, so its step is a "
-                "product of estimates, which availability.unbiased does not make unbiased: leave "
-                "availability.unbiased out, or draw a new cohort for each phase (fresh_cohort, where the "
+                "product of dependent estimates, which availability.unbiased does not make unbiased: leave "
+                "availability.unbiased out, or sample a new cohort for each phase (fresh_cohort, if the "
                 "method has it)"
             )
         return self
 
     @model_validator(mode="after")
-    def _regularizes(self):
-        if self.regularize and self.problem.family != "minimax":
+    def _options_fit_problem(self):
+        problem, name = self.problem, title(self.problem)
+        if self.regularize and problem.family != "minimax":
             raise ValueError(
-                f"[regularize] is for minimax problems, {title(self.problem)} is of the family "
-                f"{self.problem.family}"
+                f"[regularize] is for minimax problems, but {name} has the family {problem.family!r}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _differentiates(self):
-        for name, value in self.run.evaluation._asdict().items():
-            if value != "none" and is_analytic(self.problem):
+        for option, value in self.run.evaluation._asdict().items():
+            if value != "none" and is_analytic(problem):
                 raise ValueError(
-                    f"run.{name} = {value!r} is for functions that are differentiated, and those of "
-                    f"{title(self.problem)} are written by hand: expected run.{name} = 'none'"
+                    f"run.{option} = {value!r} is for losses differentiated by autograd, but {name} has "
+                    f"analytic gradients: expected run.{option} = 'none'"
                 )
+        if self.measures and (error := self._measures_error()):
+            raise ValueError(f"measures.of = {list(self.measures.of)}: {error}")
         return self
 
-    @model_validator(mode="after")
-    def _measures(self):
-        asked = self.measures.of if self.measures else ()
-        for fault in _faults_of_measures(self) if asked else ():
-            raise ValueError(f"measures.of = {list(asked)}: {fault}")
-        return self
+    def _measures_error(self) -> str:
+        """Return why the stationarity measures are not defined for the problem or the method, or ""."""
+        measures, method, problem = self.measures, self.algorithm, self.problem
+        if problem.family != "minimax":
+            return f"expected a minimax problem, but {title(problem)} has the family {problem.family!r}"
+        if measures.ell is None and "moreau" in measures.of:
+            return "moreau needs the smoothness of f: set measures.ell"
+        if "tail" in measures.of and not self.oracle.batch_size and self.oracle.noise is None:
+            return "tail needs gradient noise: set oracle.batch_size or oracle.noise"
+        smooths = method.family == "minimax" and "z" in method.shared.fields and getattr(method, "p", 0) > 0
+        if "potential" in measures.of and not smooths:
+            return (
+                f"potential needs a method with a smoothing point z and a weight p > 0, got {title(method)}"
+            )
+        return ""
 
     @property
     def output_rule(self) -> str:
-        """The output rule: as set, or the method's own."""
+        """The output rule: as set, or the method's default."""
         return self.output or self.algorithm.output
 
 
-def _faults_of_measures(settings: SimulationSettings) -> Iterator[str]:
-    """Why measures cannot be taken of a problem or a method."""
-    measures, method, problem = settings.measures, settings.algorithm, settings.problem
-    if problem.family != "minimax":
-        yield f"expected a minimax problem, {title(problem)} has the family {problem.family!r}"
-    if measures.ell is None and "moreau" in measures.of:
-        yield "moreau needs the smoothness of f, measures.ell"
-    if "tail" in measures.of and not settings.oracle.batch_size and settings.oracle.noise is None:
-        yield "tail is of the gradient noise: expected oracle.batch_size or oracle.noise"
-    smooths = method.family == "minimax" and "z" in method.shared.fields and getattr(method, "p", 0) > 0
-    if "potential" in measures.of and not smooths:
-        yield f"potential needs a method with a smoothing point z and a weight p > 0, got {title(method)}"
-
-
 def _expect_settings(part, decorator: str) -> None:
-    """Raises:
-    ValueError: the object is no record of settings, or one of them was never given a value.
-    """
-    kind = type(part)
-    plugin(kind)  # it is known from here on by its source as it is now
+    """Raise a ValueError if a method or problem is not a record of settings, or a setting has no value."""
+    cls = type(part)
+    plugin(cls)  # from here on, the class is identified by its current source
     if not dataclasses.is_dataclass(part):
-        raise ValueError(f"{kind.__name__} must be a dataclass: its fields are its settings")
-    fields = {field.name for field in dataclasses.fields(part)}
-    for name, default in ((name, value) for one in kind.__mro__ for name, value in vars(one).items()):
+        raise ValueError(f"{cls.__name__} must be a dataclass: its fields are its settings")
+    fields = [field.name for field in dataclasses.fields(part)]
+    for name, default in ((name, value) for base in cls.__mro__ for name, value in vars(base).items()):
         if isinstance(default, FieldInfo) and name not in fields:
             raise ValueError(
-                f"{kind.__name__}.{name} is no setting yet: decorate {kind.__name__} itself, too, with "
-                f"mpifed.base.settings.{decorator}"
+                f"{cls.__name__} declares the field `{name}` but is not decorated: add "
+                f"@mpifed.base.settings.{decorator}"
             )
-    for field in dataclasses.fields(part):
-        value = getattr(part, field.name, None)
+    for name in fields:
+        value = getattr(part, name, None)
         if isinstance(value, float) and math.isnan(value):
-            raise ValueError(f"{kind.__name__}.{field.name}: expected a number, got nan")
+            raise ValueError(f"{cls.__name__}.{name}: expected a number, got nan")
         if isinstance(value, FieldInfo):
             raise ValueError(
-                f"{kind.__name__}.{field.name} has no value: decorate the class with "
-                f"mpifed.base.settings.{decorator}, as the class that it derives from, and not with dataclass"
+                f"{cls.__name__}.{name} has no value: decorate the class with "
+                f"mpifed.base.settings.{decorator}, as its base class, and not with dataclass"
             )

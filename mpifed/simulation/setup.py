@@ -1,34 +1,66 @@
-"""What comes before a run's memory: the problem prepared and checked, and its clients placed on the ranks."""
+"""Setup of a simulation: the problem is prepared and checked, initial weights are read, clients are placed.
+
+Ranks must have read the same data files and have the same user-defined objects, and a resumed run must read
+the data of the original run. Ranks compare the contents of files, not their paths: copies on each node are as
+good as one shared folder.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from mpifed.base.errors import message_of, user_code_errors
-from mpifed.base.plugins import sources
+from mpifed.base.data_files import digest
+from mpifed.base.errors import ConfigError, join_lines, message_of, truncate, user_code_errors
+from mpifed.base.plugins import plugins_of
+from mpifed.base.settings import title
 from mpifed.core.participation import Participation, Weighted
-from mpifed.core.problem import DataFile, Problem, as_family
+from mpifed.core.problem import DataFile, Problem, as_family, with_network_weights
 from mpifed.core.validation import check_problem, expect_finite, expect_mirror
-from mpifed.parallel.comm import CollectiveError, SerialComm, collective_errors
-from mpifed.parallel.devices import choose_device
+from mpifed.parallel.comm import (
+    CollectiveError,
+    SerialComm,
+    broadcast_text,
+    collective_errors,
+    raise_if_any,
+)
+from mpifed.parallel.devices import choose_device, ranks_on
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.coordinator import Participants
-from mpifed.simulation.data_consistency import agree_on_data, agree_on_sources
-from mpifed.simulation.evaluation import user
-from mpifed.simulation.memory import expect_room
+from mpifed.simulation.evaluation import user_problem
 from mpifed.simulation.settings import SimulationSettings
-from mpifed.simulation.weights import Weights
+from mpifed.simulation.state import expect_room
 
-__all__ = ["default_dtype", "place", "prepare", "read_files", "settled"]
+__all__ = [
+    "InitialWeights",
+    "agree_on_data",
+    "data_change",
+    "default_dtype",
+    "digests",
+    "expect_same",
+    "files_from_table",
+    "files_to_json",
+    "place",
+    "prepare",
+    "read_files",
+    "resolve_reduction",
+]
+
+Files = dict[str, DataFile]
+
+#: Maximum number of parameters named in a message.
+NAMED = 5
 
 
 @contextlib.contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """While a user's code runs, torch's default dtype is the run's."""
+    """A context in which torch's default dtype is ``dtype``, for user code."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -37,17 +69,18 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def settled(config: SimulationSettings, comm: SerialComm) -> SimulationSettings:
-    """``config`` with the reduction that suits the ranks' devices, where it is left open. Collective.
+def resolve_reduction(config: SimulationSettings, comm: SerialComm) -> SimulationSettings:
+    """Return ``config`` with the default reduction for the ranks' devices, if none is set. Collective.
 
     Raises:
-        CollectiveError: on all ranks: the devices are not there.
+        CollectiveError: on all ranks: the devices are not available.
     """
     if config.run.reduction is not None:
         return config
     on_cpu = choose_device(comm, config.run.device, config.run.gpus).type == "cpu"
-    of_any_size = config.run.compile == "none" or config.run.group == 1  # else bits follow the size of groups
-    run = config.run.model_copy(update={"reduction": "exact" if on_cpu and of_any_size else "fused"})
+    # Compiled code for several clients gives results that depend on the size of the group.
+    reproducible = config.run.compile == "none" or config.run.group == 1
+    run = config.run.model_copy(update={"reduction": "exact" if on_cpu and reproducible else "fused"})
     return config.model_copy(update={"run": run})
 
 
@@ -56,69 +89,70 @@ def prepare(
     comm: SerialComm,
     dtype: torch.dtype,
     device: torch.device,
-    files: dict[str, DataFile],
+    files: Files,
 ) -> Problem:
-    """The problem as the method sees it, prepared and checked on every rank. Collective, also where it fails.
+    """Return the problem in the method's family, prepared and checked. Collective, also if it fails.
 
     Args:
-        files: files that were read in addition to the problem's data.
+        files: files read in addition to the problem's data.
 
     Raises:
-        CollectiveError: on all ranks: the problem breaks its contract, its data cannot be read or differ
+        CollectiveError: on all ranks: the problem violates its contract, or its data cannot be read or differ
             between ranks.
     """
-    problem, fault = config.problem, None
-    agree_on_sources(comm, sources("algorithm", config.algorithm) | sources("problem", problem))
+    problem, error, sharing = config.problem, None, ranks_on(comm, device)
+    agree_on_sources(comm, plugins_of("algorithm", config.algorithm) | plugins_of("problem", problem))
     try:
         with default_dtype(dtype), user_code_errors(type(problem).__name__):
-            if problem.footprint():  # else the data say how large the blocks are
-                expect_room(config, comm, device)
+            if problem.footprint():  # otherwise the data determine the sizes of the blocks
+                expect_room(config, comm, device, sharing)
             problem.prepare(config.seed, config.run.data_dir)
-            expect_room(config, comm, device)
+            expect_room(config, comm, device, sharing)
             batch_size, weights = config.oracle.batch_size, _weights(config.participation)
             check_problem(
                 problem, config.algorithm, dtype=dtype, device=device, batch_size=batch_size, weights=weights
             )
             expect_finite(problem, config.seed, batch_size, dtype, device)
             expect_mirror(problem, config.algorithm, config.seed)
-    except (ValueError, OSError) as error:
-        fault = error
+    except (ValueError, OSError) as failure:
+        error = failure
     try:
-        agree_on_data(comm, files | problem.files, fault and message_of(fault))
+        agree_on_data(comm, files | problem.files, error and message_of(error))
     except CollectiveError as common:
-        raise common from fault
+        raise common from error
     return as_family(problem, config.algorithm.family)
 
 
-def read_files(config: SimulationSettings) -> dict[str, DataFile]:
-    """The data files that a run of a job reads, by name, read by this rank alone.
+def read_files(config: SimulationSettings) -> Files:
+    """Return the data files that a simulation reads, by name, as read by this rank.
 
     Raises:
-        ValueError, OSError: they cannot be read.
+        ValueError, OSError: a file cannot be read.
     """
     problem = config.problem
-    others = Participants(config.participation, config.seed, problem).files | Weights(config.initial).files
+    files = Participants(config.participation, config.seed, problem).files
+    files = files | InitialWeights(config.initial).files
     with default_dtype(getattr(torch, config.run.dtype)), user_code_errors(type(problem).__name__):
         problem.prepare(config.seed, config.run.data_dir)
-    return others | problem.files
+    return files | problem.files
 
 
 def _weights(participation: Participation) -> str:
-    """ "samples" where clients' numbers of samples are asked for."""
+    """Return "samples" if participation or averages depend on the clients' numbers of samples."""
     model = participation.availability
     return "samples" if isinstance(model, Weighted) and model.weights == "samples" else participation.weights
 
 
 def place(config: SimulationSettings, problem: Problem, comm: SerialComm) -> Placement:
-    """The placement of the clients on the ranks. Collective.
+    """Return the placement of the clients on the ranks. Collective.
 
-    With ``run.placement = "balanced"`` the work of a client is the number of rows that one of its gradients
-    evaluates: those of its full batch. Minibatches have the same number of rows on all clients.
+    With ``run.placement = "balanced"``, the cost of a client is the number of rows that a full gradient
+    evaluates. Minibatches have the same number of rows on all clients.
 
     Raises:
-        CollectiveError: on all ranks: the number of samples of a client cannot be determined.
+        CollectiveError: on all ranks: a client's number of samples cannot be determined.
     """
-    even, source = Placement(problem.clients, comm.size), user(problem)
+    even, source = Placement(problem.clients, comm.size), user_problem(problem)
     if config.run.placement == "even" or config.oracle.batch_size:
         return even
     with (
@@ -126,6 +160,224 @@ def place(config: SimulationSettings, problem: Problem, comm: SerialComm) -> Pla
         user_code_errors(f"{type(source).__name__}.client_size"),
     ):
         if type(source).client_size is Problem.client_size and not len(source.client_data(0)):
-            return even  # all clients draw the same number of samples
+            return even  # all clients generate the same number of samples
         rows = [source.client_size(client) for client in range(problem.clients)]
         return Placement.balanced(np.array(rows, dtype=np.int64).clip(min=1), comm.size)
+
+
+class InitialWeights:
+    """The network weights of the setting ``initial``, read from a safetensors file.
+
+    Args:
+        file: path of the file; ``None`` for the problem's own starting point.
+
+    Attributes:
+        files: the file and its digest, by name.
+
+    Raises:
+        OSError, ValueError: the file cannot be read, or is not a safetensors file.
+    """
+
+    def __init__(self, file: str | None):
+        self.files: Files = {}
+        self._file, self._tensors = truncate(file or ""), {}
+        if file is None:
+            return
+        try:
+            content = Path(file).read_bytes()
+        except OSError as error:
+            raise OSError(f"initial: cannot read {self._file}: {error.strerror}") from None
+        self._tensors = _tensors(self._file, content)
+        self.files["initial"] = DataFile(file, digest([content]))
+
+    def expect_fit(self, problem: Problem, given: Problem) -> None:
+        """Compare the weights with the network of a prepared problem.
+
+        Args:
+            given: the problem of the settings, before its conversion to the method's family.
+
+        Raises:
+            ConfigError: the problem has no network, or names, shapes, dtypes or values do not fit; one line
+                per error.
+        """
+        if not self._file:
+            return
+        if not problem.network:
+            raise ConfigError(
+                f"initial = {self._file!r}: {title(given)} has no network that could start from weights: "
+                "leave initial out"
+            )
+        errors = list(self._errors(problem.network)) or list(self._other_errors(problem.network, given))
+        if errors:
+            raise ConfigError(join_lines(errors, lambda error: f"initial: {error}"))
+
+    def _errors(self, network: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+        """Yield errors of the network's parameters."""
+        tensors = self._tensors
+        if missing := [name for name in network if name not in tensors]:
+            others = [name for name in tensors if name not in network]
+            yield (
+                f"{self._file} lacks {_names(missing)} of the network"
+                + (f", and has {_names(others)} instead" if others else "")
+            )
+        for name in (name for name in network if name in tensors):
+            if tensors[name].shape != torch.Size(network[name]):
+                found = list(tensors[name].shape)
+                yield f"{name!r} has the shape {found} in {self._file}, expected {list(network[name])}"
+            elif not tensors[name].is_floating_point():
+                dtype = str(tensors[name].dtype).removeprefix("torch.")
+                yield f"{name!r} has the dtype {dtype} in {self._file}, expected floating-point numbers"
+            elif not torch.isfinite(tensors[name]).all():
+                yield f"{name!r} has values in {self._file} that are not finite"
+
+    def _other_errors(self, network: Mapping[str, tuple[int, ...]], given: Problem) -> Iterator[str]:
+        """Yield errors of tensors that are not parameters: they must equal the module's other state."""
+        state = given.model.module({name: self._tensors[name] for name in network}).state_dict()
+        others = {name: one for name, one in self._tensors.items() if name not in network}
+        if unknown := [name for name in others if name not in state]:
+            known = _names([*network])
+            yield f"{self._file} has {_names(unknown)}, which the network ({known}) does not have"
+        for name in sorted(others.keys() & state.keys()):
+            if not torch.equal(state[name].to(others[name]), others[name]):
+                yield (
+                    f"{name!r} has other values in {self._file} than in the network, where it is a buffer or "
+                    "a frozen or shared parameter: construct the network with these values"
+                )
+
+    def start(self, problem: Problem, point: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the starting point with these weights."""
+        weights = {name: self._tensors[name] for name in problem.network} if self._tensors else {}
+        return with_network_weights(problem, point, weights) if weights else point
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(truncate(name) for name in names[:NAMED]) + more
+
+
+def _tensors(file: str, content: bytes) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file by name, sorted."""
+    from safetensors import SafetensorError  # imported only if there is a file
+    from safetensors.torch import load
+
+    try:
+        return dict(sorted(load(content).items()))
+    except (SafetensorError, KeyError, ValueError) as error:  # KeyError: a dtype that torch does not have
+        raise ValueError(
+            f"initial: {file} is not a safetensors file ({truncate(str(error))}): write one by `mpifed "
+            "export` or safetensors.torch.save_file(module.state_dict(), FILE)"
+        ) from None
+
+
+def files_to_json(files: Files) -> str:
+    """Return name → path and digest as JSON, sorted by name."""
+    return json.dumps({name: file._asdict() for name, file in sorted(files.items())})
+
+
+def files_from_table(table: dict) -> Files:
+    """Return the files that :func:`files_to_json` has written, from the parsed JSON.
+
+    Raises:
+        ValueError: the table has another form.
+    """
+    try:
+        return {name: DataFile(**file) for name, file in table.items()}
+    except TypeError:
+        raise ValueError(f"expected path and digest of every data file, found {str(table)[:80]}") from None
+
+
+def digests(files: Files) -> dict[str, str]:
+    """Return name → digest, as stored in checkpoints."""
+    return {name: file.digest for name, file in sorted(files.items())}
+
+
+def expect_same(before: dict[str, str], files: Files) -> None:
+    """Compare the data of a resumed run with the digests in its checkpoint.
+
+    Raises:
+        CollectiveError: names the first file that differs; on all ranks, which have read the same data.
+    """
+    if difference := data_change(before, files, "the checkpoint was written"):
+        raise CollectiveError(f"{difference}: restore the data, or set run.overwrite=true to start a new run")
+
+
+def data_change(before: dict[str, str], files: Files, since: str) -> str:
+    """Return a sentence about the first file by name whose digest has changed, "" if there is none.
+
+    Args:
+        since: time of the earlier digests, in words.
+    """
+    after = digests(files)
+    for name in sorted({*before, *after}):
+        if before.get(name) != after.get(name):
+            expected, found = (
+                f"SHA-256 {table[name][:12]}" if name in table else "no such file"
+                for table in (before, after)
+            )
+            path = f" in {files[name].path}" if name in files else ""
+            return f"data file {name} has changed since {since}: expected {expected}, found {found}{path}"
+    return ""
+
+
+def agree_on_data(comm: SerialComm, files: Files, error: str | None) -> None:
+    """Check that all ranks have prepared the problem and have read the same data. Collective.
+
+    Args:
+        files: the files that this rank has read.
+        error: the message of the error in this rank's preparation, if any.
+
+    Raises:
+        CollectiveError: on all ranks: the first error, or the first file that differs and the ranks that read
+            each version.
+    """
+    raise_if_any(comm, error)
+    _agree(
+        comm, files, "data file {}", "copy one version to every node, or seed the functions that draw samples"
+    )
+
+
+def agree_on_sources(comm: SerialComm, sources: Mapping[str, tuple[str, str]]) -> None:
+    """Check that user-defined objects in the settings are the same on all ranks. Collective.
+
+    Args:
+        sources: name and digest of each user-defined object.
+
+    Raises:
+        CollectiveError: on all ranks: the first object that differs.
+    """
+    files = {place: DataFile(*source) for place, source in sources.items()}
+    _agree(comm, files, "{}", "copy one version to every node, and seed the random numbers of objects")
+
+
+def _agree(comm: SerialComm, files: Files, subject: str, remedy: str) -> None:
+    contents = json.dumps([(name, file.digest) for name, file in sorted(files.items())])
+    least = np.frombuffer(hashlib.sha256(contents.encode()).digest()[:8], np.int64).copy()
+    most = least.copy()
+    comm.allreduce_(least, "min")
+    comm.allreduce_(most, "max")
+    if least[0] != most[0]:
+        tables = [json.loads(broadcast_text(comm, files_to_json(files), rank)) for rank in range(comm.size)]
+        raise CollectiveError(f"{_difference(tables, subject)}: {remedy}")
+
+
+def _difference(tables: list[dict], subject: str = "data file {}") -> str:
+    """Describe the first file by name that differs between the ranks' ``tables``."""
+    for name in sorted(set().union(*tables)):
+        holders: dict[str | None, list[int]] = {}
+        for rank, table in enumerate(tables):
+            holders.setdefault(table.get(name, {}).get("digest"), []).append(rank)
+        if len(holders) > 1:
+            break
+    versions = []
+    for version, ranks in holders.items():
+        read = f"read {version[:12]} ({tables[ranks[0]][name]['path']})" if version else "did not read it"
+        versions.append(f"{_ranks(ranks)} {read}")
+    return f"{subject.format(name)} differs between ranks: {'; '.join(versions)}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    """``rank 0`` or ``ranks 1-3, 7``."""
+    breaks = [i for i in range(1, len(ranks)) if ranks[i] != ranks[i - 1] + 1]
+    runs = [ranks[i:j] for i, j in zip([0, *breaks], [*breaks, len(ranks)])]
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(texts)

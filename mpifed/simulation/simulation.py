@@ -1,8 +1,8 @@
-"""A federated run as a state machine: the start, one round after another, and the current point.
+"""A federated simulation: the starting point, one round after another, and the current point.
 
-:class:`Simulation` owns the records and everything that a round needs. It writes no files and does not decide
-when to stop. All collectives are called here and in its objects, by every rank in the same order. During user
-code, torch's default dtype is ``run.dtype``: ``torch.as_tensor(0.05)`` has the precision of the state.
+:class:`Simulation` owns the records and the objects that compute a round. It writes no files and does not
+decide when to stop. All collectives are called here and in its objects, by every rank in the same order. In
+user code, torch's default dtype is ``run.dtype``: ``torch.as_tensor(0.05)`` has the precision of the state.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ from mpifed.parallel.transport import choose_transport
 from mpifed.parallel.world import world
 from mpifed.simulation.client_batching import Group
 from mpifed.simulation.coordinator import Participants
-from mpifed.simulation.evaluation import Evaluator, outside, projections
+from mpifed.simulation.evaluation import Evaluator, infeasibility, projections
 from mpifed.simulation.executor import Observer
-from mpifed.simulation.finite import NonFiniteError
 from mpifed.simulation.regularization import Regularizer
-from mpifed.simulation.rounds import Rounds
+from mpifed.simulation.rounds import NonFiniteError, Rounds
 from mpifed.simulation.settings import SimulationSettings
-from mpifed.simulation.setup import default_dtype, place, prepare, settled
+from mpifed.simulation.setup import InitialWeights, default_dtype, place, prepare, resolve_reduction
 from mpifed.simulation.state import Allocation
-from mpifed.simulation.stationarity import MeasureEvaluator
-from mpifed.simulation.weights import Weights
+from mpifed.simulation.stationarity import StationarityEvaluator
 
 __all__ = ["NonFiniteError", "Observer", "Simulation"]
 
@@ -58,17 +56,17 @@ class Simulation:
             and defaults of a job file. A section is a record or a dictionary.
 
     Raises:
-        ConfigError: a setting is wrong, or two do not go together.
-        CollectiveError: on all ranks: the problem breaks its contract or its data cannot be read.
+        ConfigError: settings are invalid or inconsistent.
+        CollectiveError: on all ranks: the problem violates its contract or its data cannot be read.
 
     Attributes:
         round: number of completed rounds.
         shared, clients, output: the records; ``clients`` has one row per client of this rank.
-        rounds: executes rounds and counts their costs.
-        files: the data files that were read, by name.
-        metrics: evaluates the problem; the names of the first evaluation are kept.
-        measures: evaluates the stationarity measures, ``None`` without any.
-        infeasible: the distance of the first evaluated point outside the problem's sets, "" without one.
+        rounds: runs rounds and counts their costs.
+        files: the data files read, by name.
+        metrics: evaluates the metrics; the names of the first evaluation are kept.
+        stationarity: evaluates the stationarity measures, ``None`` if none are requested.
+        infeasible: describes the first evaluated point outside the problem's sets; "" if there is none.
     """
 
     def __init__(
@@ -89,15 +87,15 @@ class Simulation:
         observers: Sequence[Observer] = (),
         group: Group | None = None,
     ) -> Simulation:
-        """A simulation of validated settings, as a run of a job makes it. Collective.
+        """Construct a simulation from validated settings, such as a job. Collective.
 
         Args:
-            group: the number of clients that are stepped together in the run to be resumed.
-            observers: are called at every stage.
+            observers: called in every phase.
+            group: number of clients that the run to be resumed steps at a time.
         """
-        made = cls.__new__(cls)
-        made._set_up(settings, comm, observers, group)
-        return made
+        simulation = cls.__new__(cls)
+        simulation._set_up(settings, comm, observers, group)
+        return simulation
 
     def _set_up(
         self,
@@ -106,16 +104,17 @@ class Simulation:
         observers: Sequence[Observer] = (),
         group: Group | None = None,
     ) -> None:
-        self.config = config = settled(config, comm)
+        self.config = config = resolve_reduction(config, comm)
         self.comm, self.round, self.infeasible = comm, 0, ""
         self.dtype = getattr(torch, config.run.dtype)
         self.device = choose_device(comm, config.run.device, config.run.gpus)
-        with collective_errors(comm, ValueError, OSError):  # a rank alone may not find a file
-            if config.run.reduction == "exact" and self.device.type == "cpu":
+        exact = config.run.reduction == "exact"
+        with collective_errors(comm, ValueError, OSError):  # a file may be missing on one rank only
+            if exact and self.device.type == "cpu":
                 expect_reproducible_products()
             cohorts = 1 + sum(phase.new_cohort for phase in config.algorithm.phases)
             participants = Participants(config.participation, config.seed, config.problem, cohorts)
-            self._weights = Weights(config.initial)
+            self._weights = InitialWeights(config.initial)
         files = participants.files | self._weights.files
         self.problem = prepare(config, comm, self.dtype, self.device, files)
         self._weights.expect_fit(self.problem, config.problem)
@@ -123,9 +122,8 @@ class Simulation:
         self.files = files | self.problem.files
         self.placement = place(config, self.problem, comm)
         self.metrics = Evaluator(self.problem, comm, config.run.evaluate_on, config.metrics, self.placement)
-        exact = config.run.reduction == "exact"
         self.transport = choose_transport(comm, self.device, config.run.transport, exact)
-        clients = len(self.placement.of(comm.rank))
+        clients = len(self.placement.clients_of(comm.rank))
         memory = Allocation(
             config.algorithm, self.problem, clients, self.dtype, self.device, config.regularize
         )
@@ -135,7 +133,7 @@ class Simulation:
             self.rounds = Rounds(
                 config, self.problem, self.placement, memory, self.transport, participants, observers, group
             )
-            self.measures = MeasureEvaluator(self) if config.measures else None
+            self.stationarity = StationarityEvaluator(self) if config.measures else None
         oracle, regularize = self.rounds.executor.oracle, config.regularize
         self._regularizer = regularize and Regularizer(regularize, self.problem, self.shared, oracle)
 
@@ -171,13 +169,13 @@ class Simulation:
 
         Raises:
             NonFiniteError: on all ranks.
-            ContractError, PluginError: on a rank on which a function of the method or the problem fails.
+            ContractError, PluginError: on the ranks where a function of the method or the problem fails.
         """
         self.round += 1
         with default_dtype(self.dtype):
             controls = self.rounds.run(self.round, control)
         if self._regularizer and self._regularizer.ends_stage(self.round):
-            self._regularizer.renew(self.point())
+            self._regularizer.recentre(self.point())
         self._update_output()
         return controls
 
@@ -188,7 +186,7 @@ class Simulation:
 
     @property
     def client_rows(self) -> torch.Tensor:
-        """The state of the clients between rounds, one row per client: the record, and the residuals of
+        """The state of the clients between rounds, one row per client: the record and the residuals of
         compression."""
         records, residuals = self.clients.buffer, self.rounds.compressor.residuals
         return torch.cat([records, residuals], dim=1) if residuals.shape[1] else records
@@ -199,19 +197,19 @@ class Simulation:
         return self.clients.buffer.shape[1] + self.rounds.compressor.residuals.shape[1]
 
     def take_rows(self, rows: torch.Tensor) -> None:
-        """Restore the rows that :attr:`client_rows` returned before."""
+        """Restore the state of the clients from :attr:`client_rows`."""
         width = self.clients.buffer.shape[1]
         self.clients.buffer.copy_(rows[:, :width])
         self.rounds.compressor.residuals.copy_(rows[:, width:])
 
     def point(self) -> torch.Tensor:
-        """The current iterate, all blocks concatenated."""
+        """Return the current iterate, all blocks concatenated."""
         return torch.cat([self.rounds.block(name) for name in self.blocks])
 
     @property
     def output(self) -> State:
         """The point that the run would return now, by its output rule."""
-        if self.config.output_rule == "last":  # looked at far less often than it changes
+        if self.config.output_rule == "last":  # updated on access, which is rarer than rounds
             self._output.buffer.copy_(self.point())
         return self._output
 
@@ -226,7 +224,8 @@ class Simulation:
             output.buffer.copy_(self.point())
 
     def evaluate(self, state: State) -> dict[str, float]:
-        """The metrics and stationarity measures at the iterate of ``shared`` or at ``output``. Collective.
+        """Evaluate the metrics and stationarity measures at the iterate of ``shared`` or at ``output``.
+        Collective.
 
         Returns:
             All values on rank 0, an empty dictionary on the other ranks.
@@ -235,16 +234,16 @@ class Simulation:
             CollectiveError: a function of the problem fails, or returns something else than a dictionary of
                 numbers.
         """
-        of = self.rounds.block if state is self.shared else lambda name: getattr(state, name)
+        block = self.rounds.block if state is self.shared else lambda name: getattr(state, name)
         with default_dtype(self.dtype):
-            point = [of(name) for name in self.blocks]
-            self._expect_inside(point)
+            point = [block(name) for name in self.blocks]
+            self._expect_feasible(point)
             z = self.shared.z if "z" in self.shared else None
-            measured = self.measures(point, z, self.round) if self.measures else {}
-            return self.metrics(point, self.round, measured)
+            stationarity = self.stationarity(point, z, self.round) if self.stationarity else {}
+            return self.metrics(point, self.round, stationarity)
 
-    def _expect_inside(self, point: list[torch.Tensor]) -> None:
-        """Warn of the first point outside the problem's sets. Collective if there are sets."""
+    def _expect_feasible(self, point: list[torch.Tensor]) -> None:
+        """Warn about the first point outside the problem's sets. Collective if there are sets."""
         if self.infeasible or not self._sets:
             return
         named = [self.blocks.unflatten(block, flat) for block, flat in zip(self.blocks, point)]
@@ -252,12 +251,12 @@ class Simulation:
             collective_errors(self.comm, ValueError),
             user_code_errors(f"the sets of {title(self.problem)}", self.round),
         ):
-            found = outside(self.problem, self._sets, named)
+            found = infeasibility(self.problem, self._sets, named)
         if found:
             self.infeasible = f"{found} after round {self.round}"
             if self.comm.rank == 0:
                 warning(
-                    f"{self.infeasible}: {title(self.config.algorithm)} must project new points, by "
-                    "oracle.sets and now.sets, or refuse problems with sets, by constrained = False (results "
-                    "and reports call the run infeasible)"
+                    f"{self.infeasible}: {title(self.config.algorithm)} must project new points by "
+                    "oracle.sets and now.sets, or reject problems with sets by constrained = False (results "
+                    "and reports mark the run as infeasible)"
                 )

@@ -1,24 +1,71 @@
-"""The memory of a run on one rank: a method's records laid out for a problem."""
+"""The state of a run on one rank, and whether its memory suffices.
+
+A method's records are laid out for a problem. Before they are allocated, the memory that they, the messages
+and the samples certainly need is compared with the memory of the node and the GPU. So a refused run could not
+have completed, but an accepted run may still need more memory.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import NamedTuple
+
 import torch
 
-from mpifed.base.errors import ContractError
+from mpifed.base.errors import ConfigError, ContractError
+from mpifed.base.memory import gib, host_memory
 from mpifed.base.settings import title
-from mpifed.core.algorithm import Algorithm
-from mpifed.core.problem import Problem
-from mpifed.core.records import Adaptive, Layout, Observed, Record, State, WithinRound, not_sent
+from mpifed.core.algorithm import Algorithm, local_steps
+from mpifed.core.problem import Problem, as_family
+from mpifed.core.records import Adaptive, Layout, Observed, Record, WithinRound, not_sent
+from mpifed.core.sampling import drawn_at_once
+from mpifed.core.streams import BYTES_A_DRAW
+from mpifed.parallel.comm import SerialComm
+from mpifed.parallel.tree import max_partial_sums
+from mpifed.simulation.compression import plan
+from mpifed.simulation.executor import capacity
 from mpifed.simulation.regularization import Regularize, with_centres
+from mpifed.simulation.settings import SimulationSettings
 
-__all__ = ["Allocation", "layout_of"]
+__all__ = ["Allocation", "expect_constants", "expect_room", "needs"]
+
+#: Bytes per row index of a client's data while it is drawn.
+_ROW = 20
+#: Least value of the problem's settings that the error names as possibly too large.
+_LARGE = 1000
 
 
-def layout_of(record: Record, method: Algorithm, problem: Problem) -> Layout:
-    """The layout of a record; a minimax method's y is empty where the problem has none."""
-    blocks = problem.variables()
-    empty = {"y": 0} if problem.family == "minimax" and "y" not in blocks else {}
-    return record.layout(blocks, empty | problem.kinds(), getattr(method, "matrix", None))
+class _Layouts(NamedTuple):
+    """Layouts of a method's records on a problem.
+
+    Attributes:
+        client, within_round: the fields of ``client`` that persist, and those that exist within a round.
+        moments: the statistics of the adaptive matrices.
+    """
+
+    shared: Layout
+    client: Layout
+    within_round: Layout
+    moments: Layout
+
+
+def _layout(record: Record, method: Algorithm, problem: Problem) -> Layout:
+    """Lay out a record; y is empty for a minimax method on a problem without y."""
+    empty = {"y": 0} if problem.family == "minimax" and "y" not in problem.variables() else {}
+    return record.layout(problem.variables(), empty | problem.kinds(), getattr(method, "matrix", None))
+
+
+def _layouts(method: Algorithm, problem: Problem, regularize: Regularize | None) -> _Layouts:
+    within_round = method.client.of(WithinRound)
+    client = {name: kind for name, kind in method.client.fields.items() if name not in within_round}
+    adaptive = method.shared.of(Adaptive)
+    records = (
+        with_centres(method.shared, problem, regularize),
+        Record(**client),
+        Record(**within_round),
+        Record(**{name: method.matrix.fields(one.block) for name, one in adaptive.items()}),
+    )
+    return _Layouts(*(_layout(record, method, problem) for record in records))
 
 
 class Allocation:
@@ -26,15 +73,15 @@ class Allocation:
 
     Args:
         problem: prepared, of the method's family.
-        clients: how many clients this rank hosts.
-        regularize: the job's, whose centres ``shared`` then holds.
+        clients: number of clients on this rank.
+        regularize: adds the centres of the terms to ``shared``.
 
     Attributes:
-        shared, clients, output: the records; ``clients`` has one row for each client of this rank, ``output``
-            the blocks.
-        between: the layout of the clients' fields that live within a round.
-        moments: what rank 0 makes the adaptive matrices from.
-        own: the blocks that every client has its own of.
+        shared, clients, output: the records; ``clients`` has one row per client of this rank, ``output`` has
+            the blocks of the problem.
+        within_round: layout of the clients' fields that exist within a round.
+        moments: statistics of the adaptive matrices, used by rank 0.
+        client_blocks: the blocks of which every client has its own copy.
 
     Raises:
         ContractError: the records do not fit the problem.
@@ -49,41 +96,130 @@ class Allocation:
         device: torch.device,
         regularize: Regularize | None = None,
     ):
-        self._method, self._problem, self._dtype, self._device = method, problem, dtype, device
-        self.blocks = problem.variables()
+        self._method, self._problem, self.blocks = method, problem, problem.variables()
         self._check_blocks()
-        shared = self.state(with_centres(method.shared, problem, regularize))
-        self.shared = Observed(shared.layout, shared.buffer)
-        between = Record(**method.client.of(WithinRound))
-        lasting = {name: kind for name, kind in method.client.fields.items() if name not in between.fields}
-        self.clients, self.between = self.state(Record(**lasting), clients), self.layout(between)
-        self.output = self.state(Record(**{block: block for block in self.blocks}))
-        adaptive = method.shared.of(Adaptive)
-        self.moments = self.state(
-            Record(**{name: method.matrix.fields(one.block) for name, one in adaptive.items()})
+        layouts = _layouts(method, problem, regularize)
+        self.shared = Observed(layouts.shared, layouts.shared.state((), dtype, device).buffer)
+        self.clients, self.within_round = (
+            layouts.client.state((clients,), dtype, device),
+            layouts.within_round,
         )
-        self.own = Record(**{block: block for block in self.blocks if block not in self.shared})
+        self.moments = layouts.moments.state((), dtype, device)
+        self.output = self.layout(Record(**{block: block for block in self.blocks})).state((), dtype, device)
+        self.client_blocks = Record(**{block: block for block in self.blocks if block not in self.shared})
 
     def layout(self, record: Record) -> Layout:
-        """The layout of a record."""
-        return layout_of(record, self._method, self._problem)
-
-    def state(self, record: Record, *lead: int) -> State:
-        """A state of zeros."""
-        return self.layout(record).state(lead, self._dtype, self._device)
+        """Lay out a record of the method, such as a message."""
+        return _layout(record, self._method, self._problem)
 
     def _check_blocks(self) -> None:
-        fields = self._method.client.fields | self._method.shared.fields
-        missing = [block for block in self.blocks if block not in fields]
-        if missing:
-            raise ContractError(
-                f"{title(self._method)} has no field {missing[0]!r} in `shared` or `client`, but "
-                f"{type(self._problem).__name__} has the blocks {', '.join(self.blocks)}"
-            )
+        fields, problem = (
+            self._method.client.fields | self._method.shared.fields,
+            type(self._problem).__name__,
+        )
         for block in self.blocks:
-            kind = fields[block]
-            if kind not in (block, not_sent(block)):
+            if block not in fields:
                 raise ContractError(
-                    f"{type(self._method).__name__}: the field {block!r} holds a block of "
-                    f"{type(self._problem).__name__}, so it must be of kind {block!r}, got {kind!r}"
+                    f"{title(self._method)} has no field {block!r} in `shared` or `client`, but {problem} "
+                    f"has the blocks {', '.join(self.blocks)}"
                 )
+        for block in self.blocks:
+            if fields[block] not in (block, not_sent(block)):
+                raise ContractError(
+                    f"{type(self._method).__name__}: the field {block!r} holds a block of {problem}, so it "
+                    f"must be of kind {block!r}, got {fields[block]!r}"
+                )
+
+
+def needs(config: SimulationSettings, problem: Problem, clients: int, members: int) -> dict[str, int]:
+    """Return the bytes of a rank's records, messages and samples, by purpose.
+
+    Args:
+        problem: of the method's family, with ``variables`` and ``kinds``.
+        clients: number of clients on the rank.
+        members: number of these clients in a cohort.
+    """
+    method, itemsize = config.algorithm, getattr(torch, config.run.dtype).itemsize
+    layouts, output = _layouts(method, problem, config.regularize), sum(problem.variables().sizes.values())
+    phases = [_layout(phase.message, method, problem) for phase in method.phases]
+    start = [_layout(phase.message, method, problem) for phase in method.start]
+    messages = sum(layout.size for layout in phases + start)
+    residuals = plan(config.message, method.phases, phases, layouts.shared)[1]
+    group = capacity(1 if config.run.group == "auto" else config.run.group, members)
+    lone = group == clients == 1  # the row of the only client is also a partial sum
+    # With "fused", the mean is also a partial sum.
+    sums = max_partial_sums(0, clients) - (config.run.reduction == "fused")
+    steps = max(1, local_steps(method))
+    noise = drawn_at_once(members, group, steps, output) if config.oracle.noise else 0
+    rows = drawn_at_once(members, group, steps, config.oracle.batch_size, ahead=True)
+    records = (layouts.client.size + residuals) * clients + layouts.within_round.size * members
+    return {
+        "the clients' records": itemsize * records,
+        "messages": itemsize * messages * (sums + (0 if lone else group) + 1),
+        # In the first rounds, a copy shows whether client functions write to `shared`.
+        "shared records": itemsize * (2 * layouts.shared.size + layouts.moments.size + output),
+        "samples": max(noise * BYTES_A_DRAW, rows * _ROW),  # noise and rows are not drawn at the same time
+    }
+
+
+def expect_room(config: SimulationSettings, comm: SerialComm, device: torch.device, sharing: int = 1) -> None:
+    """Compare the memory that a run needs with the memory of this rank's node and GPU.
+
+    Args:
+        sharing: number of ranks that use the same GPU.
+
+    Raises:
+        ConfigError: the memory does not suffice; names the buffers and the settings that may be too large.
+    """
+    problem = config.problem
+    clients, members = (
+        -(-number // comm.size) for number in (problem.clients, config.participation.members(problem.clients))
+    )
+    try:
+        records = needs(config, as_family(problem, config.algorithm.family), clients, members)
+    except Exception:  # the blocks depend on data not read yet, or the check of the problem reports the error
+        records = {}
+    ranks, constants = min(comm.local_size, problem.clients), {"the problem's constants": problem.footprint()}
+    run = f"{title(config.algorithm)} on {title(problem)}"
+    _expect(run, problem, constants, ranks, host_memory(), "the node")
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        _expect(run, problem, records, sharing, total, f"the GPU {device.index or 0}")
+    else:
+        _expect(run, problem, records, ranks, host_memory(), "the node")
+
+
+def expect_constants(problem: Problem) -> None:
+    """Compare the memory that one process needs to prepare a problem with the memory of this machine.
+
+    Raises:
+        ConfigError: the memory does not suffice.
+    """
+    constants = {"the problem's constants": problem.footprint()}
+    _expect(title(problem), problem, constants, 1, host_memory(), "this machine")
+
+
+def _expect(
+    run: str, problem: Problem, parts: dict[str, int], ranks: int, available: int, where: str
+) -> None:
+    """Raise an error if ``ranks`` ranks that each need ``parts`` exceed the bytes ``available``."""
+    needed = ranks * sum(parts.values())
+    if needed <= available:
+        return
+    listed = ", ".join(
+        f"{gib(ranks * size)} for {name}" for name, size in parts.items() if 1000 * ranks * size >= needed
+    )
+    large = ", ".join(f"problem.{name} = {value:,}" for name, value in _sizes(problem))
+    raise ConfigError(
+        f"{run} with {problem.clients:,} clients needs at least {gib(needed)} of memory with {ranks} "
+        f"rank{'s' * (ranks > 1)} on {where}, which has {gib(available)}: {listed}. Use more nodes with "
+        f"fewer clients per node, a smaller problem{f' ({large})' if large else ''}, or a smaller "
+        "oracle.batch_size"
+    )
+
+
+def _sizes(problem: Problem) -> list[tuple[str, int]]:
+    """Return the large integers among the settings of a problem, largest first."""
+    values = {field.name: getattr(problem, field.name) for field in dataclasses.fields(problem) if field.init}
+    large = {name: value for name, value in values.items() if type(value) is int and value >= _LARGE}
+    return sorted(large.items(), key=lambda pair: -pair[1])

@@ -19,7 +19,7 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.report.statistics import validation_metric
 from mpifed.running.resume import has_ended, has_same_data, results_of
 from mpifed.running.run import run
-from mpifed.simulation.data_consistency import digests
+from mpifed.simulation.setup import digests
 from mpifed.simulation.simulation import NonFiniteError, Simulation
 from mpifed.storage.files import is_registered
 from mpifed.storage.folder import Folder

@@ -1,0 +1,219 @@
+"""Costs of a run: oracle calls, bytes and seconds here, and the simulated time of a federated system.
+
+**Communication volume** is measured, not declared. A client downloads a field of ``shared`` in a phase if its
+client function reads the field and the server has written it since the client last downloaded it. Under
+partial participation, a client downloads every field that its client function reads, because it may have
+missed earlier updates. It uploads its message. Fields declared by ``not_sent`` do not count. A rank counts
+for the members that it hosts.
+
+**The federated clock** simulates the wall time of rounds for clients behind networks. A phase is one
+synchronous round trip: the server sends to all members of the cohort, each member evaluates gradients and
+sends its message, and the server continues when all messages have arrived. One attempt of one member takes ::
+
+    down / bandwidth_down + slowness * jitter * calls / gradients_per_second + up / bandwidth_up + 2 * latency
+
+with the lognormal factors slowness = exp(stragglers Z_client), sampled once per client, and
+jitter = exp(jitter Z_client,round,phase), both with median 1. An attempt is lost with probability
+``clock.dropout``, independently of all others; the server repeats a lost attempt after ``timeout`` seconds. A
+phase takes as long as its slowest member, plus ``server_seconds``. If a client drops out of a round
+(``participation.dropout``), the server waits for ``timeout`` seconds.
+
+The clock changes no iterate, cohort or message. Random numbers are addressed by client, round and phase, so
+the simulated times are the same for every number of ranks and in resumed runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from mpifed.base.settings import Section
+from mpifed.base.units import BytesPerSecond, GradientsPerSecond, Seconds
+from mpifed.core.algorithm import travels
+from mpifed.core.records import Layout
+from mpifed.core.streams import Stream
+from mpifed.parallel.comm import SerialComm
+
+__all__ = ["Clock", "Costs", "FederatedClock", "Traffic", "Volume", "member_seconds"]
+
+
+@dataclass
+class Costs:
+    """Running totals of this rank.
+
+    Attributes:
+        bytes_up, bytes_down: bytes that the federated clients on this rank would upload and download.
+        wire_bytes: bytes that the collectives of the simulation send.
+    """
+
+    oracle_calls: int = 0
+    phases: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    wire_bytes: int = 0
+    compute_seconds: float = 0.0
+    communication_seconds: float = 0.0
+    seconds: float = 0.0
+
+
+class Volume(NamedTuple):
+    """Bytes that one federated client uploads and downloads in a phase."""
+
+    up: int
+    down: int
+
+
+class Traffic:
+    """Communication volume per phase.
+
+    Args:
+        shared: layout of the method's ``shared``.
+        itemsize: bytes per element.
+
+    Attributes:
+        unsent: fields that the server has written since they were last downloaded.
+    """
+
+    def __init__(self, shared: Layout, itemsize: int):
+        self._layout, self._itemsize = shared, itemsize
+        self._counted = set(travels(shared.record))
+        self.unsent: set[str] = set()
+
+    def wrote(self, names: Iterable[str]) -> None:
+        """Record that the server has written these fields of ``shared``."""
+        self.unsent |= self._counted & set(names)
+
+    def phase(self, reads: set[str], message: Layout, full: bool) -> Volume:
+        """Return the volume of a phase in which client functions have read the fields ``reads``.
+
+        Args:
+            full: whether all clients participate.
+        """
+        reads = reads & self._counted
+        sent = reads & self.unsent if full else reads
+        if full:
+            self.unsent -= sent
+        up = _elements(message, travels(message.record))
+        return Volume(up * self._itemsize, _elements(self._layout, sent) * self._itemsize)
+
+
+def _elements(layout: Layout, names: Iterable[str]) -> int:
+    return sum(stop - start for name in names for start, stop in layout.slots[name])
+
+
+class Clock(Section):
+    """[clock]: speed and network of federated clients, for the simulated wall time of a run."""
+
+    bandwidth_down: BytesPerSecond = Field(gt=0, description="bandwidth from the server to a client")
+    bandwidth_up: BytesPerSecond = Field(gt=0, description="bandwidth from a client to the server")
+    gradients_per_second: GradientsPerSecond = Field(
+        gt=0, description="oracle calls per second of the median client"
+    )
+    latency: Seconds = Field(
+        0.0, ge=0, description="one-way latency of a message; a phase consists of two messages"
+    )
+    stragglers: float = Field(
+        0.0,
+        ge=0,
+        description="σ of the lognormal factor on a client's computation time, sampled once per client",
+    )
+    jitter: float = Field(
+        0.0,
+        ge=0,
+        description="σ of the lognormal factor on a client's computation time, sampled in every phase",
+    )
+    dropout: float = Field(
+        0.0, ge=0, lt=1, description="probability that an attempt of a client in a phase is lost and repeated"
+    )
+    timeout: Seconds | None = Field(
+        None,
+        gt=0,
+        description="time after which the server repeats an attempt, and considers a silent client as "
+        "dropped out; required with dropout",
+    )
+    server_seconds: Seconds = Field(0.0, ge=0, description="time of the server after each phase")
+
+    @model_validator(mode="after")
+    def _timeout_with_dropout(self):
+        if self.dropout and self.timeout is None:
+            raise ValueError("dropout needs timeout, the seconds after which a lost attempt is repeated")
+        return self
+
+
+def member_seconds(
+    clock: Clock, seed: int, r: int, phase: int, clients: np.ndarray, calls: np.ndarray, volume: Volume
+) -> np.ndarray:
+    """Return the seconds from the start of a phase until each member's message has arrived, ``[C]``.
+
+    Args:
+        r, phase: the round, and the number of the phase in it.
+        clients: client numbers of the members, ``[C]``.
+        calls: gradient evaluations of each member in the phase, ``[C]``.
+        volume: communication volume of the phase.
+    """
+
+    def stream(purpose: str, round: int, index: int) -> Stream:
+        return Stream(seed, f"clock-{purpose}", clients, round, 1, index)
+
+    compute = np.asarray(calls) / clock.gradients_per_second
+    if clock.stragglers:
+        compute = compute * np.exp(clock.stragglers * stream("slowness", 0, 0).normal()[:, 0])
+    if clock.jitter:
+        compute = compute * np.exp(clock.jitter * stream("jitter", r, phase).normal()[:, 0])
+    transfer = volume.down / clock.bandwidth_down + volume.up / clock.bandwidth_up + 2 * clock.latency
+    seconds = compute + transfer
+    if clock.dropout:  # lost attempts before the first success: geometric, by inversion
+        lost = np.floor(np.log(stream("dropout", r, phase).uniform()[:, 0]) / np.log(clock.dropout))
+        seconds = seconds + lost * clock.timeout
+    return seconds
+
+
+class FederatedClock:
+    """Simulated times of the phases on one rank, which are combined over ranks only by :meth:`collect`.
+
+    Args:
+        clock: speed and network of the clients; ``None`` for times of 0.
+        clients: client numbers on this rank.
+    """
+
+    def __init__(self, clock: Clock | None, seed: int, clients: np.ndarray):
+        self.settings, self.seed, self.clients = clock, seed, clients
+        self._rounds: list[list[float]] = []  # the slowest member of each phase on this rank
+
+    def begin_round(self) -> None:
+        """Begin a round, to which the following phases belong."""
+        self._rounds.append([])
+
+    def phase(
+        self, r: int, members: np.ndarray, calls: np.ndarray, volume: Volume, waits: bool = False
+    ) -> None:
+        """Record the next phase of round ``r``.
+
+        Args:
+            members: positions of this rank's members among its clients, ``[C]``.
+            calls: gradient evaluations of each member, ``[C]``.
+            volume: communication volume of the phase.
+            waits: whether the server waits until the timeout for a client that has dropped out.
+        """
+        if self.settings is not None:
+            phase = len(self._rounds[-1])
+            seconds = member_seconds(self.settings, self.seed, r, phase, self.clients[members], calls, volume)
+            waited = (self.settings.timeout or 0.0) if waits else 0.0
+            self._rounds[-1].append(seconds.max(initial=waited))
+
+    def collect(self, comm: SerialComm) -> np.ndarray:
+        """Return the seconds of each round since the last call, ``[R]``, on all ranks. Collective."""
+        rounds, self._rounds = self._rounds, []
+        if self.settings is None:
+            return np.zeros(len(rounds))
+        slowest = np.array([seconds for phases in rounds for seconds in phases])
+        comm.allreduce_(slowest, "max")
+        ends = np.cumsum([0, *(len(phases) for phases in rounds)])
+        server = self.settings.server_seconds
+        return np.array(
+            [sum(slowest[start:end].tolist()) + (end - start) * server for start, end in zip(ends, ends[1:])]
+        )
