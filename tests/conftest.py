@@ -1,11 +1,10 @@
-"""Fixtures for all tests. This folder and ``support`` are on the path: tests import ``reference``, ``games``,
-``launch``."""
+"""Fixtures for all tests, which import modules from this folder and from ``support`` by their names."""
 
 import os
 import signal
 
-# Only scripts/gpu_check.sh tests GPUs: all other tests compute on the CPU, also on a node with GPUs. CUDA
-# reads the variable when torch first uses it.
+# Only scripts/gpu_check.sh tests GPUs; all other tests use the CPU, also on a node with GPUs. CUDA reads
+# the variable when torch first uses it.
 os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("MPIFED_TEST_GPUS", "")
 
 import hypothesis
@@ -15,13 +14,13 @@ from mpifed.parallel.comm import broadcast_text
 from mpifed.parallel.world import world
 from mpifed.simulation.simulation import Simulation
 
-# The same examples every time, and no verdict on time: the machine may be busy.
+# Reproducible examples without time limits, since the machine may be busy
 hypothesis.settings.register_profile(
     "mpifed", deadline=None, derandomize=True, database=None, max_examples=50
 )
 hypothesis.settings.load_profile("mpifed")
 
-#: Files that take half a minute or more, in the order in which they are begun.
+#: Files that take half a minute or more, in the order in which they are started.
 LONGEST = (
     "test_slurm.py",
     "test_torture.py",
@@ -41,7 +40,8 @@ LONGEST = (
 
 @pytest.fixture(autouse=True)
 def signals_as_before():
-    """A command that ends ignores signals; shells of later tests would inherit that, and trap none."""
+    """Restore signal handlers: a command that ends ignores signals, and shells of later tests would inherit
+    that."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     yield
     for number, handler in before.items():
@@ -51,19 +51,19 @@ def signals_as_before():
 
 @pytest.fixture(scope="session")
 def comm():
-    """All ranks of the test session: one process under plain pytest, MPI under mpirun."""
+    """Return the communicator of the test session: one process without mpirun, else all ranks."""
     return world()
 
 
 @pytest.fixture
 def out(tmp_path_factory, comm):
-    """An output folder that all ranks agree on."""
+    """Return an output folder that is the same on all ranks."""
     return broadcast_text(comm, str(tmp_path_factory.mktemp("run")))
 
 
 @pytest.fixture
 def at(monkeypatch):
-    """``at(round, action)``: do something in the course of a round."""
+    """Return ``at(round, action)``, which calls ``action`` during a round."""
     actions, step = {}, Simulation.step
 
     def stepped(self, *arguments):
@@ -76,8 +76,8 @@ def at(monkeypatch):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests of several ranks wait for mpirun; the longest files first: with some workers, the rest fits
-    behind them."""
+    """Deselect MPI tests without mpirun, and run the longest files first so that parallel workers end
+    together."""
     if not config.getoption("--with-mpi") and not config.option.markexpr:
         alone = [item for item in items if not item.get_closest_marker("mpi")]
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("mpi")])
@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """What has passed on each rank of the jobs under mpirun."""
+    """Print the number of passed tests on each rank of the jobs under mpirun."""
     for report in terminalreporter.stats.get("passed", ()):
         for name, line in report.user_properties:
             if name == "mpi":

@@ -1,4 +1,4 @@
-"""Claims: known curves get the verdict that they have planted, and the page is made from an empty folder."""
+"""Claims: synthetic curves get the known verdict, and the page is made from an empty folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCRIPT = ROOT / "scripts/reproduce.py"
 
 
 def claim(**changes) -> Claim:
-    """New's error ends below Old's."""
+    """Return the claim that the final error of New is below that of Old."""
     table = dict(
         name="planted",
         paper="huang2024adafgda",
@@ -46,7 +46,7 @@ def claim(**changes) -> Claim:
 
 
 def against(new, old, **changes):
-    """A panel in which New ends at these errors, by seed, and Old at those."""
+    """Return a panel of runs with these final errors of New and of Old, by seed."""
     runs = [planted(name, seed, [1, end], **changes) for name, ends in (("New", new), ("Old", old))
             for seed, end in enumerate(ends)]  # fmt: skip
     return panel(*runs)
@@ -56,7 +56,7 @@ def state(it: Claim, where) -> str:
     return judge(it, where).state
 
 
-def test_a_method_that_lost_a_seed_is_shown_with_the_others_and_the_count(monkeypatch, tmp_path):
+def test_a_method_with_a_diverged_seed_is_shown_with_the_number_of_seeds(monkeypatch, tmp_path):
     runs = [planted("New", seed, [100, 2, end]) for seed, end in enumerate([0.1, 0.2, 0.4])]
     where = panel(*runs, planted("New", 3, [100], end="diverged"))
     (chosen,) = where.best("error").values()
@@ -75,7 +75,7 @@ NOISY = against([5.0] * 8, 5 + NOISE)
 EQUAL = against([0.5, 0.52, 0.51], [0.5, 0.521, 0.508])
 
 
-def test_a_planted_true_claim_is_reproduced_and_a_false_one_is_not():
+def test_a_true_claim_is_reproduced_and_a_false_one_is_not():
     assert verdict(judge(claim(), AHEAD)).word == "reproduced"
     assert verdict(judge(claim(), BEHIND)).word == "not reproduced"
     found = verdict(judge(claim(), AHEAD), judge(claim(), BEHIND))
@@ -120,7 +120,7 @@ def test_seeds_needed_where_there_is_nothing_to_estimate():
      ("lognormal", 3, 0.85), ("lognormal", 5, 0.90)],
 )  # fmt: skip
 def test_the_interval_covers_the_mean_as_often_as_it_says(law, seeds, least):
-    """The figures of the module's table, within three standard errors of 400 samples."""
+    """Coverage as in the module's table, within three standard errors of 400 samples."""
     rng = np.random.default_rng(7)
     mean = {"normal": 0, "exponential": 1, "lognormal": math.exp(0.5)}[law]
     ends = np.array([interval(getattr(rng, law)(size=seeds)) for _ in range(400)])
@@ -144,7 +144,7 @@ def test_a_margin_is_no_difference():
     assert state(claim(margin=0.5), AHEAD) == "fails"
 
 
-def test_more_is_better_where_the_metric_says_so():
+def test_metrics_to_maximise():
     assert state(claim(), against([0.9, 0.91, 0.92], [0.5, 0.51, 0.5], maximised=True)) == "holds"
 
 
@@ -192,7 +192,7 @@ def test_a_figure_has_a_cell_for_each_task_that_is_drawn(tmp_path):
         shown = Experiment("planted", "huang2024adafgda", "Planted", "error", drawn=drawn)
         draw(shown, [runs], tmp_path / "figure.png")
         width = imread(tmp_path / "figure.png").shape[1]
-        assert width == 80 + 340 * cells  # 3.4 inches a cell
+        assert width == 80 + 340 * cells  # 3.4 inches per cell
 
 
 def test_a_grid_counts_with_the_best_of_each_method():
@@ -234,7 +234,7 @@ def test_a_target_that_none_reaches_decides_nothing_and_one_that_a_side_reaches_
 def test_slopes_means_and_bests():
     falling, rising = [1, 0.1, 0.01], [0.01, 0.1, 1]
     one = panel(planted("New", 0, falling), planted("Old", 0, rising)).settings
-    assert figures(one[0], claim(statistic="slope"))[0] == pytest.approx(-0.1)  # log10, ten rounds each
+    assert figures(one[0], claim(statistic="slope"))[0] == pytest.approx(-0.1)  # log10 per ten rounds
     assert figures(one[0], claim(statistic="mean"))[0] == pytest.approx(0.37)
     assert figures(one[1], claim(statistic="best"))[0] == 0.01
 
@@ -276,7 +276,7 @@ def test_a_lead_that_grows_along_a_setting(grows, expected):
         judge(it, panel(*runs, keys=["problem.s"]))
 
 
-def test_what_has_not_run_is_said():
+def test_missing_runs_are_reported():
     only = panel(planted("New", 0, [1, 0.1]))
     found = judge(claim(), only)
     assert (found.state, found.missing) == ("not run", "Old is missing")
@@ -305,7 +305,7 @@ def test_methods_are_named_with_settings_and_tasks_by_values():
 
 
 def written(folder: Path, text: str) -> Path:
-    """A file of claims beside a job."""
+    """Write a file of claims and a job next to it."""
     (folder / "job.toml").write_text("# A job.\n")
     path = folder / "claims.toml"
     path.write_text(text)
@@ -325,7 +325,7 @@ than = ["Old"]
 """
 
 
-def test_an_experiment_is_shown_by_what_is_claimed_of_it(tmp_path):
+def test_an_experiment_is_shown_with_its_claims(tmp_path):
     book = read(written(tmp_path, ENTRY))
     one = book.experiments["job"]
     assert (one.title, one.metric, one.source) == ("A job", "error", "huang2024adafgda")
@@ -355,7 +355,7 @@ def test_an_experiment_is_shown_by_what_is_claimed_of_it(tmp_path):
         ("[[claim]]", "[experiment.jop]\n[[claim]]", r"\[experiment.jop\]: no job file jop.toml"),
     ],
 )
-def test_what_is_wrong_in_a_file_of_claims_is_said(old, new, said, tmp_path):
+def test_errors_in_a_file_of_claims(old, new, said, tmp_path):
     with pytest.raises(ConfigError, match=said):
         read(written(tmp_path, ENTRY.replace(old, new, 1)))
 
@@ -414,7 +414,7 @@ algorithm = [
 
 
 def test_the_page_is_made_from_an_empty_folder(tmp_path):
-    """On a rotation LESGD is ahead of LSGD, and behind where its step is too large."""
+    """On a rotation, LESGD is better than LSGD, and worse if its step is too large."""
     jobs = tmp_path / "jobs"
     (jobs / "stated").mkdir(parents=True)
     for name, out, own in (
@@ -440,7 +440,7 @@ def test_the_page_is_made_from_an_empty_folder(tmp_path):
 
 
 def verdicts(folder: Path, *arguments: str) -> dict[str, str]:
-    """What reproduce.py says of each claim."""
+    """Return the verdict of reproduce.py on each claim."""
     command = [sys.executable, SCRIPT, "--claims", *arguments, "--out", "docs"]
     done = subprocess.run(command, cwd=folder, env=environment(), timeout=200, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -449,7 +449,7 @@ def verdicts(folder: Path, *arguments: str) -> dict[str, str]:
     return {name.partition(" (")[0]: word for word, name in said}
 
 
-def test_a_mistake_in_a_file_of_claims_ends_before_anything_runs(tmp_path):
+def test_an_error_in_a_file_of_claims_is_found_before_any_run(tmp_path):
     path = written(tmp_path, ENTRY.replace("better =", "beter ="))
     cases = ((["--claims", path], "unknown 'beter'"), (["--claims", "rounds=3"], "no KEY=VALUE"))
     for arguments, said in cases:

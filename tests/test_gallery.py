@@ -1,4 +1,5 @@
-"""The gallery: its jobs leave out no method, its pages are of these jobs, and one command makes a page."""
+"""The gallery: jobs with every applicable method, pages that match the jobs, and the command that makes a
+page."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ methods = [{ name = "LocalSGDA", q = 2 }, { name = "SmoothedGDA", eta_x = 0.1, e
 
 
 def solves(method: str, table: dict) -> bool:
-    """Whether the package takes the method for the problem of a job."""
+    """Return whether the package accepts the method for the problem of a job."""
     try:
         Config.from_table(table | {"algorithm": {"name": method, **METHODS[method][0]}})
     except ConfigError:
@@ -72,9 +73,9 @@ def test_a_job_lists_every_method_that_solves_its_problem(problem):
 
 
 @pytest.mark.parametrize("problem", JOBS)
-def test_a_job_has_a_metric_that_may_choose(problem):
+def test_a_job_has_a_metric_for_selection(problem):
     search = tuning(JOBS[problem])
-    assert probe(search.cells[0], SerialComm()).deciding(search.tune.metric)
+    assert probe(search.cells[0], SerialComm()).selection_metric(search.tune.metric)
 
 
 def test_every_problem_has_a_job_or_a_reason():
@@ -82,8 +83,8 @@ def test_every_problem_has_a_job_or_a_reason():
 
 
 @pytest.mark.parametrize("problem", SHOWN)
-def test_a_page_is_of_its_job(problem):
-    """It is generated from runs that are not here: it has the methods of the job, each once."""
+def test_a_page_matches_its_job(problem):
+    """Its runs are not stored, so only the methods are compared: those of the job, each once."""
     lines = (PAGES / f"{problem}.md").read_text(encoding="utf-8").splitlines()
     rows = [line.split(" | ") for line in lines if line[:2] == "| " and line[2].isdigit()]
     listed = [cell.space.name for cell in tuning(JOBS[problem]).cells]
@@ -93,7 +94,7 @@ def test_a_page_is_of_its_job(problem):
     assert (PAGES / f"{problem}_small.png").stat().st_size < 12_000
 
 
-def test_the_index_is_of_the_pages():
+def test_the_index_matches_the_pages():
     assert (PAGES / "index.md").read_text(encoding="utf-8") == index(PAGES)
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert re.findall(r"gallery/(\w+)\.md", nav) == ["index", *SHOWN]
@@ -111,7 +112,7 @@ def test_one_command_makes_a_page(tmp_path, monkeypatch, capfd):
     assert "[Saddle](Saddle.md)" in Path("docs/index.md").read_text(encoding="utf-8")
 
 
-def test_a_name_without_a_job_is_told(monkeypatch, capsys):
+def test_a_name_without_a_job_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gallery.py", "Sadle"])
     with pytest.raises(SystemExit) as end:
         main()
@@ -120,13 +121,13 @@ def test_a_name_without_a_job_is_told(monkeypatch, capsys):
 
 
 class Named:
-    """What a lead asks of an entry."""
+    """The attributes of an entry that a lead uses."""
 
     def __init__(self, name: str):
         self.name = name
 
 
-def test_leads_are_told_by_ratio_and_interval():
+def test_leads_are_reported_as_ratio_and_interval():
     ahead, next_, lost, level = (Named(name) for name in ("ahead", "next", "lost", "level"))
     lead = _lead(
         [
@@ -141,7 +142,7 @@ def test_leads_are_told_by_ratio_and_interval():
     assert lead.ahead == pytest.approx(10 ** (0.2 / 3)) and lead.low < 1 < lead.high
 
 
-def test_the_level_is_what_the_middle_method_comes_to():
+def test_the_level_is_reached_by_the_median_method():
     assert _level([0.7, 0.012, 0.0345], maximised=False) == 0.035
     assert _level([0.3, 0.9449, 0.958, 0.2], maximised=True) == 0.3
     assert _level([0.3, 0.9449, 0.958], maximised=True) == 0.94
@@ -149,7 +150,7 @@ def test_the_level_is_what_the_middle_method_comes_to():
 
 
 def test_costs_are_those_of_the_first_evaluation_at_the_level(tmp_path, monkeypatch):
-    """By hand, from the runs' own numbers."""
+    """Compared with values computed from the runs."""
     import mpifed
 
     monkeypatch.chdir(tmp_path)
@@ -174,12 +175,12 @@ def test_costs_are_those_of_the_first_evaluation_at_the_level(tmp_path, monkeypa
     finals = [np.mean([*one.finals.values()]) for one in found.entries]
     assert finals == sorted(finals) and found.ratios
     worst = [max(min(run.metrics["error"]) for run in one.setting.runs) for one in found.entries]
-    assert 1 <= found.level / max(worst) <= 1.1  # of two methods the second one counts, rounded up
+    assert 1 <= found.level / max(worst) <= 1.1  # the second of two methods, rounded up
     assert page(found, Path("Saddle.toml")).count("\n| ") == 2 + 1
 
 
 def test_a_page_counts_the_seeds_that_diverge(tmp_path, monkeypatch):
-    """Planted runs: of the method that is better where it ends, one seed of three is lost at once."""
+    """Synthetic runs: one of three seeds of the method with the better final value diverges at once."""
     monkeypatch.chdir(tmp_path)
     Path("Saddle.toml").write_text(TWO)
     ends = {"LocalSGDA": [0.5, 0.6, 0.7], "SmoothedGDA": [0.1, 0.3, None]}
@@ -205,7 +206,7 @@ def test_a_page_counts_the_seeds_that_diverge(tmp_path, monkeypatch):
     assert own["SmoothedGDA (2 of 3 finite)"] == pytest.approx([60, 5, 1.2, 0.2])
 
 
-def test_runs_that_lack_are_told(tmp_path, monkeypatch):
+def test_missing_runs_are_reported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("Saddle.toml").write_text(TWO)
     with pytest.raises(ValueError, match="expected a run file"):

@@ -1,5 +1,5 @@
-"""The job files of jobs/papers and their claims: every combination is valid, every method of every file goes
-two rounds, and claims name what there is."""
+"""The job files of jobs/papers and their claims: all combinations are valid, every method of every file
+runs two rounds, and claims refer to existing metrics and methods."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ FILES = {
 
 
 def unpacked(folder: Path) -> None:
-    """The data sets as they lie, but for CIFAR-10's packed files: unpacking these for every run would take
-    longest."""
+    """Return the folder of the data sets, with CIFAR-10 unpacked once, since unpacking it in every run
+    would take longest."""
     for place in DATA.iterdir():
         if place.name != "cifar10":
             (folder / place.name).symlink_to(place)
@@ -52,14 +52,14 @@ def unpacked(folder: Path) -> None:
 
 @functools.cache
 def jobs(path: Path) -> dict[str, Config]:
-    """A job for each method of a file."""
+    """Return one job per method of a file."""
     return one_each(path)
 
 
 @pytest.fixture(scope="module")
 def metrics(tmp_path_factory):
-    """Metrics of the start and after two rounds, by file and method. All files in one process, since starting
-    Python is what takes longest; without the data sets, those that need none."""
+    """Return metrics at the start and after two rounds, by file and method, from one process, since
+    starting Python takes longest. Without the data sets, only files that need none are run."""
     folder, data = tmp_path_factory.mktemp("papers"), tmp_path_factory.mktemp("data")
     files = [path for path in FILES.values() if DATA.exists() or "dataset" not in path.read_text()]
     if DATA.exists():
@@ -73,7 +73,7 @@ def metrics(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_method_of_a_file_goes_two_rounds(name, metrics):
+def test_every_method_of_a_file_runs_two_rounds(name, metrics):
     if "dataset" in FILES[name].read_text():
         real("mnist")
     found, shown = metrics[str(FILES[name])], EXPERIMENTS[FILES[name].stem]
@@ -89,7 +89,7 @@ def test_every_method_of_a_file_goes_two_rounds(name, metrics):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_says_where_its_runs_go_and_what_it_is(name):
+def test_a_file_has_an_output_folder_and_a_description(name):
     assert read_table(FILES[name])["run"]["out"] == f"runs/papers/{name}"
     first = FILES[name].read_text().splitlines()[0]
     assert first.startswith("# ") and first.endswith(".")
@@ -122,7 +122,7 @@ def test_every_experiment_has_its_claim_and_its_file():
                      ("composition", "objective")],
 )  # fmt: skip
 def test_every_baseline_improves_on_real_data(name, metric, tmp_path):
-    """In ten rounds, of all runs of a file of jobs/baselines."""
+    """All runs of a file of jobs/baselines improve within ten rounds."""
     file, settings = ROOT / f"jobs/baselines/{name}.toml", ["rounds=10", f"run.out={tmp_path}"]
     code, output = launch(0, ["-m", "mpifed", "sweep", file, "run.progress=false", *settings], limit=200)
     assert code == 0, output
@@ -133,13 +133,13 @@ def test_every_baseline_improves_on_real_data(name, metric, tmp_path):
         assert (after < before) if metric == "objective" else (after > before), (run.path, before, after)
 
 
-def test_what_no_figure_shows_has_a_baseline_file():
-    """Every method is in some job file."""
+def test_every_method_is_in_a_job_file():
+    """Methods without a figure have a file in jobs/baselines."""
     files = [*FILES.values(), *(ROOT / "jobs/baselines").glob("*.toml")]
     assert {name for file in files for name in jobs(file)} == set(ALGORITHMS)
 
 
-def test_reproduce_runs_draws_and_goes_on(tmp_path):
+def test_reproduce_runs_draws_and_resumes(tmp_path):
     changes = ["rounds=2", "tune.runs=2", "tune.seeds=1", "run.progress=false"]
     command = [sys.executable, str(SCRIPT), "composite_game", *changes]
     for more in ([], ["--ranks", "2"]):
@@ -147,7 +147,7 @@ def test_reproduce_runs_draws_and_goes_on(tmp_path):
             [*command, *more], cwd=tmp_path, env=environment(), timeout=200, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        sweeps = re.findall(r"(\d+) runs done, (\d+) of them before", done.stdout)
+        sweeps = re.findall(r"(\d+) runs are finished, (\d+) of them before", done.stdout)
         assert sweeps and all(before == (runs if more else "0") for runs, before in sweeps)
     folder = tmp_path / "runs/papers/composite_game"
     assert (folder / "figure.png").read_bytes()[:4] == b"\x89PNG" and (folder / "report.html").exists()

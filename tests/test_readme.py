@@ -1,4 +1,4 @@
-"""The files of the README and of docs/ are written and their commands are run, in order, in one folder."""
+"""The files of the README and of docs/ are written, and their commands are run in order in one folder."""
 
 import re
 import shlex
@@ -11,10 +11,10 @@ import pytest
 from launch import environment, mpirun_path
 
 ROOT = Path(__file__).parents[1]
-#: The README first: the pages use its files.
+#: The README comes first, since the pages use its files.
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.S | re.M)
-#: Page → its blocks, as pairs of a language and a text.
+#: Page → its blocks, pairs of a language and a text.
 BLOCKS = {page.name: BLOCK.findall(page.read_text(encoding="utf-8")) for page in PAGES}
 FILES = [
     (page, re.match(r"# (\S+)", text)[1], text)
@@ -67,7 +67,7 @@ def test_command(folder, command):
     assert "FAILS" not in done.stdout, done.stdout
 
 
-def test_a_file_that_stands_on_two_pages_is_one_file():
+def test_a_file_on_two_pages_is_identical():
     texts = {}
     for page, name, text in FILES:
         assert texts.setdefault(name, text) == text, (page, name)
@@ -80,7 +80,7 @@ def test_examples_are_short(page, name, text):
 
 
 @pytest.mark.parametrize("page, link", LINKS, ids=str)
-def test_links_lead_somewhere(page, link):
+def test_links_have_targets(page, link):
     place, _, anchor = link.partition("#")
     if place.startswith(("http:", "https:")):
         return
@@ -107,13 +107,13 @@ def test_every_page_is_in_the_navigation():
 def test_every_job_file_is_valid():
     from mpifed.config.job import Config
 
-    jobs = sorted((ROOT / "jobs").glob("*.toml"))  # those of jobs/papers: test_job_files.py
+    jobs = sorted((ROOT / "jobs").glob("*.toml"))  # test_job_files.py tests jobs/papers
     assert jobs
     for job in jobs:
         Config.load(job)
 
 
-def test_scripts_and_files_exist_where_the_pages_say():
+def test_scripts_and_files_of_the_pages_exist():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for path in re.findall(r"(?:scripts|jobs|tests|mpifed)/[\w/.]*\w", text):

@@ -1,4 +1,4 @@
-"""A job under mpirun, end to end: the shortest test that has everything in it."""
+"""A short job under mpirun, end to end."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from launch import launch
 SADDLE = Path(__file__).parents[1] / "jobs" / "saddle.toml"
 
 
-def test_two_ranks_end_in_the_bits_of_one_process(tmp_path):
+def test_two_ranks_are_bitwise_identical_to_one_process(tmp_path):
     points = []
     for ranks in (0, 2):
         settings = [

@@ -10,7 +10,7 @@ from small_job import end
 
 @pytest.fixture(autouse=True)
 def no_job_outlives_its_test(monkeypatch):
-    """Kill the jobs that a failed test has left waiting."""
+    """Kill the jobs that a failed test leaves waiting."""
     started, start = [], launch.start
 
     def noted(*arguments, **options):
@@ -27,5 +27,5 @@ def no_job_outlives_its_test(monkeypatch):
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory):
-    """The output point of the small job when nothing goes wrong."""
+    """Return the output point of the small job without faults."""
     return end(tmp_path_factory.mktemp("whole"), "never")

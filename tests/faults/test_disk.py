@@ -1,4 +1,4 @@
-"""A disk that fills up, on a small file system in memory; and two starts of one job at a time."""
+"""A full disk, on a small file system in memory, and two simultaneous starts of one job."""
 
 import os
 import re
@@ -20,7 +20,7 @@ WRITE = "mpifed.storage.checkpoint:write"
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 8 MB at ``tmp_path/run``."""
+    """Mount a file system of 8 MB at ``tmp_path/run``."""
     place = tmp_path / "run"
     place.mkdir()
     if (
@@ -36,12 +36,12 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("size, check", [(0, True), (2, False)])
 def test_the_disk_is_full_for_a_while(small_disk, whole, size, check):
-    """Found before writing (check), or by HDF5 half way. The files of rounds 6 to 12 are not written; the run
-    continues, and writes again when there is room.
+    """The full disk is found before writing (check) or by HDF5 while writing. The files of rounds 6 to 12
+    are not written; the run continues and writes again when there is space.
     """
     ballast = small_disk / "run" / "ballast"
     faults = [f"0 fill:{ballast} {WRITE} 2", f"0 free:{ballast} {WRITE} 5"] + [
-        "0 skip mpifed.storage.checkpoint:_room 1"
+        "0 skip mpifed.storage.checkpoint:_expect_space 1"
     ] * (not check)
     code, output = launch.launch(size, command(small_disk, *faults), LIMIT)
     assert code == 0 and "Traceback" not in output, output
@@ -60,9 +60,9 @@ def test_the_disk_is_full_for_a_while(small_disk, whole, size, check):
 
 @pytest.mark.parametrize("size, check", [(2, True), (0, False)])
 def test_the_disk_stays_full(small_disk, whole, size, check):
-    """An error that names the newest checkpoint, which is sound; the job resumes when there is room."""
+    """The error names the newest checkpoint, which is intact; the job is resumed when there is space."""
     ballast = small_disk / "run" / "ballast"
-    faults = [f"0 fill:{ballast} {WRITE} 5"] + ["0 skip mpifed.storage.checkpoint:_room 1"] * (not check)
+    faults = [f"0 fill:{ballast} {WRITE} 5"] + ["0 skip mpifed.storage.checkpoint:_expect_space 1"] * (not check)
     code, output = launch.launch(size, command(small_disk, *faults), LIMIT)
     assert code == 2 and "Traceback" not in output, output
     assert re.search(
@@ -76,7 +76,7 @@ def test_the_disk_stays_full(small_disk, whole, size, check):
 
 @pytest.mark.parametrize("size", [0, 3])
 def test_the_folder_is_removed(tmp_path, size):
-    """In round 5: all ranks continue, and end with an error."""
+    """When the folder is removed in round 5, all ranks continue and end with an error."""
     process = launch.start(size, command(tmp_path, f"0 pause:{tmp_path} {STEP} 5"))
     wait_until(lambda: (tmp_path / "arrived-5").exists(), LIMIT)
     shutil.rmtree(tmp_path / "run")
@@ -87,13 +87,14 @@ def test_the_folder_is_removed(tmp_path, size):
 
 
 def in_another_world(arguments: list, host: str) -> list[str]:
-    """A command on a host of its own: another name, and file systems that are mounted apart."""
+    """Return a command that runs under another host name with separate file system mounts."""
     words = shlex.join(map(str, [sys.executable, *arguments]))
     return ["unshare", "--uts", "--mount", "sh", "-c", f"hostname {host} && exec {words}"]
 
 
 def test_two_hosts_share_a_folder(tmp_path):
-    """The lock of a file system that both mount is one lock; where it is not, the text in it is."""
+    """Two hosts exclude each other by the lock of their common file system, or by its text where locks are
+    not shared."""
     probe = subprocess.run(in_another_world(["-c", "pass"], "mars"), capture_output=True)
     if probe.returncode:
         pytest.skip("hosts of their own are not permitted here")
@@ -113,10 +114,10 @@ def test_two_hosts_share_a_folder(tmp_path):
         )
         third = subprocess.run(in_another_world(blind, "venus"), **words)
         assert third.returncode == 0 and f"process {first.pid} on mars, since " in third.stderr, third.stderr
-        assert "has never let go of" in third.stderr
+        assert "is still locked by" in third.stderr
         (tmp_path / "go-5").touch()
         code, output = launch.finish(first, LIMIT)
-        assert code == 2 and "(another run has used it meanwhile); " in output, output
+        assert code == 2 and "(another run has used it in the meantime); " in output, output
     finally:
         if first.poll() is None:
             os.killpg(first.pid, signal.SIGKILL)

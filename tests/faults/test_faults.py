@@ -1,6 +1,5 @@
-"""A rank that raises, leaves or computes nonsense ends the job with one readable message, and the job
-resumes.
-"""
+"""A rank that raises, exits or computes non-finite values ends the job with one readable message; the job
+can be resumed."""
 
 import os
 import re
@@ -14,17 +13,15 @@ from launch import launch
 from small_job import LIMIT, STEP, command, end, final, job, saved
 
 FAULTY = Path(__file__).parents[1] / "support" / "faulty.py"
-ENDS = {
-    "openmpi": [1],
-    "mpich": [1, 9],
-}  # MPI_Abort(1): MPICH's launcher may pass on the end of a rank that it has killed instead
+#: Exit codes of MPI_Abort(1); MPICH's launcher may return that of a rank that it has killed.
+ENDS = {"openmpi": [1], "mpich": [1, 9]}
 
 
 @pytest.mark.parametrize(
     "fault, says, mpi",
     [
         ("raise", "RuntimeError: the dog ate my gradient", "openmpi"),
-        ("exit:0", "sys.exit(0) was called in the middle of a run", "mpich"),
+        ("exit:0", "user code called sys.exit(0) during a run", "mpich"),
     ],
 )
 def test_one_rank_fails(tmp_path, whole, fault, says, mpi):
@@ -39,7 +36,7 @@ def test_one_rank_fails(tmp_path, whole, fault, says, mpi):
     "where", ["mpifed.core.records:Layout.state 2", f"{STEP} 5"], ids=["set-up", "round"]
 )
 def test_one_rank_has_no_memory(tmp_path, where):
-    """For the package's own arrays: a sentence of that rank, and no rank is left waiting."""
+    """That rank reports its failed allocation in one sentence, and no rank is left waiting."""
     code, output = launch(2, command(tmp_path, f"1 allocate {where}"), LIMIT)
     assert code == 2 and "Traceback" not in output, output
     assert output.count("mpifed: rank 1 has no memory for 1,125,899,906,842,624 bytes: take") == 1, output
@@ -60,9 +57,8 @@ def test_non_finite_values_stop_all_ranks(tmp_path, fault, says):
 
 
 def test_damaged_checkpoints_on_several_ranks(tmp_path, whole):
-    """The newest is truncated, the one before has a flipped bit; with all of them damaged nothing is started
-    over.
-    """
+    """The newest checkpoint is truncated and the one before has a flipped bit; a run whose checkpoints are
+    all damaged does not start over."""
     end(tmp_path, "never", rounds=9)
     paths = sorted((tmp_path / "run").glob("checkpoint-*.h5"))
     content = bytearray(paths[1].read_bytes())
@@ -75,7 +71,7 @@ def test_damaged_checkpoints_on_several_ranks(tmp_path, whole):
     np.testing.assert_array_equal(final(tmp_path), whole)
     for path in (tmp_path / "run").glob("checkpoint-*.h5"):
         path.write_bytes(b"")
-    (tmp_path / "run" / "run.h5").unlink()  # which says that all is done
+    (tmp_path / "run" / "run.h5").unlink()  # it records that the run is complete
     code, output = launch(2, command(tmp_path), LIMIT)
     assert (
         code == 2 and "none of the checkpoints in" in output and "run.overwrite=true starts over" in output
@@ -83,8 +79,9 @@ def test_damaged_checkpoints_on_several_ranks(tmp_path, whole):
     assert output.count("mpifed: ") == 1 and "Traceback" not in output, output
 
 
-def test_launcher_that_does_not_fit():
-    """A launcher that announces four ranks to a library that sees one: refused, not four runs of one rank."""
+def test_incompatible_launcher():
+    """If the launcher announces four ranks and the MPI library finds one, the run is refused instead of run
+    four times."""
     announced = {**os.environ, "PMI_SIZE": "4", "PMI_RANK": "0"}
     done = subprocess.run(
         [sys.executable, "-m", "mpifed", "run", "no.toml"],

@@ -1,6 +1,7 @@
 """A rank that hangs: the watchdog ends the job and names the ranks that arrived and those that did not.
 
-``run.watchdog = 5``: five seconds without progress, fifty for what has not been done before.
+``run.watchdog = 5`` allows five seconds without progress, and fifty for an operation that runs for the
+first time.
 """
 
 import os
@@ -13,7 +14,7 @@ from processes import all_ranks, wait_for_the_end, wait_until
 from small_job import LIMIT, STEP, command, final, saved
 
 SETTINGS = ["run.watchdog=5"]
-#: Seconds from the end of the launcher to that of the last rank.
+#: Seconds between the end of the launcher and of the last rank.
 PATIENCE = 60
 
 
@@ -31,7 +32,7 @@ def test_a_rank_hangs(tmp_path, size, fault, mpi, says):
     pids = all_ranks(process, size)
     code, output = launch.finish(process, LIMIT)
     assert code == 75, output
-    assert wait_for_the_end(pids.values(), PATIENCE), "a rank has outlived the job"
+    assert wait_for_the_end(pids.values(), PATIENCE), "a rank is still alive"
     assert (
         output.count("mpifed: no progress for ") == 1
         and "s in the round after round 3 (run.watchdog = 5). " in output
@@ -41,8 +42,8 @@ def test_a_rank_hangs(tmp_path, size, fault, mpi, says):
     assert saved(tmp_path) == 3
 
 
-def test_ranks_that_were_stopped_together_go_on(tmp_path, whole):
-    """For longer than the limit, while one waits for the other."""
+def test_ranks_that_were_stopped_together_continue(tmp_path, whole):
+    """They were stopped for longer than the limit while one waited for the other."""
     faults, settings = f"1 pause:{tmp_path} {STEP} 5", SETTINGS
     process = launch.start(2, command(tmp_path, faults, settings=settings))
     wait_until(lambda: (tmp_path / "arrived-5").exists() or process.poll() is not None, LIMIT)

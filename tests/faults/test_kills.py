@@ -1,7 +1,7 @@
-"""A rank is killed (SIGKILL) at a named moment: the job ends, somebody says so, and the same command goes on
-to the same bits.
+"""A rank is killed (SIGKILL) at a given moment: the job ends with a message, and resumed runs are bitwise
+identical.
 
-Each chain kills the same job again and again, at another moment each time.
+Each chain kills the same job repeatedly at different moments.
 """
 
 import re
@@ -19,35 +19,30 @@ from mpifed.parallel.comm import SerialComm
 
 BCAST, SEAL, SEND = (
     "mpifed.parallel.comm:MpiComm.bcast_",
-    "mpifed.storage.checkpoint:seal",
+    "mpifed.storage.hdf5:add_digest",
     "mpifed.parallel.comm:MpiComm.send",
 )
 REPLACE = "os:replace"
-#: Seconds from the death of a rank to the end of the job.
+#: Seconds between the death of a rank and the end of the job.
 PATIENCE = 10
-#: Number of ranks, the fault (on which rank, see driver.py), and the round of the newest checkpoint
-#: afterwards.
+#: Number of ranks, fault (see driver.py), and round of the newest checkpoint afterwards.
 OPEN_MPI = [
     (2, f"1 kill {STEP} 5", 3),  # while rank 0 waits in the Allreduce
     (3, f"2 kill {ALLREDUCE} 4", 6),  # while others are in the Allreduce
-    (2, f"1 kill {BCAST} 14", 9),  # of the adaptive matrices
-    (2, f"0 kill {REPLACE} 2", 9),  # the checkpoint of round 12 is synced and has no name
-    (2, f"0 kill {REPLACE} 3", 12),  # it has its name, the results file is of round 9
+    (2, f"1 kill {BCAST} 14", 9),  # in the broadcast of the adaptive matrices
+    (2, f"0 kill {REPLACE} 2", 9),  # the checkpoint of round 12 is synced and not yet renamed
+    (2, f"0 kill {REPLACE} 3", 12),  # it is renamed, the results file is that of round 9
 ]
 MPICH = [
     (2, f"1 kill {ALLREDUCE} 5", 3),
-    (
-        2,
-        f"0 kill {SEAL} 1",
-        3,
-    ),  # the data of round 6 are written, their seal is not
-    (2, f"0 kill-after {REPLACE} 2", 6),  # the name is not synced
-    (2, f"1 kill {SEND} 1", 6),  # client rows of round 9 are on their way to rank 0
+    (2, f"0 kill {SEAL} 1", 3),  # the data of round 6 are written, their seal is not
+    (2, f"0 kill-after {REPLACE} 2", 6),  # the renaming is not synced
+    (2, f"1 kill {SEND} 1", 6),  # client rows of round 9 are being sent to rank 0
 ]
 
 
 def killed(folder, size, fault, mpi, settings=()) -> str:
-    """Run the job into a fault; what was said."""
+    """Run the job with a fault and return its output."""
     process = launch.start(size, command(folder, fault, settings=settings), mpi=mpi)
     rank = int(fault.split()[0])
     pids = all_ranks(process, size)
@@ -61,7 +56,7 @@ def killed(folder, size, fault, mpi, settings=()) -> str:
         path.unlink(missing_ok=True)
     assert time.monotonic() - died < PATIENCE, output
     assert code != 0, output
-    assert wait_for_the_end(pids.values(), PATIENCE), "a rank has outlived the job"
+    assert wait_for_the_end(pids.values(), PATIENCE), "a rank is still alive"
     assert "Traceback" not in output, output
     return output
 
@@ -72,33 +67,31 @@ def test_kills_at_named_moments(tmp_path, whole, mpi, chain):
         output = killed(tmp_path, size, fault, mpi)
         assert saved(tmp_path) == newest, (fault, output)
         if mpi == "mpich":
-            assert "EXIT STRING: Killed (signal 9)" in output, (
-                output
-            )  # it is all that is said: the others die at once, too
+            # There is no other message: the remaining ranks are killed at once.
+            assert "EXIT STRING: Killed (signal 9)" in output, output
         else:
             assert re.search(
                 rf"process rank {fault[0]} with PID \d+ on node \S+ exited on\s+signal 9", output
             ), output
-            if fault[0] != "0":  # rank 0 lives long enough to say where the run stands
-                assert re.search(
-                    rf"mpifed: SIGTERM received in round \d+: .*; the newest is of round {newest}\n", output
-                ), output
+            if fault[0] != "0":  # rank 0 lives long enough to report the newest checkpoint
+                words = rf"SIGTERM received in round \d+: .*; the newest checkpoint is of round {newest}\n"
+                assert re.search(words, output), output
     np.testing.assert_array_equal(end(tmp_path), whole)
-    assert not list((tmp_path / "run").glob("*.tmp.*")), "half a file is left"
+    assert not list((tmp_path / "run").glob("*.tmp.*")), "an incomplete file remains"
 
 
-#: 64 KB of iterates a round.
+#: 64 KB of iterates per round.
 LONG = ['record=["x", "y"]', "problem.d=4000"]
-ADD, WRITE = "mpifed.storage.history:_checked", "mpifed.storage.checkpoint:write"
+ADD, WRITE = "mpifed.storage.history:_with_checksums", "mpifed.storage.checkpoint:write"
 HISTORY = [
-    (f"0 kill {WRITE} 2", 3),  # the rows of rounds 4 to 6 lie there, and no checkpoint needs them
-    (f"0 kill {ADD} 3", 9),  # those of rounds 10 to 12 are to come
-    (f"0 kill {REPLACE} 2", 9),  # the file is written anew, the checkpoint has no name yet
+    (f"0 kill {WRITE} 2", 3),  # the rows of rounds 4 to 6 are stored, but no checkpoint uses them
+    (f"0 kill {ADD} 3", 9),  # the rows of rounds 10 to 12 are not yet written
+    (f"0 kill {REPLACE} 2", 9),  # the history is rewritten, the checkpoint is not yet renamed
     (f"0 kill-after {WRITE} 2", 15),
 ]
 
 
-def test_kills_about_a_long_history(tmp_path):
+def test_kills_while_a_long_history_is_written(tmp_path):
     (tmp_path / "whole").mkdir()
     run(Config.load(job(tmp_path / "whole"), LONG), SerialComm(), "never")
     for fault, newest in HISTORY:
@@ -110,4 +103,4 @@ def test_kills_about_a_long_history(tmp_path):
         np.testing.assert_array_equal(one.iterates[block], other.iterates[block])
         assert one.point[block].equal(other.point[block]) and len(one.iterates[block]) == ROUNDS
     assert one.history == other.history
-    assert not list((tmp_path / "run").glob("*.tmp.*")), "half a file is left"
+    assert not list((tmp_path / "run").glob("*.tmp.*")), "an incomplete file remains"

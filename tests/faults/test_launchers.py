@@ -1,4 +1,4 @@
-"""What launchers and scripts do to a run: they die, they send signals too early, they have begun with MPI."""
+"""Launchers that die or send signals early, and scripts that initialise MPI themselves."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from small_job import LIMIT, STEP, command, job
 
 SUPPORT = Path(__file__).parents[1] / "support"
 EARLY, OWN_MPI = SUPPORT / "early.py", SUPPORT / "own_mpi.py"
-#: Seconds from the death of a launcher to that of its last rank: a second, and room for a busy machine.
+#: Seconds between the death of a launcher and of its last rank: one second, more on a busy machine.
 PATIENCE = 60
 
 
@@ -23,8 +23,8 @@ def wait_for(process, path: Path) -> None:
 @pytest.mark.parametrize(
     "mpi, victim", [("openmpi", "mpirun"), ("mpich", "mpirun"), ("mpich", "hydra_pmi_proxy")]
 )
-def test_ranks_go_with_their_launcher(tmp_path, mpi, victim):
-    """One rank stands still in a client's step, the other waits, and nobody tells them of the death."""
+def test_ranks_end_with_their_launcher(tmp_path, mpi, victim):
+    """One rank is paused in a client's step, the other waits, and neither is notified of the death."""
     process = launch.start(2, command(tmp_path, f"1 pause:{tmp_path} {STEP} 5"), mpi=mpi)
     wait_for(process, tmp_path / "arrived-5")
     pids, family = all_ranks(process, 2), {process.pid, *descendants(process.pid)}
@@ -40,7 +40,7 @@ def test_ranks_go_with_their_launcher(tmp_path, mpi, victim):
     [(2, "openmpi", signal.SIGTERM), (2, "mpich", signal.SIGUSR1), (0, "", signal.SIGINT)],
 )
 def test_a_signal_while_a_rank_is_loading(tmp_path, ranks, mpi, number):
-    """To the last rank only, while it imports and the others wait for it in MPI_Init."""
+    """The signal reaches the last rank only, while it imports and the others wait for it in MPI_Init."""
     last = max(ranks - 1, 0)
     arguments = [EARLY, tmp_path, last, "run", job(tmp_path), "--no-report"]
     process = launch.start(ranks, arguments, mpi=mpi or "openmpi")
@@ -48,13 +48,13 @@ def test_a_signal_while_a_rank_is_loading(tmp_path, ranks, mpi, number):
     os.kill(all_ranks(process, ranks)[last], number)
     (tmp_path / "go").touch()
     code, output = launch.finish(process, LIMIT)
-    said = f"mpifed: {number.name} before the run began: nothing was done, the same command begins it\n"
+    said = f"mpifed: {number.name} arrived before the run began: start it with the same command\n"
     assert code == 85 and output.count(said) == 1 and "Traceback" not in output, output
     assert not (tmp_path / "run").exists()
 
 
 def test_signals_while_a_command_is_loading_that_has_nothing_to_save(tmp_path):
-    """A second Ctrl-C ends it at once; SIGTERM ends it as if it came after the loading."""
+    """A second Ctrl-C ends the command at once; SIGTERM has the same effect as after loading."""
     for numbers, code in (([signal.SIGINT, signal.SIGINT], 130), ([signal.SIGTERM], -signal.SIGTERM)):
         folder = tmp_path / str(len(numbers))
         folder.mkdir()
@@ -62,7 +62,7 @@ def test_signals_while_a_command_is_loading_that_has_nothing_to_save(tmp_path):
         wait_for(process, folder / "arrived")
         for number in numbers:
             os.kill(process.pid, number)
-            if number == signal.SIGINT:  # two of a kind that are pending are one
+            if number == signal.SIGINT:  # two pending signals of one type are merged
                 wait_until(lambda: not pending(process.pid, number) or process.poll() is not None)
         if code < 0:
             (folder / "go").touch()
@@ -70,7 +70,7 @@ def test_signals_while_a_command_is_loading_that_has_nothing_to_save(tmp_path):
 
 
 def pending(pid: int, number: int) -> bool:
-    """Whether a signal has not reached the process yet."""
+    """Return whether a signal has not yet been delivered to the process."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -80,8 +80,9 @@ def pending(pid: int, number: int) -> bool:
 
 
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
-def test_a_script_with_mpi_in_its_own_hands(tmp_path, mpi):
-    """Initialised for one thread, by hand and late; on parts of the ranks; and MPI is usable afterwards."""
+def test_a_script_that_initialises_mpi(tmp_path, mpi):
+    """MPI is initialised late and for one thread, runs use subsets of the ranks, and MPI is usable
+    afterwards."""
     code, output = launch.launch(2, [OWN_MPI, tmp_path], LIMIT, mpi=mpi)
     assert code == 0, output
     assert output.count("refused: MPI is not initialised: ") == 2, output

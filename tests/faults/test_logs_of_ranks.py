@@ -1,4 +1,4 @@
-"""The logs of several ranks: of one that is killed, one that fails, one that hangs, and of a resumption."""
+"""Logs of several ranks when one is killed, fails or hangs, and of a resumed run."""
 
 import launch
 import pytest
@@ -14,7 +14,7 @@ def started(folder, *faults, settings=(), options=()) -> tuple[int, str]:
     return launch.launch(2, [*command(folder, *faults, settings=settings), *options], limit=LIMIT)
 
 
-def test_a_rank_that_is_killed_leaves_its_log_and_the_resumption_adds_to_it(tmp_path):
+def test_the_log_of_a_killed_rank_is_kept_and_extended_by_the_resumed_run(tmp_path):
     code, _ = started(tmp_path, f"1 kill {STEP} 8", options=["-v"])
     assert code
     first, second = logs(tmp_path)
@@ -30,7 +30,7 @@ def test_a_rank_that_is_killed_leaves_its_log_and_the_resumption_adds_to_it(tmp_
     assert output.count("continuing") == 1, "other ranks are quiet"
 
 
-def test_the_error_of_a_rank_stands_in_its_log(tmp_path):
+def test_the_error_of_a_rank_is_in_its_log(tmp_path):
     code, output = started(tmp_path, f"1 raise {STEP} 5")
     assert code and output.count("RuntimeError: the dog ate my gradient") == 1
     first, second = logs(tmp_path)
@@ -39,7 +39,7 @@ def test_the_error_of_a_rank_stands_in_its_log(tmp_path):
 
 
 @pytest.mark.parametrize("hangs", [1])
-def test_the_watchdog_s_words_stand_in_the_logs(tmp_path, hangs):
+def test_the_message_of_the_watchdog_is_in_the_logs(tmp_path, hangs):
     process = launch.start(2, command(tmp_path, f"{hangs} sleep {STEP} 5", settings=["run.watchdog=5"]))
     all_ranks(process, 2)
     code, output = launch.finish(process, LIMIT)

@@ -1,6 +1,6 @@
-"""Ranks that read different data, or of which one cannot read any, end together before any work starts.
+"""Ranks end together before the first round if they read different data or one of them cannot read its data.
 
-A rank that goes on alone would wait for ever, so any time limit tells; this one leaves room for a busy
+A rank that continued alone would wait forever, so any time limit shows it; this one allows for a busy
 machine.
 """
 
@@ -42,7 +42,7 @@ def idx(array: np.ndarray) -> bytes:
 
 
 def write_data(folder: Path, ranks: int) -> list[Path]:
-    """A folder of the same data for every rank."""
+    """Write one folder of identical data per rank."""
     folders = [folder / "data" / str(rank) / "tiny" for rank in range(ranks)]
     for place in folders:
         place.mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_data_that_changed_between_two_starts_are_named(tmp_path):
     folders = write_data(tmp_path, 1)
     assert start(tmp_path, 1, "run.checkpoint_every=1", "rounds=1")[0] == 0
     path = folders[0] / "train-labels-idx1-ubyte"
-    path.write_bytes(path.read_bytes()[:8] + path.read_bytes()[:7:-1])  # the labels in reverse
+    path.write_bytes(path.read_bytes()[:8] + path.read_bytes()[:7:-1])  # reversed labels
     code, output = start(tmp_path, 1, "rounds=2")
     assert code == 2 and "Traceback" not in output, output
     said = "data file train-labels-idx1-ubyte has changed since the checkpoint was written: expected SHA-256"

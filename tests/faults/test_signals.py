@@ -1,8 +1,7 @@
-"""Signals to the launcher and to any ranks: exit code 85 after a checkpoint, and the same command continues
-to the same bits.
+"""Signals to the launcher and to ranks: exit code 85 after a checkpoint, and resumed runs are bitwise
+identical.
 
-One rank is held in the middle of a round while the others wait for it in an Allreduce; then the signals go
-out.
+One rank is paused within a round while the others wait for it in an Allreduce; then the signals are sent.
 """
 
 import os
@@ -16,18 +15,18 @@ from processes import all_ranks, wait_until
 from small_job import LIMIT, ROUNDS, STEP, command, end, final, saved
 
 USR1, TERM, INT = signal.SIGUSR1, signal.SIGTERM, signal.SIGINT
-#: Seconds that a signal may take to reach a Python thread before the round goes on.
+#: Seconds in which a signal reaches a Python thread before the round continues.
 DELIVERY = 0.5
 
 
-class Held:
-    """A job whose last rank stands still in its ``call``-th client step, with all others waiting for it."""
+class Paused:
+    """A job whose last rank is paused in its ``call``-th client step, while all others wait for it."""
 
     def __init__(self, folder, size, call, mpi="openmpi"):
-        self.place, self.call = folder / f"held-{saved(folder)}", call
+        self.place, self.call = folder / f"paused-{saved(folder)}", call
         self.place.mkdir(exist_ok=True)
         self.base = saved(folder)
-        #: The round in which it stands; a run that starts makes one step before its first round.
+        #: The current round; a new run makes one step before its first round.
         self.round = self.base + call if self.base else call - 1
         fault = f"{max(size - 1, 0)} pause:{self.place} {STEP} {call}"
         self.process = launch.start(size, command(folder, fault), mpi=mpi)
@@ -42,31 +41,29 @@ class Held:
         return launch.finish(self.process, LIMIT)
 
 
-def send(held, *signals):
-    """Each of ``signals`` is the receiver, a rank or "launcher", and the signal; one after another."""
+def send(paused, *signals):
+    """Send pairs of a receiver, a rank or "launcher", and a signal one after another."""
     for receiver, number in signals:
-        os.kill(held.process.pid if receiver == "launcher" else held.pids[receiver], number)
+        os.kill(paused.process.pid if receiver == "launcher" else paused.pids[receiver], number)
         time.sleep(0.1)
 
 
 def stop_and_continue(folder, steps, mpi):
-    """Start the same job again and again, each time stopped by other signals; then let it end in this
-    process.
-    """
+    """Start the same job repeatedly, stopped by other signals each time, and finish it in this process."""
     for size, signals in steps:
-        held = Held(folder, size, 3, mpi)
-        send(held, *signals)
-        code, output = held.go()
+        paused = Paused(folder, size, 3, mpi)
+        send(paused, *signals)
+        code, output = paused.go()
         assert code == 85, (signals, code, output)
         assert f"stopped after round {saved(folder)}: the same command continues from there" in output, output
-        # At the end of the round that follows the one in progress; one more where a signal was late on a busy
-        # machine.
-        assert saved(folder) - held.round in (1, 2), (signals, held.round, saved(folder), output)
+        # At the end of the round after the current one, or one later if a signal was delayed on a busy
+        # machine
+        assert saved(folder) - paused.round in (1, 2), (signals, paused.round, saved(folder), output)
         if signals[0][0] in (0, "launcher"):
-            name, r = signals[0][1].name, held.round
+            name, r = signals[0][1].name, paused.round
             assert f"{name} received in round {r}: the run stops after round {r + 1}" in output, output
-        if held.base:
-            assert f"from round {held.base}" in output, output
+        if paused.base:
+            assert f"from round {paused.base}" in output, output
         assert "Traceback" not in output, output
     return end(folder)
 
@@ -82,16 +79,16 @@ def test_any_signal_to_any_ranks_under_open_mpi(tmp_path, whole):
 
 
 def test_any_signal_to_any_ranks_under_mpich(tmp_path, whole):
-    """Its mpiexec hands SIGTERM on and gives the ranks the time to finish."""
+    """mpiexec forwards SIGTERM and gives the ranks time to finish."""
     steps = [(3, [("launcher", USR1)]), (2, [("launcher", TERM)]), (2, [(1, INT)])]
     np.testing.assert_array_equal(stop_and_continue(tmp_path, steps, "mpich"), whole)
 
 
 def test_open_mpi_kills_on_sigterm_to_the_launcher_and_the_job_resumes(tmp_path, whole):
-    """mpirun gives the ranks a quarter of a second, which is enough for a message but not for a round."""
-    held = Held(tmp_path, 2, 8)
-    send(held, ("launcher", TERM))
-    code, output = launch.finish(held.process, LIMIT)
+    """mpirun gives the ranks a quarter of a second, enough for a message but not for a round."""
+    paused = Paused(tmp_path, 2, 8)
+    send(paused, ("launcher", TERM))
+    code, output = launch.finish(paused.process, LIMIT)
     assert code != 0, output
     assert saved(tmp_path) == 6, output
     np.testing.assert_array_equal(end(tmp_path), whole)
@@ -99,17 +96,17 @@ def test_open_mpi_kills_on_sigterm_to_the_launcher_and_the_job_resumes(tmp_path,
 
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_two_interrupts_end_all_ranks_at_once(tmp_path, mpi):
-    """Although the rank waits in an Allreduce for one that stands still."""
-    held = Held(tmp_path, 2, 3, mpi)
-    send(held, (0, INT), (0, INT))
-    code, output = launch.finish(held.process, LIMIT)
+    """Also while the rank waits in an Allreduce for a paused rank."""
+    paused = Paused(tmp_path, 2, 3, mpi)
+    send(paused, (0, INT), (0, INT))
+    code, output = launch.finish(paused.process, LIMIT)
     assert code == 130, output
     assert "second SIGINT on rank 0: ending at once" in output, output
 
 
 def test_a_signal_in_the_last_round(tmp_path, whole):
-    held = Held(tmp_path, 2, ROUNDS + 1)
-    send(held, (1, USR1))
-    code, output = held.go()
+    paused = Paused(tmp_path, 2, ROUNDS + 1)
+    send(paused, (1, USR1))
+    code, output = paused.go()
     assert code == 0 and "stopped after" not in output, output
     np.testing.assert_array_equal(final(tmp_path), whole)

@@ -1,4 +1,4 @@
-"""scripts/torture.py: random kills, and that it can tell a lost job from one that has survived."""
+"""scripts/torture.py: random kills, and the detection of a job with wrong results."""
 
 import subprocess
 import sys
@@ -18,8 +18,8 @@ def test_twenty_random_kills():
     assert output.count("exit code 137 after") == 20, output
 
 
-def test_a_job_that_ends_in_other_bits_is_lost():
-    """Without the exact reduction a restart on another number of ranks has other last digits."""
+def test_a_job_with_other_results_is_lost():
+    """Without the exact reduction a restart on another number of ranks changes the last digits."""
     code, output = torture(
         "--kills", "1", "--ranks", "1,2", "--rounds", "40", "--seed", "4", "run.reduction=fused"
     )

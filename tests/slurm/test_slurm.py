@@ -1,7 +1,7 @@
-"""Batch jobs under a real Slurm: the shipped scripts, both MPIs, launchers that do not fit, time limits and
+"""Batch jobs under a real Slurm: the shipped scripts, both MPIs, incompatible launchers, time limits,
 preemption.
 
-The limits are for four ranks on a busy machine of two cores; a job that hangs would take for ever.
+The time limits allow for four ranks on a busy machine with two cores.
 """
 
 import re
@@ -36,8 +36,7 @@ HELD = (
 
 
 def point(folder: Path, ranks: int | None = None) -> np.ndarray:
-    """The point that a finished run has found; with ``ranks`` also that so many ranks have found it
-    together."""
+    """Return the output point of a finished run, and assert its number of ranks if given."""
     with h5py.File(folder / "run.h5") as file:
         assert file.attrs["stopped"].startswith("all "), file.attrs["stopped"]
         assert ranks is None or f'"ranks": {ranks}' in file.attrs["layout"], file.attrs["layout"]
@@ -45,7 +44,7 @@ def point(folder: Path, ranks: int | None = None) -> np.ndarray:
 
 
 def uninterrupted(folder: Path, settings: str) -> np.ndarray:
-    """The point that the same job finds in this process."""
+    """Return the output point of the same job in this process."""
     changes = [word.replace("./held.py", str(folder / "held.py")) for word in shlex.split(settings)]
     changes += [f"run.out={folder / 'here'}", "run.overwrite=true", "run.progress=false"]
     config = mpifed.Config.load(ROOT / "jobs/saddle.toml", changes)
@@ -67,8 +66,8 @@ def test_the_page_on_clusters_shows_these_commands():
         ("mpich", {"MPIFED_LAUNCHER": "pmix mpirun"}, "mpirun"),
     ],
 )
-def test_every_launcher_that_fits(tmp_path, mpi, asked, used):
-    """The script's own choice, and the second of two where the first does not fit."""
+def test_compatible_launchers(tmp_path, mpi, asked, used):
+    """The launcher that the script chooses, and the second of two if the first is incompatible."""
     folder = workplace(tmp_path)
     state, code, log = submit(CPU + SHORT, folder, mpi=mpi, **asked).end()
     assert (state, code) == ("COMPLETED", 0), log
@@ -79,12 +78,12 @@ def test_every_launcher_that_fits(tmp_path, mpi, asked, used):
 @pytest.mark.parametrize(
     "mpi, launcher", [("openmpi", "pmi2"), ("openmpi", "none"), ("mpich", "pmix"), ("mpich", "none")]
 )
-def test_a_launcher_that_does_not_fit_is_refused(tmp_path, mpi, launcher):
+def test_an_incompatible_launcher_is_refused(tmp_path, mpi, launcher):
     folder = workplace(tmp_path)
     line = CPU.replace("sbatch", "sbatch --ntasks-per-node=1", 1)
     state, code, log = submit(line, folder, mpi=mpi, MPIFED_LAUNCHER=launcher).end()
     assert (state, code) == ("FAILED", 71), log
-    assert "launcher and MPI library do not fit: nothing joins 2 ranks" in log, log
+    assert "launcher and MPI library do not match: no launcher connects 2 ranks" in log, log
     assert f"unset MPIFED_LAUNCHER={launcher}" in log and "Open MPI goes with pmix, MPICH with pmi2" in log, (
         log
     )
@@ -105,32 +104,32 @@ def test_the_wrong_mpirun_is_refused(tmp_path):
 
 
 def test_exit_code_0_without_an_end_is_a_failure(tmp_path):
-    """Open MPI's mpirun leaves with 0 when it has lost a node; here the command is one that knows nothing of
-    the script."""
+    """Open MPI's mpirun exits with 0 after the loss of a node; a command unrelated to mpifed has the same
+    effect."""
     folder = workplace(tmp_path)
     script = (folder / "jobs/slurm/cpu.sbatch").read_text()
     (folder / "true.sbatch").write_text(re.sub("mpifed_launch .*", "mpifed_launch true", script))
     state, code, log = submit("sbatch --nodes=1 --ntasks-per-node=1 true.sbatch", folder).end()
     assert (state, code) == ("FAILED", 1), log
-    assert "the launcher ended with exit code 0, but the command has not come to its end" in log, log
+    assert "the launcher ended with exit code 0, but the command has not finished" in log, log
 
 
 @pytest.mark.parametrize("how", ["srun -n 2 --mpi=pmi2", "mpirun -n 2"])
 def test_a_run_without_a_script_refuses_too(tmp_path, how):
-    """Open MPI's library under a srun that speaks PMI2, and under MPICH's mpirun."""
+    """Open MPI's library under an srun with PMI2, and under MPICH's mpirun."""
     how = how.replace("mpirun", mpirun_path("mpich"))
     code, output = run_command(f"{how} mpifed run jobs/saddle.toml", workplace(tmp_path))
     assert code == 71, output
     assert (
-        "the launcher started 2 processes, but this MPI (Open MPI" in output and "srun --mpi=pmix" in output
+        "the launcher started 2 processes, but MPI's world (Open MPI" in output
+        and "srun --mpi=pmix" in output
     ), output
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("line, nodes, ranks, threads", [(GPU_NODES, 2, 4, 2), (SHARED_GPU, 1, 4, 1)])
 def test_gpus(tmp_path, line, nodes, ranks, threads):
-    """Two GPUs on every node, and every rank sees both; torch sees none of these, they are twins of
-    /dev/null."""
+    """Every rank sees both GPUs of its node; torch sees none, since they are copies of /dev/null."""
     folder = workplace(tmp_path)
     (folder / "seen").mkdir()
     job = submit(f"""{line} rounds=1 "algorithm={{name='./held.py:Held',witness='seen'}}" """, folder)
@@ -162,19 +161,19 @@ algorithm = { name = "LocalDualExtrapolation", K = 2, eta = [0.01, 0.03, 0.1, 0.
 
 
 def test_a_sweep_shared_by_an_array(tmp_path):
-    """Four runs, two a job."""
+    """Four runs, two per job."""
     folder = workplace(tmp_path)
     (folder / "shared.toml").write_text(SWEEP)
     script = command(PARTS.replace("jobs/papers/composite_game", "shared") + " --no-submit", folder).strip()
     job = submit(f"sbatch {script}", folder)
     for part in range(2):
         state, code, log = job.end(task=f"_{part}")
-        assert (state, code) == ("COMPLETED", 0) and "2 runs done, 0 of them before" in log, log
+        assert (state, code) == ("COMPLETED", 0) and "2 runs are finished, 0 of them before" in log, log
     assert len(list((folder / "runs/shared").glob("*/run.h5"))) == 4
 
 
 def test_a_search_shared_by_an_array(tmp_path):
-    """Three methods in two jobs; whichever ends last writes what both have found."""
+    """Three methods in two jobs; the job that ends last writes the results of both."""
     folder = workplace(tmp_path)
     small = " rounds=2 tune.runs=2 tune.seeds=1 tune.fresh=1 --no-submit"
     job = submit(f"sbatch {command(PARTS + small, folder).strip()}", folder)
@@ -186,7 +185,7 @@ def test_a_search_shared_by_an_array(tmp_path):
 
 
 def test_time_limit_then_another_number_of_nodes(tmp_path):
-    """Slurm may warn a minute early, so this warning comes at once. The next job has other nodes and the
+    """Slurm may warn one minute early, so this warning comes at once. The next job has other nodes and the
     other MPI."""
     folder = workplace(tmp_path)
     (folder / "hold").touch()
@@ -204,7 +203,8 @@ def test_time_limit_then_another_number_of_nodes(tmp_path):
 
 
 def test_preemption(tmp_path):
-    """A job of a higher partition takes all nodes: checkpoint, back into the queue, resume, the same bits."""
+    """A job of a higher partition takes all nodes: the run is checkpointed, requeued and resumed, bitwise
+    identical."""
     ways = [("openmpi", "pmix"), ("openmpi", "mpirun"), ("mpich", "pmi2"), ("mpich", "mpirun")]
     jobs = []
     for mpi, launcher in ways:
@@ -223,7 +223,7 @@ def test_preemption(tmp_path):
         state, code, log = job.end()
         assert (state, code) == ("COMPLETED", 0), log
         assert (
-            "back into the queue with exit code 85" in log and "continuing runs/saddle from round" in log
+            "requeued after exit code 85" in log and "continuing runs/saddle from round" in log
         ), log
         np.testing.assert_array_equal(
             point(job.folder / "runs/saddle", ranks=2), uninterrupted(job.folder, HELD)
@@ -237,12 +237,12 @@ def test_a_cancelled_job_stays_cancelled(tmp_path):
     job.until(lambda fields: any(folder.glob("runs/saddle/checkpoint-*")), 60)
     command(f"scancel {job.number}", folder)
     state, code, log = job.end()
-    assert state == "CANCELLED" and "stopped after round" in log and "back into the queue" not in log, log
+    assert state == "CANCELLED" and "stopped after round" in log and "requeued" not in log, log
     assert job.fields()["Restarts"] == "0"
 
 
 def test_names_with_every_character(tmp_path):
-    """In a folder, a job file, a plugin, results and the script itself; sbatch gets a name and a comment."""
+    """Names of a folder, a job file, a plugin, results and the script; sbatch gets a name and a comment."""
     place = tmp_path / "-w 'o' \"r\" $HOME `id` $(id);&|<>*?[a]{b}!~#%j%%\\n\\x é漢😀\tx\ny"
     place.mkdir()
     folder = workplace(place)
@@ -270,7 +270,7 @@ def test_names_with_every_character(tmp_path):
 
 
 def test_leftovers_of_other_jobs(tmp_path):
-    """sbatch called with the variables of a job that has ended, and without those of this shell."""
+    """sbatch is called with the variables of a finished job and without those of this shell."""
     folder = workplace(tmp_path)
     left = {
         "SLURM_ARRAY_JOB_ID": "998",

@@ -1,4 +1,4 @@
-"""Submit real batch jobs and wait for them, with limits that make a hang a failure."""
+"""Submit real batch jobs and wait for them, with time limits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from launch import environment, mpirun_path
 
-#: Open MPI's fault 12495 over TCP, once in about 150 starts: a segmentation fault in MPI_Init with this
-#: function on the stack. A job that shows it is submitted a second time; nothing else is.
+#: Open MPI's bug 12495 over TCP, once in about 150 starts: a segmentation fault in MPI_Init with this
+#: function on the stack. Only a job with this error is submitted a second time.
 UPSTREAM_FAULT = "mca_pml_ob1_recv_frag_callback_match"
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "DEADLINE"}
 
 
 def slurm_answers() -> bool:
-    """Whether there is a Slurm to test with."""
+    """Return whether Slurm is available."""
     try:
         return subprocess.run(["sinfo"], capture_output=True, timeout=20).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
@@ -28,8 +28,7 @@ def slurm_answers() -> bool:
 
 
 def run_command(line: str, folder: Path, mpi: str = "openmpi", **variables: str) -> tuple[int, str]:
-    """Exit code and output of a command line, run in ``folder`` in an environment with the package and one
-    MPI."""
+    """Run a command line in ``folder`` with the package and one MPI; return its exit code and output."""
     kept = {key: os.environ[key] for key in ("SLURM_CONF",) if key in os.environ}
     path = os.pathsep.join(
         [str(Path(mpirun_path(mpi)).parent), str(Path(sys.executable).parent), os.environ["PATH"]]
@@ -47,7 +46,7 @@ def run_command(line: str, folder: Path, mpi: str = "openmpi", **variables: str)
 
 
 def command(line: str, folder: Path, **options: str) -> str:
-    """The output of :func:`run_command`, which must succeed."""
+    """Return the output of :func:`run_command`, which must succeed."""
     code, output = run_command(line, folder, **options)
     assert code == 0, f"{line}\n{output}"
     return output
@@ -62,15 +61,15 @@ class Job:
     again: tuple
 
     def text(self, task: str = "") -> str:
-        """What ``scontrol show job`` says, in one line."""
+        """Return the output of ``scontrol show job`` in one line."""
         return command(f"scontrol show job --oneliner {self.number}{task}", self.folder)
 
     def fields(self, task: str = "") -> dict[str, str]:
-        """The same by names, where values have no blanks."""
+        """Return the fields of :meth:`text` whose values have no blanks."""
         return dict(word.partition("=")[::2] for word in self.text(task).split())
 
     def log(self, task: str = "") -> str:
-        """All that the job has written."""
+        """Return the output of the job."""
         file = self.folder / f"slurm-{self.number}{task}.out"
         return file.read_text() if file.exists() else ""
 
@@ -88,25 +87,25 @@ class Job:
         return fields
 
     def end(self, limit: float = 120, task: str = "") -> tuple[str, int, str]:
-        """State, exit code and output of the ended job."""
+        """Wait for the end of the job; return its state, exit code and output."""
         fields = self.until(lambda fields: fields["JobState"] in ENDED, limit, task)
         if fields["JobState"] == "FAILED" and UPSTREAM_FAULT in self.log(task) and self.again:
             line, folder, options = self.again
-            print(f"job {self.number} met Open MPI's fault 12495 and is submitted again")
+            print(f"job {self.number} met Open MPI's bug 12495 and is submitted again")
             self.number, self.again = submit(line, folder, **options).number, ()
             return self.end(limit, task)
         return fields["JobState"], int(fields["ExitCode"].split(":")[0]), self.log(task)
 
 
 def submit(line: str, folder: Path, **options) -> Job:
-    """Give a line that begins with ``sbatch`` to Slurm. ``options`` are those of :func:`command`."""
+    """Submit a line that begins with ``sbatch``; ``options`` are passed to :func:`command`."""
     assert line.startswith("sbatch ")
     number = command(line.replace("sbatch", "sbatch --parsable", 1), folder, **options).strip()
     return Job(number, folder, (line, folder, options))
 
 
 def workplace(folder: Path) -> Path:
-    """A folder with the project's ``jobs/`` and the method of the tests, to submit from."""
+    """Create a folder with the project's ``jobs/`` and the method of the tests."""
     shutil.copytree(Path(__file__).parents[2] / "jobs", folder / "jobs")
     shutil.copy(Path(__file__).with_name("held.py"), folder)
     return folder

@@ -1,4 +1,4 @@
-"""Games whose sets of x and y bind: one to compare with references, one that notes where it is evaluated."""
+"""Games with binding sets of x and y: one for references, one that records the points of evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mpifed.core.streams import generator
 
 
 def sets_of(set_x, set_y) -> Sets:
-    """The sets of both blocks; ``None`` is the whole space."""
+    """Return the sets of both blocks; ``None`` is the whole space."""
     return Sets(**{block: own for block, own in (("x", set_x), ("y", set_y)) if own is not None})
 
 
@@ -31,10 +31,11 @@ class Bounded(Game):
 
 @dataclass
 class Watched(Minimax):
-    """h_k ‖x‖²/2 + xᵀC_k y - ‖y‖²/2 + aᵀx + cᵀy, the mean over rows (a, c). ``seen``: all points asked for.
+    """h_k ‖x‖²/2 + xᵀC_k y - ‖y‖²/2 + aᵀx + cᵀy, the mean over rows (a, c). ``seen`` has all points of
+    evaluation.
 
     The linear part is large, so that a few steps of some hundredths leave every set of a size below 1. The
-    start is 0, or the centre of a simplex: a point of every set. ``bound = False``: the same without sets.
+    start, 0 or the centre of a simplex, is in every set. ``bound = False`` removes the sets.
     """
 
     clients: int = 3

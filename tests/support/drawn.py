@@ -1,7 +1,7 @@
-"""What the package draws at an address, for the references.
+"""The package's random numbers at an address, for the references.
 
-They ask for one sample at a time. All of a round are drawn together and kept: most tests have the same
-addresses.
+References use one sample at a time. All samples of a round are drawn together and cached, since most tests
+have equal addresses.
 """
 
 import functools
@@ -13,11 +13,11 @@ from mpifed.core.streams import Stream
 
 @functools.lru_cache(maxsize=10_000)
 def rows(seed: int, client: int, r: int, count: int, high: int, batch_size: int) -> np.ndarray:
-    """Numbers below ``high`` of the rows of every sample of round ``r``, ``[count, batch_size]``."""
+    """Return row numbers below ``high`` of every sample of round ``r``, ``[count, batch_size]``."""
     return Stream(seed, "sample", [client], r, count).integers([high], batch_size)[0]
 
 
 @functools.lru_cache(maxsize=10_000)
 def noise(law, seed: int, client: int, r: int, count: int, size: int) -> np.ndarray:
-    """The noise of every sample of round ``r``, ``[count, size]``."""
+    """Return the noise of every sample of round ``r``, ``[count, size]``."""
     return law(Stream(seed, "noise", [client], r, count), size)[0]

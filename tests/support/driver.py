@@ -1,16 +1,16 @@
 """mpifed's command line with faults: driver.py FAULT... -- ARGUMENTS OF mpifed
 
-A fault is ``RANK ACTION MODULE:FUNCTION CALL``, for example ``"1 kill mpifed.parallel.comm:MpiComm.bcast_
-7"``: when rank 1 enters its 7th call of that function it kills itself. ``kill-after`` lets the call return
-first. The other actions, all on entering:
+A fault is ``RANK ACTION MODULE:FUNCTION CALL``. With ``"1 kill mpifed.parallel.comm:MpiComm.bcast_ 7"``,
+rank 1 kills itself when it enters its 7th call of that function; with ``kill-after``, when that call has
+returned. The other actions also take place on entering:
 
 raise, exit:CODE      an error, ``sys.exit``
 allocate              an array that is larger than any memory
-sleep, stop, gil      hang: asleep, by SIGSTOP, in C with Python's lock held
-pause:FOLDER          make FOLDER/arrived-CALL, then wait for FOLDER/go-CALL, which somebody makes
-fill:FILE             write FILE until the disk is full but for LEFT bytes
+sleep, stop, gil      hang: asleep, by SIGSTOP, or in C while holding the GIL
+pause:FOLDER          create FOLDER/arrived-CALL, then wait until FOLDER/go-CALL exists
+fill:FILE             write FILE until LEFT bytes of the disk are free
 free:FILE             remove FILE
-skip                  from here on, calls do nothing
+skip                  from this call on, calls do nothing
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import sys
 import time
 from pathlib import Path
 
-#: Bytes for the beginning of a file.
+#: Free bytes, enough for the start of a file.
 LEFT = 8192
 
 
@@ -73,7 +73,7 @@ ACTIONS = {
 
 
 def install(fault: str) -> None:
-    """Patch this process if the fault is for its rank."""
+    """Patch this process if the fault applies to its rank."""
     rank, action, place, call = shlex.split(fault)
     mine = next(
         (os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ), "0"

@@ -1,7 +1,7 @@
-"""mpifed's command line that stands still while it loads: early.py FOLDER RANK ARGUMENTS OF mpifed
+"""mpifed's command line, paused while it loads: early.py FOLDER RANK ARGUMENTS OF mpifed
 
-The given rank makes FOLDER/arrived when the command line's modules are about to be imported, then waits for
-FOLDER/go, which somebody makes.
+The given rank creates FOLDER/arrived before it imports the modules of the command line, then waits until
+FOLDER/go exists.
 """
 
 import os
@@ -15,7 +15,7 @@ folder, victim = Path(sys.argv[1]), sys.argv[2]
 
 
 class Slow:
-    """Python asks it for every module that is not there yet."""
+    """An import hook that delays the import of the command line."""
 
     @staticmethod
     def find_spec(name, *_):

@@ -1,4 +1,4 @@
-"""Small settings of every method and every problem, for the tests that run all of them."""
+"""Small settings of every method and every problem, for tests that run all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEST = dict(T=2, tau=2, alpha=0.01, beta=0.01)
 RATES = dict(eta_x=0.01, eta_y=0.01)
 NORMED = dict(gamma_x=0.01, gamma_y=0.01, **RATES)
 
-#: Method → (settings, settings that make its steps zero or None where it has no such settings).
+#: Method → settings, and settings that make its steps zero, if any.
 METHODS = {
     "FGDA": (dict(q=2, gamma=0.01, lam=0.01), dict(gamma=0, lam=0)),
     "AdaFGDA": (dict(q=2, gamma=0.01, lam=0.01), dict(gamma=0, lam=0)),
@@ -70,7 +70,7 @@ METHODS = {
 
 
 def sentences(data_dir=None) -> Texts:
-    """Twelve sentences of three kinds of words, positive where the first word is "good"."""
+    """Return twelve sentences, positive if the first word is "good"."""
     words = ("good", "bad", "film", "plot")
     texts = [f"{words[i % 2]} {words[2 + i // 2 % 2]} {' '.join(words[: i % 4])}" for i in range(12)]
     labels = 1 - np.arange(12) % 2
@@ -110,23 +110,23 @@ SETTINGS = {
     "TwoSidedPL": dict(clients=3),
     "FiniteMax": dict(clients=3, d=4),
 }
-#: Problems with a convex part φ, which only composite methods take.
+#: Problems with a convex part φ, which only composite methods accept.
 COMPOSITE = {"L1BoxBilinear", "MatrixGame"}
 
 
 def method(name: str, zero: bool = False):
-    """A method with its small settings, with zero steps on demand."""
+    """Return a method with its small settings, with zero steps if ``zero``."""
     settings, none = METHODS[name]
     return build(ALGORITHMS[name], {**settings, **(none if zero else {})}, name)
 
 
 def problem(name: str):
-    """A problem with its small settings."""
+    """Return a problem with its small settings."""
     return build(PROBLEMS[name], dict(SETTINGS[name]), name)
 
 
 def fits(method_name: str, problem_name: str) -> bool:
-    """Whether the method runs on the problem."""
+    """Return whether the method runs on the problem."""
     ours, theirs = ALGORITHMS[method_name].family, PROBLEMS[problem_name].family
     if problem_name in COMPOSITE and not ALGORITHMS[method_name].composite:
         return False
@@ -136,7 +136,7 @@ def fits(method_name: str, problem_name: str) -> bool:
 
 
 FITTING = [(one, other) for one in ALGORITHMS for other in PROBLEMS if fits(one, other)]
-#: Methods of the five papers go on every problem that they fit, the others on every third.
+#: Methods of the five papers run on all compatible problems, the others on every third of them.
 OFTEN = {
     "FGDA", "AdaFGDA", "FedNSGDAM", "FedMuonDA", "FedSGDAClip", "LSGD", "LESGD", "LIPPAX", "SLIPPAX",
     "LocalDualExtrapolation", "MFCGD", "AdaMFCGD", "FESSGDA", "SmoothedGDA", "FSGDA", "LocalSGDA",
@@ -144,7 +144,7 @@ OFTEN = {
 
 
 def pairs(number: int, name: str) -> list[tuple[str, str]]:
-    """A method, which has a number, and problems for it."""
+    """Return pairs of a method and its problems; ``number`` is the index of the method."""
     fitting = [pair for pair in FITTING if pair[0] == name]
     return fitting if name in OFTEN else fitting[number % 3 :: 3] or fitting
 

@@ -1,4 +1,4 @@
-"""A method that computes values that are not finite, where and when its settings say."""
+"""A method that computes non-finite values at a given place and round."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from mpifed import Algorithm, Record
 
 @dataclass(frozen=True)
 class Faulty(Algorithm):
-    """Plain averaging of local gradient steps; in one round a client's message, or the server's result, is
-    not finite."""
+    """Averaging of local gradient steps; in one round a client's message or the server's result is not
+    finite."""
 
     fault: str = "none"
-    victim: int = 3  # a client, and all others of its rank
+    victim: int = 3  # a client; all clients of its rank are affected
     when: int = 5  # the round
 
     shared = Record(x="x", y="y")

@@ -1,8 +1,6 @@
-"""A small operator and a small composition with noise, and their stochastic values as the references want
-them.
+"""A small operator and a small composition with noise, and their stochastic values for the references.
 
-As in ``games``: the references get hand-written values on the samples that the package draws for the same
-addresses.
+As in ``games``, the references get analytic values on the package's samples of the same addresses.
 """
 
 from __future__ import annotations
@@ -56,7 +54,8 @@ class Field(Operator):
 
 
 def reference_operator(problem: Field, seed: int, K: int, calls: int, batch_size: int, noise):
-    """``operator(k, z, (t, j))``: call j of step t is sample ((t-1) mod K) · calls + j of its round."""
+    """Return ``operator(k, z, (t, j))``: call j of step t has sample ((t-1) mod K) · calls + j of its
+    round."""
 
     def operator(k, z, key):
         t, j = key
@@ -74,8 +73,8 @@ def reference_operator(problem: Field, seed: int, K: int, calls: int, batch_size
 
 @dataclass
 class Chain(Composition):
-    """g_k(x; rows) = mean of tanh(B x + c) with one (B, c) a row, f_k(u; rows) = mean of ½‖u - c‖² + Σ cos(u)
-    / 2."""
+    """g_k(x; rows) = mean of tanh(B x + c) with one (B, c) per row, f_k(u; rows) = mean of ½‖u - c‖² + Σ
+    cos(u) / 2."""
 
     clients: int = 3
     inner_size = P
@@ -119,8 +118,8 @@ class Square(Chain):
 
 
 def chain_at(problem: Chain, seed: int, batch_size: int, noise, count: int = 64):
-    """``inner``, ``jacobian``, ``outer_grad`` for the references, on the sample (r, j): number j < ``count``
-    of round r."""
+    """Return ``inner``, ``jacobian`` and ``outer_grad`` for the references, on sample j < ``count`` of
+    round r."""
     p = problem.inner_size
 
     def sample(k, key):
@@ -150,8 +149,8 @@ def chain_at(problem: Chain, seed: int, batch_size: int, noise, count: int = 64)
 
 
 def reference_chain(problem: Chain, seed: int, q: int, batch_size: int, noise):
-    """``inner``, ``jacobian``, ``outer_grad`` for the reference; ζ of sample s is number 2j of its round, ξ
-    number 2j + 1."""
+    """Return ``inner``, ``jacobian`` and ``outer_grad`` for MFCGD: ζ has sample 2j of its round, ξ sample
+    2j + 1."""
     inner, jacobian, outer_grad = chain_at(problem, seed, batch_size, noise, 2 * q + 2)
 
     def at(key, second):

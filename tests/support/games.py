@@ -1,8 +1,8 @@
-"""A small nonlinear minimax problem with noise, and its stochastic gradients as the references want them.
+"""A small nonlinear minimax problem with noise, and its stochastic gradients for the references.
 
 f_k(x, y; ξ) = ½ h_k ‖x‖² + xᵀC_k y - ½ ‖y‖² + mean over the rows (a, c) of ξ of [log cosh(aᵀx) + cᵀy + (cᵀy)
 sin(aᵀx) / 4]: heterogeneous, not affine, with minibatches of rows and additive noise on the gradients. The
-gradients below are written by hand, the class only has a loss, so agreement also checks the differentiation.
+gradients below are analytic and the class has a loss only, so agreement also validates the differentiation.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ class Game(Minimax):
 
 
 def reference_gradient(game: Game, seed: int, q: int, batch_size: int, noise: Gaussian | None):
-    """``grad(k, x, y, key)`` for the references, on the samples that the package draws for the same
-    addresses."""
+    """Return ``grad(k, x, y, key)`` for the references, on the package's samples of the same addresses."""
 
     def grad(k, x, y, key):
         r, j = (0, key[1]) if isinstance(key, tuple) else ((key - 1) // q + 1, (key - 1) % q)
@@ -95,8 +94,12 @@ def configuration(
     weights="uniform",
     **run,
 ):
-    """A float64 job without progress bar; ``noise`` is a law or the scale of a Gaussian, ``run`` are settings
-    of [run]."""
+    """Return a float64 job without a progress bar.
+
+    Args:
+        noise: a noise distribution, or the scale of a Gaussian.
+        run: settings of [run].
+    """
     if isinstance(noise, float | int):
         noise = Gaussian(scale=noise) if noise else None
     settings = {
@@ -120,7 +123,8 @@ def configuration(
 
 
 def trace(config, comm) -> tuple[np.ndarray, np.ndarray]:
-    """The averaged point after every round, ``[rounds, d]``, and the output point ``[d]``, without files."""
+    """Run without files; return the averaged point after every round, ``[rounds, d]``, and the output point
+    ``[d]``."""
     simulation = Simulation.from_settings(config, comm)
     simulation.start()
     points = []
@@ -131,18 +135,18 @@ def trace(config, comm) -> tuple[np.ndarray, np.ndarray]:
 
 
 def start_of(problem, seed: int):
-    """The starting point (x_1, y_1) as two flat vectors."""
+    """Return the starting point (x_1, y_1) as two flat vectors."""
     point = problem.initial(generator(seed, "initial"))
     return point["x"], point["y"]
 
 
 def sizes(game: Game) -> np.ndarray:
-    """Rows of each client."""
+    """Return the number of rows per client."""
     return np.array([len(rows) for rows in game.rows])
 
 
 def trace_file(out, comm, rows, columns="round,client") -> str:
-    """A trace of participation that rank 0 writes."""
+    """Write a participation trace on rank 0 and return its path."""
     path = Path(out, "trace.csv")
     if comm.rank == 0:
         path.parent.mkdir(exist_ok=True, parents=True)

@@ -1,5 +1,5 @@
-"""A method for tests of batch jobs: its rounds wait while a file exists, and its ranks say what they were
-given."""
+"""A method for tests of batch jobs: its rounds wait while a file exists, and its ranks record their
+environment."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from mpifed import Algorithm, Record
 
 @dataclass(frozen=True)
 class Held(Algorithm):
-    """Plain averaging of local gradient steps; from the third round on, two seconds a round while a file
+    """Averaging of local gradient steps; from the third round on, a round takes two seconds while a file
     exists."""
 
     hold: str = ""

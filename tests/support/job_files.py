@@ -2,9 +2,8 @@
 
 Usage: python job_files.py JOBS RESULT DATA
 
-JOBS is a JSON table {FILE: {METHOD: job}}, RESULT becomes one of metrics before and after: {FILE: {METHOD:
-[{...}, {...}]}}, null for a file whose data set is not there. Data sets are read once, and a part of their
-samples is taken.
+JOBS is a JSON table {FILE: {METHOD: job}}. RESULT gets the metrics before and after, {FILE: {METHOD: [{...},
+{...}]}}, or null for a file whose data set is missing. Data sets are read once and subsampled.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ from pathlib import Path
 from mpifed.base.settings import title
 from mpifed.config.grids import variants
 from mpifed.config.job import Config
-from mpifed.config.ranges import Range
+from mpifed.config.space import Range
 from mpifed.config.tables import read_table
 from mpifed.config.tuning import Cell, tuning
 from mpifed.data import DATASETS, TEXTS
@@ -35,12 +34,12 @@ NETWORKS = {
 }
 
 
-#: Samples of a data set that are taken.
+#: Number of samples used of a data set.
 SAMPLES = {"train": 2000, "test": 200, "validation": 200}
 
 
 def thinned(read):
-    """A reader of a data set that reads once, and takes every so many of its samples."""
+    """Return a reader that reads a data set once and subsamples it."""
 
     @functools.cache
     def part(data_dir):
@@ -59,8 +58,8 @@ def thinned(read):
 
 
 def one_each(file: Path) -> dict[str, Config]:
-    """A job for each method of a file: of a search with the least steps, of a sweep its first one. All
-    combinations are held against what there may be."""
+    """Return one job per method of a file, of a search with the smallest settings and of a sweep the first.
+    All combinations are validated."""
     if "tune" in read_table(file):
         listed = [_least(cell) for cell in reversed(tuning(file, []).cells)]
     else:
@@ -78,7 +77,7 @@ def _least(cell: Cell) -> Config:
 
 
 def cut(config: Config) -> dict:
-    """The job with small batches, numbers of local steps, networks, and samples of measures."""
+    """Return the job with small batches, numbers of local steps, networks and samples."""
     table = config.table()
     for key, value in table["algorithm"].items():
         if isinstance(value, int) and not isinstance(value, bool):
@@ -89,13 +88,13 @@ def cut(config: Config) -> dict:
     model = table["problem"].get("model")
     if isinstance(model, dict) and model["name"] in NETWORKS:
         table["problem"]["model"] = model | NETWORKS[model["name"]]
-    if config.problem.family == "composition":  # the Jacobian of the inner function is what takes long
+    if config.problem.family == "composition":  # the Jacobian of the inner function takes longest
         table["problem"] |= {key: 2 for key in ("clients", "tests") if key in table["problem"]}
     return table
 
 
 def two_rounds(table: dict, data: str) -> list[dict[str, float]]:
-    """The metrics of the start and after two rounds."""
+    """Return the metrics at the start and after two rounds."""
     table["run"] |= {"data_dir": data, "eval_every": 2}
     simulation = Simulation.from_settings(Config.from_table(table | {"rounds": 2}), world())
     with simulation.transport:
@@ -107,7 +106,7 @@ def two_rounds(table: dict, data: str) -> list[dict[str, float]]:
 
 
 def metrics_of(jobs: dict[str, dict], data: str) -> dict[str, list] | None:
-    """Those of a file's jobs, by method."""
+    """Return the metrics of a file's jobs by method."""
     try:
         return {name: two_rounds(table, data) for name, table in jobs.items()}
     except CollectiveError as error:
@@ -117,7 +116,7 @@ def metrics_of(jobs: dict[str, dict], data: str) -> dict[str, list] | None:
 
 
 def main() -> None:
-    warnings.filterwarnings("ignore", ".* are absent")  # a part of CIFAR-10's files will do
+    warnings.filterwarnings("ignore", ".* are absent")  # some of CIFAR-10's files are sufficient
     jobs, result, data = sys.argv[1:]
     for sets in (DATASETS, TEXTS):
         sets.update({name: thinned(one) for name, one in sets.items()})

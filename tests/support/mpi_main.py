@@ -1,10 +1,10 @@
 """pytest inside an MPI job: ``mpirun -n RANKS python mpi_main.py RANKS FOLDER TESTS...``.
 
-All ranks agree on the outcome of each test before the next one begins, so a test that fails does not end the
-job. A rank whose test has failed may leave the others in a collective, though: if they do not arrive within
-``PATIENCE`` seconds, the job is aborted. ``FOLDER/done.txt`` names the tests that have been run, the failed
-ones marked, and ``FOLDER/current.txt`` the one that is running, so that another job can run the rest
-(``launch.suite``). The last line says how many tests passed on each rank: ``passed on 2 ranks: 35 35``.
+All ranks agree on the outcome of each test before the next one begins, so a failed test does not end the
+job. If the other ranks do not arrive within ``PATIENCE`` seconds, because the failed rank has left them in
+a collective, the job is aborted. ``FOLDER/done.txt`` lists the completed tests with their outcomes and
+``FOLDER/current.txt`` the running one, so that another job can run the rest (``launch.suite``). The last
+line has the number of passed tests per rank: ``passed on 2 ranks: 35 35``.
 """
 
 import os
@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-#: Seconds that a rank whose test has failed waits for the others.
+#: Seconds for which a rank with a failed test waits for the others.
 PATIENCE = 60
 
 
 class Ranks:
-    """Counts the tests that pass on each rank, and keeps the ranks together after one that fails.
+    """Count the passed tests per rank, and synchronise the ranks after each test.
 
     Args:
-        done: the file that names the tests that have been run.
-        skipped: tests that another job has run.
+        done: the file that lists the completed tests.
+        skipped: tests that an earlier job has run.
     """
 
     def __init__(self, done: Path, skipped: set[str]):
@@ -35,12 +35,13 @@ class Ranks:
         self.failed = False
 
     def pytest_collection_modifyitems(self, config, items):
-        """Keep this number of ranks' cases of the tests that are ``dealt``: of each three neighbours one."""
+        """Of tests marked ``dealt``, keep one of each three consecutive cases, depending on the number of
+        ranks."""
         kept, counts = [], Counter()
         for item in items:
             number = counts[item.parent.nodeid, item.originalname]
             counts[item.parent.nodeid, item.originalname] += 1
-            turn = number + number // 3 + number // 9  # or a parameter of three values is always the same
+            turn = number + number // 3 + number // 9  # varies the choice for parameters with three values
             other = self.comm.size in (2, 3, 4) and turn % 3 != self.comm.size % 3
             if not (other and item.get_closest_marker("dealt")) and item.nodeid not in self.skipped:
                 kept.append(item)
@@ -64,7 +65,7 @@ class Ranks:
             self._agree(report.nodeid)
 
     def _agree(self, test: str):
-        """Wait for all ranks and note the test's outcome."""
+        """Wait for all ranks and record the test's outcome."""
         failed = np.array([self.failed], dtype=np.int64)
         request, since = self.comm.Iallreduce(MPI.IN_PLACE, failed, MPI.MAX), time.monotonic()
         while not request.Test():
@@ -88,7 +89,7 @@ def main() -> int:
             f"expected {wanted} ranks, got {MPI.COMM_WORLD.size}: do mpirun and mpi4py use the same MPI?"
         )
     if MPI.COMM_WORLD.rank:
-        sys.stdout = open(os.devnull, "w")  # one report is enough; failures go to the error stream
+        sys.stdout = open(os.devnull, "w")  # one report is enough; failures are printed to the error stream
     done = Path(temporary) / "done.txt"
     before = done.read_text().splitlines() if done.exists() else []
     ranks = Ranks(done, {line.partition(" ")[2] for line in before})
@@ -96,7 +97,7 @@ def main() -> int:
     code = pytest.main(["--with-mpi", "-m", "mpi", folder, *tests], plugins=[ranks])
     ranks.comm.Allreduce(MPI.IN_PLACE, ranks.passed)
     print(f"passed on {ranks.comm.size} ranks:", *ranks.passed)
-    # A rank may have passed all tests of which another one failed some; a later job may find all run before.
+    # A rank may have passed all tests while another failed some, and a later job may have no tests left.
     return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED and before else int(code)
 
 

@@ -1,4 +1,4 @@
-"""Networks as users write them, by name: ``./networks.py:LeNet``."""
+"""User-defined networks, referred to as ``./networks.py:LeNet``."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import nn
 
 
 class LeNet(nn.Module):
-    """LeNet-5 with one output, as the package's lenet5 in torch's own words."""
+    """LeNet-5 with one output in plain torch, equal to the package's lenet5."""
 
     def __init__(self):
         super().__init__()
@@ -20,7 +20,7 @@ class LeNet(nn.Module):
 
 
 class Net(nn.Module):
-    """A small network over digits, of any layer between its two."""
+    """A small network for digits with an arbitrary middle layer."""
 
     def __init__(self, middle=None, outputs=1, width=6):
         super().__init__()
@@ -36,7 +36,7 @@ def dropping(p=0.5, outputs=1):
 
 
 class Tied(nn.Module):
-    """An encoder whose weight is the decoder's, transposed, and a second layer that is the first one."""
+    """A network in which two layers share their weight."""
 
     def __init__(self):
         super().__init__()
@@ -49,7 +49,7 @@ class Tied(nn.Module):
 
 
 class Branches(nn.Module):
-    """What depends on data in Python's branches cannot be mapped."""
+    """A network with a data-dependent Python branch, which vmap does not support."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Branches(nn.Module):
 
 
 class Reader(nn.Module):
-    """Two scores for sequences of vectors, of which the first ``lengths`` count."""
+    """Two scores for sequences of vectors; vectors after the first ``lengths`` are padding."""
 
     def __init__(self, dimension, width=5, p=0.0):
         super().__init__()
@@ -75,7 +75,7 @@ class Reader(nn.Module):
 
 
 class Attention(nn.Module):
-    """One score for the rows of an 8 × 8 image that attend to each other."""
+    """One score by self-attention over the rows of an 8 × 8 image."""
 
     def __init__(self):
         super().__init__()
@@ -87,8 +87,8 @@ class Attention(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """One score for the rows of an 8 × 8 image, by a GRU whose gates are written out: vmap does not support
-    torch's own."""
+    """One score for the rows of an 8 × 8 image by an explicit GRU, since vmap does not support that of
+    torch."""
 
     def __init__(self, width=5):
         super().__init__()

@@ -1,14 +1,14 @@
-"""Ranks of one machine that believe to be on two."""
+"""Simulation of two nodes on one machine."""
 
 import functools
 
 from mpifed.parallel.comm import MpiComm, SerialComm
 
 
-@functools.cache  # once a process: MPI has a bounded number of communicators
+@functools.cache  # once per process, since MPI has a limited number of communicators
 def two_nodes(comm: SerialComm) -> SerialComm:
-    """A communicator of the ranks of ``comm``, of which the first half, or one more, share a node and the
-    others another. One rank alone has one node."""
+    """Return a communicator of the ranks of ``comm`` whose first half, rounded up, is on one node and the
+    rest on another."""
     if comm.size == 1:
         return comm
     made, half = MpiComm(), (comm.size + 1) // 2

@@ -1,4 +1,4 @@
-"""Problems made ready, and their oracles, without a simulation around them."""
+"""Prepared problems and their oracles without a simulation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mpifed.core.sampling import Sampler
 
 
 def prepared(problem, seed=0):
-    """The problem, with its data."""
+    """Return the problem with its data."""
     problem.prepare(seed)
     return problem
 
 
 def oracle_of(problem, batch_size=0, batched=False, clients=None):
-    """An oracle in float64 over ``clients`` (default: all) at round 1."""
+    """Return a float64 oracle of ``clients`` (default: all) in round 1."""
     clients = list(range(problem.clients)) if clients is None else clients
     sampler = Sampler(problem, clients, 0, batch_size, None, 0, torch.float64, "cpu")
     sampler.begin(1)

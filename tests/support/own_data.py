@@ -1,4 +1,4 @@
-"""The command line with a data folder for each rank, FOLDER/RANK, and a data set "tiny" of the IDX format.
+"""The command line with one data folder per rank, FOLDER/RANK, and a data set "tiny" in the IDX format.
 
 Usage: own_data.py FOLDER ARGUMENTS OF mpifed ...
 """

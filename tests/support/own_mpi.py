@@ -1,7 +1,7 @@
-"""A script that has MPI in its own hands: own_mpi.py FOLDER [raise]
+"""A script that initialises MPI itself: own_mpi.py FOLDER [raise]
 
-Says "refused: ..." where a run cannot be had, and at the end what every rank still computes together. With
-"raise", rank 1 fails after a run while rank 0 waits for it.
+Prints "refused: ..." where a run is not possible, and at the end a sum over the ranks. With "raise", rank 1
+fails after a run while rank 0 waits for it.
 """
 
 import sys

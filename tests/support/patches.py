@@ -9,7 +9,7 @@ from mpifed.data import DATASETS, Images
 
 
 def patches_of(monkeypatch, height: int, width: int) -> Images:
-    """60 + 25 random images of ``height`` x ``width`` in four classes, for one test by the name "patches"."""
+    """Register 60 + 25 random images of ``height`` x ``width`` in four classes as "patches" for one test."""
     rng = np.random.default_rng(5)
 
     def part(n):

@@ -1,4 +1,4 @@
-"""Runs with planted curves, as they are read from files: what a verdict on them has to be is known."""
+"""Synthetic runs with known curves, in the form in which they are read from files."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import numpy as np
 
 from claims.panels import Panel
 from mpifed.report.comparison import settings_of
-from mpifed.storage.format import COSTS, End
-from mpifed.storage.results import RunData
+from mpifed.storage.results import COSTS, End, RunData
 
 
 def planted(
     method: str, seed: int, curve: Sequence[float], maximised: bool = False, end: str = "rounds", **config
 ) -> RunData:
-    """A run with a metric ``error`` at rounds 0, 10, 20 ...; a round costs 2 oracle calls, 3 bytes up and 4
-    down and a second. ``config`` are sections: ``problem={"s": 10}``."""
+    """Return a run with the metric ``error`` at rounds 0, 10, 20, ...
+
+    A round costs 2 oracle calls, 3 bytes up, 4 bytes down and one second. ``config`` are sections such as
+    ``problem={"s": 10}``.
+    """
     rounds = 10 * np.arange(len(curve))
     each = {"round": 1, "oracle_calls": 2, "bytes_up": 3, "bytes_down": 4, "seconds": 1.0}
     table = {"seed": seed, "algorithm": {"name": method}, "problem": {"name": "Planted"}}
@@ -44,5 +46,5 @@ def planted(
 
 
 def panel(*runs: RunData, keys: Sequence[str] = (), name: str = "tuned") -> Panel:
-    """The runs as a panel."""
+    """Return the runs as a panel."""
     return Panel(name, Path(), keys, settings_of(runs))

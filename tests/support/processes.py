@@ -1,4 +1,4 @@
-"""The processes of a job that a test has started."""
+"""Processes of a job that a test has started."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def _children() -> dict[int, list[int]]:
-    """Parent → children, of all processes of the machine."""
+    """Return the children of each process of the machine."""
     found: dict[int, list[int]] = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):  # it has just ended
+        except (OSError, ValueError):  # it has ended in the meantime
             continue
         found.setdefault(parent, []).append(int(place.name))
     return found
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below ``pid``."""
+    """Return all descendants of ``pid``."""
     children, found = _children(), [pid]
     for one in found:
         found += children.get(one, [])
@@ -29,7 +29,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def ranks(launcher: int) -> dict[int, int]:
-    """Rank → process, of the ranks that ``launcher`` has started so far."""
+    """Return the processes by rank that ``launcher`` has started so far."""
     found = {}
     for pid in sorted(descendants(launcher)):
         try:
@@ -49,7 +49,7 @@ def ranks(launcher: int) -> dict[int, int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs (one that waits for its parent to take note of its end does not)."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -57,7 +57,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_for_the_end(pids, seconds: float) -> bool:
-    """Whether all of ``pids`` end within ``seconds``: a launcher may end a moment before the ranks that it
+    """Return whether all of ``pids`` end within ``seconds``; a launcher may end shortly before the ranks it
     has killed."""
     end = time.monotonic() + seconds
     while any(map(alive, pids)):
@@ -68,7 +68,7 @@ def wait_for_the_end(pids, seconds: float) -> bool:
 
 
 def segments(pids) -> set[Path]:
-    """The files in shared memory that processes have mapped; a killed job leaves them behind."""
+    """Return the files in shared memory that processes have mapped, which a killed job leaves behind."""
     found = set()
     for pid in pids:
         try:
@@ -82,20 +82,20 @@ def segments(pids) -> set[Path]:
 
 
 def all_ranks(process, size: int) -> dict[int, int]:
-    """Rank → process, as soon as ``process`` has started ``size`` ranks (0: it is the only one)."""
+    """Wait until ``process`` has started ``size`` ranks (0: itself only); return the processes by rank."""
     if size == 0:
         return {0: process.pid}
     return wait_until(lambda: found if len(found := ranks(process.pid)) == size else None)
 
 
 def wait_until(condition, seconds: float = 60.0):
-    """The first true value of ``condition()``.
+    """Return the first true value of ``condition()``.
 
     Raises:
-        AssertionError: there was none within ``seconds``.
+        AssertionError: there is none within ``seconds``.
     """
     end = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < end, f"waited {seconds} s in vain"
+        assert time.monotonic() < end, f"not true after {seconds} s"
         time.sleep(0.05)
     return value

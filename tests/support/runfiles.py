@@ -1,4 +1,4 @@
-"""Run files with a known content, as the recorder writes them."""
+"""Run files with known content, as written by the recorder."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import json
 import h5py
 import numpy as np
 
-from mpifed.storage import sealed
-from mpifed.storage.format import FORMAT
-from mpifed.storage.ownership import RESULTS_MAGIC
+from mpifed.storage import hdf5
+from mpifed.storage.files import RESULTS_MAGIC
+from mpifed.storage.results import FORMAT
 
-#: What a round costs.
+#: Costs per round.
 COSTS = dict(
     oracle_calls=96, phases=1, bytes_up=1000, bytes_down=3000, wire_bytes=2500,
     compute_seconds=0.3, communication_seconds=0.1, seconds=0.5, federated_seconds=0.0,
@@ -32,13 +32,14 @@ def write(
     infeasible="",
     **metrics,
 ):
-    """A run folder: costs grow by :data:`COSTS` a round, metrics are given or functions of the round.
+    """Write a run folder whose costs grow by :data:`COSTS` per round; metrics are values or functions of
+    the round.
 
     Args:
-        config: settings beside seed, rounds and the algorithm's name.
-        costs: changes to the costs of a round.
-        splits: numbers of held-out samples; left out as in files of older versions.
-        infeasible: how far the run has left the problem's sets.
+        config: settings in addition to seed, rounds and the algorithm's name.
+        costs: changes of the costs per round.
+        splits: numbers of held-out samples; omitted as in files of older versions.
+        infeasible: the message about points outside of the problem's sets.
     """
     folder.mkdir(parents=True)
     r = np.arange(rounds + 1)
@@ -73,14 +74,14 @@ def write(
 
 @contextlib.contextmanager
 def edited(file):
-    """Change a run file; one that has a digest has that of its new content afterwards."""
+    """Edit a run file, and update its digest if it has one."""
     with h5py.File(file, "a") as opened:
         yield opened
-        own = opened.userblock_size == sealed.SEAL
+        own = opened.userblock_size == hdf5.USER_BLOCK
     if own:
-        sealed.seal(file, RESULTS_MAGIC, FORMAT)
+        hdf5.add_digest(file, RESULTS_MAGIC, FORMAT)
 
 
 def decay(rate):
-    """A metric that falls from 10."""
+    """Return a metric that falls exponentially from 10."""
     return lambda r: 10.0 * np.exp(-rate * r)

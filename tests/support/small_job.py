@@ -1,4 +1,4 @@
-"""A small job that has all that a fault can hit: an Allgatherv a phase, a Bcast a round, and client rows."""
+"""A small job with an Allgatherv per phase, a Bcast per round and client rows, for fault tests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mpifed.config.job import Config
 from mpifed.parallel.comm import SerialComm
 
 DRIVER = Path(__file__).with_name("driver.py")
-#: Seconds in which real processes on a busy machine of two cores must be through; a hang takes for ever.
+#: Time limit in seconds of real processes on a busy machine with two cores.
 LIMIT = 240
 ROUNDS = 20
-#: Functions to put faults into.
+#: Functions in which faults are injected.
 STEP = "mpifed.simulation.executor:Executor.groups"
-ALLREDUCE = "mpifed.parallel.exchange:MessageExchange.finish"  # once a phase, before anything travels
+ALLREDUCE = "mpifed.parallel.exchange:MessageExchange.finish"  # once per phase, before any communication
 JOB = f"""
 rounds = {ROUNDS}
 [algorithm]
@@ -42,30 +42,30 @@ watchdog = 20
 
 
 def job(folder: Path) -> Path:
-    """The job file, with ``folder/run`` as output."""
+    """Write the job file with ``folder/run`` as output."""
     path = folder / "job.toml"
     path.write_text(JOB + f'out = "{folder / "run"}"\n')
     return path
 
 
 def command(folder: Path, *faults: str, settings=()) -> list[str]:
-    """What python runs: the job in ``folder`` with faults, see driver.py."""
+    """Return the arguments of python for the job in ``folder`` with faults, see driver.py."""
     return [DRIVER, *faults, "--", "run", job(folder), "--no-report", *settings]
 
 
 def final(folder: Path, rounds: int = ROUNDS) -> np.ndarray:
-    """The output point of a run that has done all its rounds."""
+    """Return the output point of a run that has completed all rounds."""
     with h5py.File(folder / "run" / "run.h5") as file:
         assert file.attrs["stopped"] == f"all {rounds} rounds done" and file["costs/round"][-1] == rounds
         return np.concatenate([file["final/x/x"][...], file["final/y/y"][...]])
 
 
 def end(folder: Path, resume: str = "must", rounds: int = ROUNDS) -> np.ndarray:
-    """Start the job in ``folder`` in this process and let it end: its output point."""
+    """Run the job in ``folder`` to its end in this process, and return its output point."""
     run(Config.load(job(folder), [f"rounds={rounds}"]), SerialComm(), resume)
     return final(folder, rounds)
 
 
 def saved(folder: Path) -> int:
-    """The round of the newest checkpoint, 0 if there is none."""
+    """Return the round of the newest checkpoint, or 0."""
     return max((int(path.stem.split("-")[1]) for path in (folder / "run").glob("checkpoint-*.h5")), default=0)

@@ -1,4 +1,5 @@
-"""The package as others get it: a wheel, in an environment outside the checkout, in a folder with a space."""
+"""The package as users install it: a wheel in an environment outside the checkout, in a folder with a
+space."""
 
 import os
 import shutil
@@ -12,14 +13,14 @@ import launch
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: What a wheel is built from.
+#: Sources of a wheel.
 SOURCES = ("mpifed", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 LIMIT = 240
 
 
 def build(place: Path) -> None:
-    """An environment ``venv`` in ``place`` that has the wheel, and this interpreter's libraries after it."""
-    for name in SOURCES:  # builds leave files beside the sources
+    """Create an environment ``place/venv`` with the wheel and the libraries of this interpreter."""
+    for name in SOURCES:  # builds leave files next to the sources
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, place / "sources" / name)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     call(place, *pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", place, place / "sources")
@@ -32,10 +33,10 @@ def build(place: Path) -> None:
 
 
 def call(folder: Path, *words, code: int = 0) -> str:
-    """What a program prints that sees nothing of the checkout; it must leave with ``code``."""
+    """Return the output of a program that has no access to the checkout and must exit with ``code``."""
     hidden = "PYTHONPATH", "MPIFED_DATA"
     variables = {name: value for name, value in launch.environment().items() if name not in hidden}
-    variables["PYTHONWARNINGS"] = "default"  # of pip and setuptools
+    variables["PYTHONWARNINGS"] = "default"  # pip and setuptools have warnings
     done = subprocess.run(
         [*map(str, words)], cwd=folder, env=variables, capture_output=True, text=True, timeout=LIMIT
     )
@@ -45,7 +46,7 @@ def call(folder: Path, *words, code: int = 0) -> str:
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory) -> Path:
-    """The folder of the environment ``venv``; all processes of a test session share it."""
+    """Return the folder of the environment ``venv``, which all processes of a test session share."""
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if os.environ.get("PYTEST_XDIST_WORKER") else own
     place = shared / "a place"
@@ -59,8 +60,8 @@ def place(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def user(place, tmp_path):
-    """``user("python", "script.py")``, ``user("mpifed", "run", "job.toml", ranks=2)``: what the environment's
-    programs print in the user's folder ``user.folder``, which is empty at first."""
+    """Return ``user("mpifed", "run", "job.toml", ranks=2)``, which runs a program of the environment in the
+    initially empty folder ``user.folder`` and returns its output."""
 
     def run(program: str, *words, ranks: int = 0, code: int = 0) -> str:
         launcher = [launch.mpirun_path(), "-n", str(ranks)] if ranks else []

@@ -1,9 +1,9 @@
-"""Settings chosen on validation, own metrics, clients and confusion, as a user's files."""
+"""Settings selected on validation data, user-defined metrics, metrics per client and the confusion matrix."""
 
 METRICS = """
 def calibration(scores, labels):
-    confidence, taken_for = scores.softmax(dim=1).max(dim=1)
-    return abs(confidence.mean() - (taken_for == labels).double().mean())
+    confidence, predicted = scores.softmax(dim=1).max(dim=1)
+    return abs(confidence.mean() - (predicted == labels).double().mean())
 """
 
 JOB = """
@@ -30,11 +30,11 @@ assert worst == result.metrics["client_accuracy_worst"] and len(result.clients) 
 """
 
 
-def test_a_sweep_is_chosen_on_validation_and_evaluated_for_every_client(user):
+def test_a_sweep_is_selected_on_validation_data_and_evaluated_per_client(user):
     for name, text in (("my_metrics.py", METRICS), ("job.toml", JOB), ("look.py", LOOK)):
         (user.folder / name).write_text(text)
     user("mpifed", "sweep", "job.toml", ranks=2)
-    told = " ".join(user("mpifed", "report", "runs", "--out", "report").split())
-    assert "largest final validation_accuracy" in told and "chosen on the validation data" in told
+    printed = " ".join(user("mpifed", "report", "runs", "--out", "report").split())
+    assert "largest final validation_accuracy" in printed and "chosen on the validation data" in printed
     assert "Confusion" in (user.folder / "report" / "report.html").read_text()
     user("python", "look.py")

@@ -1,7 +1,7 @@
-"""From nothing to a run of an own method: `mpifed new`, `mpifed check`, `mpifed run`, and one mistake."""
+"""A new user-defined method: `mpifed new`, `mpifed check`, `mpifed run`, and one mistake."""
 
 
-def test_an_own_method_from_nothing(user):
+def test_a_new_method(user):
     assert "wrote my_step.py" in user("mpifed", "new", "method", "MyStep")
     assert "FAILS" not in user("mpifed", "check", "./my_step.py:MyStep")
     user("mpifed", "new", "job", "--method", "./my_step.py:MyStep")

@@ -1,4 +1,4 @@
-"""A run is followed: its callbacks, its logs, and what status says of it."""
+"""Callbacks, logs and status of a run."""
 
 SCRIPT = """
 import mpifed

@@ -1,4 +1,4 @@
-"""A network of the user's, trained on two ranks, checked, and taken out again as a module."""
+"""A user-defined network, trained on two ranks, checked, and returned as a module."""
 
 NET = """
 import torch
@@ -34,13 +34,15 @@ assert net(torch.zeros(3, 1, 8, 8)).shape == (3, 10) and not net.training
 """
 
 
-def test_an_own_network(user):
+def test_a_user_defined_network(user):
     for name, text in (("net.py", NET), ("job.toml", JOB), ("script.py", SCRIPT)):
         (user.folder / name).write_text(text)
     user("mpifed", "run", "job.toml", ranks=2)
     user("mpifed", "run", "job.toml", "run.out=runs/one")
     user("python", "script.py")
-    told = user("mpifed", "run", "job.toml", "run.out=runs/no", "problem.model=./net.py:Normalised", code=2)
-    assert "has BatchNorm1d at 'layers.2'" in told and "use GroupNorm, nn.GroupNorm(12, 12)" in told
-    told = user("mpifed", "run", "job.toml", "run.out=runs/no", "problem.model=./net.py:Nett", code=2)
-    assert "./net.py has no 'Nett': did you mean 'Net'?" in told and "Traceback" not in told
+    printed = user(
+        "mpifed", "run", "job.toml", "run.out=runs/no", "problem.model=./net.py:Normalised", code=2
+    )
+    assert "has BatchNorm1d at 'layers.2'" in printed and "use GroupNorm, nn.GroupNorm(12, 12)" in printed
+    printed = user("mpifed", "run", "job.toml", "run.out=runs/no", "problem.model=./net.py:Nett", code=2)
+    assert "./net.py has no 'Nett': did you mean 'Net'?" in printed and "Traceback" not in printed

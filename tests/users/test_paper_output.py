@@ -1,4 +1,4 @@
-"""A sweep on a laptop, then what the paper takes from it."""
+"""A sweep, then a figure, a table and references for a paper."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A sweep, its table, a figure, in a script of the user's."""
+"""A sweep whose results a script reads as a table and plots."""
 
 JOB = """
 rounds = 4

@@ -1,4 +1,4 @@
-"""A user's ResNet-18 on CIFAR-10 files, trained, exported, and used in plain torch."""
+"""A user-defined ResNet-18, trained on CIFAR-10 files, exported, and used in plain torch."""
 
 import pickle
 import re
@@ -98,7 +98,7 @@ print("largest score", float(expected.abs().max()), "difference", float((scores 
 
 
 def batches(folder, images=6):
-    """Six small batches as the official ones are written: bytes for keys, rows of 3072 bytes."""
+    """Write six small batches in the official format: keys of type bytes, rows of 3072 bytes."""
     rng = np.random.default_rng(0)
     folder.mkdir()
     for number, name in enumerate([*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]):
@@ -122,5 +122,5 @@ def test_a_resnet_is_trained_exported_and_used_in_plain_torch(user):
     user("python", "own.py")
     said = user("python", "plain.py")
     largest, difference = map(float, re.fullmatch(r"largest score (\S+) difference (\S+)\n", said).groups())
-    # Other threads may add up in another order: some 6e-8 of scores of about 1 in float32.
+    # Other threads may add in another order: about 6e-8 on scores of about 1 in float32.
     assert difference < 1e-6 and 0.1 < largest < 5, said

@@ -1,4 +1,4 @@
-"""Two methods tuned alike and compared on fresh seeds, with one mistake on the way."""
+"""Two methods tuned at equal cost and compared on new seeds, and one mistake."""
 
 JOB = """
 rounds = 3
@@ -25,5 +25,5 @@ def test_tune_sweep_and_report(user):
     assert "start it with `mpifed tune`" in said and "Traceback" not in said
     assert "0.001 to 0.1" in user("mpifed", "tune", "fair.toml", "--list")
     assert "runs/fair/best.toml" in user("mpifed", "tune", "-q", "fair.toml", ranks=2)
-    assert "4 runs done" in user("mpifed", "sweep", "-q", "runs/fair/best.toml")
+    assert "4 runs are finished" in user("mpifed", "sweep", "-q", "runs/fair/best.toml")
     assert "LocalSGDA" in user("mpifed", "report", "runs/fair/best")

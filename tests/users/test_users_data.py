@@ -1,4 +1,4 @@
-"""A user's own table and own function, two rounds each on two ranks."""
+"""A user-defined table and function as data sets, two rounds each on two ranks."""
 
 import json
 
