@@ -1,4 +1,4 @@
-"""``run.group = "auto"``: loop or groups by the job alone; logged, stored, and kept by a resumed run."""
+"""``run.group``: the loop or vectorised clients, by the job alone; logged, stored, kept by a resumed run."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,12 @@ from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import LinearMAML, Saddle
 from mpifed.simulation import client_batching
 from mpifed.simulation.client_batching import reason_for_loop
-from mpifed.simulation.executor import _cut, capacity
+from mpifed.simulation.executor import _split, capacity
 from mpifed.simulation.simulation import Simulation
 from mpifed.storage import checkpoint
 from mpifed.storage.results import load
 
 COMM = SerialComm()
-STEPS = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
 
 
 @dataclass
@@ -44,10 +43,10 @@ class Squares(Minimisation):
         return value / 2 if not self.branches or value > 0 else value
 
 
-def job(of, folder="unused", cohort=None, rounds=3, batch_size=2, **settings) -> Config:
+def job(problem, folder="unused", cohort=None, rounds=3, batch_size=2, **settings) -> Config:
     return Config(
-        algorithm=STEPS,
-        problem=of,
+        algorithm=LocalSGDA(q=2, eta_x=0.01, eta_y=0.01),
+        problem=problem,
         rounds=rounds,
         oracle={"batch_size": batch_size},
         participation={"cohort": cohort},
@@ -55,48 +54,45 @@ def job(of, folder="unused", cohort=None, rounds=3, batch_size=2, **settings) ->
     )
 
 
-@pytest.mark.parametrize(
-    "of, cohort, reason",
-    [
-        (Squares(clients=32), None, ""),
-        (Squares(clients=31), None, "a cohort of 31, less than 32"),
-        (Squares(clients=100), 31, "a cohort of 31, less than 32"),
-        (Squares(clients=32, shape=(32_768,)), None, ""),
-        (Squares(clients=32, shape=(32_769,)), None, "32,769 parameters per client, more than 32,768"),
-        (Squares(clients=32, shape=(3, 1, 1)), None, "convolutions"),
-        (Saddle(clients=8, d=16_384), None, ""),
-        (Saddle(clients=7), None, "a cohort of 7, less than 8"),
-        (Saddle(clients=8, d=16_385), None, "32,770 parameters per client, more than 32,768"),
-        (Field(clients=8), None, ""),
-        (Chain(clients=31), None, "a cohort of 31, less than 32"),
-        (Game(Squares(clients=31)), None, "a cohort of 31, less than 32"),
-        (Game(Saddle(clients=8)), None, ""),
-        (LinearMAML(clients=32, d=3), None, ""),
-        (LinearMAML(clients=32, d=800), None, "641,600 parameters per client, more than 32,768"),
-    ],
-)
-def test_loop_or_together_follows_from_the_job(of, cohort, reason):
-    assert reason_for_loop(job(Squares(), cohort=cohort), of) == reason
+@pytest.mark.parametrize("problem, cohort, reason", [
+    (Squares(clients=32), None, ""),
+    (Squares(clients=31), None, "a cohort of 31, less than 32"),
+    (Squares(clients=100), 31, "a cohort of 31, less than 32"),
+    (Squares(clients=32, shape=(32_768,)), None, ""),
+    (Squares(clients=32, shape=(32_769,)), None, "32,769 parameters per client, more than 32,768"),
+    (Squares(clients=32, shape=(3, 1, 1)), None, "convolutions"),
+    (Saddle(clients=8, d=16_384), None, ""),
+    (Saddle(clients=7), None, "a cohort of 7, less than 8"),
+    (Saddle(clients=8, d=16_385), None, "32,770 parameters per client, more than 32,768"),
+    (Field(clients=8), None, ""),
+    (Chain(clients=31), None, "a cohort of 31, less than 32"),
+    (Game(Squares(clients=31)), None, "a cohort of 31, less than 32"),
+    (Game(Saddle(clients=8)), None, ""),
+    (LinearMAML(clients=32, d=3), None, ""),
+    (LinearMAML(clients=32, d=800), None, "641,600 parameters per client, more than 32,768"),
+])  # fmt: skip
+def test_the_loop_or_vectorised_clients_by_the_job(problem, cohort, reason):
+    assert reason_for_loop(job(Squares(), cohort=cohort), problem) == reason
 
 
 @pytest.mark.parametrize("count, size, groups", [
     (0, 4, []), (1, 4, [1]), (3, 1, [1, 1, 1]), (9, 4, [3, 3, 3]), (5, 4, [3, 2]), (7, 3, [3, 2, 2]),
     (5, 2, [2, 2, 1]), (8, 9, [8]),
 ])  # fmt: skip
-def test_members_are_cut_evenly(count, size, groups):
-    cuts = _cut(count, size)
-    assert [cut.stop - cut.start for cut in cuts] == groups
-    assert [k for cut in cuts for k in range(cut.start, cut.stop)] == list(range(count))
+def test_members_are_split_evenly(count, size, groups):
+    slices = _split(count, size)
+    assert [one.stop - one.start for one in slices] == groups
+    assert [k for one in slices for k in range(one.start, one.stop)] == list(range(count))
 
 
 @pytest.mark.parametrize(
     "group, members, rows", [(1, 9, 1), ("all", 9, 9), ("all", 0, 2), (4, 9, 4), (4, 1, 2)]
 )
-def test_rows_of_a_group(group, members, rows):
+def test_message_rows_of_a_group(group, members, rows):
     assert capacity(group, members) == rows
 
 
-def chosen(config) -> client_batching.Choice:
+def choice_of(config) -> client_batching.Choice:
     simulation = Simulation.from_settings(config, COMM)
     simulation.start()
     simulation.step()
@@ -104,39 +100,39 @@ def chosen(config) -> client_batching.Choice:
     return simulation.rounds.choice
 
 
-@pytest.mark.parametrize(
-    "of, settings, group, said",
-    [
-        (Squares(), {}, 40, "clients are vectorised, all of a rank at a time"),
-        (Squares(), {"group": 3}, 3, ""),
-        (Squares(clients=3), {}, 1, ""),
-        (Squares(branches=True), {}, 1, "their functions cannot be mapped over clients: RuntimeError"),
-        (Squares(uneven=True), {}, 40, "clients are vectorised"),
-        (Squares(uneven=True), {"batch_size": 0}, 1, ""),
-        (Squares(), {"batch_size": 0}, 40, "clients are vectorised"),
-        (Squares(shape=(20_000,)), {}, 13, "clients are vectorised, 13 at a time"),
-    ],
-)  # fmt: skip
-def test_what_is_chosen_and_said(of, settings, group, said):
-    choice = chosen(job(of, **settings))
-    assert choice.group == group and said in choice.said and bool(choice.said) == bool(said)
+@pytest.mark.parametrize("problem, settings, group, note", [
+    (Squares(), {}, 40, "clients are vectorised, all of a rank at a time"),
+    (Squares(), {"group": 3}, 3, ""),
+    (Squares(clients=3), {}, 1, ""),
+    (Squares(branches=True), {}, 1, "their functions cannot be mapped over clients: RuntimeError"),
+    (Squares(uneven=True), {}, 40, "clients are vectorised"),
+    (Squares(uneven=True), {"batch_size": 0}, 1, ""),
+    (Squares(), {"batch_size": 0}, 40, "clients are vectorised"),
+    (Squares(shape=(20_000,)), {}, 13, "clients are vectorised, 13 at a time"),
+])  # fmt: skip
+def test_the_choice_and_its_note(problem, settings, group, note):
+    choice = choice_of(job(problem, **settings))
+    assert choice.group == group and note in choice.note and bool(choice.note) == bool(note)
 
 
-def test_full_batches_of_other_sizes_do_not_go_together():
-    with pytest.raises(
-        ConfigError,
-        match="vectorised full batches need clients of one size, got 4 to 43 rows: set .* or run.group = 1",
-    ):
-        chosen(job(Squares(uneven=True), batch_size=0, group="all"))
+@pytest.mark.parametrize("settings, error", [
+    (dict(batch_size=0, group="all"),
+     "vectorised full batches need clients of one size, got 4 to 43 rows: set .* or run.group = 1"),
+    *((dict(group=value), 'run.group: expected "auto", "all" or an integer >= 1, got')
+      for value in (0, -1, 2.0, True, "4", "none")),
+])  # fmt: skip
+def test_invalid_groups(settings, error):
+    with pytest.raises(ConfigError, match=error):
+        choice_of(job(Squares(uneven=True), **settings))
 
 
-def test_the_choice_is_stored_and_taken_up(tmp_path, monkeypatch, capsys):
+def test_the_choice_is_stored_and_kept_by_a_resumed_run(tmp_path, monkeypatch, capsys):
     config = job(Saddle(clients=9), tmp_path, reduction="exact")
     run(config, COMM)
     assert "mpifed: clients are vectorised, all of a rank at a time (run.group)" in capsys.readouterr().err
     assert checkpoint.newest(tmp_path)[1]["group"] == load(tmp_path).layout["group"] == 9
-    monkeypatch.setattr(client_batching, "MEMBERS_ANALYTIC", 10)  # it would choose the loop
-    monkeypatch.setattr(client_batching, "_fault", None)
+    monkeypatch.setattr(client_batching, "MEMBERS_ANALYTIC", 10)  # a new run would choose the loop
+    monkeypatch.setattr(client_batching, "_evaluation_error", None)
     resume(tmp_path, ["rounds=4"], COMM)
     assert checkpoint.newest(tmp_path)[1]["group"] == 9
     resume(tmp_path, ["rounds=5", "run.group=2"], COMM)
@@ -151,29 +147,22 @@ def test_the_choice_is_stored_and_taken_up(tmp_path, monkeypatch, capsys):
     assert load(tmp_path).layout["group"] == 1
 
 
-def test_a_resumed_run_keeps_its_kind_with_a_size_of_its_own(tmp_path, monkeypatch, capsys):
-    """The loop, or groups: the size of groups may follow from other ranks, and changes no bits."""
-    ways = {}
-    for name, settings in (("whole", {"rounds": 5}), ("parts", {"rounds": 2}), ("loop", {"rounds": 2})):
+def test_a_resumed_run_keeps_the_loop_or_vectorised_clients_with_any_size(tmp_path, monkeypatch, capsys):
+    """The size of groups may depend on the ranks, and changes no bits."""
+    results = {}
+    for name, rounds in (("whole", 5), ("parts", 2), ("loop", 2)):
         with monkeypatch.context() as patches:
             patches.setattr(client_batching, "CACHE", 100)  # two clients of 2 * 20 parameters
             patches.setattr(client_batching, "LEAST", 10 if name == "loop" else 1)
-            ways[name] = run(
-                job(Saddle(clients=9, d=20), tmp_path / name, reduction="exact", **settings), COMM
-            )
+            config = job(Saddle(clients=9, d=20), tmp_path / name, reduction="exact", rounds=rounds)
+            results[name] = run(config, COMM)
     capsys.readouterr()
     with monkeypatch.context() as patches:
         patches.setattr(client_batching, "CACHE", 200)
         resume(tmp_path / "parts", ["rounds=4"], COMM)
         resume(tmp_path / "loop", ["rounds=4"], COMM)
     assert "clients are vectorised, 5 at a time (run.group)" in capsys.readouterr().err
-    assert [load(tmp_path / name).layout["group"] for name in ways] == [2, 5, 1]
-    ways["parts"] = resume(tmp_path / "parts", ["rounds=5"], COMM)
-    for block, point in ways["whole"].point.items():
-        assert torch.equal(point, ways["parts"].point[block])
-
-
-@pytest.mark.parametrize("value", [0, -1, 2.0, True, "4", "none"])
-def test_what_is_no_size_is_refused(value):
-    with pytest.raises(ConfigError, match='run.group: expected "auto", "all" or a whole number from 1, got'):
-        job(Squares(), group=value)
+    assert [load(tmp_path / name).layout["group"] for name in results] == [2, 5, 1]
+    parts = resume(tmp_path / "parts", ["rounds=5"], COMM)
+    for block, point in results["whole"].point.items():
+        assert torch.equal(point, parts.point[block])

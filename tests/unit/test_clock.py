@@ -1,5 +1,4 @@
-"""The federated clock: hand-computed times, its distributions, and independence of layout and of
-resumption."""
+"""The federated clock: times computed by hand, distributions, and independence of ranks and resumption."""
 
 import h5py
 import numpy as np
@@ -10,21 +9,16 @@ from hypothesis import strategies as st
 from launch import launch
 
 from mpifed.config.job import Config, ConfigError
+from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
 from mpifed.running.run import run
-from mpifed.simulation.communication_cost import Sent
-from mpifed.simulation.federated_clock import Clock, FederatedClock, member_seconds
+from mpifed.simulation.costs import Clock, FederatedClock, Volume, member_seconds
 
 PLAIN = dict(bandwidth_down=512.0, bandwidth_up=1024.0, gradients_per_second=4.0)
-SENT = Sent(up=256, down=1024)
-EVENTFUL = [
-    "clock.stragglers=0.7",
-    "clock.jitter=0.3",
-    "clock.dropout=0.4",
-    "clock.timeout=5.0",
-    "clock.server_seconds=0.1",
-]
-#: 5 clients of whom 2 take part, so that some of 3 ranks have no member in most rounds.
+VOLUME = Volume(up=256, down=1024)
+RANDOM = ["clock.stragglers=0.7", "clock.jitter=0.3", "clock.dropout=0.4", "clock.timeout=5.0"]
+RANDOM += ["clock.server_seconds=0.1"]
+#: 5 clients, 2 of which participate, so that some of 3 ranks have no member in most rounds.
 JOB = """
 rounds = 6
 [algorithm]
@@ -49,38 +43,33 @@ checkpoint_every = 2
 """
 
 
-def seconds(clock, clients=(0,), calls=None, r=1, phase=0, sent=SENT):
+def seconds(clock, clients=(0,), calls=None, r=1, phase=0, volume=VOLUME):
     clients = np.array(clients)
-    return member_seconds(
-        clock, 3, r, phase, clients, np.full(len(clients), 6) if calls is None else np.array(calls), sent
-    )
+    calls = np.full(len(clients), 6) if calls is None else np.array(calls)
+    return member_seconds(clock, 3, r, phase, clients, calls, volume)
 
 
-def test_one_client_by_hand():
-    assert seconds(Clock(**PLAIN)).tolist() == [
-        2.0 + 0.25 + 1.5
-    ]  # 1024 / 512 down, 256 / 1024 up, 6 gradients at 4 a second
+def test_one_client():
+    """1024 / 512 down, 256 / 1024 up, 6 gradients at 4 per second."""
+    assert seconds(Clock(**PLAIN)).tolist() == [2.0 + 0.25 + 1.5]
     assert seconds(Clock(**PLAIN, latency=0.125)).tolist() == [4.0]
-    assert seconds(Clock(**PLAIN), calls=[0], sent=Sent(0, 0)).tolist() == [0.0]
+    assert seconds(Clock(**PLAIN), calls=[0], volume=Volume(0, 0)).tolist() == [0.0]
 
 
 def test_a_phase_takes_as_long_as_its_slowest_member_and_a_round_is_the_sum_of_its_phases():
-    clock = FederatedClock(Clock(**PLAIN, server_seconds=0.5), 0, np.array([10, 11, 12]))
+    clock, comm = FederatedClock(Clock(**PLAIN, server_seconds=0.5), 0, np.array([10, 11, 12])), SerialComm()
     clock.begin_round()
-    clock.phase(1, np.array([0, 2]), np.array([2, 6]), SENT)  # 2.25 + 1.5
-    clock.phase(1, np.array([0, 2]), np.array([4, 2]), SENT)  # 2.25 + 1, by the other client
+    clock.phase(1, np.array([0, 2]), np.array([2, 6]), VOLUME)  # 2.25 + 1.5
+    clock.phase(1, np.array([0, 2]), np.array([4, 2]), VOLUME)  # 2.25 + 1, by the other client
     clock.begin_round()
-    clock.phase(2, np.zeros(0, dtype=int), np.zeros(0, dtype=int), SENT)  # a rank without members
+    clock.phase(2, np.zeros(0, dtype=int), np.zeros(0, dtype=int), VOLUME)  # a rank without members
     clock.begin_round()
-    assert clock.collect(SerialComm()).tolist() == [3.75 + 3.25 + 2 * 0.5, 0.5, 0.0]
-    assert clock.collect(SerialComm()).tolist() == []
-
-
-def test_without_a_section_the_clock_stands_still():
-    clock = FederatedClock(None, 0, np.arange(3))
+    assert clock.collect(comm).tolist() == [3.75 + 3.25 + 2 * 0.5, 0.5, 0.0]
+    assert clock.collect(comm).tolist() == []
+    clock = FederatedClock(None, 0, np.arange(3))  # without [clock]
     clock.begin_round()
-    clock.phase(1, np.arange(3), np.arange(3), SENT)
-    assert clock.collect(SerialComm()).tolist() == [0.0]
+    clock.phase(1, np.arange(3), np.arange(3), VOLUME)
+    assert clock.collect(comm).tolist() == [0.0]
 
 
 RATES = st.floats(1e-2, 1e9)
@@ -98,7 +87,7 @@ CLOCKS = st.builds(
     st.floats(1, 1e3),
     st.integers(0, 50),
 )
-def test_a_better_client_is_never_slower(clock, name, factor, r):
+def test_a_faster_client_never_takes_longer(clock, name, factor, r):
     better = (
         getattr(clock, name) / factor if name in ("latency", "timeout") else getattr(clock, name) * factor
     )
@@ -106,23 +95,30 @@ def test_a_better_client_is_never_slower(clock, name, factor, r):
     assert (seconds(clock.model_copy(update={name: better}), range(20), r=r) <= slow).all()
 
 
-def test_stragglers_stay_and_jitter_does_not():
-    """Lognormal factors of median 1; the standard errors of 4000 clients are 0.008 (mean), 0.0056
+def test_stragglers_are_sampled_per_client_and_jitter_in_every_phase():
+    """Lognormal factors of median 1; the standard errors of 4000 clients are 0.008 (mean) and 0.0056
     (deviation): 4 of them."""
-    still, clients = Clock(**PLAIN), np.arange(4000)
-    compute = seconds(still, sent=Sent(0, 0))
+    clients, compute = np.arange(4000), seconds(Clock(**PLAIN), volume=Volume(0, 0))
     for name in ("stragglers", "jitter"):
         clock = Clock(**PLAIN, **{name: 0.5})
-        times = [
-            seconds(clock, clients, r=r, phase=phase, sent=Sent(0, 0))
-            for r, phase in ((1, 0), (1, 1), (2, 0))
-        ]
+        times = [seconds(clock, clients, r=r, phase=phase, volume=Volume(0, 0))
+                 for r, phase in ((1, 0), (1, 1), (2, 0))]  # fmt: skip
         logs = np.log(times / compute)
         assert abs(logs[0].mean()) < 0.032 and abs(logs[0].std() - 0.5) < 0.023
         same = [np.array_equal(logs[0], other) for other in logs[1:]]
         assert same == [name == "stragglers"] * 2
         if name == "jitter":
             assert abs(np.corrcoef(logs)[0, 1:]).max() < 0.064  # 4 / sqrt(4000)
+
+
+def test_slow_clients_and_phases_are_those_with_large_normals():
+    """The distribution is symmetric about 1, so only the addresses distinguish e^ν from e^-ν."""
+    clients, calls = np.arange(5), np.full(5, 3)
+    for name, purpose, round, index in (("stragglers", "slowness", 0, 0), ("jitter", "jitter", 4, 1)):
+        clock = Clock(gradients_per_second=3, bandwidth_down=1, bandwidth_up=1, latency=0, **{name: 0.5})
+        found = member_seconds(clock, 7, 4, 1, clients, calls, Volume(0, 0))
+        normals = Stream(7, f"clock-{purpose}", clients, round, 1, index).normal()[:, 0]
+        np.testing.assert_allclose(found, np.exp(0.5 * normals), rtol=1e-14)
 
 
 def test_lost_attempts_are_geometric_and_cost_a_timeout_each():
@@ -136,7 +132,7 @@ def test_lost_attempts_are_geometric_and_cost_a_timeout_each():
     assert not np.array_equal(seconds(clock, range(4000), r=2), seconds(clock, range(4000), r=1))
 
 
-def test_a_clients_time_does_not_depend_on_the_others():
+def test_a_clients_time_is_independent_of_other_clients():
     clock = Clock(**PLAIN, stragglers=1.0, jitter=1.0, dropout=0.5, timeout=1.0)
     together = seconds(clock, range(12), calls=range(12))
     for part in ([3], [7, 2], range(5, 12)):
@@ -154,35 +150,28 @@ def run_here(job, *overrides):
 
 
 @pytest.mark.parametrize("group", [1, 2, "all"])
-def test_a_whole_run_by_hand(job, tmp_path, group):
-    """d = 4 in float32: 8 numbers, 32 bytes each way; 3 gradients."""
-    changes = [
-        "clock.bandwidth_down=32.0",
-        "clock.bandwidth_up=64.0",
-        "clock.gradients_per_second=12.0",
-        "clock.latency=0.0",
-    ]
-    result = run_here(job, f"run.out={tmp_path / 'a'}", f"run.group={group}", *changes)
+def test_a_run(job, tmp_path, group):
+    """d = 4 in float32: 8 numbers, 32 bytes in each direction; 3 gradients."""
+    speeds = ["clock.bandwidth_down=32.0", "clock.bandwidth_up=64.0", "clock.gradients_per_second=12.0"]
+    result = run_here(job, f"run.out={tmp_path}/a", f"run.group={group}", "clock.latency=0.0", *speeds)
     assert result.costs["federated_seconds"].tolist() == [1.75 * r for r in range(7)]
 
 
-def test_a_method_of_two_phases_pays_for_both(job, tmp_path):
-    clock = Config.load(job).clock
-    settings = {"name": "LESGD", "K": 2, "eta": 0.01}
-    table = Config.load(job).table() | {"algorithm": settings, "participation": {}}
+def test_a_method_with_two_phases(job, tmp_path):
+    """5 equal clients without randomness."""
+    config = Config.load(job)
+    algorithm = {"name": "LESGD", "K": 2, "eta": 0.01}
+    table, clock = config.table() | {"algorithm": algorithm, "participation": {}}, config.clock
     table["run"] |= {"out": str(tmp_path / "a")}
-    costs = run(Config.from_table(table), SerialComm()).costs
-    sent = (
-        costs["bytes_up"][-1] / clock.bandwidth_up + costs["bytes_down"][-1] / clock.bandwidth_down
-    )  # of 5 like clients
-    expected = (sent + costs["oracle_calls"][-1] / clock.gradients_per_second) / 5 + costs["phases"][
-        -1
-    ] * 2 * clock.latency
-    assert costs["phases"][-1] >= 12 and costs["federated_seconds"][-1] == pytest.approx(expected, rel=1e-12)
+    costs = {name: values[-1] for name, values in run(Config.from_table(table), SerialComm()).costs.items()}
+    transfer = costs["bytes_up"] / clock.bandwidth_up + costs["bytes_down"] / clock.bandwidth_down
+    compute = costs["oracle_calls"] / clock.gradients_per_second
+    expected = (transfer + compute) / 5 + costs["phases"] * 2 * clock.latency
+    assert costs["phases"] >= 12 and costs["federated_seconds"] == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_clock_changes_no_iterate(job, tmp_path):
-    with_clock = run_here(job, f"run.out={tmp_path / 'a'}", *EVENTFUL)
+    with_clock = run_here(job, f"run.out={tmp_path / 'a'}", *RANDOM)
     table = Config.load(job, [f"run.out={tmp_path / 'b'}"]).table()
     del table["clock"]
     without = run(Config.from_table(table), SerialComm())
@@ -192,42 +181,35 @@ def test_the_clock_changes_no_iterate(job, tmp_path):
     ].any()
 
 
-def column(folder):
-    with h5py.File(folder / "run.h5") as file:
-        return file["costs/federated_seconds"][:].tolist()
-
-
-def test_the_same_column_on_other_ranks_and_after_a_resumption(job, tmp_path):
-    """Alone, and 3 rounds on 3 ranks continued on 2: the same bits (two jobs, about 5 s)."""
-    whole = run_here(job, f"run.out={tmp_path / 'one'}", *EVENTFUL).costs["federated_seconds"].tolist()
-    assert column(tmp_path / "one") == whole and len(set(whole)) == 7
-    cut = tmp_path / "cut"
+def test_ranks_and_a_resumption_do_not_change_the_times(job, tmp_path):
+    """On one rank, and 3 rounds on 3 ranks resumed on 2: bitwise identical (two jobs, about 5 s)."""
+    whole = run_here(job, f"run.out={tmp_path / 'one'}", *RANDOM).costs["federated_seconds"].tolist()
+    assert len(set(whole)) == 7
+    out = tmp_path / "parts"
     for ranks, command, rounds in (
-        (3, ["run", job, *EVENTFUL, f"run.out={cut}", "rounds=3"], 3),
-        (2, ["resume", cut, "rounds=6"], 6),
+        (3, ["run", job, *RANDOM, f"run.out={out}", "rounds=3"], 3),
+        (2, ["resume", out, "rounds=6"], 6),
     ):
         code, output = launch(ranks, ["-m", "mpifed", *command, "--no-report"], limit=120)
         assert code == 0, output
-        assert column(cut) == whole[: rounds + 1]
+        with h5py.File(out / "run.h5") as file:
+            assert file["costs/federated_seconds"][:].tolist() == whole[: rounds + 1]
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ("clock.dropout=0.1", "dropout needs timeout"),
-        ("clock.dropout=1.0", "clock.dropout"),
-        ("clock.bandwidth_up=0", "clock.bandwidth_up"),
-        ("clock.bandwidth_up=inf", "clock.bandwidth_up"),
-        ("clock.bandwith_up=1e6", "did you mean 'bandwidth_up'"),
-        ("clock={latency=1.0}", "clock.bandwidth_down is missing"),
-    ],
-)
-def test_bad_settings_are_named(job, change, words):
-    with pytest.raises(ConfigError, match=words):
+@pytest.mark.parametrize("change, error", [
+    ("clock.dropout=0.1", "dropout needs timeout"),
+    ("clock.dropout=1.0", "clock.dropout"),
+    ("clock.bandwidth_up=0", "clock.bandwidth_up"),
+    ("clock.bandwidth_up=inf", "clock.bandwidth_up"),
+    ("clock.bandwith_up=1e6", "did you mean 'bandwidth_up'"),
+    ("clock={latency=1.0}", "clock.bandwidth_down is missing"),
+])  # fmt: skip
+def test_invalid_settings(job, change, error):
+    with pytest.raises(ConfigError, match=error):
         Config.load(job, [change])
 
 
-def test_the_settings_survive_the_results_file(job):
-    config = Config.load(job, EVENTFUL)
+def test_the_settings_are_stored(job):
+    config = Config.load(job, RANDOM)
     assert Config.from_table(config.table()).clock == config.clock
     assert config.clock.timeout == 5.0

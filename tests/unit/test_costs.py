@@ -1,6 +1,6 @@
-"""What every method costs a client in a round, observed, against what the papers count.
+"""The measured costs of every method per client and round, compared with the counts of the papers.
 
-A steady round is the third, with all clients: what nobody has written since is not sent again.
+A steady round is the third, with all clients: fields that have not been written since are not sent again.
 """
 
 import pytest
@@ -9,6 +9,7 @@ from fields import Chain, P
 from games import DX, DY, Game, configuration
 
 from mpifed.algorithms import (
+    ALGORITHMS,
     CDMAADA,
     CDMANC,
     CDMAONE,
@@ -55,6 +56,7 @@ from mpifed.algorithms import (
     SmoothedGDA,
 )
 from mpifed.parallel.comm import SerialComm
+from mpifed.simulation.costs import Costs
 from mpifed.simulation.simulation import Simulation
 
 X, Y, D, K, CLIENTS = DX, DY, DX + DY, 3, 4
@@ -67,12 +69,12 @@ LOCAL = dict(K=K, eta=0.01)
 CDMA = dict(K=K, eta_x=0.01, eta_y=0.01)
 NEST = dict(tau=K, alpha=0.01, beta=0.01)
 
-#: Method, problem, then numbers up, numbers down, phases, calls; a comment where a paper counts otherwise.
+#: Method, problem, elements up, elements down, phases, calls; a comment if a paper counts otherwise.
 COSTS = {
     "LocalSGDA": (LocalSGDA(q=K, **RATES), Game, D, D, 1, K),
-    # A "+" method needs one block of each of two pairs of gradients, and an evaluation makes a pair. The
-    # snapshot is a field of its own: a client that takes part every time is sent it once, in the round after
-    # it was renewed; papers do not count it, since it has been sent as x. Round 3 is not such a round.
+    # A "+" method needs one block of each of two pairs of gradients, and an evaluation computes a pair. The
+    # snapshot is a separate field, which clients download once, in the round after its update; papers do not
+    # count it, because it has been sent as x. Round 3 is not such a round.
     "LocalSGDAPlus": (LocalSGDAPlus(q=K, S=3 * K, **RATES), Game, D, D, 1, 2 * K),
     "LocalSGDAPlus, a snapshot a round": (LocalSGDAPlus(q=K, S=K, **RATES), Game, D, D, 1, 2 * K),
     "MomentumLocalSGDA": (MomentumLocalSGDA(q=K, **RATES), Game, 2 * D, 2 * D, 1, K),
@@ -86,8 +88,8 @@ COSTS = {
     "FedNormSGDAPlus": (FedNormSGDAPlus(tau=K, S=3, **NORMED), Game, D, D, 1, 2 * K),
     "FSGDA": (FSGDA(**GLOBAL), Game, D, D, 1, K),
     "FSGDA without y": (FSGDA(**GLOBAL), Half, X, X, 1, K),
-    "FESSGDA": (FESSGDA(p=0.1, **GLOBAL), Game, D, D, 1, K),  # z stays at the server
-    # Its paper is central and counts nothing; here it sends gradients and is sent points.
+    "FESSGDA": (FESSGDA(p=0.1, **GLOBAL), Game, D, D, 1, K),  # z is not sent
+    # The method is not federated in its paper; here it uploads gradients and downloads points.
     "SmoothedGDA": (SmoothedGDA(eta_x=0.01, eta_y=0.01, p=0.1), Game, D, D, 1, 1),
     "SmoothedGDA alternating": (SmoothedGDA(eta_x=0.01, eta_y=0.01, alternating=True), Game, D, D, 2, 2),
     "FGDA stem": (FGDA(**STORM), Game, 2 * D, 2 * D, 1, 2 * K),
@@ -99,7 +101,7 @@ COSTS = {
     "FedNSGDAM": (FedNSGDAM(**HEAVY), Game, 2 * D, 2 * D, 1, K),  # clients recompute the momentum
     "FedMuonDA": (FedMuonDA(**HEAVY), Game, 2 * D, 2 * D, 1, K),
     "FedSGDAClip": (FedSGDAClip(**HEAVY), Game, 2 * D, 2 * D, 1, K),
-    # The sums for the output average are not counted.
+    # The sums for the output average do not count.
     "LSGD": (LSGD(**LOCAL), Game, D, D, 1, K),
     "LESGD": (LESGD(**LOCAL), Game, 2 * D, 2 * D, 2, 2 * K),
     "LESGD, z only": (LESGD(**LOCAL, sync_extrapolation=False), Game, D, D, 1, 2 * K),
@@ -112,15 +114,15 @@ COSTS = {
     "ExtraSGD": (ExtraSGD(eta=0.01, b=K), Game, 2 * D, 2 * D, 2, 2 * K),
     "ExtraStepLocalSGD": (ExtraStepLocalSGD(**LOCAL), Game, D, D, 1, 2 * K),
     "FedDualAvg": (FedDualAvg(K=K, eta_c=0.01, eta_s=0.5), Game, D, D, 1, K),
-    # Nor are the mean duals that only the output is made of.
+    # The mean duals, which only the output needs, do not count.
     "FeDualEx": (FeDualEx(K=K, eta_c=0.01), Game, D, D, 1, 2 * K),
     "FeDualEx, averages of points": (FeDualEx(K=K, eta_c=0.01, shadow=False), Game, D, D, 1, 2 * K),
-    # A call is one evaluation of g with its Jacobian, or of ∇f: two of each a step.
+    # A call is one evaluation of g with its Jacobian, or of ∇f: two of each per step.
     "MFCGD": (MFCGD(**STORM), Chain, 2 * X, X, 1, 4 * K),
     "AdaMFCGD": (AdaMFCGD(**STORM), Chain, 2 * X, 2 * X, 1, 4 * K),
     "FedAvg": (FedAvg(**LOCAL), Half, X, X, 1, K),
-    "FedAvg, adam": (FedAvg(**LOCAL, server="adam"), Half, X, X, 1, K),  # the moments stay at the server
-    # v̄ is sent after the points, and one gradient a round is taken for it.
+    "FedAvg, adam": (FedAvg(**LOCAL, server="adam"), Half, X, X, 1, K),  # the moments are not sent
+    # v̄ is sent after the points, and needs one gradient per round.
     "SAGDA": (SAGDA(**GLOBAL), Game, 2 * D, 2 * D, 2, K + 1),
     "SAGDA, stored": (SAGDA(**GLOBAL, variates="stored"), Game, 2 * D, 2 * D, 1, K),
     "SCAFFOLD": (SCAFFOLD(K=K, eta_l=0.01), Half, 2 * X, 2 * X, 1, K),
@@ -131,9 +133,9 @@ COSTS = {
     "ComFedL": (ComFedL(q=K, eta=0.01, B_g=5, B_f=2), Chain, X, X, 1, 7 * K),
     "LocalMOML": (LocalMOML(H=K, eta=0.01, K_0=4), Chain, X, X, 1, 2 * K + 4),
     "LocalSCGDM": (LocalSCGDM(p=K, eta=0.01), Chain, 2 * X + P, 2 * X + P, 1, 2 * K),
-    "LocalSCGDM, own u": (LocalSCGDM(p=K, eta=0.01, average_inner=False), Chain, 2 * X, 2 * X, 1, 2 * K),
+    "LocalSCGDM, local u": (LocalSCGDM(p=K, eta=0.01, average_inner=False), Chain, 2 * X, 2 * X, 1, 2 * K),
     "LocalSCGD": (LocalSCGD(p=K, eta=0.01), Chain, X + P, X + P, 1, 2 * K),
-    # Local steps take no samples: one value of g a call, then one of ∇f and one Jacobian.
+    # Local steps draw no samples: one value of g per phase, then ∇f and one Jacobian.
     **{
         f"FedNestComposition, T = {T}": (
             FedNestComposition(T=T, tau=K, alpha=0.01, beta=0.1), Chain, 2 * T * P + P + 2 * X,
@@ -145,10 +147,10 @@ COSTS = {
         FedNestComposition(T=1, tau=K, alpha=0.01, beta=0.1, recompute_jacobian=True), Chain, 3 * P + 2 * X,
         3 * P + 2 * X, 5, 3 + 2 * K,
     ),
-    # The reference point of a new stage is counted, although it is a point that has been sent.
+    # The reference point of a new stage counts, although it has been sent as a point.
     "CODAPlus, a new stage": (CODAPlus(**LOCAL, T=2), Game, D, D + X, 1, K),
     "CODASCA, a new stage": (CODASCA(**LOCAL, T=2), Game, 2 * D, 2 * D + X, 1, K),
-    # All data of a client are one call.
+    # A full gradient of a client is one call.
     "CDMANC": (CDMANC(**CDMA), Game, D, D, 1, K),
     "CDMAONE": (CDMAONE(**CDMA), Game, 2 * D, 2 * D, 2, 1 + 2 * K),
     "CDMAADA": (CDMAADA(**CDMA), Game, 2 * D, 3 * D, 2, 2 + 2 * K),
@@ -169,47 +171,39 @@ COSTS = {
 }  # fmt: skip
 
 
+def third_round(config) -> list[int]:
+    """Bytes up and down, phases and calls of the third round."""
+    simulation, totals = Simulation.from_settings(config, SerialComm()), []
+    simulation.start()
+    for _ in range(3):
+        simulation.step()
+        costs = simulation.rounds.costs
+        totals.append((costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls))
+    return [after - before for before, after in zip(*totals[1:])]
+
+
 @pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("name", COSTS)
 def test_a_steady_round(tmp_path, name, group):
-    method, problem, *counts = COSTS[name]
+    method, problem, up, down, phases, calls = COSTS[name]
     config = configuration(method, problem(clients=CLIENTS), tmp_path, group=group)
-    simulation, before = Simulation.from_settings(config, SerialComm()), None
-    simulation.start()
-    for _ in range(3):
-        costs = simulation.rounds.costs
-        before = costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls
-        simulation.step()
-    after = costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls
-    up, down, phases, calls = (now - then for now, then in zip(after, before))
-    each = CLIENTS * 8  # bytes of a number of float64 from or to every client
-    assert [up / each, down / each, phases, calls / CLIENTS] == counts
+    item = 8 * CLIENTS  # bytes of a float64 from or to every client
+    assert third_round(config) == [up * item, down * item, phases, calls * CLIENTS]
 
 
-def test_every_method_is_counted():
-    from mpifed.algorithms import ALGORITHMS
-
+def test_all_methods_have_costs():
     assert set(ALGORITHMS) <= {name.split(",")[0].split(" ")[0] for name in COSTS}
 
 
-def test_a_cohort_is_sent_all_that_it_reads_and_alone_is_counted(tmp_path):
-    """SCAFFOLD x and c; FedSGDA+ the snapshot too; CDMA-ADA x, y and the last point, then, as others may be
-    asked, x, y, u and v."""
+def test_a_cohort_downloads_all_fields_that_it_reads(tmp_path):
+    """SCAFFOLD x and c; FedSGDA+ also the snapshot; CDMA-ADA x, y and the last point, then, because
+    cohorts change, x, y, u and v."""
     for name, down in (("SCAFFOLD", 2 * X), ("CDMAADA", 4 * D), ("FSGDA", D), ("FedSGDAPlus", D + X)):
         method, problem, up, _, phases, calls = COSTS[name]
-        simulation = Simulation.from_settings(
-            configuration(method, problem(clients=CLIENTS), tmp_path, cohort=2), SerialComm()
-        )
-        simulation.start()
-        simulation.step()
-        simulation.step()
-        costs = simulation.rounds.costs
-        before = costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls
-        simulation.step()
-        after = costs.bytes_up, costs.bytes_down, costs.phases, costs.oracle_calls
-        spent = [now - then for now, then in zip(after, before)]
-        assert spent == [2 * 8 * up, 2 * 8 * down, phases, 2 * calls], name
+        config = configuration(method, problem(clients=CLIENTS), tmp_path, cohort=2)
+        assert third_round(config) == [2 * 8 * up, 2 * 8 * down, phases, 2 * calls], name
 
 
-def test_dimensions_tell_the_blocks_apart():
-    assert len({X, Y, P * X, D}) == 4
+def test_costs_start_at_zero_and_the_blocks_have_different_sizes():
+    assert {type(value) for value in vars(Costs()).values()} == {int, float}
+    assert not any(vars(Costs()).values()) and len({X, Y, P * X, D}) == 4

@@ -1,4 +1,4 @@
-"""The finite-max problem: its solution solves it, its gradients are those of F(x)ᵀy."""
+"""The finite-max problem: its solution, and its gradients as gradients of F(x)ᵀy."""
 
 import numpy as np
 import pytest
@@ -22,9 +22,9 @@ for _problem in PROBLEMS:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_the_solution_meets_the_conditions_of_stationarity(problem):
-    """Shen et al. 2024, section 3.2.4: ∇F(x*) y* = 0, and with strict complementarity the active functions
-    alone are the largest."""
+def test_the_solution_is_stationary(problem):
+    """Shen et al. 2024, section 3.2.4: ∇F(x*) y* = 0, and by strict complementarity only the active functions
+    are largest."""
     x, y = (part.numpy() for part in problem.solution())
     values, active = problem.values(x), y > 0
     assert active.sum() == problem.active and y.sum() == pytest.approx(1)
@@ -39,7 +39,7 @@ def test_the_solution_meets_the_conditions_of_stationarity(problem):
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_no_point_is_better(problem):
-    """Near and far; max_i F_i grows at least with the curvature ``convex``."""
+    """At any distance; max_i F_i has at least the curvature ``convex``."""
     x, _ = (part.numpy() for part in problem.solution())
     rng = np.random.default_rng(0)
     for size in (1e-3, 0.1, 1.0, 10.0):
@@ -49,12 +49,12 @@ def test_no_point_is_better(problem):
             assert gap >= problem.convex * (v @ v) / 2 - 1e-12 * size**2 * 10 - 1e-14
 
 
-def test_a_function_bends_down_somewhere():
+def test_a_function_is_not_convex():
     assert min(np.linalg.eigvalsh(P).min() for P in PROBLEMS[0]._P) < -0.1
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
-def test_gradients_by_automatic_differentiation(problem):
+def test_gradients_equal_those_of_autograd(problem):
     rng = np.random.default_rng(3)
     x, y = (torch.from_numpy(rng.standard_normal(size)) for size in (problem.d, problem.functions))
     oracle = oracle_of(problem)
@@ -68,8 +68,8 @@ def test_gradients_by_automatic_differentiation(problem):
         torch.testing.assert_close((gx[n], gy[n]), expected, rtol=1e-12, atol=1e-12)  # another order of sums
 
 
-def test_smoothing_finds_the_solution():
-    """FESS-GDA keeps y in the simplex and goes to (x*, y*), from which the metrics measure."""
+def test_fess_gda_converges_to_the_solution():
+    """y stays in the simplex, and the metrics, distances from (x*, y*), vanish."""
     problem = FiniteMax(d=4, clients=3)
     method = FESSGDA(K=5, eta_xl=0.02, eta_yl=0.02, p=2.0, beta=0.3)
     simulation = Simulation.from_settings(
@@ -85,6 +85,6 @@ def test_smoothing_finds_the_solution():
     assert last["x_error"] < 1e-3 and last["y_error"] < 1e-3
 
 
-def test_more_active_functions_than_functions_are_refused():
+def test_more_active_functions_than_functions():
     with pytest.raises(ConfigError, match="expected active <= functions, got 9 > 8"):
         FiniteMax(active=9)

@@ -1,6 +1,4 @@
-"""mpifed as a library: jobs in every form, results read back, and what importing and signals do to the
-process.
-"""
+"""mpifed as a library: forms of jobs, stored results, and effects of imports and signals on the process."""
 
 import json
 import os
@@ -18,7 +16,7 @@ from small_job import LIMIT, job
 
 import mpifed
 from mpifed.parallel.comm import SerialComm
-from mpifed.storage.format import End
+from mpifed.storage.results import End
 
 COMM = SerialComm()
 
@@ -55,10 +53,10 @@ def same(one: mpifed.Result, other: mpifed.Result) -> None:
         }
 
 
-def test_a_table_a_file_and_a_configuration_are_one_job(tmp_path):
+def test_tables_files_and_configs_define_the_same_job(tmp_path):
     settings = table(tmp_path / "table")
     first = mpifed.run(settings, COMM)
-    assert settings == table(tmp_path / "table"), "the caller's table is left alone"
+    assert settings == table(tmp_path / "table"), "the caller's table is unchanged"
     path = tmp_path / "job.toml"
     path.write_text(
         'rounds = 9\nrecord = ["x"]\n'
@@ -82,7 +80,7 @@ def test_a_table_a_file_and_a_configuration_are_one_job(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "wrong, says",
+    "start, error",
     [
         (
             lambda folder: mpifed.run(table(folder) | {"rnds": 3}, COMM),
@@ -94,13 +92,13 @@ def test_a_table_a_file_and_a_configuration_are_one_job(tmp_path):
         (lambda folder: mpifed.run(5, COMM), "expected a Config, a table or the path of a job file, got 5"),
     ],
 )
-def test_wrong_settings_are_sentences(tmp_path, wrong, says):
-    with pytest.raises(mpifed.ConfigError, match=says):
-        wrong(tmp_path)
+def test_invalid_jobs(tmp_path, start, error):
+    with pytest.raises(mpifed.ConfigError, match=error):
+        start(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_loaded_is_what_was_returned(tmp_path):
+def test_a_loaded_result_equals_the_returned_result(tmp_path):
     result = mpifed.run(table(tmp_path / "run"), COMM)
     assert result.end == End("rounds", "all 4 rounds done") and not result.unfinished
     assert result.iterates["x"].shape == (4, 2) and result.costs["oracle_calls"].dtype == np.int64
@@ -112,8 +110,7 @@ def test_what_is_loaded_is_what_was_returned(tmp_path):
     assert longer.config["rounds"] == 6 and list(longer.costs["round"]) == list(range(7))
 
 
-def test_parameters_come_by_name_and_shape(tmp_path):
-    """A network's first matrix of weights: 4 features to 3 units, flat in the point."""
+def test_parameters_have_their_names_and_shapes(tmp_path):
     settings = table(tmp_path / "run") | {
         "record": [],
         "oracle": {"batch_size": 4},
@@ -124,7 +121,7 @@ def test_parameters_come_by_name_and_shape(tmp_path):
             "model": {"name": "mlp", "hidden": [3]},
         },
     }
-    result, loaded = mpifed.run(settings, COMM), None
+    result = mpifed.run(settings, COMM)
     loaded = mpifed.load(tmp_path / "run")
     same(loaded, result)
     for block, parameters in loaded.parameters.items():
@@ -139,14 +136,14 @@ def test_parameters_come_by_name_and_shape(tmp_path):
         "b": (1,),
     }
     assert {name: tuple(value.shape) for name, value in loaded.parameters["x"].items()} == shapes
-    assert list(loaded.parameters["x"]) == list(shapes), "in the order of the flat vector"
+    assert list(loaded.parameters["x"]) == list(shapes), "parameters have the order of the flat vector"
     with h5py.File(tmp_path / "run" / "run.h5") as file:
         for name, shape in shapes.items():
             assert file["final/x"][name].shape == shape
             assert np.array_equal(file["final/x"][name][...], loaded.parameters["x"][name].numpy())
 
 
-def test_files_of_other_versions_and_other_places(tmp_path):
+def test_files_of_earlier_versions_and_invalid_files(tmp_path):
     old = mpifed.run(table(tmp_path / "run"), COMM)
     with edited(tmp_path / "run" / "run.h5") as file:
         del file.attrs["end"]
@@ -163,7 +160,7 @@ def test_files_of_other_versions_and_other_places(tmp_path):
         mpifed.load(tmp_path / "run")
 
 
-def test_the_version_is_that_of_the_package(tmp_path, monkeypatch):
+def test_the_version_is_stored(tmp_path):
     mpifed.run(table(tmp_path / "run"), COMM)
     with h5py.File(tmp_path / "run" / "run.h5") as file:
         assert json.loads(file.attrs["versions"])["mpifed"] == mpifed.__version__
@@ -188,7 +185,7 @@ assert "mpi4py.MPI" not in sys.modules
 
 
 def test_importing_changes_nothing_in_the_process():
-    """Other libraries are imported before: what they change is theirs."""
+    """Other libraries, which change the process themselves, are imported before."""
     done = subprocess.run([sys.executable, "-c", STATE], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []
@@ -208,7 +205,7 @@ for seed in range(3):
             raise
         print("caught", stop.result.end.kind, stop.code, flush=True)
         sys.exit(7)
-print("the loop went on", flush=True)
+print("the loop continued", flush=True)
 """
 
 
@@ -220,8 +217,8 @@ print("the loop went on", flush=True)
         (signal.SIGINT, "plain", -signal.SIGINT),
     ],
 )
-def test_a_signal_stops_the_script_as_well(tmp_path, number, mode, code):
-    """A real one, in the middle of the first of three runs."""
+def test_a_signal_also_stops_the_script(tmp_path, number, mode, code):
+    """A real signal during the first of three runs."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     process = subprocess.Popen(
@@ -238,16 +235,16 @@ def test_a_signal_stops_the_script_as_well(tmp_path, number, mode, code):
     os.kill(process.pid, number)
     output, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == code, (process.returncode, output, errors)
-    assert "run 1" not in output and "went on" not in output
+    assert "run 1" not in output and "continued" not in output
     assert "caught signal 85" in output or mode == "plain"
     assert f"{number.name} received in round" in errors and "the same command continues from there" in errors
     result = mpifed.load(checkpoints)
     assert result.unfinished and result.end is None and result.costs["round"][-1] > 0
     newest = max(int(path.stem.split("-")[1]) for path in checkpoints.glob("checkpoint-*.h5"))
-    assert newest == result.costs["round"][-1], "the last checkpoint is of the round of the end"
+    assert newest == result.costs["round"][-1], "the last checkpoint has the last round"
 
 
-def test_public_names_are_found_where_they_are_loaded_from():
+def test_public_names_are_imported_from_their_modules():
     assert sorted(mpifed._PLACES) == sorted(mpifed.__all__) == sorted({*mpifed.__all__})
     for name in mpifed.__all__:
         assert getattr(mpifed, name) is getattr(sys.modules[mpifed._PLACES[name]], name)

@@ -1,4 +1,4 @@
-"""What a run needs of memory is added up, and refused where there is less, before any of it is taken."""
+"""The memory that a run needs is estimated, and compared with the available memory before it is allocated."""
 
 import re
 import resource
@@ -12,20 +12,21 @@ from everything import PAIRS, SETTINGS, method, problem
 
 from mpifed import Config
 from mpifed.algorithms import MFCGD, AdaFGDA, LocalSGDA
+from mpifed.base import memory
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import build
 from mpifed.cli.check import check_class
 from mpifed.cli.main import cli
-from mpifed.core import memory as core_memory
 from mpifed.core import sampling
 from mpifed.core.streams import BYTES_A_DRAW
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import PROBLEMS, LinearMAML, Saddle
-from mpifed.simulation import memory
+from mpifed.simulation import state
 from mpifed.simulation.simulation import Simulation
+from mpifed.simulation.state import needs
 
 METHOD = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
-#: Problem → settings that make its constants some MB.
+#: Problem → settings for constants of several MB.
 LARGE = {
     "Saddle": {"d": 1000, "clients": 100},
     "WGAN": {"clients": 50_000},
@@ -41,14 +42,15 @@ LARGE = {
 
 
 @pytest.mark.parametrize("name, settings", [*LARGE.items(), ("WGAN", {"clients": 50, "samples": 5000})])
-def test_constants_take_what_is_foretold(name, settings):
-    """Never less, or jobs would be refused that fit; and by half at least, or the guard would be none."""
+def test_constants_match_the_estimate(name, settings):
+    """The estimate must not exceed the peak, or jobs that fit would be rejected; and it must be at least half
+    of the peak to be useful."""
     made = build(PROBLEMS[name], settings, name)
     tracemalloc.start()
     made.prepare(0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert 0.5 * peak <= made.footprint() <= 1.05 * peak  # 5 %: what a list of rows has beside its numbers
+    assert 0.5 * peak <= made.footprint() <= 1.05 * peak  # 5 %: the objects of a list of rows
 
 
 @pytest.mark.parametrize(
@@ -58,19 +60,18 @@ def test_constants_take_what_is_foretold(name, settings):
 )
 @pytest.mark.parametrize("reduction", ["fused", "exact"])
 @pytest.mark.parametrize("group", [1, 4, "all"])
-def test_records_take_what_is_foretold(work, group, reduction):
-    """All that a simulation allocates of its records, which is the most of the sum."""
-    of = LinearMAML(d=40, clients=9) if work.family == "composition" else Saddle(d=3000, clients=9)
+def test_records_match_the_estimate(work, group, reduction):
+    problem_ = LinearMAML(d=40, clients=9) if work.family == "composition" else Saddle(d=3000, clients=9)
     config = Config(
-        algorithm=work, problem=of, run={"reduction": reduction, "group": group, "dtype": "float64"}
+        algorithm=work, problem=problem_, run={"reduction": reduction, "group": group, "dtype": "float64"}
     )
     simulation = Simulation.from_settings(config, SerialComm())
-    rounds, parts = simulation.rounds, memory.needs(config, simulation.problem, 9, 9)
+    rounds, parts = simulation.rounds, needs(config, simulation.problem, 9, 9)
     stages = [*rounds._stages, *rounds._start]
     held = simulation.shared.buffer.nbytes * 2 + simulation.output.buffer.nbytes
     assert parts["the clients' records"] == simulation.clients.buffer.nbytes
     messages = sum(one.messages.buffer.nbytes + one.mean.buffer.nbytes for one in stages)
-    # The partial sums of nine clients, at most three at a time; the average of `fused` is one of them.
+    # Nine clients have at most three partial sums at a time; the average of `fused` is one of them.
     messages += (3 if reduction == "exact" else 2) * sum(one.mean.buffer.nbytes for one in stages)
     assert parts["messages"] == messages
     assert parts["shared records"] == held + rounds.memory.moments.buffer.nbytes
@@ -78,21 +79,21 @@ def test_records_take_what_is_foretold(work, group, reduction):
 
 @pytest.mark.parametrize("feedback", [True, False])
 @pytest.mark.parametrize("compression", [{"name": "top-k", "ratio": 0.1}, {"name": "top-k", "ratio": 1}])
-def test_residuals_take_what_is_foretold(compression, feedback):
-    """One of every message's size a client, none of what is sent whole."""
+def test_residuals_match_the_estimate(compression, feedback):
+    """One residual per element and client, none for fields that are sent uncompressed."""
     message = {"compression": compression, "error_feedback": feedback}
     config = Config(algorithm=METHOD, problem=Saddle(d=300, clients=9), message=message)
     simulation = Simulation.from_settings(config, SerialComm())
     held = simulation.rounds.compressor.residuals.nbytes
-    records = memory.needs(config, simulation.problem, 9, 9)["the clients' records"]
+    records = needs(config, simulation.problem, 9, 9)["the clients' records"]
     assert records == simulation.clients.buffer.nbytes + held
     assert held == (9 * 600 * 4 if feedback and compression["ratio"] < 1 else 0)
 
 
 @pytest.mark.parametrize("drawn", [10**6, 500, 60, 1])
 @pytest.mark.parametrize("group", [1, 3, "all"])
-def test_samples_are_counted_that_are_drawn_at_a_time(monkeypatch, group, drawn):
-    """Of nine clients, three steps a round, with a vector of eight numbers and five rows each."""
+def test_samples_drawn_at_the_same_time_are_counted(monkeypatch, group, drawn):
+    """Nine clients with three steps per round, and eight elements of noise and five rows per sample."""
     monkeypatch.setattr(sampling, "DRAWN", drawn)
     made, plain = {}, sampling.Stream
 
@@ -106,22 +107,22 @@ def test_samples_are_counted_that_are_drawn_at_a_time(monkeypatch, group, drawn)
     simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     monkeypatch.setattr(sampling, "Stream", noted)
-    for _ in range(3):  # the first one does not know how many are to come
+    for _ in range(3):  # the first round does not know the number of samples
         simulation.step()
-    taken = max(8 * made["noise"] * BYTES_A_DRAW, 5 * made["sample"] * memory._ROW)
-    # What is over of a client's samples may go together with those of more clients.
-    assert 0.5 * taken <= memory.needs(config, of, 9, 9)["samples"] <= taken
+    taken = max(8 * made["noise"] * BYTES_A_DRAW, 5 * made["sample"] * state._ROW)
+    # The last samples of a client may be drawn together with those of further clients.
+    assert 0.5 * taken <= needs(config, of, 9, 9)["samples"] <= taken
 
 
-def test_noise_and_rows_are_drawn_one_after_the_other():
-    """4 clients of 2 steps, stepped together. Noise of 2 d numbers takes 40 bytes for each; a row takes 20,
-    and are drawn for as many rounds as make 2^14 of them."""
+def test_noise_and_rows_are_not_drawn_at_the_same_time():
+    """4 vectorised clients with 2 steps. An element of noise needs 40 bytes, a row 20, and rows
+    are drawn for as many rounds as have 2^14 rows."""
 
     def samples(d, batch_size, noise):
         oracle = {"batch_size": batch_size} | ({"noise": {"name": "gaussian", "scale": 0.1}} if noise else {})
         work = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
         config = Config(algorithm=work, problem=Saddle(d=d, clients=4), oracle=oracle, run={"group": "all"})
-        return memory.needs(config, config.problem, 4, 4)["samples"]
+        return needs(config, config.problem, 4, 4)["samples"]
 
     rows = 4 * 2 * 3 * (2**14 // (4 * 2 * 3)) * 20
     assert samples(5, 0, True) == 4 * 2 * (2 * 5) * 40
@@ -130,15 +131,15 @@ def test_noise_and_rows_are_drawn_one_after_the_other():
 
 
 def test_noise_of_many_clients_and_steps_fits():
-    """100 steps of 1,000 clients with noise of 100,000 numbers are 400 GB, few of which are drawn at once."""
+    """The noise of 100 steps of 1,000 clients with 100,000 elements is 400 GB, but is not drawn at once."""
     work = LocalSGDA(q=100, eta_x=0.01, eta_y=0.01)
     oracle = {"batch_size": 0, "noise": {"name": "gaussian", "scale": 0.1}}
     config = Config(algorithm=work, problem=Saddle(d=50_000, clients=1000), oracle=oracle)
-    assert memory.needs(config, config.problem, 1000, 1000)["samples"] < 2**26
+    assert needs(config, config.problem, 1000, 1000)["samples"] < 2**26
 
 
 @pytest.mark.parametrize(
-    "of, settings, says",
+    "problem_, settings, error",
     [
         (Saddle(d=2 * 10**9), {}, "1,490.1 GiB for the problem's constants"),
         (Saddle(clients=10**11), {}, "needs at least"),
@@ -156,19 +157,19 @@ def test_noise_of_many_clients_and_steps_fits():
     ],
     ids=lambda one: type(one).__name__ if hasattr(one, "clients") else "",
 )
-def test_what_cannot_fit_is_refused_before_it_is_taken(of, settings, says, tmp_path):
+def test_jobs_that_do_not_fit_are_rejected_before_allocation(problem_, settings, error):
     family = {"minimax": METHOD, "composition": MFCGD(q=2)}
-    name = next(one for one, other in PAIRS if other == type(of).__name__)
-    config = Config(algorithm=family.get(of.family) or method(name), problem=of, **settings)
+    name = next(one for one, other in PAIRS if other == type(problem_).__name__)
+    config = Config(algorithm=family.get(problem_.family) or method(name), problem=problem_, **settings)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(CollectiveError, match="needs at least .* GiB|needs at least .* TiB") as fault:
+    with pytest.raises(CollectiveError, match="needs at least .* GiB|needs at least .* TiB") as raised:
         Simulation.from_settings(config, SerialComm())
-    assert says in str(fault.value) and len(str(fault.value)) < 900
+    assert error in str(raised.value) and len(str(raised.value)) < 900
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
 @pytest.mark.parametrize("name", [name for name, one in SETTINGS.items() if "dataset" in one])
-def test_constants_that_are_read_from_files_take_no_less_than_is_foretold(name):
+def test_constants_read_from_files_are_not_overestimated(name):
     made = problem(name)
     made.prepare(0)
     held = sum(column.nbytes for client in range(made.clients) for column in made.client_data(client))
@@ -176,9 +177,9 @@ def test_constants_that_are_read_from_files_take_no_less_than_is_foretold(name):
 
 
 @pytest.mark.parametrize("name", [name for name, one in PROBLEMS.items() if hasattr(one, "partition")])
-def test_more_clients_than_samples_are_refused_before_anything_is_made_for_each(name):
+def test_more_clients_than_samples_are_rejected_first(name):
     made = build(PROBLEMS[name], SETTINGS[name] | {"clients": 10**11}, name)
-    with pytest.raises(ValueError, match="100000000000 clients are to share"):
+    with pytest.raises(ValueError, match="found .* samples for 100000000000 clients"):
         made.prepare(0)
 
 
@@ -192,19 +193,19 @@ dataset = "digits"
 """
 
 
-def test_info_refuses_a_problem_that_cannot_fit(tmp_path, monkeypatch):
+def test_info_rejects_a_problem_that_does_not_fit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.toml").write_text(JOB)
     done = CliRunner().invoke(cli, ["info", "job.toml", "problem.clients=1000000000000"])
-    says = "FewShotMAML with 1,000,000,000,000 clients needs at least .* with 1 rank on this machine"
-    assert isinstance(done.exception, ConfigError) and re.search(says, str(done.exception)), done.output
+    error = "FewShotMAML with 1,000,000,000,000 clients needs at least .* with 1 rank on this machine"
+    assert isinstance(done.exception, ConfigError) and re.search(error, str(done.exception)), done.output
     assert not list(tmp_path.glob("*.png"))
     done = CliRunner().invoke(cli, ["info", "job.toml", "problem.ways=11"])
-    assert isinstance(done.exception, ConfigError), "data that do not fit are a sentence, too"
-    assert "expected ways = 11 classes or more" in str(done.exception)
+    assert isinstance(done.exception, ConfigError)
+    assert "expected at least ways = 11 classes" in str(done.exception)
 
 
-def test_check_refuses_what_cannot_fit(capsys):
+def test_check_rejects_a_problem_that_does_not_fit(capsys):
     assert not check_class("Saddle", ["d=2000000000"], SerialComm())
     (failure,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILS")]
     assert (
@@ -212,19 +213,19 @@ def test_check_refuses_what_cannot_fit(capsys):
     )
 
 
-def test_records_count_for_all_ranks_of_the_node(monkeypatch):
-    """A dense Jacobian of a large inner map, on a machine of 100 MiB: one rank fits, two do not."""
+def test_records_of_all_ranks_of_a_node_are_counted(monkeypatch):
+    """Dense Jacobians of a large inner map: one rank fits, two do not."""
     of = LinearMAML(d=500, clients=2, samples=1)
     config = Config(algorithm=MFCGD(q=2), problem=of, run={"group": "all"})
     comm, cpu = SerialComm(), torch.device("cpu")
     monkeypatch.setattr(LinearMAML, "footprint", lambda self: 0)
-    parts = memory.needs(config, config.problem, 2, 2)
+    parts = needs(config, config.problem, 2, 2)
     assert parts["the clients' records"] > 2 * 4 * 500**2  # each has one Jacobian in float32
-    monkeypatch.setattr(memory, "host_memory", lambda: sum(parts.values()) + 1)
-    memory.expect_room(config, comm, cpu)
+    monkeypatch.setattr(state, "host_memory", lambda: sum(parts.values()) + 1)
+    state.expect_room(config, comm, cpu)
     comm.local_size = 2
     with pytest.raises(ValueError, match="with 2 ranks on the node, .* MiB for the clients' records"):
-        memory.expect_room(config, comm, cpu)
+        state.expect_room(config, comm, cpu)
 
 
 @pytest.mark.parametrize("one, other", PAIRS)
@@ -233,23 +234,23 @@ def test_small_jobs_fit(one, other):
     if made.footprint():
         config = Config(algorithm=method(one), problem=made)
         assert made.footprint() < 2**20
-        memory.expect_room(config, SerialComm(), torch.device("cpu"))
+        state.expect_room(config, SerialComm(), torch.device("cpu"))
 
 
 def test_the_memory_of_this_machine(tmp_path, monkeypatch):
-    assert 2**28 < core_memory.host_memory() < 2**50
+    assert 2**28 < memory.host_memory() < 2**50
     (tmp_path / "memory.max").write_text("max\n")
-    assert core_memory._limit(tmp_path) == [] and core_memory._limit(tmp_path / "none") == []
+    assert memory._limit(tmp_path) == [] and memory._limit(tmp_path / "none") == []
     (tmp_path / "memory.max").write_text("1048576\n")
-    assert core_memory._limit(tmp_path) == [2**20]
+    assert memory._limit(tmp_path) == [2**20]
 
 
 @pytest.mark.parametrize("clients", [-1, 0, True, 2.0, None])
-def test_clients_of_a_problem_without_bounds(clients):
+def test_the_number_of_clients_is_validated_without_declared_bounds(clients):
     class Loose(Saddle):
         pass
 
     loose = Loose()
     loose.clients = clients
-    with pytest.raises(ValueError, match=f"problem.clients: expected a whole number from 1, got {clients}"):
+    with pytest.raises(ValueError, match=f"problem.clients: expected an integer >= 1, got {clients}"):
         Config(algorithm=METHOD, problem=loose)

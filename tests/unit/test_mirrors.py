@@ -1,4 +1,4 @@
-"""Mirror maps: what they are, where they are defined, and what says that they are not."""
+"""Mirror maps: their properties, the problems for which they are defined, and the matrix game."""
 
 import shutil
 
@@ -29,8 +29,8 @@ def inside(*shape, total=2.0):
     return torch.from_numpy(total * lengths / lengths.sum(-1, keepdims=True))
 
 
-def test_entropy_is_strongly_convex_in_the_sum_of_absolute_values():
-    """h(u) - h(w) - ⟨∇h(w), u - w⟩ is at least half of ‖u - w‖₁², and comes near it for near points."""
+def test_entropy_is_strongly_convex_in_the_1_norm():
+    """h(u) - h(w) - ⟨∇h(w), u - w⟩ ≥ ‖u - w‖₁² / 2, almost with equality for close points."""
     u, w = inside(500, 4), inside(500, 4).flip(0)
     w = torch.cat([w, u * torch.from_numpy(np.random.default_rng(0).uniform(0.999, 1.001, (500, 4)))])
     w, u = 2 * w / w.sum(-1, keepdim=True), torch.cat([u, u])
@@ -41,37 +41,37 @@ def test_entropy_is_strongly_convex_in_the_sum_of_absolute_values():
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.7])
-def test_the_map_of_entropy_attains_the_conjugate(weight):
-    """u maximises ⟨v, u⟩ - h(u) over the simplex: a concave function with its gradient along (1, ..., 1)."""
+def test_the_entropic_map_attains_the_conjugate(weight):
+    """u maximises ⟨v, u⟩ - h(u), concave, over the simplex: the gradient is a multiple of (1, ..., 1)."""
     v = torch.from_numpy(np.random.default_rng(0).standard_normal((5, 3)))
     u = Entropy()(v, weight, SIMPLEX)
     torch.testing.assert_close(u.sum(-1), torch.full((5,), 2.0).double(), rtol=0, atol=1e-14)
     slope = v - 2 * (u.log() + 1)
-    # Logarithms of numbers between .01 and 2: some ulps of 10.
+    # Logarithms of numbers between 0.01 and 2: a few ulps of 10.
     torch.testing.assert_close(slope, slope[:, :1].expand(5, 3), rtol=0, atol=1e-14)
 
 
-def test_maps_and_duals_are_inverse_to_each_other():
+def test_maps_and_duals_are_inverse():
     x, y = inside(4, 3), torch.from_numpy(np.random.default_rng(1).standard_normal((4, 2)))
     point = torch.cat([x, y], -1)
     mirror = Blockwise(x="entropy")
     dual = mirror.dual(point, TWO)
     torch.testing.assert_close(mirror(dual, 0.0, TWO), point, rtol=0, atol=1e-14)
-    # A constant on the simplex's coordinates is not seen, the weight acts on the other block alone.
+    # A constant added to the coordinates of the simplex has no effect; the weight affects only y.
     dual[:, :3] += 5.0
-    cut = torch.cat([x, L1(lam=0.5)(y, 0.4)], -1)
-    torch.testing.assert_close(mirror(dual, 0.4, TWO), cut, rtol=0, atol=1e-14)
+    expected = torch.cat([x, L1(lam=0.5)(y, 0.4)], -1)
+    torch.testing.assert_close(mirror(dual, 0.4, TWO), expected, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_no_dual_is_too_large(dtype):
+def test_large_duals_do_not_overflow(dtype):
     v = torch.tensor([1e30, -1e30, 0.0], dtype=dtype)
     assert Entropy()(v, 0.0, SIMPLEX).tolist() == [2.0, 0.0, 0.0]
     assert Entropy()(-v.abs(), 0.0, SIMPLEX).tolist() == [0.0, 0.0, 2.0]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 33, 1000])
-def test_a_row_has_the_same_bits_in_any_company(size):
+def test_rows_are_mapped_independently_to_the_bit(size):
     v = torch.from_numpy(np.random.default_rng(2).standard_normal((5, size))) * 3
     whole = Entropy()(v, 0.0, SIMPLEX)
     for rows in (slice(0, 1), slice(1, 3), slice(2, 5)):
@@ -80,7 +80,7 @@ def test_a_row_has_the_same_bits_in_any_company(size):
 
 
 class Fair(Game):
-    """The game with y in a simplex, and started there where ``y0`` is."""
+    """The game with y in a simplex, starting at ``y0``."""
 
     y0 = (0.5, 0.5)
 
@@ -101,7 +101,7 @@ class Long(Fair):
 
 
 @pytest.mark.parametrize(
-    "problem, mirror, says",
+    "problem, mirror, error",
     [
         (Fair(), Entropy(), "mirror = 'entropy' is for simplexes, and x has the set Space()"),
         (Game(ball=1.0), Blockwise(y="entropy"), "is for simplexes, and y has the set Ball(radius=1.0"),
@@ -109,33 +109,33 @@ class Long(Fair):
         (Field(), Entropy(), "expected mirror = 'euclidean', or { name = 'blockwise'"),
         (Field(phi=Indicator(Ball(1.0))), Entropy(), "and z has the set Ball"),
         (Field(), Blockwise(y="entropy"), "needs a φ that is separable in x and y, got φ = Zero()"),
-        (Edge(), Blockwise(y="entropy"), "starts inside the simplex: expected y with positive coordinates "
-         "that sum to 1, got a least one of 0 and the sum 1"),
-        (Long(), Blockwise(y="entropy"), "got a least one of 0.7 and the sum 1.4"),
-        (Field(phi=Indicator(Simplex())), Entropy(), "starts inside the simplex: expected z"),
+        (Edge(), Blockwise(y="entropy"), "starting point inside the simplex: expected y with positive "
+         "coordinates that sum to 1, got the smallest coordinate 0 and the sum 1"),
+        (Long(), Blockwise(y="entropy"), "got the smallest coordinate 0.7 and the sum 1.4"),
+        (Field(phi=Indicator(Simplex())), Entropy(), "starting point inside the simplex: expected z"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("method", [LocalDualExtrapolation(K=2, eta=0.1), FedDualAvg(K=2, eta_c=0.1)])
-def test_refused_before_any_work(problem, mirror, says, method):
+def test_mirror_maps_without_their_sets_are_rejected(problem, mirror, error, method):
     settings = {"K": 2, "mirror": mirror} | ({"eta": 0.1} if hasattr(method, "eta") else {"eta_c": 0.1})
     config = configuration(type(method)(**settings), problem, "unused")
-    with pytest.raises(CollectiveError) as refusal:
+    with pytest.raises(CollectiveError) as raised:
         Simulation.from_settings(config, SerialComm())
-    assert says in str(refusal.value) and f"{type(method).__name__}: mirror" in str(refusal.value)
+    assert error in str(raised.value) and f"{type(method).__name__}: mirror" in str(raised.value)
 
 
-@pytest.mark.parametrize("mirror, says", [
+@pytest.mark.parametrize("mirror, error", [
     ("entropic", "unknown mirror map 'entropic': did you mean 'entropy'?"),
     ({"name": "blockwise", "y": "entropic"}, "Input should be 'euclidean' or 'entropy'"),
     ({"name": "blockwise", "z": "entropy"}, "has no setting 'z'"),
 ])  # fmt: skip
-def test_names_that_are_none(mirror, says):
-    with pytest.raises(ConfigError, match=says):
+def test_unknown_mirror_maps(mirror, error):
+    with pytest.raises(ConfigError, match=error):
         FeDualEx(K=1, eta_c=0.1, mirror=mirror)
 
 
 @pytest.mark.parametrize("mirror", ["euclidean", "entropy", {"name": "blockwise", "y": "entropy"}])
-def test_a_job_says_its_mirror_map_and_is_built_again_from_that(tmp_path, mirror):
+def test_mirror_maps_in_job_files(tmp_path, mirror):
     table = {
         "algorithm": {"name": "FeDualEx", "K": 2, "eta_c": 0.1, "mirror": mirror},
         "problem": {"name": "MatrixGame", "dx": 3, "dy": 2, "clients": 2},
@@ -152,8 +152,8 @@ def test_a_job_says_its_mirror_map_and_is_built_again_from_that(tmp_path, mirror
 @pytest.mark.parametrize("method", [
     LocalDualExtrapolation(K=2, eta=0.1, mirror="entropy"), FeDualEx(K=2, eta_c=0.1, mirror="entropy"),
 ])  # fmt: skip
-def test_a_run_that_goes_on_has_the_same_bits(tmp_path, method, rounds):
-    """The dual is made of the starting point in the first round alone."""
+def test_a_resumed_run_is_bitwise_identical(tmp_path, method, rounds):
+    """Only the first round computes the dual of the starting point."""
     settings = dict(rounds=3, checkpoint_every=1, keep=9, noise=0.1, batch_size=1)
     problem = MatrixGame(dx=3, dy=2, clients=2, start="random")
     config = configuration(method, problem, tmp_path / "whole", **settings)
@@ -166,7 +166,7 @@ def test_a_run_that_goes_on_has_the_same_bits(tmp_path, method, rounds):
 
 
 def test_entropy_on_one_block_of_a_minimax_problem():
-    """y stays inside its simplex, x is where the Euclidean map has it until y's difference has reached it."""
+    """y stays inside its simplex; x is as with the Euclidean map until the difference in y affects it."""
     points = []
     for mirror in (Euclidean(), Blockwise(y="entropy")):
         method = FedDualAvg(K=1, eta_c=0.1, mirror=mirror)
@@ -181,7 +181,7 @@ def test_entropy_on_one_block_of_a_minimax_problem():
 
 
 @pytest.mark.parametrize("heterogeneity", [0.0, 0.5])
-def test_a_matrix_game_has_the_gap_of_its_pure_answers(heterogeneity):
+def test_the_gap_of_a_matrix_game_is_attained_by_pure_strategies(heterogeneity):
     game = MatrixGame(dx=4, dy=3, clients=5, heterogeneity=heterogeneity, start="random")
     game.prepare(2)
     payoffs = np.stack([game.client_data(n)[0][0].numpy() for n in range(5)])
@@ -191,9 +191,9 @@ def test_a_matrix_game_has_the_gap_of_its_pure_answers(heterogeneity):
     z = game.initial(None)["z"].numpy()
     x, y = z[:4], z[4:]
     assert x.sum() == pytest.approx(1, abs=1e-15) and y.sum() == pytest.approx(1, abs=1e-15) and z.min() > 0
-    answers = max(x @ A[:, j] for j in range(3)) - min(A[i] @ y for i in range(4))
+    gap = max(x @ A[:, j] for j in range(3)) - min(A[i] @ y for i in range(4))
     named = game.variables().unflatten("z", torch.from_numpy(z))
-    assert game.metrics(named, None)["gap"] == pytest.approx(answers, abs=1e-15)
+    assert game.metrics(named, None)["gap"] == pytest.approx(gap, abs=1e-15)
 
 
 def test_the_gap_is_zero_at_the_solution_of_the_linear_program():
@@ -211,7 +211,7 @@ def test_the_gap_is_zero_at_the_solution_of_the_linear_program():
         return found.x[:m]
 
     z = np.concatenate([strategy(A), strategy(-A.T)])
-    # The solver's own tolerance is 1e-9 or better.
+    # The tolerance of the solver is 1e-9 or better.
     assert game.gap(z) == pytest.approx(0, abs=1e-8) and game.residual(z) < 1e-8
     assert game.gap(game.initial(None)["z"].numpy()) > 0.1
 
@@ -220,8 +220,9 @@ def test_the_gap_is_zero_at_the_solution_of_the_linear_program():
     ("entropy", "largest", 2 * np.log(30)), ("euclidean", "L", 1 - 1 / 30),
 ])  # fmt: skip
 def test_the_gap_falls_below_its_bound(mirror, constant, farthest):
-    """Without noise and drift (K = 1) the proof of Wang & Kale's Theorem 7 leaves D / (ηT), at η = 1/(√10 L):
-    L in the norm of h, and D the largest h(u) - h(z_0) - ⟨∇h(z_0), u - z_0⟩, that of pure strategies."""
+    """Without noise and client drift (K = 1), the bound in the proof of Wang & Kale's Theorem 7 is D / (ηT)
+    for η = 1/(√10 L), with L in the norm of h, and D the maximum of h(u) - h(z_0) - ⟨∇h(z_0), u - z_0⟩, at
+    pure strategies."""
     game = MatrixGame(dx=30, dy=30, clients=3, heterogeneity=0.3)
     game.prepare(1)
     eta = 0.1**0.5 / getattr(game, constant)

@@ -1,4 +1,4 @@
-"""Phases that repeat, fresh cohorts, what lives between two phases; operators and compositions by hand."""
+"""Repeated phases, new cohorts, fields within a round; analytic operators and compositions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from games import DX, DY, Game, configuration, sizes, start_of, trace
 
 from mpifed import Algorithm, Blocks, Composition, Operator, Phase, Record
 from mpifed.algorithms import LESGD, LSGD, MFCGD, AdaMFCGD, LocalDualExtrapolation
+from mpifed.algorithms.composition import _bounded
 from mpifed.core.noise import Gaussian
 from mpifed.core.records import within_round
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.placement import Cohort
 from mpifed.simulation.simulation import Simulation
 
-#: Rounding alone: some hundred operations a round on numbers of about 1, and no round enlarges a difference.
+#: Only rounding: about a hundred operations per round on numbers of about 1, and no amplification by rounds.
 ROUNDING = 1e-12
 CLIENTS = 5
 
@@ -29,8 +30,8 @@ cohorts = pytest.mark.parametrize("cohort", [None, 2])
 
 
 @dataclass(frozen=True)
-class Again(Algorithm):
-    """T descents in x in a round, each a phase, and all the same object; then one ascent in y."""
+class Repeated(Algorithm):
+    """T descent steps in x per round, all by the same phase, then one ascent step in y."""
 
     T: int
 
@@ -51,26 +52,26 @@ class Again(Algorithm):
 @cohorts
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("T", [1, 2, 3])
-def test_a_phase_that_repeats(tmp_path, T, weights, cohort, group):
+def test_a_repeated_phase(tmp_path, T, weights, cohort, group):
     game = Game(clients=CLIENTS)
-    config = configuration(Again(T), game, tmp_path, cohort=cohort, weights=weights, group=group)
+    config = configuration(Repeated(T), game, tmp_path, cohort=cohort, weights=weights, group=group)
     path, _ = trace(config, SerialComm())
     grad = gradient_at(game, 1, 2, Gaussian(scale=0.3))
-    (x, y), wanted = start_of(game, 1), []
+    (x, y), expected = start_of(game, 1), []
     weight = sizes(game) if weights == "samples" else np.ones(CLIENTS)
     for r in (1, 2, 3):
-        members = Cohort.draw(1, r, CLIENTS, cohort or CLIENTS)
+        members = Cohort.sample(1, r, CLIENTS, cohort or CLIENTS)
         share = weight[members] / weight[members].sum()
         for j in range(T):
             x = x - 0.1 * sum(w * grad(k, x, y, (r, j))[0] for w, k in zip(share, members))
         y = y + 0.1 * sum(w * grad(k, x, y, (r, T))[1] for w, k in zip(share, members))
-        wanted.append(torch.cat([x, y]).numpy())
-    np.testing.assert_allclose(path, wanted, rtol=ROUNDING, atol=ROUNDING)
+        expected.append(torch.cat([x, y]).numpy())
+    np.testing.assert_allclose(path, expected, rtol=ROUNDING, atol=ROUNDING)
 
 
 @dataclass(frozen=True)
-class Watch(Algorithm):
-    """Notes what every client finds in a field between phases: first, later, afresh, and after."""
+class Recording(Algorithm):
+    """Records the values that clients find in a field within a round, in phases of two cohorts."""
 
     found: list = field(default_factory=list)
 
@@ -100,9 +101,9 @@ class Watch(Algorithm):
 
 @groups
 @pytest.mark.parametrize("cohort", [None, 3, 1])
-def test_what_lies_between_is_zero_at_the_start_and_with_a_fresh_cohort(tmp_path, cohort, group):
-    """With a fresh cohort of all clients, and of clients that were in the cohort before, too."""
-    config = configuration(Watch(), Game(clients=CLIENTS), tmp_path, cohort=cohort, group=group)
+def test_fields_within_a_round_start_at_zero_for_every_cohort(tmp_path, cohort, group):
+    """Also for a new cohort of all clients, and for clients of the previous cohort."""
+    config = configuration(Recording(), Game(clients=CLIENTS), tmp_path, cohort=cohort, group=group)
     simulation = Simulation.from_settings(config, SerialComm())
     simulation.start()
     for _ in range(3):
@@ -117,12 +118,12 @@ def test_what_lies_between_is_zero_at_the_start_and_with_a_fresh_cohort(tmp_path
     if cohort == 3:
         assert seen["first"] != seen["fresh"] and seen["first"] & seen["fresh"]
     visits = 4 * 3 * (cohort or CLIENTS)
-    assert simulation.clients.rounds.sum() == visits  # what lasts is kept of both cohorts
+    assert simulation.clients.rounds.sum() == visits  # both cohorts' other fields persist
 
 
 @dataclass
-class ByHand(Composition):
-    """The composition with its Jacobian and outer gradient by hand, without ``outer``."""
+class Analytic(Composition):
+    """The composition with analytic Jacobian and outer gradient, without ``outer``."""
 
     clients: int = 3
 
@@ -158,21 +159,21 @@ class Exact(Algorithm):
 STORM = dict(q=3, gamma=0.05, alpha=0.4, beta=0.3, varrho=0.6)
 
 
-@groups
 @pytest.mark.parametrize("method, cohort", [(MFCGD(**STORM), None), (AdaMFCGD(**STORM), None), (Exact(), 2)])
-def test_a_composition_by_hand(tmp_path, method, cohort, group):
+@groups
+def test_an_analytic_composition(tmp_path, method, cohort, group):
     settings = dict(cohort=cohort, group=group)
-    byhand, automatic = (
+    analytic, automatic = (
         trace(configuration(method, problem(clients=CLIENTS), tmp_path, **settings), SerialComm())[0]
-        for problem in (ByHand, Chain)
+        for problem in (Analytic, Chain)
     )
-    np.testing.assert_allclose(byhand, automatic, rtol=ROUNDING, atol=ROUNDING)
+    np.testing.assert_allclose(analytic, automatic, rtol=ROUNDING, atol=ROUNDING)
     assert np.abs(np.diff(automatic, axis=0)).max() > 1e-2
 
 
 @dataclass
 class Turned(Operator):
-    """The field (∂_x f, -∂_y f) of the game, by hand."""
+    """The operator (∂_x f, -∂_y f) of the game, analytic."""
 
     clients: int = 3
 
@@ -205,16 +206,40 @@ class Turned(Operator):
 
 
 @groups
-@pytest.mark.parametrize("name", [LSGD, LESGD, LocalDualExtrapolation])
-def test_an_operator_by_hand(tmp_path, name, group):
-    """The noise of a game's y changes its sign with ∂_y f, so that there is none here."""
-    byhand, automatic = (
+@pytest.mark.parametrize("method", [LSGD, LESGD, LocalDualExtrapolation])
+def test_an_analytic_operator(tmp_path, method, group):
+    """Without noise, whose sign in y would differ."""
+    analytic, automatic = (
         trace(
-            configuration(name(K=3, eta=0.05), problem(clients=CLIENTS), tmp_path, noise=0, group=group),
+            configuration(method(K=3, eta=0.05), problem(clients=CLIENTS), tmp_path, noise=0, group=group),
             SerialComm(),
         )
         for problem in (Turned, Game)
     )
-    for mine, other in zip(byhand, automatic):  # the last points, and the averages
-        np.testing.assert_allclose(mine, other, rtol=ROUNDING, atol=ROUNDING)
+    for one, other in zip(analytic, automatic):  # points and output points
+        np.testing.assert_allclose(one, other, rtol=ROUNDING, atol=ROUNDING)
     assert np.abs(np.diff(automatic[0], axis=0)).max() > 1e-2
+
+
+@pytest.mark.parametrize("axes", [1, 2])
+def test_estimators_are_bounded_per_client(axes):
+    """Norms 5 and 0.5 of two clients with the bound 1: only the first is scaled."""
+    shape = (2, *[1] * (axes - 1), 2)
+    value = torch.tensor([[3.0, 4.0], [0.3, 0.4]]).reshape(shape)
+    expected = torch.tensor([[0.6, 0.8], [0.3, 0.4]]).reshape(shape)
+    torch.testing.assert_close(_bounded(value, 1.0, axes), expected)
+
+
+def test_bounded_estimators_are_the_same_for_the_loop_and_vectorised_clients(tmp_path):
+    method = MFCGD(**STORM, C_g=0.8, C_f=0.5, project_init=True)
+    loop, vectorised = (
+        trace(configuration(method, Chain(), tmp_path, group=group, noise=0), SerialComm())[0]
+        for group in (1, "all")
+    )
+    np.testing.assert_allclose(vectorised, loop, rtol=ROUNDING, atol=0)
+
+
+def test_records_are_compared_by_their_fields():
+    assert Record(x="x", u="y") == Record(x="x", u="y")
+    for other in (Record(x="x"), Record(x="x", u="x"), {"x": "x", "u": "y"}, None):
+        assert Record(x="x", u="y") != other

@@ -1,5 +1,5 @@
-"""A client's numbers do not depend on its position in a group: functions of torch, networks, and the check
-that comes before the first round.
+"""A client's results do not depend on its position in a group: functions of torch, networks, and the check
+before the first round.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from mpifed.simulation.simulation import Simulation
 
 COMM = SerialComm()
 CLIENTS = 8
-#: Parts of eight clients that are stepped as groups of their own.
+#: Parts of eight clients that are evaluated separately.
 PARTS = [(0, 2), (0, 3), (0, 5), (0, 7), (1, 3), (3, 8), (5, 8), (6, 8)]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
 def different_parts(function, *arguments):
-    """The parts of eight clients whose values or gradients are not those that they have among all eight."""
+    """Return the parts whose values or gradients differ from those of the same clients among all eight."""
 
     def evaluated(first, last):
         rows = [argument[first:last].clone() for argument in arguments]
@@ -47,7 +47,7 @@ def numbers(*shape, dtype):
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
-# Of one argument, or of two.
+# Functions of two arguments.
 TWO = {"atan2", "arctan2", "logaddexp", "logaddexp2", "hypot", "ldexp", "float_power"}
 FUNCTIONS = {
     name: next(getattr(place, name) for place in (torch, F, torch.special) if hasattr(place, name))
@@ -69,40 +69,40 @@ FUNCTIONS = {
 
 @DTYPES
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_give_each_position_the_same_bits(name, dtype):
-    """Of 37 numbers per client, so that a group's last client has some that scalar code would compute."""
+def test_functions_do_not_depend_on_the_position(name, dtype):
+    """37 elements per client, so that scalar code would compute some elements of a group's last client."""
     function, values = FUNCTIONS[name], (numbers(CLIENTS, 37, dtype=dtype).abs() / 4 + 0.1).clamp(max=0.9)
     arguments = (values, values.flip(0)) if name in TWO else (values,)
 
-    def outcome(*one):
+    def total(*one):
         return function(*one).double().sum()
 
-    assert different_parts(mapped(outcome), *arguments) == []
-    by_hand = over_clients(lambda *rows: function(*rows))  # written for the client axis
+    assert different_parts(mapped(total), *arguments) == []
+    analytic = over_clients(lambda *rows: function(*rows))  # with the client axis
     if name not in ("glu", "bce", "weighted bce", "transposed"):
-        assert different_parts(by_hand, *arguments) == []
+        assert different_parts(analytic, *arguments) == []
 
 
 @pytest.mark.parametrize("name", [*ELEMENTWISE[2:], "x^1.5", "1.5^x", "in place", "method in place"])
 def test_padding_changes_no_value(name):
-    """64 numbers in float32 need no scalar code, so torch's own result is the vectorised one."""
+    """64 elements of float32 need no scalar code, so torch's own result is vectorised."""
     values = (numbers(64, dtype=torch.float32).abs() / 4 + 0.1).clamp(max=0.9)
     arguments = (values, values.flip(0)) if name in TWO else (values,)
     expected = FUNCTIONS[name](*arguments)
-    pieces = over_clients(FUNCTIONS[name])(*(argument[:37] for argument in arguments))
-    assert torch.equal(pieces, expected[:37])
+    padded = over_clients(FUNCTIONS[name])(*(argument[:37] for argument in arguments))
+    assert torch.equal(padded, expected[:37])
 
 
 @DTYPES
-def test_the_sigmoid_is_that_of_torch(dtype):
-    """To |v| + 1 units in the last place: log σ(v) is about v, and its rounding error is that of σ(v)."""
+def test_the_sigmoid_equals_that_of_torch(dtype):
+    """To |v| + 1 units in the last place: log σ(v) is about v, and its rounding error that of σ(v)."""
     values = torch.linspace(-80, 80, 4001, dtype=dtype)
     values.requires_grad_()
     ours, theirs = over_clients(torch.sigmoid)(values), torch.sigmoid(values)
     allowed = (values.abs() + 1) * torch.finfo(dtype).eps
     assert ((ours - theirs).abs() <= allowed * theirs).all()
     slopes = [torch.autograd.grad(value.sum(), values, retain_graph=True)[0] for value in (ours, theirs)]
-    # 1 - σ(v) of torch loses all digits where σ(v) is almost 1.
+    # 1 - σ(v) of torch loses all digits if σ(v) is almost 1.
     assert ((slopes[0] - slopes[1]).abs() <= 2 * allowed * theirs).all()
     torch.testing.assert_close(
         torch.func.jacfwd(over_clients(torch.sigmoid))(values.detach()).diag(), slopes[0].detach()
@@ -121,7 +121,7 @@ def test_in_place_functions_write_in_place():
 ACTIVATIONS = {
     name: getattr(nn, name)
     for name in nn.modules.activation.__all__
-    # Attention comes below; vmap does not support RReLU; the rest takes arguments.
+    # Attention is tested below; vmap does not support RReLU; the others need arguments.
     if name
     not in ("MultiheadAttention", "RReLU", "Threshold", "Softmax2d", "Softmax", "Softmin", "LogSoftmax")
 } | {
@@ -145,15 +145,15 @@ class Attention(nn.Module):
         return self.out(self.heads(h, h, h, need_weights=False)[0].mean(1))
 
 
-def between(make):
-    """A network of odd widths with a layer between its linear ones."""
+def network_with(make):
+    """A network of odd widths with a layer between its linear layers."""
     width = 18 if make is nn.GLU else 9
     return nn.Sequential(nn.Linear(13, width), make(), nn.Linear(9, 5))
 
 
-NETWORKS = {name: (lambda make=make: between(make)) for name, make in ACTIVATIONS.items()} | {
-    "layer norm": lambda: between(lambda: nn.LayerNorm(9)),
-    "group norm": lambda: between(lambda: nn.GroupNorm(3, 9)),
+NETWORKS = {name: (lambda make=make: network_with(make)) for name, make in ACTIVATIONS.items()} | {
+    "layer norm": lambda: network_with(lambda: nn.LayerNorm(9)),
+    "group norm": lambda: network_with(lambda: nn.GroupNorm(3, 9)),
     "attention": Attention,
     "convolution": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 13)), nn.Conv1d(1, 3, 3), nn.SiLU(), nn.Flatten(), nn.Linear(33, 5)
@@ -170,7 +170,7 @@ LOSSES = {
 @DTYPES
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-def test_networks_of_odd_sizes_give_each_position_the_same_bits(name, dtype):
+def test_networks_of_odd_sizes_do_not_depend_on_the_position(name, dtype):
     torch.manual_seed(1)
     network = NETWORKS[name]().to(dtype)
     names = [name for name, _ in network.named_parameters()]
@@ -191,8 +191,8 @@ def test_networks_of_odd_sizes_give_each_position_the_same_bits(name, dtype):
 
 
 @pytest.mark.parametrize("capability", ["avx2", "default"])
-def test_the_same_with_other_instructions(capability, monkeypatch, tmp_path):
-    """Torch reads which instructions it may use when it starts."""
+def test_other_instruction_sets(capability, monkeypatch, tmp_path):
+    """Torch reads the instruction set when it is imported."""
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
     tests = ["-k", "test_functions or test_networks", __file__, f"--basetemp={tmp_path / 'files'}"]
     code, output = launch(0, ["-m", "pytest", *tests], limit=300)
@@ -200,33 +200,33 @@ def test_the_same_with_other_instructions(capability, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("before", ["import torch, mpifed", "import mpifed, torch"])
-def test_products_are_the_same_at_any_address_whichever_is_imported_first(before, monkeypatch):
+def test_products_do_not_depend_on_alignment_for_either_order_of_imports(before, monkeypatch):
     monkeypatch.delenv("MKL_CBWR", raising=False)
     program = f"{before}\nfrom mpifed.parallel import devices\nprint(devices._products_depend_on_alignment())"
     assert launch(0, ["-c", program]) == (0, "False\n")
 
 
-def test_products_before_the_import_are_refused_where_bits_depend_on_them(monkeypatch):
+def test_products_that_depend_on_alignment_are_rejected_for_exact(monkeypatch):
     monkeypatch.setattr(devices, "_products_depend_on_alignment", lambda: True)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    with pytest.raises(CollectiveError, match="MKL_CBWR.*import mpifed before that, .*or set run.reduction"):
+    with pytest.raises(CollectiveError, match="MKL_CBWR.*import mpifed before .*or set run.reduction"):
         Simulation.from_settings(job(Logistic()), COMM)
     Simulation.from_settings(job(Logistic(), reduction="fused"), COMM)
 
 
 def _hidden_sigmoid(x):
-    """As torch's C++ code calls it: no mode of Python's sees it."""
+    """A sigmoid called as by torch's C++ code, which Python's modes do not intercept."""
     with torch._C.DisableTorchFunction():
         return torch.sigmoid(x)
 
 
 @dataclass
 class Logistic(Minimisation):
-    """Logistic regression with 7 rows per client; with ``hidden`` by a sigmoid that cannot be replaced."""
+    """Logistic regression with 7 rows per client; ``hidden`` uses a sigmoid that cannot be replaced."""
 
     clients: int = 40
     hidden: bool = True
-    by_hand: bool = False
+    analytic: bool = False
 
     def variables(self):
         return Blocks(x={"w": (13,)})
@@ -235,21 +235,21 @@ class Logistic(Minimisation):
         rows = numbers(7, 13, dtype=torch.float64) + 0.1 * k
         return rows, (rows[:, 0] > 0.1 * k).double()
 
-    def _chances(self, scores):
+    def _probabilities(self, scores):
         return (_hidden_sigmoid if self.hidden else torch.sigmoid)(scores)
 
     def loss(self, x, batch):
-        return ((self._chances(batch[0] @ x["w"]) - batch[1]) ** 2).mean()
+        return ((self._probabilities(batch[0] @ x["w"]) - batch[1]) ** 2).mean()
 
     @property
     def gradients(self):
-        return self._gradients if self.by_hand else None
+        return self._gradients if self.analytic else None
 
     def _gradients(self, x, batch):
         rows, labels = batch
-        return ((self._chances((rows @ x.unsqueeze(-1)).squeeze(-1)) - labels).unsqueeze(-2) @ rows).squeeze(
-            -2
-        )
+        return (
+            (self._probabilities((rows @ x.unsqueeze(-1)).squeeze(-1)) - labels).unsqueeze(-2) @ rows
+        ).squeeze(-2)
 
 
 def job(problem, method=None, folder="unused", **settings):
@@ -263,13 +263,13 @@ def job(problem, method=None, folder="unused", **settings):
 
 
 @pytest.mark.parametrize("group", ["auto", 8, "all"])
-@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("analytic", [False, True])
 @pytest.mark.parametrize("hidden", [False, True])
-def test_clients_go_one_after_another_where_bits_would_depend_on_positions(hidden, by_hand, group):
+def test_clients_are_looped_over_if_results_depend_on_the_position(hidden, analytic, group):
     depends = hidden and torch.backends.cpu.get_cpu_capability() != "DEFAULT"
     choice = Simulation.from_settings(
-        job(Logistic(hidden=hidden, by_hand=by_hand), group=group), COMM
+        job(Logistic(hidden=hidden, analytic=analytic), group=group), COMM
     ).rounds.choice
-    assert (choice.group == 1) == depends and (POSITION in choice.said) == depends
-    fused = job(Logistic(hidden=hidden, by_hand=by_hand), group=4, reduction="fused")
+    assert (choice.group == 1) == depends and (POSITION in choice.note) == depends
+    fused = job(Logistic(hidden=hidden, analytic=analytic), group=4, reduction="fused")
     assert Simulation.from_settings(fused, COMM).rounds.choice.group == 4

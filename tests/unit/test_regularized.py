@@ -1,5 +1,6 @@
-"""Regularised problems: the terms in the gradients, their centres, stages, checkpoints and refusals."""
+"""Regularised problems: the terms in the gradients, their centres, stages, checkpoints and errors."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,13 +19,15 @@ A, B = 0.7, 0.3
 
 
 class Terms(Game):
-    """The game with a‖x - x_0‖² - b‖y - y_0‖² written into its loss."""
+    """The game with a‖x - x_0‖² - b‖y - y_0‖² in its loss."""
 
     def loss(self, x, y, batch):
         start_x, start_y = self.start
-        own = torch.cat([x["u"], x["v"]])
+        flat = torch.cat([x["u"], x["v"]])
         return (
-            super().loss(x, y, batch) + A * ((own - start_x) ** 2).sum() - B * ((y["y"] - start_y) ** 2).sum()
+            super().loss(x, y, batch)
+            + A * ((flat - start_x) ** 2).sum()
+            - B * ((y["y"] - start_y) ** 2).sum()
         )
 
     def initial(self, rng):
@@ -37,30 +40,20 @@ def regularized(config, **settings):
     return Config.model_validate({**dict(config), "regularize": settings})
 
 
-def both(method, tmp_path, **settings):
-    plain = configuration(method, Game(), tmp_path, rounds=4, **settings)
-    written = configuration(method, Terms(), tmp_path, rounds=4, **settings)
-    return trace(regularized(plain, x=A, y=B), SerialComm())[0], trace(written, SerialComm())[0]
-
-
 @pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize(
     "method",
     [LocalSGDA(q=3, eta_x=0.05, eta_y=0.05), FGDA(q=3), LESGD(K=3, eta=0.05)],
     ids=lambda m: type(m).__name__,
 )
-def test_the_terms_are_those_of_the_function(method, group, tmp_path):
-    """Against a loss that has them, with minibatches and noise; seen as a game, too."""
-    added, written = both(method, tmp_path, group=group)
-    np.testing.assert_allclose(added, written, rtol=1e-12, atol=1e-12)  # sums in another order
-
-
-def test_it_is_another_problem(tmp_path):
-    method = LocalSGDA(q=3, eta_x=0.05, eta_y=0.05)
-    plain = configuration(method, Game(), tmp_path)
-    assert (
-        np.abs(trace(plain, SerialComm())[0] - trace(regularized(plain, x=A), SerialComm())[0]).max() > 1e-3
+def test_the_terms_equal_those_of_a_loss(method, group, tmp_path):
+    """With minibatches and noise, also for a minimax problem seen as a game."""
+    plain, written = (
+        configuration(method, one, tmp_path, rounds=4, group=group) for one in (Game(), Terms())
     )
+    added, expected = (trace(one, SerialComm())[0] for one in (regularized(plain, x=A, y=B), written))
+    np.testing.assert_allclose(added, expected, rtol=1e-12, atol=1e-12)  # sums in another order
+    assert np.abs(trace(plain, SerialComm())[0] - added).max() > 1e-3
 
 
 def simulation(problem, rounds, method=None, **settings):
@@ -72,8 +65,8 @@ def simulation(problem, rounds, method=None, **settings):
 
 
 @pytest.mark.parametrize("method", [None, LESGD(K=2, eta=0.03)], ids=["minimax", "game"])
-def test_a_stage_begins_where_the_last_has_ended(method):
-    """x̃ is x_0, then the x of rounds 3, 6, ...; y_0 stays; the metrics are those of f."""
+def test_stages_start_from_the_end_of_the_previous_stage(method):
+    """x̃ is x_0, then the x of rounds 3, 6, ...; y_0 does not change; the metrics are those of f."""
     made = simulation(Saddle(d=2, clients=2), 7, method, x=1.0, y=0.5, stage=3)
     first, kept = made.point().clone(), None
     for number in range(1, 8):
@@ -93,9 +86,9 @@ def test_a_stage_begins_where_the_last_has_ended(method):
     assert plain["y_error"] == pytest.approx(float(torch.dist(point[2:], y_star)))
 
 
-def test_stages_are_proximal_points():
-    """Long stages on a quadratic: each ends at the saddle of f + a‖x - x̃‖², so that x_error shrinks by 2a /
-    (2a + τ + t̄²) a stage, Φ being (τ + t̄²)/2 ‖x‖² about the solution."""
+def test_stages_are_proximal_steps():
+    """Long stages on a quadratic problem end at the saddle point of f + a‖x - x̃‖². Since Φ is (τ + t̄²)/2 ‖x‖²
+    about the solution, every stage reduces x_error by the factor 2a / (2a + τ + t̄²)."""
     problem = Saddle(d=2, clients=1, tau=1.0, t_max=0.5)
     made = simulation(problem, 900, LocalSGDA(q=2, eta_x=0.1, eta_y=0.2), x=1.0, stage=300)
     errors = [made.evaluate(made.shared)["x_error"]]
@@ -107,8 +100,8 @@ def test_stages_are_proximal_points():
     assert np.divide(errors[1:], errors[:-1]) == pytest.approx([rate] * 3, rel=1e-9)  # 600 steps of 1e-16
 
 
-def test_a_run_continues_within_a_stage(tmp_path):
-    """Checkpoints have the centres: the same bits with and without a stop."""
+def test_a_run_is_resumed_within_a_stage(tmp_path):
+    """Checkpoints contain the centres: bitwise identical with and without interruption."""
 
     def job(name, rounds):
         config = configuration(
@@ -124,7 +117,7 @@ def test_a_run_continues_within_a_stage(tmp_path):
         assert torch.equal(value, parts.point[block])
 
 
-def test_nothing_travels_for_it(tmp_path):
+def test_regularisation_is_not_communicated(tmp_path):
     totals = []
     for settings in (None, dict(x=1.0, y=0.5, stage=2)):
         config = configuration(
@@ -141,10 +134,10 @@ def test_nothing_travels_for_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes, words",
+    "changes, error",
     [
         ({"regularize": {}}, "needs x or y, the weight of a term"),
-        ({"regularize": {"y": 1.0, "stage": 3}}, "stage renews the centre of x: it needs the weight x"),
+        ({"regularize": {"y": 1.0, "stage": 3}}, "stage updates the centre of x: it needs the weight x"),
         ({"regularize": {"z": 1.0}}, "[regularize] has no setting 'z'"),
         ({"regularize": {"x": -1.0}}, "regularize.x: "),
         (
@@ -153,21 +146,20 @@ def test_nothing_travels_for_it(tmp_path):
                 "problem": "AffineGame",
                 "algorithm": {"name": "LSGD", "K": 2, "eta": 0.1},
             },
-            "[regularize] is for minimax problems, AffineGame is of the family operator",
+            "[regularize] is for minimax problems, but AffineGame has the family 'operator'",
         ),
     ],
 )
-def test_what_cannot_be_regularised_is_refused(changes, words):
+def test_invalid_settings(changes, error):
     table = {
         "algorithm": {"name": "LocalSGDA", "q": 2, "eta_x": 0.1, "eta_y": 0.1},
         "problem": {"name": "Saddle"},
     }
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=re.escape(error)):
         Config.from_table(table | changes)
-    assert words in str(error.value)
 
 
-def test_a_table_builds_the_same_job(tmp_path):
+def test_the_settings_are_stored(tmp_path):
     config = configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Saddle(), tmp_path)
     assert "regularize" not in config.table()
     table = regularized(config, x=1.0, stage=2).table()

@@ -1,89 +1,111 @@
-"""A simulation made of objects in Python, without a job file."""
+"""Simulations from Python, the interval between evaluations, and blocks of which clients have own copies."""
 
 import pytest
 import torch
+from games import DX, Game, configuration
 
 import mpifed
-from mpifed.algorithms import LESGD, FedAvg, LocalSGDA
+from mpifed.algorithms import FLRA, LESGD, FedAvg, LocalSGDA
 from mpifed.core.noise import OracleOptions
 from mpifed.core.participation import Participation
 from mpifed.parallel.comm import SerialComm
 from mpifed.problems import AffineGame, Saddle
+from mpifed.simulation.evaluation import evaluation_interval
 from mpifed.simulation.settings import ExecutionOptions
+from mpifed.simulation.simulation import Simulation
 
+COMM = SerialComm()
 DOUBLE = {"dtype": "float64"}
+METHOD = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
 
 
-def made(**settings) -> mpifed.Simulation:
-    method = LocalSGDA(q=2, eta_x=0.01, eta_y=0.01)
-    return mpifed.Simulation(Saddle(clients=4, d=3), method, **settings)
-
-
-def test_rounds_and_metrics_are_those_of_a_run(tmp_path):
-    """Bitwise: both compute the same rounds."""
-    simulation = made(seed=3, run=DOUBLE, participation={"cohort": 2})
+def simulated(rounds, **settings) -> mpifed.Simulation:
+    simulation = mpifed.Simulation(Saddle(clients=4, d=3), METHOD, **settings)
     simulation.start()
-    for _ in range(3):
+    for _ in range(rounds):
         simulation.step()
-    config = mpifed.Config(
-        problem=Saddle(clients=4, d=3),
-        algorithm=LocalSGDA(q=2, eta_x=0.01, eta_y=0.01),
-        seed=3,
-        rounds=3,
-        participation={"cohort": 2},
-        run=DOUBLE | {"out": str(tmp_path / "run"), "progress": False},
-    )
-    result = mpifed.run(config, SerialComm())
+    return simulation
+
+
+def test_a_simulation_computes_the_rounds_of_a_run(tmp_path):
+    settings = dict(seed=3, participation={"cohort": 2})
+    simulation = simulated(3, run=DOUBLE, **settings)
+    run = DOUBLE | {"out": str(tmp_path / "run"), "progress": False}
+    config = mpifed.Config(problem=Saddle(clients=4, d=3), algorithm=METHOD, rounds=3, run=run, **settings)
+    result = mpifed.run(config, COMM)
     assert simulation.round == 3
     assert torch.equal(simulation.shared.x, torch.as_tensor(result.point["x"]).flatten())
     assert simulation.evaluate(simulation.output) == result.metrics
 
 
-def test_the_point_is_all_blocks_in_the_default_precision():
-    simulation = made(oracle={"batch_size": 0})
-    simulation.start()
+def test_the_point_concatenates_all_blocks_in_float32():
+    simulation = simulated(0, oracle={"batch_size": 0})
     x, y = simulation.shared.x, simulation.shared.y
     assert torch.equal(simulation.point(), torch.cat([x, y])) and x.dtype == torch.float32
 
 
 def test_sections_are_records_or_dictionaries():
-    records = made(
+    records = simulated(
+        1,
         participation=Participation(cohort=2),
         oracle=OracleOptions(batch_size=2),
         run=ExecutionOptions(dtype="float64"),
     )
-    tables = made(participation={"cohort": 2}, oracle={"batch_size": 2}, run=DOUBLE)
-    for simulation in (records, tables):
-        simulation.start()
-        simulation.step()
+    tables = simulated(1, participation={"cohort": 2}, oracle={"batch_size": 2}, run=DOUBLE)
     assert torch.equal(records.point(), tables.point())
 
 
-@pytest.mark.parametrize(
-    "problem, method, settings, says",
-    [
-        (
-            Saddle(clients=4),
-            FedAvg(K=1, eta=0.1),
-            {},
-            "FedAvg solves minimisation problems, Saddle is a minimax",
-        ),
-        (
-            Saddle(clients=4),
-            LESGD(K=1, eta=0.1),
-            {"participation": {"cohort": 5}},
-            "is more than problem.clients",
-        ),
-        (Saddle(clients=4), LESGD(K=1, eta=0.1), {"run": {"keep": 3}}, r"\[run\] has no setting 'keep'"),
-        (Saddle(clients=4), LESGD(K=1, eta=0.1), {"sede": 3}, "did you mean 'seed'"),
-        (
-            AffineGame(clients=4),
-            LESGD(K=1, eta=0.1),
-            {"regularize": {"x": 1.0}},
-            "regularize. is for minimax problems",
-        ),
-    ],
-)
-def test_settings_are_checked_as_those_of_a_job(problem, method, settings, says):
-    with pytest.raises(mpifed.ConfigError, match=says):
-        mpifed.Simulation(problem, method, **settings)
+@pytest.mark.parametrize("problem, method, settings, error", [
+    (Saddle, FedAvg, {}, "FedAvg solves minimisation problems, but Saddle is a minimax"),
+    (Saddle, LESGD, {"participation": {"cohort": 5}}, "is more than problem.clients"),
+    (Saddle, LESGD, {"run": {"keep": 3}}, r"\[run\] has no setting 'keep'"),
+    (Saddle, LESGD, {"sede": 3}, "did you mean 'seed'"),
+    (AffineGame, LESGD, {"regularize": {"x": 1.0}}, "regularize. is for minimax problems"),
+])  # fmt: skip
+def test_settings_are_validated_like_a_job(problem, method, settings, error):
+    with pytest.raises(mpifed.ConfigError, match=error):
+        mpifed.Simulation(problem(clients=4), method(K=1, eta=0.1), **settings)
+
+
+def evaluated(folder="run", q=1, batch_size=2, cohort=None, **run) -> mpifed.Config:
+    return mpifed.Config.from_table({
+        "rounds": 70,
+        "algorithm": {"name": "LocalSGDA", "q": q, "eta_x": 0.1, "eta_y": 0.1},
+        "problem": {"name": "DeepAUC", "dataset": "digits", "model": "linear", "clients": 10},
+        "oracle": {"batch_size": batch_size},
+        "participation": {"cohort": cohort} if cohort else {},
+        "run": {"progress": False, "out": str(folder), **run},
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("settings, expected", [
+    (dict(), 60),  # 359 held-out rows; a round's 20 gradients take the time of 60 rows, a tenth of which is 6
+    (dict(q=3), 20),
+    (dict(batch_size=200), 10),
+    (dict(batch_size=20, cohort=2), 30),
+    (dict(batch_size=0), 10),
+    (dict(eval_every=3), 3),
+])  # fmt: skip
+def test_the_evaluation_interval_follows_from_scored_rows_and_rows_of_gradients(settings, expected):
+    assert evaluation_interval(evaluated(**settings), 359) == expected
+
+
+def test_a_run_counts_the_scored_rows(tmp_path):
+    assert mpifed.run(evaluated(tmp_path / "run"), COMM).history["round"] == [0, 60, 70]
+
+
+def test_the_average_of_client_blocks_is_the_iterate_before_and_after_a_restart():
+    """FLRA's clients have their own y."""
+    config = configuration(FLRA(tau=2, eta_1=0.05, eta_2=0.04), Game(clients=3), "unused")
+    first, resumed = (Simulation.from_settings(config, COMM) for _ in range(2))
+    for simulation in (first, resumed):
+        simulation.start()
+    for _ in range(2):
+        first.step()
+    point = first.point()
+    torch.testing.assert_close(point[DX:], first.clients.buffer.mean(dim=0))
+    resumed.shared.buffer.copy_(first.shared.buffer)
+    resumed.clients.buffer.copy_(first.clients.buffer)
+    assert not torch.equal(resumed.point(), point)
+    resumed.restore(2, [])
+    assert torch.equal(resumed.point(), point) and resumed.round == 2

@@ -1,7 +1,7 @@
-"""Functions that are compiled or evaluated in mixed precision.
+"""Losses that are compiled or evaluated in mixed precision.
 
-The compiler's backend "eager" runs what has been traced with torch's own kernels: all but the generated code
-is as with "inductor", which one test takes.
+The compiler backend "eager" runs the traced graph with torch's own kernels: everything but the generated code
+is as with "inductor", which one test uses.
 """
 
 import shutil
@@ -30,7 +30,7 @@ from mpifed.simulation.simulation import Simulation
 COMM = SerialComm()
 ROUNDING = 2.0**-9  # of bfloat16, relative
 DIFFERENTIATED = [name for name in PROBLEMS if not is_analytic(problem(name))]
-#: Each of their problems by one method, and each method on a small problem.
+#: Each of these problems with one method, and each method on a small problem.
 SMALL = ("DeepAUC", "LinearMAML", "Classification")
 CASES = [next(pair for pair in FITTING if pair[1] == name) for name in DIFFERENTIATED if name not in SMALL]
 CASES += [next(pair for pair in FITTING if pair[0] == name and pair[1] in SMALL) for name in METHODS]
@@ -55,7 +55,7 @@ def final(names, **settings) -> torch.Tensor:
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=list(map("-".join, CASES)))
 def test_a_compiled_gradient_is_the_same_function(number, eager):
-    """Every other one in pairs. 1e-9 in float64: the same operations, in another order of sums."""
+    """Every second case in pairs. 1e-9 in float64: the same operations, with sums in another order."""
     names, group = CASES[number], 1 + number % 2
     settings = dict(dtype="float64", group=group)
     torch.testing.assert_close(
@@ -66,44 +66,44 @@ def test_a_compiled_gradient_is_the_same_function(number, eager):
 @pytest.mark.parametrize("group", [1, 2], ids=["loop", "pairs"])
 @pytest.mark.parametrize("names", CASES, ids="-".join)
 def test_state_stays_float32_under_autocast(names, group):
-    """Small steps: a rounding moves the state by less than itself."""
+    """Steps are small: rounding errors of gradients change the state by less."""
     found, plain = final(names, autocast="bfloat16", group=group), final(names, group=group)
     assert found.dtype == torch.float32
     assert (found - plain).norm() <= 8 * ROUNDING * plain.norm()
-    assert not torch.equal(found, plain), "of float32 products"
+    assert not torch.equal(found, plain), "products were in float32"
 
 
 @pytest.mark.parametrize("name", [name for name in PROBLEMS if name not in DIFFERENTIATED])
 @pytest.mark.parametrize("option", [dict(compile="default"), dict(autocast="bfloat16")], ids=str)
-def test_functions_by_hand_are_refused(name, option):
+def test_analytic_gradients_are_rejected(name, option):
     names = next(pair for pair in FITTING if pair[1] == name)
-    with pytest.raises(ConfigError, match=f"those of {name} are written by hand: expected run.* = 'none'"):
+    with pytest.raises(ConfigError, match=f"but {name} has analytic gradients: expected run.* = 'none'"):
         final(names, **option)
 
 
 def gradients(way: Evaluation, batched: bool) -> torch.Tensor:
-    """Of three clients that are all at the starting point, on the same samples."""
-    of = problem("FairClassification")
-    of.prepare(0)
-    sampler = Sampler(of, range(3), 0, 32, None, 0, torch.float32, "cpu")
-    oracle = ORACLES["minimax"](of, sampler, batched, way)
+    """Gradients of three clients at one point, on the same samples."""
+    fair = problem("FairClassification")
+    fair.prepare(0)
+    sampler = Sampler(fair, range(3), 0, 32, None, 0, torch.float32, "cpu")
+    oracle = ORACLES["minimax"](fair, sampler, batched, way)
     oracle.at(slice(0, 3) if batched else slice(1, 2))
     generator = torch.Generator().manual_seed(1)
-    point = [torch.randn(size, generator=generator) for size in of.variables().sizes.values()]
+    point = [torch.randn(size, generator=generator) for size in fair.variables().sizes.values()]
     return torch.cat(oracle.grad(*point, oracle.sample()), dim=1)
 
 
 @pytest.mark.parametrize("compile", ["none", "default"])
 @pytest.mark.parametrize("batched", [False, True], ids=["one", "three"])
 def test_gradients_in_bfloat16(compile, batched, eager):
-    """Operands and results of two products forward and two backward are rounded: at most eight roundings."""
+    """Operands and results of two forward and two backward products are rounded: at most eight roundings."""
     plain, mixed = gradients(Evaluation(), batched), gradients(Evaluation(compile, "bfloat16"), batched)
     assert mixed.dtype == torch.float32 and not torch.equal(plain, mixed)
     assert (mixed - plain).norm() <= 8 * ROUNDING * plain.norm()
 
 
 def overwriting(graph, inputs, **_):
-    """As a CUDA graph that is replayed: results lie in the same memory every time."""
+    """Return results in the same memory every time, like the replay of a CUDA graph."""
     kept = []
 
     def replay(*arguments):
@@ -121,16 +121,16 @@ def overwriting(graph, inputs, **_):
 
 @pytest.mark.parametrize("group", [1, 2], ids=["loop", "pairs"])
 @pytest.mark.parametrize("names", [("FGDA", "DeepAUC"), ("MFCGD", "LinearMAML")], ids="-".join)
-def test_what_a_graph_has_returned_outlives_its_next_replay(names, group, monkeypatch):
-    """These methods keep a gradient while they ask for the next; tolerance as above."""
+def test_results_of_a_graph_survive_its_next_replay(names, group, monkeypatch):
+    """These methods keep a gradient while they compute the next; tolerance as above."""
     monkeypatch.setattr(autodiff, "BACKEND", overwriting)
     settings = dict(dtype="float64", group=group)
     found, plain = final(names, compile="reduce-overhead", **settings), final(names, **settings)
     torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-9)
 
 
-def test_one_compilation_a_run(eager):
-    """Also after a run of other shapes in the same process."""
+def test_one_compilation_per_run(eager):
+    """Also after a run with other shapes in the same process."""
     final(("FGDA", "DeepAUC"), compile="default", group="all")
     torch._dynamo.utils.counters.clear()
     final(("FGDA", "DeepAUC"), compile="default", group=2)
@@ -139,7 +139,7 @@ def test_one_compilation_a_run(eager):
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
 def test_generated_code(tmp_path):
-    """With torch's deterministic algorithms; 1e-9 in float64: fused loops sum in another order."""
+    """With torch's deterministic algorithms. 1e-9 in float64: fused loops sum in another order."""
     settings = dict(reduction="exact", group=1, threads=1)
     points = []
     for way in ("none", "reduce-overhead"):
@@ -150,7 +150,7 @@ def test_generated_code(tmp_path):
 
 @dataclass
 class Branch(Minimax):
-    """A loss that looks at a number, which nothing can trace."""
+    """A loss that branches on a value, which cannot be traced."""
 
     clients: int = 2
 
@@ -170,21 +170,23 @@ def missing(graph, inputs):
 
 
 @pytest.mark.parametrize(
-    "of, backend, says",
-    [(Branch(), "eager", "expected functions that torch can.*got .*: leave it out"),
-     (Game(), missing, "^run.compile = 'default': .* C.. compiler.*RuntimeError: no compiler.?.?: leave it")],
+    "loss, backend, error",
+    [(Branch(), "eager", "expected functions that torch supports.*got .*: leave the options out"),
+     (Game(), missing, "^run.compile = 'default': .* C.. compiler.*RuntimeError: no compiler.?.?: leave")],
     ids=["branch", "compiler"],
 )  # fmt: skip
-def test_what_cannot_be_compiled_is_told_before_the_first_round(of, backend, says, monkeypatch):
+def test_losses_that_cannot_be_compiled_are_rejected_before_the_first_round(
+    loss, backend, error, monkeypatch
+):
     monkeypatch.setattr(autodiff, "BACKEND", backend)
-    config = configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), of, "unused", compile="default")
-    with pytest.raises(ConfigError, match=says) as refused:
+    config = configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), loss, "unused", compile="default")
+    with pytest.raises(ConfigError, match=error) as raised:
         Simulation.from_settings(config, COMM)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    "settings, says",
+    "settings, error",
     [
         (dict(autocast="bfloat16", dtype="float64"), "autocast = 'bfloat16' needs dtype = 'float32', got"),
         (dict(autocast="float16"), "run.autocast: Input should be 'none' or 'bfloat16', got 'float16'"),
@@ -194,13 +196,13 @@ def test_what_cannot_be_compiled_is_told_before_the_first_round(of, backend, say
           for group in (2, "auto", "all")),
     ],
 )  # fmt: skip
-def test_settings_that_do_not_go_together(settings, says):
-    with pytest.raises(ConfigError, match=says):
+def test_inconsistent_settings(settings, error):
+    with pytest.raises(ConfigError, match=error):
         final(("FGDA", "DeepAUC"), **settings)
 
 
 def test_full_batches_of_different_sizes_are_not_compiled():
-    """Every size would be, or bits would be of the sizes before."""
+    """Each size would be compiled, or results would depend on earlier sizes."""
     job = configuration(method("FGDA"), Game(), "unused", batch_size=0, group=1, compile="default")
     with pytest.raises(
         ConfigError, match="compiled full batches need clients of one size, got 5 to 7 rows: set oracle.batch"
@@ -209,8 +211,8 @@ def test_full_batches_of_different_sizes_are_not_compiled():
 
 
 @pytest.mark.parametrize("option", [dict(compile="default"), dict(autocast="bfloat16")], ids=str)
-def test_a_run_goes_on_as_it_was_evaluated(tmp_path, eager, option):
-    """The same bits in one go and resumed; others are refused, and "none" is what earlier versions had."""
+def test_a_resumed_run_keeps_its_options(tmp_path, eager, option):
+    """Bitwise identical to an uninterrupted run; other options are rejected."""
     [(name, value)] = option.items()
     folder, names = tmp_path / "run", ("FGDA", "RobustRegression")
 
@@ -222,13 +224,13 @@ def test_a_run_goes_on_as_it_was_evaluated(tmp_path, eager, option):
     run(job(folder, 2, **option), COMM)
     with pytest.raises(CollectiveError, match=f"another job: run.{name} is {value} there and none here"):
         run(job(folder, 3), COMM)
-    with pytest.raises(CollectiveError, match=f"depend on run.{name} .{value} there, none here.: leave it"):
+    with pytest.raises(CollectiveError, match=f"depends on run.{name} .{value} there, none here"):
         resume(folder, ["rounds=3", f"run.{name}=none"], COMM)
     on = resume(folder, ["rounds=3"], COMM)
     assert all(np.array_equal(on.point[block], once.point[block]) for block in on.point)
 
 
-def test_runs_that_ask_for_none_load_no_compiler():
+def test_runs_without_compilation_do_not_load_the_compiler():
     code = (
         "import sys\n"
         "sys.path.insert(0, 'tests/support')\n"

@@ -1,4 +1,4 @@
-"""Measures of a job against exact solutions, and against differences of Φ, on all data."""
+"""Stationarity measures against exact solutions and against differences of Φ."""
 
 from dataclasses import dataclass
 
@@ -19,10 +19,9 @@ from mpifed.core.streams import generator
 from mpifed.diagnostics.assumptions import Options, measure
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import QuadraticNCPL, Saddle, TwoSidedPL
-from mpifed.simulation.full_data import FullData
-from mpifed.simulation.gradient_noise import TAIL
+from mpifed.simulation.full_data import TAIL, FullData
 from mpifed.simulation.simulation import Simulation
-from mpifed.simulation.stationarity import Functions, Measures
+from mpifed.simulation.stationarity import Functions, StationarityOptions
 
 COMM = SerialComm()
 STEPS = FSGDA(K=2, eta_xl=0.02, eta_yl=0.05)
@@ -31,7 +30,6 @@ EXACT = Budget(1e-11, 5000)
 
 
 def simulated(problem_, of=None, algorithm=STEPS, rounds=1, batch_size=0, weights="uniform", **measures):
-    """A run of the problem after some rounds, with measures asked for."""
     config = configuration(algorithm, problem_, "unused", batch_size=batch_size, noise=0, weights=weights)
     if of is not None:
         config = Config(**dict(config) | {"measures": {"of": of, "accuracy": 1e-10, **measures}})
@@ -51,15 +49,15 @@ def functions(simulation, budget=EXACT) -> Functions:
 
 
 def phi(simulation, x, y) -> float:
-    """Φ(x), its y sought from ``y``."""
-    own = functions(simulation)
-    return own.full.value(torch.cat([x, own.best_response(x, y).point]))
+    """Φ(x), maximised from ``y``."""
+    on_all_data = functions(simulation)
+    return on_all_data.full.value(torch.cat([x, on_all_data.best_response(x, y).point]))
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("ball", [None, 0.3], ids=["space", "ball"])
-def test_the_gradient_of_phi_of_a_users_loss(ball, weights):
-    """Central differences of width 1e-5 err by 1e-10 and by rounding over the width, 1e-11."""
+def test_the_gradient_of_phi_of_a_user_defined_loss(ball, weights):
+    """Central differences of width 1e-5 have errors of 1e-10, and 1e-11 by rounding divided by the width."""
     simulation = simulated(Game(ball=ball), ["phi"], weights=weights)
     x, y = blocks_of(simulation)
     width = 1e-5
@@ -72,8 +70,8 @@ def test_the_gradient_of_phi_of_a_users_loss(ball, weights):
     assert measured["phi_residual"] <= 1e-10
 
 
-def test_weights_count():
-    """The clients of a game have 5, 6 and 7 rows."""
+def test_full_gradients_are_weighted():
+    """The clients of the game have 5, 6 and 7 rows."""
     uniform, samples = (
         simulated(Game(), ["stationarity"], rounds=0, weights=one) for one in ("uniform", "samples")
     )
@@ -84,9 +82,8 @@ def test_weights_count():
     assert not torch.allclose(FullData(uniform).gradient(uniform.point()), expected, rtol=1e-3)
 
 
-def saddle_figures(simulation, ell):
-    """Φ and its envelope of the saddle problem, by hand: y* = b̄ - t̄ x, ∇Φ = τx - t̄ y*, x̂ solves
-    (τ + t̄² + 2ℓ) x̂ = 2ℓx + t̄ b̄."""
+def saddle_measures(simulation, ell):
+    """Exact values: y* = b̄ - t̄ x, ∇Φ = τx - t̄ y*, and x̂ solves (τ + t̄² + 2ℓ) x̂ = 2ℓx + t̄ b̄."""
     [x, y], own = [part.numpy() for part in blocks_of(simulation)], simulation.problem
     t, b = own._t.mean(), own._b.mean(axis=0)
     gradient = own.tau * x - t * (b - t * x)
@@ -104,15 +101,15 @@ def test_the_saddle():
     own = Saddle(clients=3, d=4, t_max=2.0, tau=3.0, centred=False)
     simulation = simulated(own, ["stationarity", "phi", "nuclear_norm", "moreau"], ell=5.0)
     measured = simulation.evaluate(simulation.shared)
-    for name, value in saddle_figures(simulation, 5.0).items():
+    for name, value in saddle_measures(simulation, 5.0).items():
         assert measured[name] == pytest.approx(value, rel=1e-9), name
 
 
-def test_a_game_has_the_figures_of_its_minimax_problem():
-    """A method for variational inequalities sees one block z."""
-    own, asked = dict(clients=3, d=4, t_max=2.0, centred=False), ["stationarity", "phi", "moreau"]
+def test_a_game_has_the_measures_of_its_minimax_problem():
+    """A method for variational inequalities has one block z."""
+    settings, of = dict(clients=3, d=4, t_max=2.0, centred=False), ["stationarity", "phi", "moreau"]
     game, minimax = (
-        simulated(Saddle(**own), asked, algorithm, rounds=0, ell=20.0)
+        simulated(Saddle(**settings), of, algorithm, rounds=0, ell=20.0)
         for algorithm in (LESGD(K=2, eta=0.02), STEPS)
     )
     assert game.evaluate(game.shared) == minimax.evaluate(minimax.shared)
@@ -121,7 +118,7 @@ def test_a_game_has_the_figures_of_its_minimax_problem():
 @pytest.mark.parametrize("known", [True, False], ids=["closed", "ascent"])
 @pytest.mark.parametrize("heterogeneity", [0.0, 0.5])
 def test_the_quadratic(monkeypatch, known, heterogeneity):
-    """PL with flat directions in y; the envelope and the potential by dense solves."""
+    """PL with flat directions in y; the envelope and the potential by dense linear solves."""
     if not known:
         monkeypatch.setattr(QuadraticNCPL, "best_response", None)
     own, ell = QuadraticNCPL(clients=4, dx=4, dy=5, rank=3, heterogeneity=heterogeneity), 1.5
@@ -133,11 +130,11 @@ def test_the_quadratic(monkeypatch, known, heterogeneity):
     H = np.stack([own.grad_phi(e) - own.grad_phi(zero) for e in eye], axis=1)
     x = x.numpy()
 
-    def pulled(center, weight):
+    def proximal_point(center, weight):
         return np.linalg.solve(H + weight * eye, weight * center - own.grad_phi(zero))
 
     assert measured["phi_gradient"] == pytest.approx(measured["grad_phi"], rel=1e-9)
-    nearest = pulled(x, 2 * ell)
+    nearest = proximal_point(x, 2 * ell)
     assert measured["moreau_gradient"] == pytest.approx(2 * ell * np.linalg.norm(x - nearest), rel=1e-7)
     mean, linear = own._mean
     P = mean[: own.dx, : own.dx]
@@ -148,7 +145,7 @@ def test_the_quadratic(monkeypatch, known, heterogeneity):
 
     pull = p * z - linear[: own.dx] - mean[: own.dx, own.dx :] @ y.numpy()
     least = np.linalg.solve(P + p * eye, pull)
-    saddle = pulled(z, p)
+    saddle = proximal_point(z, p)
     least_value, saddle_value = (
         smoothed(least, y.numpy()),
         own.phi(saddle) + p / 2 * ((saddle - z) ** 2).sum(),
@@ -158,8 +155,7 @@ def test_the_quadratic(monkeypatch, known, heterogeneity):
     assert max(measured["moreau_residual"], measured["potential_residual"]) <= 1e-9
 
 
-def test_the_envelope_vanishes_where_phi_does():
-    """At the minimiser of Φ both gradients are 0."""
+def test_the_gradients_of_phi_and_its_envelope_vanish_at_the_minimiser():
     own = TwoSidedPL(clients=3, d=2, scale=0.0)
     simulation = simulated(own, ["phi", "moreau"], rounds=0, ell=28.0)
     measured = simulation.evaluate(simulation.shared)
@@ -175,8 +171,8 @@ def deep_auc(name, **settings):
 
 @pytest.mark.parametrize("name", ["DeepAUC", "TextAUC"])
 def test_the_dual_of_the_auc(name):
-    """α* = mean of h over the negatives less that over the positives, where clients weigh by their samples;
-    and it is the numeric maximiser, to the root of rounding."""
+    """With clients weighted by samples, α* is the mean of h over negatives minus the mean over positives. The
+    numerical maximiser has the square root of the rounding error."""
     simulation = simulated(deep_auc(name), ["phi"], weights="samples")
     own, own_functions, [x, y] = simulation.problem, functions(simulation), blocks_of(simulation)
     solved = own_functions.best_response(x, y)
@@ -198,7 +194,7 @@ def test_the_dual_of_the_auc(name):
 
 
 def test_the_worst_class():
-    """f is linear in the classes' weights: Φ is the largest loss of a class, ∇Φ the gradient of that."""
+    """f is linear in the weights of the classes, so Φ is the largest loss of a class."""
     simulation = simulated(problem("FairClassification"), ["phi", "nuclear_norm"], weights="samples")
     own, [x, _] = simulation.problem, blocks_of(simulation)
     leaf = x.clone().requires_grad_()
@@ -229,7 +225,7 @@ def test_stationarity_on_a_set():
 
 @dataclass
 class Line(Minimisation):
-    """Least squares on 40 rows a client."""
+    """Least squares on 40 rows per client; if ``centred``, the loss is not a mean over rows."""
 
     clients: int = 3
     centred: bool = False
@@ -247,8 +243,7 @@ class Line(Minimisation):
         return ((errors - errors.mean()) ** 2).mean() if self.centred else (errors**2).mean()
 
 
-def test_without_y():
-    """Φ is f."""
+def test_without_y_phi_is_f():
     simulation = simulated(Line(), ["stationarity", "phi"], rounds=2)
     measured = simulation.evaluate(simulation.shared)
     assert measured["phi_gradient"] == measured["gradient_x"] > 0 and measured["phi_residual"] == 0
@@ -257,7 +252,7 @@ def test_without_y():
 
 @pytest.mark.parametrize("centred", [False, True], ids=["mean", "no-mean"])
 def test_clients_in_chunks(monkeypatch, centred):
-    """A mean over rows is taken in chunks; another function is seen to be none, and kept whole."""
+    """Means over rows are evaluated in chunks; other functions are detected and evaluated on all rows."""
     simulation = simulated(Line(centred=centred), rounds=2)
     whole = FullData(simulation)
     expected, value = whole.gradient(simulation.point()), whole.value(simulation.point())
@@ -266,9 +261,9 @@ def test_clients_in_chunks(monkeypatch, centred):
     parts = FullData(simulation)
     monkeypatch.setattr(
         parts,
-        "_of",
+        "_gradient",
         lambda place, columns, point: (
-            seen.append(len(columns[0])) or FullData._of(parts, place, columns, point)
+            seen.append(len(columns[0])) or FullData._gradient(parts, place, columns, point)
         ),
     )
     torch.testing.assert_close(parts.gradient(simulation.point()), expected, rtol=1e-13, atol=1e-13)
@@ -277,7 +272,7 @@ def test_clients_in_chunks(monkeypatch, centred):
 
 
 def test_values_without_a_loss():
-    """The integral along a line is exact for a quadratic, whose f(0) is 0."""
+    """The integral along a segment is exact for a quadratic function with f(0) = 0."""
     simulation = simulated(QuadraticNCPL(clients=3), rounds=0)
     x, y = (part.numpy() for part in blocks_of(simulation))
     H, linear = simulation.problem._mean
@@ -286,13 +281,13 @@ def test_values_without_a_loss():
     assert value == pytest.approx(point @ H @ point / 2 + linear @ point, rel=1e-12)
 
 
-def test_measures_leave_the_run_alone(tmp_path):
-    """The same points, the same costs on the wire, and a column for each figure at each evaluation."""
+def test_measures_do_not_change_the_run(tmp_path):
+    """The points are the same, and every measure has a column."""
     plain = configuration(STEPS, Game(), tmp_path / "plain", eval_every=1)
     results = [run(plain, COMM)]
-    asked = Measures(of=("stationarity", "phi"))
+    measures = StationarityOptions(of=("stationarity", "phi"))
     run_ = plain.run.model_copy(update={"out": str(tmp_path / "measured")})
-    results.append(run(plain.model_copy(update={"measures": asked, "run": run_}), COMM))
+    results.append(run(plain.model_copy(update={"measures": measures, "run": run_}), COMM))
     assert "measures" not in plain.table()
     for block in "xy":
         np.testing.assert_array_equal(*(np.asarray(result.point[block]) for result in results))
@@ -300,8 +295,8 @@ def test_measures_leave_the_run_alone(tmp_path):
     assert after - before == {"gradient_x", "gradient_y", "phi_gradient", "phi_residual"}
 
 
-def test_figures_that_are_not_finite():
-    """Where the gradient is not finite a figure is NaN, and the run's own check ends the run."""
+def test_measures_are_nan_if_the_gradient_is_not_finite():
+    """The run's own check ends the run."""
     simulation = simulated(Game(), ["stationarity", "phi", "nuclear_norm"])
     simulation.shared.x = torch.full_like(simulation.shared.x, torch.nan)
     measured = simulation.evaluate(simulation.shared)
@@ -309,7 +304,7 @@ def test_figures_that_are_not_finite():
 
 
 def test_the_tail_of_the_noise():
-    """The figures of the meter after the same round."""
+    """The same values as ``mpifed measure`` after the same round."""
     simulation = simulated(Game(), ["tail"], batch_size=2, samples=40)
     found = simulation.evaluate(simulation.shared)
     rows = measure(COMM, simulation.config, Options(points=4, samples=40, of=("noise",)))["rows"]
@@ -330,20 +325,20 @@ class Broken(Game):
         raise RuntimeError("no answer")
 
 
-WRONG = {
+INVALID = {
     "names": (("Saddle", STEPS, dict(of=["Phi"])), "measures.of"),
     "none": (("Saddle", STEPS, dict(of=[])), "measures.of"),
     "ell": (("Saddle", STEPS, dict(of=["moreau"])), "measures.ell"),
     "z": (("Saddle", STEPS, dict(of=["potential"])), "smoothing point z .* got FSGDA"),
-    "p": (("Saddle", SMOOTHED.__class__(K=1, eta_xl=1, eta_yl=1), dict(of=["potential"])), "a weight p > 0"),
-    "noise": (("Saddle", STEPS, dict(of=["tail"])), "tail is of the gradient noise: .* oracle.noise"),
+    "p": (("Saddle", SMOOTHED.__class__(K=1, eta_xl=1, eta_yl=1), dict(of=["potential"])), "p > 0"),
+    "noise": (("Saddle", STEPS, dict(of=["tail"])), "tail needs gradient noise: .* oracle.noise"),
     "family": (("AffineGame", LESGD(K=1, eta=1), dict(of=["phi"])), "minimax problem, .* 'operator'"),
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_measured(case):
-    (name, algorithm, measures), match = WRONG[case]
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_measures(case):
+    (name, algorithm, measures), match = INVALID[case]
     with pytest.raises(ConfigError, match=match):
         simulated(problem(name), algorithm=algorithm, **measures)
 
@@ -351,27 +346,31 @@ def test_what_cannot_be_measured(case):
 @pytest.mark.parametrize(
     "own, measures, match",
     [
-        (problem("WGAN"), dict(of=["phi"], batch_size=2), "WGAN makes its own samples"),
-        (problem("FairClassification"), dict(of=["stationarity"]), "where y has a set: measures.ell"),
+        (problem("WGAN"), dict(of=["phi"], batch_size=2), "WGAN generates its samples"),
+        (
+            problem("FairClassification"),
+            dict(of=["stationarity"]),
+            "a set for y needs the smoothness of f: set measures.ell",
+        ),
     ],
     ids=["draws", "set"],
 )
-def test_what_shows_when_the_problem_is_there(own, measures, match):
+def test_measures_that_the_prepared_problem_does_not_support(own, measures, match):
     with pytest.raises(CollectiveError, match=match):
         simulated(own, **measures)
 
 
-def test_faults_of_a_users_functions():
+def test_errors_of_user_defined_functions():
     simulation = simulated(Named(), ["phi"])
-    with pytest.raises(CollectiveError, match="'phi_gradient' is a measure, too"):
+    with pytest.raises(CollectiveError, match="'phi_gradient' is also a stationarity measure"):
         simulation.evaluate(simulation.shared)
     simulation = simulated(Broken(), ["phi"])
     with pytest.raises(CollectiveError, match="Broken.best_response failed: RuntimeError: no answer"):
         simulation.evaluate(simulation.shared)
 
 
-def test_a_best_response_of_the_users():
-    """It is taken where clients weigh the same, and its residual tells whether it is one."""
+def test_a_user_defined_best_response():
+    """It is used if clients have equal weights, and its residual shows its accuracy."""
 
     @dataclass
     class Wrong(Game):

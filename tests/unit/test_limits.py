@@ -1,30 +1,42 @@
-"""Limits of methods with control variates, and what a method finds on a problem without y."""
+"""Limits of methods with control variates, methods on problems without y, and CDMA's full gradients."""
 
 import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from baselines import CLASSES, PLUGINS, Beside, Half, Monotone, Quadratic, plugin
 from everything import METHODS, method
-from games import configuration, trace
+from games import Game, configuration, trace
 
-from mpifed import run
-from mpifed.algorithms import ALGORITHMS, CODASCA, FSGDA, SAGDA, SCAFFOLD, FedAvg, LocalSGDA
-from mpifed.parallel.comm import SerialComm
+from mpifed import Blocks, Minimax, run
+from mpifed.algorithms import (
+    ALGORITHMS,
+    CDMAADA,
+    CDMANC,
+    CDMAONE,
+    CODASCA,
+    FSGDA,
+    SAGDA,
+    SCAFFOLD,
+    FedAvg,
+    LocalSGDA,
+)
+from mpifed.parallel.comm import CollectiveError, SerialComm
 
-#: Rounding alone: some hundred operations a round on numbers of about 1, and no round enlarges a difference.
+#: Only rounding: about a hundred operations per round on numbers of about 1, and no amplification by rounds.
 ROUNDING = 1e-12
 ETA, K, N, COHORT = 0.04, 5, 20, 4
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_method_is_a_file_of_forty_lines(name):
+def test_a_method_has_at_most_forty_lines(name):
     assert len((PLUGINS / f"{name}.py").read_text().splitlines()) <= 40
 
 
 def error(algorithm, problem, out, weights="uniform", rounds=300, cohort=COHORT) -> float:
-    """The distance from the exact solution, relative to that of the start, 0."""
+    """Distance from the exact solution, relative to the distance of the start, 0."""
     config = configuration(
         algorithm, problem, out, rounds=rounds, batch_size=1, noise=0, cohort=cohort, weights=weights,
         group="all",
@@ -34,20 +46,20 @@ def error(algorithm, problem, out, weights="uniform", rounds=300, cohort=COHORT)
     return np.linalg.norm(path[-1] - solution) / np.linalg.norm(solution)
 
 
-def by_count(whole):
-    """The method with cohort / clients in place of the cohort's weight."""
+def by_count(method):
+    """The method with cohort / clients instead of the cohort's weight."""
 
-    class ByCount(type(whole)):
+    class ByCount(type(method)):
         def server_round(self, now, shared, mean):
             super().server_round(
                 type(now)(**vars(now) | {"cohort_weight": now.cohort / now.clients}), shared, mean
             )
 
-    return ByCount(**{field.name: getattr(whole, field.name) for field in dataclasses.fields(whole)})
+    return ByCount(**{field.name: getattr(method, field.name) for field in dataclasses.fields(method)})
 
 
 FEDAVG, LOCAL_SGDA = FedAvg(K=K, eta=ETA), LocalSGDA(q=K, eta_x=ETA, eta_y=ETA)
-#: A problem, a method whose variates reach its solution, and the method without them.
+#: A problem, a method whose control variates reach its solution, and the method without them.
 LIMITS = {
     "SCAFFOLD": (Quadratic, SCAFFOLD(K=K, eta_l=ETA), FEDAVG),
     "SCAFFOLD, option I": (Quadratic, SCAFFOLD(K=K, eta_l=ETA, option="I"), FEDAVG),
@@ -64,7 +76,7 @@ LIMITS = {
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("name", LIMITS)
 def test_variates_reach_the_exact_solution_with_a_cohort(tmp_path, name, weights):
-    """1e-8 with 4 of 20 clients; without variates the drift is left, with all clients too."""
+    """1e-8 with 4 of 20 clients; without control variates, client drift remains even with all clients."""
     problem, method, without = LIMITS[name]
     assert error(method, problem(N), tmp_path, weights) < 1e-8
     for cohort in (COHORT, None):
@@ -72,7 +84,7 @@ def test_variates_reach_the_exact_solution_with_a_cohort(tmp_path, name, weights
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_the_share_is_one_of_weight_and_not_of_count(tmp_path, name):
+def test_the_cohort_weight_is_not_its_size(tmp_path, name):
     problem, method, _ = LIMITS[name]
     assert error(by_count(method), problem(N), tmp_path, "uniform") < 1e-8
     assert error(by_count(method), problem(N), tmp_path, "samples") > 1e-3
@@ -80,7 +92,7 @@ def test_the_share_is_one_of_weight_and_not_of_count(tmp_path, name):
 
 @pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
-def test_fsgda_without_y_is_fedavg_bit_for_bit(tmp_path, group, weights):
+def test_fsgda_without_y_is_bitwise_fedavg(tmp_path, group, weights):
     settings = dict(rounds=5, cohort=3, weights=weights, group=group)
     ours = FSGDA(K=3, eta_xl=0.05, eta_yl=0.7, eta_xg=1.3, eta_yg=0.2)
     paths = [
@@ -97,8 +109,8 @@ ALONE = [name for name in METHODS if ALGORITHMS[name].family in ("minimax", "ope
 
 @pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("name", ALONE)
-def test_without_y_x_goes_as_beside_a_y_that_does_not_touch_it(tmp_path, name, group):
-    """Its noise is the same in both: a block's numbers come before those of the next block."""
+def test_x_without_y_is_x_with_an_independent_y(tmp_path, name, group):
+    """The noise of x is the same, because it precedes the noise of y."""
     alone, beside = (
         trace(
             configuration(method(name), problem(clients=4), tmp_path, rounds=4, group=group),
@@ -115,3 +127,43 @@ def test_the_point_of_a_minimisation_has_one_block(tmp_path):
     result = run(config.model_copy(update={"record": ("x",)}), SerialComm())
     assert set(result.point) == {"x"} and torch.isfinite(result.point["x"]).all()
     assert result.parameters["x"]["u"].shape == (2,)
+
+
+CDMA = dict(K=2, eta_x=0.01, eta_y=0.01)
+
+
+@dataclass
+class Generated(Minimax):
+    """A game with generated samples, which has no exact gradients."""
+
+    clients: int = 3
+
+    def variables(self):
+        return Blocks(x={"x": (2,)}, y={"y": (2,)})
+
+    def draw(self, stream, size):
+        return (stream.normal(size),)
+
+    def loss(self, x, y, batch):
+        return ((x["x"] - y["y"]) * batch[0].mean()).sum() + (x["x"] * y["y"]).sum()
+
+
+@pytest.mark.parametrize("cls", [CDMAONE, CDMAADA], ids=lambda cls: cls.__name__)
+def test_full_gradients_of_generated_samples_need_a_large_batch(tmp_path, cls):
+    error = (
+        f"Generated: {cls.__name__} needs gradients on all data of a client, but draw\\(\\) generates "
+        "samples: set algorithm.large_batch"
+    )
+    with pytest.raises(CollectiveError, match=error):
+        trace(configuration(cls(**CDMA), Generated(), tmp_path), SerialComm())
+    for algorithm in (cls(**CDMA, large_batch=7), CDMANC(**CDMA)):
+        path, _ = trace(configuration(algorithm, Generated(), tmp_path, noise=0), SerialComm())
+        assert path.shape == (3, 4)
+
+
+@pytest.mark.parametrize("problem", [Game, Half])
+def test_full_gradients_of_data_need_no_large_batch(tmp_path, problem):
+    path, _ = trace(configuration(CDMAONE(**CDMA), problem(clients=3), tmp_path), SerialComm())
+    assert len(path) == 3
+    with pytest.raises(ValueError, match="large_batch"):
+        CDMAONE(**CDMA, large_batch=0)

@@ -1,4 +1,4 @@
-"""A message field that has the name of a field of ``shared`` holds a value of that field, in every method."""
+"""In every method, a message field with the name of a field of ``shared`` contains a value of that field."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from mpifed.parallel.comm import SerialComm
 from mpifed.simulation.executor import Observer
 from mpifed.simulation.simulation import Simulation
 
-#: Rounds after which a momentum of weight .1 has settled to 1e-11.
+#: Rounds after which a momentum of weight 0.1 has converged to 1e-11.
 ROUNDS = 240
-#: Methods whose steps may not be 0, with steps that move nothing.
+#: Methods whose steps may not be 0, with steps that change no digit.
 TINY = {"LIPPAX": {"eta": 1e-14}, "SLIPPAX": {"eta": 1e-14}, "CODAPlus": {"eta": 1e-14}}
-#: Other options, which send other messages.
+#: Options that send other messages.
 OPTIONS = {
     "SAGDA, fresh": ("SAGDA", {"variates": "fresh"}),
     "SCAFFOLD, I": ("SCAFFOLD", {"option": "I"}),
@@ -32,19 +32,21 @@ OPTIONS = {
     "CDMAONE, all data": ("CDMAONE", {"large_batch": None}),
     "CDMAADA, all data": ("CDMAADA", {"large_batch": None}),
 }
-#: Methods whose small settings take samples of their own, which never settle.
+#: Methods whose small settings draw additional samples, so that their estimates do not converge.
 LARGE = {"CDMAONE", "CDMAADA"}
 
 
-def still(name: str):
-    """The method with steps that leave the point where it is."""
-    of, options = OPTIONS.get(name, (name, {}))
-    settings, none = METHODS[of]
-    return build(ALGORITHMS[of], {**settings, **(TINY[of] if none is None else none), **options}, of)
+def without_steps(name: str):
+    """The method with steps that do not change the point."""
+    method, options = OPTIONS.get(name, (name, {}))
+    settings, none = METHODS[method]
+    return build(
+        ALGORITHMS[method], {**settings, **(TINY[method] if none is None else none), **options}, method
+    )
 
 
-class Settled(Observer):
-    """Compares averages with the fields of ``shared`` of their names, before the server makes others."""
+class Comparing(Observer):
+    """Compares averages with the fields of ``shared`` of the same names, before the server updates them."""
 
     def after_mean(self, stage, cohort):
         if self.simulation.round < ROUNDS:
@@ -53,23 +55,25 @@ class Settled(Observer):
         for name in travels(record):
             if name not in shared:
                 continue
-            assert not isinstance(record.fields[name], Stored), f"{name} is a change, and shared has a {name}"
+            assert not isinstance(record.fields[name], Stored), (
+                f"{name} is a change, but shared has a field {name}"
+            )
             sent, field = getattr(stage.mean, name), getattr(shared, name)
-            assert served is None or field.norm() > 1e-6, f"{name} is 0 and says nothing"
+            assert served is None or field.norm() > 1e-6, f"{name} is 0, so the comparison is void"
             torch.testing.assert_close(sent, field, rtol=1e-6, atol=1e-9, msg=lambda text: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("name", [*(name for name in METHODS if name not in LARGE), *OPTIONS])
-def test_at_rest_a_message_repeats_the_fields_of_shared_of_its_names(tmp_path, name):
-    """One client without noise, and steps of length 0: estimates settle, and their changes vanish, so that a
-    change under the name of the field would differ from it."""
-    family = type(still(name)).family
+def test_without_steps_messages_repeat_the_fields_of_shared(tmp_path, name):
+    """One client without noise and without steps: estimates converge and their changes vanish, so a change
+    with the name of the field would differ from it."""
+    family = type(without_steps(name)).family
     problems = {
         "minimax": Game(clients=1), "operator": Game(clients=1), "minimisation": Half(clients=1),
         "composition": Chain(clients=1),
     }  # fmt: skip
-    config = configuration(still(name), problems[family], tmp_path, noise=0, batch_size=0)
-    observer = Settled()
+    config = configuration(without_steps(name), problems[family], tmp_path, noise=0, batch_size=0)
+    observer = Comparing()
     simulation = observer.simulation = Simulation.from_settings(config, SerialComm(), observers=[observer])
     simulation.start()
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""What a rank waits in has a name while it waits, and only then: the watchdog reads it from its thread."""
+"""The name of the collective in which a rank waits, which the watchdog reads from its thread."""
 
 from types import SimpleNamespace
 
@@ -10,7 +10,7 @@ from mpifed.parallel.comm import MpiComm, SerialComm
 from mpifed.parallel.transport import CudaMpi
 
 NUMBERS = np.arange(3.0)
-#: What a rank calls, and what the library is given beside arrays.
+#: Name → a call, and the arguments that the library receives in addition to arrays.
 CALLS = {
     "Allreduce": (lambda comm: comm.allreduce_(NUMBERS.copy(), "max"), ["in place", "max"]),
     "Bcast": (lambda comm: comm.bcast_(NUMBERS.copy(), 1), [1]),
@@ -23,7 +23,7 @@ CALLS = {
 
 
 class Library:
-    """In the place of mpi4py's communicator: writes down each call, and how the rank called it meanwhile."""
+    """Replaces mpi4py's communicator: records each call and the name set during it."""
 
     def __init__(self, comm):
         self.comm, self.seen = comm, []
@@ -33,27 +33,28 @@ class Library:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_of_the_library(name):
+def test_collectives_have_a_name_while_they_run(name):
     comm = MpiComm.__new__(MpiComm)
     comm._comm = library = Library(comm)
     comm._mpi = SimpleNamespace(SUM="sum", MAX="max", MIN="min", IN_PLACE="in place")
     assert comm.calling == ""
-    call, given = CALLS[name]
+    call, expected = CALLS[name]
     call(comm)
-    ((function, meanwhile, arguments),) = library.seen
-    assert meanwhile == name and function == name.split()[0] and comm.calling == ""
+    ((function, calling, arguments),) = library.seen
+    assert calling == name and function == name.split()[0] and comm.calling == ""
     parts = [part for item in arguments for part in (item if isinstance(item, list) else [item])]
-    assert [part for part in parts if not isinstance(part, np.ndarray)] == given
+    assert [part for part in parts if not isinstance(part, np.ndarray)] == expected
 
 
-def test_calls_that_a_transport_makes_itself():
-    """The calls of a GPU's library have a name, too: that of the transport, and of the collective."""
+def test_collectives_of_a_transport_have_its_name_as_well():
     comm, seen = SerialComm(), []
     comm.size = 2
     comm.allreduce_ = lambda tensor: (seen.append(comm.calling), tensor.mul_(2))
     comm.bcast_ = lambda tensor: seen.append(comm.calling)
-    way, tensor = CudaMpi(comm, torch.device("cpu")), torch.tensor([1.0, 2.0, 0.0])
-    assert way.sum_(tensor, 5.0) == 10.0 and comm.calling == "" and way.wire_bytes == 2 * 3 * 4
-    assert way.bcast_(tensor) is None and comm.calling == ""
-    assert way.wire_bytes == 3 * 3 * 4, "an Allreduce sends and receives, a Bcast goes to the other rank"
+    transport, tensor = CudaMpi(comm, torch.device("cpu")), torch.tensor([1.0, 2.0, 0.0])
+    assert transport.sum_(tensor, 5.0) == 10.0 and comm.calling == "" and transport.wire_bytes == 2 * 3 * 4
+    assert transport.bcast_(tensor) is None and comm.calling == ""
+    assert transport.wire_bytes == 3 * 3 * 4, (
+        "an Allreduce sends and receives, a Bcast goes to the other rank"
+    )
     assert seen == ["cuda-mpi Allreduce", "cuda-mpi Bcast"] and tensor.tolist() == [2.0, 4.0, 10.0]
