@@ -13,18 +13,18 @@ pytestmark = pytest.mark.mpi
 PLUGIN = Path(__file__).parents[1] / "plugins" / "fedavg.py"
 
 
-def alike(comm, value: bool) -> bool:
-    """``value``, if all ranks have the same."""
+def same_on_all_ranks(comm, value: bool) -> bool:
+    """Return ``value``, which must be the same on all ranks."""
     count = np.array([int(value)], dtype=np.int64)
     comm.allreduce_(count)
     assert count[0] in (0, comm.size)
     return value
 
 
-def test_a_sound_method_is_sound_on_all_ranks(comm, capsys):
+def test_a_valid_method_passes_on_all_ranks(comm, capsys):
     if comm.size > 2:
-        pytest.skip("two ranks show it, and a check takes seconds")
-    assert alike(comm, check_class(f"{PLUGIN}:FedAvg", [], comm))
+        pytest.skip("two ranks suffice, since a check takes seconds")
+    assert same_on_all_ranks(comm, check_class(f"{PLUGIN}:FedAvg", [], comm))
     lines = capsys.readouterr().out.splitlines()
     assert bool(lines) == (comm.rank == 0)
     verdict = f"holds        {comm.size} ranks give bitwise the same result as one rank"
@@ -32,7 +32,7 @@ def test_a_sound_method_is_sound_on_all_ranks(comm, capsys):
 
 
 def test_a_method_that_depends_on_its_process_fails_on_ranks(comm, out, capsys):
-    """In one process nothing shows: its number stays the same."""
+    """In one process the process number is constant, so the check passes."""
     plugin = Path(out, "by_process.py")
     if comm.rank == 0:
         source = PLUGIN.read_text()
@@ -41,18 +41,18 @@ def test_a_method_that_depends_on_its_process_fails_on_ranks(comm, out, capsys):
             "import os\n" + source.replace("message.dx = x", "message.dx = x + 1e-6 * os.getpid()")
         )
     comm.barrier()
-    assert alike(comm, check_class(f"{plugin}:FedAvg", [], comm)) == (comm.size == 1)
+    assert same_on_all_ranks(comm, check_class(f"{plugin}:FedAvg", [], comm)) == (comm.size == 1)
     if comm.rank == 0 and comm.size > 1:
         (failure,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("FAILS")]
         assert f"{comm.size} ranks give bitwise the same result as one rank: the results differ" in failure
 
 
-def test_what_fails_in_one_process_is_not_tried_on_ranks(comm, out, capsys):
+def test_a_failure_in_one_process_is_not_repeated_on_ranks(comm, out, capsys):
     plugin = Path(out, "broken.py")
     if comm.rank == 0:
         plugin.write_text(PLUGIN.read_text().replace("message.dx = x", "message.dx = x / 0"))
     comm.barrier()
-    assert not alike(comm, check_class(f"{plugin}:FedAvg", [], comm))
+    assert not same_on_all_ranks(comm, check_class(f"{plugin}:FedAvg", [], comm))
     lines = capsys.readouterr().out.splitlines()
     statement = f"{comm.size} ranks give bitwise the same result as one rank"
     said = f"not checked  {statement}: a check in one process failed"
@@ -64,5 +64,5 @@ def test_a_class_without_settings_is_refused_on_all_ranks(comm, out):
     if comm.rank == 0:
         plugin.write_text("from mpifed import Minimax\n\nclass Plain(Minimax):\n    clients = 3\n")
     comm.barrier()
-    with pytest.raises(ConfigError, match="Plain must be a dataclass: its fields are its settings"):
+    with pytest.raises(ConfigError, match="Plain must be a dataclass whose fields are its settings"):
         check_class(f"{plugin}:Plain", [], comm)
