@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""The GPU part of the tests and the floor benchmark on 1 to 8 GPUs of a node, as Markdown tables:
+"""GPU tests and the floor benchmark on 1 to 8 GPUs of a node, as Markdown tables:
 python scripts/bench/gpus.py [--json FILE] [-- ARGUMENTS OF floor.py]
 
-On the first GPU 1, 2 and 4 ranks share it, so messages go through pinned host memory; then 2, 4 and 8 ranks
-have a GPU each, as far as there are GPUs, and messages go by NCCL. One rank runs again with gradients
-compiled, captured as CUDA graphs, and in bfloat16. ``CUDA_VISIBLE_DEVICES`` says which GPUs
-those are. With ``--rehearse N`` ranks compute on the CPU as if the node had N GPUs: the same commands and
-tables without a device.
+First, 1, 2 and 4 ranks share the first GPU and send messages through pinned host memory. Then 2, 4 and 8
+ranks have one GPU each, if there are enough, and use NCCL. One rank is repeated with compiled gradients, CUDA
+graphs and bfloat16. ``CUDA_VISIBLE_DEVICES`` selects the GPUs. With ``--rehearse N``, the same commands run
+on the CPU as if the node had N GPUs.
 
-Exit code 2 without a GPU that torch can use, 1 where tests or a benchmark fail.
+Exit code 2 without a GPU that torch can use, 1 if tests or a benchmark fail.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from pathlib import Path
 from mpifed.cli.output import quiet_broken_pipe
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-#: Ranks that share the first GPU, and ranks with a GPU each.
-SHARING, APART = (1, 2, 4), (2, 4, 8)
-#: Ways to evaluate gradients, on one rank.
-WAYS = ("--compile=default", "--compile=reduce-overhead", "--autocast=bfloat16")
-#: Seconds for the tests of one layout.
-PATIENCE = 600
+#: Numbers of ranks that share the first GPU, and of ranks with one GPU each.
+SHARED, SEPARATE = (1, 2, 4), (2, 4, 8)
+#: Options of gradients, for one rank.
+GRADIENTS = ("--compile=default", "--compile=reduce-overhead", "--autocast=bfloat16")
+#: Time limit of the tests of one layout, in seconds.
+TIMEOUT = 600
 COLUMNS = ("GPUs", "ranks", "transport", "workload", "method", "gradients")
 COLUMNS += ("package ms", "floor ms", "ratio", "in comm")
 
 
 def visible() -> list[str]:
-    """The GPUs that this process may use, by the names that ``CUDA_VISIBLE_DEVICES`` takes.
+    """Return the GPUs available to this process, by their names in ``CUDA_VISIBLE_DEVICES``.
 
     Raises:
-        ValueError: torch can use none.
+        ValueError: torch can use no GPU.
     """
     import torch
 
@@ -50,27 +49,19 @@ def visible() -> list[str]:
 
 
 def layouts(gpus: int) -> list[tuple[int, int]]:
-    """(GPUs, ranks) of every run on a node with ``gpus`` GPUs."""
-    return [(1, ranks) for ranks in SHARING] + [(ranks, ranks) for ranks in APART if ranks <= gpus]
+    """Return (GPUs, ranks) of each run on a node with ``gpus`` GPUs."""
+    return [(1, ranks) for ranks in SHARED] + [(ranks, ranks) for ranks in SEPARATE if ranks <= gpus]
 
 
 def test(ranks: int, environment: dict[str, str]) -> str:
-    """The line that says what has passed on each rank."""
+    """Run the tests and return the line with the number of passed tests per rank."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            "mpirun",
-            "-n",
-            str(ranks),
-            sys.executable,
-            "tests/support/mpi_main.py",
-            str(ranks),
-            folder,
-        ]
+        command = ["mpirun", "-n", str(ranks), sys.executable, "tests/support/mpi_main.py", str(ranks)]
         done = subprocess.run(
-            [*command, "tests/parallel/test_devices.py", "--color=no"],
+            [*command, folder, "tests/parallel/test_devices.py", "--color=no"],
             cwd=CHECKOUT,
             env=environment,
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -82,7 +73,7 @@ def test(ranks: int, environment: dict[str, str]) -> str:
 
 
 def bench(ranks: int, device: str, arguments: list[str], environment: dict[str, str]) -> list[dict]:
-    """The rows of ``floor.py`` on ``ranks`` ranks."""
+    """Return the rows of ``floor.py`` with ``ranks`` ranks."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "floor.json")
         command = [sys.executable, "scripts/bench/floor.py", "--device", device, "--ranks", str(ranks)]
@@ -95,16 +86,16 @@ def bench(ranks: int, device: str, arguments: list[str], environment: dict[str, 
 
 
 def table(columns: tuple[str, ...], rows: list[list]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join("| " + " | ".join(map(str, cells)) + " |" for cells in lines)
 
 
 def cells(gpus: int, row: dict) -> list:
-    """The cells of a row of :data:`COLUMNS`; a workload that was skipped says why."""
-    left = f"skipped: {row['skipped'].split(':')[0]}" if "skipped" in row else row["transport"]
-    ways = [row[name] for name in ("autocast", "compile") if row[name] != "none"]
-    head = [gpus, row["ranks"], left, row["workload"], row["method"], " ".join(ways)]
+    """Return the cells of a row of :data:`COLUMNS`, with the reason if a workload was skipped."""
+    transport = f"skipped: {row['skipped'].split(':')[0]}" if "skipped" in row else row["transport"]
+    gradients = [row[name] for name in ("autocast", "compile") if row[name] != "none"]
+    head = [gpus, row["ranks"], transport, row["workload"], row["method"], " ".join(gradients)]
     if "skipped" in row:
         return [*head, *[""] * 4]
     times = [f"{row['package_ms']:.3f}", f"{row['floor_ms']:.3f}", f"{row['ratio']:.2f}"]
@@ -112,23 +103,23 @@ def cells(gpus: int, row: dict) -> list:
 
 
 def machine(device: str) -> str:
-    """The heading of the tables."""
+    """Return the heading of the tables."""
     import torch
 
-    where = torch.cuda.get_device_name() if device == "cuda" else "a rehearsal on the CPU"
-    return f"{where}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+    name = torch.cuda.get_device_name() if device == "cuda" else "rehearsal on the CPU"
+    return f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rehearse", type=int, metavar="N", help="on the CPU, as if there were N GPUs")
-    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--rehearse", type=int, metavar="N", help="run on the CPU as if there were N GPUs")
+    parser.add_argument("--json", type=Path, help="file to write the rows to")
     parser.add_argument("floor", nargs="*", help="arguments of floor.py, after --")
     options = parser.parse_args()
     try:
         names = [""] * options.rehearse if options.rehearse else visible()
-    except ValueError as fault:
-        print(f"gpus: {fault}", file=sys.stderr)
+    except ValueError as error:
+        print(f"gpus: {error}", file=sys.stderr)
         sys.exit(2)
     device = "cpu" if options.rehearse else "cuda"
     passed, rows = [], []
@@ -139,10 +130,9 @@ def main() -> None:
         )
         tested = {"MPIFED_TEST_GPUS": environment.get("CUDA_VISIBLE_DEVICES", "")}
         passed.append([gpus, ranks, test(ranks, environment | tested)])
-        for way in [[], *([one] for one in WAYS if ranks == 1)]:
-            rows += [
-                {"gpus": gpus} | row for row in bench(ranks, device, [*way, *options.floor], environment)
-            ]
+        for option in ("", *(GRADIENTS if ranks == 1 else ())):
+            arguments = [*filter(None, [option]), *options.floor]
+            rows += [{"gpus": gpus} | row for row in bench(ranks, device, arguments, environment)]
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(device), "rows": rows}, indent=1) + "\n")
     print(machine(device), table(("GPUs", "ranks", "tests"), passed), sep="\n\n", end="\n\n")

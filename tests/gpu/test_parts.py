@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+import simulated_gpu
 import torch
+from games import Game, configuration
 from simulated_gpu import device as gpu
 
+from mpifed.algorithms import LocalSGDA
+from mpifed.base.errors import ConfigError
 from mpifed.core.device import DeviceStream, to_device
 from mpifed.core.directions import Orthogonalize
 from mpifed.core.streams import Stream
@@ -13,6 +17,7 @@ from mpifed.parallel.devices import choose_device, gpu_id, ranks_on
 from mpifed.parallel.placement import Cohort, Placement
 from mpifed.parallel.reduction import ExactReduction, FusedReduction
 from mpifed.parallel.transport import Host, Nccl, SingleRank
+from mpifed.simulation import state
 
 CUDA = torch.device("cuda", 0)
 
@@ -117,3 +122,13 @@ def test_the_polar_factor_by_newton_schulz():
     factor = Orthogonalize()(U, {"": (3, 4)})
     assert not gpu.waits
     assert torch.equal(factor.cpu(), Orthogonalize("newton_schulz")(U.cpu(), {"": (3, 4)}))
+
+
+def test_the_memory_guard_counts_the_ranks_of_a_gpu(monkeypatch):
+    problem, method = Game(clients=4), LocalSGDA(q=2, eta_x=0.1, eta_y=0.1)
+    config = configuration(method, problem, "unused", reduction="fused")
+    needed = sum(state.needs(config, problem, 4, 4).values())
+    monkeypatch.setattr(simulated_gpu, "MEMORY", int(1.5 * needed))
+    state.expect_room(config, SerialComm(), CUDA)
+    with pytest.raises(ConfigError, match="with 2 ranks on the GPU 0"):
+        state.expect_room(config, SerialComm(), CUDA, sharing=2)

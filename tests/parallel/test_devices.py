@@ -1,4 +1,4 @@
-"""Transports between ranks; those of GPUs on the CPU, with a copied buffer, gloo and CPU tensors, too."""
+"""Transports between ranks, and runs on GPUs. Without a GPU, transports of GPUs run on the CPU with gloo."""
 
 import numpy as np
 import pytest
@@ -20,12 +20,12 @@ from mpifed.parallel.reduction import ExactReduction, FusedReduction
 from mpifed.parallel.transport import CudaMpi, Host, Nccl, Shm, SingleRank, choose_transport
 
 pytestmark = pytest.mark.mpi
-gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is visible")
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 CPU = torch.device("cpu")
 
 
 class Copied(Host):
-    """As on a GPU, through a buffer."""
+    """Copies tensors to a buffer, as on a GPU."""
 
     def __init__(self, comm, device):
         super().__init__(comm, device)
@@ -45,7 +45,7 @@ TRANSPORTS = {
 
 @pytest.fixture(params=TRANSPORTS)
 def transport(request, comm, monkeypatch):
-    monkeypatch.setattr(mpifed.parallel.transport, "SHORT", 0)  # short sums, too, are made in shared memory
+    monkeypatch.setattr(mpifed.parallel.transport, "SHORT", 0)  # use shared memory for short messages, too
     with TRANSPORTS[request.param](comm) as transport:
         yield transport
     assert not dist.is_initialized()
@@ -55,7 +55,7 @@ def transport(request, comm, monkeypatch):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("members", [[0, 2, 4], [3]])
 def test_average_and_control_value(transport, comm, kind, weighted, members):
-    """A mean known in closed form; with one member most ranks have nothing to add."""
+    """A mean known in closed form; with one member, most ranks have no messages."""
     clients, size, members = 5, 7, np.array(members)
     placement = Placement(clients, comm.size)
     weights = np.arange(1.0, clients + 1) if weighted else None
@@ -69,19 +69,16 @@ def test_average_and_control_value(transport, comm, kind, weighted, members):
         if len(cohort.local):
             reduction.add(slice(0, len(cohort.local)))
         controls = reduction.finish(repetition * (comm.rank + 1.0))
-        expected = np.arange(size) * 10.0 + np.average(
-            members, weights=None if weights is None else weights[members]
-        )
-        np.testing.assert_allclose(
-            reduction.mean.numpy(), expected, rtol=1e-14
-        )  # three additions and a division
+        mean = np.average(members, weights=None if weights is None else weights[members])
+        # Three additions and a division.
+        np.testing.assert_allclose(reduction.mean.numpy(), np.arange(size) * 10.0 + mean, rtol=1e-14)
         assert controls == repetition * comm.size * (comm.size + 1) / 2
     assert (transport.wire_bytes > 0) == (comm.size > 1) and transport.seconds > 0
 
 
 @pytest.mark.parametrize("reduction", ["fused", "exact"])
 def test_a_control_value_counts_once_in_a_round_of_several_sums(comm, monkeypatch, reduction):
-    """Two phases, and chunks of ``exact`` that hold one element each."""
+    """Two phases, and chunks of one element with ``exact``."""
     monkeypatch.setattr(mpifed.parallel.exchange, "CHUNK", 1)
     algorithm = AdaFGDA(q=2, gamma=0.02, lam=0.02, matrix="norm", sync_estimator="mean_after")
     simulation = mpifed.simulation.simulation.Simulation.from_settings(
@@ -100,9 +97,7 @@ def test_broadcast(transport, comm):
     tensor = torch.arange(5.0) + comm.rank
     for _ in range(2):
         transport.bcast_(tensor[1:4])
-        assert tensor[1:4].tolist() == [1.0, 2.0, 3.0] and tensor[0] == comm.rank, (
-            "in place, and nothing beside it"
-        )
+        assert tensor[1:4].tolist() == [1.0, 2.0, 3.0] and tensor[0] == comm.rank
         tensor[1:4] += comm.rank
 
 
@@ -118,7 +113,7 @@ def test_runs_agree_with_the_host(comm, out, monkeypatch, name):
         algorithm, settings = AdaFGDA(q=3, gamma=0.02, lam=0.02), dict(device="cpu")
         result = run(configuration(algorithm, Game(clients=5), f"{out}/{number}", **settings), comm)
         points.append(torch.cat(list(result.point.values())).numpy())
-        assert not dist.is_initialized(), "a run gives its process group back"
+        assert not dist.is_initialized()
     np.testing.assert_allclose(points[1], points[0], rtol=1e-12, atol=1e-12)
 
 
@@ -127,16 +122,8 @@ def test_automatic_transport(comm):
     assert type(choose_transport(comm, CPU, "host", True)) is Host
 
 
-@pytest.mark.parametrize("wanted", ["nccl", "cuda-mpi"])
-def test_transports_of_gpus_are_refused_on_the_cpu(comm, wanted):
-    with pytest.raises(
-        CollectiveError, match="needs a GPU on every rank, got the CPU: set run.transport = 'auto'"
-    ):
-        choose_transport(comm, CPU, wanted, False)
-
-
-def test_a_process_group_that_is_in_use(comm):
-    """It is in use on the last rank alone; all ranks say so, and none waits."""
+def test_an_existing_process_group_is_an_error(comm):
+    """It exists on the last rank only; all ranks raise the error, and no rank waits."""
     last = comm.rank == comm.size - 1
     if last:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -149,7 +136,7 @@ def test_a_process_group_that_is_in_use(comm):
 
 
 def test_a_rank_that_cannot_reach_rank_0(comm, monkeypatch):
-    """All ranks report it, none waits, and the process group is free afterwards."""
+    """All ranks raise an error, no rank waits, and the process group is destroyed."""
 
     def refuse(hosts, port):
         if comm.rank == comm.size - 1:
@@ -164,8 +151,8 @@ def test_a_rank_that_cannot_reach_rank_0(comm, monkeypatch):
     assert not dist.is_initialized()
 
 
-def test_ranks_that_see_no_gpu_or_not_all(comm, monkeypatch):
-    """As if the last rank alone saw none."""
+def test_gpus_that_are_missing_on_some_ranks(comm, monkeypatch):
+    """The last rank has no GPU."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(comm.rank < comm.size - 1))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     with pytest.raises(
@@ -183,8 +170,8 @@ def test_ranks_that_see_no_gpu_or_not_all(comm, monkeypatch):
 @pytest.mark.parametrize("reduction", ["fused", "exact"])
 @pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("matrices", ["coordinator", "replicated"])
-def test_device_agrees_with_host(comm, out, reduction, group, matrices):
-    """1e-9 in float64: the same operations, in another order inside the device's sums."""
+def test_gpu_agrees_with_cpu(comm, out, reduction, group, matrices):
+    """1e-9 in float64: the same operations with sums in another order."""
     settings = dict(reduction=reduction, group=group, matrices=matrices, checkpoint_every=2)
     points = []
     for device in ("cpu", "cuda"):
@@ -202,7 +189,7 @@ def test_device_agrees_with_host(comm, out, reduction, group, matrices):
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("way", ["default", "reduce-overhead"])
 def test_compiled_gradients_on_the_device(comm, out, way, group):
-    """1e-9 in float64: fused loops sum in another order. Many steps: a graph is captured, then replayed."""
+    """1e-9 in float64: sums in another order. Enough steps that a graph is captured and replayed."""
     points = []
     for number, compile in enumerate(("none", way)):
         settings = dict(rounds=8, device="cuda", group=group, compile=compile)
@@ -216,7 +203,7 @@ def test_compiled_gradients_on_the_device(comm, out, way, group):
 @gpu
 @pytest.mark.parametrize("compile", ["none", "reduce-overhead"])
 def test_gradients_in_bfloat16_on_the_device(comm, out, compile):
-    """2**-6 of the point: eight roundings of bfloat16 in gradients, of which steps take a small part."""
+    """2**-6 of the point: eight rounding errors of bfloat16 in gradients, multiplied by small step sizes."""
     points = []
     for number, ways in enumerate(({}, dict(autocast="bfloat16", compile=compile))):
         settings = dict(device="cuda", dtype="float32", **ways)
@@ -229,7 +216,7 @@ def test_gradients_in_bfloat16_on_the_device(comm, out, compile):
 
 
 @gpu
-def test_exact_repeats_its_bits_on_the_device(comm, out):
+def test_exact_is_reproducible_on_the_device(comm, out):
     points = []
     for number in range(2):
         algorithm, settings = AdaFGDA(q=3, gamma=0.02, lam=0.02), dict(device="cuda", reduction="exact")
@@ -240,7 +227,7 @@ def test_exact_repeats_its_bits_on_the_device(comm, out):
 
 @gpu
 def test_large_messages_of_the_device(comm):
-    """12 MB; whole numbers, whose sums are exact in any order."""
+    """12 MB of integers, whose sums are exact in any order."""
     device = choose_device(comm, "cuda")
     with choose_transport(comm, device, "host", False) as transport:
         tensor = (torch.arange(3_000_000.0, device=device) % 1000) * (comm.rank + 1)
@@ -252,8 +239,8 @@ def test_large_messages_of_the_device(comm):
 
 
 @gpu
-def test_nccl_or_why_not(comm):
-    """Ranks that share a GPU are refused; with one each, NCCL sums."""
+def test_nccl_or_an_error(comm):
+    """NCCL sums if every rank has its own GPU, otherwise it is an error."""
     device = choose_device(comm, "cuda")
     if comm.size > torch.cuda.device_count():
         with pytest.raises(CollectiveError, match="ranks 0 and . share one"):
@@ -267,8 +254,8 @@ def test_nccl_or_why_not(comm):
 
 
 @pytest.mark.parametrize("reduction", ["exact", "fused"])
-def test_ranks_on_unlike_machines_are_told_where_bits_are_promised(comm, out, monkeypatch, capsys, reduction):
-    """The last rank has another torch; one rank is like itself."""
+def test_different_machines_are_reported_with_exact(comm, out, monkeypatch, capsys, reduction):
+    """The last rank has another version of torch."""
     config = configuration(AdaFGDA(q=2), Game(clients=5), out, rounds=1, reduction=reduction)
     run(config, comm)
     assert "same type" not in capsys.readouterr().err
@@ -276,10 +263,10 @@ def test_ranks_on_unlike_machines_are_told_where_bits_are_promised(comm, out, mo
     elsewhere = here | ({"torch": "9.9"} if comm.rank == comm.size - 1 else {})
     monkeypatch.setattr(devices, "machine", lambda device: elsewhere)
     run(config, comm)
-    said = capsys.readouterr().err
+    logged = capsys.readouterr().err
     expected = (
         "run.reduction = 'exact' is reproducible only on machines of the same type, but "
         f"torch is {torch.__version__} on rank 0 and 9.9 on rank {comm.size - 1}\n"
     )
-    assert ("same type" in said) == (comm.rank == 0 and comm.size > 1 and reduction == "exact"), said
-    assert "same type" not in said or expected in said, said
+    assert ("same type" in logged) == (comm.rank == 0 and comm.size > 1 and reduction == "exact"), logged
+    assert "same type" not in logged or expected in logged, logged

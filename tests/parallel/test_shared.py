@@ -1,4 +1,4 @@
-"""Sums in memory that the ranks of a node share, one node or two: the bits of the tree's definition."""
+"""Sums in memory shared by the ranks of one or two nodes, bitwise identical to the definition of the tree."""
 
 import os
 import resource
@@ -8,7 +8,7 @@ import pytest
 import torch
 from games import configuration
 from nodes import two_nodes
-from trees import mean_of
+from trees import average_by_definition
 
 import mpifed.simulation.simulation
 from mpifed import run
@@ -33,7 +33,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("size", [1, 37, 20_000])
 def test_random_cohorts_placements_and_groups(comm, monkeypatch, way, size):
-    """Every rank draws the same numbers."""
+    """Every rank samples the same numbers."""
     monkeypatch.setattr(transport, "SHORT", 0)
     monkeypatch.setattr(exchange, "BLOCK", 2**12)  # several blocks
     rng = np.random.default_rng(size)
@@ -55,11 +55,12 @@ def test_random_cohorts_placements_and_groups(comm, monkeypatch, way, size):
                 reduction.rows[: len(part)] = values[part]
                 reduction.add(slice(start, start + len(part)))
             assert reduction.finish(r * (comm.rank + 1.0)) == r * comm.size * (comm.size + 1) / 2
-            assert torch.equal(reduction.mean, mean_of(members, values, weights)), (edges, members, group)
+            expected = average_by_definition(members, values, weights)
+            assert torch.equal(reduction.mean, expected), (edges, members, group)
 
 
 @pytest.mark.parametrize("way", ["shm", "shm on two nodes"])
-def test_a_run_ends_in_the_bits_of_one_process(comm, out, monkeypatch, way):
+def test_a_run_is_bitwise_identical_to_one_process(comm, out, monkeypatch, way):
     monkeypatch.setattr(transport, "SHORT", 0)
     method = AdaFGDA(q=2, gamma=0.02, lam=0.02, matrix="norm", sync_estimator="mean_after")
 
@@ -75,8 +76,8 @@ def test_a_run_ends_in_the_bits_of_one_process(comm, out, monkeypatch, way):
         assert all(torch.equal(result.point[name], alone.point[name]) for name in alone.point)
 
 
-def test_shared_memory_has_no_name_and_goes_back(comm):
-    """Nothing stands in /dev/shm, and no file or mapping is left when the arrays are gone."""
+def test_shared_memory_has_no_name_and_is_freed(comm):
+    """/dev/shm has no entry, and no file or mapping is left after the arrays are deleted."""
 
     def here():
         with open("/proc/self/maps") as maps:
@@ -96,8 +97,8 @@ def test_shared_memory_has_no_name_and_goes_back(comm):
     assert here() == before
 
 
-def test_a_rank_without_memory_sends_all_ranks_to_mpi(comm, capfd, monkeypatch):
-    """The system lets the last rank have no file of more than 4 KiB: said once, and the sum is the same."""
+def test_all_ranks_use_mpi_if_one_has_no_shared_memory(comm, capfd, monkeypatch):
+    """The last rank cannot create files above 4 KiB: a warning is printed once, and the sum is the same."""
     monkeypatch.setattr(transport, "SHORT", 0)
     shm, placement, size = Shm(comm, CPU), Placement(4, comm.size), 5000
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -109,8 +110,8 @@ def test_a_rank_without_memory_sends_all_ranks_to_mpi(comm, capfd, monkeypatch):
         reductions = [ExactReduction(shm, 4, placement, size, torch.float32) for _ in range(2)]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    said = capfd.readouterr().err
-    assert said.count("some messages are sent by MPI instead of shared memory: [Errno 27] File too large") == (comm.rank == 0), said
+    logged, warning = capfd.readouterr().err, "by MPI instead of shared memory: [Errno 27] File too large"
+    assert logged.count(warning) == (comm.rank == 0), logged
     for reduction in reductions:
         cohort = Cohort(np.arange(4), placement, comm.rank)
         reduction.begin(cohort)
@@ -121,7 +122,7 @@ def test_a_rank_without_memory_sends_all_ranks_to_mpi(comm, capfd, monkeypatch):
         assert torch.equal(reduction.mean, torch.full((size,), 2.0))
 
 
-def test_shm_is_what_several_ranks_of_a_machine_take(comm):
+def test_several_ranks_of_a_machine_use_shm(comm):
     name = transport.choose_transport(comm, CPU, "auto", True).name
     assert name == ("shm" if comm.size > 1 else "none")
     assert transport.choose_transport(two_nodes(comm), CPU, "shm", True).name == "shm"

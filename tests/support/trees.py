@@ -1,4 +1,4 @@
-"""The tree of ``exact`` by its definition, and ranks that live in one process, a thread each."""
+"""The tree of ``exact`` sums by its definition, and ranks that are threads of one process."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from mpifed.parallel.reduction import ExactReduction
 from mpifed.parallel.transport import Host
 
 
-def mean_of(members: np.ndarray, values: torch.Tensor, weights: np.ndarray | None = None) -> torch.Tensor:
-    """The root's value over the total: a node's value is its left child's plus its right one's, and a child
-    without a member is skipped."""
+def average_by_definition(
+    members: np.ndarray, values: torch.Tensor, weights: np.ndarray | None = None
+) -> torch.Tensor:
+    """The value of the root divided by the total weight. A node is the sum of its children with members."""
     leaves = {int(one): values[one] for one in members}
     if weights is not None:
         leaves = {one: row * torch.tensor(weights[one], dtype=row.dtype) for one, row in leaves.items()}
@@ -35,46 +36,41 @@ def mean_of(members: np.ndarray, values: torch.Tensor, weights: np.ndarray | Non
 
 
 class Threads:
-    """What the ranks of one job share."""
+    """Shared state of the ranks of a job."""
 
     def __init__(self, size: int):
-        self.barrier, self.left = threading.Barrier(size, timeout=60), [None] * size
+        self.barrier, self.values = threading.Barrier(size, timeout=60), [None] * size
 
-    def meet(self, rank: int, mine) -> list:
-        """What all ranks have brought."""
-        self.left[rank] = mine
+    def gather(self, rank: int, value) -> list:
+        """The values of all ranks."""
+        self.values[rank] = value
         self.barrier.wait()
-        all_of_them = list(self.left)
+        values = list(self.values)
         self.barrier.wait()
-        return all_of_them
+        return values
 
 
 class ThreadComm(SerialComm):
-    """One rank of several in one process."""
+    """One rank of a job in one process."""
 
     def __init__(self, rank: int, threads: Threads):
-        self.rank, self.size, self._threads = rank, len(threads.left), threads
+        self.rank, self.size, self._threads = rank, len(threads.values), threads
 
     def alltoallv(self, send, counts, receive, from_counts):
-        ends, brought = np.cumsum([0, *counts]), send.reshape(-1).copy()
-        assert len(brought) == ends[-1] and receive.size == sum(from_counts)
-        pieces = [brought[a:b] for a, b in zip(ends, ends[1:])]
-        came = [theirs[self.rank] for theirs in self._threads.meet(self.rank, pieces)]
-        assert [len(one) for one in came] == list(from_counts)
-        receive.reshape(-1)[...] = np.concatenate(came)
+        ends, flat = np.cumsum([0, *counts]), send.reshape(-1).copy()
+        assert len(flat) == ends[-1] and receive.size == sum(from_counts)
+        parts = [flat[a:b] for a, b in zip(ends, ends[1:])]
+        received = [theirs[self.rank] for theirs in self._threads.gather(self.rank, parts)]
+        assert [len(part) for part in received] == list(from_counts)
+        receive.reshape(-1)[...] = np.concatenate(received)
 
     def allgatherv(self, send, receive, counts):
-        came = self._threads.meet(self.rank, send.reshape(-1).copy())
-        assert [len(one) for one in came] == list(counts)
-        receive.reshape(-1)[...] = np.concatenate(came)
+        received = self._threads.gather(self.rank, send.reshape(-1).copy())
+        assert [len(part) for part in received] == list(counts)
+        receive.reshape(-1)[...] = np.concatenate(received)
 
 
-def fill(rows: torch.Tensor) -> None:
-    """Spoil rows that have been added."""
-    rows.fill_(float("nan"))
-
-
-def together(
+def average_on_ranks(
     placement: Placement,
     members: np.ndarray,
     values: torch.Tensor,
@@ -83,9 +79,9 @@ def together(
     *,
     small: int = exchange.SMALL,
     chunk: int = exchange.CHUNK,
-    spoil=lambda rows: None,
+    overwrite: bool = False,
 ) -> list[torch.Tensor]:
-    """The average on every rank, of two rounds that must agree."""
+    """The average of each rank; two rounds must agree. ``overwrite`` the rows after they have been added."""
     before = exchange.SMALL, exchange.CHUNK
     exchange.SMALL, exchange.CHUNK = small, chunk
     threads = Threads(placement.ranks)
@@ -101,8 +97,8 @@ def together(
                 part = mine[start : start + group]
                 reduction.rows[: len(part)] = values[part]
                 reduction.add(slice(start, start + len(part)))
-                if placement.counts[number] > 1:  # a lone row is the sum
-                    spoil(reduction.rows)
+                if overwrite and placement.counts[number] > 1:  # the row of a single client is the sum
+                    reduction.rows.fill_(float("nan"))
             assert reduction.finish(number + 1.0) == placement.ranks * (placement.ranks + 1) / 2
             means.append(reduction.mean.clone())
         assert torch.equal(*means)

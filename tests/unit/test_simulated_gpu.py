@@ -23,6 +23,6 @@ def test_two_ranks_on_two_gpus(environment, monkeypatch, tmp_path, record_proper
     """The tests of tests/parallel for GPUs, without Triton; gloo replaces NCCL."""
     for name, value in (environment | {"MPIFED_SIMULATED_GPUS": "2"}).items():
         monkeypatch.setenv(name, value)
-    chosen = "(agrees_with_host or bfloat16 or repeats or large or why_not) and not reduce-overhead"
+    chosen = "(gpu_agrees or bfloat16 or reproducible or large or nccl_or) and not reduce-overhead"
     line = suite(2, tmp_path, PARALLEL / "test_devices.py", "-p", "simulated_gpu", "-k", chosen)
     record_property("mpi", line)

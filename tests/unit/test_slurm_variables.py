@@ -1,4 +1,4 @@
-"""Variables of a Slurm job that is not this process's: ranks, sizes and messages do not follow them."""
+"""Slurm's variables are ignored in processes that do not belong to the job."""
 
 import os
 import subprocess
@@ -14,15 +14,14 @@ LEFT = {"SLURM_JOB_ID": "999", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "64"
 
 
 def ended() -> str:
-    """The number of a process that is no more."""
+    """The number of a process that has ended."""
     process = subprocess.Popen(["true"])
     process.wait()
     return str(process.pid)
 
 
 @pytest.fixture(params=["no task", "task ended", "no number"])
-def left(request, monkeypatch):
-    """The environment of a job that has ended."""
+def variables_of_ended_job(request, monkeypatch):
     for name, value in LEFT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("SLURM_TASK_PID", raising=False)
@@ -30,7 +29,7 @@ def left(request, monkeypatch):
         monkeypatch.setenv("SLURM_TASK_PID", ended() if request.param == "task ended" else "٣x")
 
 
-def test_a_job_that_has_ended_is_not_this_one(left, tmp_path):
+def test_a_job_that_has_ended_is_ignored(variables_of_ended_job, tmp_path):
     assert slurm_job() is None
     assert isinstance(world(), SerialComm)
     folder = Folder(tmp_path / "run")
@@ -50,19 +49,19 @@ def test_the_job_of_this_process(monkeypatch, tmp_path, task):
     folder.close()
 
 
-def test_the_process_speaks_as_the_first(left):
-    """Otherwise its errors would not be shown: other ranks leave that to the first."""
+def test_the_process_reports_errors_as_rank_0(variables_of_ended_job):
+    """Other ranks leave that to rank 0, so that its errors would be lost."""
     assert fresh_rank() == "0"
 
 
-def test_a_task_of_srun_speaks_as_its_rank(monkeypatch):
+def test_a_task_of_srun_reports_errors_as_its_rank(monkeypatch):
     for name, value in (LEFT | {"SLURM_TASK_PID": str(os.getpid())}).items():
         monkeypatch.setenv(name, value)
     assert fresh_rank() == "3"
 
 
 def fresh_rank() -> str:
-    """The rank that a process with these variables takes itself for: they are looked at on import."""
+    """The rank that a process with these variables assumes; the variables are read on import."""
     spec = find_spec("mpifed.cli.errors")
     errors = module_from_spec(spec)
     spec.loader.exec_module(errors)

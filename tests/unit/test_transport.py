@@ -1,9 +1,7 @@
-"""Devices, transports and their choice, as far as one process goes."""
+"""Devices, transports and their choice, in one process."""
 
 import os
 import socket
-import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,43 +16,16 @@ from mpifed.parallel.transport import choose_transport
 from mpifed.report.tables import describe_memory
 
 CPU = torch.device("cpu")
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 class Several(SerialComm):
-    """One of ``size`` ranks that all hold the same; ``theirs`` is what an allgatherv returns, or nodes."""
+    """One of ``size`` ranks with equal arrays; an allgatherv returns ``gathered``, or ``nodes``."""
 
-    def __init__(self, size=2, rank=0, theirs=(), log=None, nodes=0):
-        self.size, self.rank, self.theirs, self.nodes = size, rank, theirs, nodes
-        self.log = [] if log is None else log
-
-    def allreduce_(self, array, op="sum"):
-        assert not np.isnan(array).any(), "read before it was there"
-        self.log.append("sum")
-        if op == "sum":
-            array *= self.size
-
-    def bcast_(self, array, root=0):
-        if self.rank:
-            array[...] = 7
-        assert not np.isnan(array).any(), "sent before it was there"
+    def __init__(self, size, rank=0, gathered=(), nodes=0):
+        self.size, self.rank, self.gathered, self.nodes = size, rank, gathered, nodes
 
     def allgatherv(self, send, receive, counts):
-        receive[...] = self.theirs if len(receive) == len(self.theirs) else self.nodes
-
-
-@pytest.mark.parametrize("copies", [True, False])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_sums_and_broadcasts_with_and_without_copies(copies, rank):
-    way = transport.Host(Several(rank=rank), CPU)
-    way.copies = copies
-    for _ in range(2):
-        tensor, expected = torch.arange(20.0), 2 * torch.arange(20.0)
-        assert way.sum_(tensor, 5.0) == 10.0
-        expected[-1] = 10.0
-        assert torch.equal(tensor, expected)
-        way.bcast_(tensor)
-        assert torch.equal(tensor, torch.full((20,), 7.0) if rank else expected)
+        receive[...] = self.gathered if len(receive) == len(self.gathered) else self.nodes
 
 
 def test_bytes_on_the_wire():
@@ -69,14 +40,14 @@ def test_bytes_on_the_wire():
 @pytest.mark.parametrize(
     "gpus, expected", [(None, [0, 1, 2, 0, 1]), ([2], [2, 2, 2, 2, 2]), ([2, 0], [2, 0, 2, 0, 2])]
 )
-def test_gpus_go_round(monkeypatch, gpus, expected):
+def test_gpus_are_assigned_round_robin(monkeypatch, gpus, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     for wanted in ("auto", "cuda"):
         assert [device_for(wanted, gpus, rank).index for rank in range(5)] == expected
     assert device_for("cpu", None, 1) == CPU
 
 
-def test_a_gpu_that_is_not_there(monkeypatch):
+def test_a_missing_gpu_is_an_error(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ValueError, match=r"run.gpus = \[0, 2, 7\]: expected numbers from 0 to 1.*got 2, 7"):
         device_for("auto", [0, 2, 7], 0)
@@ -119,23 +90,22 @@ def test_automatic_transport(monkeypatch, ranks, nodes, exact, expected):
     for name in ("nccl", "shm"):
         made = SimpleNamespace(name=name)
         monkeypatch.setattr(transport, name.capitalize(), lambda comm, device, made=made: made)
-    comm = Several(len(ranks), theirs=sum(ranks, []), nodes=nodes)
+    comm = Several(len(ranks), gathered=sum(ranks, []), nodes=nodes)
     assert choose_transport(comm, CPU, "auto", exact).name == expected
 
 
-def test_where_memory_cannot_be_shared_messages_go_through_mpi(monkeypatch, capsys):
-    """A warning of one line; whoever asks for it by name is refused."""
+def test_if_memory_cannot_be_shared_messages_are_sent_by_mpi(monkeypatch, capsys):
+    """With one warning; an error if the job requires shared memory."""
 
     def refuse(comm, device):
         raise CollectiveError("Operation not permitted (on rank 1)")
 
     monkeypatch.setattr(transport, "Shm", refuse)
-    comm = Several(3, theirs=[0, 1] * 3)
+    comm = Several(3, gathered=[0, 1] * 3)
     assert choose_transport(comm, CPU, "auto", True).name == "host"
-    said = capsys.readouterr().err
-    assert (
-        said.count("\n") == 1 and "messages are sent by MPI" in said and "not permitted (on rank 1)" in said
-    )
+    warned = capsys.readouterr().err
+    assert warned.count("\n") == 1
+    assert "messages are sent by MPI" in warned and "not permitted (on rank 1)" in warned
     with pytest.raises(
         CollectiveError,
         match="run.transport = 'shm': .* not permitted .*; set run.transport = 'auto' or 'host'",
@@ -143,25 +113,23 @@ def test_where_memory_cannot_be_shared_messages_go_through_mpi(monkeypatch, caps
         choose_transport(comm, CPU, "shm", True)
 
 
-def test_where_nccl_cannot_be_set_up_messages_go_through_host_memory(monkeypatch, capsys):
-    """A warning of one line; a job that names NCCL is refused."""
+def test_if_nccl_cannot_be_set_up_messages_are_sent_through_host_memory(monkeypatch, capsys):
+    """With one warning; an error if the job requires NCCL."""
 
     def refuse(comm, device):
         raise CollectiveError("run.transport = 'nccl' cannot be set up: unhandled system error")
 
     monkeypatch.setattr(transport, "Nccl", refuse)
-    comm = Several(3, theirs=sum(OWN, []))
+    comm = Several(3, gathered=sum(OWN, []))
     assert choose_transport(comm, CPU, "auto", False).name == "host"
     warned = capsys.readouterr().err
-    assert (
-        warned.count("\n") == 1
-        and "sent through host memory: run.transport = 'nccl' cannot be set up" in warned
-    )
+    assert warned.count("\n") == 1
+    assert "sent through host memory: run.transport = 'nccl' cannot be set up" in warned
     with pytest.raises(CollectiveError, match="unhandled system error"):
         choose_transport(comm, CPU, "nccl", False)
 
 
-def test_nccl_finds_rank_0_by_the_first_address_that_answers():
+def test_nccl_uses_the_first_address_of_rank_0_that_accepts_connections():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert transport._reachable(["no-such-host.invalid", "127.0.0.1"], port) == "127.0.0.1"
@@ -171,13 +139,17 @@ def test_nccl_finds_rank_0_by_the_first_address_that_answers():
     assert several[0] == socket.gethostname() and transport._addresses(SerialComm()) == ["127.0.0.1"]
 
 
-def test_communicators_that_a_script_splits_use_different_gpus(monkeypatch):
-    """Each has one rank, which is its first on the node, but the launcher has started several."""
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"])
+def test_split_communicators_use_different_gpus(monkeypatch, variable):
+    """Each has one rank, with local rank 0, but the launcher has started several."""
+    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(devices, "slurm_job", lambda: "12" if variable == "SLURM_LOCALID" else None)
     chosen = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for rank in ("0", "1", ""):
-        monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", rank)
+        monkeypatch.setenv(variable, rank)
         chosen.append(devices.choose_device(SerialComm(), "auto").index)
     assert chosen == [0, 1, 0]
 
@@ -207,27 +179,26 @@ def test_a_driver_without_a_usable_gpu_is_reported(monkeypatch, tmp_path, capsys
         ("shm", OWN, True, "needs run.device = 'cpu', got GPUs"),
     ],
 )
-def test_a_transport_that_does_not_suit(wanted, ranks, exact, message):
-    comm = Several(len(ranks), theirs=sum(ranks, []))
+def test_an_unsuitable_transport_is_an_error(wanted, ranks, exact, message):
+    comm = Several(len(ranks), gathered=sum(ranks, []))
     with pytest.raises(CollectiveError, match=f"{message}.*set run.transport = 'auto' or 'host'"):
         choose_transport(comm, CPU, wanted, exact)
 
 
-def test_cuda_mpi_is_taken_as_the_job_states(monkeypatch):
-    assert (
-        type(choose_transport(Several(3, theirs=sum(OWN, [])), CPU, "cuda-mpi", False)) is transport.CudaMpi
-    )
+def test_cuda_mpi_is_used_if_the_job_selects_it():
+    comm = Several(3, gathered=sum(OWN, []))
+    assert type(choose_transport(comm, CPU, "cuda-mpi", False)) is transport.CudaMpi
 
 
-def test_nodes_that_take_turns_share_no_memory():
-    comm = Several(3, theirs=[0, 1] * 3, nodes=[0, 1, 0])
+def test_shared_memory_needs_ranks_numbered_node_by_node():
+    comm = Several(3, gathered=[0, 1] * 3, nodes=[0, 1, 0])
     with pytest.raises(
         CollectiveError, match="ranks that are numbered node by node.*run.transport = 'auto' or 'host'"
     ):
         choose_transport(comm, CPU, "shm", True)
 
 
-#: A run in a process of its own, and what it has imported of torch's compiler before and after that is used.
+#: Deterministic algorithms with and without torch's compiler, in a separate process.
 COMPILER = """
 import sys, torch
 from mpifed.parallel.devices import deterministic
@@ -242,13 +213,13 @@ assert not compiler.deterministic
 """
 
 
-def test_torchs_compiler_is_told_where_it_is_used_and_not_loaded_to_be_told():
-    """Loading it takes longer than a small run."""
+def test_deterministic_algorithms_do_not_import_torchs_compiler():
+    """Importing it takes longer than a small run; if it has been imported, it is configured, too."""
     assert launch(0, ["-c", COMPILER]) == (0, "")
 
 
 @pytest.mark.parametrize("workspace", [None, ":16:8"])
-def test_deterministic_algorithms_for_a_while(monkeypatch, workspace):
+def test_deterministic_algorithms_are_temporary(monkeypatch, workspace):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     if workspace:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", workspace)
@@ -280,7 +251,7 @@ def test_deterministic_algorithms_for_a_while(monkeypatch, workspace):
 
 
 def test_peak_memory():
-    """5 %: the kernel counts this process in two places, not at the same instant."""
+    """5 %: the two counters of the kernel are not read at the same time."""
     found = peak_memory(SerialComm(), CPU)
     with open("/proc/self/status") as status:
         peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
@@ -291,7 +262,7 @@ def test_peak_memory():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_job_that_wants_a_gpu_ends_with_2(tmp_path):
+def test_a_job_that_requires_a_gpu_exits_with_2(tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(
         'problem = "Saddle"\nalgorithm = { name = "LocalSGDA", q = 2, eta_x = 0.01, eta_y = 0.01 }\n'
@@ -300,17 +271,6 @@ def test_a_job_that_wants_a_gpu_ends_with_2(tmp_path):
     code, output = launch(2, ["-m", "mpifed", "run", job], cwd=tmp_path)
     assert code == 2 and output.count("requires a GPU, but none is available to this process") == 1, output
     assert not (tmp_path / "runs/run").exists() or not list((tmp_path / "runs/run").glob("*.h5"))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_gpu_check_without_a_gpu():
-    done = subprocess.run([SCRIPTS / "gpu_check.sh"], timeout=30, capture_output=True, text=True)
-    assert (
-        done.returncode == 2
-        and done.stderr.startswith("gpu_check: no GPU")
-        and len(done.stderr.splitlines()) == 1
-    )
-    assert done.stdout == ""
 
 
 class Sends(SerialComm):
