@@ -16,9 +16,10 @@ import torch
 from mpifed.base.errors import ContractError, short_repr, user_code_errors
 from mpifed.base.log import warning
 from mpifed.core.algorithm import local_steps
-from mpifed.core.metrics import QUANTILES, VALIDATION, Details, Metric, of_split
+from mpifed.core.metrics import QUANTILES, VALIDATION, Details, of_split
 from mpifed.core.problem import Game, Operator, Problem
 from mpifed.core.sets import Zero
+from mpifed.core.user_metrics import Metric
 from mpifed.parallel.comm import SerialComm, broadcast_text, collective_errors
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.settings import SimulationSettings

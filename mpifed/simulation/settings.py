@@ -27,11 +27,11 @@ from mpifed.base.settings import Strict, explain_record, file_name, first, title
 from mpifed.core.algorithm import Algorithm, stored_fields, undeclared
 from mpifed.core.autodiff import Evaluation
 from mpifed.core.compression import Message
-from mpifed.core.metrics import MetricSetting
 from mpifed.core.noise import OracleOptions
 from mpifed.core.participation import Participation
 from mpifed.core.problem import Minimisation, Problem, is_analytic
 from mpifed.core.sets import Zero
+from mpifed.core.user_metrics import MetricSetting
 from mpifed.core.validation import check_method
 from mpifed.parallel.options import ParallelOptions
 from mpifed.simulation.costs import Clock
@@ -144,8 +144,7 @@ class SimulationSettings(Strict, BaseModel):
         description='user-defined metrics, ["./file.py:name"]: functions of (scores, labels) or of (point)',
     )
     initial: Annotated[str, AfterValidator(_weights)] | None = Field(
-        None,
-        description="file with initial weights (.safetensors) of the network; default: random weights",
+        None, description="file with initial weights (.safetensors) of the network; default: random weights"
     )
     oracle: OracleOptions = OracleOptions()
     participation: Participation = Participation()

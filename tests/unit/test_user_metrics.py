@@ -12,8 +12,8 @@ from runfiles import edited
 import mpifed
 from mpifed import Config
 from mpifed.base.errors import ConfigError
-from mpifed.core.metrics import Metric
 from mpifed.core.problem import as_family
+from mpifed.core.user_metrics import Metric
 from mpifed.data import DATASETS
 from mpifed.parallel.comm import CollectiveError, SerialComm
 from mpifed.problems import Classification, DeepAUC, RobustRegression, Saddle

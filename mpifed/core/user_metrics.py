@@ -1,0 +1,85 @@
+"""User-defined metrics: ``metrics = ["./my_metrics.py:calibration"]`` in a job file.
+
+They are not in :mod:`mpifed.core.metrics`, which ``mpifed status`` imports without pydantic.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Collection
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, InstanceOf
+
+from mpifed.base.errors import ConfigError, short_repr
+from mpifed.base.plugins import UserObject, digest_of, origin_of
+
+__all__ = ["Metric", "MetricSetting"]
+
+
+class Metric(UserObject):
+    """A user-defined function of ``(scores, labels)`` of held-out samples, or of the ``point``.
+
+    It returns a number, which is recorded under the function's name, or a dictionary of numbers by name.
+    Metrics are minimised unless the function's attribute ``maximise`` is true or contains the metric's name.
+    """
+
+    kind = "a function of (scores, labels) or of (point)"
+
+    @classmethod
+    def fits(cls, value: Any) -> bool:
+        return callable(value) and not isinstance(value, type) and _required(value) in (1, 2)
+
+    @classmethod
+    def _expect(cls, given: Any, settings: dict[str, Any], what: str) -> None:
+        if settings:
+            raise ConfigError(f"{what} has no settings, got {short_repr(settings)}")
+
+    @classmethod
+    def _of_instance(cls, value: Any) -> Metric | None:
+        if not cls.fits(value) or not hasattr(value, "__qualname__"):
+            return None
+        digest, place = digest_of(value.__module__), origin_of(sys.modules[value.__module__])
+        return cls(f"{place}:{value.__qualname__}", digest, {}, value)
+
+    @property
+    def title(self) -> str:
+        """Name under which a single number is recorded."""
+        return self.name.rpartition(":")[2].rpartition(".")[2]
+
+    @property
+    def of_scores(self) -> bool:
+        """Whether the function takes scores and labels rather than the point."""
+        return _required(self.given) == 2
+
+    @property
+    def maximised(self) -> Collection[str]:
+        """Names of the metrics to maximise."""
+        maximise = getattr(self.given, "maximise", False)
+        return [self.title] if maximise is True else maximise or []
+
+
+def _required(function: Any) -> int:
+    """Return the number of required positional arguments; 0 if the signature is unknown."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 0
+    return sum(
+        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        for one in parameters
+    )
+
+
+def _resolved(value: Any) -> Metric:
+    found = Metric.of(value, "metric")
+    if not isinstance(found, Metric):
+        raise ValueError(
+            f'expected "./file.py:name" of {Metric.kind}, or the function, got {short_repr(value)}'
+        )
+    return found
+
+
+#: A metric by the name of its function, or the function.
+MetricSetting = Annotated[InstanceOf[Metric], BeforeValidator(_resolved)]
