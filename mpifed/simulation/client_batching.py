@@ -14,25 +14,8 @@ placement, because the loop and vectorised clients give different bits. Clients 
 A group has as many clients as have at most ``CACHE`` parameters together. The size of groups of two or more
 changes no bits: a resumed run keeps the loop or vectorised clients, and its ranks choose their own sizes.
 
-CPU time of a round relative to the loop, float32, one core of an AMD EPYC (Zen 4), medians of alternating
-rounds in one process, with all clients on one rank:
-
-============================  =====  ===================  =====  =====  =====  =====  ==================
-problem                       batch  parameters, clients  4      8      16     all    rule (clients)
-============================  =====  ===================  =====  =====  =====  =====  ==================
-logistic regression           10     650, 256                           0.32   0.06   0.07 (256)
-MLP 64-32-32-10               32     3,466, 64            1.06          0.37   0.20   0.21 (64)
-MLP 784-32-10                 32     25,450, 32           1.07   0.76          0.50   0.73 (10)
-MLP 784-64-10                 32     50,890, 32           1.02   0.79          0.60   loop
-MLP 784-128-10                32     101,770, 32          1.12   0.89          0.73   loop
-MLP 784-200-200-10            50     199,210, 64          1.10   0.95   0.86   1.39   loop
-saddle, analytic gradients    1      2,000, 64            0.37          0.14   0.07   0.07 (64)
-saddle, analytic gradients    1      20,000, 64           0.59   0.45   0.38   0.52   0.39 (13)
-saddle, analytic gradients    1      50,000, 64           0.66   0.59   0.58   0.88   loop
-============================  =====  ===================  =====  =====  =====  =====  ==================
-
-For large models the ratio is close to 1, on either side, and depends on the processor and its cache. So the
-rule vectorises clients only where this saves a large part of the time.
+For large models, vectorised clients take about as long as the loop, depending on the processor. So the rule
+vectorises clients only where this saves a large part of the time (docs/performance.md).
 
 On a GPU, launching kernels takes most of the time of small and medium models, and vectorised clients share
 the launches: a cohort of two is enough, convolutions are vectorised, too, and the limit of a group is

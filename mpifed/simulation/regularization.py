@@ -69,11 +69,7 @@ class Regularizer:
     """
 
     def __init__(
-        self,
-        regularize: Regularize,
-        problem: Problem,
-        shared: State,
-        oracle: MinimaxOracle | OperatorOracle,
+        self, regularize: Regularize, problem: Problem, shared: State, oracle: MinimaxOracle | OperatorOracle
     ):
         self._stage, self._names = regularize.stage, _names(problem)
         self._state = State(shared.layout, shared.buffer)

@@ -23,13 +23,7 @@ from mpifed.base.settings import title
 from mpifed.core.participation import Participation, Weighted
 from mpifed.core.problem import DataFile, Problem, as_family, with_network_weights
 from mpifed.core.validation import check_problem, expect_finite, expect_mirror
-from mpifed.parallel.comm import (
-    CollectiveError,
-    SerialComm,
-    broadcast_text,
-    collective_errors,
-    raise_if_any,
-)
+from mpifed.parallel.comm import CollectiveError, SerialComm, broadcast_text, collective_errors, raise_if_any
 from mpifed.parallel.devices import choose_device, ranks_on
 from mpifed.parallel.placement import Placement
 from mpifed.simulation.coordinator import Participants
@@ -85,11 +79,7 @@ def resolve_reduction(config: SimulationSettings, comm: SerialComm) -> Simulatio
 
 
 def prepare(
-    config: SimulationSettings,
-    comm: SerialComm,
-    dtype: torch.dtype,
-    device: torch.device,
-    files: Files,
+    config: SimulationSettings, comm: SerialComm, dtype: torch.dtype, device: torch.device, files: Files
 ) -> Problem:
     """Return the problem in the method's family, prepared and checked. Collective, also if it fails.
 

@@ -69,14 +69,7 @@ class Simulation:
         infeasible: describes the first evaluated point outside the problem's sets; "" if there is none.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        algorithm: Algorithm,
-        *,
-        comm: Any = None,
-        **settings: Any,
-    ):
+    def __init__(self, problem: Problem, algorithm: Algorithm, *, comm: Any = None, **settings: Any):
         self._set_up(SimulationSettings(problem=problem, algorithm=algorithm, **settings), world(comm))
 
     @classmethod

@@ -104,6 +104,8 @@ def test_a_loaded_result_equals_the_returned_result(tmp_path):
     assert result.iterates["x"].shape == (4, 2) and result.costs["oracle_calls"].dtype == np.int64
     same(mpifed.load(tmp_path / "run"), result)
     same(mpifed.load(tmp_path / "run" / "run.h5"), result)
+    with h5py.File(tmp_path / "run" / "run.h5") as file:
+        assert json.loads(file.attrs["versions"])["mpifed"] == mpifed.__version__
     same(mpifed.run(table(tmp_path / "run"), COMM), result)
     longer = mpifed.resume(tmp_path / "run", ["rounds=6"], COMM)
     same(mpifed.load(tmp_path / "run"), longer)
@@ -160,12 +162,6 @@ def test_files_of_earlier_versions_and_invalid_files(tmp_path):
         mpifed.load(tmp_path / "run")
 
 
-def test_the_version_is_stored(tmp_path):
-    mpifed.run(table(tmp_path / "run"), COMM)
-    with h5py.File(tmp_path / "run" / "run.h5") as file:
-        assert json.loads(file.attrs["versions"])["mpifed"] == mpifed.__version__
-
-
 STATE = """
 import gc, json, signal, sys, warnings
 import numpy, torch, h5py, pydantic, tqdm.std, scipy.stats, sklearn.datasets
@@ -211,11 +207,7 @@ print("the loop continued", flush=True)
 
 @pytest.mark.parametrize(
     "number, mode, code",
-    [
-        (signal.SIGTERM, "plain", 85),
-        (signal.SIGUSR1, "caught", 7),
-        (signal.SIGINT, "plain", -signal.SIGINT),
-    ],
+    [(signal.SIGTERM, "plain", 85), (signal.SIGUSR1, "caught", 7), (signal.SIGINT, "plain", -signal.SIGINT)],
 )
 def test_a_signal_also_stops_the_script(tmp_path, number, mode, code):
     """A real signal during the first of three runs."""

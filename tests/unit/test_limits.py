@@ -112,10 +112,9 @@ ALONE = [name for name in METHODS if ALGORITHMS[name].family in ("minimax", "ope
 def test_x_without_y_is_x_with_an_independent_y(tmp_path, name, group):
     """The noise of x is the same, because it precedes the noise of y."""
     alone, beside = (
-        trace(
-            configuration(method(name), problem(clients=4), tmp_path, rounds=4, group=group),
-            SerialComm(),
-        )[0]
+        trace(configuration(method(name), problem(clients=4), tmp_path, rounds=4, group=group), SerialComm())[
+            0
+        ]
         for problem in (Half, Beside)
     )
     assert alone.shape == (4, 3) and np.abs(np.diff(alone, axis=0)).max() > 1e-4

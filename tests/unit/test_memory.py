@@ -54,9 +54,7 @@ def test_constants_match_the_estimate(name, settings):
 
 
 @pytest.mark.parametrize(
-    "work",
-    [METHOD, AdaFGDA(q=2, sync_estimator="local"), MFCGD(q=2)],
-    ids=lambda work: type(work).__name__,
+    "work", [METHOD, AdaFGDA(q=2, sync_estimator="local"), MFCGD(q=2)], ids=lambda work: type(work).__name__
 )
 @pytest.mark.parametrize("reduction", ["fused", "exact"])
 @pytest.mark.parametrize("group", [1, 4, "all"])
