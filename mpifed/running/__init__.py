@@ -1,1 +1,1 @@
-"""The loop around rounds: stopping, evaluation, checkpoints, signals, sweeps."""
+"""The loop around rounds: evaluation, checkpoints, resumption, stopping, sweeps."""

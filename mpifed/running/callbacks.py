@@ -31,7 +31,7 @@ class Event:
     Attributes:
         config: the resolved settings, a table that ``mpifed.run`` accepts.
         folder: the run's folder.
-        round: number of completed rounds; in ``on_start`` those of the resumed run.
+        round: number of completed rounds; in ``on_start`` the rounds of the resumed run.
         metrics: metrics of the evaluation by name; in ``on_end`` metrics of the output point, {} after a
             signal or non-finite values; {} in ``on_start`` and ``on_round``.
         costs: cumulative costs over all ranks, under their names in ``run.h5``.

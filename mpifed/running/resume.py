@@ -23,18 +23,9 @@ from mpifed.storage.folder import Folder
 from mpifed.storage.results import End, RunData, load_if_valid
 
 __all__ = [
-    "Stored",
-    "check_rounds",
-    "final_end",
-    "find_saved",
-    "find_settings",
-    "has_ended",
-    "has_same_data",
-    "is_done",
-    "open_for_resume",
-    "open_for_run",
-    "results_of",
-]
+    "Stored", "check_rounds", "final_end", "find_saved", "find_settings", "has_ended", "has_same_data",
+    "is_done", "open_for_resume", "open_for_run", "results_of",
+]  # fmt: skip
 
 #: Sections that may change between starts of a job: how it runs and for how long, not what it computes.
 _FREE = ("rounds", "stop", "run", "plugins")
@@ -123,7 +114,7 @@ def open_for_run(folder: Folder, config: Config, resume: str) -> Snapshot | Resu
             raise ValueError(f"there is no checkpoint in {path} to continue from (--resume must)")
         return None
     saved = _newest(folder)
-    if other := _differences(_with_group(saved.header["config"], saved.header.get("group")), config.table()):
+    if other := _differences(_settings_in_header(saved), config.table()):
         raise ValueError(
             f"{path} contains a checkpoint of another job: {'; '.join(other)}. Choose another run.out, set "
             "run.overwrite=true to start over, or change settings during the run with "
@@ -147,7 +138,7 @@ def open_for_resume(folder: Folder, config: Config) -> Snapshot | Result:
         raise ValueError(_not_resumable(folder, config))
     saved = _newest(folder)
     check_rounds(saved.round, config)
-    _expect_reproducible(_with_group(saved.header["config"], saved.header.get("group")), config)
+    _expect_reproducible(_settings_in_header(saved), config)
     return saved
 
 
@@ -283,6 +274,10 @@ def _changed_data(run: RunData, config: Config) -> str:
 
 def _settings_of(run: RunData) -> dict:
     return _with_group(run.config, run.layout.get("group"))
+
+
+def _settings_in_header(saved: Snapshot) -> dict:
+    return _with_group(saved.header["config"], saved.header.get("group"))
 
 
 def _with_group(settings: dict, group: int | str | None) -> dict:

@@ -104,8 +104,8 @@ class Runner:
             warn_if_machines_differ(self.comm, self.simulation.device)
         if found := prescription_of(self.config.theory):
             announce(self.comm, summary(*found))
-        if said := self.simulation.rounds.choice.note:
-            announce(self.comm, f"{said} (run.group)")
+        if note := self.simulation.rounds.choice.note:
+            announce(self.comm, f"{note} (run.group)")
         self.checkpoints = CheckpointManager(run, self.folder, self.simulation, self.recorder, self.comm)
         LOG.info("%s; set up in %.3g s", _layout(self.simulation), time.perf_counter() - began)
 

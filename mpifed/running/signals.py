@@ -25,16 +25,9 @@ if TYPE_CHECKING:
     from mpifed.running.result import Result
 
 __all__ = [
-    "EXIT_INTERRUPTED",
-    "EXIT_RESUME",
-    "EarlySignals",
-    "StopSignals",
-    "Stopped",
-    "early_signal",
-    "hold_signals",
-    "release_signals",
-    "stopped_by",
-]
+    "EXIT_INTERRUPTED", "EXIT_RESUME", "EarlySignals", "StopSignals", "Stopped", "early_signal",
+    "hold_signals", "release_signals", "stopped_by",
+]  # fmt: skip
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 #: Exit code after the second SIGINT.

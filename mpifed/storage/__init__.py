@@ -1,1 +1,1 @@
-"""What a run leaves on disk, and reading it back."""
+"""Reading and writing the files of a run."""

@@ -24,38 +24,12 @@ from mpifed.base.errors import ConfigError
 from mpifed.base.log import warning
 
 __all__ = [
-    "ASSUMPTION_FILES",
-    "CHECKPOINT_MAGIC",
-    "FIGURE_MARK",
-    "HDF5_MAGIC",
-    "HISTORY_FILE",
-    "HISTORY_MAGIC",
-    "LOCK_FILE",
-    "LOG_FILES",
-    "LOG_FOLDER",
-    "MADE_BY",
-    "MARKER",
-    "REPORT_FILES",
-    "RESULTS_MAGIC",
-    "RUN_FILE",
-    "RUN_FILES",
-    "TEXT_MARK",
-    "checkpoints",
-    "expect_writable",
-    "is_figure",
-    "is_paper",
-    "is_registered",
-    "is_weights",
-    "logs",
-    "rank_of",
-    "refuse_foreign",
-    "register",
-    "remove_leftovers",
-    "replacing",
-    "round_of",
-    "sync",
-    "writing",
-]
+    "ASSUMPTION_FILES", "CHECKPOINT_MAGIC", "FIGURE_MARK", "HDF5_MAGIC", "HISTORY_FILE", "HISTORY_MAGIC",
+    "LOCK_FILE", "LOG_FILES", "LOG_FOLDER", "MADE_BY", "MARKER", "REPORT_FILES", "RESULTS_MAGIC",
+    "RUN_FILE", "RUN_FILES", "TEXT_MARK", "checkpoints", "expect_writable", "is_figure", "is_paper",
+    "is_registered", "is_weights", "logs", "rank_of", "refuse_foreign", "register", "remove_leftovers",
+    "replacing", "round_of", "sync", "writing",
+]  # fmt: skip
 
 #: The marker file, and its first line.
 MARKER, _TITLE = "mpifed-files.txt", "mpifed replaces and removes the files listed here:"

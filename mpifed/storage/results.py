@@ -50,36 +50,17 @@ from mpifed.storage.files import HDF5_MAGIC, RESULTS_MAGIC, RUN_FILE, checkpoint
 from mpifed.storage.hdf5 import creating, expect_digest, opened
 
 __all__ = [
-    "COSTS",
-    "FORMAT",
-    "End",
-    "Outcome",
-    "Point",
-    "RunData",
-    "end_entries",
-    "expect",
-    "find_runs",
-    "load",
-    "load_if_valid",
-    "read",
-    "write",
-]
+    "COSTS", "FORMAT", "End", "Outcome", "Point", "RunData", "end_entries", "expect", "find_runs", "load",
+    "load_if_valid", "read", "write",
+]  # fmt: skip
 
 #: Format number of the results file.
 FORMAT = 2
 #: Columns of the cost history.
 COSTS = (
-    "round",
-    "oracle_calls",
-    "phases",
-    "bytes_up",
-    "bytes_down",
-    "wire_bytes",
-    "compute_seconds",
-    "communication_seconds",
-    "seconds",
-    "federated_seconds",
-)
+    "round", "oracle_calls", "phases", "bytes_up", "bytes_down", "wire_bytes", "compute_seconds",
+    "communication_seconds", "seconds", "federated_seconds",
+)  # fmt: skip
 #: Maximum nesting of a JSON text.
 _DEPTH = 32
 #: Types of the settings that are used, and whether a setting is required if its section is present.
