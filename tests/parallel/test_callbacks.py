@@ -1,4 +1,4 @@
-"""Callbacks on one rank and several: what they are told and when, resumptions, and callbacks that fail."""
+"""Callbacks on one rank and several: their events, resumed runs, and callbacks that fail."""
 
 import re
 import signal
@@ -12,7 +12,7 @@ from mpifed.parallel.comm import CollectiveError
 from mpifed.running import callbacks as module
 from mpifed.running.recorder import Recorder
 from mpifed.simulation.simulation import NonFiniteError
-from mpifed.storage.format import COSTS
+from mpifed.storage.results import COSTS
 
 
 def job(folder, **run) -> dict:
@@ -27,7 +27,7 @@ def job(folder, **run) -> dict:
 
 
 class Diary:
-    """Notes the events, and copies of what holds only meanwhile."""
+    """Record the events and copies of their points."""
 
     def __init__(self):
         self.names, self.events, self.points = [], [], []
@@ -53,7 +53,7 @@ FIRST = "start 0, evaluation 0, round 1, round 2, evaluation 2, round 3, round 4
 
 
 @pytest.mark.mpi
-def test_callbacks_are_told_of_everything_on_rank_0_alone(out, comm):
+def test_events_are_passed_on_rank_0_only(out, comm):
     diary = Diary()
     result = mpifed.run(job(out), comm, callbacks=[diary])
     if comm.rank:
@@ -87,7 +87,7 @@ def test_the_results_are_those_without_callbacks(out, comm):
 
 
 @pytest.mark.mpi
-def test_a_run_that_goes_on_tells_of_its_new_rounds(out, comm):
+def test_a_resumed_run_has_events_of_its_new_rounds(out, comm):
     mpifed.run(job(out), comm, callbacks=[Diary()])
     diary, nobody = Diary(), Diary()
     mpifed.resume(out, ["rounds=5"], comm, callbacks=[diary])
@@ -116,7 +116,9 @@ def test_a_callback_that_fails_ends_all_ranks_with_its_name(out, comm, callback,
     with pytest.raises(CollectiveError, match=re.escape(words)):
         mpifed.run(job(out), comm, callbacks=[callback])
     if isinstance(callback, Failing):
-        assert mpifed.run(job(out), comm).stopped == "all 4 rounds done"  # on from the checkpoint of round 2
+        assert (
+            mpifed.run(job(out), comm).stopped == "all 4 rounds done"
+        )  # resumed from the checkpoint of round 2
 
 
 class Stopping(Diary):
@@ -137,7 +139,7 @@ def test_a_signal_from_a_callback_stops_the_run(out, comm):
 
 
 @pytest.mark.mpi
-def test_the_end_in_values_that_are_not_finite_is_told(out, comm):
+def test_a_non_finite_end_is_an_event(out, comm):
     diary, table = Diary(), job(out)
     table["algorithm"] |= {"eta_x": 1e30, "eta_y": 1e30}
     with pytest.raises(NonFiniteError):
@@ -168,7 +170,7 @@ class Misspelt:
     ([Misspelt()], "Misspelt has on_rounds: did you mean 'on_round'?"),
     ([print], "has none of the methods on_start, on_round, on_evaluation, on_end"),
 ])  # fmt: skip
-def test_what_is_no_callback_is_refused_before_any_work(out, comm, callbacks, words):
+def test_invalid_callbacks_are_refused_before_the_run(out, comm, callbacks, words):
     for start in (lambda: mpifed.run(job(f"{out}/a"), comm, callbacks=callbacks), lambda: mpifed.resume(
         out, comm=comm, callbacks=callbacks
     )):  # fmt: skip
@@ -178,7 +180,7 @@ def test_what_is_no_callback_is_refused_before_any_work(out, comm, callbacks, wo
 
 def test_without_callbacks_nothing_is_called(out, monkeypatch):
     called, gather = [], Recorder.gather
-    monkeypatch.setattr(module.Callbacks, "tell", lambda self, name, *rest: called.append(name))
+    monkeypatch.setattr(module.Callbacks, "call", lambda self, name, *rest: called.append(name))
     monkeypatch.setattr(Recorder, "gather", lambda self: (called.append("gather"), gather(self)))
     mpifed.run(job(out, checkpoint_every=0))
-    assert called == ["gather"]  # for the files of the end
+    assert called == ["gather"]  # for the final files

@@ -1,4 +1,4 @@
-"""Participation, dropouts and compression in runs: plain loops, bits on every layout, resumption, counts.
+"""Participation, dropouts and compression: plain loops, layouts, resumption and costs.
 
 Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 """
@@ -62,7 +62,7 @@ def dropped(k, r, phase, chance) -> bool:
     return Stream(SEED, "dropout", [k], r, first=phase).uniform()[0, 0] < chance
 
 
-#: Settings of [participation], and of each round the clients that take part in it.
+#: Settings of [participation], and the participating clients of each round.
 LAWS = {
     "bernoulli": (
         {"availability": {"name": "bernoulli", "probability": 0.5}},
@@ -77,7 +77,7 @@ LAWS = {
 @groups
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
 @pytest.mark.parametrize("law", LAWS)
-def test_plain_loops_over_who_takes_part(comm, out, law, weights, group):
+def test_plain_loops_over_participating_clients(comm, out, law, weights, group):
     settings, members = LAWS[law]
     config = job(out, participation=settings | {"weights": weights}, group=group, reduction="fused")
     path, _ = trace(config, comm)
@@ -96,8 +96,9 @@ def test_plain_loops_over_who_takes_part(comm, out, law, weights, group):
 @pytest.mark.dealt
 @groups
 @pytest.mark.parametrize("by", ["weighted", "bernoulli"])
-def test_unbiased_averages_divide_changes_by_the_chance_of_being_drawn(comm, out, by, group):
-    """The model moves by Σ w_k / (π_k W) of the members' changes, W the weight of all clients."""
+def test_unbiased_averages_divide_by_the_inclusion_probability(comm, out, by, group):
+    """The model changes by Σ w_k / (π_k W) times the changes of the cohort; W is the weight of all
+    clients."""
     laws = {
         "weighted": ({"cohort": 2, "availability": {"name": "weighted", "unbiased": True}}, None),
         "bernoulli": (
@@ -115,7 +116,7 @@ def test_unbiased_averages_divide_changes_by_the_chance_of_being_drawn(comm, out
     (x, y), wanted = start_of(game, SEED), []
     for r in range(1, ROUNDS + 1):
         step_x, step_y = 0, 0
-        for k in drawn.asked(r, 0):
+        for k in drawn.selected(r, 0):
             own_x, own_y = x, y
             for j in range(2):
                 gx, gy = grad(k, own_x, own_y, (r, j))
@@ -129,7 +130,7 @@ def test_unbiased_averages_divide_changes_by_the_chance_of_being_drawn(comm, out
 
 @dataclass(frozen=True)
 class Phases(Algorithm):
-    """Three phases, the last by a fresh cohort, with a record of the round and one of the client."""
+    """Three phases, the last with a new cohort, with a field within a round and one between rounds."""
 
     shared = Record(x="x", y="y")
     client = Record(g=within_round("x"), visits="scalar")
@@ -161,7 +162,7 @@ class Phases(Algorithm):
 @groups
 @pytest.mark.parametrize("cohort", [None, 3])
 def test_clients_that_drop_out_between_phases(comm, out, cohort, group):
-    """Who has dropped out is absent until a fresh cohort; its records stay as they were."""
+    """A client that drops out is absent until the next new cohort, and its records do not change."""
     settings, chance = {"cohort": cohort, "dropout": 0.3}, 0.3
     path, _ = trace(job(out, Phases(), settings, rounds=6, group=group), comm)
     game = prepared()
@@ -172,7 +173,7 @@ def test_clients_that_drop_out_between_phases(comm, out, cohort, group):
         return [k for k in members if not dropped(k, r, phase, chance)]
 
     for r in range(1, 7):
-        cohorts = [drawn.asked(r, number) for number in (0, 1)]
+        cohorts = [drawn.selected(r, number) for number in (0, 1)]
         cohorts = [range(CLIENTS) if one is None else one.tolist() for one in cohorts]
         members, number, g, new = ask(r, 0, cohorts[0]), dict.fromkeys(range(CLIENTS), 0), {}, []
         for k in members:
@@ -183,7 +184,7 @@ def test_clients_that_drop_out_between_phases(comm, out, cohort, group):
         for k in members:
             gy, visits[k], number[k] = grad(k, x, y, (r, 1))[1], visits[k] + 1, 2
             new.append(y + 0.1 * len(members) / CLIENTS * gy + 0.01 * g[k][:DY] * visits[k])
-        if members:  # without answers, the rest of the round is left out
+        if members:  # without clients, the rest of the round is omitted
             y, members = sum(new) / len(new), ask(r, 2, cohorts[1])
             x = sum(x - 0.1 * grad(k, x, y, (r, number[k]))[0] for k in members) / len(members)
         wanted.append(torch.cat([x, y]).numpy())
@@ -192,7 +193,7 @@ def test_clients_that_drop_out_between_phases(comm, out, cohort, group):
 
 
 def compressor(name, feedback):
-    """``compress(k, r, vectors)`` for the references, and the section [message]."""
+    """Return ``compress(k, r, vectors)`` for the references, and the section [message]."""
     if name == "top-k":
         settings = {"compression": {"name": "top-k", "ratio": 0.4}}  # 1 of 3 numbers, 1 of 2
 
@@ -227,7 +228,7 @@ def test_plain_loops_with_compression(comm, out, method, name, feedback, cohort,
         settings = dict(q=2, eta_x=0.05, eta_y=0.04)
     path, _ = trace(job(out, of, participation, message, rounds=5, group=group), comm)
     drawn = Participants(Participation(**participation), SEED, game)
-    cohorts = [range(CLIENTS) if cohort is None else drawn.asked(r, 0) for r in range(1, 6)]
+    cohorts = [range(CLIENTS) if cohort is None else drawn.selected(r, 0) for r in range(1, 6)]
     wanted = getattr(compressed, method)(
         gradient_at(game, SEED, BATCH, NOISE), x, FIXED if method == "fedavg" else y, cohorts,
         sizes(game).tolist() if cohort else [1.0] * CLIENTS, compress, feedback, **settings,
@@ -238,7 +239,7 @@ def test_plain_loops_with_compression(comm, out, method, name, feedback, cohort,
 
 @groups
 @pytest.mark.parametrize("feedback", [True, False])
-def test_what_changes_nothing_changes_no_bit(comm, out, feedback, group):
+def test_neutral_settings_are_bitwise_identical(comm, out, feedback, group):
     plain, _ = trace(job(out, group=group), comm)
     whole = {"compression": {"name": "top-k", "ratio": 1}, "error_feedback": feedback}
     for changes in (
@@ -253,7 +254,7 @@ def test_what_changes_nothing_changes_no_bit(comm, out, feedback, group):
         np.testing.assert_array_equal(trace(job(out, group=group, **changes), comm)[0], plain)
 
 
-#: Settings under which much happens in a few rounds.
+#: Settings with many events in a few rounds.
 EVENTFUL = {
     "markov": ({"availability": {"name": "markov", "p_off": 0.3, "p_on": 0.5}, "dropout": 0.2}, "qsgd"),
     "bernoulli": (
@@ -275,7 +276,7 @@ COUNTED = ("bytes_up", "bytes_down", "oracle_calls", "phases", "federated_second
     "method, group", [(METHOD, 1), (Phases(), 2), (STORED, 2)], ids=["one phase", "three phases", "variates"]
 )
 @pytest.mark.parametrize("name", EVENTFUL)
-def test_bits_and_counts_of_every_layout_and_of_a_run_that_goes_on(comm, out, name, method, group):
+def test_layouts_and_resumed_runs_are_bitwise_identical(comm, out, name, method, group):
     participation, compression = EVENTFUL[name]
     if isinstance(method, Phases) and name == "bernoulli":  # of one cohort in two phases
         participation = participation | {"availability": participation["availability"] | {"unbiased": False}}
@@ -299,14 +300,14 @@ def test_bits_and_counts_of_every_layout_and_of_a_run_that_goes_on(comm, out, na
             np.testing.assert_array_equal(part.costs[cost], whole.costs[cost], err_msg=cost)
 
 
-def test_bytes_by_hand(comm, out):
-    """Of 5 clients 4 are asked for 2 members; a client is sent x and y, and sends 1 of 3 and 1 of 2 numbers
-    of 8 bytes, with places of 4."""
+def test_bytes(comm, out):
+    """Of 5 clients, 4 are sampled for a cohort of 2. A client receives x and y, and sends 1 of 3 and 1 of 2
+    numbers of 8 bytes with indices of 4 bytes."""
     participation = {"cohort": 2, "oversample": 4, "dropout": 0.5}
     message = compressor("top-k", True)[1]
     result = run(job(out, METHOD, participation, message, rounds=6), comm)
     drawn = Participants(Participation(**participation), SEED, prepared())
-    answered = [len(drawn.answering(r, 0, drawn.asked(r, 0))) for r in range(1, 7)]
+    answered = [len(drawn.participating(r, 0, drawn.selected(r, 0))) for r in range(1, 7)]
     assert 0 not in answered and set(answered) == {1, 2}
     if comm.rank == 0:
         down = 4 * 8 * (DX + DY) * np.arange(7)
@@ -314,8 +315,8 @@ def test_bytes_by_hand(comm, out):
         np.testing.assert_array_equal(result.costs["bytes_up"], np.cumsum([0, *answered]) * (12 + 12))
 
 
-def test_the_base_of_a_difference_is_counted_as_sent(comm, out):
-    """A client that sends the change of its average gradient has to know the last one."""
+def test_the_base_of_a_difference_is_counted_as_download(comm, out):
+    """A client that sends the change of a gradient needs the last average gradient."""
 
     @dataclass(frozen=True)
     class Estimate(Algorithm):
@@ -335,8 +336,8 @@ def test_the_base_of_a_difference_is_counted_as_sent(comm, out):
 
 
 @groups
-def test_rounds_without_answers_move_nothing_and_end(comm, out, capfd, group):
-    """Rounds 1, 3 and 4 have nobody; values that ride on sums arrive all the same."""
+def test_rounds_without_clients_change_nothing(comm, out, capfd, group):
+    """Rounds 1, 3 and 4 have no clients; values that are sent with the sums still arrive."""
     law = {"name": "trace", "file": trace_file(out, comm, [(2, 1), (5, 0)])}
     config = job(f"{out}/run", METHOD, {"availability": law}, rounds=6, clock=CLOCK, group=group)
     simulation = Simulation.from_settings(config, comm)
@@ -348,24 +349,24 @@ def test_rounds_without_answers_move_nothing_and_end(comm, out, capfd, group):
     moved = [not torch.equal(a, b) for a, b in zip(points, points[1:])]
     assert moved == [False, True, False, False, True, False]
     result = run(config, comm)
-    said = capfd.readouterr().err.count("no client answers")
+    said = capfd.readouterr().err.count("no client participates in round")
     if comm.rank == 0:
-        assert said == 2  # once a run
+        assert said == 2  # once per run
         assert (np.diff(result.costs["phases"]) > 0).tolist() == moved
         assert (np.diff(result.costs["federated_seconds"]) > 0).tolist() == moved
         np.testing.assert_array_equal(result.costs["round"], np.arange(7))
 
 
-def test_nobody_ever_answers(comm, out):
+def test_runs_in_which_all_clients_drop_out(comm, out):
     result = run(job(out, METHOD, {"dropout": 1.0}, clock=CLOCK, rounds=3), comm)
     if comm.rank == 0:
         assert result.costs["oracle_calls"][-1] == result.costs["bytes_up"][-1] == 0
-        assert result.costs["phases"].tolist() == [0, 1, 2, 3]  # they have been asked
-        assert result.costs["federated_seconds"].tolist() == [0, 9, 18, 27]  # and waited for
+        assert result.costs["phases"].tolist() == [0, 1, 2, 3]  # clients were sampled
+        assert result.costs["federated_seconds"].tolist() == [0, 9, 18, 27]  # and the server waited for them
 
 
-def test_the_rest_of_a_round_without_answers_is_left_out(comm, out):
-    """Nobody is left for the second phase: the first has moved x, the third does not come."""
+def test_the_rest_of_a_round_without_clients_is_omitted(comm, out):
+    """All clients drop out before the second phase: the first has changed x, the third is omitted."""
     law = {"name": "trace", "file": trace_file(out, comm, [(r, k) for r in (1, 2, 3) for k in range(5)])}
     chance = next(c for c in np.linspace(0.5, 0.99, 50) if _left(c) == [True, False])
     simulation = Simulation.from_settings(
@@ -380,7 +381,7 @@ def test_the_rest_of_a_round_without_answers_is_left_out(comm, out):
 
 
 def _left(chance) -> list[bool]:
-    """Whether somebody answers in the first phase of round 1, and of those in the second."""
+    """Return whether clients participate in the first and in the second phase of round 1."""
     first = [k for k in range(CLIENTS) if not dropped(k, 1, 0, chance)]
     return [bool(first), any(not dropped(k, 1, 1, chance) for k in first)]
 
@@ -397,7 +398,7 @@ def test_the_server_waits_for_clients_that_drop_out(comm, out):
         if comm.rank == 0:
             seconds[name] = result.costs["federated_seconds"][-1]
     if comm.rank == 0:
-        assert seconds["dropout"] == 18.0  # its timeout, in each round
+        assert seconds["dropout"] == 18.0  # the timeout in each round
         assert seconds["first"] < 2.0 and seconds["all"] < 2.0
 
 

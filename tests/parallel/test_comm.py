@@ -1,4 +1,4 @@
-"""Communicators: the same suite on one process and on all ranks."""
+"""Communicators of one process and of all ranks."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_allreduce(any_comm, dtype):
         np.testing.assert_array_equal(array, expected)
 
 
-def test_long_buffers_go_in_pieces(any_comm, monkeypatch):
+def test_long_buffers_are_split(any_comm, monkeypatch):
     monkeypatch.setattr(communication, "MAX_COUNT", 4)
     array = np.arange(11.0) + any_comm.rank
     any_comm.allreduce_(array)
@@ -59,12 +59,12 @@ def test_unequal_pieces(any_comm):
         (np.zeros(3, complex), TypeError),
     ],
 )
-def test_refuses_what_mpi_would_garble(any_comm, array, error):
+def test_unsupported_arrays_are_refused(any_comm, array, error):
     with pytest.raises(error, match="expected a"):
         any_comm.allreduce_(array)
 
 
-def test_share_and_agree(any_comm):
+def test_broadcast_text_and_raise_if_any(any_comm):
     last = any_comm.size - 1
     assert broadcast_text(any_comm, f"grüße von {any_comm.rank}", last) == f"grüße von {last}"
     assert broadcast_text(any_comm, "") == ""
@@ -85,4 +85,4 @@ def test_an_error_of_one_rank_is_an_error_of_all(any_comm):
             raise OSError("no such file")
     assert isinstance(error.value.__cause__, OSError if any_comm.rank == last else type(None))
     with pytest.raises(KeyError), collective_errors(any_comm, ValueError):
-        raise KeyError("not of the kinds")
+        raise KeyError("another type")

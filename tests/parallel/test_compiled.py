@@ -1,4 +1,4 @@
-"""Compiled functions and mixed precision on several ranks; ``tests/unit/test_evaluation.py`` has generated
+"""Compiled functions and mixed precision on several ranks; ``tests/unit/test_compilation.py`` has generated
 code."""
 
 import pytest
@@ -35,15 +35,15 @@ def job(out, **settings):
     ],
     ids=str,
 )
-def test_the_same_bits_on_every_layout(comm, out, settings):
-    """Against a run in one process, on every rank."""
+def test_layouts_are_bitwise_identical(comm, out, settings):
+    """Every rank compares with a run in one process."""
     found = run(job(out, **settings), comm).point
     alone = run(job(f"{out}/{comm.rank}", **settings), SerialComm()).point
     assert all(torch.equal(found[block], alone[block]) for block in alone)
     assert {block.dtype for block in found.values()} == {torch.float32}
 
 
-def test_a_rank_without_a_compiler_is_told_on_all(comm, out, monkeypatch):
+def test_a_missing_compiler_on_one_rank_is_reported_on_all(comm, out, monkeypatch):
     """The last rank hosts clients on every layout."""
 
     def missing(graph, inputs):

@@ -1,4 +1,4 @@
-"""What must hold for every method on every problem that it fits, a few rounds each."""
+"""Properties of every method on every compatible problem, over a few rounds."""
 
 import functools
 import shutil
@@ -32,7 +32,7 @@ def bits(result) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def ran(comm, tmp_path_factory):
-    """``ran(names, group)``: folder and output point of a run on all ranks, which is made once."""
+    """Return ``ran(names, group)``, a cached run on all ranks: its folder and output point."""
 
     @functools.cache
     def once(names, group):
@@ -55,9 +55,9 @@ def test_finite(ran, names, group):
 @GROUPS
 @pytest.mark.parametrize("names", PAIRS, ids="-".join)
 def test_layout_and_resumption(comm, ran, names, group):
-    """The same bits on all ranks as in one process; the same bits when resumed after the first round.
+    """The result is bitwise identical to one process, and to a run resumed after the first round.
 
-    The ranks share the pairs, and none waits for another.
+    The ranks divide the pairs without waiting for each other.
     """
     out, found = ran(names, group)
     if PAIRS.index(names) % comm.size != comm.rank:
@@ -70,8 +70,8 @@ def test_layout_and_resumption(comm, ran, names, group):
 
 
 @pytest.mark.parametrize("name", [name for name, (_, zero) in METHODS.items() if zero])
-def test_zero_steps_move_nothing(comm, out, name):
-    """Bitwise for the point itself; averages of N equal numbers may differ from them in the last bit."""
+def test_zero_steps_keep_the_point(comm, out, name):
+    """An average of N equal numbers may differ from them in the last bit."""
     for _, other in [pair for pair in PAIRS if pair[0] == name]:
         simulation = Simulation.from_settings(job(method(name, zero=True), problem(other), out), comm)
         simulation.start()
@@ -80,8 +80,8 @@ def test_zero_steps_move_nothing(comm, out, name):
         torch.testing.assert_close(simulation.point(), before, rtol=1e-15, atol=0)
 
 
-class Keeping(Observer):
-    """Notes what client functions change of what is not theirs."""
+class Unchanged(Observer):
+    """Record whether client functions leave the state of the server unchanged."""
 
     def __init__(self):
         self.same = []
@@ -98,25 +98,25 @@ class Keeping(Observer):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_clients_write_nothing_but_their_own_records(comm, out, name):
+def test_clients_write_their_own_records_only(comm, out, name):
     other = next(pair[1] for pair in PAIRS if pair[0] == name)
-    keeping = Keeping()
-    keeping.simulation = Simulation.from_settings(
-        job(method(name), problem(other), out), comm, observers=[keeping]
+    observer = Unchanged()
+    observer.simulation = Simulation.from_settings(
+        job(method(name), problem(other), out), comm, observers=[observer]
     )
-    keeping.simulation.start()
-    keeping.simulation.step()
-    assert all(keeping.same)
-    assert bool(keeping.same) == bool(len(keeping.simulation.rounds.mine))  # a rank may host nobody
+    observer.simulation.start()
+    observer.simulation.step()
+    assert all(observer.same)
+    assert bool(observer.same) == bool(len(observer.simulation.rounds.hosted))  # a rank may host no clients
 
 
 @pytest.mark.parametrize("names", MISFITS, ids="-".join)
-def test_misfits_are_refused_with_what_would_fit(names, out):
-    with pytest.raises(ValueError, match="methods for it are") as error:
+def test_incompatible_pairs_are_refused_with_alternatives(names, out):
+    with pytest.raises(ValueError, match="expected one of") as error:
         job(method(names[0]), problem(names[1]), out)
-    named = str(error.value).split("methods for it are")[1].split("[")[0].replace(",", " ").split()
+    named = str(error.value).split("expected one of")[1].split("[")[0].replace(",", " ").split()
     assert named and names[0] not in named
 
 
-def test_nothing_is_left_out():
+def test_all_methods_and_problems_are_tested():
     assert set(METHODS) == set(ALGORITHMS) and set(SETTINGS) == set(PROBLEMS)

@@ -1,5 +1,5 @@
-"""FedDualAvg, FeDualEx, dual extrapolation with mirror maps, ExtraSGD and extra-step Local SGD against their
-formulas.
+"""FedDualAvg, FeDualEx, dual extrapolation with mirror maps, ExtraSGD and extra-step Local SGD compared
+with references.
 
 Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 """
@@ -49,7 +49,7 @@ START = torch.tensor([0.3, 0.7, 0.5, 1.5], dtype=torch.float64)
 
 @dataclass
 class Inside(Field):
-    """Every client's own rows, a start in the product of the simplexes below, and a ball."""
+    """The field started in the product of the simplexes below, with an optional ball."""
 
     ball: float | None = None
 
@@ -66,7 +66,7 @@ def simplexes(second):
 
 
 def dual_of(*totals):
-    """s log u on each of the two halves, or u where s is 0."""
+    """Return s log u for each of the two halves, or u for s = 0."""
     return torch.cat([s * u.log() if s else u for s, u in zip(totals, START.split(2))])
 
 
@@ -95,7 +95,7 @@ MIRRORS = {
 
 
 def compare(comm, out, method, problem, group, expected, *, cohort=None, weights="uniform"):
-    """The points of all rounds and the output, which are ``expected``'s pairs."""
+    """Compare the points of all rounds and the output with ``expected``."""
     config = configuration(
         method, problem, out, seed=SEED, rounds=ROUNDS, batch_size=BATCH, noise=NOISE, group=group,
         cohort=cohort, weights=weights,
@@ -110,7 +110,7 @@ def compare(comm, out, method, problem, group, expected, *, cohort=None, weights
 
 
 def cohorts(size):
-    return None if size is None else [Cohort.draw(SEED, r, CLIENTS, size).tolist() for r in (1, 2, 3)]
+    return None if size is None else [Cohort.sample(SEED, r, CLIENTS, size).tolist() for r in (1, 2, 3)]
 
 
 @pytest.mark.dealt
@@ -160,7 +160,7 @@ def test_fedualex(comm, out, mirror, cohort, shadow, weights, group):
 @pytest.mark.parametrize("first", ["prox", "identity"])
 @pytest.mark.parametrize("mirror", ["euclidean simplexes", "entropy", "entropy beside l1"])
 def test_dual_extrapolation(comm, out, mirror, first, sync, group):
-    """The outputs; where z alone is averaged, the points too, the images of the reference's duals."""
+    """Compares the outputs and, if only z is averaged, the points: images of the reference's duals."""
     phi, ours, theirs, dual0 = MIRRORS[mirror]
     problem = Inside(clients=CLIENTS, phi=phi)
     operator = reference_operator(problem, SEED, 3, 2, BATCH, NOISE)
@@ -202,7 +202,7 @@ def test_extra_sgd(comm, out, b, cohort, weights, ball, group):
 
 
 @pytest.mark.parametrize("method", [FedDualAvg(K=1, eta_c=0.1, mirror="entropy")])
-def test_a_mirror_map_that_does_not_fit_is_refused_on_all_ranks(comm, out, method):
+def test_an_incompatible_mirror_map_is_refused_on_all_ranks(comm, out, method):
     with pytest.raises(CollectiveError, match="mirror = 'entropy' is for simplexes, and z has φ = Zero"):
         Simulation.from_settings(configuration(method, Inside(clients=CLIENTS), out), comm)
 
@@ -231,9 +231,9 @@ def test_extra_step_local_sgd(comm, out, weights, ball, group):
 @pytest.mark.dealt
 @pytest.mark.parametrize("mirror", ["l1", "entropy beside l1"])
 @pytest.mark.parametrize("cls, reference", [(FedDualAvg, fed_dual_avg), (FeDualEx, fedualex)])
-def test_dual_methods_in_rounds_without_answers(comm, out, cls, reference, mirror):
-    """Nobody answers in the first round and in the third: the first dual is the start's, φ weighs as much as
-    the rounds that were done, and the output averages over these."""
+def test_dual_methods_in_rounds_without_clients(comm, out, cls, reference, mirror):
+    """Rounds 1 and 3 have no clients: the first dual is that of the start, and the weight of φ and the
+    output depend on the other rounds only."""
     phi, ours, theirs, dual0 = MIRRORS[mirror]
     problem, there = Inside(clients=CLIENTS, phi=phi), [[], [0, 2], [], [1, 2, 3]]
     path, output = traced(comm, out, cls(**RATES, mirror=ours), problem, there)
@@ -247,15 +247,15 @@ def test_dual_methods_in_rounds_without_answers(comm, out, cls, reference, mirro
 
 
 def traced(comm, out, method, problem, there):
-    """The path and the output of four rounds with these cohorts."""
+    """Return the path and the output of four rounds with the cohorts ``there``."""
     file = trace_file(out, comm, [(r, k) for r, one in enumerate(there, 1) for k in one])
     config = configuration(method, problem, f"{out}/run", seed=SEED, rounds=4, batch_size=BATCH, noise=NOISE)
     participation = Participation(availability={"name": "trace", "file": file})
     return trace(config.model_copy(update={"participation": participation}), comm)
 
 
-def test_extra_sgd_in_rounds_without_answers(comm, out):
-    """The output averages over the rounds that were done."""
+def test_extra_sgd_in_rounds_without_clients(comm, out):
+    """The output averages over the rounds with clients."""
     problem, there = Inside(clients=CLIENTS), [[], [0, 2], [], [1, 2, 3]]
     path, output = traced(comm, out, ExtraSGD(eta=0.2), problem, there)
     operator = reference_operator(problem, SEED, 1, 2, BATCH, NOISE)

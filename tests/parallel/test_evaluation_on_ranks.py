@@ -1,5 +1,5 @@
-"""Splits, clients and own metrics on every number of ranks: the bits of one process, errors on all ranks;
-points outside the problem's sets."""
+"""Splits, metrics per client and user-defined metrics on several ranks, and points outside the problem's
+sets."""
 
 from dataclasses import dataclass
 
@@ -50,11 +50,11 @@ def found(config, comm):
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_the_bits_of_one_process(comm, name):
+def test_bitwise_identical_to_one_process(comm, name):
     (figures, details), (alone, own) = (found(job(name), one) for one in (comm, SerialComm()))
     assert figures == (alone if comm.rank == 0 else {})
     assert {"margin", "train_share", "client_share_worst", "validation_margin", "norm"} <= alone.keys()
-    assert "train_norm" not in alone and "client_norm_q10" not in alone, "it is of the point alone"
+    assert "train_norm" not in alone and "client_norm_q10" not in alone, "a metric of the point has no splits"
     if comm.rank == 0:
         assert (details.confusion is None) == (name == "auc") and np.array_equal(
             details.confusion, own.confusion
@@ -64,7 +64,7 @@ def test_the_bits_of_one_process(comm, name):
 
 
 def test_the_file_of_a_run(comm, tmp_path_factory):
-    """What the run has returned is read back; other ranks have none of it."""
+    """The stored result equals the returned one; other ranks return none."""
     folder = broadcast_text(comm, str(tmp_path_factory.mktemp("run")))
     result = run(job("plain", folder), comm)
     alone = run(job("plain", f"{folder}/alone"), SerialComm()) if comm.rank == 0 else None
@@ -79,7 +79,7 @@ def test_the_file_of_a_run(comm, tmp_path_factory):
 
 
 def test_a_metric_that_fails_for_a_client_of_one_rank_ends_all(comm):
-    hosted = Simulation.from_settings(job("plain"), comm).placement.of(comm.size - 1).tolist()
+    hosted = Simulation.from_settings(job("plain"), comm).placement.clients_of(comm.size - 1).tolist()
 
     def fragile(scores, labels):
         if len(labels) == sizes[hosted[0]]:
@@ -125,7 +125,7 @@ def fair(method, out, **changes) -> Config:
 
 @pytest.mark.parametrize("group", [1, "all"])
 def test_a_run_that_leaves_a_set_is_marked(comm, out, monkeypatch, group):
-    """On all ranks, in the file, and after a resumption; said once, and no cost of a round."""
+    """On all ranks, in the file and after resumption; logged once, without communication."""
     said = []
     monkeypatch.setattr(simulation, "warning", said.append)
     result = run(fair(Loose(), out, group=group), comm)
@@ -133,7 +133,7 @@ def test_a_run_that_leaves_a_set_is_marked(comm, out, monkeypatch, group):
     assert sentence.startswith("y is ") and sentence.endswith(" away from its set after round 2")
     assert len(said) == (comm.rank == 0)
     assert not said or said[0].startswith(
-        f"{sentence}: Loose must project new points, by oracle.sets and now.sets"
+        f"{sentence}: Loose must project new points by oracle.sets and now.sets"
     )
     assert resumed(comm, out).infeasible == sentence and len(said) == (comm.rank == 0)
     kept = run(fair(LocalSGDA(q=1, eta_x=0.1, eta_y=0.1), f"{out}/kept", group=group), comm)

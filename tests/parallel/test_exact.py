@@ -1,8 +1,7 @@
-"""``exact``: the same bits on every number of ranks, for both placements of the matrices, interrupted
+"""``exact`` is bitwise identical on every number of ranks, for both locations of the matrices, and resumed
 anywhere.
 
-Rank 0 repeats each job in one process and compares bits; since every rank count is compared with that, they
-all agree.
+Rank 0 compares each job with a run in one process.
 """
 
 import shutil
@@ -55,7 +54,7 @@ def assert_layout_does_not_matter(config, comm, out):
 @pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("matrices", ["coordinator", "replicated"])
 @pytest.mark.parametrize("method", ["adam", "mean_after", "fgda", "local"])
-def test_same_bits_as_one_process(comm, out, method, matrices, group):
+def test_bitwise_identical_to_one_process(comm, out, method, matrices, group):
     config = configuration(
         METHODS[method],
         Game(clients=5),
@@ -109,15 +108,16 @@ CASES = {
     "network": ("adam", DeepAUC(dataset="digits", model="mlp", clients=7), dict(batch_size=8)),
     "cohort of a network": ("local", DeepAUC(dataset="digits", model="mlp", clients=9), dict(cohort=4)),
     "convolutions": ("local", DeepAUC(dataset="digits", model="cnn", clients=5), dict(batch_size=4)),
-    "by hand": ("fgda", Saddle(clients=9, d=37), dict(batch_size=1)),
-    "cohort by hand": ("local", Saddle(clients=9, d=37), dict(batch_size=1, cohort=5)),
+    "analytic": ("fgda", Saddle(clients=9, d=37), dict(batch_size=1)),
+    "cohort, analytic": ("local", Saddle(clients=9, d=37), dict(batch_size=1, cohort=5)),
     "composition": ("mfcgd", Chain(clients=7), dict(batch_size=3)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_clients_together_have_their_bits_in_groups_of_any_size(comm, out, case):
-    """A lone one beside its copy among them: with a rank of its own, or left over of an odd number."""
+def test_groups_of_any_size_are_bitwise_identical(comm, out, case):
+    """Including a single client, vectorised with a copy, that is alone on a rank or left over from an odd
+    number."""
     method, problem, settings = CASES[case]
 
     def final(group: int | str, comm, folder: str) -> np.ndarray:
@@ -130,7 +130,7 @@ def test_clients_together_have_their_bits_in_groups_of_any_size(comm, out, case)
         loop, four = (final(group, SerialComm(), "alone") for group in (1, 4))
         for result in results:
             np.testing.assert_array_equal(result, four)
-            # The loop's kernels add in another order: some 1e-7, which three rounds do not blow up.
+            # The loop's kernels add in another order: some 1e-7, which three rounds do not amplify.
             np.testing.assert_allclose(result, loop, rtol=1e-4, atol=1e-5)
 
 
@@ -152,8 +152,8 @@ ODD = {
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("network", ODD)
 def test_networks_of_odd_sizes_in_groups_of_any_size(comm, out, network, dtype):
-    """Users' modules with widths and batches that no vector register divides."""
-    torch.manual_seed(0)  # the ranks' modules start alike
+    """User-defined modules with widths and batch sizes that are not multiples of a vector register."""
+    torch.manual_seed(0)  # equal modules on all ranks
     problem = DeepAUC(dataset="digits", model=ODD[network](), clients=8, score="sigmoid")
     results, alone = [], None
     for group in (2, 3, 5, 7, "all"):
@@ -218,10 +218,10 @@ def test_fused_agrees_to_rounding(comm, out):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_rank_gets_the_stored_result_of_a_complete_run(comm, out, dtype, monkeypatch):
-    """Without a checkpoint, and without setting anything up."""
+    """Without a checkpoint and without set-up."""
     config = configuration(METHODS["local"], Game(clients=3), out, dtype=dtype, overwrite=False)
     whole = run(config, comm)
-    monkeypatch.setattr("mpifed.running.runner.Runner.carry_out", None)
+    monkeypatch.setattr("mpifed.running.runner.Runner.execute", None)
     again = run(config, comm)
     np.testing.assert_array_equal(bits(again), bits(whole))
     assert bits(again).dtype == dtype and again.end == whole.end and again.config == whole.config
@@ -232,7 +232,7 @@ def test_every_rank_gets_the_stored_result_of_a_complete_run(comm, out, dtype, m
 
 
 def test_stages_of_a_regularised_problem(comm, out):
-    """The centres are state that every rank has, and a checkpoint."""
+    """The centres are part of the state of every rank and of checkpoints."""
     config = configuration(METHODS["local"], Game(clients=5), out, rounds=5)
     settings = {**dict(config), "regularize": {"x": 0.5, "y": 0.2, "stage": 2}}
     assert_layout_does_not_matter(Config.model_validate(settings), comm, out)

@@ -1,4 +1,4 @@
-"""What ``run.group = "auto"`` chooses is the same on all ranks, whatever a single rank sees."""
+"""The choice of ``run.group = "auto"`` is the same on all ranks."""
 
 import json
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.mpi
 
 
 def choices(comm, of) -> list[client_batching.Choice]:
-    """The choices of all ranks, on each of them."""
+    """Return the choices of all ranks on each rank."""
     config = configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), of, "unused", batch_size=1)
     choice = Simulation.from_settings(config, comm).rounds.choice
     return [
@@ -31,7 +31,7 @@ def choices(comm, of) -> list[client_batching.Choice]:
     ]
 
 
-def test_a_function_that_one_rank_cannot_map_sends_all_into_the_loop(comm, monkeypatch):
+def test_a_function_that_one_rank_cannot_vectorise_is_looped_on_all(comm, monkeypatch):
     def evaluate(oracle, point, rows):
         if comm.rank == comm.size - 1:
             raise RuntimeError("vmap: no. More of it")
@@ -41,8 +41,8 @@ def test_a_function_that_one_rank_cannot_map_sends_all_into_the_loop(comm, monke
     assert set(choices(comm, Saddle(clients=9, d=3))) == {(1, said)}
 
 
-def test_a_lone_client_of_a_rank_goes_together_with_its_copy(comm, monkeypatch):
-    """As it would with others on fewer ranks; a rank without clients chooses alike."""
+def test_a_single_client_of_a_rank_is_vectorised_with_a_copy(comm, monkeypatch):
+    """As on fewer ranks with other clients; a rank without clients makes the same choice."""
     monkeypatch.setattr(client_batching, "MEMBERS_ANALYTIC", 1)
     assert {choice.group for choice in choices(comm, Saddle(clients=1, d=3))} == {2}
 
@@ -54,8 +54,8 @@ def test_the_loop_and_its_reason_do_not_depend_on_the_ranks(comm):
     assert set(choices(comm, Game(clients=5))) == {alone.rounds.choice}
 
 
-def test_a_run_that_goes_on_on_other_ranks_chooses_the_size_anew(comm, out, monkeypatch):
-    """Here as many as a rank hosts: all seven on the one that it begins on."""
+def test_a_run_resumed_on_other_ranks_chooses_the_group_again(comm, out, monkeypatch):
+    """The group has all clients of a rank: seven on the single rank of the first start."""
     monkeypatch.setattr(client_batching, "MEMBERS_ANALYTIC", 1)
 
     def start(folder: str, rounds: int, comm):
@@ -77,12 +77,12 @@ def test_a_run_that_goes_on_on_other_ranks_chooses_the_size_anew(comm, out, monk
 @pytest.mark.parametrize("members", [range(23), [0, 1, 2, 5, 8, 9, 10, 11, 14, 21, 22]], ids=["all", "some"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_fused_sum_does_not_depend_on_the_size_of_groups(comm, members, weighted):
-    """The size follows from the clients of a rank, which a resumed run may have otherwise."""
+    """The size depends on the clients of a rank, which may change when a run is resumed."""
     placement = Placement(23, comm.size)
     values = torch.randn(23, 1000, generator=torch.Generator().manual_seed(1))
     weights = np.linspace(0.1, 2, 23) if weighted else None
     cohort, means = Cohort(np.array(members), placement, comm.rank, weights), []
-    mine = placement.of(comm.rank)[cohort.local]
+    mine = placement.clients_of(comm.rank)[cohort.local]
     for group in (1, 2, 3, 7, 23):
         reduction = FusedReduction(Host(comm, torch.device("cpu")), group, placement, 1000, torch.float32)
         reduction.begin(cohort)

@@ -1,4 +1,4 @@
-"""Placement by cost: the layout changes and the bits do not, runs move between layouts, a phase stays one
+"""Placement by cost: results are bitwise identical, runs move between layouts, and a phase is one
 Allreduce."""
 
 import json
@@ -43,7 +43,7 @@ class Skewed(Game):
 
 @pytest.fixture
 def forced(monkeypatch):
-    """Costs as given instead of numbers of samples."""
+    """Use given costs instead of numbers of samples."""
 
     def place(config, problem, comm):
         if config.run.placement == "even":
@@ -68,7 +68,7 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize("group", [1, 2, "all"])
 @pytest.mark.parametrize("cohort, weights", [(None, "uniform"), (2, "samples")])
-def test_same_bits_as_even(comm, out, forced, group, cohort, weights):
+def test_balanced_is_bitwise_identical_to_even(comm, out, forced, group, cohort, weights):
     """Costs put most clients on one rank."""
     method_ = ADA if cohort is None else LocalSGDA(q=3, eta_x=0.02, eta_y=0.02)
     results = {}
@@ -95,7 +95,7 @@ def test_same_bits_as_even(comm, out, forced, group, cohort, weights):
         assert (balanced["clients"] != even["clients"]) == (comm.size > 1)
 
 
-def test_same_bits_with_full_batches_of_unequal_sizes(comm, out):
+def test_full_batches_of_unequal_sizes(comm, out):
     settings = dict(batch_size=0, noise=None, reduction="exact")
     even = run(configuration(ADA, Skewed(clients=5), f"{out}/even", **settings), comm)
     balanced = run(
@@ -108,7 +108,7 @@ def test_same_bits_with_full_batches_of_unequal_sizes(comm, out):
 
 
 def halted(folder, r: int, name: str) -> str:
-    """A copy of the run as it stood after round ``r`` (rank 0)."""
+    """Copy the run as of round ``r`` on rank 0, and return its folder."""
     Path(folder, name).mkdir()
     shutil.copy(f"{folder}/checkpoint-{r:08d}.h5", f"{folder}/{name}")
     return f"{folder}/{name}"
@@ -144,7 +144,7 @@ def test_resumed_on_other_rank_counts(comm, out, forced):
         some.Free()
 
 
-def test_an_even_run_resumed_by_cost_and_the_other_way(comm, out, forced):
+def test_runs_resumed_with_another_placement(comm, out, forced):
     settings = dict(rounds=4, reduction="exact", checkpoint_every=1, keep=9, batch_size=1)
     whole = run(configuration(ADA, Saddle(clients=5, d=4), out, **settings), comm)
     if comm.rank == 0:
@@ -165,33 +165,33 @@ def test_an_even_run_resumed_by_cost_and_the_other_way(comm, out, forced):
 
 @pytest.mark.parametrize("width", [0, 3])
 def test_client_rows_of_any_blocks(comm, out, monkeypatch, width):
-    """Rows written by one placement and read by others, with ranks that host nobody, several blocks a
+    """Rows are written with one placement and read with others, with empty ranks and several blocks per
     rank."""
     monkeypatch.setattr(checkpoint, "BLOCK", 2 * 3 * 8)
     clients, last = 7, comm.size - 1
     placements = [
         Placement(clients, comm.size),
-        Placement(clients, comm.size, [0] * comm.size + [clients]),  # everybody on the last rank
-        Placement(clients, comm.size, [0] + [clients] * comm.size),  # everybody on rank 0
+        Placement(clients, comm.size, [0] * comm.size + [clients]),  # all clients on the last rank
+        Placement(clients, comm.size, [0] + [clients] * comm.size),  # all clients on rank 0
         Placement(
             clients, comm.size, [0, *[min(5, clients * last)] * last, clients]
-        ),  # the ranks between host nobody
+        ),  # the ranks between them are empty
     ]
     table = np.arange(clients * width, dtype=np.float64).reshape(clients, width)
     for number, source in enumerate(placements):
         folder = Path(out, f"{number}")
         folder.mkdir(exist_ok=True)
-        checkpoint.write(folder, 1, {"round": 1}, {}, table[source.of(comm.rank)], comm, source)
+        checkpoint.write(folder, 1, {"round": 1}, {}, table[source.clients_of(comm.rank)], comm, source)
         for target in placements:
-            rows = np.full((len(target.of(comm.rank)), width), -1.0)
+            rows = np.full((len(target.clients_of(comm.rank)), width), -1.0)
             checkpoint.read_clients(
                 folder / "checkpoint-00000001.h5" if comm.rank == 0 else None, rows, comm, target
             )
-            np.testing.assert_array_equal(rows, table[target.of(comm.rank)])
+            np.testing.assert_array_equal(rows, table[target.clients_of(comm.rank)])
 
 
 class Counting:
-    """Passes everything on to a communicator and counts the collectives."""
+    """Forward all calls to a communicator and count the collectives."""
 
     COLLECTIVES = ("allreduce_", "bcast_", "alltoallv", "allgatherv", "send", "receive", "barrier")
 
@@ -209,8 +209,8 @@ class Counting:
 @pytest.mark.parametrize("placement", ["even", "balanced"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_phase_is_one_sum(comm, out, name, placement, reduction, call):
-    """And one broadcast where rank 0 makes the matrices, one sum of the blocks that every client has its own
-    of; nothing else, and nothing at all in one process."""
+    """A round also has one broadcast if rank 0 computes the matrices, and one sum of blocks stored per
+    client. One process has no communication."""
     problem_ = problem(next(other for one, other in PAIRS if one == name))
     counting = Counting(comm)
     run = {"placement": placement, "reduction": reduction}
@@ -229,8 +229,8 @@ def test_a_phase_is_one_sum(comm, out, name, placement, reduction, call):
         assert counting.calls == (expected if comm.size > 1 else Counter())
 
 
-class Unmeasurable(Game):
-    """The last client has no data that could be read."""
+class Unreadable(Game):
+    """The last client has no readable data."""
 
     def client_data(self, k):
         if k == self.clients - 1:
@@ -238,6 +238,6 @@ class Unmeasurable(Game):
         return super().client_data(k)
 
 
-def test_a_client_that_cannot_be_measured_stops_all_ranks(comm, out):
+def test_a_client_without_readable_data_stops_all_ranks(comm, out):
     with pytest.raises(CollectiveError, match="client 4 has lost its data"):
-        run(configuration(ADA, Unmeasurable(clients=5), out, placement="balanced"), comm)
+        run(configuration(ADA, Unreadable(clients=5), out, placement="balanced"), comm)

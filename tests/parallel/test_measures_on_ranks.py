@@ -1,4 +1,4 @@
-"""Measures and the meter on every number of ranks: the bits of one process, and errors on all ranks."""
+"""Stationarity measures and assumption estimates on several ranks, compared with one process."""
 
 import h5py
 import numpy as np
@@ -42,13 +42,13 @@ def figures(config, comm) -> dict[str, float]:
 
 @pytest.mark.parametrize("group", [1, 2], ids=["loop", "pairs"])
 @pytest.mark.parametrize("name", JOBS)
-def test_the_bits_of_one_process(comm, name, group):
+def test_bitwise_identical_to_one_process(comm, name, group):
     found, alone = (figures(job(name, group=group), one) for one in (comm, SerialComm()))
     assert alone == found if comm.rank == 0 else found == {}
 
 
 def test_the_history_of_a_run(comm, tmp_path_factory):
-    """A column a figure; a cohort takes part in a round, and all clients are measured."""
+    """One column per figure; a cohort participates in a round, and all clients are measured."""
     folder = broadcast_text(comm, str(tmp_path_factory.mktemp("run")))
     config = job("game", cohort=2, eval_every=1)
     run(config.model_copy(update={"run": config.run.model_copy(update={"out": folder})}), comm)
@@ -59,16 +59,16 @@ def test_the_history_of_a_run(comm, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["game", "auc"])
-def test_the_meter_in_one_process(comm, name):
+def test_assumption_estimates(comm, name):
     options = Options(points=2, samples=12, iterations=2)
     found, alone = (measure(one, job(name, rounds=2), options) for one in (comm, SerialComm()))
     if comm.rank == 0:
-        assert repr(found) == repr(alone)  # in which NaN is NaN
+        assert repr(found) == repr(alone)  # NaN equals NaN in text
     assert comm.rank == 0 or not found["rows"]
 
 
 class Failing(Game):
-    """Fails for the last client, which one rank alone hosts, when it is asked for all data."""
+    """Fails for the last client, hosted by one rank, when it is evaluated on all data."""
 
     def loss(self, x, y, batch):
         if len(batch[0]) == 5 + self.clients - 1:
@@ -76,7 +76,7 @@ class Failing(Game):
         return super().loss(x, y, batch)
 
 
-def test_an_error_on_one_rank_is_one_of_all(comm):
+def test_an_error_on_one_rank_ends_all(comm):
     config = configuration(METHOD, Failing(clients=5), "unused", group=1)
     config = Config(**dict(config) | {"measures": {"of": ["phi"]}})
     simulation = Simulation.from_settings(config, comm)
@@ -85,9 +85,9 @@ def test_an_error_on_one_rank_is_one_of_all(comm):
         simulation.evaluate(simulation.shared)
 
 
-def test_what_is_refused_is_refused_everywhere(comm):
+def test_unsupported_problems_are_refused_on_all_ranks(comm):
     config = configuration(METHOD, problem("WGAN"), "unused")
-    with pytest.raises(CollectiveError, match="WGAN generates samples"):
+    with pytest.raises(CollectiveError, match="WGAN generates its samples"):
         Simulation.from_settings(Config(**dict(config) | {"measures": {"of": ["phi"]}}), comm)
-    with pytest.raises(CollectiveError, match="WGAN generates samples"):
+    with pytest.raises(CollectiveError, match="WGAN generates its samples"):
         measure(comm, config, Options())

@@ -1,6 +1,6 @@
-"""The heavy-tailed, variational, compositional and smoothed methods against their boxes as printed.
+"""The heavy-tailed, variational, compositional and smoothed methods compared with the boxes as printed.
 
-Every option, in the loop and together, any number of ranks.
+Every option, looped and vectorised, on any number of ranks.
 
 Tolerance 1e-10 in float64 for the reason given in ``test_references``; 1e-7 for Newton-Schulz, whose quintic
 multiplies a rounding error by up to 3.4 a step and whose result feeds the next local step.
@@ -53,7 +53,7 @@ def flat(points) -> list[np.ndarray]:
 
 
 def assert_path(config, comm, expected, tolerance=1e-10, ball=None):
-    """Rank 0 compares the rounds with ``expected(projection)``, a list of points; a ball must bind."""
+    """Compare the rounds with the points ``expected(projection)`` on rank 0; a ball must bind."""
     path, _ = trace(config, comm)
     if comm.rank == 0:
         points = flat(expected(Ball(ball) if ball else None))
@@ -106,8 +106,7 @@ DIRECTIONS = {
 
 
 class MatrixGame(Game):
-    """The game with x as a 3 x 1 matrix beside a vector: what orthogonalisation treats differently from
-    vectors."""
+    """The game with matrix parameters, which orthogonalisation treats differently from vectors."""
 
     def variables(self):
         from mpifed import Blocks
@@ -165,7 +164,7 @@ def test_fess_gda(comm, out, execution, cohort, ball, p):
     rates = dict(K=3, eta_xl=0.03, eta_yl=0.02, eta_xg=1.3, eta_yg=0.9)
     game = Game(clients=4, ball=ball)
     config = job(FESSGDA(p=p, beta=0.4, **rates), game, out, execution, cohort=cohort)
-    cohorts = [Cohort.draw(SEED, r, 4, cohort or 4).tolist() for r in (1, 2, 3)]
+    cohorts = [Cohort.sample(SEED, r, 4, cohort or 4).tolist() for r in (1, 2, 3)]
     gradient = reference_gradient(game, SEED, 3, BATCH, NOISE)
     assert_path(
         config,
@@ -194,7 +193,7 @@ def test_fsgda(comm, out, execution, cohort, ball):
     rates = dict(K=3, eta_xl=0.03, eta_yl=0.02, eta_xg=1.3, eta_yg=0.9)
     game = Game(clients=4, ball=ball)
     config = job(FSGDA(**rates), game, out, execution, cohort=cohort)
-    cohorts = [Cohort.draw(SEED, r, 4, cohort or 4).tolist() for r in (1, 2, 3)]
+    cohorts = [Cohort.sample(SEED, r, 4, cohort or 4).tolist() for r in (1, 2, 3)]
     gradient = reference_gradient(game, SEED, 3, BATCH, NOISE)
     assert_path(
         config,
@@ -208,7 +207,7 @@ def test_fsgda(comm, out, execution, cohort, ball):
 
 @pytest.mark.parametrize("ball", [None, 0.15])
 def test_smoothed_gda(comm, out, ball):
-    """One step a round on the exact mean gradient."""
+    """One step per round on the exact mean gradient."""
     game = Game(clients=3, ball=ball)
     method = SmoothedGDA(eta_x=0.05, eta_y=0.04, p=0.6, beta=0.3)
     config = configuration(method, game, out, seed=SEED, rounds=ROUNDS, batch_size=0, noise=0)
@@ -239,7 +238,7 @@ def test_smoothed_gda(comm, out, ball):
 
 
 def check_field(comm, out, method, execution, calls, expected, phi=Zero(), clients=4, primal=True):
-    """Both the points and the output, the running average."""
+    """Compare the points and the output, which is a running average."""
     problem = Field(clients=clients, phi=phi)
     config = job(method, problem, out, execution)
     operator = reference_operator(problem, SEED, 3, calls, BATCH, NOISE)

@@ -1,4 +1,4 @@
-"""A user's network gives the same bits on any number of ranks, and ranks that have another one are told."""
+"""User-defined networks on several ranks are bitwise identical to one, and differing networks are refused."""
 
 import networks
 import pytest
@@ -22,8 +22,8 @@ def table(model, out, **run) -> dict:
 
 
 @pytest.mark.parametrize("group", [1, 2, "all"])
-def test_ranks_give_the_bits_of_one(comm, out, tmp_path, group):
-    """Dropout included: what is dropped depends on client, round and step alone."""
+def test_bitwise_identical_to_one_process(comm, out, tmp_path, group):
+    """Dropout depends on client, round and step only."""
     model = f"{networks.__file__}:dropping"
     together = mpifed.run(table(model, out, group=group), comm).point
     alone = mpifed.run(table(model, tmp_path / "alone", group=group), SerialComm()).point
@@ -37,7 +37,6 @@ def test_an_object_that_differs_between_ranks_is_refused(comm, out):
     if comm.size == 1:
         assert mpifed.run(settings, comm).point["x"].shape == (64 * 6 + 6 + 6 + 1 + 2,)
         return
-    with pytest.raises(
-        CollectiveError, match="problem.model differs between ranks: rank 0 .*seed what an object"
-    ):
+    words = "problem.model differs between ranks: rank 0 .*seed the random numbers of objects"
+    with pytest.raises(CollectiveError, match=words):
         mpifed.run(settings, comm)

@@ -20,8 +20,8 @@ GROUPS = pytest.mark.parametrize("group", [1, 2, "all"])
 
 @dataclass
 class Edged(Game):
-    """The game, of which ``victim``'s loss is NaN where y is further than ``edge`` from its start, or
-    of which a value is not finite."""
+    """The game in which the loss of client ``victim`` is NaN if y is further than ``edge`` from its start,
+    or in which the attribute ``holds`` has a non-finite value."""
 
     clients: int = 5
     victim: int = 3
@@ -54,7 +54,7 @@ class Edged(Game):
 
 
 def verdict(comm, method, problem, rounds=20, **settings) -> str:
-    """The sentence of a run that ends on all ranks of ``comm`` in the same one."""
+    """Return the error message of a run, which is the same on all ranks."""
     simulation = Simulation.from_settings(configuration(method, problem, "unused", **settings), comm)
     with pytest.raises(NonFiniteError) as caught:
         simulation.start()
@@ -81,12 +81,17 @@ def test_round_client_and_fields_are_named(comm, group, cohort):
     [
         (
             "rows",
-            "client_data(3) has nan in row 4 of column 0: expected finite numbers. Attributes that are not finite: nan in row 4 of ",
+            "client_data(3) has nan in row 4 of column 0: expected finite numbers. Attributes that are not "
+            "finite: nan in row 4 of ",
         ),
-        ("scale", "the gradient of client 3 is not finite at the starting point. Attributes that are not finite: inf in row 2 of "),
+        (
+            "scale",
+            "the gradient of client 3 is not finite at the starting point. Attributes that are not finite: "
+            "inf in row 2 of ",
+        ),
     ],
 )
-def test_values_that_a_problem_holds_are_told_before_the_first_round(comm, holds, says):
+def test_non_finite_values_of_a_problem_are_reported_before_the_first_round(comm, holds, says):
     with pytest.raises(CollectiveError) as caught:
         Simulation.from_settings(
             configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), Edged(holds=holds), "unused"), comm
@@ -94,7 +99,7 @@ def test_values_that_a_problem_holds_are_told_before_the_first_round(comm, holds
     assert str(caught.value) == f"Edged: {says}self.{holds}[3]"
 
 
-def test_what_is_not_finite_and_does_no_harm_is_let_be(comm):
+def test_harmless_non_finite_values_are_accepted(comm):
     problem = Edged(holds="bounds")
     simulation = Simulation.from_settings(
         configuration(LocalSGDA(q=2, eta_x=0.1, eta_y=0.1), problem, "unused"), comm

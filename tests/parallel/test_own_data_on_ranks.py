@@ -1,4 +1,5 @@
-"""Own tables and functions: the same bits on any number of ranks, and ranks that were given other samples."""
+"""User-defined tables and functions as data on several ranks: bitwise identical, and differing samples are
+refused."""
 
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def assert_same_as_alone(comm, out, dataset, **settings):
         np.testing.assert_array_equal(result.history["auc"], alone.history["auc"])
 
 
-def test_a_table_has_the_same_bits_on_all_numbers_of_ranks(comm, out):
+def test_a_table_is_bitwise_identical_to_one_process(comm, out):
     file = Path(out).parent / f"{Path(out).name}-mine.csv"
     if comm.rank == 0:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -46,21 +47,21 @@ def test_a_table_has_the_same_bits_on_all_numbers_of_ranks(comm, out):
     assert_same_as_alone(comm, out, dataset, partition="natural")
 
 
-def test_a_function_has_the_same_bits_on_all_numbers_of_ranks(comm, out):
+def test_a_function_is_bitwise_identical_to_one_process(comm, out):
     def load():
         return samples(0)
 
     assert_same_as_alone(comm, out, load)
 
 
-def test_a_function_that_returns_other_samples_on_a_rank_is_found_on_all(comm, out):
+def test_differing_samples_of_a_rank_are_refused_on_all(comm, out):
     def load():
         return samples(comm.rank)
 
     if comm.size == 1:
         return
     with pytest.raises(
-        CollectiveError, match="differs between ranks: .*, or let a function seed what it draws"
+        CollectiveError, match="differs between ranks: .*, or seed the functions that draw samples"
     ):
         run(config(load, out), comm)
 

@@ -1,8 +1,8 @@
-"""The package against the boxes as printed: every option, in the loop and together, any number of
-ranks, with noise.
+"""The methods compared with the boxes as printed: every option, looped and vectorised, on any number of
+ranks.
 
-Tolerance 1e-10 in float64: both sides do the same few hundred operations of size about 1 in another order,
-which differ by some 1e-15, and the game amplifies a difference by less than 1e3 over the rounds run here.
+Tolerance 1e-10 in float64: both sides do the same few hundred operations on numbers of about 1 in another
+order, which differ by some 1e-15, and the game amplifies a difference by less than 1e3 over these rounds.
 """
 
 import itertools
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.mpi
 SEED, BATCH, NOISE = 1, 2, 0.3
 SYNC = ["stem", "local", "mean_after", "box"]
 FIRST = ["rule", "identity", "rho"]
-#: Settings of a generator → its plain counterpart.
+#: Name of a matrix generator → its settings and its reference.
 GENERATORS = {
     "identity": ({}, plain.Identity),
     "adam": ({"varrho": 0.8, "rho": 0.3}, lambda: plain.Adam(0.3, 0.8)),
@@ -48,9 +48,9 @@ GENERATORS = {
 
 
 def assert_same(config, comm, reference, ball=None):
-    """Rank 0 compares every round with ``reference(project)``; all ranks hold the same bits.
+    """Compare every round with ``reference(project)`` on rank 0; all ranks are bitwise identical.
 
-    With a ball, the reference without its projection must come out elsewhere, else the set does not bind.
+    With a ball, the reference without its projection must differ, so that the set binds.
     """
     path, _ = trace(config, comm)
     first = path.copy()
@@ -121,7 +121,7 @@ def check_fgda(
 @pytest.mark.parametrize("generator", GENERATORS)
 @pytest.mark.parametrize("sync, first", list(itertools.product(SYNC, FIRST)))
 def test_every_matrix_and_reading(comm, out, generator, sync, first):
-    """All on one rank; on two, three and four a third each, with every pair of settings on each of these."""
+    """All combinations on one rank; on two, three and four ranks a third, with every pair of settings."""
     number = [*GENERATORS].index(generator) + SYNC.index(sync) + FIRST.index(first)
     if comm.size > 1 and (number - comm.size) % 3:
         pytest.skip("compared on another number of ranks")
@@ -155,7 +155,7 @@ def test_weights_by_samples(comm, out):
 
 @pytest.mark.parametrize("group", [1, "all"])
 @pytest.mark.parametrize("sync", SYNC)
-def test_fgda_has_identity_matrices(comm, out, sync, group):
+def test_fgda(comm, out, sync, group):
     method = FGDA(q=3, gamma=0.05, lam=0.04, eta=0.9, alpha=0.2, beta=0.4, sync_estimator=sync)
     game = Game(clients=4)
     config = configuration(method, game, out, seed=SEED, group=group)
@@ -211,7 +211,7 @@ def test_local_sgda(comm, out, group, reduction, cohort, weights, ball, clients)
             eta_y=lambda t: 0.04,
             project=projection,
             weights=sizes(game).tolist() if weights == "samples" else None,
-            cohorts=[Cohort.draw(SEED, r, clients, cohort or clients).tolist() for r in (1, 2, 3)],
+            cohorts=[Cohort.sample(SEED, r, clients, cohort or clients).tolist() for r in (1, 2, 3)],
         ),
         ball,
     )

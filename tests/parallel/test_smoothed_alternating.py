@@ -1,4 +1,4 @@
-"""``SmoothedGDA(alternating=True)`` against plain loops: noise, minibatches, sets, weights, 1 to 4 ranks.
+"""``SmoothedGDA(alternating=True)`` compared with plain loops: noise, minibatches, sets, weights.
 
 Tolerance 1e-10 in float64 for the reason given in ``test_references``.
 """
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.mpi
 
 SEED, BATCH, NOISE, ROUNDS = 1, 2, 0.3, 4
 RATES = dict(eta_x=0.15, eta_y=0.3)
-#: Both bind on the way of the unbounded game.
+#: Both sets bind.
 SETS = {"x": Box(-0.45, 0.3), "y": Ball(0.1)}
 
 
 def points(config, comm) -> np.ndarray:
-    """x, y and z after every round, ``[rounds, 2 dx + dy]``."""
+    """Return x, y and z after every round, ``[rounds, 2 dx + dy]``."""
     simulation = Simulation.from_settings(config, comm)
     simulation.start()
     path = []
@@ -48,7 +48,7 @@ def points(config, comm) -> np.ndarray:
     ],
 )
 def test_alternating(comm, out, execution, sets, p, beta, weights, batch_size=BATCH, noise=NOISE):
-    """A set must move the points, and the gradient of y at the old x must lead elsewhere."""
+    """Without the sets, or with the gradient of y at the old x, the points differ."""
     bound = {block: SETS[block] if block in sets else None for block in "xy"}
     game = Bounded(clients=5, set_x=bound["x"], set_y=bound["y"])
     options = RATES | dict(p=p, beta=beta)
@@ -77,5 +77,5 @@ def test_alternating(comm, out, execution, sets, p, beta, weights, batch_size=BA
 
 @pytest.mark.parametrize("reduction", ["fused", "exact"])
 def test_alternating_on_exact_gradients(comm, out, reduction):
-    """As the box has it: no noise, all rows (which differ in number, so one client after another)."""
+    """As in the box, without noise and with all rows; their numbers differ, so clients are looped over."""
     test_alternating(comm, out, (1, reduction), "y", 0.7, 0.3, "uniform", 0, 0)

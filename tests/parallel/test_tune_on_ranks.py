@@ -1,4 +1,4 @@
-"""A search on one rank and several: the same files, one rank's failure is that of all, a signal ends it."""
+"""A search on one rank and several: identical files, and the failure of one rank ends all."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ q = 2
 
 
 def job(folder: str, comm):
-    """Read by every rank from a file of its own: what they agree on is the folder."""
+    """Read the search on every rank from a separate file, with a common output folder."""
     path = Path(folder, f"job-{comm.rank}.toml")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(JOB.replace("OUT", f"{folder}/out"))
@@ -55,8 +55,8 @@ def test_a_search_finds_the_same_on_any_number_of_ranks(out, comm):
 @pytest.mark.parametrize(
     "fault, ends", [(CollectiveError("no data"), CollectiveError), (KeyboardInterrupt(), tuner.Interrupted)]
 )
-def test_what_ends_one_rank_ends_all(out, comm, monkeypatch, fault, ends):
-    """The last rank fails in its second run; the others are in the middle of theirs."""
+def test_a_failure_of_one_rank_ends_all(out, comm, monkeypatch, fault, ends):
+    """The last rank fails in its second run, while the others are within theirs."""
     carried, count = tuner.run_trial, 0
 
     def failing(*arguments):
