@@ -15,10 +15,10 @@ from mpifed.config.tables import parse, read_table
 from mpifed.report.comparison import Rule, Setting, best, settings_of
 from mpifed.report.labels import differing
 from mpifed.running.resume import is_done
+from mpifed.storage.files import RUN_FILE
 from mpifed.storage.folder import Folder
-from mpifed.storage.format import RUN_FILE
-from mpifed.storage.results import head, load
-from mpifed.tuning.found import BEST
+from mpifed.storage.results import load
+from mpifed.tuning.results import BEST
 
 #: What a task has in the place of a setting that one of its methods lacks.
 NONE = "none"
@@ -124,7 +124,9 @@ def _search(out: Path) -> Search:
         for path in found
         for text in json.loads(path.read_text())["warnings"]
     ]
-    return Search(sum(head(path).seconds for path in out.glob(f"trials/**/{RUN_FILE}")), warnings)
+    return Search(
+        sum(load(path).costs["seconds"][-1].item() for path in out.glob(f"trials/**/{RUN_FILE}")), warnings
+    )
 
 
 def value(setting: Setting, key: str) -> Any:
