@@ -49,6 +49,7 @@ class Oracle:
         self.blocks: Blocks = problem.variables()
         self.sets = problem.sets
         self._together, self._apart, self._count = 0, None, 0
+        self._following: Iterator[Sample] = iter(())
 
     @staticmethod
     def noise_width(problem: Problem) -> int:
@@ -62,6 +63,7 @@ class Oracle:
         self.client = self.sampler.clients[self._places]
         self._place = int(self._places[0]) if self._count == 1 else None
         self._together, self._apart = 0, None
+        self._following = iter(())
 
     @property
     def calls(self) -> np.ndarray | int:
@@ -82,11 +84,13 @@ class Oracle:
         Raises:
             ContractError: the round has counted and addressed samples, or size or address are invalid.
         """
-        if number is None and round is None and size is None and not of:  # the most frequent call
-            self.sampler.select_by("counted")
-            return self.sampler.sample(
-                self._next_number(self.sampler.numbers), self._rows, round=None, size=None, of=""
-            )
+        if number is None and round is None and size is None and not of and self._on is None:
+            following = next(self._following, None)  # the most frequent call, without any look-up
+            if following is None:
+                return self._first_of_many()
+            self.sampler.numbers[self._place] += 1
+            return following
+        self._following = iter(())
         if size is not None and not (_is_whole(size) and size >= 1):
             raise ContractError(f"oracle.sample(size={size}): expected at least 1 row, a whole number")
         if of not in ("", "g", "f"):
@@ -97,7 +101,16 @@ class Oracle:
         else:
             k = _address(number, round)
             self.sampler.select_by("named")
-        return self.sampler.sample(k, self._rows, round=round, size=size, of=of)
+        return self.sampler.samples(k, self._rows, round=round, size=size, of=of)[0]
+
+    def _first_of_many(self) -> Sample:
+        """Return the next counted sample; keep those of a single client that were gathered with it."""
+        self.sampler.select_by("counted")
+        k = self._next_number(self.sampler.numbers)
+        first, *following = self.sampler.samples(k, self._rows)
+        if self._place is not None:
+            self._following = iter(following)
+        return first
 
     def _next_number(self, numbers: np.ndarray):
         """Return the next sample number of the active clients, ``[C]``, or one number if all are equal."""
@@ -230,7 +243,22 @@ class MinimaxOracle(Oracle):
         self._split = tuple(self.blocks.sizes.values())
         by_blocks = torch.func.grad(self._loss_at, tuple(range(len(self.blocks))))
         self._compiled = None if evaluation.compile == "none" else self._mapped(by_blocks)
+        self._on_sample = self._choose()
         self._pulls: Sequence[Pull] = ()
+
+    def _choose(self) -> Callable[[Sequence[torch.Tensor], Sample], Sequence[torch.Tensor]]:
+        """Choose the function that evaluates the gradients at a point on a sample."""
+        if self._analytic is not None:
+            return lambda point, xi: self._tuple(self._analytic(*self._same_axes(point), xi.batch))
+        if self._compiled is not None:
+            return lambda point, xi: self._compiled(
+                *(block.expand(self._count, -1) for block in point), xi.evaluated
+            )
+        if self.batched:
+            return lambda point, xi: self._blocks_of(
+                self._gradients.together(point, xi.evaluated, self._count)
+            )
+        return lambda point, xi: self._blocks_of(self._gradients.alone(point, xi.evaluated_alone))
 
     def pull(self, pulls: Sequence[Pull]) -> None:
         """Add terms to all following gradients."""
@@ -241,32 +269,24 @@ class MinimaxOracle(Oracle):
 
         For a problem without y, the second is empty, and ``grad(x, ξ)`` returns ∇f_n(x; ξ).
         """
-        xi = rest[-1] if rest else None
-        if not isinstance(xi, Sample) or not (len(rest) == 2 or len(rest) == len(self.blocks)):
+        xi, number = rest[-1] if rest else None, len(self._split)
+        if not isinstance(xi, Sample) or not (len(rest) == 2 or len(rest) == number):
             blocks, got = ", ".join(self.blocks), ", ".join(type(one).__name__ for one in (x, *rest))
             raise ContractError(
                 f"oracle.grad({blocks}, xi) on a problem with the blocks {blocks}, got grad({got})"
             )
-        others = rest[:-1]
         self._evaluated()
-        point = (x, *others)[: len(self.blocks)]
-        if xi.whole:
-            gradients = self._each(self._of_one, *point)
-        elif self._analytic is not None:
-            gradients = self._tuple(self._analytic(*self._same_axes(point), xi.batch))
-        elif self._compiled is not None:
-            gradients = self._compiled(*(block.expand(self._count, -1) for block in point), xi.evaluated)
-        else:
-            gradients = self._differentiate(point, xi)
+        point = (x, *rest[:-1])[:number]
+        gradients = self._each(self._of_one, *point) if xi.whole else self._on_sample(point, xi)
         if xi.noise is not None:
             gradients = [g + noise for g, noise in zip(gradients, xi.noise.split(self._split, dim=-1))]
         for block, weight, centre in self._pulls:
             term = weight * (point[block] - centre)
             own = gradients[block] - term if block else gradients[block] + term
             gradients = [*gradients[:block], own, *gradients[block + 1 :]]
-        if not others:
+        if len(rest) == 1:
             return gradients[0]
-        return gradients if len(gradients) > 1 else (*gradients, gradients[0].new_empty(self._count, 0))
+        return gradients if number > 1 else (*gradients, gradients[0].new_empty(self._count, 0))
 
     def _loss_at(self, *point_and_batch):
         """Return the loss of one client at flat blocks."""
@@ -292,11 +312,6 @@ class MinimaxOracle(Oracle):
             )
             return tuple(g[0] for g in self._tuple(self.problem.gradients(*points, batches)))
         return tuple(g[0] for g in self._blocks_of(self._gradients.alone(point, batch)))
-
-    def _differentiate(self, point, xi: Sample):
-        if self.batched:
-            return self._blocks_of(self._gradients.together(point, xi.evaluated, self._count))
-        return self._blocks_of(self._gradients.alone(point, xi.evaluated_alone))
 
     def _blocks_of(self, gradient: torch.Tensor):
         """Split a gradient ``[C, d]`` into blocks."""

@@ -513,11 +513,17 @@ class Sampler:
         self._draws = Draws(seed, self.clients)
         self._whole: tuple[np.ndarray, tuple[torch.Tensor, ...]] | None = None
         self._own, self._width = False, batch_size
+        self._full: dict[int, Sample] = {}
         self.numbers = self.normals = np.zeros(0, dtype=np.int64)
         self.begin(0)
         self.select_members(np.arange(len(self.clients)))
         if len(self.clients):
             self._try()
+
+    @property
+    def _constant(self) -> bool:
+        """Whether a sample of a full batch consists of that batch alone."""
+        return self.noise is None and not self.drops and (bool(self.data) or not self._own)
 
     @property
     def draws(self) -> bool:
@@ -588,8 +594,10 @@ class Sampler:
             )
         self.selection = selection
 
-    def sample(self, k, rows: slice, *, round: int | None, size: int | None, of: str) -> Sample:
-        """Return sample ``k`` of a round for ``members[rows]``.
+    def samples(
+        self, k, rows: slice, *, round: int | None = None, size: int | None = None, of: str = ""
+    ) -> list[Sample]:
+        """Return sample ``k`` of a round for ``members[rows]`` and those after it that were gathered with it.
 
         Args:
             k: number of the sample, or one number per client ``[C]``.
@@ -603,14 +611,23 @@ class Sampler:
             of if self._own else "",
         )
         if not isinstance(k, int):
-            return self._samples(key, rows, k)[0]
+            return self._samples(key, rows, k)
         group = rows.start, rows.stop
+        if group[1] - group[0] == 1 and self._constant and not key[1]:
+            return [self._full_sample(rows)] * max(1, self._draws.expected("sample") - k)
         dealt = self._dealt.get(key)
         held = dealt.samples.get(group, ()) if dealt else ()
         if dealt is None or not 0 <= k - dealt.first < len(held):
             dealt = self._dealt[key] = self._deal(key, rows, k)
             held = dealt.samples[group]
-        return held[k - dealt.first]
+        return held[k - dealt.first :]
+
+    def _full_sample(self, rows: slice) -> Sample:
+        """Return all data of one client as a sample, which is the same in every round."""
+        place = int(self.members[rows.start])
+        if place not in self._full:
+            self._full[place] = self._samples((0, 0, ""), rows, range(1))[0]
+        return self._full[place]
 
     def _deal(self, key: _Key, rows: slice, k: int) -> _Dealt:
         """Gather samples of a group from number ``k``, and of the next clients if clients are looped over."""

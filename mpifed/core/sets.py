@@ -132,6 +132,7 @@ class Sets:
 
     def __init__(self, **sets):
         self._sets = sets
+        vars(self).update(dict.fromkeys("xyz", _WHOLE) | {name: one or _WHOLE for name, one in sets.items()})
 
     def __iter__(self):
         """Iterate over the names of the blocks that have a set."""

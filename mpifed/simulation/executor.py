@@ -30,7 +30,10 @@ from mpifed.core.records import Layout, Observed, State
 from mpifed.core.validation import called, expect_nothing, expect_unchanged
 from mpifed.parallel.placement import Cohort
 
-__all__ = ["Executor", "Observer", "Stage", "capacity"]
+__all__ = ["Executor", "Observer", "Stage", "capacity", "message_rows"]
+
+#: Bytes of messages that a loop over clients fills before it adds them up.
+MESSAGES = 2**17
 
 
 def capacity(group: int | str, members: int) -> int:
@@ -44,6 +47,17 @@ def capacity(group: int | str, members: int) -> int:
     if group == 1:
         return 1
     return max(2, members if group == "all" else min(int(group), members))
+
+
+def message_rows(capacity: int, members: int, bytes: int) -> int:
+    """Return the number of messages, of ``bytes`` each, that a rank fills before it adds them up.
+
+    They are the messages of one group of vectorised clients, or of several clients of the loop.
+
+    Args:
+        members: maximum number of members of a cohort on the rank.
+    """
+    return capacity if capacity > 1 else max(1, min(members, MESSAGES // max(1, bytes)))
 
 
 @dataclass
@@ -70,7 +84,13 @@ class Stage:
     called: str = field(init=False)
 
     def __post_init__(self):
-        self.called = called(self.phase.client)
+        self.called, self._rows = called(self.phase.client), {}
+
+    def rows(self, start: int, stop: int) -> State:
+        """Return the messages in rows ``start:stop``, as views."""
+        if (start, stop) not in self._rows:
+            self._rows[start, stop] = self.messages.rows(start, stop)
+        return self._rows[start, stop]
 
 
 class Observer:
@@ -113,7 +133,7 @@ class Executor:
     def groups(self, stage: Stage, cohort: Cohort) -> list[slice]:
         """Begin a phase and return the groups of this rank's members, as slices of ``cohort.local``."""
         count, members = len(cohort.local), cohort.local
-        groups = _split(count, self.capacity)
+        groups = _split(count, len(stage.messages.buffer))
         if self.capacity > 1 and groups and groups[-1].start == count - 1:
             members = np.append(members, members[-1])  # the copy of a single remaining client
         if stage.cohort != self._cohort:  # compared by number: a new cohort may have the same members
@@ -131,11 +151,17 @@ class Executor:
     def run(self, stage: Stage, now: Now, members: slice, shared: Observed) -> None:
         """Run the client function for a group, which fills the first rows of the messages."""
         before = shared.buffer.clone() if now.round < 2 else None
-        self._step(stage, now, members, shared)
+        stage.messages.buffer.zero_()
+        if self.capacity > 1:
+            self._step(stage, now, members, shared, 0)
+        else:
+            for row, member in enumerate(range(members.start, members.stop)):
+                self._step(stage, now, slice(member, member + 1), shared, row)
         if before is not None:
             expect_unchanged(shared, before, "shared", stage.phase.client, "client")
 
-    def _step(self, stage: Stage, now: Now, members: slice, shared: Observed) -> None:
+    def _step(self, stage: Stage, now: Now, members: slice, shared: Observed, row: int) -> None:
+        """Step ``members`` together; their messages are the rows from ``row``."""
         # A single vectorised client is stepped with its copy, the next member of the sampler.
         rows = slice(members.start, max(members.stop, members.start + min(self.capacity, 2)))
         places = self.sampler.members[rows]
@@ -150,11 +176,7 @@ class Executor:
         record = clients
         if self._layout.size:
             record = clients.joined(self._within_round.rows(rows.start, rows.stop))
-        messages = stage.messages
-        if len(messages.buffer) != count:
-            messages = messages.rows(0, count)
-        messages.buffer.zero_()
-        self._call(stage, now, shared, record, messages)
+        self._call(stage, now, shared, record, stage.rows(row, row + count))
         if not contiguous:
             self.clients.buffer[index] = clients.buffer
         calls = self.oracle.calls

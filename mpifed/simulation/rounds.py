@@ -31,7 +31,7 @@ from mpifed.simulation.client_batching import Group, choose_group, expect_evalua
 from mpifed.simulation.compression import MessageCompressor
 from mpifed.simulation.coordinator import Coordinator, Participants
 from mpifed.simulation.costs import Costs, FederatedClock, Traffic, Volume
-from mpifed.simulation.executor import Executor, Observer, Stage, capacity
+from mpifed.simulation.executor import Executor, Observer, Stage, capacity, message_rows
 from mpifed.simulation.settings import SimulationSettings
 from mpifed.simulation.state import Allocation
 
@@ -112,8 +112,8 @@ class Rounds:
                 buffer.device,
             )
         self.choice = choose_group(config, problem, sampler, placement, transport.comm, group)
-        members = min(len(self.hosted), config.participation.cohort or problem.clients)
-        size = capacity(self.choice.group, members)
+        self._members = min(len(self.hosted), config.participation.cohort or problem.clients)
+        size = capacity(self.choice.group, self._members)
         oracle = oracle_type(problem, sampler, size > 1, config.run.evaluation)
         if config.run.evaluation != PLAIN:
             expect_evaluated(oracle, size, transport.comm)
@@ -127,8 +127,9 @@ class Rounds:
 
     def _stage(self, phase: Phase, names: tuple[str, ...] = (), number: int = 0, cohort: int = 0) -> Stage:
         layout, dtype = self.memory.layout(phase.message), self.memory.shared.buffer.dtype
+        rows = message_rows(self.executor.capacity, self._members, layout.size * dtype.itemsize)
         reduction = REDUCTIONS[self.config.run.reduction](
-            self.transport, self.executor.capacity, self.placement, layout.size, dtype
+            self.transport, rows, self.placement, layout.size, dtype
         )
         messages, mean = State(layout, reduction.rows), State(layout, reduction.mean)
         return Stage(phase, messages, mean, reduction, names, number, cohort)
@@ -278,9 +279,10 @@ class Rounds:
         if self._average is None:
             return
         messages, reduction, count = self._average.messages, self._average.reduction, len(self.hosted)
+        size = len(messages.buffer)
         reduction.begin(self.coordinator.cohort(0))
-        for start in range(0, count, self.executor.capacity):
-            stop = min(start + self.executor.capacity, count)
+        for start in range(0, count, size):
+            stop = min(start + size, count)
             rows = messages.rows(0, stop - start)
             for block in self.memory.client_blocks.fields:
                 setattr(rows, block, getattr(self.memory.clients, block)[start:stop])

@@ -23,7 +23,7 @@ from mpifed.core.streams import BYTES_A_DRAW
 from mpifed.parallel.comm import SerialComm
 from mpifed.parallel.tree import max_partial_sums
 from mpifed.simulation.compression import plan
-from mpifed.simulation.executor import capacity
+from mpifed.simulation.executor import capacity, message_rows
 from mpifed.simulation.regularization import Regularize, with_centres
 from mpifed.simulation.settings import SimulationSettings
 
@@ -143,7 +143,7 @@ def needs(config: SimulationSettings, problem: Problem, clients: int, members: i
     layouts, output = _layouts(method, problem, config.regularize), sum(problem.variables().sizes.values())
     phases = [_layout(phase.message, method, problem) for phase in method.phases]
     start = [_layout(phase.message, method, problem) for phase in method.start]
-    messages = sum(layout.size for layout in phases + start)
+    sizes = [layout.size for layout in phases + start]
     residuals = plan(config.message, method.phases, phases, layouts.shared)[1]
     group = capacity(1 if config.run.group == "auto" else config.run.group, members)
     lone = group == clients == 1  # the row of the only client is also a partial sum
@@ -153,9 +153,10 @@ def needs(config: SimulationSettings, problem: Problem, clients: int, members: i
     noise = drawn_at_once(members, group, steps, output) if config.oracle.noise else 0
     rows = drawn_at_once(members, group, steps, config.oracle.batch_size, ahead=True)
     records = (layouts.client.size + residuals) * clients + layouts.within_round.size * members
+    filled = [0 if lone else message_rows(group, members, itemsize * size) for size in sizes]
     return {
         "the clients' records": itemsize * records,
-        "messages": itemsize * messages * (sums + (0 if lone else group) + 1),
+        "messages": itemsize * sum(size * (sums + count + 1) for size, count in zip(sizes, filled)),
         # In the first rounds, a copy shows whether client functions write to `shared`.
         "shared records": itemsize * (2 * layouts.shared.size + layouts.moments.size + output),
         "samples": max(noise * BYTES_A_DRAW, rows * _ROW),  # noise and rows are not drawn at the same time

@@ -60,7 +60,7 @@ def sampler_of(problem=None, noise=None):
 
 
 def ask(sampler, k, rows):
-    return sampler.sample(k, rows, round=None, size=None, of="")
+    return sampler.samples(k, rows)[0]
 
 
 @pytest.fixture(params=["all at once", "one by one"])
