@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +24,18 @@ SETTINGS = {
 }
 #: Begins a line of a job's output that holds a result.
 MARK = "bench-result "
+
+
+def processor() -> str:
+    """The processor's name with its family and model, which tell generations of one name apart."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = [re.search(rf"^{key}\s*: (.+)$", text, re.M) for key in ("model name", "cpu family", "model")]
+    name, family, model = (match[1] if match else "?" for match in found)
+    vectors = "AVX-512" if re.search(r"^flags.*\bavx512f\b", text, re.M) else "no AVX-512"
+    return f"{name} (family {family}, model {model}, {vectors})"
 
 
 def tell(result: dict) -> None:
