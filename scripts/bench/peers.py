@@ -8,8 +8,8 @@ version that was compared; without it, mpifed is compared with the bare loop. Al
 processes, one turn each, with one thread per process, and compute the same number of gradients of the same
 network on the same data:
 
-* ``bare``: one client after another in plain torch, parameters and gradients as views of flat vectors, and one
-  raw ``MPI_Allreduce``.
+* ``bare``: one client after another in plain torch, parameters and gradients as views of flat vectors, and
+  one raw ``MPI_Allreduce``.
 * ``pfl``: pfl-research, ``FederatedAveraging`` and ``SimulatedBackend``, with data as torch tensors and its
   processes connected by torch.distributed (gloo).
 
@@ -99,9 +99,8 @@ def module(work: Work):
     if work.network == "lenet5":
         convolutions = [nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)]
         layers = [each for one in convolutions for each in (one, nn.ReLU(), nn.MaxPool2d(2))]
-        return nn.Sequential(
-            *layers, nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)
-        )  # fmt: skip
+        dense = nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)
+        return nn.Sequential(*layers, nn.Flatten(), *dense)
     widths = [work.shape[0], *work.network, 10]
     layers = [each for a, b in zip(widths, widths[1:]) for each in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
@@ -226,7 +225,8 @@ def measure(name: str, seconds: float) -> list[dict]:
     for peer, theirs in times.items():
         low, middle, high = statistics.quantiles([b / a for a, b in zip(own, theirs[1:])], n=4)
         rows.append({
-            "workload": name, "ranks": world.size, "simulator": peer, "clients at a time": made.rounds.choice.group,
+            "workload": name, "ranks": world.size, "simulator": peer,
+            "clients at a time": made.rounds.choice.group,
             "ms": 1e3 * statistics.median(theirs[1:]), "ratio": middle, "quartiles": [low, high],
         })  # fmt: skip
     return rows
