@@ -112,7 +112,7 @@ def test_options_of_messages_and_samples(noise, compression, group):
 
 def digits(*overrides: str):
     """A round of the main job: its choice of groups, and the number of kernels."""
-    config = Config.load("jobs/digits_auc.toml", ["run.device=cuda", "run.reduction=fused", *overrides])
+    config = Config.load("jobs/digits_auc.toml", ["run.device=cuda", "algorithm.q=3", *overrides])
     _, _, _, simulation = rounds(config, 2)
     return simulation.rounds.choice, gpu.kernels.total()
 
@@ -125,13 +125,13 @@ def test_vectorised_clients_share_the_launches():
 
 
 @pytest.mark.parametrize(
-    "fitting, group, said",
+    "fitting, group, note",
     [
         (5, 4, "clients are vectorised, 4 at a time"),
         (1, 1, "clients are looped over: two of them exceed the memory of a GPU"),
     ],
 )
-def test_groups_fit_into_memory(monkeypatch, fitting, group, said):
+def test_groups_fit_into_memory(monkeypatch, fitting, group, note):
     evaluate = client_batching._evaluate
 
     def allocate(oracle, point, rows):
@@ -140,7 +140,7 @@ def test_groups_fit_into_memory(monkeypatch, fitting, group, said):
         evaluate(oracle, point, rows)
 
     monkeypatch.setattr(client_batching, "_evaluate", allocate)
-    assert digits()[0] == (group, said)
+    assert digits()[0] == (group, note)
     if group == 1:
         with pytest.raises(ConfigError, match="two exceed the memory of a GPU .*: set run.group = 1"):
             digits("run.group=all")

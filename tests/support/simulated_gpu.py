@@ -98,7 +98,7 @@ NO_SCALARS = {"mm", "addmm", "bmm", "baddbmm", "dot", "cat", "stack", "gather", 
 
 
 class Device:
-    """What the simulated GPUs have been asked for.
+    """Counts of the operations on the simulated GPUs.
 
     Attributes:
         kernels, waits, copies: numbers by operation; ``copies`` by "to device", "from device", and the same
