@@ -80,8 +80,8 @@ class ExecutionOptions(ParallelOptions):
     group: Annotated[Literal["auto", "all"] | Annotated[int, Field(ge=1)], BeforeValidator(_group)] = Field(
         "auto",
         description="number of clients that a rank steps at a time; 1 loops over clients, a larger number "
-        "vectorises them, which changes the last digits; auto: vectorised for small models with many clients, "
-        "on GPUs for all but large models",
+        "vectorises them, which changes the last digits; auto: vectorised for small models with many "
+        "clients, on GPUs for all but large models",
     )
     matrices: Literal["coordinator", "replicated"] = Field(
         "coordinator", description="where adaptive matrices are computed: on rank 0, or on every rank"
