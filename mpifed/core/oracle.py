@@ -248,12 +248,11 @@ class MinimaxOracle(Oracle):
 
     def _choose(self) -> Callable[[Sequence[torch.Tensor], Sample], Sequence[torch.Tensor]]:
         """Choose the function that evaluates the gradients at a point on a sample."""
-        if self._analytic is not None:
-            return lambda point, xi: self._tuple(self._analytic(*self._same_axes(point), xi.batch))
-        if self._compiled is not None:
-            return lambda point, xi: self._compiled(
-                *(block.expand(self._count, -1) for block in point), xi.evaluated
-            )
+        analytic, compiled = self._analytic, self._compiled
+        if analytic is not None:
+            return lambda point, xi: self._tuple(analytic(*self._same_axes(point), xi.batch))
+        if compiled is not None:
+            return lambda point, xi: compiled(*(b.expand(self._count, -1) for b in point), xi.evaluated)
         if self.batched:
             return lambda point, xi: self._blocks_of(
                 self._gradients.together(point, xi.evaluated, self._count)

@@ -616,7 +616,7 @@ class Sampler:
         if group[1] - group[0] == 1 and self._constant and not key[1]:
             return [self._full_sample(rows)] * max(1, self._draws.expected("sample") - k)
         dealt = self._dealt.get(key)
-        held = dealt.samples.get(group, ()) if dealt else ()
+        held = dealt.samples.get(group, []) if dealt else []
         if dealt is None or not 0 <= k - dealt.first < len(held):
             dealt = self._dealt[key] = self._deal(key, rows, k)
             held = dealt.samples[group]

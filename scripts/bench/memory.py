@@ -74,8 +74,8 @@ def work(problem: dict, batch_size: int, group: int | str) -> None:
     from mpifed.config.job import Config
     from mpifed.parallel.devices import keep_freed_memory
     from mpifed.parallel.world import world
-    from mpifed.simulation.state import needs
     from mpifed.simulation.simulation import Simulation
+    from mpifed.simulation.state import needs
 
     comm = world()
     config = Config.from_table(

@@ -62,7 +62,9 @@ def test_the_disk_is_full_for_a_while(small_disk, whole, size, check):
 def test_the_disk_stays_full(small_disk, whole, size, check):
     """The error names the newest checkpoint, which is intact; the job is resumed when there is space."""
     ballast = small_disk / "run" / "ballast"
-    faults = [f"0 fill:{ballast} {WRITE} 5"] + ["0 skip mpifed.storage.checkpoint:_expect_space 1"] * (not check)
+    faults = [f"0 fill:{ballast} {WRITE} 5"]
+    if not check:
+        faults.append("0 skip mpifed.storage.checkpoint:_expect_space 1")
     code, output = launch.launch(size, command(small_disk, *faults), LIMIT)
     assert code == 2 and "Traceback" not in output, output
     assert re.search(

@@ -6,9 +6,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 from click.testing import CliRunner
-from mpifed.cli.catalogue import EXAMPLES
 
 from mpifed.algorithms import ALGORITHMS
+from mpifed.cli.catalogue import EXAMPLES
 from mpifed.cli.main import cli
 from mpifed.cli.schema import rows_of
 from mpifed.config.tables import loads, read_table
