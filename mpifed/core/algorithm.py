@@ -68,7 +68,8 @@ class Now:
     """The current round, as passed to the functions of a method.
 
     Attributes:
-        round: number of the round, from 1; 0 for the start phases.
+        round: number of the round, from 1; 0 for the start phases. Rounds without participating clients
+            are not counted.
         steps: number of local steps per round.
         clients: N, the number of all clients.
         cohort: the number of clients that participate.

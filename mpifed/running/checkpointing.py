@@ -189,6 +189,7 @@ class Header(_Table):
     """The header of a checkpoint. A change requires a new :data:`mpifed.storage.checkpoint.FORMAT`."""
 
     round: NonNegativeInt
+    skipped: NonNegativeInt
     config: _Settings
     sizes: _Sizes
     data: dict[str, str]
@@ -225,6 +226,7 @@ class Snapshot:
         header = {
             "metrics": list(recorder.metrics),
             "round": simulation.round,
+            "skipped": simulation.rounds.skipped,
             "config": simulation.config.table(),
             "group": simulation.rounds.choice.group,
             "sizes": _sizes(simulation),
@@ -281,7 +283,7 @@ class Snapshot:
         rows = np.empty((len(simulation.clients.buffer), simulation.row_size), dtype)
         checkpoint.read_clients(self.path, rows, comm, simulation.placement)
         simulation.take_rows(torch.from_numpy(rows))
-        simulation.restore(self.round, self.header["unsent"])
+        simulation.restore(self.round, self.header["skipped"], self.header["unsent"])
         simulation.infeasible = self.header["infeasible"]
         recorder.restore(self.header, self._history() if comm.rank == 0 else {})
 

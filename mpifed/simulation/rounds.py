@@ -70,6 +70,7 @@ class Rounds:
         compressor: compresses and scales messages.
         traffic, clock: communication volume, and simulated time of federated clients.
         costs: running totals of this rank.
+        skipped: number of rounds in which no client participated. ``Now.round`` does not count them.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Rounds:
         self.hosted, self.costs = placement.clients_of(transport.comm.rank), Costs()
         self.clock = FederatedClock(config.clock, config.seed, self.hosted)
         self.traffic = Traffic(memory.shared.layout, memory.shared.buffer.element_size())
-        self._reported_absence = False
+        self.skipped, self._reported_absence = 0, False
         self.coordinator = Coordinator(
             config.algorithm,
             transport,
@@ -150,7 +151,7 @@ class Rounds:
         """
         began, communicated, controls = time.perf_counter(), self.transport.seconds, 0.0
         self.clock.begin_round()
-        self.executor.begin(r)
+        self.executor.begin(r - self.skipped)
         cohort = number = None
         for stage in self._stages if r else self._start:
             if stage.cohort != number:
@@ -158,6 +159,7 @@ class Rounds:
             cohort = self.coordinator.participating(r, stage.number, cohort)
             if not len(cohort.members):
                 controls += self._skip(r, cohort, control)
+                self.skipped += stage.number == 0
                 break
             controls += self._phase(r, stage, cohort, control)
             control = 0.0  # only the first Allreduce includes it
@@ -186,7 +188,7 @@ class Rounds:
 
     def _now(self, r: int, cohort: Cohort) -> Now:
         return Now(
-            r, local_steps(self.config.algorithm), self.problem.clients, len(cohort.members),
+            r - self.skipped, local_steps(self.config.algorithm), self.problem.clients, len(cohort.members),
             self.coordinator.cohort_weight(cohort), self.coordinator.participants.unbiased,
             self.problem.sets, self.executor.oracle.blocks,
             getattr(self.problem, "phi", None),

@@ -172,9 +172,9 @@ class Simulation:
         self._update_output()
         return controls
 
-    def restore(self, round: int, unsent: list[str]) -> None:
+    def restore(self, round: int, skipped: int, unsent: list[str]) -> None:
         """Continue after ``round``; the records must have been restored before. Collective."""
-        self.round, self.rounds.traffic.unsent = round, set(unsent)
+        self.round, self.rounds.skipped, self.rounds.traffic.unsent = round, skipped, set(unsent)
         self.rounds.average_clients()
 
     @property

@@ -28,7 +28,7 @@ from mpifed.storage.hdf5 import creating, expect_digest, opened
 __all__ = ["write", "newest", "read_clients", "FORMAT"]
 
 #: Format number. The header and the arrays of a format never change.
-FORMAT = 3
+FORMAT = 4
 #: Maximum size of a block of client rows in bytes.
 BLOCK = 64 * 2**20
 #: Bytes that must remain free in addition to a checkpoint's data, for HDF5's metadata.

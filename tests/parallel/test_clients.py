@@ -16,7 +16,7 @@ from reference.local_sgda import local_sgda
 from resumed import iterates, resumed
 
 from mpifed import Algorithm, Phase, Record, resume, run
-from mpifed.algorithms import SAGDA, LocalSGDA
+from mpifed.algorithms import CDMAADA, SAGDA, CODAPlus, LocalSGDA, LocalSGDAPlus
 from mpifed.core.compression import Message
 from mpifed.core.noise import Gaussian
 from mpifed.core.participation import Participation, inclusion
@@ -355,6 +355,27 @@ def test_rounds_without_clients_change_nothing(comm, out, capfd, group):
         assert (np.diff(result.costs["phases"]) > 0).tolist() == moved
         assert (np.diff(result.costs["federated_seconds"]) > 0).tolist() == moved
         np.testing.assert_array_equal(result.costs["round"], np.arange(7))
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        LocalSGDAPlus(q=2, S=4, eta_x=0.05, eta_y=0.04),
+        CODAPlus(K=2, T=1, eta=0.05, growth=1.0),
+        CDMAADA(K=2, eta_x=0.05, eta_y=0.04),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_methods_do_not_count_rounds_without_clients(comm, out, method):
+    """Snapshots, stages and step sizes are those of a run without the rounds 1 and 3."""
+    points = []
+    for number, rounds in enumerate([(2, 4, 5), (1, 2, 3)]):
+        everyone = [(r, k) for r in rounds for k in range(CLIENTS)]
+        trace = trace_file(out, comm, everyone)
+        law = {"name": "trace", "file": trace}
+        result = run(job(f"{out}/{number}", method, {"availability": law}, rounds=max(rounds)), comm)
+        points.append(torch.cat(list(result.point.values())))
+    assert torch.equal(*points)
 
 
 def test_runs_in_which_all_clients_drop_out(comm, out):
