@@ -78,7 +78,7 @@ def test_damage_is_detected_at_every_place(tmp_path):
 @pytest.mark.parametrize("content, reason", [
     (b"\x89HDF\r\n\x1a\n" + bytes(1000), "it is of format 1, expected format 4"),
     (b"mpifed checkpoint 9\n0123\n" + bytes(1000), "it is of format 9, expected format 4"),
-    (b"mpifed checkpoint 3\n0123\n" + bytes(1000), "its bytes do not match their digest"),
+    (b"mpifed checkpoint 4\n0123\n" + bytes(1000), "its bytes do not match their digest"),
     (b"", "it is no checkpoint, expected format 4"),
     (bytes(1000), "it is no checkpoint, expected format 4"),
 ])  # fmt: skip
