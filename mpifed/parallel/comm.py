@@ -156,42 +156,34 @@ class MpiComm(SerialComm):
 
     def allreduce_(self, array, op="sum"):
         operation = {"sum": self._mpi.SUM, "max": self._mpi.MAX, "min": self._mpi.MIN}[op]
-        self.calling = "Allreduce"
         for piece in _pieces(array):
-            self._comm.Allreduce(self._mpi.IN_PLACE, piece, operation)
-        self.calling = ""
+            self._call("Allreduce", self._comm.Allreduce, self._mpi.IN_PLACE, piece, operation)
 
     def bcast_(self, array, root=0):
-        self.calling = "Bcast"
         for piece in _pieces(array):
-            self._comm.Bcast(piece, root)
-        self.calling = ""
+            self._call("Bcast", self._comm.Bcast, piece, root)
 
     def alltoallv(self, send, counts, receive, from_counts):
-        self.calling = "Alltoallv"
-        self._comm.Alltoallv([_checked(send), counts], [_checked(receive), from_counts])
-        self.calling = ""
+        received = [_checked(receive), from_counts]
+        self._call("Alltoallv", self._comm.Alltoallv, [_checked(send), counts], received)
 
     def allgatherv(self, send, receive, counts):
-        self.calling = "Allgatherv"
-        self._comm.Allgatherv(_checked(send), [_checked(receive), counts])
-        self.calling = ""
+        self._call("Allgatherv", self._comm.Allgatherv, _checked(send), [_checked(receive), counts])
 
     def send(self, array, to):
-        self.calling = f"Send to rank {to}"
         for piece in _pieces(array):
-            self._comm.Send(piece, to)
-        self.calling = ""
+            self._call(f"Send to rank {to}", self._comm.Send, piece, to)
 
     def receive(self, array, source):
-        self.calling = f"Recv from rank {source}"
         for piece in _pieces(array):
-            self._comm.Recv(piece, source)
-        self.calling = ""
+            self._call(f"Recv from rank {source}", self._comm.Recv, piece, source)
 
     def barrier(self):
-        self.calling = "Barrier"
-        self._comm.Barrier()
+        self._call("Barrier", self._comm.Barrier)
+
+    def _call(self, name, function, *arguments) -> None:
+        self.calling = name
+        function(*arguments)
         self.calling = ""
 
     def split(self, color):

@@ -37,6 +37,8 @@ __all__ = ["Transport", "SingleRank", "Host", "CudaMpi", "Nccl", "Shm", "choose_
 
 #: Maximum size in bytes for which messages are faster than the barriers of shared memory.
 SHORT = 2**15
+#: Maximum size in bytes of messages of a GPU whose checksum is computed on the host.
+CHECKED = 2**22
 #: Time limits in seconds for setting up NCCL, and for connecting to one address.
 SETUP_TIMEOUT, CONNECT_TIMEOUT = 120, 10
 #: Time limit of a single NCCL call. Ranks may wait while rank 0 writes a long checkpoint; the watchdog of the
@@ -171,7 +173,7 @@ class Host(Transport):
         self.comm.allreduce_(array)
         self._count_sum(start, array.nbytes)
         if self.copies:
-            self.checksum = float(array.sum())
+            self.checksum = float(array.sum()) if array.nbytes <= CHECKED else None
             with self.queued():
                 tensor.copy_(host, non_blocking=True)
         return float(array[-1])
