@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The gallery: every method that solves a problem, tuned alike, in one picture a problem.
+"""Creates the gallery: for each problem, a page that compares all methods that can solve it.
 
 python scripts/gallery.py [PROBLEM ...] [options]
 
-For each PROBLEM, a file of jobs/gallery (by default all of them), `mpifed tune` finds the best settings of
-every method, `mpifed sweep` carries these out on seeds that have chosen nothing, and
-docs/gallery/PROBLEM.md is written with its picture, then docs/gallery/index.md from all pages there are.
-What is done already is passed over, so the same command goes on after an interruption.
+For each PROBLEM, a job file in jobs/gallery (default: all), `mpifed tune` searches the best settings of every
+method with the same budget, and `mpifed sweep` runs them with new seeds. Then docs/gallery/PROBLEM.md and its
+figures are written, and docs/gallery/index.md is updated. Complete runs are skipped, so the same command
+continues after an interruption.
 
 python scripts/gallery.py Saddle
 python scripts/gallery.py --draw
@@ -31,13 +31,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def carry_out(job: Path) -> int:
-    """Search, then run what was found; the first exit code that is not 0."""
+    """Run the search and the best settings; return the first exit code that is not 0."""
     best = tuning(job).out / BEST
     return run(["tune", str(job)], 1) or run(["sweep", str(best)], 1)
 
 
 def publish(job: Path, pages: Path) -> Path:
-    """Write the page of a problem and its pictures."""
+    """Write the page of a problem and its figures; return the path of the page."""
     found = standings(job)
     pages.mkdir(parents=True, exist_ok=True)
     picture(found, pages / f"{job.stem}.png")
@@ -51,10 +51,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="PROBLEM", help="a file of the jobs without its ending")
-    parser.add_argument("--draw", action="store_true", help="write pages of what is there, run nothing")
-    parser.add_argument("--jobs", type=Path, default=ROOT / "jobs/gallery", help="folder of the job files")
-    parser.add_argument("--pages", type=Path, default=ROOT / "docs/gallery", help="folder of the pages")
+    parser.add_argument("names", nargs="*", metavar="PROBLEM", help="name of a job file without .toml")
+    parser.add_argument("--draw", action="store_true", help="write the pages from existing runs")
+    parser.add_argument("--jobs", type=Path, default=ROOT / "jobs/gallery", help="folder of job files")
+    parser.add_argument("--pages", type=Path, default=ROOT / "docs/gallery", help="output folder")
     given = parser.parse_args()
     known = sorted(path.stem for path in given.jobs.glob("*.toml"))
     for name in given.names:

@@ -1,4 +1,4 @@
-"""The pictures of the gallery: the best methods in colour, all others in grey behind them."""
+"""The figures of the gallery: the best methods in colour in front of all others in grey."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from PIL import Image
 from gallery_standings import PAID, Entry, Standings
 from mpifed.report.figures import DIVERGED, Axis, counted, draw_setting
 
-#: Methods in colour in the panels above, and in each of those below.
+#: Number of methods in colour per panel.
 SHOWN = 6
-#: Panels in a row.
+#: Number of panels per row.
 ACROSS = 3
 DPI = 100
-#: Pixels of the picture and of its thumbnail.
+#: Width of the figure, and width and height of its thumbnail, in pixels.
 WIDTH, SMALL = 1200, (220, 132)
-#: Colours of a file: few enough to keep it small.
+#: Number of colours in a file, which limits its size.
 COLOURS = 48
 
 
 def picture(found: Standings, path: Path) -> None:
-    """The metric against rounds, oracle calls and bytes with the best in colour; below, where there are more,
-    all methods by six, in the order of the page's table, against oracle calls."""
+    """Plot the metric against rounds, oracle calls and bytes, with the best methods in colour.
+
+    Panels below plot the other methods against oracle calls, six per panel in the order of the page's table.
+    """
     above, rest = found.entries[:SHOWN], found.entries[SHOWN:]
     groups = [rest[start : start + SHOWN] for start in range(0, len(rest), SHOWN)]
     rows = 1 + -(-len(groups) // ACROSS)
@@ -40,7 +42,7 @@ def picture(found: Standings, path: Path) -> None:
     for number, (cell, group) in enumerate(zip(grid[1:].flat, groups)):
         _draw(cell, found, PAID[1], group)
         first = SHOWN * (number + 1) + 1
-        _legend(cell, f"places {first} to {first + len(group) - 1}")
+        _legend(cell, f"ranks {first} to {first + len(group) - 1}")
     for cell in grid[1:].flat[len(groups) :]:
         cell.remove()
     for row in grid:
@@ -49,7 +51,7 @@ def picture(found: Standings, path: Path) -> None:
 
 
 def thumbnail(found: Standings, path: Path) -> None:
-    """The best against rounds, without words."""
+    """Plot the best methods against rounds, without text."""
     figure = Figure(figsize=(SMALL[0] / DPI, SMALL[1] / DPI), dpi=DPI, facecolor="white")
     cell = figure.subplots(gridspec_kw=dict(left=0.02, right=0.98, bottom=0.03, top=0.97))
     _draw(cell, found, PAID[0], found.entries[:SHOWN])
@@ -92,7 +94,11 @@ def _legend(cell, title: str) -> None:
 
 
 def heights(found: Standings) -> tuple[float, float, str]:
-    """From a little past the best value to a little past the start: what diverges leaves the picture."""
+    """Return the limits and the scale of the vertical axis.
+
+    The axis extends from slightly beyond the best value to slightly beyond the start, so curves that diverge
+    leave the figure.
+    """
     curves = [one.setting.curve(found.metric).median for one in found.entries]
     start = float(np.nanmedian([curve[0] for curve in curves]))
     values = np.concatenate(curves)
@@ -108,7 +114,7 @@ def heights(found: Standings) -> tuple[float, float, str]:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """As a PNG with a palette; an octree's keeps the colours of thin lines, a median cut's does not."""
+    """Write a PNG with a palette. An octree keeps the colours of thin lines, a median cut does not."""
     with io.BytesIO() as file:
         figure.savefig(file, format="png")
         image = Image.open(file).convert("RGB")

@@ -13,41 +13,45 @@ from mpifed.problems import PROBLEMS
 from mpifed.report.figures import Axis
 
 MARK = "<!-- written by scripts/gallery.py -->"
-#: The head of a page has a line of these for each cost, from which the index is made.
-FIRST = "first by"
-#: An interval of a factor that is wider than this by a factor says that some seeds diverge and others do not.
-UNSURE = 1e6
-#: Problems without a page.
+#: The front matter of a page has an entry "fewest COST" with the best method for each cost, which the index
+#: reads.
+FIRST = "fewest"
+#: Intervals of a ratio whose ends differ by more than this factor are not shown.
+WIDEST = 1e6
+#: Problems without a page → the reason.
 ABSENT = {
-    "TextAUC": "its texts do not come with the package",
-    "FewShotMAML": "a pilot on digits learnt nothing in 24 rounds, at seconds a run",
+    "TextAUC": "its texts are not part of the package",
+    "FewShotMAML": "in a pilot with digits, 24 rounds did not improve the accuracy",
 }
 INDEX = f"""{MARK}
 
 # Gallery
 
-Every problem of the package with every method that solves it, at its best. The search for a method's settings
-(`mpifed tune`) takes the same number of oracle calls for each. Validation data choose where there are any,
-and pages show seeds that have chosen nothing. Problems and searches are small, some minutes each on one core:
-who is first here is first at this size. One command makes a page anew:
+For every problem, the gallery compares all methods that can solve it, with tuned settings. `mpifed tune`
+searches the settings of each method with the same number of oracle calls. If a problem has validation data,
+they select the best settings. These are then run with new seeds, which the pages show. The problems and
+searches are small (some minutes each on one core), so the rankings are valid for this size only. The
+following command creates a page:
 
 ```
 python scripts/gallery.py Saddle
 ```
 
-A page names a level, what half of the methods come to with every seed. First is who pays least for it, mean
-over the seeds; the page says by how much, with an interval.
+Each page defines a target level of the metric that at least half of the methods reach with every seed. The
+table lists the methods that reach this level at the lowest mean cost over the seeds. The pages show by how
+much they lead, with confidence intervals.
 
 """
 AFTER = """
-How much is luck: with global steps of 1, as here, FSGDA, LocalSGDA and CDMANC are one method, searched three
-times. What lies between their rows on a page is what the search leaves to chance. FLRA keeps an adversary at
-each client, and so solves another problem than its rivals where clients differ.
+The search is random, too. With global step sizes of 1, as here, FSGDA, LocalSGDA and CDMANC are the same
+method, tuned three times. The differences between their rows on a page show how much the results vary between
+searches. FLRA uses one y per client. If the clients differ, it therefore solves a different problem than the
+other methods.
 """
 
 
 def page(found: Standings, job: Path) -> str:
-    """The page of a problem."""
+    """Return the page of a problem."""
     name, metric = found.problem.__name__, found.metric
     level = f"{metric} {'≥' if found.maximised else '≤'} {found.level:g}"
     about = " ".join((found.problem.__doc__ or "").strip().split("\n\n")[0].split())
@@ -59,41 +63,44 @@ def page(found: Standings, job: Path) -> str:
         f"{about}{f' ({source})' if source else ''}",
         _setting(found, job),
         f"![{metric} against rounds, oracle calls and bytes]({name}.png)",
-        f"*{_bands(found)} Grey: the other methods. Dotted: the level, {level}. Methods come in the order of "
-        "the table.*",
-        "## Who wins",
+        f"*{_bands(found)} Grey: other methods. Dotted line: the target level, {level}. Methods are "
+        "ordered as in the table.*",
+        "## Best methods",
         "\n".join(_sentences(found)),
         "## All methods",
-        f"{metric}: at the end, mean and standard deviation. {_lost(found)}*behind*: interval of what the "
-        f"method is behind the first, {'a factor' if found.ratios else 'a difference'}, seed by seed"
-        f"{' (–: some seeds diverge)' if found.ratios else ''}. Then what it pays to come to {level} with "
-        "every seed.",
+        f"*{metric}*: mean and standard deviation of the final value. {_diverged(found)}*behind*: 95 % "
+        f"confidence interval of the {'ratio to' if found.ratios else 'difference from'} the best method, "
+        f"paired by seed{' (–: the ends differ by a factor above 1e6)' if found.ratios else ''}. Last "
+        f"columns: mean cost of a run to reach {level} (–: not reached by every seed).",
         "\n".join(_table(found)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _bands(found: Standings) -> str:
-    """What the lines and bands of the picture are."""
-    said = "Median of the seeds, bands from the 10 % to the 90 % quantile."
+    """Describe the lines and bands of the figure."""
+    text = "Lines: median over the seeds; bands: 10 % to 90 % quantile."
     if heights(found)[2] == "linear":
-        said = "Mean of the seeds, bands of one standard deviation."
-    more = " Of a method with seeds that diverge: median of the others, each seed thin, crosses where lost."
-    return said + more * any(one.spread.finite is not None for one in found.entries)
+        text = "Lines: mean over the seeds; bands: one standard deviation."
+    more = (
+        " If some seeds of a method diverge: median of the other seeds, thin lines for single seeds, crosses "
+        "at the divergence."
+    )
+    return text + more * any(one.spread.finite is not None for one in found.entries)
 
 
-def _lost(found: Standings) -> str:
-    """What the table has of methods with seeds that diverge, where there are any."""
+def _diverged(found: Standings) -> str:
+    """Describe the rows of methods with diverged seeds, if there are any."""
     if all(one.spread.finite is None for one in found.entries):
         return ""
     return (
-        "A method with seeds that diverge comes behind all with fewer such seeds, and has the median of the "
-        "others, the least and the largest. "
+        "Methods are ranked first by the number of diverged seeds; a method with diverged seeds is shown "
+        "with the median, minimum and maximum of the other seeds. "
     )
 
 
 def _setting(found: Standings, job: Path) -> str:
-    """The task and the search."""
+    """Describe the problem and the search."""
     table, tune = found.tuning.table, found.tuning.tune
     with job.open(encoding="utf-8") as file:
         title = file.readline().removeprefix("#").strip()
@@ -101,40 +108,41 @@ def _setting(found: Standings, job: Path) -> str:
     rest = {key: value for key, value in table.items() if key not in ("run", "problem")}
     words = ", ".join(f"{key} = {json.dumps(value)}" for key, value in (flatten(own) | flatten(rest)).items())
     return (
-        f"{title} `{words}`. The search for each method takes as many oracle calls as {tune.runs} whole runs "
-        f"of the costliest; {tune.fresh or tune.seeds} other seeds are shown. All settings: "
+        f"{title} `{words}`. The search for each method uses as many oracle calls as {tune.runs} complete "
+        f"runs of the costliest method. The results are for {tune.fresh or tune.seeds} new seeds. Job file: "
         f"`jobs/gallery/{job.name}`."
     )
 
 
 def _sentences(found: Standings) -> list[str]:
-    """Who is first at the end and by each cost, and by how much."""
+    """Name the best method by final value and by each cost, and by how much it leads."""
     lead = found.final_lead()
     first = lead.first.spread
     value = f"{found.metric} {_spread(lead.first) if first.finite else _number(first.mean)}"
-    said = [f"- **At the end**: {lead.first.name}, {value}{_ahead(lead)}"]
+    lines = [f"- **Final value**: {lead.first.name}, {value}{_ahead(lead)}"]
     for axis in PAID:
         by_cost = found.lead(axis)
         if by_cost is None:
-            said.append(f"- **By {axis.name}**: no method comes to the level with every seed.")
+            lines.append(f"- **Fewest {axis.name}**: no method reaches the level with every seed.")
         else:
             size, unit = _unit(axis, found)
             words = axis.name if axis.name != "bytes" else unit
             cost = _number(_mean(by_cost.first, axis) / (size if axis.name == "bytes" else 1))
-            said.append(f"- **By {axis.name}**: {by_cost.first.name}, {cost} {words}{_ahead(by_cost)}")
-    return said
+            lines.append(f"- **Fewest {axis.name}**: {by_cost.first.name}, {cost} {words}{_ahead(by_cost)}")
+    return lines
 
 
 def _ahead(lead: Lead) -> str:
     if lead.second is None:
         return "."
-    lost = f", {lead.lost} of them with seeds that diverge" if lead.lost else ""
-    behind = f"{lead.behind} of {lead.rivals} are behind by their whole interval{lost}."
+    lost = f"; some seeds of {lead.lost} diverge" if lead.lost else ""
+    behind = f"{lead.behind} of {lead.rivals} other methods are significantly behind{lost}."
     if math.isnan(lead.low):
-        return f". The next, {lead.second.name}: {_spread(lead.second)}. {behind}"
+        return f". The next method, {lead.second.name}: {_spread(lead.second)}. {behind}"
     gap = f"{'a factor of ' if lead.ratio else ''}{_number(lead.ahead)}"
-    doubt = "" if lead.low > (1 if lead.ratio else 0) else ", not told apart"
-    return f". The next, {lead.second.name}, is {gap} behind ({_ends(lead.low, lead.high)}{doubt}). {behind}"
+    doubt = "" if lead.low > (1 if lead.ratio else 0) else ", not significant"
+    ends = _ends(lead.low, lead.high)
+    return f". The next method, {lead.second.name}, is behind by {gap} ({ends}{doubt}). {behind}"
 
 
 def _table(found: Standings) -> list[str]:
@@ -159,7 +167,7 @@ def _spread(one: Entry) -> str:
 
 def _behind(one: Entry, found: Standings) -> str:
     low, high = found.behind(one)
-    if found.ratios and high > UNSURE * low:
+    if found.ratios and high > WIDEST * low:
         return "–"
     return "" if one is found.entries[0] or math.isnan(low) else _ends(low, high)
 
@@ -169,19 +177,19 @@ def _ends(low: float, high: float) -> str:
 
 
 def _mean(one: Entry, axis: Axis) -> float:
-    """What the level costs the method."""
+    """Return the mean cost of reaching the level."""
     paid = one.paid[axis.name].values()
     return math.fsum(paid) / len(paid)
 
 
 def _unit(axis: Axis, found: Standings) -> tuple[float, str]:
-    """The unit of an axis: its size and its name."""
+    """Return the size and the name of the unit of an axis."""
     size = axis.scale(found.settings)[0]
     return size, dict(axis.units)[size]
 
 
 def _number(value: float) -> str:
-    """Three digits."""
+    """Format a number with three significant digits."""
     return f"{value:.3g}" if abs(value) < 1000 or abs(value) >= 1e6 else f"{value:.0f}"
 
 
@@ -190,7 +198,7 @@ def _first(lead: Lead | None) -> str:
 
 
 def index(pages: Path) -> str:
-    """The first page, from the others that there are; it names the problems that have none."""
+    """Return the index of the existing pages; it names the problems without a page."""
     heads = [f"{FIRST} {axis.name}" for axis in PAID]
     rows = [f"| problem | {' | '.join(heads)} | |", "|---" * (2 + len(heads)) + "|"]
     there = {path.stem: path for path in sorted(pages.glob("*.md")) if path.name != "index.md"}
@@ -198,6 +206,6 @@ def index(pages: Path) -> str:
         lines = path.read_text(encoding="utf-8").splitlines()[1 : 1 + len(heads)]
         first = " | ".join(line.rpartition(": ")[2] for line in lines)
         rows.append(f"| [{name}]({name}.md) | {first} | [![{name}]({name}_small.png)]({name}.md) |")
-    lacking = {name: ABSENT.get(name, "not run yet") for name in PROBLEMS if name not in there}
-    absent = "; ".join(f"{name}, {reason}" for name, reason in lacking.items())
-    return INDEX + "\n".join(rows) + "\n" + AFTER + f"\nNo page: {absent}.\n"
+    missing = {name: ABSENT.get(name, "not run yet") for name in PROBLEMS if name not in there}
+    absent = "; ".join(f"{name} ({reason})" for name, reason in missing.items())
+    return INDEX + "\n".join(rows) + "\n" + AFTER + f"\nProblems without a page: {absent}.\n"

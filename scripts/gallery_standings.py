@@ -1,4 +1,4 @@
-"""How the methods stand on a problem: what each ends with, and what each pays to come to a level."""
+"""Ranking of the methods on a problem: by the final value, and by the cost of reaching a target level."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from mpifed.report.figures import AXES, Axis
 from mpifed.report.statistics import Spread, ranking_key
 from mpifed.storage.results import find_runs, load
 
-#: What a level is paid in. Seconds would be those of the machine at hand.
+#: Costs of reaching a level. Seconds are left out, because they depend on the machine.
 PAID = AXES[:3]
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """A method at its best.
+    """A method with its best settings.
 
     Attributes:
-        setting: its runs, on seeds that have chosen nothing.
-        tuned: what the search has found, in words.
-        finals: seed → the metric at the end, NaN of a run that diverged.
-        paid: name of an axis → seed → what the run had cost when it came to the level; no axes where a seed
-            does not come to it.
+        setting: runs with seeds that were not used in the search.
+        tuned: the settings found by the search, as text.
+        finals: seed → final value of the metric, NaN for a run that diverged.
+        paid: name of a cost → seed → cost until the level is reached; empty unless every seed reaches it.
     """
 
     setting: Setting
@@ -43,21 +42,22 @@ class Entry:
 
     @property
     def spread(self) -> Spread:
-        """Of the final values."""
+        """Mean and deviation of the final values."""
         return Spread.from_values(self.finals.values())
 
 
 @dataclass(frozen=True)
 class Lead:
-    """The first by some count, and by how much.
+    """The lead of the best method by some quantity.
 
     Attributes:
-        first, second: the best and the next, ``None`` where there is no next.
-        ahead, low, high: by how much the first is ahead of the next, mean over the seeds and the ends of its
-            interval: a factor of ``ratio``, else a difference.
-        behind: of how many ``rivals`` the interval says that they are behind the first, and with them those
-            of which seeds diverge where none of the first's does.
-        lost: of how many rivals some seeds diverge.
+        first, second: the best and the next method; ``second`` is ``None`` if there is only one method.
+        ahead, low, high: lead over the next method, mean over the seeds with its confidence interval. It is
+            a factor if ``ratio`` is true, otherwise a difference.
+        behind: number of other methods that are significantly behind, including those with diverged seeds if
+            all seeds of the best method are finite.
+        lost: number of other methods with diverged seeds.
+        rivals: number of other methods.
     """
 
     first: Entry
@@ -76,9 +76,9 @@ class Standings:
     """The methods on a problem, the best first.
 
     Attributes:
-        problem: its class.
-        metric: what is compared; more of it is better where ``maximised``.
-        level: the value that costs are told for: half of the methods come to it, with every seed.
+        problem: class of the problem.
+        metric: the metric that is compared, to be maximised if ``maximised``.
+        level: target level of the costs, which at least half of the methods reach with every seed.
         tuning: the search.
     """
 
@@ -95,30 +95,29 @@ class Standings:
 
     @property
     def ratios(self) -> bool:
-        """Whether final values are compared by their ratios: errors, where none is 0."""
+        """Whether final values are compared by ratios: positive values of a metric to minimise."""
         return not self.maximised and all(
             value > 0 or math.isnan(value) for one in self.entries for value in one.finals.values()
         )
 
     def scaled(self, one: Entry) -> dict[int, float]:
-        """Final values by seed such that less is better and differences are what is told: of ratios the
-        logarithms."""
+        """Return final values by seed on a scale to minimise; logarithms if ratios are compared."""
         sign = -1 if self.maximised else 1
         return {
             seed: math.log10(value) if self.ratios else sign * value for seed, value in one.finals.items()
         }
 
     def final_lead(self) -> Lead:
-        """Who ends ahead."""
+        """Return the lead of the method with the best final value."""
         return _lead([(one, self.scaled(one)) for one in self.entries], self.ratios)
 
     def behind(self, one: Entry) -> tuple[float, float]:
-        """The interval of what a method is behind the first at the end: of a factor or a difference."""
+        """Return the confidence interval of the ratio to, or difference from, the best final value."""
         low, high = _gap(self.scaled(one), self.scaled(self.entries[0]))
         return (10**low, 10**high) if self.ratios else (low, high)
 
     def lead(self, axis: Axis) -> Lead | None:
-        """Who comes to the level at the least cost; ``None`` where nobody does with all seeds."""
+        """Return the lead by the cost of reaching the level; ``None`` if no method does with all seeds."""
         paid = [(one, one.paid[axis.name]) for one in self.entries if one.paid]
         paid.sort(key=lambda pair: math.fsum(pair[1].values()))
         logs = [(one, {seed: math.log10(max(cost, 1)) for seed, cost in cost.items()}) for one, cost in paid]
@@ -126,31 +125,31 @@ class Standings:
 
 
 def _lead(ranked: Sequence[tuple[Entry, Mapping[int, float]]], ratio: bool) -> Lead:
-    """The lead of the first, where less is better; of ratios the values are logarithms."""
+    """Return the lead of the first method. Values are to be minimised; for ratios they are logarithms."""
     (first, best), *others = ranked
     gaps = [_gap(own, best) for _, own in others]
     whole, *rest = (all(map(math.isfinite, own.values())) for _, own in ranked)
     behind = sum(low > 0 or (whole and not one) for one, (low, _) in zip(rest, gaps))
-    said = (math.nan,) * 3
+    lead = (math.nan,) * 3
     if others:
         own = others[0][1]
-        said = (math.fsum(own[seed] - best[seed] for seed in best) / len(best), *gaps[0])
-    ahead, low, high = (10**value for value in said) if ratio else said
+        lead = (math.fsum(own[seed] - best[seed] for seed in best) / len(best), *gaps[0])
+    ahead, low, high = (10**value for value in lead) if ratio else lead
     second = others[0][0] if others else None
     return Lead(first, second, ahead, low, high, behind, rest.count(False), len(others), ratio)
 
 
 def _gap(own: Mapping[int, float], best: Mapping[int, float]) -> tuple[float, float]:
-    """The interval of the difference, seed by seed; NaN where a value is not finite."""
+    """Return the confidence interval of the difference, paired by seed; NaN if a value is not finite."""
     gaps = [own[seed] - best[seed] for seed in best]
     return interval(gaps) if all(map(math.isfinite, gaps)) else (math.nan, math.nan)
 
 
 def standings(job: Path) -> Standings:
-    """What the runs of a job's best settings have come to.
+    """Rank the methods of a job by the runs with their best settings.
 
     Raises:
-        ValueError: some of the methods have not been run.
+        ValueError: runs of some methods are missing.
     """
     search = tuning(job)
     settings = settings_of([load(path) for path in find_runs([search.out / "best"])])
@@ -171,13 +170,13 @@ def standings(job: Path) -> Standings:
 
 
 def _reached(setting: Setting, metric: str) -> float:
-    """The best value that a method comes to with every seed: that of its worst seed."""
+    """Return the best value that a method reaches with every seed, i.e. the best value of its worst seed."""
     best, worst = (np.nanmax, min) if setting.maximises(metric) else (np.nanmin, max)
     return float(worst(best(run.metrics[metric]) for run in setting.runs))
 
 
 def _level(reached: Sequence[float], maximised: bool) -> float:
-    """The middle one of the values that methods come to, to two digits on the side where it is met."""
+    """Return the median of the values that the methods reach, rounded to two digits so that it is reached."""
     ranked = sorted(reached, reverse=maximised)
     middle = ranked[len(ranked) // 2]
     if not middle:

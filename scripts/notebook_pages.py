@@ -1,6 +1,6 @@
-"""A page of the documentation for each notebook in docs/notebooks: a hook of mkdocs.yml.
+"""Hook of mkdocs.yml that converts the notebooks in docs/notebooks to pages.
 
-Outputs are those that the notebooks are committed with; nothing is executed.
+Notebooks are not executed; the pages show the stored outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def on_files(files: Files, config) -> Files:
 
 
 def page(path: Path) -> str:
-    """A notebook as Markdown; the title comes first, then a link to the notebook itself."""
+    """Convert a notebook to Markdown: its title, a link to the notebook, and the other cells."""
     first, *cells = nbformat.read(path, as_version=4).cells
     title, _, text = first.source.partition("\n")
     parts = [title, f"[This page as a notebook]({path.name})", text]
@@ -32,7 +32,7 @@ def page(path: Path) -> str:
 
 
 def shown(output: nbformat.NotebookNode) -> str:
-    """An output: a figure, a table, or text."""
+    """Convert an output of a cell: a figure, a table, or text."""
     data = output.get("data", {})
     if "image/png" in data:
         return f"![figure](data:image/png;base64,{data['image/png'].strip()})"

@@ -196,9 +196,9 @@ def test_a_page_counts_the_seeds_that_diverge(tmp_path, monkeypatch):
     assert [row[1] for row in rows] == ["LocalSGDA", "SmoothedGDA"], "a lost seed ranks behind"
     assert rows[0][3] == "0.6 ± 0.1" and rows[1][3] == "median 0.2 (0.1 to 0.3), 2 of 3 finite"
     assert "not finite" not in text and "nan" not in text
-    assert "The next, SmoothedGDA: median 0.2 (0.1 to 0.3), 2 of 3 finite. 1 of 1 are behind" in text
-    assert "1 of them with seeds that diverge" in text and "comes behind all with fewer such seeds" in text
-    assert "Median of the seeds, bands from the 10 % to the 90 % quantile." in text
+    assert "The next method, SmoothedGDA: median 0.2 (0.1 to 0.3), 2 of 3 finite. 1 of 1 other" in text
+    assert "some seeds of 1 diverge" in text and "ranked first by the number of diverged seeds" in text
+    assert "Lines: median over the seeds; bands: 10 % to 90 % quantile." in text
     figures = []
     monkeypatch.setattr(gallery_figure, "_save", lambda figure, path: figures.append(figure))
     picture(found, tmp_path / "a.png")
