@@ -110,20 +110,20 @@ class Transport:
 
     @contextlib.contextmanager
     def queued(self):
-        """Count the time that the device spends on the work queued in this block, once it is done."""
+        """Measure the time that the device spends on the work queued in this block, for :meth:`waited`."""
         if self.device.type != "cuda":
             start = time.perf_counter()
             yield
             self.count(start, 0)
             return
-        events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
         events[0].record()
         yield
         events[1].record()
         self._on_device.append(events)
 
     def waited(self) -> None:
-        """Count the time of queued work; to be called after the host has waited for the device."""
+        """Count the time of queued work. Call this after the host has waited for the device."""
         for begin, end in self._on_device:
             self.seconds += begin.elapsed_time(end) / 1000
         self._on_device.clear()
@@ -183,7 +183,7 @@ class Host(Transport):
         host = self._on_host(tensor, send=root)
         start = time.perf_counter()
         self.comm.bcast_(host.numpy())
-        self._count_bcast(start, host.numel() * host.element_size())
+        self._count_bcast(start, host.nbytes)
         if self.copies and not root:
             with self.queued():
                 tensor.copy_(host, non_blocking=True)
@@ -223,10 +223,8 @@ class Shm(Host):
 
     def exact_exchange(self, placement, size, dtype):
         rank, here = self.comm.rank, self.nodes.index(self.comm.node)
-        slots, of_node = (
-            placement.max_partial_sums(rank, rank + 1),
-            placement.max_partial_sums(*self.nodes[here : here + 2]),
-        )
+        slots = placement.max_partial_sums(rank, rank + 1)
+        of_node = placement.max_partial_sums(*self.nodes[here : here + 2])
         return self._shared(size, dtype, slots, of_node) or super().exact_exchange(placement, size, dtype)
 
     def _shared(self, size: int, dtype: torch.dtype, slots: int, of_node: int) -> SharedExchange | None:
@@ -234,8 +232,8 @@ class Shm(Host):
         if size * dtype.itemsize < SHORT:
             return None
         try:
-            of_numpy = torch.empty(0, dtype=dtype).numpy().dtype
-            return SharedExchange(self._nodes, slots, of_node, size, of_numpy, self.count)
+            numpy_dtype = torch.empty(0, dtype=dtype).numpy().dtype
+            return SharedExchange(self._nodes, slots, of_node, size, numpy_dtype, self.count)
         except CollectiveError as refusal:
             if self.comm.rank == 0 and not self._warned:
                 warning(f"some messages are sent by MPI instead of shared memory: {refusal}")
@@ -254,14 +252,16 @@ class _Direct(Transport):
         controls, self.checksum = torch.stack([tensor[-1], tensor.sum()]).tolist()
         self.comm.calling = ""
         self.waited()
-        self.count(time.perf_counter(), 2 * _nbytes(tensor) if self.comm.size > 1 else 0)
+        self._count_sum(time.perf_counter(), tensor.nbytes)
         return controls
 
     def bcast_(self, tensor):
         self.comm.calling = f"{self.name} Bcast"
         self._bcast(tensor)
+        wait_for(self.device)  # here, so that the watchdog names the call if it hangs
         self.comm.calling = ""
-        self._count_bcast(time.perf_counter(), _nbytes(tensor))
+        self.waited()
+        self._count_bcast(time.perf_counter(), tensor.nbytes)
 
     def _allreduce(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over the ranks and count the time."""
@@ -270,10 +270,6 @@ class _Direct(Transport):
     def _bcast(self, tensor: torch.Tensor) -> None:
         """Broadcast a tensor from rank 0 and count the time."""
         raise NotImplementedError
-
-
-def _nbytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 class CudaMpi(_Direct):
