@@ -44,6 +44,8 @@ def build(folder: Path) -> tuple[dict[str, str], str]:
     Returns:
         The variables of a process that loads it, and why it cannot be compiled, "" if it can.
     """
+    if torch.version.cuda or torch.version.hip:
+        return {}, "the simulated GPU needs a torch without CUDA"
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         return {}, "no C++ compiler"
