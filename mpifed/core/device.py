@@ -14,19 +14,17 @@ from mpifed.core.streams import Stream
 
 __all__ = ["DeviceStream", "philox", "to_device"]
 
+#: Maximum size in bytes of copies through pinned memory, which torch does not return to the system.
+PINNED = 2**24
 _LOW = 0xFFFFFFFF
 
 
 def to_device(
     values: torch.Tensor | np.ndarray, device: torch.device, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Return ``values`` on a device, by default with the same dtype.
-
-    Args:
-        values: must not change while they are copied to a GPU, except if they are neither pinned nor on it.
-    """
+    """Return ``values`` on a device, by default with the same dtype."""
     tensor = torch.as_tensor(values)
-    if torch.device(device).type != "cuda" or tensor.is_cuda:
+    if torch.device(device).type != "cuda" or tensor.is_cuda or tensor.nbytes > PINNED:
         return tensor.to(device, dtype)
     # torch keeps the pinned copy until the GPU has read it.
     return tensor.to(dtype or tensor.dtype).pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Parts that treat a GPU in their own way, on the simulated one."""
+"""Copies, random numbers, transports and reductions on the simulated GPU."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from simulated_gpu import device as gpu
 
 from mpifed.algorithms import LocalSGDA
 from mpifed.base.errors import ConfigError
-from mpifed.core.device import DeviceStream, to_device
+from mpifed.core.device import PINNED, DeviceStream, to_device
 from mpifed.core.directions import Orthogonalize
 from mpifed.core.streams import Stream
 from mpifed.parallel.comm import SerialComm
@@ -23,7 +23,7 @@ CUDA = torch.device("cuda", 0)
 
 
 class Several(SerialComm):
-    """One of three ranks that all hold the same."""
+    """One of three ranks with equal arrays."""
 
     size = 3
 
@@ -60,6 +60,8 @@ def test_copies_to_the_gpu_do_not_wait():
     values = to_device(np.arange(3), CUDA, torch.float32)
     assert not gpu.waits and gpu.copies == {"to device": 1}
     assert values.dtype == torch.float32 and values.tolist() == [0.0, 1.0, 2.0]
+    to_device(np.zeros(PINNED + 1, np.uint8), CUDA)
+    assert gpu.copies == {"to device": 1, "to device, waiting": 1, "from device, waiting": 1}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
