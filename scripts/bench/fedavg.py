@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""CPU time of a round over a bare loop's: python scripts/bench/fedavg.py [--workloads ...] [--json FILE]
+"""CPU time of a round relative to a bare loop: python scripts/bench/fedavg.py [--workloads ...] [--json FILE]
 
-FedAvg, and Local-SGDA on the saddle, on one core without a network. The bare loop is the fastest plain torch
-there is for one client after another: parameters and gradients as views of flat vectors, ``backward`` into
-them, ``flat -= lr * gradient``, rows drawn at once for the round. Against it stands the package with
-``run.group = 1``, one client after another, and as it is by default, ``auto``.
+FedAvg, and Local-SGDA on the saddle, in one process with one thread. The bare loop is the fastest loop over
+clients in plain torch: parameters and gradients are views of flat vectors, ``backward`` adds to the
+gradients, the update is ``flat.sub_(gradient, alpha=lr)``, and all rows of a round are drawn at once. It is
+compared with mpifed with ``run.group = 1``, which also loops over clients, and with the default ``auto``.
 
-All of them take turns in one process, so that what else the machine does slows neighbours alike. ``ratio`` is
-the median over blocks of the ratios of neighbours.
+All of them take turns, so other work on the machine slows neighbouring blocks alike. ``ratio`` is the median
+of the ratios of neighbouring blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import floor
 import torch
 import torch.nn.functional as F
+from launching import processor
 
 from mpifed import Blocks, Config, Minimisation
 from mpifed.algorithms import FedAvg, LocalSGDA
@@ -85,6 +85,10 @@ WORKLOADS = {
     "mlp-784-200-200-10": Workload(images(MLP(hidden=(200, 200)), (784,), 64), 5, 50),
     "mlp-64-32-32-10": Workload(images(MLP(hidden=(32, 32)), (64,), 64), 5, 32),
     "logistic-60-10": Workload(images(Linear(), (60,), 1000, 50), 5, 10),
+    # The largest models and fewest clients that are vectorised by default.
+    "mlp-784-40-10": Workload(images(MLP(hidden=(40,)), (784,), 32), 5, 32),
+    "logistic-60-10-few": Workload(images(Linear(), (60,), 32, 50), 5, 10, 10),
+    "saddle-16000-few": Workload(Saddle(d=16_000, clients=8, centred=False), 12, 0, 4),
     "one-digits-mlp": Workload(images(MLP(), (1, 8, 8), 1), 12, 32, 10, (1,)),
     "one-mnist-lenet5": Workload(images(LeNet5(), (1, 28, 28), 1), 12, 32, 2, (1,)),
     "one-saddle": Workload(Saddle(d=1000, clients=1, centred=False), 12, 0, 50, (1,)),
@@ -195,7 +199,7 @@ def main() -> None:
     keep_freed_memory()
     rows = []
     heads = f"{'group':<5} {'stepped':>7} {'package ms':>11} {'bare ms':>9} {'ratio':>7}"
-    print(f"{'workload':<20} {heads}  quartiles")
+    print(f"{processor()}, {os.cpu_count()} cores\n{'workload':<20} {heads}  quartiles")
     for name in options.workloads:
         for row in measure(WORKLOADS[name], options.seconds):
             low, high = row["ratio_quartiles"]
@@ -207,7 +211,7 @@ def main() -> None:
             )
             rows.append({"workload": name, **row})
     if options.json:
-        machine = {"cores": os.cpu_count(), "machine": platform.machine(), "torch": torch.__version__}
+        machine = {"processor": processor(), "cores": os.cpu_count(), "torch": torch.__version__}
         options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
 
 
