@@ -122,9 +122,9 @@ class FewShotMAML(NetworkMAML):
     @torch.no_grad()
     def predict(self, x: Named, rows: slice) -> torch.Tensor:
         """Return accuracies ``[n]`` on held-out tasks after one step on ``shots`` images per class."""
-        return torch.stack(
-            [self._accuracy(x, task.to(next(iter(x.values())))) for task in self._held_out[rows]]
-        )
+        like = next(iter(x.values()))
+        self._held_out = [task.to(like) for task in self._held_out]  # copied to a GPU once
+        return torch.stack([self._accuracy(x, task) for task in self._held_out[rows]])
 
     def _accuracy(self, x: Named, task: torch.Tensor) -> torch.Tensor:
         query = task[self.shots :]
