@@ -18,7 +18,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from claims.carrying_out import carry_out as run
+from claims.execution import execute as run
 from gallery_figure import picture, thumbnail
 from gallery_pages import index, page
 from gallery_standings import standings
@@ -30,7 +30,7 @@ from mpifed.tuning.results import BEST
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def carry_out(job: Path) -> int:
+def run_job(job: Path) -> int:
     """Run the search and the best settings; return the first exit code that is not 0."""
     best = tuning(job).out / BEST
     return run(["tune", str(job)], 1) or run(["sweep", str(best)], 1)
@@ -62,7 +62,7 @@ def main() -> int:
             parser.error(f"no job {name!r} in {given.jobs}: {suggest(name, known)}")
     for name in given.names or known:
         job = given.jobs / f"{name}.toml"
-        if not given.draw and (code := carry_out(job)):
+        if not given.draw and (code := run_job(job)):
             return code
         print(publish(job, given.pages))
     (given.pages / "index.md").write_text(index(given.pages), encoding="utf-8")

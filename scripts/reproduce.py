@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""The papers' experiments and claims, from the job files in jobs/papers.
+"""Runs the papers' experiments and tests the papers' claims, with the job files in jobs/papers.
 
 python scripts/reproduce.py [NAME ...] [options] [KEY=VALUE ...]
 python scripts/reproduce.py --claims [FILE] [NAME ...] [options]
 
-Without a NAME it lists the experiments. With some, with ``all``, or with ``--paper`` and the key of a paper,
-it searches each method's settings, runs what it has found and what the paper states, draws ``figure.png``
-and writes the report beside it. What is done already is passed over, so the same command goes on after an
-interruption.
+Without NAME, the script lists the experiments. For each NAME (``all`` for all experiments, ``--paper KEY``
+for those of a paper) it searches the settings of each method, runs the best settings and the settings stated
+in the paper, and writes ``figure.png`` and a report to the output folder of the job. Complete runs are
+skipped, so the same command continues after an interruption.
 
-``--claims`` runs what is missing for the claims of a file (those of jobs/papers/claims.toml; or for the
-experiments and claims named), judges them, and writes docs/experiments.md. Job files are looked for beside
-the file.
+``--claims`` executes missing runs of the claims in FILE (default: jobs/papers/claims.toml, whose folder also
+contains the job files), tests the claims, and writes docs/experiments.md. NAME restricts the runs to some
+experiments or claims.
 
-The job files are small enough for two cores and some minutes; ``--full`` takes those of the papers' sizes.
-``--launch`` makes a job array for Slurm of each instead; draw with the same command and ``--draw`` when it
-has ended.
+The job files take some minutes on two cores. ``--full`` uses the job files in the papers' sizes. ``--launch``
+submits a Slurm job array per job file instead of running it; when it has ended, repeat the command with
+``--draw`` in place of ``--launch``.
 
 python scripts/reproduce.py wgan_by_regularisation
 python scripts/reproduce.py --paper shen2024
@@ -32,8 +32,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from claims import page
-from claims.carrying_out import carry_out, commands, launch
 from claims.entries import Book, read
+from claims.execution import commands, execute, launch
 from claims.figures import draw
 from claims.panels import read_panel
 from mpifed.base.errors import ConfigError
@@ -48,7 +48,7 @@ CLAIMS = ROOT / "jobs/papers/claims.toml"
 
 
 def options() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -56,29 +56,34 @@ def options() -> argparse.ArgumentParser:
         "names",
         nargs="*",
         metavar="NAME",
-        help="a file of jobs/papers without its ending, or all; KEY=VALUE changes settings",
+        help="name of a job file in jobs/papers without .toml, or all; KEY=VALUE changes settings",
     )
     parser.add_argument(
         "--claims",
         nargs="?",
         const="",
         metavar="FILE",
-        help="judge the claims of a file (default jobs/papers/claims.toml) and write the page of them",
+        help="test the claims of a file (default jobs/papers/claims.toml) and write the page of experiments",
     )
     parser.add_argument(
-        "--out", type=Path, default=ROOT / "docs", help="the folder of the page and its pictures (docs)"
+        "--out",
+        type=Path,
+        default=ROOT / "docs",
+        help="output folder of the page and its figures (default docs)",
     )
     parser.add_argument(
         "--paper",
         metavar="KEY",
-        help="all of one paper's, by the beginning of its key: huang2024, zhang, wang ...",
+        help="all experiments of a paper, by the beginning of its key: huang2024, zhang, wang ...",
     )
-    parser.add_argument("--full", action="store_true", help="the papers' sizes, for a cluster")
-    parser.add_argument("--ranks", type=int, default=1, help="MPI ranks (default 1, without mpirun)")
+    parser.add_argument("--full", action="store_true", help="use the papers' sizes, for a cluster")
     parser.add_argument(
-        "--launch", metavar="OPTIONS", help="a Slurm job array of each, with these options of `mpifed launch`"
+        "--ranks", type=int, default=1, help="number of MPI ranks (default 1, without mpirun)"
     )
-    parser.add_argument("--draw", action="store_true", help="draw what is there, run nothing")
+    parser.add_argument(
+        "--launch", metavar="OPTIONS", help="submit Slurm job arrays with these options of `mpifed launch`"
+    )
+    parser.add_argument("--draw", action="store_true", help="use existing runs only")
     return parser
 
 
@@ -88,11 +93,11 @@ def main() -> int:
     judged, file = given.claims is not None, CLAIMS
     if given.claims and given.claims.endswith(".toml"):
         file = Path(given.claims)
-    elif given.claims:  # the name of an experiment stands where a file may
+    elif given.claims:  # --claims NAME: the argument is the name of an experiment or a claim
         given.names.insert(0, given.claims)
     changes = [one for one in given.names if "=" in one]
     if judged and (changes or given.full or given.launch is not None):
-        parser.error("--claims takes the jobs as they are: no KEY=VALUE, --full or --launch with it")
+        parser.error("--claims cannot be combined with KEY=VALUE, --full or --launch")
     try:
         book = read(file)
         names = chosen(book, [one for one in given.names if "=" not in one], given.paper, judged)
@@ -106,10 +111,10 @@ def main() -> int:
 
 
 def chosen(book: Book, names: Sequence[str], paper: str | None, judged: bool) -> list[str]:
-    """The experiments named, each once: all where claims are judged and none is named.
+    """Return the selected experiments without duplicates; all if claims are tested and none is selected.
 
     Raises:
-        ConfigError: there is none of a name, or none of a paper.
+        ConfigError: a name or a paper does not exist.
     """
     jobs = {one.name: one.job for one in book.claims} if judged else {}
     known = {name: name for name in book.experiments} | jobs
@@ -128,10 +133,10 @@ def chosen(book: Book, names: Sequence[str], paper: str | None, judged: bool) ->
 
 
 def claims(book: Book, file: Path, names: Sequence[str], given: argparse.Namespace) -> int:
-    """Run what is missing, write the page, and say the verdicts."""
+    """Execute missing runs, write the page and print the verdicts; return an exit code."""
     for name in [] if given.draw else names:
         for command in commands(book, name, ()):
-            if code := carry_out(command, given.ranks):
+            if code := execute(command, given.ranks):
                 return code
     source = "" if file == CLAIMS else f"{file} "
     parts = page.sections(book)
@@ -141,27 +146,27 @@ def claims(book: Book, file: Path, names: Sequence[str], given: argparse.Namespa
 
 
 def experiments(book: Book, names: Sequence[str], changes: Sequence[str], given: argparse.Namespace) -> int:
-    """Run, launch or draw experiments."""
+    """Run, launch or draw experiments; return an exit code."""
     for name in names:
         if given.launch is not None:
             if code := launch(book, name, changes, given.full, given.launch):
                 return code
             continue
         for command in [] if given.draw else commands(book, name, changes, given.full):
-            if code := carry_out(command, given.ranks):
+            if code := execute(command, given.ranks):
                 return code
         print(figure(book, name, changes, given.full))
     return 0
 
 
 def figure(book: Book, name: str, changes: Sequence[str], full: bool) -> Path:
-    """``figure.png`` and the report of an experiment's runs, in the folder of its job."""
+    """Write ``figure.png`` and the report of an experiment to the output folder of its job."""
     one = book.experiments[name]
     file = book.full(name) if full else book.job(name)
     panels = [read_panel(file, one.panels, changes)] if full else page.panels_of(book, one, changes)
     runs = [run.folder for panel in panels for setting in panel.settings for run in setting.runs]
     if not runs:
-        raise ConfigError(f"{name} has no finished run to draw: run it first, without --draw")
+        raise ConfigError(f"{name} has no finished runs: run it first, without --draw")
     folder = Path(read_table(file)["run"]["out"])
     draw(one, panels, folder / "figure.png")
     report(runs, folder, Rule(one.metric))

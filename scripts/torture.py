@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Kill random ranks at random moments: python scripts/torture.py [--kills N] [--seed S] [--ranks 2,3,4]
+"""Kills random ranks at random times: python scripts/torture.py [--kills N] [--seed S] [--ranks 2,3,4]
 [--mpi openmpi|mpich]
 
-The saddle job runs under ``reduction = "exact"``. Each start is killed once: a random rank, rank 0 too, gets
-SIGKILL at a moment that is uniform over the length of an uninterrupted run, which is measured first, start-up
-included. Then the same command is started again, on a number of ranks drawn anew, and killed again, until the
-job completes; then the next job begins. A kill is survived if the launcher ends with an exit code that is not
-0, in time and with all its ranks, and the job that was hit ends in the bits of the uninterrupted run, with no
-half-written file left. The exit code is 1 if one is lost.
+The script runs the saddle job with ``reduction = "exact"`` and sends SIGKILL to a random rank (possibly rank
+0) at a time that is uniformly distributed over the duration of an uninterrupted run, including start-up. Then
+it restarts the same command on a random number of ranks and kills it again, until the job is complete; then
+the next job begins. A kill is survived if the launcher and all its ranks end in time with a nonzero exit
+code, and if the final point of the job is bitwise identical to that of an uninterrupted run and no partially
+written file remains. The exit code of the script is 1 if any kill is not survived.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from processes import ranks, segments, wait_for_the_end, wait_until  # noqa: E40
 
 from mpifed.cli.output import quiet_broken_pipe  # noqa: E402
 
-#: Seconds that a run may take on a busy machine.
+#: Time limit of a run in seconds, on a busy machine.
 PATIENCE = 300
 SETTINGS = ["run.reduction=exact", "run.checkpoint_every=5", "run.eval_every=20", "run.progress=false"]
 
 
 class Torture:
-    """The kills, and how many of them were lost."""
+    """Kills runs and counts the kills that were not survived (``lost``)."""
 
     def __init__(self, options: argparse.Namespace, folder: Path):
         self.options, self.folder, self.random = options, folder, random.Random(options.seed)
         self.length, self.lost = 0.0, 0
 
     def start(self, out: Path) -> tuple[subprocess.Popen, int]:
-        """The command, on a random number of ranks, and that number."""
+        """Start the command on a random number of ranks; return the process and this number."""
         settings = [*SETTINGS, f"rounds={self.options.rounds}", f"run.out={out}", *self.options.settings]
         command = ["-m", "mpifed", "run", ROOT / "jobs" / "saddle.toml", "--no-report", *settings]
         size = self.random.choice(self.options.ranks)
         return launch.start(size, command, mpi=self.options.mpi), size
 
     def measure(self) -> bytes:
-        """The length and the final bits of an uninterrupted run."""
+        """Measure the duration of an uninterrupted run; return the bytes of its final point."""
         begin = time.monotonic()
         code, output = launch.finish(self.start(self.folder / "whole")[0], PATIENCE)
         if code:
@@ -61,7 +61,7 @@ class Torture:
         return final(self.folder / "whole")
 
     def run(self) -> None:
-        """Kill as often as asked for, job after job."""
+        """Run jobs one after another until the requested number of kills is reached."""
         whole, done, job = self.measure(), 0, 0
         print(f"an uninterrupted run takes {self.length:.1f} s", flush=True)
         while done < self.options.kills:
@@ -75,8 +75,11 @@ class Torture:
             done, self.lost = done + len(faults), self.lost + lost
 
     def kill(self, out: Path) -> str | None:
-        """Start the job and kill a rank: what went wrong, "" if nothing did, ``None`` if the job was complete
-        before."""
+        """Start the job and kill a rank.
+
+        Returns:
+            A description of the error, "" if there is none, ``None`` if the job was complete before the kill.
+        """
         process, size = self.start(out)
         begin, moment = time.monotonic(), self.random.uniform(0, self.length)
         pids = wait_until(lambda: ranks(process.pid) or process.poll() is not None, PATIENCE)
@@ -103,36 +106,36 @@ class Torture:
         return fault
 
     def judge(self, code: int, seconds: float, gone: bool) -> str:
-        """What is wrong with the end of a killed run."""
+        """Return the error in the end of a killed run, "" if there is none."""
         if code == 0:
             return "a killed run reports success"
         if seconds > self.options.limit:
-            return f"more than {self.options.limit:g} s to the end"
+            return f"the launcher did not end within {self.options.limit:g} s"
         if not gone:
-            return "a rank has outlived the launcher"
+            return "a rank still runs after the end of the launcher"
         return ""
 
     def complete(self, out: Path, whole: bytes) -> str:
-        """Let the job end: what went wrong, "" if nothing did."""
+        """Run the job to its end; return a description of the error, "" if there is none."""
         code, output = launch.finish(self.start(out)[0], PATIENCE)
         if code:
             fault = f"the restart failed with exit code {code}:\n{output}"
         elif final(out) != whole:
-            fault = "other bits than the uninterrupted run"
+            fault = "the result differs from the uninterrupted run"
         else:
             leftover = list(out.glob("*.tmp.*"))
-            fault = f"{leftover} left over" if leftover else ""
-        print(f"  job {out.name} {'LOST: ' + fault if fault else 'ends in the same bits'}", flush=True)
+            fault = f"partially written files remain: {leftover}" if leftover else ""
+        print(f"  job {out.name} {'LOST: ' + fault if fault else 'has the same result'}", flush=True)
         return fault
 
 
 def newest(folder: Path) -> int:
-    """The round of the newest checkpoint."""
+    """Return the round of the newest checkpoint."""
     return max((int(path.stem[-8:]) for path in folder.glob("checkpoint-*.h5")), default=0)
 
 
 def final(folder: Path) -> bytes:
-    """The output point of a complete run."""
+    """Return the bytes of the output point of a complete run."""
     with h5py.File(folder / "run.h5") as file:
         if not file.attrs["stopped"].startswith("all "):
             return b""
@@ -147,14 +150,14 @@ def main() -> None:
         "--ranks",
         type=lambda text: [int(one) for one in text.split(",")],
         default=[2, 3, 4],
-        help="numbers to choose from",
+        help="numbers of ranks to choose from",
     )
     parser.add_argument("--mpi", choices=["openmpi", "mpich"], default="openmpi")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument(
-        "--limit", type=float, default=10.0, help="seconds from a kill to the end of the launcher"
+        "--limit", type=float, default=10.0, help="maximum seconds from a kill to the end of the launcher"
     )
-    parser.add_argument("settings", nargs="*", help="KEY=VALUE for the job")
+    parser.add_argument("settings", nargs="*", help="KEY=VALUE changes of the job")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mpifed-torture-") as folder:
         torture = Torture(options, Path(folder))

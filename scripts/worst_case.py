@@ -1,12 +1,12 @@
-"""How near the bounds of Wang & Kale n.d. come to the worst case, for two clients and few local steps.
+"""Searches for operators that come close to the bounds of Wang & Kale n.d., with two clients and few steps.
 
     python scripts/worst_case.py --evaluations 20000 --starts 8
 
-For LSGD (Theorem 6), LESGD (Theorems 1 and 2) and LIPPAX (Theorem 3) it looks for the monotone affine
-operator V(z) = A z + b of modulus L = 1, in dimension 2 to 4, for which err_D / bound is largest, with
-z_0 = 0 and D = 1; units make these three no restriction. LSGD gets symmetric A, which are co-coercive. Noise
-has two values ±σu at each call, so that E err_D is the exact mean over all outcomes; u is searched for, too,
-with a tenth of the evaluations. G of Theorem 3 is the largest ‖V‖ at a point z of the run.
+For LSGD (Theorem 6), LESGD (Theorems 1 and 2) and LIPPAX (Theorem 3), random search maximises err_D / bound
+over monotone affine operators V(z) = A z + b in dimensions 2 to 4. The choice L = 1, z_0 = 0 and D = 1 is no
+restriction, because units can be chosen freely. For LSGD, A is symmetric, so V is co-coercive. The noise of
+each call is ±σu, so E err_D is an exact mean over all outcomes. With noise, the search includes u and uses a
+tenth of the evaluations. G of Theorem 3 is the largest ‖V‖ at a point z of the run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mpifed.problems.restricted_gap import maximize_on_ball
 from mpifed.theory import prescribe
 
 CLIENTS = 2
-#: Inner steps of LIPPAX.
+#: Number of inner steps of LIPPAX.
 H = 40
 
 
 class Case(NamedTuple):
-    """A theorem in numbers; ``sigma`` is in units of L D."""
+    """A theorem with numbers of local steps K and rounds R, and noise ``sigma`` in units of L D."""
 
     theorem: str
     K: int
@@ -35,7 +35,7 @@ class Case(NamedTuple):
     sigma: float = 0.0
 
 
-#: What is searched: without noise up to four rounds, with noise as long as the outcomes can be counted.
+#: All cases: up to four rounds without noise, one round with noise, whose outcomes are enumerated.
 CASES = [
     Case(theorem, K, R, sigma)
     for theorem in ("wang-kale-1", "wang-kale-2", "wang-kale-3", "wang-kale-6")
@@ -54,7 +54,7 @@ class Game(NamedTuple):
 
 
 def game(numbers: np.ndarray, d: int, symmetric: bool) -> Game | None:
-    """The operator of modulus 1 that 2d² + 2d + 1 numbers stand for; ``None`` for A = 0."""
+    """Return the operator with L = 1 that is encoded in 2d² + 2d + 1 numbers; ``None`` for A = 0."""
     B, W = numbers[: 2 * d * d].reshape(2, d, d)
     A = B @ B.T * np.exp(numbers[-1])  # the weight of the symmetric part
     if not symmetric:
@@ -66,14 +66,16 @@ def game(numbers: np.ndarray, d: int, symmetric: bool) -> Game | None:
 
 
 def error(one: Game, point: np.ndarray) -> float:
-    """err_D of a point, exact: the largest ⟨A z + b, point - z⟩ over ‖z‖ ≤ 1."""
+    """Return err_D of a point: the exact maximum of ⟨A z + b, point - z⟩ over ‖z‖ ≤ 1."""
     return float(one.b @ point) + maximize_on_ball(-(one.A + one.A.T), one.A.T @ point - one.b, 1.0)[0]
 
 
 class Walk:
-    """All outcomes of a run at once: points are ``[outcomes, clients, d]``.
+    """All outcomes of a run at once; points have the shape ``[outcomes, clients, d]``.
 
-    ``signs`` ``[outcomes, calls, clients]`` are those of the noise, in the order of the calls.
+    Attributes:
+        signs: signs of the noise, ``[outcomes, calls, clients]``, in the order of the calls.
+        largest: largest ‖V‖ recorded by :meth:`record`.
     """
 
     def __init__(self, one: Game, sigma: float, calls: int):
@@ -90,8 +92,8 @@ class Walk:
         self._call += 1
         return exact + self.sigma * self.signs[:, self._call - 1, :, None] * self.one.u
 
-    def seen(self) -> None:
-        """Note ‖V‖ at the points z."""
+    def record(self) -> None:
+        """Update ``largest`` with ‖V‖ at the points z."""
         exact = self.z @ self.one.A.T + self.one.b
         self.largest = max(self.largest, np.linalg.norm(exact, axis=-1).max())
 
@@ -101,13 +103,13 @@ def mean(z: np.ndarray) -> np.ndarray:
 
 
 def run(case: Case, one: Game, steps: dict[str, float]) -> tuple[np.ndarray, float]:
-    """The output point of each outcome ``[outcomes, d]``, and the largest ‖V‖ at a z."""
+    """Return the output point of each outcome, ``[outcomes, d]``, and the largest ‖V‖ at a point z."""
     eta, T = steps["eta"], case.K * case.R
     walk = Walk(one, case.sigma, T * (1 if case.theorem == "wang-kale-6" else 2))
     total = 0.0
     for t in range(1, T + 1):
         z, sync = walk.z, t % case.K == 0
-        walk.seen()
+        walk.record()
         if case.theorem == "wang-kale-6":  # LSGD
             walk.z = x = z - eta * walk.V(z)
             walk.z = x = mean(x) if sync else x
@@ -126,7 +128,7 @@ def run(case: Case, one: Game, steps: dict[str, float]) -> tuple[np.ndarray, flo
 
 
 def ratio(case: Case, one: Game) -> float:
-    """E err_D / bound."""
+    """Return E err_D / bound."""
     constants = dict(L=1.0, sigma=case.sigma, K=case.K, R=case.R, M=CLIENTS, D=1.0)
     bounded = case.theorem == "wang-kale-3"
     extra = {"G": 0.0, "H": H} if bounded else {}
@@ -137,7 +139,7 @@ def ratio(case: Case, one: Game) -> float:
 
 
 def worst(case: Case, d: int, evaluations: int, seed: int = 0) -> tuple[float, Game]:
-    """The largest ratio that a random climb finds, and its operator."""
+    """Return the largest ratio that a random search finds, and its operator."""
     rng, symmetric = np.random.default_rng((seed, d)), case.theorem == "wang-kale-6"
     numbers, width = rng.standard_normal(2 * d * d + 2 * d + 1), 0.5
     value = -np.inf
@@ -158,9 +160,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--evaluations", type=int, default=3000, help="operators tried from each start")
-    parser.add_argument("--starts", type=int, default=3, help="starts in each dimension")
-    parser.add_argument("--only", default="", help="a theorem, e.g. wang-kale-2")
+    parser.add_argument(
+        "--evaluations", type=int, default=3000, help="number of operators per start (default 3000)"
+    )
+    parser.add_argument("--starts", type=int, default=3, help="number of starts per dimension (default 3)")
+    parser.add_argument("--only", default="", help="only this theorem, e.g. wang-kale-2")
     arguments = parser.parse_args()
     print("theorem       K  R  sigma  worst / bound  d")
     for case in (one for one in CASES if arguments.only in ("", one.theorem)):

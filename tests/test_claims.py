@@ -151,7 +151,7 @@ def test_metrics_to_maximise():
 def test_logarithms_compare_ratios():
     found = judge(claim(scale="log"), against([1e-3, 1e-4, 1e-5], [1e-1, 1e-2, 1e-3]))
     assert found.deciding.mean == pytest.approx(2) and found.deciding.ours == pytest.approx(1e-4)
-    with pytest.raises(ConfigError, match="needs positive figures, found 0"):
+    with pytest.raises(ConfigError, match="needs positive values, got 0"):
         judge(claim(scale="log"), against([0.0, 0.0], [1.0, 1.0]))
 
 
@@ -347,8 +347,12 @@ def test_an_experiment_is_shown_with_its_claims(tmp_path):
         ('than = ["Old"]', "worse_than_level = 1", "expected the methods in 'methods'"),
         ('than = ["Old"]', 'than_bound = "wang-kale-22"', "no theorem 'wang-kale-22': did you mean"),
         ("better =", 'statistic = "finale"\nbetter =', "no statistic 'finale': did you mean 'final'"),
-        ("better =", 'statistic = "rounds_to"\nbetter =', "a target belongs to rounds_to"),
-        ("better =", 'statistic = "slope"\nscale = "log"\nbetter =', "a slope is of the logarithm already"),
+        ("better =", 'statistic = "rounds_to"\nbetter =', "expected a target only for"),
+        (
+            "better =",
+            'statistic = "slope"\nscale = "log"\nbetter =',
+            "since a slope is that of the logarithm",
+        ),
         ("better =", "margin = -1\nbetter =", "expected a margin of at least 0, got -1"),
         ("better =", 'trend = { along = "problem.s" }\nbetter =', "expected trend = "),
         ("[[claim]]", ENTRY + "[[claim]]", "two claims are called 'one'"),
@@ -451,7 +455,10 @@ def verdicts(folder: Path, *arguments: str) -> dict[str, str]:
 
 def test_an_error_in_a_file_of_claims_is_found_before_any_run(tmp_path):
     path = written(tmp_path, ENTRY.replace("better =", "beter ="))
-    cases = ((["--claims", path], "unknown 'beter'"), (["--claims", "rounds=3"], "no KEY=VALUE"))
+    cases = (
+        (["--claims", path], "unknown 'beter'"),
+        (["--claims", "rounds=3"], "cannot be combined with KEY=VALUE"),
+    )
     for arguments, said in cases:
         command = [sys.executable, SCRIPT, *arguments]
         done = subprocess.run(command, env=environment(), timeout=60, capture_output=True, text=True)

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A checkpoint against the rounds recorded before it: python scripts/bench/checkpoints.py [--json FILE]
+"""Cost of a checkpoint by the number of recorded rounds: python scripts/bench/checkpoints.py [--json FILE]
 
-One process, four clients and three metrics; ten rounds and one evaluation between two checkpoints. CPU time
-and bytes written of a checkpoint with its results file: the median, and the mean, which holds the results
-files that are written now and then. Then the same of the end of the run, which writes everything.
+One process with four clients and three metrics, with ten rounds and one evaluation between checkpoints. The
+table shows the CPU time and the number of bytes written: for the first checkpoint, the median and the mean of
+the following ones (only the mean includes the results file, which is rewritten less often), and for the end
+of the run, which writes all files.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ ROUNDS = 10
 
 
 def written() -> int:
-    """Bytes that this process has written so far."""
+    """Return the number of bytes that this process has written so far."""
     with open("/proc/self/io") as file:
         return int(file.read().split("wchar:")[1].split()[0])
 
 
 def cost(action) -> tuple[float, int]:
-    """CPU milliseconds and bytes written."""
+    """Return the CPU time in milliseconds and the number of bytes written."""
     before, start = written(), time.process_time()
     action()
     return 1e3 * (time.process_time() - start), written() - before
 
 
 def measure(recorded: int, out: Path) -> dict:
-    """The figures after ``recorded`` rounds, in a folder of its own."""
+    """Return the row of the table for ``recorded`` rounds."""
     from mpifed.config.job import Config
     from mpifed.parallel.comm import SerialComm
     from mpifed.running.checkpointing import CheckpointManager
@@ -93,7 +94,7 @@ def measure(recorded: int, out: Path) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--json", type=Path, help="output file of the rows")
     options = parser.parse_args()
     rows = []
     print(

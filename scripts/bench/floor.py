@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Wall time of a round against its floor: python scripts/bench/floor.py [--ranks 1 2 4] [--workloads ...]
-[--json FILE]
+"""Wall time of a round compared with a lower bound: python scripts/bench/floor.py [--ranks 1 2 4]
+[--workloads ...] [--json FILE]
 
-The floor is what no simulator can save: the round's gradient evaluations in bare torch (the same loss and
-network, the same number of evaluations and minibatch gathers, parameters and gradients as views of flat
-vectors; rows drawn beforehand, no update arithmetic) and one raw ``MPI_Allreduce`` of the message's bytes.
-One job runs both, in short blocks by turns.
+The lower bound, the *floor*, is the time of the necessary work: the gradient evaluations of the round in
+plain torch (same loss, network, number of evaluations and minibatch gathers; parameters and gradients are
+views of flat vectors; rows are sampled beforehand, and there is no update arithmetic), and one
+``MPI_Allreduce`` with the size of the message. One job measures mpifed and the floor alternately, in short
+blocks.
 
-``ratio`` is the median of the ratios of neighbouring blocks. Other work on the machine slows neighbours
-alike, which leaves their ratio alone, and the median drops the pairs of which one block was hit. The minimum
-of the ratios would choose the pairs whose floor was hit. ``fastest`` is the ratio of the two fastest blocks,
-which trusts the quietest moment of each side. Waiting for slower ranks counts as communication (``in comm``).
+``ratio`` is the median of the ratios of neighbouring blocks. Other processes slow down both blocks of a pair,
+which hardly changes their ratio, and the median ignores pairs of which only one block was slowed down. The
+minimum of the ratios would select pairs with a slow floor. ``fastest`` is the ratio of the fastest blocks of
+both sides. Waiting for slower ranks counts as communication (``in comm``).
 
-With ``--device cuda`` both sides compute on the GPUs, which ranks share if they must. The floor's message
-then goes through pinned host memory (alone, a rank sends none), and a block ends when the GPU is idle.
+With ``--device cuda``, both sides compute on GPUs, which several ranks may share. The message of the floor is
+then copied through pinned host memory (one rank sends nothing), and a block ends when the GPU is idle.
 
-``--groups`` compares sizes of groups instead: one rank with 8 clients, blocks of one after another and of all
-together by turns.
+``--groups`` compares looped with vectorised clients instead: one rank with 8 clients.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ METHODS = {
     "AdaFGDA": dict(gamma=0.02, lam=0.02, alpha=0.5, beta=0.5, matrix={"name": "adam", "rho": 0.1}),
     "LocalSGDA": dict(eta_x=0.01, eta_y=0.01),
 }
-#: Problem, rounds, and rounds of a block. A client of the saddle problem has one row of data, so its sample
-#: is all of it; uncentred, because iterates that tend to 0 would end in denormal numbers, which are slow.
+#: Problem, number of rounds, and rounds per block. A client of the saddle problem has one row of data, so its
+#: batch is all data. It is not centred, because iterates near 0 become denormal numbers, which are slow.
 WORKLOADS = {
     "saddle": (dict(name="Saddle", d=1000, centred=False), 2000, 20),
     "digits-mlp": (dict(name="DeepAUC", dataset="digits", model="mlp"), 300, 2),
     "mnist-lenet": (dict(name="DeepAUC", dataset="mnist", model="lenet5"), 40, 1),
 }
-#: Clients on the one rank on which sizes of groups are compared.
+#: Number of clients for ``--groups``.
 CLIENTS = 8
 
 
 class Floor:
-    """A round of bare torch and MPI for the clients of this rank."""
+    """A round in plain torch and MPI for the clients of this rank."""
 
     def __init__(self, simulation, batch_size: int):
         import torch
@@ -73,7 +73,7 @@ class Floor:
             for data in self.clients
         ]
         x, y = (getattr(simulation.shared, block).clone() for block in "xy")
-        self.evaluate = self._by_hand(x, y) if self.problem.gradients else self._by_autograd(x, y)
+        self.evaluate = self._analytic(x, y) if self.problem.gradients else self._by_autograd(x, y)
         message = algorithm.phases[0].message.layout(self.problem.variables())
         self.buffer = torch.zeros(
             message.size + 1, dtype=simulation.dtype, device=simulation.device
@@ -81,7 +81,7 @@ class Floor:
         self.reduce = self._reduction(MPI)
 
     def _reduction(self, MPI):
-        """The message's Allreduce where it lies, or through pinned memory."""
+        """Return the Allreduce of the message: in place, or through pinned memory for a GPU."""
         on_cpu = self.buffer.device.type == "cpu"
         host = self.buffer if on_cpu else self.buffer.cpu().pin_memory()
         array = host.numpy()
@@ -94,8 +94,8 @@ class Floor:
 
         return (lambda: MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, array)) if on_cpu else through_host
 
-    def _by_hand(self, x, y):
-        """The saddle problem's two formulas."""
+    def _analytic(self, x, y):
+        """Return the gradients of the saddle problem as a function of a batch."""
         tau = self.problem.tau
 
         def evaluate(batch):
@@ -105,7 +105,10 @@ class Floor:
         return evaluate
 
     def _by_autograd(self, x, y):
-        """Leaves that are views of one flat vector a block, whose gradients are views of another."""
+        """Return the gradient by autograd as a function of a batch.
+
+        Parameters are views of one flat vector per block, and their gradients views of another.
+        """
         import torch
 
         gradient, blocks, named = torch.zeros(len(x) + len(y), device=x.device), self.problem.variables(), []
@@ -135,7 +138,7 @@ class Floor:
 
 
 def simulate(workload: str, method: str, clients: int, group: int | str, options):
-    """A simulation past its first round, which differs from the others, and the size of its minibatches."""
+    """Return a simulation after its first rounds, which are slower, and its batch size."""
     from mpifed.config.job import Config
     from mpifed.parallel.world import world
     from mpifed.simulation.simulation import Simulation
@@ -164,8 +167,8 @@ def simulate(workload: str, method: str, clients: int, group: int | str, options
 
 
 def paired(first, second, rounds: int, length: int, barrier) -> tuple[list[float], list[float]]:
-    """Seconds a round of each block of ``first`` and of ``second``, which take turns at going first in a
-    pair."""
+    """Return the seconds per round of each block of both functions, which alternate and take turns in being
+    first."""
     times = [], []
     for pair in range(1 + max(2, rounds // length)):
         for which in (0, 1) if pair % 2 else (1, 0):
@@ -179,7 +182,7 @@ def paired(first, second, rounds: int, length: int, barrier) -> tuple[list[float
 
 
 def idle(device):
-    """A barrier of all ranks that have nothing left to do on their devices."""
+    """Return a barrier that also waits for the device of each rank."""
     import torch
     from mpi4py import MPI
 
@@ -192,7 +195,7 @@ def idle(device):
 
 
 def summary(first: list[float], second: list[float], names: tuple[str, str]) -> dict:
-    """Milliseconds a round of both sides (medians) and their ratio."""
+    """Return the milliseconds per round of both sides (medians) and their ratio."""
     low, middle, high = statistics.quantiles([a / b for a, b in zip(first, second)], n=4)
     return {
         f"{names[0]}_ms": 1e3 * statistics.median(first),
@@ -204,7 +207,7 @@ def summary(first: list[float], second: list[float], names: tuple[str, str]) -> 
 
 
 def against_floor(workload: str, method: str, options) -> dict:
-    """A row: the package with one client at a time against the floor, on all ranks."""
+    """Return a row that compares mpifed, with looped clients, with the floor, on all ranks."""
     from mpi4py import MPI
 
     world, (_, rounds, block) = MPI.COMM_WORLD, WORKLOADS[workload]
@@ -217,7 +220,7 @@ def against_floor(workload: str, method: str, options) -> dict:
     made, due = costs.oracle_calls - calls, floor.calls_per_round * (simulation.round - before)
     if made != due:
         raise RuntimeError(
-            f"the package evaluated {made} gradients, the floor {due}: they must do the same work"
+            f"expected equal numbers of gradients, got {made} in the package and {due} in the floor"
         )
     share = (costs.communication_seconds - communication) / (costs.seconds - seconds)
     simulation.transport.close()
@@ -230,7 +233,7 @@ def against_floor(workload: str, method: str, options) -> dict:
 
 
 def groups(workload: str, method: str, options) -> dict:
-    """A row: one client after another against all together, on one rank."""
+    """Return a row that compares looped with vectorised clients, on one rank."""
     loop, every = (simulate(workload, method, CLIENTS, group, options)[0] for group in (1, "all"))
     rounds = (options.rounds or WORKLOADS[workload][1]) // 4
     times = paired(loop.step, every.step, rounds, 1, idle(loop.device))
@@ -238,7 +241,7 @@ def groups(workload: str, method: str, options) -> dict:
 
 
 def work(options) -> None:
-    """All rows of one number of ranks; rank 0 prints each as a line of JSON."""
+    """Measure all rows for this number of ranks; rank 0 prints each as a line of JSON."""
     from mpi4py import MPI
 
     from mpifed.base.errors import ConfigError
@@ -274,23 +277,21 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument(
-        "--rounds", type=int, help="rounds of each side; by default the workload's own number"
-    )
-    parser.add_argument("--clients", type=int, default=1, help="clients a rank")
-    parser.add_argument("--batch", type=int, default=32, help="rows of a minibatch")
-    parser.add_argument("--q", type=int, default=12, help="local steps a round")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where both sides compute")
+    parser.add_argument("--rounds", type=int, help="rounds of each side; default: depends on the workload")
+    parser.add_argument("--clients", type=int, default=1, help="clients per rank")
+    parser.add_argument("--batch", type=int, default=32, help="batch size")
+    parser.add_argument("--q", type=int, default=12, help="local steps per round")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="device of both sides")
     for name, ways in (("autocast", ("bfloat16",)), ("compile", ("default", "reduce-overhead"))):
         parser.add_argument(
-            f"--{name}", choices=("none", *ways), default="none", help=f"run.{name} of the package's side"
+            f"--{name}", choices=("none", *ways), default="none", help=f"run.{name} of mpifed"
         )
     parser.add_argument(
         "--groups",
         action="store_true",
-        help=f"one after another against all together: {CLIENTS} clients on one rank",
+        help=f"compare looped with vectorised clients: {CLIENTS} clients on one rank",
     )
-    parser.add_argument("--json", type=Path, help="file for the rows, the settings and the machine")
+    parser.add_argument("--json", type=Path, help="output file of the rows, the settings and the machine")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 

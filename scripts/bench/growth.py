@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How the time of a round grows with clients, dimension, local steps and ranks:
+"""Time of a round as a function of the numbers of clients, variables, local steps and ranks:
 python scripts/bench/growth.py [--out growth.png] [--json FILE]
 
-The saddle job (FGDA, float32), whose gradients cost next to nothing, so that a round's time is the
-simulator's. One number grows at a time, the others stay at :data:`BASE`. Points are medians over rounds of
-the slowest rank.
+The benchmark uses the saddle job (FGDA, float32). Its gradients are cheap, so the time of a round is the time
+of the simulator. One number varies, the others have the values in :data:`BASE`. The times are medians over
+rounds of the time of the slowest rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launching import launch, tell
 from mpifed.cli.output import quiet_broken_pipe
 
 JOB = Path(__file__).resolve().parents[2] / "jobs" / "saddle.toml"
-#: Clients, dimension of x and of y, local steps.
+#: Number of clients, dimension of x and of y, number of local steps.
 BASE = {"clients": 64, "d": 1000, "q": 10}
 GROWING = {
     "clients": (1, 4, 16, 64, 256, 1024, 4096),
@@ -33,7 +33,7 @@ WORDS = {"clients": "clients", "d": "dimension of x and of y", "q": "local steps
 
 
 def configure(clients: int, d: int, q: int):
-    """The job of this size; uncentred, because denormal numbers near 0 are slow."""
+    """Return the job of this size; it is not centred, because denormal numbers near 0 are slow."""
     from mpifed.config.job import Config
 
     sizes = [f"problem.clients={clients}", f"problem.d={d}", f"algorithm.q={q}", "problem.centred=false"]
@@ -41,8 +41,7 @@ def configure(clients: int, d: int, q: int):
 
 
 def prepare(config, comm) -> None:
-    """Make the problem's constants on one rank after another: that takes many times the memory of the
-    result."""
+    """Prepare the problem on one rank after another, because this temporarily needs much memory."""
     for rank in range(comm.size):
         if rank == comm.rank:
             config.problem.prepare(config.seed)
@@ -51,7 +50,7 @@ def prepare(config, comm) -> None:
 
 
 def seconds_per_round(comm, config, budget: float) -> float:
-    """The median, over rounds that take about ``budget`` seconds, of the slowest rank's time."""
+    """Return the median time of a round of the slowest rank, measured for about ``budget`` seconds."""
     import numpy as np
 
     from mpifed.simulation.simulation import Simulation
@@ -72,7 +71,7 @@ def seconds_per_round(comm, config, budget: float) -> float:
 
 
 def work(options) -> None:
-    """Measure on the ranks of a launched job."""
+    """Measure all values of one number; called on every rank."""
     from mpifed.parallel.world import world
 
     comm = world()
@@ -86,7 +85,7 @@ def work(options) -> None:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """One plot for each growing number, with logarithmic axes."""
+    """Draw one plot per varying number, with logarithmic axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6.5), layout="constrained")
@@ -102,9 +101,9 @@ def draw(rows: list[dict], path: Path) -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=2.0, help="of measured rounds, for each point")
-    parser.add_argument("--out", type=Path, default=Path("growth.png"), help="the picture")
-    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration of the measurement per point")
+    parser.add_argument("--out", type=Path, default=Path("growth.png"), help="output file of the figure")
+    parser.add_argument("--json", type=Path, help="output file of the rows")
     parser.add_argument("--worker", choices=("ranks", *GROWING), help=argparse.SUPPRESS)
     return parser.parse_args()
 

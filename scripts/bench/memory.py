@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Peak memory of a rank: python scripts/bench/memory.py [--data] [--json FILE]
 
-Local SGDA, float32, each row a job of its own, in MB of the rank that has most: its clients' data; its peak
-when the simulation is built and after two rounds, less what it had before; and what the guard
-(``mpifed.simulation.state``) counts of records and samples, which is what is taken for certain. Temporary
-tensors come on top.
+Each row is a separate job with Local-SGDA in float32. The columns show, in MB of the rank with the largest
+value: the data of its clients; the increase of its peak memory after setup and after two rounds; and the
+estimate by which ``mpifed.simulation.state`` refuses jobs that do not fit, which includes records and samples
+but not temporary tensors.
 
-Without ``--data``, on a problem of one number of data a client. With it, on images and texts divided among
-more and more clients that go one after another, from $MPIFED_DATA or ../shared/data.
+By default, the problem has one number of data per client. With ``--data``, images and texts from $MPIFED_DATA
+or ../shared/data are distributed over different numbers of clients, which are looped over.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROWS = (
     (10_000, 100_000, 2),
 )
 COLUMNS = ("data", "built", "taken", "guard")
-#: Problems with data, of one linear model and of a recurrent network.
+#: Problems with data sets: a linear model and a recurrent network.
 DATA = {
     "mnist": {"name": "FairClassification", "dataset": "mnist", "model": "linear"},
     "sst2": {"name": "TextAUC", "dataset": "sst2", "model": {"name": "rnn", "hidden": 16}, "length": 20},
@@ -63,12 +63,12 @@ class Shifts(Minimisation):
 
 
 def peak() -> float:
-    """MB of this process at its peak."""
+    """Return the peak memory of this process in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
 
 
 def work(problem: dict, batch_size: int, group: int | str) -> None:
-    """One row, of the rank that takes most."""
+    """Measure one row: the maximum over the ranks."""
     import numpy as np
 
     from mpifed.config.job import Config
@@ -103,7 +103,7 @@ def work(problem: dict, batch_size: int, group: int | str) -> None:
 
 
 def measure(problem: dict, batch_size: int, group: int | str, ranks: int, about: dict) -> dict:
-    """One row, printed: ``about`` says what it is of."""
+    """Measure and print one row, which begins with the entries of ``about``."""
     job = json.dumps([problem, batch_size, group])
     (row,) = launch(ranks, __file__, ["--worker", job])
     row = about | row
@@ -113,8 +113,8 @@ def measure(problem: dict, batch_size: int, group: int | str, ranks: int, about:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", action="store_true", help="with data sets")
-    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--data", action="store_true", help="use data sets")
+    parser.add_argument("--json", type=Path, help="output file of the rows")
     parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Where the time of an epoch goes: python scripts/bench/profile_epoch.py JOB [KEY=VALUE ...]
+"""Profile of an epoch: python scripts/bench/profile_epoch.py JOB [KEY=VALUE ...]
 
-One process trains on as many samples as all clients have and prints the seconds of each part, without those
-of the parts inside it, and its share of the whole. Of a job file with a ``[sweep]`` the first run of every
-method is taken. The time to load the data comes before; one evaluation of the metrics is shown beside.
+One process trains on as many samples as all clients have. The script prints the seconds of each part,
+excluding nested parts, and its percentage of the total. For a job file with a ``[sweep]``, the first run of
+every method is profiled. The time to load the data and the time of one evaluation are printed separately.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ PARTS = {
         (OperatorOracle, "operator"),
         *((CompositionOracle, name) for name in ("g", "g_and_jacobian", "grad_f")),
     ],
-    "drawing and gathering samples": [(Sampler, "begin"), (Sampler, "sample")],
-    "updates of the clients": [(Executor, "run")],
+    "sampling and gathering": [(Sampler, "begin"), (Sampler, "sample")],
+    "client updates": [(Executor, "run")],
     "averaging": [(one, name) for one in (FusedReduction, ExactReduction) for name in ("add", "finish")],
-    "adaptive matrices and cohorts": [(Coordinator, "refresh"), (Coordinator, "cohort")],
-    "server step, checks, the rest": [(Simulation, "step")],
+    "adaptive matrices, cohorts": [(Coordinator, "refresh"), (Coordinator, "cohort")],
+    "server step, checks, other": [(Simulation, "step")],
 }
 
 
 class Clock:
-    """Seconds by part; while a part runs inside another, the outer one stands still."""
+    """Seconds per part; while a nested part runs, the time of the outer part does not increase."""
 
     def __init__(self):
         self.seconds, self._stack, self._since = dict.fromkeys(PARTS, 0.0), [], 0.0
@@ -65,7 +65,7 @@ class Clock:
 
 
 def profile(config: Config) -> None:
-    """Run an epoch and print its table."""
+    """Run an epoch and print its profile."""
     began = time.perf_counter()
     simulation = Simulation.from_settings(config, SerialComm())
     loaded = time.perf_counter() - began

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""Time of a reduction alone: mpirun -n RANKS python scripts/bench/reduction.py [--clients ...] [--sizes ...]
+"""Time of a reduction: mpirun -n RANKS python scripts/bench/reduction.py [--clients ...] [--sizes ...]
 [--groups ...] [--json FILE]
 
-``exact`` and ``fused``, by messages (``host``) and in shared memory (``shm``, with more than one rank),
-beside one raw in-place ``MPI_Allreduce`` of the same bytes and beside sending all rows (an Alltoallv of every
-client's message, a sum in the clients' order, an Allgatherv). Messages are float32 and lie in the rows; what
-is timed is the adding up of all clients and the exchange. A group is what is added at a time.
+The benchmark compares the reductions ``exact`` and ``fused``, by messages (``host``) and, with several ranks,
+in shared memory (``shm``), with an in-place ``MPI_Allreduce`` of the same size and with sending all rows (an
+Alltoallv of all clients' messages, a sum in client order, an Allgatherv). Messages are float32. The time
+includes the sum over all clients and the exchange. A group is the number of rows that are added at a time.
 
-Competitors take turns in blocks in one job. The times are medians of the slowest rank's, and the ratios
-medians of the ratios of neighbouring blocks, which other work on the machine changes little. On a busy
-machine ``--clock cpu`` counts the processor time of all ranks in place of the time that passes; a rank that
-waits and spins counts, too.
+All variants are measured alternately, in blocks of one job. Times are medians of the slowest rank; ratios are
+medians of the ratios of neighbouring blocks, on which other processes have little influence. ``--clock cpu``
+measures the CPU time of all ranks instead of the wall time, including that of waiting ranks.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from mpifed.parallel.reduction import REDUCTIONS
 from mpifed.parallel.transport import choose_transport
 from mpifed.parallel.world import world
 
-#: Elements of all rows above which a case is left out, and above which not all rows are sent.
+#: Maximum number of elements of all rows: for a case, and for sending all rows.
 LARGEST, ROWS = 1e8, 2e7
-#: Seconds of all blocks of a competitor, and the numbers of blocks.
+#: Seconds of all blocks of a variant, and the minimum and maximum number of blocks.
 BUDGET, BLOCKS = 0.2, (5, 25)
 COLUMNS = {
     "exact/fused host": ("exact host", "fused host"),
@@ -45,7 +44,7 @@ COLUMNS = {
 
 
 def reducing(kind: str, transport, placement: Placement, group: int, size: int):
-    """One reduction of all clients' messages, which are there."""
+    """Return a function that reduces the messages of all clients, which are already in the rows."""
     rank = transport.comm.rank
     cohort = Cohort(np.arange(placement.clients), placement, rank)
     count = placement.counts[rank]
@@ -63,7 +62,7 @@ def reducing(kind: str, transport, placement: Placement, group: int, size: int):
 
 
 def sending_rows(comm: MPI.Comm, placement: Placement, size: int):
-    """Every rank adds up a slice of all clients' rows."""
+    """Return a function in which each rank adds a slice of all clients' rows."""
     counts, rank = np.array(placement.counts), comm.rank
     edges = np.linspace(0, size, comm.size + 1).astype(int)
     widths = np.diff(edges)
@@ -83,7 +82,7 @@ def sending_rows(comm: MPI.Comm, placement: Placement, size: int):
 
 
 def timed(comm: MPI.Comm, reduce, repeats: int, clock: str) -> float:
-    """Seconds of one call: of the slowest rank, or of the processors together."""
+    """Return the seconds per call: wall time of the slowest rank, or CPU time of all ranks."""
     read, over = (time.process_time, MPI.SUM) if clock == "cpu" else (time.perf_counter, MPI.MAX)
     comm.Barrier()
     start = read()
@@ -92,36 +91,36 @@ def timed(comm: MPI.Comm, reduce, repeats: int, clock: str) -> float:
     return comm.allreduce((read() - start) / repeats, over)
 
 
-def measure(comm: MPI.Comm, competitors: dict, clock: str) -> dict[str, list[float]]:
-    """Seconds of each block of each competitor."""
+def measure(comm: MPI.Comm, variants: dict, clock: str) -> dict[str, list[float]]:
+    """Return the seconds of each block of each variant."""
     once = {}
-    for name, reduce in competitors.items():
+    for name, reduce in variants.items():
         reduce()
         once[name] = timed(comm, reduce, 1, "wall")
     blocks = int(np.clip(BUDGET / max(once.values()), *BLOCKS))
-    seconds: dict[str, list[float]] = {name: [] for name in competitors}
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(blocks):
-        for name, reduce in competitors.items():
+        for name, reduce in variants.items():
             repeats = max(1, int(BUDGET / BLOCKS[1] / once[name]))
             seconds[name].append(timed(comm, reduce, repeats, clock))
     return seconds
 
 
 def case(clients: int, size: int, group: int, transports: list, clock: str) -> dict:
-    """One line of the table."""
+    """Measure one row of the table."""
     comm = MPI.COMM_WORLD
     placement, raw = Placement(clients, comm.size), np.zeros(size, np.float32)
-    competitors = {
+    variants = {
         f"{kind} {transport.name if comm.size > 1 else 'host'}": reducing(
             kind, transport, placement, group, size
         )
         for kind in ("fused", "exact")
         for transport in transports
     }
-    competitors["Allreduce"] = lambda: comm.Allreduce(MPI.IN_PLACE, raw)
+    variants["Allreduce"] = lambda: comm.Allreduce(MPI.IN_PLACE, raw)
     if clients * size <= ROWS:
-        competitors["rows"] = sending_rows(comm, placement, size)
-    seconds = measure(comm, competitors, clock)
+        variants["rows"] = sending_rows(comm, placement, size)
+    seconds = measure(comm, variants, clock)
     ratios = {
         column: statistics.median(a / b for a, b in zip(seconds[one], seconds[other]))
         for column, (one, other) in COLUMNS.items()

@@ -1,6 +1,6 @@
-"""The papers' claims, judged by runs.
+"""Tests of the papers' claims by runs.
 
-``entries`` reads what is claimed (jobs/papers/claims.toml), ``carrying_out`` runs what is missing, ``panels``
-reads the runs, ``values`` takes one figure of each, ``interval`` compares them over seeds, ``verdicts`` says
-what that means for the claim, ``figures`` and ``page`` show it.
+``entries`` reads the claims (jobs/papers/claims.toml), ``execution`` executes missing runs, ``panels`` reads
+the results, ``values`` computes one value per run, ``interval`` compares the values over seeds, ``verdicts``
+derives the verdicts, and ``figures`` and ``page`` write the page of experiments.
 """

@@ -1,7 +1,7 @@
-"""What is claimed: claims.toml as objects.
+"""Claims and experiments: the contents of claims.toml as objects.
 
-``[[claim]]`` is a sentence of a paper as a comparison that runs can decide, ``[experiment.NAME]`` what the
-job file NAME.toml beside it shows, ``[paper.KEY]`` the heading of a paper's experiments.
+``[[claim]]`` is a claim of a paper as a comparison of runs, ``[experiment.NAME]`` describes the experiment in
+the job file NAME.toml of the same folder, ``[paper.KEY]`` contains the heading of a paper's experiments.
 """
 
 from __future__ import annotations
@@ -22,30 +22,33 @@ from mpifed.theory import THEOREMS
 STATISTICS = ("final", "best", "mean", "slope", "rounds_to", "calls_to", "bytes_to")
 SCALES = ("linear", "log")
 GROWS = {"rising": False, "falling": True}
-#: What a claim holds its methods against: one of these, or a trend alone.
+#: Keys that set what a claim compares its methods with: one of these, or only a trend.
 AGAINST = ("than", "than_level", "than_bound", "worse_than_level")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of a paper as a comparison.
+    """A claim of a paper as a comparison.
 
     Attributes:
-        says: the claim in a sentence; ``place`` is where it stands in the ``paper``, a key of references.bib.
-        job: its job file, without ending; ``where`` takes some of its runs, by dotted settings.
-        metric: what is compared; of ``statistic`` the last value, the best, the mean over the evaluations,
-            the slope of its log10 a round, or the rounds (oracle calls, bytes) to ``target``.
-        scale: "log" compares log10 of it, so that differences are ratios.
-        better: the methods that the claim puts ahead, ``NAME`` or ``NAME,KEY=VALUE`` for a setting of it.
-        than: each of these is behind each of the others; or there is a level (``than_level``), or the bound
-            of the theorem that the job names (``than_bound``).
-        worse_than_level: the claim is that each of ``methods`` stays behind this.
-        trend: ``along`` a setting, ``grows`` "rising" or "falling": the lead over the others (without any,
-            the figure itself) is the larger the more the setting rises or falls.
-        margin: a lead of less is none; in log10 units or those of the metric. Of a trend, from one value of
-            the setting to the next.
-        all: each of ``better`` is ahead; false: one of them.
-        note: what the comparison leaves open.
+        says: the claim as a sentence.
+        paper, place: the source, a key of references.bib, and the section, figure or theorem.
+        job: name of the job file without ``.toml``.
+        where: selects runs of the job by the values of dotted settings.
+        metric, statistic, target: the compared value: the final or best value of the metric, its mean over
+            the evaluations, the slope of its log10 per round, or the rounds (oracle calls, bytes) to reach
+            ``target``.
+        scale: "log" compares log10 of the value, so that differences are ratios.
+        better: methods that are claimed to be ahead, ``NAME``, or ``NAME,KEY=VALUE`` with certain settings.
+        than: methods that each of ``better`` is compared with; alternatively a level (``than_level``) or the
+            bound of the theorem in the job (``than_bound``).
+        methods, worse_than_level: the claim is that each of ``methods`` is worse than this level.
+        trend: ``along`` is a setting, ``grows`` is "rising" or "falling": the lead over the other methods
+            (without ``than``, the value itself) improves as the setting rises or falls.
+        margin: least lead that counts, in log10 units or those of the metric; for a trend, the least change
+            between successive values of the setting.
+        all: whether all of ``better`` must be ahead; otherwise one suffices.
+        note: limitations of the comparison.
     """
 
     name: str
@@ -71,28 +74,28 @@ class Claim:
 
     @property
     def subjects(self) -> Sequence[str]:
-        """The methods that the claim is about."""
+        """The methods that the claim makes a statement about."""
         return self.better or self.methods
 
     @property
     def level(self) -> float | None:
-        """What the methods are held against, if it is a number of the claim's own."""
+        """The level that the methods are compared with, if the claim has one."""
         return self.than_level if self.worse_than_level is None else self.worse_than_level
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What the figure of a job file shows.
+    """An experiment and its figure.
 
     Attributes:
         source: the paper, a key of references.bib.
-        title: its heading.
-        metric: is drawn, and decides which setting of a grid is best; ``also`` are drawn with it.
-        panels: the settings of which every value is a task of its own; ``a|b`` where methods name it
-            differently. Of none that are given, all settings outside the methods that vary.
-        drawn: takes some of the runs for the figure, by dotted settings, where tasks are many; without any of
-            these there, it has all.
-        note: what there is to know of it.
+        title: the heading.
+        metric: metric of the figure, which also selects the best setting of a grid.
+        also: further metrics of the figure.
+        panels: settings whose combinations of values are separate tasks; ``a|b`` if methods name a setting
+            differently. Default: all settings that vary, except those of the methods.
+        drawn: selects the tasks of the figure by the values of dotted settings; all tasks if none matches.
+        note: remarks.
     """
 
     name: str
@@ -107,7 +110,12 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Book:
-    """A file of claims: ``folder`` is where it and its job files lie, ``papers`` are headings by key."""
+    """The contents of a file of claims.
+
+    Attributes:
+        folder: folder of the file and its job files.
+        papers: headings by key of references.bib.
+    """
 
     folder: Path
     claims: Sequence[Claim]
@@ -115,25 +123,25 @@ class Book:
     papers: Mapping[str, str]
 
     def job(self, name: str) -> Path:
-        """The small job file of an experiment."""
+        """Return the small job file of an experiment."""
         return self.folder / f"{name}.toml"
 
     def stated(self, name: str) -> Path:
-        """Its job at the settings that the paper states, if there is such a file."""
+        """Return its job file with the settings stated in the paper, which may not exist."""
         return self.folder / "stated" / f"{name}.toml"
 
     def full(self, name: str) -> Path:
-        """Its job at the paper's size."""
+        """Return its job file in the paper's size."""
         return self.folder / "full" / f"{name}.toml"
 
 
 def read(path: str | Path) -> Book:
-    """A file of claims.
+    """Read a file of claims.
 
-    A job that has claims and no ``[experiment]`` is shown by the metric of its first claim.
+    A job with claims but without ``[experiment]`` is shown with the metric of its first claim.
 
     Raises:
-        ConfigError: the file cannot be read, or an entry of it is wrong; says which, expected and got.
+        ConfigError: the file cannot be read, or an entry is invalid.
     """
     table = read_table(path, "file of claims")
     for key in table:
@@ -143,7 +151,7 @@ def read(path: str | Path) -> Book:
     claims = [_claim(one, number, folder) for number, one in enumerate(table.get("claim", []), 1)]
     names = [one.name for one in claims]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"two claims are called {twice!r}: expected a name each")
+        raise ConfigError(f"two claims are called {twice!r}: expected different names")
     experiments = {name: _experiment(name, one, folder) for name, one in table.get("experiment", {}).items()}
     for one in claims:
         experiments.setdefault(one.job, _shown(one, folder))
@@ -162,9 +170,9 @@ def _claim(table: dict, number: int, folder: Path) -> Claim:
                 f"{what}: no {key} {getattr(claim, key)!r}: {suggest(getattr(claim, key), options)}"
             )
     if claim.statistic.endswith("_to") != (claim.target is not None):
-        raise ConfigError(f"{what}: a target belongs to rounds_to, calls_to and bytes_to, and they need one")
+        raise ConfigError(f"{what}: expected a target only for the statistics rounds_to, calls_to, bytes_to")
     if claim.statistic == "slope" and claim.scale == "log":
-        raise ConfigError(f'{what}: a slope is of the logarithm already: expected scale = "linear"')
+        raise ConfigError(f'{what}: expected scale = "linear", since a slope is that of the logarithm')
     _expect_comparison(claim, what)
     return claim
 
@@ -186,7 +194,7 @@ def _expect_comparison(claim: Claim, what: str) -> None:
             f'{what}: expected trend = {{ along = "problem.lam", grows = "falling" }} or "rising"'
         )
     if trend is not None and (claim.level is not None or claim.than_bound):
-        raise ConfigError(f"{what}: a trend is of a lead over methods, or of a figure itself")
+        raise ConfigError(f"{what}: a trend allows no level or bound: remove one of them")
 
 
 def _experiment(name: str, table: dict, folder: Path) -> Experiment:
@@ -202,16 +210,16 @@ def _shown(claim: Claim, folder: Path) -> Experiment:
 
 
 def title(path: Path) -> str:
-    """The first line of a job file, a comment."""
+    """Return the first line of a job file, a comment."""
     with path.open() as file:
         return file.readline().removeprefix("#").strip().rstrip(".")
 
 
 def _built(kind, table: dict, what: str):
-    """An object of a table.
+    """Create a Claim or an Experiment from a table.
 
     Raises:
-        ConfigError: an unknown key, one that is missing, or a value of another type.
+        ConfigError: a key is unknown or missing, or a value has the wrong type.
     """
     fields = {one.name: one for one in dataclasses.fields(kind)}
     for key in table:
@@ -229,7 +237,7 @@ def _built(kind, table: dict, what: str):
 
 
 def _is(value, kind: str) -> bool:
-    """Whether a value of TOML is of the type in an annotation."""
+    """Return whether a value of TOML has the type of an annotation."""
     if kind.startswith("Sequence"):
         return isinstance(value, list) and value != [] and all(isinstance(one, str) for one in value)
     if kind.startswith("Mapping"):
@@ -240,7 +248,7 @@ def _is(value, kind: str) -> bool:
 
 
 def _key(key: str, what: str) -> str:
-    """A key of references.bib."""
+    """Return ``key`` if references.bib contains it."""
     text = Path(mpifed.__file__).with_name("references.bib").read_text()
     known = [line.partition("{")[2].rstrip(",") for line in text.splitlines() if line.startswith("@")]
     if key not in known:

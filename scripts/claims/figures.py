@@ -1,4 +1,4 @@
-"""The picture of an experiment: each task tuned and at the stated settings, side by side."""
+"""The figure of an experiment: every task with tuned and with stated settings, next to each other."""
 
 from __future__ import annotations
 
@@ -14,26 +14,30 @@ from mpifed.report.figures import AXES, counted, draw_bound, draw_setting, scale
 
 
 def draw(experiment: Experiment, panels: Sequence[Panel], path: Path) -> None:
-    """A cell for each task, panel and metric, with the best setting of every method; a method has one colour
-    throughout. Titles leave out what the tasks share."""
+    """Draw one plot per task, panel and metric, with the best setting of every method.
+
+    A method has the same colour in all plots. Titles contain only the settings in which the tasks differ.
+    """
     panels = [one for one in panels if one.settings]
     panels = [one for one in (taken(one, experiment.drawn) for one in panels) if one.settings] or panels
     chosen = {one.name: one.best(experiment.metric) for one in panels}
     tasks = list(dict.fromkeys(task for own in chosen.values() for task in own))
-    told = [key for key, values in enumerate(zip(*tasks)) if len({*values}) > 1]
+    differing = [key for key, values in enumerate(zip(*tasks)) if len({*values}) > 1]
     methods = list(dict.fromkeys(one.name for panel in panels for one in panel.settings))
     metrics = (experiment.metric, *experiment.also)
-    beside = (2 if len(tasks) in (2, 4) else min(3, len(tasks))) if len(panels) == 1 else 1 + (len(tasks) > 3)
-    across, down = beside * len(panels), -(-len(tasks) // beside) * len(metrics)
+    columns = (
+        (2 if len(tasks) in (2, 4) else min(3, len(tasks))) if len(panels) == 1 else 1 + (len(tasks) > 3)
+    )
+    across, down = columns * len(panels), -(-len(tasks) // columns) * len(metrics)
     figure = Figure(figsize=(0.8 + 3.4 * across, 0.4 + 2.8 * down), dpi=100, layout="constrained")
     grid = figure.subplots(down, across, squeeze=False)
     for number, task in enumerate(tasks):
-        for row, metric in enumerate(metrics, number // beside * len(metrics)):
-            cells = grid[row, number % beside * len(panels) :]
+        for row, metric in enumerate(metrics, number // columns * len(metrics)):
+            cells = grid[row, number % columns * len(panels) :]
             for cell, panel in zip(cells, panels):
                 _cell(cell, metric, chosen[panel.name].get(task, []), methods)
                 words = [panel.name] if len(panels) > 1 else []
-                title = task_title([task[one] for one in told], [panel.keys[one] for one in told])
+                title = task_title([task[one] for one in differing], [panel.keys[one] for one in differing])
                 cell.set_title(", ".join([*words, title]).strip(", "), fontsize=10)
     for cell in grid.flat:
         if not cell.has_data():
@@ -43,7 +47,7 @@ def draw(experiment: Experiment, panels: Sequence[Panel], path: Path) -> None:
 
 
 def _cell(cell, metric: str, settings: Sequence[Setting], methods: Sequence[str]) -> None:
-    """Curves with the seeds' deviation, and the bounds of theorems."""
+    """Draw curves with bands over the seeds, and the bounds of theorems."""
     settings = [one for one in settings if metric in one.metrics]
     if not settings:
         return

@@ -1,10 +1,10 @@
-"""What a few paired differences say of their mean.
+"""Confidence interval of the mean of a few paired differences.
 
-Three to five seeds are few. An interval that lies within the range of its differences, as those of the
-percentile and the BCa bootstrap do, misses the mean whenever all seeds err to one side: once in four times
-with three seeds. The interval here is the studentised bootstrap's (Efron & Tibshirani 1993, section 12.5),
-nowhere narrower than Student's. Coverage of the mean at a nominal 95 %, 2,000 samples each of a normal, an
-exponential and a lognormal law (BCa 600):
+Experiments have three to five seeds. An interval within the range of the differences, as given by the
+percentile and the BCa bootstrap, misses the mean whenever all differences are on the same side of it: with
+probability 1/4 for three seeds. The interval here is that of the studentised bootstrap (Efron & Tibshirani
+1993, section 12.5), extended to Student's interval where that is wider. Coverage of the mean at a nominal
+95 %, from 2,000 samples of a normal, an exponential and a lognormal distribution (BCa: 600):
 
 =========  ===================  ===================  ===================
            3 seeds              5 seeds              10 seeds
@@ -16,10 +16,10 @@ Student's  .95, .90, .83        .95, .89, .81        .94, .90, .84
 here       .96, .90, .86        .98, .94, .90        .96, .94, .91
 =========  ===================  ===================  ===================
 
-(*bootstrap* is the studentised one alone.) Differences between two methods on the same seed are nearer to the
-first law than to the others. What an interval of three seeds can say: that a difference is larger than about
-2.5 to 3 of its standard deviations, with five seeds 1.3 to 1.8. What it cannot: anything of seeds that behave
-otherwise once in ten times, since most samples of three have none of them.
+(*bootstrap* is the studentised bootstrap without the extension.) Differences between two methods with the
+same seed are closer to the normal distribution than to the others. With three seeds, a difference is
+significant if it exceeds about 2.5 to 3 standard deviations; with five seeds, 1.3 to 1.8. Rare behaviour is
+not detected: most samples of three seeds contain no seed that behaves differently with probability 0.1.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ import numpy as np
 from scipy import optimize, stats
 
 LEVEL = 0.95
-#: Resamples; the quantile at 2.5 % of them has an error of about 0.15 %.
+#: Number of resamples. The empirical 2.5 % quantile has a standard error of about 0.15 percentage points.
 RESAMPLES = 9999
-#: The chance that the number of seeds that is named decides.
+#: Probability with which the reported number of seeds decides.
 POWER = 0.8
-#: Differences that vary by less than this part of their size are equal but for rounding.
+#: Differences whose relative variation is smaller are considered equal up to rounding.
 ROUNDING = 1e-9
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Ends of the interval of the mean, at :data:`LEVEL`: the same for the same differences.
+    """Return the ends of the confidence interval of the mean at :data:`LEVEL`; deterministic.
 
-    A single difference has none, NaN; equal ones have an interval without width.
+    They are NaN for a single difference, and equal if all differences are equal.
     """
     x = np.asarray(differences, dtype=float)
     mean, n = x.mean(), len(x)
@@ -58,8 +58,7 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def _studentised(x: np.ndarray) -> tuple[float, float]:
-    """Quantiles of (m - mean) / s over resamples with mean m and standard error s; those without spread are
-    left out."""
+    """Return quantiles of (m - mean) / s over resamples with mean m and standard error s > 0."""
     drawn = np.random.default_rng(0).choice(x, (RESAMPLES, len(x)))
     errors = drawn.std(axis=1, ddof=1) / math.sqrt(len(x))
     spread = errors > ROUNDING * np.abs(x).max()
@@ -69,11 +68,11 @@ def _studentised(x: np.ndarray) -> tuple[float, float]:
 
 
 def seeds_needed(differences: Sequence[float], margin: float) -> float:
-    """How many seeds tell the mean from the margin with probability :data:`POWER`, if mean and standard
-    deviation are those of the differences: of a paired, two-sided t-test at 1 - :data:`LEVEL`.
+    """Return the number of seeds with which a two-sided paired t-test has the power :data:`POWER`.
 
-    It is as uncertain as the two are: with three seeds, good for the order of magnitude. Infinite where the
-    mean is the margin; of a single difference, which tells nothing, 3.
+    The test compares the mean with the margin at level 1 - :data:`LEVEL`. The true mean and deviation are
+    assumed to be those of the differences, so with three seeds the result is an order of magnitude. It is
+    infinite if the mean equals the margin, and 3 for a single difference.
     """
     x = np.asarray(differences, dtype=float)
     if len(x) < 2:

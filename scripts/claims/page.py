@@ -1,4 +1,4 @@
-"""docs/experiments.md, from the claims and the runs there are."""
+"""The page docs/experiments.md, generated from the claims and the existing runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mpifed.report.comparison import Rule, Setting
 
 TEMPLATE = Path(__file__).with_name("experiments.md.jinja")
 STATISTICS = {
-    "final": "last {metric}",
+    "final": "final {metric}",
     "best": "best {metric}",
     "mean": "mean {metric} over the evaluations",
-    "slope": "slope of log10 {metric} a round",
+    "slope": "slope of log10 {metric} per round",
     "rounds_to": "rounds to {metric} {target:g}",
     "calls_to": "oracle calls to {metric} {target:g}",
     "bytes_to": "bytes to {metric} {target:g}",
@@ -31,7 +31,7 @@ STATISTICS = {
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim with what each panel says of it, by the panel's name, and the verdict."""
+    """A claim with its judgement in each panel, by the panel's name, and the verdict."""
 
     claim: Claim
     judgements: dict[str, Judgement]
@@ -39,8 +39,8 @@ class Judged:
 
     @property
     def rows(self) -> list[tuple[str, Pair, str]]:
-        """Of each panel, task and method the pair that is the farthest from the claim, and in words which
-        rivals it holds against."""
+        """For each panel, task and method, the pair that contradicts the claim most, and the outcome of all
+        pairs as text."""
         rows = []
         for name, judgement in self.judgements.items():
             groups: dict[tuple, list[Pair]] = {}
@@ -51,11 +51,11 @@ class Judged:
 
     @property
     def measure(self) -> str:
-        """What was compared, in words."""
+        """Description of the compared value."""
         claim = self.claim
         words = [STATISTICS[claim.statistic].format(metric=claim.metric, target=claim.target)]
-        words += [f"from one {claim.trend['along']} to the next"] if claim.trend else []
-        words += ["as ratios"] if claim.scale == "log" else []
+        words += [f"between successive {claim.trend['along']}"] if claim.trend else []
+        words += ["ratio"] if claim.scale == "log" else []
         return ", ".join([*words, f"margin {difference(claim.margin, claim)}"] if claim.margin else words)
 
 
@@ -69,7 +69,7 @@ class Section:
 
     @property
     def panels(self) -> list[Panel]:
-        """Those that have runs."""
+        """The panels with runs."""
         return [one for one in self.read if one.settings]
 
     @cached_property
@@ -83,11 +83,11 @@ class Section:
 
     @property
     def methods(self) -> list[str]:
-        """The methods that ran."""
+        """The methods with runs."""
         return list(dict.fromkeys(one.name for panel in self.panels for one in panel.settings))
 
     def rows(self, panel: Panel) -> list[list[str]]:
-        """Of each task its name, and by method the settings that were best and what they come to."""
+        """Return one row per task: its name, then the best settings and the metric of each method."""
         metric = self.experiment.metric
         return [
             [task_title(task, panel.keys)]
@@ -99,27 +99,27 @@ class Section:
         ]
 
     def seeds(self, panel: Panel) -> str:
-        """The seeds of the panel's runs."""
+        """Return the seeds of the panel's runs as text."""
         seeds = sorted({run.config["seed"] for one in panel.settings for run in one.runs})
         return ", ".join(map(str, seeds))
 
 
 def sections(book: Book) -> list[Section]:
-    """The experiments with the runs that there are."""
+    """Return the experiments with their existing runs."""
     return [Section(book, one, panels_of(book, one)) for one in book.experiments.values()]
 
 
 def panels_of(book: Book, one: Experiment, changes: Sequence[str] = ()) -> list[Panel]:
-    """The panels of an experiment that have job files: tuned, and stated."""
+    """Return the panels of an experiment, tuned and stated, as far as there are job files."""
     files = (book.job(one.name), book.stated(one.name))
     return [read_panel(file, one.panels, changes) for file in files if file.is_file()]
 
 
 def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
-    """The page ``experiments.md`` and its pictures ``papers/NAME.png`` in a folder.
+    """Write the page ``experiments.md`` and its figures ``papers/NAME.png`` to a folder.
 
     Args:
-        source: the file of claims as a command names it.
+        source: the file of claims as an argument of the command, with a space at the end; "" for the default.
     """
     for part in parts:
         if part.panels:
@@ -148,7 +148,7 @@ def write(book: Book, parts: Sequence[Section], source: str, out: Path) -> Path:
 
 
 def _settled(setting: Setting, metric: str) -> str:
-    """The numbers that a method ran with, and its metric at the end; its first where it has not this one."""
+    """Return a method's numerical settings and its final metric, or its first metric if it lacks this one."""
     numbers = [
         f"{key.rpartition('.')[2]} {value:.2g}"
         for key, value in setting.settings.items()
@@ -161,14 +161,14 @@ def _settled(setting: Setting, metric: str) -> str:
 
 
 def difference(value: float, claim: Claim) -> str:
-    """A difference in the claim's scale: of logarithms, the ratio."""
+    """Format a difference; a difference of logarithms as a ratio."""
     if claim.scale == "linear":
         return f"{value:.3g}"
     return f"× {10**value:.3g}" if abs(value) < 99 else f"× 1e{value:.0f}"
 
 
 def interval_text(pair: Pair, claim: Claim) -> str:
-    """A pair's difference with its interval."""
+    """Format the difference of a pair with its interval."""
     mean, low, high = (difference(one, claim) for one in (pair.mean, pair.low, pair.high))
     if math.isnan(pair.low):
         return f"{mean} (one seed)"
@@ -176,7 +176,7 @@ def interval_text(pair: Pair, claim: Claim) -> str:
 
 
 def sides(pair: Pair, claim: Claim) -> str:
-    """What the two sides of a pair come to."""
+    """Format the values of both sides of a pair."""
     first, last = f"{pair.ours:.3g}", f"{pair.theirs:.3g}"
     if claim.trend:
         rival = f" over {pair.rival}" if pair.rival else ""
@@ -185,7 +185,7 @@ def sides(pair: Pair, claim: Claim) -> str:
 
 
 def outcome(pairs: Sequence[Pair]) -> str:
-    """Whether a method's pairs hold, with their rivals where they do not agree."""
+    """Return the state of a method's pairs, with the names of the rivals if the states differ."""
     found: dict[str, list[str]] = {}
     for one in pairs:
         found.setdefault(one.state, []).append(one.rival)
@@ -195,22 +195,22 @@ def outcome(pairs: Sequence[Pair]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that suits."""
+    """Format seconds as seconds or minutes."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def cell(text: str) -> str:
-    """A text in a cell of a table."""
+    """Escape text for a cell of a table."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading."""
+    """Return the anchor of a heading."""
     return re.sub(r"[^\w\s-]", "", heading).strip().lower().replace(" ", "-")
 
 
 def summary(parts: Sequence[Section]) -> list[str]:
-    """A line for each claim and its verdict."""
+    """Return one line per claim with its verdict."""
     return [
         f"{one.verdict.word:28} {one.claim.name}" + (f" ({one.verdict.detail})" if one.verdict.detail else "")
         for part in parts

@@ -1,4 +1,4 @@
-"""The runs of an experiment: tuned, and at the settings that its paper states."""
+"""The runs of an experiment: with tuned settings, and with the settings stated in the paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from mpifed.base.errors import ConfigError
 from mpifed.base.settings import suggest
 from mpifed.config.grids import variants
-from mpifed.config.tables import parse, read_table
+from mpifed.config.tables import parse_value, read_table
 from mpifed.report.comparison import Rule, Setting, best, settings_of
 from mpifed.report.labels import differing
 from mpifed.running.resume import is_done
@@ -20,13 +20,13 @@ from mpifed.storage.folder import Folder
 from mpifed.storage.results import load
 from mpifed.tuning.results import BEST
 
-#: What a task has in the place of a setting that one of its methods lacks.
+#: Value of a setting that a method does not have.
 NONE = "none"
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a search for the settings took: wall ``seconds`` of its runs' rounds, and what it warns of."""
+    """A search for settings: total wall time of the rounds of its runs in seconds, and its warnings."""
 
     seconds: float = 0.0
     warnings: Sequence[str] = ()
@@ -34,16 +34,16 @@ class Search:
 
 @dataclass(frozen=True)
 class Panel:
-    """Finished runs.
+    """The finished runs of a job.
 
     Attributes:
-        name: "tuned" where a search has chosen the settings, "as given" where a job has them, "stated" where
-            it has those that the paper states, "full" where it is of the paper's size.
-        file: the job that they are of.
-        keys: the settings whose values make a task.
-        settings: the runs by their settings.
-        search: which has chosen them, if one has.
-        missing: how many of the job's runs there are not yet.
+        name: "tuned" if a search has selected the settings, "stated" for the settings stated in the paper,
+            "full" for the paper's size, otherwise "as given".
+        file: the job file.
+        keys: the settings whose values define a task.
+        settings: the runs, grouped by their settings.
+        search: the search that has selected the settings.
+        missing: number of runs of the job that have not finished.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Panel:
 
     @property
     def seconds(self) -> float:
-        """Wall time of the runs' rounds."""
+        """Total wall time of the rounds of all runs."""
         return sum(run.costs["seconds"][-1].item() for one in self.settings for run in one.runs)
 
     def tasks(self, without: str | None = None) -> dict[tuple, list[Setting]]:
-        """The settings by task, sorted; ``without`` one of the keys."""
+        """Return the settings by task, sorted. The key ``without`` is ignored."""
         keys = [key for key in self.keys if key != without]
         groups: dict[tuple, list[Setting]] = {}
         for one in self.settings:
@@ -67,7 +67,7 @@ class Panel:
         return dict(sorted(groups.items(), key=lambda item: _order(item[0])))
 
     def best(self, metric: str, by: str = "final") -> dict[tuple, list[Setting]]:
-        """The best setting of each method, by task."""
+        """Return the best setting of each method, by task."""
         return {task: best(own, self._rule(metric, by)) for task, own in self.tasks().items()}
 
     def _rule(self, metric: str, by: str) -> Rule:
@@ -75,34 +75,40 @@ class Panel:
         return Rule(metric, by, each=tuple(part.removeprefix("algorithm.") for part in own))
 
     def pick(self, settings: Sequence[Setting], method: str, metric: str, by: str) -> Setting | None:
-        """The best of a task's settings of a method, ``NAME`` or ``NAME,KEY=VALUE``; ``None`` without any.
+        """Return the best of a task's settings of a method, ``None`` if there is none.
+
+        Args:
+            method: ``NAME`` or ``NAME,KEY=VALUE``.
 
         Raises:
-            ConfigError: they differ in more than the method's own settings.
+            ConfigError: the runs also differ in settings outside the method.
         """
         own = [one for one in settings if matches(one, method)]
         apart = [key for key in differing(own) if not key.startswith("algorithm.")]
         if apart:
             raise ConfigError(
-                f"the runs of {method} differ in {', '.join(apart)}: expected it among the panels of the "
-                "experiment, or in the claim's where"
+                f"the runs of {method} differ in {', '.join(apart)}: add the setting to `panels` of the "
+                "experiment or to `where` of the claim"
             )
         rule = self._rule(metric, by)
         return min(own, key=rule.rank) if own else None
 
 
 def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = ()) -> Panel:
-    """The finished runs of a job file, or of what the search in it has found: none where nothing ran.
+    """Read the finished runs of a job file, or of the best settings of its search.
 
-    Runs that lie beside them and are not the job's as it stands now do not count. Without ``keys``, every
-    setting outside the methods that varies makes tasks.
+    Other runs in the same folder are ignored, including runs of an earlier version of the job.
+
+    Args:
+        keys: the settings that define tasks; default: all settings that vary, except those of the methods.
+        changes: KEY=VALUE, as for the command that has run the job.
     """
     table, search = read_table(file), Search()
     out, name = Path(table["run"]["out"]), file.parent.name
     changes = without(changes, "tune")
     if "tune" in table:
         file, search, name, changes = out / BEST, _search(out), "tuned", without(changes, "sweep")
-    begun = file.is_file() and "sweep" in read_table(file)  # a search that has found nothing yet has none
+    begun = file.is_file() and "sweep" in read_table(file)  # best.toml has none before the search has ended
     listed = variants(file, changes) if begun else []
     done = [load(one.config.run.out) for one in listed if is_done(Folder(one.config.run.out), one.config)]
     settings = settings_of(done)
@@ -112,12 +118,12 @@ def read_panel(file: Path, keys: Sequence[str], changes: Sequence[str] = ()) -> 
 
 
 def without(changes: Sequence[str], section: str) -> list[str]:
-    """The changes KEY=VALUE of other sections."""
+    """Return the changes KEY=VALUE of other sections."""
     return [one for one in changes if not one.startswith(f"{section}.")]
 
 
 def _search(out: Path) -> Search:
-    """The search whose files lie in a folder."""
+    """Read the search in a folder."""
     found = sorted(out.glob("trials/**/tried.json"))
     warnings = [
         f"{' '.join(path.relative_to(out / 'trials').parts[:-1])}: {text}"
@@ -130,22 +136,22 @@ def _search(out: Path) -> Search:
 
 
 def value(setting: Setting, key: str) -> Any:
-    """A setting's value; of ``a|b`` the first that it has."""
+    """Return the value of ``key`` in a setting; for ``a|b`` the first key that exists."""
     names = [name for name in key.split("|") if name in setting.settings]
     return setting.settings[names[0]] if names else NONE
 
 
 def matches(setting: Setting, method: str) -> bool:
-    """Whether a setting is of a method, and has the values named after it."""
+    """Return whether a setting belongs to a method ``NAME,KEY=VALUE`` and has these values."""
     name, *conditions = method.split(",")
     pairs = [one.partition("=")[::2] for one in conditions]
     return setting.name == name and all(
-        setting.settings.get(f"algorithm.{key.strip()}") == parse(text) for key, text in pairs
+        setting.settings.get(f"algorithm.{key.strip()}") == parse_value(text) for key, text in pairs
     )
 
 
 def taken(panel: Panel, where: Mapping[str, Any]) -> Panel:
-    """The panel with the runs alone that have these values, one of several where a list says so."""
+    """Return the panel with only those runs that have these values; a list allows several values."""
 
     def suits(one: Setting) -> bool:
         return all(
@@ -161,7 +167,7 @@ def taken(panel: Panel, where: Mapping[str, Any]) -> Panel:
 
 
 def task_title(task: Sequence, keys: Sequence[str]) -> str:
-    """A task's values; numbers with their setting's name."""
+    """Return the values of a task as text, numbers with the name of their setting."""
     names = [key.partition("|")[0].rpartition(".")[2] for key in keys]
     return ", ".join(
         str(one) if isinstance(one, str) else f"{name} = {one}" for name, one in zip(names, task)
@@ -169,7 +175,7 @@ def task_title(task: Sequence, keys: Sequence[str]) -> str:
 
 
 def _order(task: tuple) -> list:
-    """Numbers by size, texts by letters."""
+    """Return a sorting key: numbers by size, then texts alphabetically."""
     return [
         (0, one, "") if isinstance(one, int | float) else (1, 0, json.dumps(one, default=str)) for one in task
     ]

@@ -20,10 +20,10 @@ COSTS = dict(zip(("rounds_to", "calls_to", "bytes_to"), AXES))
 
 
 def figures(setting: Setting, claim: Claim) -> dict[int, float]:
-    """The claim's value by seed; NaN for a run that ended in non-finite values or did not reach the target.
+    """Return the claim's value by seed; NaN for a run that diverged or did not reach the target.
 
     Raises:
-        ConfigError: a run has no such metric.
+        ConfigError: a run does not have the metric.
     """
     return {run.config["seed"]: _figure(run, claim) for run in setting.runs}
 
@@ -45,21 +45,21 @@ def _figure(run: RunData, claim: Claim) -> float:
 
 
 def _cost(run: RunData, claim: Claim, at: int) -> float:
-    """The cost up to a round, at least 1, also for a target that the starting point has reached."""
+    """Return the cost up to a round, at least 1 even if the starting point has reached the target."""
     return max(COSTS[claim.statistic].costs(run, [at])[0].item(), 1)
 
 
 def _longer(run: RunData, claim: Claim) -> float:
-    """The cost of one evaluation more than the run has."""
+    """Return the cost at the evaluation after the last evaluation of the run."""
     taken = run.metric_rounds
     return 2 * _cost(run, claim, taken[-1]) - _cost(run, claim, taken[max(len(taken) - 2, 0)])
 
 
 def worst(settings: Iterable[Setting], claim: Claim) -> float:
-    """The value that replaces a missing one: the worst that any of the compared runs has shown.
+    """Return the value that replaces a missing value: the worst value of all compared runs.
 
-    For a metric, at any of their evaluations; for a slope, zero if that is worse; for a target, one
-    evaluation more than the longest of the runs has, which is the least that it can have taken.
+    For a metric, this is its worst value at any evaluation; for a slope, at least as bad as zero. For a
+    target, it is the cost of one more evaluation than the longest run has, a lower bound of the cost.
     """
     runs = [run for one in settings for run in one.runs]
     if claim.statistic in COSTS:
@@ -73,24 +73,24 @@ def worst(settings: Iterable[Setting], claim: Claim) -> float:
 
 
 def more_is_better(run: RunData, claim: Claim) -> bool:
-    """Whether the value is to be maximised; a cost is to be minimised."""
+    """Return whether the value is to be maximised; costs are to be minimised."""
     return claim.statistic not in COSTS and claim.metric in run.maximised
 
 
 def scaled(figure: float, claim: Claim) -> float:
-    """A value in the scale of the claim.
+    """Convert a value to the scale of the claim.
 
     Raises:
-        ConfigError: the scale is logarithmic and the value not positive.
+        ConfigError: the scale is logarithmic and the value is not positive.
     """
     if claim.scale == "linear":
         return figure
     if figure <= 0:
-        raise ConfigError(f'claim {claim.name!r}: scale = "log" needs positive figures, found {figure:g}')
+        raise ConfigError(f'claim {claim.name!r}: scale = "log" needs positive values, got {figure:g}')
     return math.log10(figure)
 
 
 def middle(figures: Sequence[float], claim: Claim) -> float:
-    """The mean in the scale of the claim: geometric where that is logarithmic."""
+    """Return the mean in the scale of the claim: the geometric mean if that is logarithmic."""
     mean = float(np.mean([scaled(one, claim) for one in figures]))
     return 10**mean if claim.scale == "log" else mean

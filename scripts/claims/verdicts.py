@@ -1,9 +1,9 @@
-"""What the runs say of a claim.
+"""Verdicts of the runs on a claim.
 
-A pair is one method against another (a level, a bound) on one task. Its differences over the seeds have an
-interval; the claim holds for the pair if the interval is above the margin, and fails if it is not above it
-anywhere. All pairs of a claim have to hold, and one that fails is enough against it: each is judged at the
-same 95 %, so a claim with many pairs is the harder to confirm.
+A pair consists of a method and another method, a level or a bound, on one task. The differences between the
+two over the seeds have a confidence interval. The claim holds for the pair if the whole interval is above the
+margin, and fails if no part of it is. A claim holds if it holds for all pairs, and fails if it fails for any
+pair. Each pair is judged at 95 %, so a claim with many pairs is harder to confirm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mpifed.report.comparison import Setting
 HOLDS, FAILS, UNDECIDED, NOT_RUN = "holds", "fails", "not decided", "not run"
 REPRODUCED, STATED, REFUTED = "reproduced", "only at the stated settings", "not reproduced"
 TOO_SMALL = "not decided at this size"
-#: Above this a number of seeds is no advice.
+#: Maximum number of seeds that is reported.
 MOST_SEEDS = 1000
 
 
@@ -33,10 +33,11 @@ class Pair:
     """A comparison on a task.
 
     Attributes:
-        ours, theirs: what the two sides come to; of a trend, the lead at its two ends.
-        mean, low, high: the difference, positive where the claim is right, and its interval; in log10 units
-            where the claim's scale is logarithmic.
-        needed: the seeds that would decide; NaN where seeds are not what is missing.
+        subject, rival: names of the two sides.
+        ours, theirs: values of the two sides; for a trend, the lead at both ends of the setting.
+        mean, low, high: the difference, positive if it supports the claim, and its confidence interval; in
+            log10 units if the claim's scale is logarithmic.
+        needed: number of seeds that would decide; NaN if more seeds would not.
     """
 
     task: str
@@ -54,7 +55,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one panel says; ``deciding`` is the pair that it hangs on."""
+    """The judgement of one panel; ``deciding`` is the pair that determines it."""
 
     state: str
     pairs: Sequence[Pair] = ()
@@ -64,7 +65,7 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the panels say together; ``pair`` is the one that it hangs on."""
+    """The verdict of all panels; ``pair`` determines it."""
 
     word: str
     detail: str = ""
@@ -72,16 +73,16 @@ class Verdict:
 
 
 def judge(claim: Claim, panel: Panel) -> Judgement:
-    """The claim in one panel; while runs of its job are missing it is open, whatever the others say.
+    """Judge the claim in one panel; it is undecided while any runs of its job are missing.
 
     Raises:
-        ConfigError: the runs do not have what the claim names.
+        ConfigError: the runs lack a method, metric or setting that the claim names.
     """
     along = claim.trend["along"] if claim.trend else None
     panel = taken(panel, claim.where)
     if along and panel.settings and along not in panel.keys:
         raise ConfigError(
-            f"claim {claim.name!r}: a trend along {along}, of which the tasks are not: {panel.keys}"
+            f"claim {claim.name!r}: a trend along {along} needs tasks that differ in it, got {panel.keys}"
         )
     keys = [key for key in panel.keys if key != along]
     pairs: list[Pair] = []
@@ -98,14 +99,16 @@ def judge(claim: Claim, panel: Panel) -> Judgement:
         ]
     if panel.missing:
         return Judgement(NOT_RUN, pairs, missing=f"runs missing: {panel.missing}")
-    return _together(pairs, claim) if pairs else Judgement(NOT_RUN)
+    return _combine(pairs, claim) if pairs else Judgement(NOT_RUN)
 
 
 def _steps(
     panel: Panel, settings: Sequence[Setting], along: str | None, claim: Claim
 ) -> list[dict[str, Setting | None]]:
-    """The claim's methods in a task; of a trend at each value of its setting, in the order in which the claim
-    says that the lead grows."""
+    """Return the settings of the claim's methods in a task.
+
+    For a trend there is one entry per value of the setting, in the order in which the lead should grow.
+    """
     by = "best" if claim.statistic == "best" else "final"
     part = replace(panel, keys=[along] if along else [], settings=settings)
     steps = [
@@ -138,7 +141,7 @@ def _pair(claim: Claim, steps: Sequence[Mapping[str, Setting]], subject: str, ri
 
 
 def _sides(claim: Claim, step: Mapping[str, Setting], subject: str, rival: str) -> list[dict[int, float]]:
-    """The figures of both sides by seed, with :func:`claims.values.worst` for a run that has none."""
+    """Return the values of both sides by seed; :func:`claims.values.worst` replaces missing values."""
     least = worst(step.values(), claim)
     ours = _filled(figures(step[subject], claim), least)
     if rival:
@@ -158,7 +161,7 @@ def _filled(values: Mapping[int, float], least: float) -> dict[int, float]:
 
 
 def _leads(claim: Claim, step: Mapping[str, Setting], *sides: Mapping[int, float]) -> dict[int, float]:
-    """By how much the first side is better, by seed that all have; without a second, how good it is."""
+    """Return the lead of the first side by common seed, or its value if there is no second side."""
     sign = 1 if more_is_better(next(iter(step.values())).runs[0], claim) else -1
     ours, *others = ({seed: sign * scaled(one, claim) for seed, one in side.items()} for side in sides)
     return {
@@ -169,7 +172,7 @@ def _leads(claim: Claim, step: Mapping[str, Setting], *sides: Mapping[int, float
 
 
 def _reached(step: Mapping[str, Setting], claim: Claim, subject: str, rival: str) -> bool:
-    """Whether a run of one of the two has reached the target."""
+    """Return whether any run of the two methods has reached the target."""
     return any(
         math.isfinite(one) for name in (subject, rival) if name for one in figures(step[name], claim).values()
     )
@@ -181,8 +184,8 @@ def _rival(claim: Claim, rival: str) -> str:
     return rival or ("" if claim.level is None else "level")
 
 
-def _together(pairs: Sequence[Pair], claim: Claim) -> Judgement:
-    """All pairs have to hold; where one method of several is enough, those of one on all its tasks."""
+def _combine(pairs: Sequence[Pair], claim: Claim) -> Judgement:
+    """Combine all pairs. If one of several methods suffices, all pairs of one method have to hold."""
     if claim.all:
         return all_of(pairs)
     each = [all_of([one for one in pairs if one.subject == name]) for name in claim.subjects]
@@ -192,7 +195,7 @@ def _together(pairs: Sequence[Pair], claim: Claim) -> Judgement:
 
 
 def all_of(pairs: Sequence[Pair]) -> Judgement:
-    """What pairs say that all have to hold."""
+    """Return the judgement of pairs that all have to hold."""
     for state in (FAILS, UNDECIDED, HOLDS):
         own = [one for one in pairs if one.state == state]
         if own:
@@ -201,15 +204,15 @@ def all_of(pairs: Sequence[Pair]) -> Judgement:
 
 
 def _weakest(pairs: Iterable[Pair]) -> Pair:
-    """The pair that is the farthest from what the claim says, by the seeds needed or by its interval."""
+    """Return the pair that contradicts the claim most, by the number of seeds needed, then by its mean."""
     return max(pairs, key=lambda one: (one.needed if math.isfinite(one.needed) else 0, -one.mean))
 
 
 def verdict(tuned: Judgement, stated: Judgement | None = None) -> Verdict:
-    """The panels together: ``stated`` is ``None`` where the paper states no settings.
+    """Return the verdict of both panels; ``stated`` is ``None`` if the paper states no settings.
 
-    What holds for methods that are all tuned alike is reproduced. What fails there may still hold at the
-    settings that the paper states.
+    A claim that holds with tuned settings is reproduced. A claim that fails there may still hold with the
+    settings stated in the paper.
     """
     if tuned.state == HOLDS:
         also = {FAILS: "tuned; not at the stated settings", UNDECIDED: "tuned; open at the stated settings"}
@@ -228,7 +231,7 @@ def verdict(tuned: Judgement, stated: Judgement | None = None) -> Verdict:
 
 
 def advice(judgement: Judgement) -> str:
-    """What would decide."""
+    """Return what would decide the claim."""
     needed = [one.needed for one in judgement.pairs if one.state == UNDECIDED]
     if any(math.isnan(one) for one in needed):
         return "no run reaches the target"

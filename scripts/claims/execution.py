@@ -1,4 +1,4 @@
-"""What runs an experiment: commands of mpifed, which pass over what is done."""
+"""Commands of mpifed that run an experiment; they skip complete runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from mpifed.tuning.results import BEST
 
 
 def commands(book: Book, name: str, changes: Sequence[str], full: bool = False) -> list[list[str]]:
-    """Of one experiment: the search and the runs of what it has found, or the runs of a job without a search,
-    then the runs at the stated settings; or those at the paper's size.
+    """Return the commands of an experiment.
 
-    Changes of [tune] are the search's, those of [sweep] the sweeps' that the job files have.
+    These are the search and the runs with its best settings (or the runs of a job without a search), and the
+    runs with the stated settings; with ``full``, the runs in the paper's size.
+
+    Args:
+        changes: KEY=VALUE. Changes of [tune] apply to the search, changes of [sweep] to the other job files.
     """
     sweeps = without(changes, "tune")
     if full:
@@ -36,14 +39,14 @@ def commands(book: Book, name: str, changes: Sequence[str], full: bool = False) 
     return made + ([["sweep", str(book.stated(name)), *sweeps]] if book.stated(name).is_file() else [])
 
 
-def carry_out(command: Sequence[str], ranks: int) -> int:
-    """Run one command on some ranks, one without mpirun; its exit code."""
+def execute(command: Sequence[str], ranks: int) -> int:
+    """Run a command, with mpirun if there are several ranks; return its exit code."""
     launcher = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
     return subprocess.run([*launcher, sys.executable, "-m", "mpifed", *command]).returncode
 
 
 def launch(book: Book, name: str, changes: Sequence[str], full: bool, options: str) -> int:
-    """A Slurm job array of each job file of an experiment; the exit code of the first that fails."""
+    """Submit a Slurm job array per job file of an experiment; return the first exit code that is not 0."""
     files = [book.full(name)] if full else [book.job(name), book.stated(name)]
     for file in (one for one in files if one.is_file()):
         command = ["mpifed", "launch", *shlex.split(options), str(file), *changes]
